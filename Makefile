@@ -257,9 +257,10 @@ test-slurm: $(MAIN) ## scripts of `stratagem slurm render` on a Slurm of three n
 	$(MAIN_QUICKLY) .venv/bin/python -m tests.slurm_cluster $(TESTS)
 
 .PHONY: lint
-lint: $(MAIN) ## ruff (rules and format) and codespell
+lint: $(MAIN) ## ruff (rules and format), layers of packages, codespell
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
+	.venv/bin/lint-imports --quiet
 	.venv/bin/codespell
 
 .PHONY: types

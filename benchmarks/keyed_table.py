@@ -8,10 +8,10 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server.tables.row_formats import RowFormat
 from stratagem.parameter_server.server.updates import Slot, State
-from stratagem.transport.connection import Connections
-from stratagem.transport.wire import Message
 
 __all__ = ["KeyedTable"]
 

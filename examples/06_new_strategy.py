@@ -16,7 +16,8 @@ import keras
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from stratagem.topology import Topology, find_devices, local_devices
+from stratagem.devices.finding import find_devices, local_devices
+from stratagem.devices.mesh import Topology
 
 NUM_EPOCHS = 10
 

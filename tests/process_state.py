@@ -19,10 +19,10 @@ from collections.abc import Generator
 from typing import Any
 
 import stratagem
+from stratagem import contexts as stack
 from stratagem import logs
-from stratagem.context import stack
-from stratagem.process_group import current as current_process_group
-from stratagem.run_events.wait_clock import wait_clock
+from stratagem.group import current as current_process_group
+from stratagem.observe.run_events.wait_clock import wait_clock
 
 # pytest's own, set anew for each phase of a test; and those that scikit-learn sets when it is
 # imported, by whichever test comes first.
@@ -41,7 +41,7 @@ def _environment() -> dict[str, str]:
 
 
 def _summaries() -> Any:
-    return sys.modules.get("stratagem.summary.settings")
+    return sys.modules.get("stratagem.execution.summary.settings")
 
 
 def _settings() -> dict[str, Any]:

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from stratagem import accelerators, environment
-from stratagem.accelerators import local_gpus
+from stratagem import environment
+from stratagem.cluster import accelerators
+from stratagem.cluster.accelerators import local_gpus
 
 
 @pytest.fixture(autouse=True)

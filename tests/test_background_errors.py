@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.background_errors import raise_reported, report_error, take_reported
+from stratagem.errors import raise_reported, report_error, take_reported
 
 
 def test_each_is_raised_once_the_oldest_first() -> None:

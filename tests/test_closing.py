@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.closing import Closing
+from stratagem.resources import Closing
 
 
 class Resource(Closing):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import stratagem as sg
-from stratagem.compression import Compression
+from stratagem.devices.compression import Compression
 
 ALL = ["bfloat16", "float16", "int8", "float8", "power_sgd", "top_k"]
 INT8, POWER_SGD, TOP_K = sg.compression.Int8, sg.compression.PowerSGD, sg.compression.TopK

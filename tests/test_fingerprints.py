@@ -9,8 +9,12 @@ import sys
 import numpy as np
 import pytest
 
-from stratagem import fingerprints as module
-from stratagem.fingerprints import concatenated_fingerprint, fingerprint, fingerprints
+from stratagem.parameter_server import fingerprints as module
+from stratagem.parameter_server.fingerprints import (
+    concatenated_fingerprint,
+    fingerprint,
+    fingerprints,
+)
 
 # Of FarmHash 1.1 (pyfarmhash 0.5.1, fingerprint64), one for each branch of the algorithm.
 FINGERPRINTS = [

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.folders import checked_folder
 from stratagem.launch.plan.options import LaunchOptions
+from stratagem.resources import checked_folder
 
 
 def _evaluator() -> Any:

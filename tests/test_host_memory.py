@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from stratagem import host_memory
+from stratagem import environment as host_memory
 from tests.fresh_process import run_fresh
 
 PROGRAM = """
@@ -47,7 +47,8 @@ def test_steps_find_their_memory_as_they_left_it() -> None:
 @pytest.mark.parametrize("after", ["", "host_memory.release_freed_memory();"])
 def test_large_pages_are_requested_for_a_quarter_of_the_memory(after: str) -> None:
     lines = run_fresh(
-        f"from stratagem import host_memory; {after} print(open('/proc/self/smaps').read())",
+        f"from stratagem import environment as host_memory; {after} "
+        "print(open('/proc/self/smaps').read())",
         JAX_PLATFORMS="cpu",
     )
     is_large, sizes = [], []
@@ -69,8 +70,8 @@ def test_process_with_little_address_space_starts() -> None:
 RELEASED = """
 import stratagem
 import numpy as np
-from stratagem.host_memory import release_freed_memory
-from stratagem.run_events.memory_sampler import resident_bytes
+from stratagem.environment import release_freed_memory
+from stratagem.observe.run_events.process_writer import resident_bytes
 
 begun = resident_bytes()
 arrays = [np.ones(2**22) for _ in range(8)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 
 def test_message_has_three_lines() -> None:

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from stratagem.notebooks import notebook_display, plain_text, printable
+from stratagem.logs import notebook_display, plain_text, printable
 
 LINES = [
     ("plain \ttext", "plain \ttext", "plain \ttext"),

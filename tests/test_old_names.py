@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.old_names import OLD_METHODS, OLD_NAMES, SAME_METHODS
+from stratagem.errors import OLD_METHODS, OLD_NAMES, SAME_METHODS
 
 
 @pytest.fixture

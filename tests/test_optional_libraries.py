@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from stratagem.optional_libraries import load
+from stratagem.environment import load
 
 
 def test_library_that_is_there_is_returned() -> None:

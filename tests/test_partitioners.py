@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stratagem as sg
-from stratagem.partitioners import rows_of_shards
+from stratagem.parameter_server.partitioners import rows_of_shards
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.processor_time import available_cores, process_tree_s
+from stratagem.resources import available_cores, process_tree_s
 
 _BURNS = """
 import subprocess, sys, time

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.public_dir import PublicDir
+from stratagem.logs import PublicDir
 
 _LISTING = Path(__file__).parent / "architecture" / "public_api.txt"
 # The parts of a strategy, for authors of libraries: docs/libraries/new_strategy.md.

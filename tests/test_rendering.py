@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.text import Text
 
-from stratagem.rendering import as_html, as_text, new_table, size_text
+from stratagem.logs import as_html, as_text, new_table, size_text
 
 _VOID = {"br", "hr", "img"}
 

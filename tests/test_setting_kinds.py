@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 from stratagem import environment
-from stratagem.setting_kinds import COUNT, SECONDS, SWITCH, TEXT, choice
+from stratagem.environment import COUNT, SECONDS, SWITCH, TEXT, choice
 
 COLORS = choice("a color", ("red", "blue"))
 VALUES = [True, False, 0, 1, -3, 2.5, 0.0, float("inf"), "", "red", "RED", "1", None, [], {}]

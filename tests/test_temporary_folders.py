@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from stratagem import temporary_folders as module
-from stratagem.temporary_folders import TemporaryFolder
+from stratagem import resources as module
+from stratagem.resources import TemporaryFolder
 
 PREFIX = "stratagem-x-"
 PROGRAM = f"""
 import sys
-from stratagem.temporary_folders import TemporaryFolder
+from stratagem.resources import TemporaryFolder
 folder = TemporaryFolder("{PREFIX}", sys.argv[1])
 (folder.path / "content").write_bytes(b"x" * 1000)
 print(folder.path, flush=True)

@@ -11,7 +11,8 @@ from unittest import mock
 
 import stratagem as sg
 from benchmarks.gpu_profile.models import CASES
-from stratagem.planning import Reduction, Schedule, compilers, planner
+from stratagem.planning import compilers, planner
+from stratagem.planning.schedule import Reduction, Schedule
 from stratagem.planning.step_time import message_s
 
 __all__ = ["describe_eight", "write_eight"]

@@ -17,9 +17,9 @@ import jax
 from jax.experimental import topologies
 
 from benchmarks.gpu_profile.worker import accelerator_here, trained
-from stratagem.keras import lower_training_step
-from stratagem.planning import parse_target
+from stratagem.keras.training.model import lower_training_step
 from stratagem.planning.compilers import attached_devices, missing_compiler
+from stratagem.planning.targets import parse_target
 
 __all__ = ["describe_chip", "measure_case", "plan_case"]
 

@@ -14,10 +14,9 @@ from typing import Any
 from jax.extend import backend
 from jax.profiler import ProfileData
 
-from stratagem.planning import Schedule
+from stratagem.observe.profiling.trace import DeviceOperation, read_trace
 from stratagem.planning.accelerators import Accelerator
-from stratagem.planning.operation_costs import OperationCost, operation_costs
-from stratagem.profiling.trace import DeviceOperation, read_trace
+from stratagem.planning.schedule import OperationCost, Schedule, operation_costs
 
 __all__ = ["Kernel", "by_kind", "costs_of_program", "host_calls", "kernels_of", "step_gaps"]
 

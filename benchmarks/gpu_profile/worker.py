@@ -17,9 +17,9 @@ import jax
 import keras
 
 from benchmarks.gpu_profile.kernels import Kernel, by_kind, host_calls, kernels_of, step_gaps
-from stratagem.keras import lower_training_step
-from stratagem.planning import Assumptions
+from stratagem.keras.training.model import lower_training_step
 from stratagem.planning.accelerators import ACCELERATORS, Accelerator
+from stratagem.planning.step_time import Assumptions
 
 __all__ = ["accelerator_here", "profile_case", "trained", "write_profile"]
 
@@ -147,8 +147,7 @@ def _whole_step(case: Case, model: keras.Model, step_s: float) -> dict[str, Any]
 
     The compiled step is the one that has just run, so it comes from JAX's cache where one is set.
     """
-    from stratagem.planning.operation_costs import operation_costs
-    from stratagem.planning.schedule import Schedule
+    from stratagem.planning.schedule import Schedule, operation_costs
 
     compiled = lower_training_step(model, case.shapes()).compile()
     schedule = Schedule(compiled.as_text())

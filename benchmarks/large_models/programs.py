@@ -18,13 +18,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks.large_models.cases import DECODERS, Case
 from benchmarks.large_models.jax_decoder import lower_jax_step
 from benchmarks.large_models.keras_decoder import build_decoder, compiled
+from stratagem.devices.abstract_devices import placeholder, planning_for
+from stratagem.devices.mesh import Topology
 from stratagem.keras.training.planned_models import training_step
-from stratagem.planning import Schedule, parse_target, share_behind
 from stratagem.planning.compilers import devices_of
-from stratagem.planning.planned_strategy import planned_strategy
-from stratagem.planning.programs import step_programs
-from stratagem.topology import Topology
-from stratagem.topology.abstract_devices import placeholder, planning_for
+from stratagem.planning.memory import step_programs
+from stratagem.planning.planner import planned_strategy
+from stratagem.planning.schedule import Schedule, share_behind
+from stratagem.planning.targets import parse_target
 
 __all__ = ["chips_of", "describe_case", "lower_case"]
 

@@ -23,7 +23,7 @@ from jax.ad_checkpoint import checkpoint_name
 import stratagem.planning as planning
 from benchmarks.large_models.cases import Decoder
 from benchmarks.large_models.jax_decoder import weight_shapes
-from stratagem.planning.candidate_costs import Weight, Workload, estimate
+from stratagem.planning.candidates import Weight, Workload, estimate
 from stratagem.planning.traced_costs import TracedCosts, trace_costs
 
 __all__ = ["PublishedRow", "compare", "draw", "make_table", "picked_loss", "read_rows"]

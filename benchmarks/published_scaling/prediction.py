@@ -12,8 +12,10 @@ from typing import Any
 
 from benchmarks.published_scaling.figures import Group, PublishedRow
 from benchmarks.published_scaling.report import ScaledRow
-from stratagem.planning import ACCELERATORS, Assumptions, Reduction, Target
-from stratagem.planning.step_time import predict_step
+from stratagem.planning.accelerators import ACCELERATORS
+from stratagem.planning.schedule import Reduction
+from stratagem.planning.step_time import Assumptions, predict_step
+from stratagem.planning.targets import Target
 
 __all__ = [
     "Program",

@@ -26,9 +26,9 @@ from benchmarks.runner import Effort
 from benchmarks.worker_process import WorkerError
 from benchmarks.workers.step_lines import StepLine, read_steps
 from benchmarks.workloads import WORKLOADS
-from stratagem.goodput import account_for, read_run
-from stratagem.goodput.plot import draw
-from stratagem.goodput.report import show
+from stratagem.observe.goodput.account import account_for
+from stratagem.observe.goodput.report import draw, show
+from stratagem.observe.run_events.reader import read_run
 
 __all__ = ["Kill", "SIDES", "kills_of", "run_recovery"]
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from stratagem.parameter_server.server.tables.row_file import RowFile
+from stratagem.parameter_server.server.tables.disk_rows import RowFile
 
 __all__ = ["ENGINES", "RowStorage"]
 

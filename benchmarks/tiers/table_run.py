@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.keyed_table import KeyedTable
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.keys import ClusterKeys
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.parameter_server.server.tables.key_hash import mix64
-from stratagem.parameter_server.server.tables.row_formats import ROW_DTYPES
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
+from stratagem.parameter_server.server.tables.row_formats import ROW_DTYPES, mix64
 
 _FILLED = 100_000  # rows of a push that fills the table
 

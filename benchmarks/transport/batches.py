@@ -18,14 +18,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from stratagem.input.batch_compression import is_available
-from stratagem.input.batch_messages import pack_batch, unpack_batch
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.listener import Listener, Request
-from stratagem.transport.local_sockets import LocalSocket
-from stratagem.transport.shared_memory import MemoryLimits
-from stratagem.transport.wire import Message
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import Listener, Request
+from stratagem.group.transport.local_sockets import LocalSocket
+from stratagem.group.transport.shared_memory import MemoryLimits
+from stratagem.group.transport.wire import Message
+from stratagem.input.batch_messages import is_available, pack_batch, unpack_batch
 
 __all__ = ["Way", "measure"]
 

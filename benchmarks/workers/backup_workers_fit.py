@@ -21,7 +21,7 @@ import keras
 import numpy as np
 
 from benchmarks.workers.keras_models import build_model, compile_model, fit_arguments
-from stratagem.process_group import current_group
+from stratagem.group.current import current_group
 
 # In it, a thread compiles the step of a worker that is left out.
 _COMPILING_S = 4.0

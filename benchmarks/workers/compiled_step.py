@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 from benchmarks.workers.keras_models import build_model, compile_model
-from stratagem.execution import batch_arguments
+from stratagem.execution.tracing.arguments import batch_arguments
 from stratagem.input.batches import take_batch
 from stratagem.input.placement import place
 from stratagem.keras.training.replica_steps import ReplicaSteps

@@ -16,11 +16,11 @@ import jax
 import numpy as np
 
 from benchmarks.workers.keras_models import build_model, compile_model, fit_arguments
-from stratagem.execution import batch_arguments
+from stratagem.execution.tracing.arguments import batch_arguments
 from stratagem.input.batches import take_batch
 from stratagem.input.placement import place
 from stratagem.keras.training.replica_steps import ReplicaSteps
-from stratagem.planning import CompilerMemory
+from stratagem.planning.memory import CompilerMemory
 
 __all__ = ["describe"]
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.workers.keras_models import build_model, compile_model, fit_arguments
 from benchmarks.workers.step_lines import StepTeller
-from stratagem.process_group import current_group
+from stratagem.group.current import current_group
 
 # All processes look at the clock together, which each time waits for the last of them.
 _EPOCHS_BETWEEN_LOOKS = 4

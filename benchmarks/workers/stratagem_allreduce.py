@@ -8,7 +8,7 @@ from typing import Any
 import stratagem as sg  # isort: skip - before jax, because it readies the collectives
 
 from benchmarks.workers.protocol import serve_questions
-from stratagem.collectives.measurement import measure_times
+from stratagem.devices.collectives.measurement import measure_times
 
 __all__ = ["prepare"]
 

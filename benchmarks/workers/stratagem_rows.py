@@ -26,11 +26,11 @@ from benchmarks.workers.parameter_server_work import (
 )
 from benchmarks.workers.protocol import serve_questions
 from benchmarks.workers.server_processes import server_cpu_s, start_server
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.keys import ClusterKeys
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardPlacer
 from stratagem.parameter_server.keras.update_rule import KerasUpdate
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
 
 __all__ = ["first_values", "prepare", "start_servers"]
 

@@ -7,8 +7,8 @@ import sys
 import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
 
 import stratagem.keras  # by whose import the optimizers that arrive are those of Keras on JAX
+from stratagem.group.transport.keys import ClusterKeys
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.transport.keys import ClusterKeys
 
 __all__ = ["main"]
 

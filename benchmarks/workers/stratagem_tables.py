@@ -27,13 +27,12 @@ from benchmarks.workers.table_work import (
     keys_of,
     resident_bytes,
 )
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.wire import Message, pack
 from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.key_layout import layout_of_keys
-from stratagem.parameter_server.client.shard_layout import ShardLayout, ShardPlacer
+from stratagem.parameter_server.client.shard_layout import ShardLayout, ShardPlacer, layout_of_keys
 from stratagem.parameter_server.keras.update_rule import KerasUpdate
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.wire import Message, pack
 
 __all__ = ["prepare"]
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from benchmarks.workers.call_times import answer_calls, values_of
 from benchmarks.workers.protocol import serve_questions
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.listener import Listener, Request
-from stratagem.transport.wire import Message
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import Listener, Request
+from stratagem.group.transport.wire import Message
 
 __all__ = ["prepare"]
 

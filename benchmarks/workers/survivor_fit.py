@@ -25,9 +25,9 @@ import keras
 import numpy as np
 
 from benchmarks.workers.keras_models import build_model, compile_model, fit_arguments
-from stratagem.elastic.admissions import Admissions
-from stratagem.elastic.views import View
-from stratagem.process_group import current_group
+from stratagem.group.current import current_group
+from stratagem.group.elastic.rounds import Admissions
+from stratagem.group.elastic.views import View
 
 # Steps before one at which a worker joins, from which on the others wait for it in a replay.
 _AHEAD = 3

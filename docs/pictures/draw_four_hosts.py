@@ -17,8 +17,8 @@ from pathlib import Path
 
 from docs.generate_tool_pages import insert, redact
 from docs.pictures.draw_run_report import draw_report
-from stratagem.goodput import read_run
-from stratagem.run_events.records import StepEvent
+from stratagem.observe.run_events.reader import read_run
+from stratagem.observe.run_events.records import StepEvent
 from tests.launch.nodes.ssh_hosts import reason_to_skip, ssh_hosts
 from tests.launch.waiting import until
 

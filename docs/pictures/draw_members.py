@@ -15,10 +15,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from stratagem.goodput import Account, MemberChange
-from stratagem.goodput.report import duration_text
-from stratagem.monitoring.reported_run import load_run
-from stratagem.monitoring.run_series import Line
+from stratagem.observe.goodput.account import Account
+from stratagem.observe.goodput.report import duration_text
+from stratagem.observe.goodput.time_spans import MemberChange
+from stratagem.observe.monitoring.html_report import load_run
+from stratagem.observe.monitoring.run_series import Line
 
 HERE = Path(__file__).parent
 BLUE, RED, GREEN, GRAY = "#2a78b8", "#c8372d", "#3a9a5b", "#e6e6e6"

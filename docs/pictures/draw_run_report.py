@@ -19,11 +19,11 @@ from pathlib import Path
 from PIL import Image
 from rich.console import Console
 
-from stratagem.goodput import account_for, read_run
-from stratagem.monitoring.html_report import write_report
-from stratagem.monitoring.run_state import RunState
-from stratagem.monitoring.terminal_view import frame
-from stratagem.run_events.reader import ProcessEvents, RunEvents
+from stratagem.observe.goodput.account import account_for
+from stratagem.observe.monitoring.html_report import write_report
+from stratagem.observe.monitoring.run_state import RunState
+from stratagem.observe.monitoring.terminal_view import frame
+from stratagem.observe.run_events.reader import ProcessEvents, RunEvents, read_run
 
 HERE = Path(__file__).parent
 CHROMIUM = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")

@@ -2,30 +2,336 @@
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
+from typing import ParamSpec, TypeVar
 
 from stratagem import environment, logs
-from stratagem.messages import explain
-from stratagem.security_settings import (
-    allow_unauthenticated,
-    max_handshakes,
-    max_handshakes_per_address,
-    secret_file,
-    tls_dir,
-)
-from stratagem.service_settings import input_service, jobs_port, upload_limit_bytes
-from stratagem.time_limits import (
-    barrier_timeout_s,
-    checkpoint_timeout_s,
-    client_timeout_s,
-    handshake_timeout_s,
-    join_timeout_s,
-    peer_timeout_s,
-    pod_grace_s,
-    save_timeout_s,
-    stuck_timeout_s,
-)
+from stratagem.errors import explain
+
+# Time limits from environment variables, in seconds; public as functions of `sg.config`.
+
+__all__ = [
+    "barrier_timeout_s",
+    "checkpoint_timeout_s",
+    "client_timeout_s",
+    "handshake_timeout_s",
+    "join_timeout_s",
+    "peer_timeout_s",
+    "pod_grace_s",
+    "save_timeout_s",
+    "stuck_timeout_s",
+]
+
+
+def barrier_timeout_s() -> float:
+    """Returns how long processes wait for each other at a barrier, in seconds.
+
+    Returns:
+        The value of `STRATAGEM_BARRIER_TIMEOUT_S`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_BARRIER_TIMEOUT_S="60"):
+        ...     sg.config.barrier_timeout_s()
+        60.0
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("barrier_timeout_s")
+
+
+def checkpoint_timeout_s() -> float:
+    """Returns how long an evaluator waits for the next checkpoint, in seconds.
+
+    Returns:
+        The value of `STRATAGEM_CHECKPOINT_TIMEOUT_S`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_CHECKPOINT_TIMEOUT_S="3600"):
+        ...     sg.config.checkpoint_timeout_s()
+        3600.0
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("checkpoint_timeout_s")
+
+
+def client_timeout_s() -> float:
+    """Returns how long a job that ends with its client runs while the client is silent.
+
+    Returns:
+        The value of `STRATAGEM_CLIENT_TIMEOUT_S`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_CLIENT_TIMEOUT_S="20"):
+        ...     sg.config.client_timeout_s()
+        20.0
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("client_timeout_s")
+
+
+def handshake_timeout_s() -> float:
+    """Returns how long a new connection may take to prove the secret of the run.
+
+    Returns:
+        The value of `STRATAGEM_HANDSHAKE_TIMEOUT_S`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_HANDSHAKE_TIMEOUT_S="30"):
+        ...     sg.config.handshake_timeout_s()
+        30.0
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("handshake_timeout_s")
+
+
+def join_timeout_s() -> float:
+    """Returns how long the processes of a cluster wait for each other at startup, in seconds.
+
+    Returns:
+        The value of `STRATAGEM_JOIN_TIMEOUT_S`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_JOIN_TIMEOUT_S="900"):
+        ...     sg.config.join_timeout_s()
+        900.0
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("join_timeout_s")
+
+
+def peer_timeout_s() -> float:
+    """Returns how long a process may be silent before it counts as lost, in seconds.
+
+    Returns:
+        The value of `STRATAGEM_PEER_TIMEOUT_S`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_PEER_TIMEOUT_S="5"):
+        ...     sg.config.peer_timeout_s()
+        5.0
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("peer_timeout_s")
+
+
+def pod_grace_s() -> float:
+    """Returns the seconds that Kubernetes gives a pod from SIGTERM to SIGKILL.
+
+    Returns:
+        The value of `STRATAGEM_POD_GRACE_S`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_POD_GRACE_S="60"):
+        ...     sg.config.pod_grace_s()
+        60.0
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("pod_grace_s")
+
+
+def save_timeout_s() -> float:
+    """Returns how long processes wait for another to read or write a checkpoint.
+
+    Returns:
+        The value of `STRATAGEM_SAVE_TIMEOUT_S`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_SAVE_TIMEOUT_S="600"):
+        ...     sg.config.save_timeout_s()
+        600.0
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("save_timeout_s")
+
+
+def stuck_timeout_s() -> float:
+    """Returns how long a process may make no progress while others wait for it, in seconds.
+
+    Returns:
+        The value of `STRATAGEM_STUCK_TIMEOUT_S`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_STUCK_TIMEOUT_S="600"):
+        ...     sg.config.stuck_timeout_s()
+        600.0
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("stuck_timeout_s")
+
+
+# Settings of authentication and encryption, from environment variables; public in `sg.config`.
+
+__all__ = [
+    "allow_unauthenticated",
+    "max_handshakes",
+    "max_handshakes_per_address",
+    "secret_file",
+    "tls_dir",
+]
+
+
+def allow_unauthenticated() -> bool:
+    """Returns True if a run on several hosts may do without a secret.
+
+    Returns:
+        The value of `STRATAGEM_ALLOW_UNAUTHENTICATED`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_ALLOW_UNAUTHENTICATED="1"):
+        ...     sg.config.allow_unauthenticated()
+        True
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("allow_unauthenticated")
+
+
+def max_handshakes() -> int:
+    """Returns how many connections of a port may prove the secret at the same time.
+
+    Returns:
+        The value of `STRATAGEM_MAX_HANDSHAKES`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_MAX_HANDSHAKES="512"):
+        ...     sg.config.max_handshakes()
+        512
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("max_handshakes")
+
+
+def max_handshakes_per_address() -> int:
+    """Returns how many connections from one address may prove the secret at the same time.
+
+    Returns:
+        The value of `STRATAGEM_MAX_HANDSHAKES_PER_ADDRESS`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_MAX_HANDSHAKES_PER_ADDRESS="128"):
+        ...     sg.config.max_handshakes_per_address()
+        128
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("max_handshakes_per_address")
+
+
+def secret_file() -> str:
+    """Returns the name of the file with the secret of the run.
+
+    Returns:
+        The value of `STRATAGEM_SECRET_FILE`; "" for none.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_SECRET_FILE="~/run.secret"):
+        ...     sg.config.secret_file()
+        '~/run.secret'
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("secret_file")
+
+
+def tls_dir() -> str:
+    """Returns the folder with the certificate of this process and its authority.
+
+    Returns:
+        The value of `STRATAGEM_TLS_DIR`; "" for none.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_TLS_DIR="/etc/tls"):
+        ...     sg.config.tls_dir()
+        '/etc/tls'
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("tls_dir")
+
+
+# Settings of services: the input service, and the server of jobs.
+
+__all__ = ["input_service", "jobs_port", "upload_limit_bytes"]
+
+
+def input_service() -> str:
+    """Returns the address of the input service of this run.
+
+    Returns:
+        The value of `STRATAGEM_INPUT_SERVICE`, which `stratagem launch --input-workers` sets; ""
+        for none.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_INPUT_SERVICE="10.0.0.1:5050"):
+        ...     sg.config.input_service()
+        '10.0.0.1:5050'
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("input_service")
+
+
+def jobs_port() -> int:
+    """Returns the port on which the leader's server accepts jobs of clients.
+
+    Returns:
+        The value of `STRATAGEM_JOBS_PORT`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_JOBS_PORT="9000"):
+        ...     sg.config.jobs_port()
+        9000
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("jobs_port")
+
+
+def upload_limit_bytes() -> int:
+    """Returns the maximum size of the files that a client sends with its program.
+
+    Returns:
+        The value of `STRATAGEM_UPLOAD_LIMIT_BYTES`.
+
+    Example:
+        >>> from unittest import mock
+        >>> with mock.patch.dict("os.environ", STRATAGEM_UPLOAD_LIMIT_BYTES="1000000"):
+        ...     sg.config.upload_limit_bytes()
+        1000000
+
+    Source: specific to Stratagem.
+    """
+    return environment.read("upload_limit_bytes")
+
 
 __all__ = [
     "allow_unauthenticated",
@@ -350,3 +656,55 @@ def log_format() -> str:
     Source: specific to Stratagem.
     """
     return logs.log_format()
+
+
+# Traceback filtering: frames of this library are hidden, so that user code stands out.
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_FOLDER = str(Path(__file__).parent)
+_NOTE = (
+    "Frames of stratagem are hidden. sg.config.filter_tracebacks(False) or "
+    "STRATAGEM_FILTER_TRACEBACKS=0 shows them."
+)
+
+
+def filters_traceback(fn: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Decorates a public function so that its errors' tracebacks hide this library's frames."""
+
+    @functools.wraps(fn)
+    def filtered(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        # Only a bare re-raise, as in `with`, does not add this frame to the traceback again.
+        with _TracebackFilter():
+            return fn(*args, **kwargs)
+
+    return filtered
+
+
+class _TracebackFilter:
+    """Removes this library's frames from the traceback of a passing error."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if error is None or not filters_tracebacks():
+            return
+        entries: list[TracebackType] = []
+        entry = error.__traceback__
+        while entry is not None:
+            entries.append(entry)
+            entry = entry.tb_next
+        if _is_ours(entries[-1]) and _NOTE not in getattr(error, "__notes__", ()):
+            error.add_note(_NOTE)
+        shown: TracebackType | None = None
+        for entry in reversed(entries):
+            if not _is_ours(entry):
+                shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        error.__traceback__ = shown
+
+
+def _is_ours(entry: TracebackType) -> bool:
+    return entry.tb_frame.f_code.co_filename.startswith(_FOLDER)

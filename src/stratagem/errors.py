@@ -22,6 +22,9 @@ argument, so that it can be pickled and sent between processes.
 
 from __future__ import annotations
 
+import signal
+import threading
+
 __all__ = [
     "CancelledError",
     "ClosureAbortedError",
@@ -248,3 +251,109 @@ class PoisonExampleError(RuntimeError):
 
     Source: specific to Stratagem.
     """
+
+
+# `explain`: the format of every error message.
+
+
+def explain(received: str, *, expected: str, fix: str, code: str | None = None) -> str:
+    """Joins the parts of an error message: the problem with its values, valid values, the remedy.
+
+    `code` names the page in docs/reference/errors that explains the cause.
+
+    Example:
+        >>> print(explain("axis=3 is out of range.", expected="-2 <= axis < 2.", fix="pass 0."))
+        axis=3 is out of range.
+        Expected -2 <= axis < 2.
+        Fix: pass 0.
+        >>> print(explain("No batch.", expected="one.", fix="repeat the data.", code="SG304"))
+        No batch.
+        Expected one.
+        Fix: repeat the data.
+        Help: stratagem explain SG304
+    """
+    message = f"{received}\nExpected {expected}\nFix: {fix}"
+    return message if code is None else f"{message}\nHelp: stratagem explain {code}"
+
+
+# Exit codes of the commands, of launched tasks, and of programs that save and exit.
+
+SUCCESS = 0
+# An error, or a check that found something.
+FAILURE = 1
+# A wrong option, argument or command; click exits with it.
+USAGE = 2
+# Saved, to be resumed: the templates for Kubernetes and Slurm restart such a job.
+RESUMABLE = 42
+# Could not join others, which had ended, or admit no process: it has done nothing.
+NOT_NEEDED = 43
+# As shells report a program that a signal ended.
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
+
+
+# Errors of background work, stored until the next training step raises them.
+
+_errors: list[Exception] = []
+_lock = threading.Lock()
+
+
+def report_error(error: Exception) -> None:
+    """Stores an error for the next step; thread-safe."""
+    with _lock:
+        _errors.append(error)
+
+
+def raise_reported() -> None:
+    """Removes the oldest stored error and raises it."""
+    if not _errors:  # no lock, since every step calls this
+        return
+    with _lock:
+        error = _errors.pop(0) if _errors else None
+    if error is not None:
+        raise error
+
+
+def take_reported() -> list[Exception]:
+    """Removes and returns all stored errors."""
+    with _lock:
+        taken = _errors[:]
+        _errors.clear()
+    return taken
+
+
+# TensorFlow names that are spelled differently here, for aliases and error messages.
+
+# Strategy methods under another name.
+SAME_METHODS = {
+    "call_for_each_replica": "run",
+    "experimental_run_v2": "run",
+    "unwrap": "local_results",
+}
+
+# Strategy methods, and what to use instead.
+OLD_METHODS = {
+    "experimental_make_numpy_dataset": "strategy.distribute_dataset(sg.input.Dataset(arrays, "
+    "batch_size=global_batch_size))",
+    "experimental_run": "strategy.run(fn, args=next(iterator))",
+    "experimental_run_steps_on_iterator": "strategy.run_steps(fn, iterator, num_steps)",
+    "make_dataset_iterator": "iter(strategy.distribute_dataset(dataset))",
+    "make_input_fn_iterator": "iter(strategy.distribute_datasets_from_function(dataset_fn))",
+}
+
+# Constructor arguments of strategies, and what to use instead.
+OLD_ARGUMENTS = {
+    "num_gpus": 'devices=[f"gpu:{i}" for i in range(num_gpus)]',
+    "num_gpus_per_worker": 'devices=[f"gpu:{i}" for i in range(num_gpus_per_worker)]',
+}
+
+# Names of the `tf` module, and what to use instead.
+OLD_NAMES = {
+    "GradientTape": "sg.value_and_grad(loss_fn, variables)",
+    "constant": "jax.numpy.asarray(value)",
+    "data": "sg.input.Dataset(arrays, batch_size=...), or any other dataset",
+    "distribute": "the names of tf.distribute themselves, such as sg.MirroredStrategy",
+    "print": "jax.debug.print(...)",
+    "reduce_mean": "jax.numpy.mean(value)",
+    "reduce_sum": "jax.numpy.sum(value)",
+}

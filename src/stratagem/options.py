@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from typing import Any
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 __all__ = [
     "AutoShardPolicy",

@@ -34,13 +34,13 @@ LIGHT_STATEMENTS = [
         f"import {name}"
         for name in (
             "stratagem.cluster",
-            "stratagem.goodput",
+            "stratagem.observe.goodput",
             "stratagem.launch",
-            "stratagem.manifests",
-            "stratagem.migrate",
-            "stratagem.monitoring",
-            "stratagem.preemption",
-            "stratagem.remote",
+            "stratagem.cli.manifests",
+            "stratagem.cli.migrate",
+            "stratagem.observe.monitoring",
+            "stratagem.cluster.preemption",
+            "stratagem.launch.remote",
         )
         if importlib.util.find_spec(name) is not None
     ),

@@ -21,7 +21,7 @@ import pytest
 from tests.architecture.source_tree import SOURCE, package
 
 _KERAS_TABLE = SOURCE / "stratagem/keras/private/names.py"
-_JAX_TABLE = SOURCE / "stratagem/topology/private.py"
+_JAX_TABLE = SOURCE / "stratagem/devices/private.py"
 
 
 def _loaded(path: Any) -> Any:
@@ -76,7 +76,7 @@ def test_every_private_name_of_keras_is_in_the_table() -> None:
     }
     nodes = [node for module in modules for node in ast.walk(module.tree)]
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    patches = importlib.import_module("stratagem.keras.patches").PATCHES
+    patches = importlib.import_module("stratagem.keras.seam").PATCHES
     attributes |= {patch.name for patch in sum(patches.values(), ())}
     used |= {one for one in attributes if one.startswith("_") and not one.startswith("__")}
     listed = {

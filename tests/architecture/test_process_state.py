@@ -15,7 +15,7 @@ import pytest
 import stratagem
 from stratagem import logs
 from stratagem.launch.plan.ports import free_ports
-from stratagem.run_events.wait_clock import wait_clock
+from stratagem.observe.run_events.wait_clock import wait_clock
 from tests.elastic.members import Cluster
 from tests.other_machine import floored, shuffled
 from tests.process_state import ProcessState

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from stratagem.authentication import Credentials, Secret
-from stratagem.authentication.connections import UnansweredError, connect, open_streams
-from stratagem.authentication.gate import Gate
+from stratagem.group.authentication.connections import UnansweredError, connect, open_streams
+from stratagem.group.authentication.secret import Credentials, Gate, Secret
 from tests.authentication.certificates import make_certificates
 
 _SECRET = Secret("s" * 32)

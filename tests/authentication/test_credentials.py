@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.authentication import Certificates, Credentials, Secret
-from stratagem.authentication.handshake import PLAIN, TLS
+from stratagem.group.authentication.secret import PLAIN, TLS, Certificates, Credentials, Secret
 from tests.authentication import peers
 from tests.authentication.certificates import make_certificates
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.authentication import Credentials, Secret
-from stratagem.authentication.gate import Gate, HandshakeLimits
+from stratagem.group.authentication.secret import Credentials, Gate, HandshakeLimits, Secret
 from tests.authentication import peers
 from tests.launch.waiting import until
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.authentication.handshake import PLAIN, TLS, admit, prove
+from stratagem.group.authentication.secret import PLAIN, TLS, admit, prove
 from tests.authentication import peers
 from tests.fuzzing import fuzz
 

@@ -9,8 +9,8 @@ import socket
 
 import pytest
 
-from stratagem.authentication import listening
-from stratagem.authentication.listening import listening_sockets, local_addresses
+from stratagem.group.authentication import listening
+from stratagem.group.authentication.listening import listening_sockets, local_addresses
 
 _HOSTS = {"here": ["127.0.1.1"], "there": ["192.0.2.7"], "service": ["192.0.2.9"], "gone": []}
 

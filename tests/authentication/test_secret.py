@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.authentication import secret
-from stratagem.authentication.secret import (
+from stratagem.group.authentication import secret
+from stratagem.group.authentication.secret import (
     Secret,
     find_secret,
     has_ray_token,

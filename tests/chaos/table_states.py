@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stratagem.parameter_server.client.key_layout import BUCKET_COUNT, buckets_of
+from stratagem.parameter_server.server.tables.row_formats import BUCKET_COUNT, buckets_of
 from stratagem.parameter_server.server.tables.table_chains import TableChain
 from stratagem.parameter_server.server.tables.table_versions import TableVersions
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from stratagem.errors import DataLossError
-from stratagem.parameter_server.client.key_layout import layout_of_keys
-from stratagem.parameter_server.server.tables.table_compaction import compact
+from stratagem.parameter_server.client.shard_layout import layout_of_keys
+from stratagem.parameter_server.server.tables.table_chains import compact
 from stratagem.parameter_server.server.tables.table_versions import TableVersions
 from stratagem.parameter_server.server.updates import Slot, State
 from tests.chaos.history import Attempt, History, Span

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from stratagem.checkpoint import device_copies, device_room
+from stratagem.checkpoint import device_copies
+from stratagem.checkpoint import device_copies as device_room
 
 __all__ = ["stand_in"]
 
@@ -22,4 +23,4 @@ def stand_in(
     monkeypatch.setattr(device_copies, "is_accelerator", lambda device: True)
     monkeypatch.setattr(device_room, "read_stats", lambda device: counts)
     monkeypatch.setattr(device_room, "_room", device_room.DeviceRoom())
-    monkeypatch.setattr("stratagem.checkpoint.values_to_save.is_accelerator", lambda device: True)
+    monkeypatch.setattr("stratagem.checkpoint.checkpoint.is_accelerator", lambda device: True)

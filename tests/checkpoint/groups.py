@@ -8,9 +8,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from stratagem.preemption import Notice, NoticeSource
-from stratagem.process_group import GroupLimits, Identity
-from stratagem.process_group.announcements import Listener
+from stratagem.cluster.preemption.notices import Notice, NoticeSource
+from stratagem.group.current import Identity
+from stratagem.group.member import Listener
+from stratagem.group.verdict import GroupLimits
 
 LIMIT_S = 120.0
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from stratagem.checkpoint.agreed_step import AgreedStep, PreemptionAction
+from stratagem.checkpoint.preemption_exit import AgreedStep, PreemptionAction
+from stratagem.cluster.preemption.configuration import TerminationConfig
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.preemption import TerminationConfig
-from stratagem.process_group import GroupLimits
+from stratagem.group.verdict import GroupLimits
 from tests.checkpoint.groups import LIMIT_S, Bell, Line
 from tests.process_group.members import joined, together
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import MemoryBackup
+from stratagem.checkpoint.in_memory import MemoryBackup
 from stratagem.errors import DataLossError
 
 _DISK_BYTES = 4 * 2**20

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stratagem.checkpoint import broadcast
-from stratagem.checkpoint.broadcast import broadcast_from_first
+from stratagem.checkpoint import restoration as broadcast
+from stratagem.checkpoint.restoration import broadcast_from_first
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [1], [10], [3, 0, 4], [7, 7, 7], [100, 1, 63]])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem import storage
+from stratagem.checkpoint.storage.process import wait_for_writing
 
 ROWS = np.random.default_rng(0).random((60, 6)).astype("float32")
 TARGETS = ROWS.sum(axis=1, keepdims=True)
@@ -249,7 +249,7 @@ def test_failure_of_an_asynchronous_save_is_raised_at_the_next_step(
     (tmp_path / "file").write_text("")
     checkpoint = sg.train.Checkpoint(model=model)
     checkpoint.write(tmp_path / "file" / "ckpt", BEHIND)
-    storage.wait_for_writing()
+    wait_for_writing()
     dataset = strategy.distribute_dataset([np.arange(4)])
     steps: dict[str, Callable[[], Any]] = {
         "run": lambda: strategy.run(lambda: 1),

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import checkpoint_events, saving
-from stratagem.goodput import EventWriter
-from stratagem.run_events import writer
+from stratagem.checkpoint import saving
+from stratagem.checkpoint import saving as checkpoint_events
+from stratagem.observe.run_events import writer
+from stratagem.observe.run_events.writer import EventWriter
 from tests.run_events.test_wait_clock import ticking
 
 

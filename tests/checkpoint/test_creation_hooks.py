@@ -8,7 +8,7 @@ import jax
 import keras
 import numpy as np
 
-from stratagem.checkpoint.creation_hooks import (
+from stratagem.checkpoint.deferred_restore import (
     call_after,
     infers_shapes,
     is_in_step,

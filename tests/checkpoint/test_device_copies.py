@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from stratagem.checkpoint import device_copies
 from stratagem.checkpoint.device_copies import are_on_accelerator, copy_on_devices, keep_on_device
-from stratagem.storage import PendingArray
+from stratagem.checkpoint.storage.staging import PendingArray
 from tests.checkpoint.accelerators import stand_in
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import pytest
 
-from stratagem.checkpoint import device_room
-from stratagem.checkpoint.device_room import DeviceRoom, read_stats
+from stratagem.checkpoint import device_copies as device_room
+from stratagem.checkpoint.device_copies import DeviceRoom, read_stats
 
 DEVICE: Any = "a device"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from stratagem.checkpoint import group_calls
-from stratagem.checkpoint.group_calls import is_first, run_on_all, run_on_first
+from stratagem.checkpoint import latest as group_calls
+from stratagem.checkpoint.latest import is_first, run_on_all, run_on_first
 from stratagem.errors import DataLossError
 
 

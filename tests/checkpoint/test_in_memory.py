@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import group_calls, in_memory
+from stratagem.checkpoint import in_memory
+from stratagem.checkpoint import latest as group_calls
 from stratagem.checkpoint.in_memory import MemoryBackup
 
 ROWS = np.random.default_rng(0).random((40, 3)).astype("float32")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import KeepLatest, SaveEverySteps
 from stratagem.checkpoint import manager as manager_module
+from stratagem.checkpoint.policies import KeepLatest, SaveEverySteps
 
 
 def make(folder: Path, max_to_keep: Any = 3, **kwargs: Any) -> tuple[Any, Any]:

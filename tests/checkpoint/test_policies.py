@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stratagem as sg
-from stratagem.checkpoint import (
+from stratagem.checkpoint.policies import (
     Any,
     KeepEveryHours,
     KeepLatest,

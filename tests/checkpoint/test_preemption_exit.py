@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from stratagem.checkpoint import preemption_exit
-from stratagem.checkpoint.agreed_step import PreemptionAction
-from stratagem.checkpoint.preemption_exit import PreemptionExit, print_status
+from stratagem.checkpoint.preemption_exit import PreemptionAction, PreemptionExit, print_status
 from tests.checkpoint.groups import Line
 
 

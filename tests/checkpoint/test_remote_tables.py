@@ -99,8 +99,8 @@ def test_failed_save_leaves_nothing(objects, tmp_path, monkeypatch) -> None:
         raise OSError("disk full")
 
     for target, name in (
-        ("stratagem.storage.write", "write"),
-        ("stratagem.transport.records.os.fsync", "fsync"),
+        ("stratagem.checkpoint.saving.write", "write"),
+        ("stratagem.group.transport.journal.os.fsync", "fsync"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(target, fail)
@@ -125,7 +125,7 @@ def test_save_that_is_killed_is_whole_or_absent(objects, tmp_path, monkeypatch) 
     saved = objects.state
     objects.train(range(2, 4))
     with monkeypatch.context() as patch:
-        patch.setattr("stratagem.storage.write", kill)
+        patch.setattr("stratagem.checkpoint.saving.write", kill)
         with pytest.raises(KilledError):
             objects.checkpoint.save(tmp_path / "ckpt")
     assert len(manager.checkpoints) == 1

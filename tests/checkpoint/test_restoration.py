@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.storage import files
+from stratagem.checkpoint.storage import files
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def scarce(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
         return arrays
 
     monkeypatch.setattr("stratagem.checkpoint.restoration.fits_in_memory", lambda _: False)
-    monkeypatch.setattr("stratagem.storage.read_arrays", recorded)
+    monkeypatch.setattr("stratagem.checkpoint.saving.read_arrays", recorded)
     monkeypatch.setattr(files, "_PORTION_BYTES", 100)
     return read
 

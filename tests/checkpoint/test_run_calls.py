@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 
 import stratagem as sg
-from stratagem.checkpoint.run_calls import RunCalls, is_built, restore_latest
+from stratagem.checkpoint.preemption_handler import RunCalls, is_built, restore_latest
 
 
 def manager_of(folder) -> sg.train.CheckpointManager:

@@ -112,7 +112,7 @@ def test_training_waits_for_an_asynchronous_save_without_memory_for_the_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sizes_bytes: list[int] = []
-    monkeypatch.setattr("stratagem.storage.has_room_for_copy", sizes_bytes.append)
+    monkeypatch.setattr("stratagem.checkpoint.saving.has_room_for_copy", sizes_bytes.append)
     checkpoint = sg.train.Checkpoint(v=sg.Variable(np.arange(1000.0, dtype="float32")))
     options = sg.train.CheckpointOptions(enable_async=True)
     path = Path(checkpoint.write(tmp_path / "ckpt", options))
@@ -129,7 +129,7 @@ def test_compressed_checkpoint_of_an_earlier_version_is_restored(
     variable = sg.Variable(wanted)
     checkpoint = sg.train.Checkpoint(v=variable)
     monkeypatch.setattr(
-        "stratagem.storage.files._saving", lambda orbax: contextlib.nullcontext(orbax)
+        "stratagem.checkpoint.storage.files._saving", lambda orbax: contextlib.nullcontext(orbax)
     )
     path = Path(checkpoint.save(tmp_path / "ckpt"))
     size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

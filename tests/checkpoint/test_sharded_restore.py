@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import restoration, sharded_restore
-from stratagem.checkpoint.sharded_restore import SavedValue, ShardedRestore
+from stratagem.checkpoint import restoration
+from stratagem.checkpoint import restoration as sharded_restore
+from stratagem.checkpoint.restoration import SavedValue, ShardedRestore
 from stratagem.errors import DataLossError
 
 LARGE = np.random.default_rng(0).standard_normal((1024, 512), "float32")

@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import group_calls, sharded_values
+from stratagem.checkpoint import latest as group_calls
+from stratagem.checkpoint import restoration as sharded_values
 from stratagem.checkpoint.objects import part_of
-from stratagem.checkpoint.sharded_values import (
+from stratagem.checkpoint.restoration import (
     begin_sharded_write,
     bytes_to_write,
     own_shards,
     sharded_items_of,
     sharded_value_of,
 )
-from stratagem.storage import ShardedArray
+from stratagem.checkpoint.storage.shards import ShardedArray
 from tests.checkpoint.test_group_calls import Group
 
 LARGE = np.arange(2**19, dtype="float32").reshape(1024, 512)

@@ -114,9 +114,9 @@ def test_all_rows_each_time(objects, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("target", "is_killed"),
     [
-        ("stratagem.storage.write", False),
-        ("stratagem.storage.write", True),
-        ("stratagem.transport.records.os.fsync", False),
+        ("stratagem.checkpoint.saving.write", False),
+        ("stratagem.checkpoint.saving.write", True),
+        ("stratagem.group.transport.journal.os.fsync", False),
     ],
 )
 def test_failed_save_breaks_no_chain(objects, tmp_path, monkeypatch, target, is_killed) -> None:

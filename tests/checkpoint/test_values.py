@@ -19,7 +19,7 @@ from stratagem.checkpoint.values import (
     local_values_of,
     values_of,
 )
-from stratagem.variables import home_of
+from stratagem.variables.registry import home_of
 
 PATHS = {"plain": "plain", "mirrored": "mirrored", "counts": "counts"}
 

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import device_copies, values_to_save
-from stratagem.storage import pending, storage_process
+from stratagem.checkpoint import checkpoint as values_to_save
+from stratagem.checkpoint import device_copies
+from stratagem.checkpoint.storage import staging as pending
+from stratagem.checkpoint.storage.process import storage_process
 from tests.checkpoint.accelerators import stand_in
 
 BEHIND = sg.train.CheckpointOptions(enable_async=True)
@@ -133,7 +135,7 @@ def test_values_that_do_not_fit_on_the_device_are_saved_at_once(tmp_path, monkey
 
 def test_save_without_memory_on_the_host_waits_for_the_write(tmp_path, monkeypatch) -> None:
     stand_in(monkeypatch)
-    monkeypatch.setattr("stratagem.storage.has_room_for_copy", lambda size_bytes: False)
+    monkeypatch.setattr("stratagem.checkpoint.saving.has_room_for_copy", lambda size_bytes: False)
     step = sg.Variable(np.arange(4.0, dtype="float32"))
     checkpoint = sg.train.Checkpoint(step=step)
     path = checkpoint.write(tmp_path / "ckpt", BEHIND)

@@ -14,7 +14,7 @@ import click
 import pytest
 from click.testing import Result
 
-from stratagem import exit_codes
+from stratagem import errors as exit_codes
 from stratagem.cli import main
 from stratagem.cli.commands import Commands, chosen_log_level, json_option, print_json, suggestion
 from tests.command_runner import CliRunner

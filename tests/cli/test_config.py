@@ -16,7 +16,7 @@ from stratagem.cli import main
 from stratagem.cli.config import default_text, effective_values
 from stratagem.cli.config_file import file_options, file_settings, key_of, read_file
 from stratagem.cli.launch import command
-from stratagem.launch import LaunchOptions
+from stratagem.launch.plan.options import LaunchOptions
 from tests.command_runner import CliRunner
 
 

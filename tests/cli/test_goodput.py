@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import Result
 
-from stratagem import optional_libraries
+from stratagem import environment as optional_libraries
 from stratagem.cli import main
 from tests.command_runner import CliRunner
 from tests.goodput.runs import gang_restart, write

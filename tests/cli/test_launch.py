@@ -12,7 +12,8 @@ import pytest
 
 from stratagem.cli import main
 from stratagem.cli.launch import command
-from stratagem.launch import LaunchOptions, scripts
+from stratagem.launch import functions as scripts
+from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.restart.launcher import Outcome
 from stratagem.launch.tasks.exit_status import ExitStatus
 from tests.command_runner import CliRunner

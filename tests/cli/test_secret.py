@@ -6,8 +6,8 @@ import stat
 
 from click.testing import CliRunner
 
-from stratagem.authentication import Secret, find_secret
 from stratagem.cli import main
+from stratagem.group.authentication.secret import Secret, find_secret
 
 
 def test_secret_is_printed() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from stratagem import remote
 from stratagem.cli import main
 from stratagem.errors import UnavailableError
-from stratagem.remote.server import Server
+from stratagem.launch import remote
+from stratagem.launch.remote.server import Server
 from tests.command_runner import CliRunner
 
 CLUSTER = {"chief": ["127.0.0.1:2222"], "worker": ["b:1"]}

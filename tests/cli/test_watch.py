@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 
 from stratagem.cli import main
-from stratagem.run_events.records import encode
+from stratagem.observe.run_events.records import encode
 from tests.command_runner import CliRunner
 from tests.goodput.runs import end, first_step, process, run, straggling, write
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.cluster import ClusterSpec, check_cluster
+from stratagem.cluster.processes import check_cluster
+from stratagem.cluster.spec import ClusterSpec
 
 RIGHT = [
     ({"worker": ["a:1", "b:1"]}, "worker", 1),

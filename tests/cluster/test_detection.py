@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from stratagem.cluster import ENVIRONMENTS, Processes, detect
-from stratagem.cluster.detection import detect_with_servers
+from stratagem.cluster.detection import ENVIRONMENTS, detect, detect_with_servers
+from stratagem.cluster.processes import Processes
 from tests.cluster.test_launchers import KUBEFLOW_JAX, KUBEFLOW_TORCH, OPEN_MPI, TORCHRUN
 
 _TF_CONFIG = {

@@ -7,8 +7,7 @@ import types
 
 import pytest
 
-from stratagem.cluster import resolve_cluster
-from stratagem.cluster.kubernetes_services import parse_task_name
+from stratagem.cluster.kubernetes_services import parse_task_name, resolve_cluster
 
 
 def _service(name: str, *addresses: str | None, kind: str = "LoadBalancer") -> object:

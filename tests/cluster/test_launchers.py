@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.cluster import Processes
 from stratagem.cluster.launchers import (
     kubeflow_jax,
     kubeflow_torch,
@@ -12,6 +11,7 @@ from stratagem.cluster.launchers import (
     port_of_job,
     torchrun,
 )
+from stratagem.cluster.processes import Processes
 
 # What torchrun of PyTorch 2.13 sets for the second of two processes with --master-port 29533.
 TORCHRUN = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.cluster import ClusterSpec, Processes, processes_of_task
+from stratagem.cluster.processes import Processes, processes_of_task
+from stratagem.cluster.spec import ClusterSpec
 
 _FULL = {"chief": ["a:1"], "worker": ["b:1", "grpc://c:1"], "ps": ["d:1"]}
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from stratagem.cluster import Processes
 from stratagem.cluster.addresses import split_address
-from stratagem.cluster.ray_train import ray_train
+from stratagem.cluster.detection import ray_train
+from stratagem.cluster.processes import Processes
 
 
 class Context:

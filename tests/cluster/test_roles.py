@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.cluster import (
-    ClusterSpec,
+from stratagem.cluster.roles import (
     collective_leader,
     id_in_cluster,
     is_chief,
@@ -13,6 +12,7 @@ from stratagem.cluster import (
     task_count,
     worker_count,
 )
+from stratagem.cluster.spec import ClusterSpec
 
 _FULL = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
 _WORKERS = {"worker": ["b:1", "c:1"]}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem.cluster import expand_hostlist, expand_tasks_per_node
+from stratagem.cluster.slurm_expressions import expand_hostlist, expand_tasks_per_node
 
 # TF 2.21 slurm_cluster_resolver.expand_hostlist.
 HOSTLISTS = [

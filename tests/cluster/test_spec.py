@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem.cluster import ClusterDef, ClusterSpec, JobDef
-from stratagem.cluster.spec import parse_task_index
+from stratagem.cluster.spec import ClusterDef, ClusterSpec, JobDef, parse_task_index
 from tests.test_rendering import require_plain
 
 # TF 2.21 server_lib.ClusterSpec: given, as_dict(), jobs, {job: (num_tasks, task_indices,

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.collectives import AllReduce, ReplicaAxis
+from stratagem.devices.collectives.all_reduce import AllReduce
+from stratagem.devices.collectives.axis import ReplicaAxis
 from stratagem.options import ReduceOp
 
 AXES = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stratagem.collectives import shared_sums
-from stratagem.collectives.shared_memory import SharedArea
+from stratagem.devices.collectives import shared_sums
+from stratagem.devices.collectives.shared_sums import SharedArea
 
 
 @contextmanager

@@ -11,15 +11,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem.collectives import (
-    NO_PACKING,
-    WITHIN_PROCESS,
-    Algorithm,
-    Choice,
-    ChosenAllReduce,
-    GatheredAllReduce,
-    NumberedPacks,
-)
+from stratagem.devices.collectives.all_reduce import ChosenAllReduce, GatheredAllReduce
+from stratagem.devices.collectives.choice import Algorithm, Choice
+from stratagem.devices.collectives.packing import NO_PACKING, WITHIN_PROCESS, NumberedPacks
 from stratagem.options import ReduceOp
 from tests.collectives.axes import AXES, messages, on_axis
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import jax
 import pytest
 
-from stratagem.collectives import (
-    ReplicaAxis,
-)
-from stratagem.topology import Topology
+from stratagem.devices.collectives.axis import ReplicaAxis
+from stratagem.devices.mesh import Topology
 from tests.topology.test_tpu_coordinates import chips
 
 

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.collectives import (
-    ChosenAllReduce,
-    NumberedPacks,
-    ReplicaAxis,
-)
+from stratagem.devices.collectives.all_reduce import ChosenAllReduce
+from stratagem.devices.collectives.axis import ReplicaAxis
+from stratagem.devices.collectives.packing import NumberedPacks
+from stratagem.devices.mesh import Topology
 from stratagem.options import ReduceOp
-from stratagem.topology import Topology
 from tests.collectives.axes import AXES, messages, on_axis
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stratagem.collectives.choice import Algorithm, Choice, choose
+from stratagem.devices.collectives.choice import Algorithm, Choice, choose
 
 COMPILER, RING, ONE = Algorithm.COMPILER, Algorithm.RING, Algorithm.TO_ONE_DEVICE
 

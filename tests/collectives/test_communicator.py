@@ -8,16 +8,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem.collectives import (
-    ChosenAllReduce,
-    Communicator,
-    MeshCommunicator,
-    ReplicaAxis,
-    SizedPacks,
-    SoleCommunicator,
-)
+from stratagem.devices.collectives.all_reduce import ChosenAllReduce
+from stratagem.devices.collectives.axis import ReplicaAxis
+from stratagem.devices.collectives.packing import SizedPacks
+from stratagem.execution.communicator import Communicator, MeshCommunicator, SoleCommunicator
 from stratagem.options import ReduceOp
-from stratagem.values import Mirrored, PerReplica
+from stratagem.variables.distributed import Mirrored, PerReplica
 from tests.collectives.axes import on_axis
 from tests.collectives.replicas import AXIS, NUM_REPLICAS, on_replicas
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.collectives import compression_advice
-from stratagem.collectives.compression_advice import (
+from stratagem.devices.mesh import Topology
+from stratagem.execution import compression_advice
+from stratagem.execution.compression_advice import (
     FORMS,
     MeasuredLink,
     advice_lines,
@@ -22,7 +23,6 @@ from stratagem.collectives.compression_advice import (
     seconds_of,
 )
 from stratagem.strategies.base.automatic import AutomaticOps
-from stratagem.topology import Topology
 from tests.run_events.test_wait_clock import ticking
 
 FREE = dict.fromkeys(FORMS, 0.0)

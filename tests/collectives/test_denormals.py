@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from stratagem.collectives import denormals
-from stratagem.collectives.denormals import flush_denormals
+from stratagem.devices.collectives import shared_sums as denormals
+from stratagem.devices.collectives.shared_sums import flush_denormals
 
 _SMALLEST = np.finfo(np.float32).tiny
 

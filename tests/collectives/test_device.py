@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.collectives import device
+from stratagem.devices.collectives import device
 from tests.collectives.replicas import AXIS, on_replicas
 
 

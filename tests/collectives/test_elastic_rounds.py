@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.collectives import elastic_rounds
-from stratagem.collectives.elastic_rounds import RoundOperation, Rounds, serve_rounds
-from stratagem.elastic import ElasticGroup
+from stratagem.devices.collectives import elastic_rounds
+from stratagem.devices.collectives.elastic_rounds import RoundOperation, Rounds, serve_rounds
+from stratagem.group.elastic.group import ElasticGroup
 from stratagem.launch.plan.ports import free_ports
 from tests.elastic.members import Cluster
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import stratagem as sg
-from stratagem.collectives import MeasuredChoice
-from stratagem.collectives.choice import Algorithm, choose
+from stratagem.devices.collectives.choice import Algorithm, choose
+from stratagem.devices.collectives.measurement import MeasuredChoice
+from stratagem.devices.finding import find_devices
+from stratagem.devices.mesh import Topology
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.strategy import Strategy
-from stratagem.topology import Topology, find_devices
 
 FOUR = [f"cpu:{index}" for index in range(4)]
 

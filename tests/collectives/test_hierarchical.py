@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from stratagem.collectives import ReplicaAxis
-from stratagem.collectives.hierarchical import hierarchical_sum
+from stratagem.devices.collectives.all_reduce import hierarchical_sum
+from stratagem.devices.collectives.axis import ReplicaAxis
 from tests.collectives.axes import on_axis
 
 GROUPS = {

@@ -6,14 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from stratagem.collectives import (
-    NO_PACKING,
-    ChosenAllReduce,
-    MeshCommunicator,
-    ReplicaAxis,
-    SizedPacks,
-)
-from stratagem.collectives.islands import Islands, IslandSums
+from stratagem.devices.collectives.all_reduce import ChosenAllReduce
+from stratagem.devices.collectives.axis import ReplicaAxis
+from stratagem.devices.collectives.islands import Islands
+from stratagem.devices.collectives.packing import NO_PACKING, SizedPacks
+from stratagem.execution.communicator import MeshCommunicator
+from stratagem.execution.compressed.between import IslandSums
 from stratagem.options import ReduceOp
 from tests.collectives.axes import on_axis
 

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.collectives import is_sum_over_replicas
-from stratagem.collectives.joined import joined
+from stratagem.devices.collectives.all_reduce import is_sum_over_replicas, joined
 
 
 def gathered(part):

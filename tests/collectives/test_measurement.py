@@ -9,15 +9,15 @@ import jax
 import numpy as np
 import pytest
 
-from stratagem.collectives import measurement
-from stratagem.collectives.choice import Algorithm, Choice
-from stratagem.collectives.measurement import (
+from stratagem.devices.collectives import measurement
+from stratagem.devices.collectives.choice import Algorithm, Choice
+from stratagem.devices.collectives.measurement import (
     SIZES_BYTES,
     MeasuredChoice,
     measure_times,
     measured_choice,
 )
-from stratagem.topology import Topology
+from stratagem.devices.mesh import Topology
 from tests.collectives.sharing import served
 from tests.run_events.test_wait_clock import ticking
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.collectives.one_device import one_device_sum
+from stratagem.devices.collectives.all_reduce import one_device_sum
 from tests.collectives.axes import AXES, on_axis
 
 

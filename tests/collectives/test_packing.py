@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem.collectives import (
+from stratagem.devices.collectives.measurement import SIZES_BYTES
+from stratagem.devices.collectives.packing import (
     NO_PACKING,
     WITHIN_PROCESS,
     NumberedPacks,
     SizedPacks,
     packing_for,
 )
-from stratagem.collectives.measurement import SIZES_BYTES
 
 
 @settings(deadline=None, max_examples=50)

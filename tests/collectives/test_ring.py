@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.collectives.ring import ring_sum, split_into_shards
+from stratagem.devices.collectives.all_reduce import ring_sum, split_into_shards
 from tests.collectives.axes import AXES, on_axis
 
 

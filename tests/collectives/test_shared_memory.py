@@ -18,7 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem.collectives.shared_memory import _BLOCK_BYTES, SharedArea, SumServer, is_supported
+from stratagem.devices.collectives.shared_sums import (
+    _BLOCK_BYTES,
+    SharedArea,
+    SumServer,
+    is_supported,
+)
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="memory is shared on Linux on x86-64")
 
@@ -178,7 +183,7 @@ def test_memory_is_private_whole_and_given_back(monkeypatch) -> None:
 _CHILD = """
 import json, queue, sys
 import numpy as np
-from stratagem.collectives.shared_memory import SharedArea, SumServer
+from stratagem.devices.collectives.shared_sums import SharedArea, SumServer
 from tests.collectives.test_shared_memory import Sum
 rank, offer = int(sys.argv[1]), json.loads(sys.argv[2])
 server = SumServer(SharedArea(3, offer), rank, lambda: False)

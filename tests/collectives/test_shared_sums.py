@@ -16,12 +16,13 @@ import pytest
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.collectives import Algorithm, Choice, ChosenAllReduce, ReplicaAxis, shared_sums
-from stratagem.collectives.shared_memory import is_supported
-from stratagem.collectives.shared_sums import in_order, is_connected, no_sums
+from stratagem.devices.collectives import shared_sums
+from stratagem.devices.collectives.all_reduce import ChosenAllReduce
+from stratagem.devices.collectives.axis import ReplicaAxis
+from stratagem.devices.collectives.choice import Algorithm, Choice
+from stratagem.devices.collectives.shared_sums import in_order, is_connected, is_supported, no_sums
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.options import ReduceOp
-from stratagem.topology import Topology
-from stratagem.topology.mesh import REPLICA_AXIS
 from tests.collectives import sharing
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="memory is shared on Linux on x86-64")

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr
 
-from stratagem.collectives import ReplicaAxis
-from stratagem.collectives.one_device import one_device_sum
-from stratagem.collectives.two_stage import two_stage_sum
+from stratagem.devices.collectives.all_reduce import one_device_sum, two_stage_sum
+from stratagem.devices.collectives.axis import ReplicaAxis
 from tests.collectives.axes import on_axis
 
 AXES = {

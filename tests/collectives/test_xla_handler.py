@@ -10,7 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.collectives.xla_handler import DTYPES, PendingCall, handlers_work, register_handler
+from stratagem.devices.collectives.xla_handler import (
+    DTYPES,
+    PendingCall,
+    handlers_work,
+    register_handler,
+)
 
 
 def negate_later(call: PendingCall) -> None:

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from stratagem.collectives.islands import Islands
-from stratagem.context import ReplicaBatch
+from stratagem.devices.collectives.islands import Islands
+from stratagem.execution.context.replica import ReplicaBatch
 
 PADDED = ReplicaBatch(size=3, lengths=(3, 1, 0))
 

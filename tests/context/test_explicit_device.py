@@ -6,7 +6,7 @@ import concurrent.futures
 
 import pytest
 
-from stratagem.context.explicit_device import explicit_device, naming_device
+from stratagem.execution.context.explicit_device import explicit_device, naming_device
 
 
 def test_innermost_block_counts_until_it_ends() -> None:

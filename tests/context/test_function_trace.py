@@ -6,7 +6,7 @@ import concurrent.futures
 
 import pytest
 
-from stratagem.context.function_trace import (
+from stratagem.contexts import (
     FunctionTrace,
     KnownBuilds,
     NeedsInitialization,

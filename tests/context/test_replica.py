@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.collectives import Communicator
-from stratagem.context import ReplicaBatch, ReplicaContext, get_strategy, stack
-from stratagem.context.replica import check_axis, check_equal_shapes
-from stratagem.context.stack import ContextFrame, FrameKind
+from stratagem import contexts as stack
+from stratagem.contexts import ContextFrame, FrameKind, get_strategy
 from stratagem.errors import InvalidArgumentError
+from stratagem.execution.communicator import Communicator
+from stratagem.execution.context.replica import (
+    ReplicaBatch,
+    ReplicaContext,
+    check_axis,
+    check_equal_shapes,
+)
 from stratagem.options import ReduceOp
 
 

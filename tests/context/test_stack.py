@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from stratagem.context import (
-    get_replica_context,
+from stratagem import contexts as stack
+from stratagem.contexts import (
+    ContextFrame,
+    FrameKind,
     get_strategy,
     has_strategy,
     in_cross_replica_context,
     in_update_context,
     set_strategy,
-    stack,
 )
-from stratagem.context.stack import ContextFrame, FrameKind
+from stratagem.execution.context.replica import get_replica_context
 from tests.fresh_process import run_fresh
 
 
@@ -265,7 +266,7 @@ def test_set_strategy_takes_only_strategies(value) -> None:
 
 def test_default_strategy_is_made_once_and_not_before_it_is_asked_for() -> None:
     program = """
-from stratagem.context import stack
+from stratagem import contexts as stack
 made = []
 stack.set_default(lambda: made.append("made") or "default")
 print(made)

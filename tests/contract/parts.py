@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import stratagem as sg
-from stratagem.process_group import current_group
+from stratagem.group.current import current_group
 
 
 def split(strategy: sg.Strategy, part_of: Callable[[int], Any]) -> Any:

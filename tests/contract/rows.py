@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from unittest import mock
 
 import stratagem as sg
-from stratagem.strategies.offloaded_state import pinned_host_store
-from stratagem.topology import Topology, find_devices
-from stratagem.variables import ShardedStore, UniformPlacement
+from stratagem.devices.finding import find_devices
+from stratagem.devices.mesh import Topology
+from stratagem.strategies.placement_rules import pinned_host_store
+from stratagem.variables.placement import UniformPlacement
+from stratagem.variables.sharded_store import ShardedStore
 from tests.on_gpu.devices import selected_platform
 from tests.parameter_server.clusters import ThreadCluster
 
@@ -103,7 +105,7 @@ def _served(num_replicas: int, *told_by: str) -> Row:
     """All variables on a parameter server, but what each process has for itself."""
 
     def make() -> sg.Strategy:
-        maker = "stratagem.parameter_server.strategy.table_servers.start_cluster"
+        maker = "stratagem.parameter_server.strategy.hybrid.start_cluster"
         with mock.patch(maker, lambda plan: ThreadCluster(plan.num_servers, [])):
             return sg.HybridStrategy(_names(num_replicas), placement={"": "server"}, num_servers=1)
 

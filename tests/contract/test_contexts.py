@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.context import stack
+from stratagem import contexts as stack
 from tests.contract.parts import assert_parts, replica_ids, split
 
 

@@ -9,13 +9,9 @@ from pathlib import Path
 import pytest
 
 from stratagem.cli import main
-from stratagem.manifests import (
-    Template,
-    kubernetes_template,
-    ray_template,
-    slurm_template,
-    validate_kubernetes,
-)
+from stratagem.cli.manifests.kubernetes import kubernetes_template, validate_kubernetes
+from stratagem.cli.manifests.rendering import Template
+from stratagem.cli.manifests.variable_rules import ray_template, slurm_template
 from tests.command_runner import CliRunner
 from tests.manifests.definitions import open_definitions, open_definitions_text
 

@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 from stratagem.cli import main
-from stratagem.goodput import CAUSES, read_run
-from stratagem.run_events.records import _KINDS, EndEvent, Event, StartEvent, StepEvent
+from stratagem.observe.goodput.time_spans import CAUSES
+from stratagem.observe.run_events.reader import read_run
+from stratagem.observe.run_events.records import _KINDS, EndEvent, Event, StartEvent, StepEvent
 from tests.command_runner import CliRunner
 from tests.fresh_process import run_fresh
 from tests.goodput.runs import long_run, write

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.doctor.accelerators import (
+from stratagem.cli.doctor.accelerators import (
     Probe,
     check_devices,
     check_gpu_driver,
@@ -15,7 +15,7 @@ from stratagem.doctor.accelerators import (
     gpu_driver,
     probe_devices,
 )
-from stratagem.doctor.finding import Level
+from stratagem.cli.doctor.settings import Level
 
 _CPU = {"platform": "cpu", "kind": "cpu", "process": 0, "memory_bytes": None}
 _GPU = {"platform": "gpu", "kind": "NVIDIA H100", "process": 0, "memory_bytes": 2**36}

@@ -6,8 +6,8 @@ import getpass
 import socket
 from pathlib import Path
 
-from stratagem.doctor.bug_report import describe, facts, redacted
-from stratagem.doctor.finding import Finding, Level
+from stratagem.cli.doctor.command import describe, facts, redacted
+from stratagem.cli.doctor.settings import Finding, Level
 
 
 def test_report_has_versions_devices_settings_and_problems() -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from stratagem.cli.doctor import clusters
+from stratagem.cli.doctor.settings import Level
 from stratagem.cluster.detection import ENVIRONMENTS
-from stratagem.doctor import clusters
-from stratagem.doctor.finding import Level
 
 
 @pytest.fixture

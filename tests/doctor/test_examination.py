@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.doctor import examination
-from stratagem.doctor.accelerators import Probe
-from stratagem.doctor.examination import examine, variables_of_user
-from stratagem.doctor.finding import Level
+from stratagem.cli.doctor import examination
+from stratagem.cli.doctor.accelerators import Probe
+from stratagem.cli.doctor.examination import examine, variables_of_user
+from stratagem.cli.doctor.settings import Level
 
 _PROBE = Probe([{"platform": "cpu", "kind": "cpu", "process": 0, "memory_bytes": None}])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.doctor.finding import Finding, Level
+from stratagem.cli.doctor.settings import Finding, Level
 
 
 @pytest.mark.parametrize("level", [Level.WARNING, Level.ERROR])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.doctor.finding import Level
-from stratagem.doctor.machine import Limits, check_machine, read_limits
+from stratagem.cli.doctor.examination import Limits, check_machine, read_limits
+from stratagem.cli.doctor.settings import Level
 
 _GOOD = Limits(
     num_cores=8,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from rich.text import Text
 
-from stratagem.doctor.finding import Finding, Level
-from stratagem.doctor.report import show
+from stratagem.cli.doctor.cluster_command import show
+from stratagem.cli.doctor.settings import Finding, Level
 
 _FINDINGS = [
     Finding("machine", Level.OK, "2 cores."),

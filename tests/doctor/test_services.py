@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.doctor import services
-from stratagem.doctor.finding import Level
+from stratagem.cli.doctor import examination as services
+from stratagem.cli.doctor.settings import Level
 
 _TOKEN = "0123"
 

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.doctor.finding import Finding, Level
-from stratagem.doctor.settings import check_script, check_settings, keras_backend
+from stratagem.cli.doctor.settings import (
+    Finding,
+    Level,
+    check_script,
+    check_settings,
+    keras_backend,
+)
 
 
 def _check(variables: dict[str, str], tmp_path: Path) -> list[Finding]:

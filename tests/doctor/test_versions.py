@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from stratagem.doctor.finding import Finding, Level
-from stratagem.doctor.versions import (
+from stratagem.cli.doctor.settings import Finding, Level
+from stratagem.cli.doctor.versions import (
     check_extras,
     check_plugins,
     check_requirements,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stratagem.elastic import ElasticGroup
+from stratagem.group.elastic.group import ElasticGroup
 from stratagem.launch.plan.ports import free_ports
 from tests.elastic.members import Cluster
 

@@ -10,12 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stratagem.authentication import Credentials
-from stratagem.closing import Closing
-from stratagem.elastic import ElasticGroup
-from stratagem.elastic.handover import TrainingState, hand_over, receive
-from stratagem.elastic.peer_connections import PeerConnections
-from stratagem.process_group import GroupLimits
+from stratagem.group.authentication.secret import Credentials
+from stratagem.group.elastic.group import ElasticGroup
+from stratagem.group.elastic.peer_connections import (
+    PeerConnections,
+    TrainingState,
+    hand_over,
+    receive,
+)
+from stratagem.group.verdict import GroupLimits
+from stratagem.resources import Closing
 from tests.process_group.members import listed, together
 
 # Far above what a busy machine needs: no test waits until they are over.

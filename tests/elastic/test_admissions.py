@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from stratagem.elastic.admissions import Admissions
-from stratagem.elastic.changes import SafePoint
-from stratagem.elastic.inbox import Inbox, Stage
-from stratagem.elastic.views import View
+from stratagem.group.elastic.changes import SafePoint
+from stratagem.group.elastic.inbox import Inbox, Stage
+from stratagem.group.elastic.rounds import Admissions
+from stratagem.group.elastic.views import View
 
 _VIEW = View(1, (0, 2), 5, (10, 12))
 

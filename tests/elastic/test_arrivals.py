@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.elastic.arrivals import Arrivals, ArrivalsThread, RoundChoice
-from stratagem.elastic.peer_connections import PeerLostError
+from stratagem.group.elastic.backed_rounds import Arrivals, ArrivalsThread, RoundChoice
+from stratagem.group.elastic.peer_connections import PeerLostError
 
 
 def _choice(num_needed: int = 2, max_behind: int = 3, **passed: int) -> RoundChoice:

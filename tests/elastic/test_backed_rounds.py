@@ -11,11 +11,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from stratagem.elastic import ElasticGroup, backed_rounds, exchange_times, scale_of_sums
-from stratagem.elastic.backed_rounds import BackedRounds
-from stratagem.elastic.exchange_times import ExchangeTimes
-from stratagem.elastic.peer_connections import PeerConnections
-from stratagem.run_events.wait_clock import WaitClock
+from stratagem.group.elastic import backed_rounds
+from stratagem.group.elastic import peer_connections as exchange_times
+from stratagem.group.elastic.backed_rounds import BackedRounds, scale_of_sums
+from stratagem.group.elastic.group import ElasticGroup
+from stratagem.group.elastic.peer_connections import ExchangeTimes, PeerConnections
+from stratagem.observe.run_events.wait_clock import WaitClock
 from tests.process_group.members import together
 from tests.run_events.test_wait_clock import ticking
 

@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 
-from stratagem.elastic import candidacy
-from stratagem.elastic.candidacy import Candidacy, RunningGroup
-from stratagem.elastic.inbox import Inbox, Stage
-from stratagem.elastic.member_messages import send_message
-from stratagem.elastic.reaching import EndedError
-from stratagem.elastic.views import View
 from stratagem.errors import UnavailableError
+from stratagem.group.elastic import inbox as candidacy
+from stratagem.group.elastic.inbox import (
+    Candidacy,
+    EndedError,
+    Inbox,
+    RunningGroup,
+    Stage,
+    send_message,
+)
+from stratagem.group.elastic.views import View
 
 _JOINED = View(5, (1, 2, 3), 7, (11, 12, 13), newcomers=(3,))
 

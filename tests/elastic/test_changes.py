@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from stratagem.elastic.changes import SafePoint, ViewChanges
-from stratagem.elastic.inbox import Inbox, Stage
-from stratagem.elastic.member_messages import receive_message, send_message
-from stratagem.elastic.views import Report, View
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.process_group import GroupLimits
+from stratagem.group.elastic.changes import SafePoint, ViewChanges
+from stratagem.group.elastic.inbox import Inbox, Stage, receive_message, send_message
+from stratagem.group.elastic.views import Report, View
+from stratagem.group.verdict import GroupLimits
 
 _LABELS = tuple(f"worker {member}" for member in range(4))
 

@@ -9,9 +9,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from stratagem.elastic.arrivals import Arrivals
-from stratagem.elastic.closing_sockets import close_after_use
-from stratagem.elastic.peer_connections import Brokenness, PeerConnections, PeerLostError
+from stratagem.group.elastic.backed_rounds import Arrivals
+from stratagem.group.elastic.peer_connections import (
+    Brokenness,
+    PeerConnections,
+    PeerLostError,
+    close_after_use,
+)
 
 
 def _swapping(own: socket.socket, check: Brokenness) -> tuple[Callable[[], object], object]:

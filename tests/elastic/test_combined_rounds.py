@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.elastic.combined_rounds import CombinedRound, CombinedRounds
+from stratagem.group.elastic.backed_rounds import CombinedRound, CombinedRounds
 
 
 @pytest.mark.parametrize("results", [(), (b"",), (b"ab", b"", bytes(70_000))])

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stratagem.elastic.control_connections import connect_controls
-from stratagem.elastic.inbox import Inbox
-from stratagem.elastic.peer_connections import PeerLostError
-from stratagem.elastic.views import View
+from stratagem.group.elastic.inbox import Inbox
+from stratagem.group.elastic.peer_connections import PeerLostError
+from stratagem.group.elastic.rounds import connect_controls
+from stratagem.group.elastic.views import View
 
 _VIEW = View(3, (1, 2, 5))
 

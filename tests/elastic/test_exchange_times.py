@@ -10,10 +10,9 @@ import threading
 import numpy as np
 import pytest
 
-from stratagem.elastic import exchange_times
-from stratagem.elastic.exchange_times import ExchangeTimes
-from stratagem.elastic.peer_connections import PeerConnections
-from stratagem.run_events.wait_clock import WaitClock
+from stratagem.group.elastic import peer_connections as exchange_times
+from stratagem.group.elastic.peer_connections import ExchangeTimes, PeerConnections
+from stratagem.observe.run_events.wait_clock import WaitClock
 from tests.process_group.members import together
 from tests.run_events.test_wait_clock import FakeTime
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.elastic.feed import Feed
+from stratagem.group.elastic.peer_connections import Feed
 
 
 @pytest.fixture

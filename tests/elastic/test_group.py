@@ -8,10 +8,10 @@ import time
 import numpy as np
 import pytest
 
-from stratagem.authentication import Credentials
-from stratagem.elastic import ElasticGroup
-from stratagem.elastic.peer_connections import DivergedError
 from stratagem.errors import DeadlineExceededError, UnavailableError
+from stratagem.group.authentication.secret import Credentials
+from stratagem.group.elastic.group import ElasticGroup
+from stratagem.group.elastic.peer_connections import DivergedError
 from stratagem.launch.plan.ports import free_ports
 from tests.elastic.members import LIMITS
 from tests.process_group.members import listed, together

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.elastic import group_messages
-from stratagem.elastic.views import View
 from stratagem.errors import DeadlineExceededError
+from stratagem.group.elastic import views as group_messages
+from stratagem.group.elastic.views import View
 
 _LABELS = ("chief", "worker 0", "worker 1", "worker 2")
 

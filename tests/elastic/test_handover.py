@@ -11,10 +11,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem.elastic import handover
-from stratagem.elastic.handover import TrainingState, hand_over, receive
-from stratagem.elastic.peer_connections import PeerConnections
 from stratagem.errors import DataLossError
+from stratagem.group.elastic import peer_connections as handover
+from stratagem.group.elastic.peer_connections import (
+    PeerConnections,
+    TrainingState,
+    hand_over,
+    receive,
+)
 from tests.process_group.members import together
 
 _COUNT = 4

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from stratagem.elastic.inbox import DATA, PROBE, READY, REPORT, Inbox, Stage
-from stratagem.elastic.member_messages import receive_message
+from stratagem.group.elastic.inbox import DATA, PROBE, READY, REPORT, Inbox, Stage, receive_message
 
 _LIMIT_S = 120.0
 Admit = Callable[[str], socket.socket]

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from stratagem.elastic.group_messages import NotAdmittedError
-from stratagem.elastic.peer_connections import PeerLostError
+from stratagem.group.elastic.peer_connections import PeerLostError
+from stratagem.group.elastic.views import NotAdmittedError
 from tests.elastic.members import PLACE, Step, Training, members_of
 from tests.process_group.members import together
 

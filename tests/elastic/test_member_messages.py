@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from stratagem.elastic.member_messages import receive_message
+from stratagem.group.elastic.inbox import receive_message
 
 
 @pytest.mark.parametrize(

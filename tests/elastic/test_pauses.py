@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stratagem.elastic import rounds
-from stratagem.elastic.pauses import TrainingPauses
-from stratagem.elastic.views import View
-from stratagem.run_events.records import MembersEvent
+from stratagem.group.elastic import rounds
+from stratagem.group.elastic.rounds import TrainingPauses
+from stratagem.group.elastic.views import View
+from stratagem.observe.run_events.records import MembersEvent
 from tests.elastic.members import Training
 from tests.run_events.test_wait_clock import ticking
 

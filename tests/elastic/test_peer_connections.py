@@ -10,11 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem.elastic.peer_connections import (
-    DivergedError,
-    PeerConnections,
-    PeerLostError,
-)
+from stratagem.group.elastic.peer_connections import DivergedError, PeerConnections, PeerLostError
 from tests.process_group.members import together
 
 _COUNT = 3

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from stratagem.authentication import Credentials
-from stratagem.authentication.gate import Gate
-from stratagem.elastic import reaching
-from stratagem.elastic.inbox import Inbox
-from stratagem.elastic.reaching import PURPOSE, EndedError, Peers
+from stratagem.group.authentication.secret import Credentials, Gate
+from stratagem.group.elastic import inbox as reaching
+from stratagem.group.elastic.inbox import PURPOSE, EndedError, Inbox, Peers
 from stratagem.launch.plan.ports import free_ports
 
 _PEER_S = 0.3

@@ -9,10 +9,10 @@ import time
 import numpy as np
 import pytest
 
-from stratagem.elastic import ElasticGroup
-from stratagem.elastic.peer_connections import PeerConnections, PeerLostError
-from stratagem.elastic.views import View
 from stratagem.errors import DeadlineExceededError, UnavailableError
+from stratagem.group.elastic.group import ElasticGroup
+from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
+from stratagem.group.elastic.views import View
 from tests.elastic.members import LIMITS
 from tests.process_group.members import together
 

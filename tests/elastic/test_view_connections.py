@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stratagem.elastic.inbox import DATA, Inbox
-from stratagem.elastic.peer_connections import PeerConnections, PeerLostError
-from stratagem.elastic.view_connections import connect_view
-from stratagem.elastic.views import View
+from stratagem.group.elastic.inbox import DATA, Inbox
+from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
+from stratagem.group.elastic.rounds import connect_view
+from stratagem.group.elastic.views import View
 from tests.process_group.members import together
 
 _VIEW = View(4, (0, 2, 5), 9, (10, 12, 15))

@@ -8,8 +8,8 @@ import json
 
 import pytest
 
-from stratagem.elastic.views import Report, View, next_view, with_newcomers
 from stratagem.errors import UnavailableError
+from stratagem.group.elastic.views import Report, View, next_view, with_newcomers
 
 
 def test_a_round_that_not_all_completed_does_not_count() -> None:

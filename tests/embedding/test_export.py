@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from stratagem.embedding import export
+from stratagem.parameter_server.embedding import export
 from tests.embedding.test_serving import strategy_of
 from tests.parameter_server.table_clusters import TableCluster, table_cluster
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import keras
 import pytest
 
-from stratagem.embedding.initial_rows import row_initializer
-from stratagem.parameter_server.server.tables.row_initializer import RowInitializer
+from stratagem.parameter_server.embedding.layer import row_initializer
+from stratagem.parameter_server.server.tables.table_options import RowInitializer
 
 INITIALIZERS = keras.initializers
 

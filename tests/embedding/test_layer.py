@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.group.transport.connection import Connections
 from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.transport.connection import Connections
 from tests.embedding.keyed_models import (
     FIT,
     IDS,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.partitioners import rows_of_shards
+from stratagem.parameter_server.partitioners import rows_of_shards
 
 IdFrequencies = sg.embedding.IdFrequencies
 TableCluster = sg.embedding.TableCluster

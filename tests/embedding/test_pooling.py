@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.embedding.pooling import COMBINERS, pooled
+from stratagem.parameter_server.embedding.layer import COMBINERS, pooled
 
 RNG = np.random.default_rng(0)
 ROWS = RNG.normal(size=(5, 4, 3))

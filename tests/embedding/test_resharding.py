@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.parameter_server.client.key_layout import layout_of_keys
+from stratagem.parameter_server.client.shard_layout import layout_of_keys
 from stratagem.parameter_server.server.updates import UpdateMode
 from tests.embedding.keyed_models import (
     FIT,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.embedding import compact, restore, save
 from stratagem.errors import DataLossError, NotFoundError
+from stratagem.parameter_server.embedding.saving import compact, restore, save
 from tests.embedding.test_serving import strategy_of
 from tests.parameter_server.table_clusters import table_cluster
 

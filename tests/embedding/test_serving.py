@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem.embedding import Tables, compact, publish, restore, rollback, save
 from stratagem.errors import DataLossError, NotFoundError
+from stratagem.parameter_server.embedding.saving import compact, publish, restore, rollback, save
+from stratagem.parameter_server.embedding.serving import Tables
 from stratagem.parameter_server.server.tables.table_versions import TableVersions
 from tests.parameter_server.table_clusters import OPTIONS, TableCluster, table_cluster
 

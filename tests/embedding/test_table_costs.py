@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import stratagem as sg
-from stratagem.embedding.table_costs import moved_bytes, server_s
+from stratagem.parameter_server.embedding.plan import moved_bytes, server_s
 
 IdFrequencies = sg.embedding.IdFrequencies
 TableCluster = sg.embedding.TableCluster

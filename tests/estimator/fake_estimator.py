@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stratagem.estimator import CheckpointSaverHook, RunConfig, StopAtStepHook
+from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverHook
+from stratagem.estimator.hooks.session_run_hook import StopAtStepHook
 from stratagem.estimator.loops.evaluation_record import write_eval_metrics
+from stratagem.estimator.settings.run_config import RunConfig
 from tests.estimator.hooks.fake_loop import FakeSession
 
 

@@ -12,10 +12,10 @@ import keras
 import numpy as np
 
 import stratagem as sg
+from stratagem.launch.remote.ray.server_registry import ServerRegistry
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS
 from stratagem.parameter_server.strategy.process_parts import independent_parts
-from stratagem.remote.ray.server_registry import ServerRegistry
 from tests.parameter_server.clusters import ThreadCluster
 
 RNG = np.random.default_rng(5)

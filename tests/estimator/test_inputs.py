@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator import numpy_input_fn, pandas_input_fn
+from stratagem.estimator.inputs import numpy_input_fn, pandas_input_fn
 
 X = {"a": np.arange(5), "b": np.arange(10).reshape(5, 2)}
 Y = np.arange(5) * 10

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.spec import DEFAULT_SIGNATURE, EstimatorSpec
-from stratagem.estimator.train_op import Minimize
+from stratagem.estimator.spec import DEFAULT_SIGNATURE, EstimatorSpec, Minimize
 
 
 def trained(**changes) -> EstimatorSpec:

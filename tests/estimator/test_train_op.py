@@ -6,7 +6,7 @@ import keras
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.train_op import as_train_ops
+from stratagem.estimator.spec import as_train_ops
 
 
 def test_loss_may_be_a_function_that_is_called_at_once() -> None:

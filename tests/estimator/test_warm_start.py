@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.estimator.estimator import as_warm_start, warm_start
 from stratagem.estimator.steps.variable_store import VariableStore
-from stratagem.estimator.warm_start import as_warm_start, warm_start
 
 Settings = sg.estimator.WarmStartSettings
 

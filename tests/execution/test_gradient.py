@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution import ReplicaScope
+from stratagem.execution.tracing.functionalize import ReplicaScope
 
 
 @pytest.fixture

@@ -11,23 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem.authentication import Credentials
-from stratagem.authentication.handshake import PLAIN, admit, prove
-from stratagem.frames import frame
-from stratagem.input.batch_compression import is_available
-from stratagem.input.batch_messages import pack_batch, unpack_batch
+from stratagem.group.authentication.secret import PLAIN, Credentials, admit, prove
+from stratagem.group.hub import Hub
+from stratagem.group.protocol import frame, read_answer, read_message
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import ClientMemories, Request
+from stratagem.group.transport.shared_memory import ClientMemory, is_placed
+from stratagem.group.transport.wire import Message, is_message, pack, unpack
+from stratagem.group.verdict import GroupLimits
+from stratagem.group.wire import decode, encode
+from stratagem.input.batch_messages import is_available, pack_batch, unpack_batch
 from stratagem.launch.nodes.rendezvous import _INVALID, Node, _record
+from stratagem.launch.remote.jobs.job_log import FrameReader
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.process_group import GroupLimits
-from stratagem.process_group.hub import Hub
-from stratagem.process_group.protocol import read_answer, read_message
-from stratagem.process_group.wire import decode, encode
-from stratagem.remote.jobs.log_frames import FrameReader
-from stratagem.transport.client_memories import ClientMemories
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.listener import Request
-from stratagem.transport.shared_memory import ClientMemory, is_placed
-from stratagem.transport.wire import Message, is_message, pack, unpack
 
 __all__ = ["PARSERS"]
 

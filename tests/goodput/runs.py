@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from stratagem.goodput import Account
-from stratagem.run_events.reader import ProcessEvents, RunEvents
-from stratagem.run_events.records import (
+from stratagem.observe.goodput.account import Account
+from stratagem.observe.run_events.reader import ProcessEvents, RunEvents
+from stratagem.observe.run_events.records import (
     EndEvent,
     Event,
     FailureEvent,

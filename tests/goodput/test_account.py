@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem.goodput import CAUSES, account_for
+from stratagem.observe.goodput.account import account_for
+from stratagem.observe.goodput.time_spans import CAUSES
 from tests.goodput.runs import (
     EPOCH_S,
     end,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stratagem.goodput import account_for
+from stratagem.observe.goodput.account import account_for
 from tests.goodput.runs import (
     end,
     failure,

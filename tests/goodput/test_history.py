@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.goodput.history import (
+from stratagem.observe.goodput.history import (
     History,
     ResumePoint,
     RetainedSteps,
@@ -12,7 +12,7 @@ from stratagem.goodput.history import (
     StepTimes,
     history_of,
 )
-from stratagem.run_events.records import (
+from stratagem.observe.run_events.records import (
     RestoredEvent,
     SaveEndedEvent,
     SaveStartedEvent,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.goodput import Account, MemberChange, account_for
-from stratagem.goodput.membership import lost_processes, member_changes
-from stratagem.run_events.reader import RunEvents
-from stratagem.run_events.records import Event
+from stratagem.observe.goodput.account import Account, account_for
+from stratagem.observe.goodput.time_spans import MemberChange, lost_processes, member_changes
+from stratagem.observe.run_events.reader import RunEvents
+from stratagem.observe.run_events.records import Event
 from tests.goodput.runs import (
     EPOCH_S,
     end,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stratagem.goodput import CAUSES, Account, account_for
-from stratagem.goodput.plot import draw, figure_of, shares_over_time
-from stratagem.goodput.report import shown_causes
-from stratagem.run_events.reader import RunEvents
+from stratagem.observe.goodput.account import Account, account_for
+from stratagem.observe.goodput.report import draw, figure_of, shares_over_time, shown_causes
+from stratagem.observe.goodput.time_spans import CAUSES
+from stratagem.observe.run_events.reader import RunEvents
 from tests.goodput.runs import (
     end,
     failure,

@@ -8,8 +8,8 @@ import io
 import pytest
 from rich.console import Console
 
-from stratagem.goodput import account_for
-from stratagem.goodput.report import changes_line, duration_text, show
+from stratagem.observe.goodput.account import account_for
+from stratagem.observe.goodput.report import changes_line, duration_text, show
 from tests.goodput.runs import (
     end,
     failure,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from stratagem.goodput import CAUSES, MemberChange
-from stratagem.goodput.failures import Failure
-from stratagem.goodput.history import (
+from stratagem.observe.goodput.failures import Failure
+from stratagem.observe.goodput.history import (
     CheckpointStall,
     History,
     RetainedSteps,
     Startup,
     StepInterval,
 )
-from stratagem.goodput.time_spans import Span, spans_of
+from stratagem.observe.goodput.time_spans import CAUSES, MemberChange, Span, spans_of
 
 
 def interval(begin_s: float, end_s: float, step: int = 10, share: float = 1.0) -> StepInterval:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.accelerators import local_gpus
+from stratagem.cluster.accelerators import local_gpus
 from tests.gpu import checks, register
 from tests.gpu.__main__ import run_check
 from tests.gpu.checks import CHECKS

@@ -91,7 +91,7 @@ def selftest() -> dict[str, Any]:
 def memory_in_run_events() -> dict[str, Any]:
     """A run folder records the GPU's memory in use."""
     import stratagem as sg
-    from stratagem.topology.devices import device_memory
+    from stratagem.devices.finding import device_memory
     from tests.gpu.models import train
 
     train(sg.MirroredStrategy([device()]), "mlp")

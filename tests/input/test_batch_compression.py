@@ -9,9 +9,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem.input.batch_compression import checked_compression, compressed, decompressed
-from stratagem.input.batch_messages import pack_batch, unpack_batch
-from stratagem.transport.wire import Message, pack, unpack
+from stratagem.group.transport.wire import Message, pack, unpack
+from stratagem.input.batch_messages import (
+    checked_compression,
+    compressed,
+    decompressed,
+    pack_batch,
+    unpack_batch,
+)
 
 _RANDOM = np.random.default_rng(0)
 _TREE: dict[str, Any] = {

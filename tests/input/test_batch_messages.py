@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from stratagem.group.transport.wire import Message, pack, unpack
 from stratagem.input.batch_messages import pack_batch, unpack_batch
-from stratagem.input.sparse_rows import SparseRows
-from stratagem.transport.wire import Message, pack, unpack
+from stratagem.input.batches import SparseRows
 
 Pair = collections.namedtuple("Pair", ["x", "y"])
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem.input.batches import join_parts, take_batch
+from stratagem.input.batches import join_parts, split_lengths, take_batch
 from stratagem.input.placement import place
-from stratagem.input.splitting import split_lengths
 from tests.parity.comparison import mirrored, small_regressor
 
 _NONE: list[int] = []

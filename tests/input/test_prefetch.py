@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import pytest
 
-from stratagem.input import prefetch
-from stratagem.input.prefetch import Prefetcher
+from stratagem.input import iterator as prefetch
+from stratagem.input.iterator import Prefetcher
 
 # How long a test waits for a thread before it fails.
 _LIMIT_S = 120.0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.input import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from stratagem.input.sources.source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 
 def _batches() -> Iterator[Any]:

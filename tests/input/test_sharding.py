@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 import stratagem as sg
 from stratagem.errors import InvalidArgumentError
-from stratagem.input import DistributedDataset
+from stratagem.input.distributed import DistributedDataset
 from stratagem.input.sharding import InputShard
-from stratagem.input.sources import as_source
+from stratagem.input.sources.adapters import as_source
 
 FILES = [f"part-{index}" for index in range(5)]
 

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from stratagem.errors import InvalidArgumentError
-from stratagem.input import size_exchange
+from stratagem.group.member import Group
+from stratagem.group.verdict import GroupLimits
+from stratagem.input import distributed as size_exchange
 from stratagem.input.batches import HostBatch, join_parts
+from stratagem.input.iterator import Prefetcher
 from stratagem.input.loader import Loader
-from stratagem.input.prefetch import Prefetcher
-from stratagem.input.sources import as_source
-from stratagem.process_group import Group, GroupLimits
+from stratagem.input.sources.adapters import as_source
 from tests.process_group.members import joined, together
 
 _LIMITS = GroupLimits(join_s=120, peer_s=120, stuck_s=600, barrier_s=120)
@@ -78,7 +79,7 @@ def test_loop_that_both_leave_early_ends_at_once(prefetchers, members, order) ->
 def test_loop_closed_by_one_process_raises_when_the_other_needs_a_batch(
     prefetchers, monkeypatch
 ) -> None:
-    monkeypatch.setattr("stratagem.process_group.streams._ERROR_REPORT_S", 0.05)
+    monkeypatch.setattr("stratagem.group.member._ERROR_REPORT_S", 0.05)
     together(2, lambda i: prefetchers[i].take())
     prefetchers[1].close()
 

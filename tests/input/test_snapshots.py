@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.group.transport.journal import write_all, write_record
+from stratagem.group.transport.wire import Message, pack
 from stratagem.input.snapshots import RecordFile, SnapshotBatches, SnapshotSource
-from stratagem.transport.records import write_all, write_record
-from stratagem.transport.wire import Message, pack
 from tests.input.service.servers import input_servers
 
 _NUM_BATCHES = 9

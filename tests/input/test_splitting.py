@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem.input import batch_sizes_for_worker
+from stratagem.input.batches import batch_sizes_for_worker
 
 
 # Global batch, workers, replicas a worker, and what each worker cuts.

@@ -8,9 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from stratagem.input import transfer as module
-from stratagem.input.transfer import put_arrays, put_steps
-from stratagem.topology import Topology, find_devices
+from stratagem.devices.finding import find_devices
+from stratagem.devices.mesh import Topology
+from stratagem.input import placement as module
+from stratagem.input.placement import put_arrays, put_steps
 
 DTYPES = ("float32", "float64", "int64", "uint8", "bool", "float16", "complex64")
 

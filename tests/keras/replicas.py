@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.variables import VariableKind, home_of
+from stratagem.variables.registry import VariableKind, home_of
 
 
 def per_replica(strategy: Any, parts: Sequence[Any]) -> Any:

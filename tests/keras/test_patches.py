@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.keras.patches import PATCHES, Patch
 from stratagem.keras.private import JAXTrainer, Trainer, jax_core
+from stratagem.keras.seam import PATCHES, Patch
 from tests.architecture.source_tree import REPOSITORY, SOURCE, Module, assert_none, package
 
 _ALL = [patch for patches in PATCHES.values() for patch in patches]

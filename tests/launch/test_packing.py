@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.launch import packing
-from stratagem.launch.packing import pack_function_call, require_callable
+from stratagem.launch import functions as packing
+from stratagem.launch.functions import pack_function_call, require_callable
 from tests.launch import task_functions
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stratagem.manifests.custom_resources import CustomResources, read_definitions
+from stratagem.cli.manifests.custom_resources import CustomResources, read_definitions
 
 FOLDER = Path(__file__).parents[2] / "build" / "crds"
 RELEASED = tomllib.loads(Path(__file__).with_name("crds.toml").read_text())["crds"]

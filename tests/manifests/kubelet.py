@@ -1,6 +1,6 @@
 """Reference expansion of Jobs, JobSets and StatefulSets into pods, written from their docs.
 
-Nothing here is shared with `stratagem.manifests.pods`, which the tests compare with it.
+Nothing here is shared with `stratagem.cli.manifests.kubernetes`, which the tests compare with it.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from stratagem.manifests import render_kubernetes, validate_kubernetes
+from stratagem.cli.manifests.kubernetes import render_kubernetes, validate_kubernetes
 
 _MANIFESTS = render_kubernetes({"name": "t", "ps_replicas": 1, "has_eval": True})
 _WORKER = "Job/t-worker: "

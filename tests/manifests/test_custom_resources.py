@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from stratagem.manifests import (
-    CustomResources,
-    read_definitions,
+from stratagem.cli.manifests.custom_resources import CustomResources, read_definitions
+from stratagem.cli.manifests.kubernetes import (
     render_kubernetes,
-    render_ray,
+    schema_problems,
     unchecked_rules,
     validate_kubernetes,
 )
-from stratagem.manifests.schemas import schema_problems
+from stratagem.cli.manifests.variable_rules import render_ray
 from tests.manifests.definitions import definition, open_definitions, released_definitions
 from tests.manifests.kubelet import documents
 from tests.manifests.mutations import mutations

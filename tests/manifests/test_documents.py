@@ -7,7 +7,12 @@ import sys
 
 import pytest
 
-from stratagem.manifests.documents import Problem, document_name, metadata_name, parse_documents
+from stratagem.cli.manifests.custom_resources import (
+    Problem,
+    document_name,
+    metadata_name,
+    parse_documents,
+)
 
 
 def test_empty_documents_are_left_out() -> None:

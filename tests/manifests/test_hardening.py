@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from stratagem.manifests import render_kubernetes, render_ray
+from stratagem.cli.manifests.kubernetes import render_kubernetes
+from stratagem.cli.manifests.variable_rules import render_ray
 from tests.manifests.kubelet import by_kind, documents, pod_specs, started_pods
 
 _ALL = {

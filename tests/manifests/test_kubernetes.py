@@ -6,15 +6,16 @@ import itertools
 
 import pytest
 
-from stratagem.authentication import Secret
 from stratagem.cli.input_service import command
-from stratagem.cluster import Processes, TFConfigClusterResolver
-from stratagem.manifests import (
+from stratagem.cli.manifests.kubernetes import (
     kubernetes_template,
     kubernetes_versions,
     render_kubernetes,
     validate_kubernetes,
 )
+from stratagem.cluster.processes import Processes
+from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
+from stratagem.group.authentication.secret import Secret
 from tests.manifests.definitions import open_definitions
 from tests.manifests.kubelet import StartedPod, by_kind, started_pods
 

@@ -9,8 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.manifests import render_kubernetes
-from stratagem.manifests.pods import expand, pods_of
+from stratagem.cli.manifests.kubernetes import expand, pods_of, render_kubernetes
 from tests.manifests.kubelet import documents, expanded, started_pods
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from stratagem.manifests import ray_template, render_ray, validate_kubernetes
+from stratagem.cli.manifests.kubernetes import validate_kubernetes
+from stratagem.cli.manifests.variable_rules import ray_template, render_ray
 from tests.manifests.definitions import open_definitions
 from tests.manifests.kubelet import by_kind
 

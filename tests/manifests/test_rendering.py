@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 
-from stratagem.manifests import Template
+from stratagem.cli.manifests.rendering import Template
 
 _TEMPLATE = """{# a comment #}
 {%- set name = "example" -%}

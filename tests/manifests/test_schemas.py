@@ -9,8 +9,11 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from stratagem.manifests import kubernetes_versions, render_kubernetes
-from stratagem.manifests.schemas import schema_problems
+from stratagem.cli.manifests.kubernetes import (
+    kubernetes_versions,
+    render_kubernetes,
+    schema_problems,
+)
 from tests.manifests.kubelet import documents
 from tests.manifests.mutations import mutations
 

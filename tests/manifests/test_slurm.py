@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.authentication import Secret
-from stratagem.manifests import render_slurm, slurm_template
+from stratagem.cli.manifests.variable_rules import render_slurm, slurm_template
+from stratagem.group.authentication.secret import Secret
 
 _BASH = shutil.which("bash") or "bash"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import textwrap
 
-from stratagem.migrate.rewrite import rewrite
+from stratagem.cli.migrate.files import rewrite
 
 SG = "import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import libcst as cst
 import pytest
 
-from stratagem.migrate.arguments import ArgumentsRefusedError, as_indices
+from stratagem.cli.migrate.names import ArgumentsRefusedError, as_indices
 from tests.migrate.programs import body
 
 CALLS = [

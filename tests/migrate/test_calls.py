@@ -5,9 +5,8 @@ from __future__ import annotations
 import libcst as cst
 import pytest
 
-from stratagem.migrate.arguments import code_of
-from stratagem.migrate.calls import device_list, print_call
-from stratagem.migrate.context import FileContext
+from stratagem.cli.migrate.context import FileContext
+from stratagem.cli.migrate.names import code_of, device_list, print_call
 
 
 def _call(code: str) -> cst.Call:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import libcst as cst
 import pytest
 
-from stratagem.migrate.chains import UnknownChainError, chain_of, converted_chain
-from stratagem.migrate.context import dotted
+from stratagem.cli.migrate.context import dotted
+from stratagem.cli.migrate.datasets import UnknownChainError, chain_of, converted_chain
 
 
 def _chain(code: str):

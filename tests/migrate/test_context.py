@@ -6,9 +6,9 @@ import libcst as cst
 import pytest
 from libcst.metadata import MetadataWrapper
 
-from stratagem.migrate.arguments import code_of
-from stratagem.migrate.context import FileContext, dotted, module_names, with_marks
-from stratagem.migrate.rules import Advice
+from stratagem.cli.migrate.context import FileContext, dotted, module_names, with_marks
+from stratagem.cli.migrate.names import code_of
+from stratagem.cli.migrate.rules import Advice
 
 
 def test_code_has_the_names_of_the_file() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import pytest
 
-from stratagem.migrate.exports import exists
+from stratagem.cli.migrate.rules import exists
 
 
 @pytest.mark.parametrize("module", ["layers", "losses", "ops", "callbacks", "utils", "backend"])

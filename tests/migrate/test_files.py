@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.migrate import files
+from stratagem.cli.migrate import files
 from tests.migrate.programs import SG
 
 TF = "import tensorflow as tf\ntf.Variable(1)\n"

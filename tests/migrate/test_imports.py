@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.migrate.rewrite import rewrite
+from stratagem.cli.migrate.files import rewrite
 from tests.migrate.programs import SG, rewritten
 
 CASES = [

@@ -6,7 +6,7 @@ import symtable
 
 import pytest
 
-from stratagem.migrate import name_uses
+from stratagem.cli.migrate import tapes as name_uses
 
 CODE = [
     ("x = y", ["x"], {"y"}, []),

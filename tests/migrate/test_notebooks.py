@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from stratagem.migrate.notebooks import rewrite_notebook
-from stratagem.migrate.rewrite import UnreadableSourceError, rewrite
+from stratagem.cli.migrate.files import UnreadableSourceError, rewrite, rewrite_notebook
 from tests.migrate.programs import SG
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stratagem.migrate import report
-from stratagem.migrate.files import FileReport
+from stratagem.cli.migrate import report
+from stratagem.cli.migrate.files import FileReport
 
 ONE = FileReport(Path("a.py"), "x\n", "y\n", marks=((3, "tf.foo: do it"), (0, "tf.bar: too")))
 BROKEN = FileReport(Path("b.py"), error="Line 1 does not parse.")

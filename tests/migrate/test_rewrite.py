@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stratagem.migrate.files import FileReport
-from stratagem.migrate.rewrite import UnreadableSourceError, rewrite
+from stratagem.cli.migrate.files import FileReport, UnreadableSourceError, rewrite
 
 _REPOSITORY = Path(__file__).parents[2]
 _KERAS = Path(importlib.util.find_spec("keras").submodule_search_locations[0])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.migrate import rules
+from stratagem.cli.migrate import rules
 
 _TABLE = tomllib.loads(Path(rules.__file__).with_name("renames.toml").read_text(encoding="utf-8"))
 _ROOTS = {"sg": sg, "keras": keras, "jax": jax, "np": np}

@@ -19,7 +19,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.cli import main as command
-from stratagem.migrate import STATUSES, Symbol, load_symbols
+from stratagem.cli.migrate.symbols import STATUSES, Symbol, load_symbols
 
 _FOLDER = Path(__file__).parent
 _ROOT = _FOLDER.parents[1]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import libcst as cst
 import pytest
 
-from stratagem.migrate.arguments import code_of
-from stratagem.migrate.tape_calls import UnusualTapeError, find_gradients
+from stratagem.cli.migrate.names import code_of
+from stratagem.cli.migrate.tapes import UnusualTapeError, find_gradients
 
 
 def _find(code: str):

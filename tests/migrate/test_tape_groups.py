@@ -5,9 +5,8 @@ from __future__ import annotations
 import libcst as cst
 import pytest
 
-from stratagem.migrate.arguments import code_of
-from stratagem.migrate.tape_calls import UnusualTapeError, find_gradients
-from stratagem.migrate.tape_groups import split_losses
+from stratagem.cli.migrate.names import code_of
+from stratagem.cli.migrate.tapes import UnusualTapeError, find_gradients, split_losses
 
 
 def _split(block: str, *calls: str) -> list[tuple[str, list[str]]]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from stratagem.monitoring.cell import Cell
-from stratagem.monitoring.chart_cells import (
+from stratagem.observe.monitoring.charts import TimeFrame
+from stratagem.observe.monitoring.html_report import (
+    Cell,
+    load_run,
     members_cell,
     memory_cell,
     speed_cell,
     time_cell,
     values_cell,
 )
-from stratagem.monitoring.charts import TimeFrame
-from stratagem.monitoring.reported_run import load_run
 from tests.goodput.runs import gang_restart, members_come_and_go, process, run, straggling, write
 
 

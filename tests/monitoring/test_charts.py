@@ -6,8 +6,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from stratagem.goodput import account_for
-from stratagem.monitoring.charts import (
+from stratagem.observe.goodput.account import account_for
+from stratagem.observe.monitoring.charts import (
     COLORS,
     TimeFrame,
     cause_role,
@@ -16,7 +16,7 @@ from stratagem.monitoring.charts import (
     straggler_chart,
     time_chart,
 )
-from stratagem.monitoring.run_series import Line, series_of
+from stratagem.observe.monitoring.run_series import Line, series_of
 from tests.goodput.runs import gang_restart, members_come_and_go, straggling
 
 FRAME = TimeFrame(78.0, [45.0])

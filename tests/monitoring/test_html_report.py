@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from stratagem import optional_libraries
+from stratagem import environment as optional_libraries
 from stratagem.errors import NotFoundError
-from stratagem.monitoring.html_report import write_report
+from stratagem.observe.monitoring.html_report import write_report
 from tests.goodput.runs import gang_restart, straggling, write
 
 VOID = {"meta", "br"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stratagem.errors import NotFoundError
-from stratagem.monitoring import live_view
-from stratagem.monitoring.watcher import Watcher
-from stratagem.run_events.records import encode
+from stratagem.observe.monitoring import terminal_view as live_view
+from stratagem.observe.monitoring.run_state import Watcher
+from stratagem.observe.run_events.records import encode
 from tests.goodput.runs import end, first_step, process, run, straggling, write
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.monitoring.process_state import LOST_AFTER_S, ProcessState
+from stratagem.observe.monitoring.run_state import LOST_AFTER_S, ProcessState
 from tests.goodput.runs import (
     EPOCH_S,
     end,

@@ -12,12 +12,12 @@ import urllib.request
 import pytest
 from click.testing import CliRunner
 
-from stratagem import optional_libraries
+from stratagem import environment as optional_libraries
 from stratagem.cli import main
-from stratagem.monitoring import prometheus_export
-from stratagem.monitoring.prometheus_export import RunCollector, serve
-from stratagem.monitoring.watcher import Watcher
-from stratagem.run_events.records import encode
+from stratagem.cli import watch as prometheus_export
+from stratagem.cli.watch import RunCollector, serve
+from stratagem.observe.monitoring.run_state import Watcher
+from stratagem.observe.run_events.records import encode
 from tests.goodput.runs import (
     EPOCH_S,
     members_come_and_go,

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from stratagem.cli import main
-from stratagem.goodput import account_for, read_run
-from stratagem.monitoring.reported_run import load_run
-from stratagem.monitoring.run_series import NUM_COLUMNS
+from stratagem.observe.goodput.account import account_for
+from stratagem.observe.monitoring.html_report import load_run
+from stratagem.observe.monitoring.run_series import NUM_COLUMNS
+from stratagem.observe.run_events.reader import read_run
 from tests.command_runner import CliRunner
 
 _PROGRAM = """

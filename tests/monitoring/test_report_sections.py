@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from stratagem.monitoring.cell import Cell
-from stratagem.monitoring.report_sections import sections_of
-from stratagem.monitoring.reported_run import load_run
+from stratagem.observe.monitoring.html_report import Cell, load_run, sections_of
 from tests.goodput.runs import gang_restart, straggling, write
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stratagem.errors import NotFoundError
-from stratagem.monitoring.reported_run import load_run, tiles_of
+from stratagem.observe.monitoring.html_report import load_run, tiles_of
 from tests.goodput.runs import process, run, straggling, write
 
 

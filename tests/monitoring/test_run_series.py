@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from stratagem.goodput import account_for
-from stratagem.monitoring.run_series import NUM_COLUMNS, series_of
+from stratagem.observe.goodput.account import account_for
+from stratagem.observe.monitoring.run_series import NUM_COLUMNS, series_of
 from tests.goodput.runs import (
     end,
     first_step,

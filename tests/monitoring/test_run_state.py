@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from stratagem.monitoring.run_state import RunSnapshot, RunState
-from stratagem.run_events.reader import ProcessEvents
+from stratagem.observe.monitoring.run_state import RunSnapshot, RunState
+from stratagem.observe.run_events.reader import ProcessEvents
 from tests.goodput.runs import (
     EPOCH_S,
     end,

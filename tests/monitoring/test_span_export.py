@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem import optional_libraries
-from stratagem.monitoring.span_export import SpanExport
+from stratagem import environment as optional_libraries
+from stratagem.observe.monitoring.span_export import SpanExport
 from tests.goodput.runs import EPOCH_S, end, gang_restart, members, process, run, save, straggling
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from stratagem.monitoring.cell import Cell
-from stratagem.monitoring.charts import TimeFrame
-from stratagem.monitoring.reported_run import load_run
-from stratagem.monitoring.straggler_cell import straggler_cell
-from stratagem.run_events.records import StepEvent
+from stratagem.observe.monitoring.charts import TimeFrame
+from stratagem.observe.monitoring.html_report import Cell, load_run, straggler_cell
+from stratagem.observe.run_events.records import StepEvent
 from tests.goodput.runs import at, first_step, gang_restart, process, run, straggling, write
 from tests.stragglers.simulation import Group
 

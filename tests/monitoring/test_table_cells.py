@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 
-from stratagem.monitoring.cell import Cell
-from stratagem.monitoring.charts import TimeFrame
-from stratagem.monitoring.reported_run import load_run
-from stratagem.monitoring.table_cells import failure_cell, plan_cell, save_cell, warning_cell
+from stratagem.observe.monitoring.charts import TimeFrame
+from stratagem.observe.monitoring.html_report import (
+    Cell,
+    failure_cell,
+    load_run,
+    plan_cell,
+    save_cell,
+    warning_cell,
+)
 from tests.goodput.runs import end, gang_restart, process, run, save, straggling, warning, write
 
 

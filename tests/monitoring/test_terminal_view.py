@@ -8,11 +8,11 @@ import io
 import pytest
 from rich.console import Console
 
-from stratagem.goodput import account_for
-from stratagem.monitoring.run_state import RunState
-from stratagem.monitoring.terminal_view import frame
-from stratagem.run_events.reader import ProcessEvents
-from stratagem.run_events.records import StepEvent
+from stratagem.observe.goodput.account import account_for
+from stratagem.observe.monitoring.run_state import RunState
+from stratagem.observe.monitoring.terminal_view import frame
+from stratagem.observe.run_events.reader import ProcessEvents
+from stratagem.observe.run_events.records import StepEvent
 from tests.goodput.runs import (
     EPOCH_S,
     first_step,

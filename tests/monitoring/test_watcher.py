@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from stratagem.errors import NotFoundError
-from stratagem.goodput import account_for
-from stratagem.monitoring import watcher as watcher_module
-from stratagem.monitoring.watcher import Watcher
-from stratagem.run_events.records import encode
+from stratagem.observe.goodput.account import account_for
+from stratagem.observe.monitoring import run_state as watcher_module
+from stratagem.observe.monitoring.run_state import Watcher
+from stratagem.observe.run_events.records import encode
 from tests.goodput.runs import EPOCH_S, gang_restart, steps, straggling, write
 
 

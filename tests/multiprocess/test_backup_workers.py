@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import pytest
 
-from stratagem.exit_codes import NOT_NEEDED
-from stratagem.input.splitting import split_lengths
+from stratagem.errors import NOT_NEEDED
+from stratagem.input.batches import split_lengths
 from tests.multiprocess.cluster import PROGRAMS, addresses, ended, environment, run_cluster
 
 _PROGRAM = str(PROGRAMS / "backup_workers.py")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem import storage
+from stratagem.checkpoint.storage.files import read_manifest
 from tests.multiprocess.cluster import PROGRAMS, Ended, run_alone, run_cluster
 
 _PROGRAM = str(PROGRAMS / "sharded_checkpoints.py")
@@ -64,7 +64,7 @@ def test_saved_by_two_processes_and_opened_by_any(
     databases = checkpoints.glob("ckpt-1/pytree/shards.process_*")
     assert sorted(path.name for path in databases) == ["shards.process_0", "shards.process_1"]
     assert [path.name for path in checkpoints.iterdir()] == ["ckpt-1"]
-    entries = storage.read_manifest(checkpoints / "ckpt-1")["items"]["pytree"]
+    entries = read_manifest(checkpoints / "ckpt-1")["items"]["pytree"]
     shards = [entry["shard_shape"] for entry in entries if "shard_shape" in entry]
     assert shards == [[250, 512]] * 3  # the large kernel, and Adam's slots of it
     _assert_opened(tmp_path, num_processes, num_devices)

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stratagem.collectives import Algorithm
-from stratagem.collectives.shared_memory import is_supported
+from stratagem.devices.collectives.choice import Algorithm
+from stratagem.devices.collectives.shared_sums import is_supported
 from tests.multiprocess.cluster import PROGRAMS, addresses, ended, run_cluster, started
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="memory is shared on Linux on x86-64")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.monitoring.reported_run import load_run
-from stratagem.stragglers import RunCost
+from stratagem.observe.monitoring.html_report import load_run
+from stratagem.observe.stragglers.attribution import RunCost
 from tests.multiprocess.cluster import PROGRAMS, run_cluster
 from tests.multiprocess.namespaces import can_make_hosts, hosts
 

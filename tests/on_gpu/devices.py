@@ -149,7 +149,7 @@ lookups: Counter[str] = Counter()
 
 def _replace_lookup(accelerator: Any, *, is_alone: bool) -> None:
     """Makes the name of the first CPU device alone mean the accelerator, for what computes."""
-    from stratagem.topology import devices as module
+    from stratagem.devices import finding as module
 
     original: Callable[..., tuple[Any, ...]] = module.find_devices
 

@@ -11,8 +11,8 @@ import pytest
 with contextlib.suppress(ImportError):  # tests without Ray run where it is missing
     import ray  # noqa: F401 - sets a variable of its own, once, before any test
 
+from stratagem.launch.remote.ray.ray_cluster import RayCluster, start_local_ray
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
-from stratagem.remote.ray.ray_cluster import RayCluster, start_local_ray
 from tests.parameter_server import shared_with_workers
 from tests.parameter_server.clusters import coordinated
 

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import Listener, Request
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.listener import Listener, Request
-from stratagem.transport.wire import Message
 
 
 def serve_parameters(index: int, keys: ClusterKeys) -> ParameterServer:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.local_updates import LocalUpdates
+from stratagem.devices.local_updates import LocalUpdates
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.wire import Message
+from stratagem.parameter_server.cluster.cluster_plan import rounds_of
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
-from stratagem.parameter_server.cluster.round_settings import rounds_of
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.strategy.process_parts import independent_parts
-from stratagem.transport.connection import Connections
-from stratagem.transport.wire import Message
 from tests.parameter_server.clusters import ThreadCluster, local_strategy
 
 RNG = np.random.default_rng(1)

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.keys import ClusterKeys
 from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.key_layout import layout_of_keys
+from stratagem.parameter_server.client.shard_layout import layout_of_keys
 from stratagem.parameter_server.client.table_client import TableClient
 from stratagem.parameter_server.client.table_moves import ReshardStats, move_tables
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
 from tests.parameter_server.server.update_rules import Momentum
 
 OPTIONS: dict[str, Any] = {"initializer": {"kind": "uniform", "a": -1, "b": 1, "seed": 3}}

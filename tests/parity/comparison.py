@@ -19,9 +19,11 @@ import keras
 import numpy as np
 
 import stratagem as sg
-from stratagem.strategies.offloaded_state import pinned_host_store
-from stratagem.topology import Topology, find_devices
-from stratagem.variables import Division, UniformPlacement, VariableLayouts
+from stratagem.devices.finding import find_devices
+from stratagem.devices.mesh import Topology
+from stratagem.strategies.placement_rules import pinned_host_store
+from stratagem.variables.layouts import Division, VariableLayouts
+from stratagem.variables.placement import UniformPlacement
 from tests.on_gpu.devices import selected_platform
 from tests.parity.tensorflow.cases import initial_weights
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.planning import ACCELERATORS
+from stratagem.planning.accelerators import ACCELERATORS
 
 
 @pytest.mark.parametrize("name", ACCELERATORS)

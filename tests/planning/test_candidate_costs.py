@@ -6,10 +6,19 @@ import dataclasses
 
 import pytest
 
-from stratagem.planning import Assumptions, Form, PlanCandidate, assumptions_of, parse_target
-from stratagem.planning.candidate_costs import Estimate, Weight, Workload, estimate
-from stratagem.planning.candidates import list_candidates
-from stratagem.planning.operation_costs import OperationCost
+from stratagem.planning.candidates import (
+    Estimate,
+    Form,
+    PlanCandidate,
+    Weight,
+    Workload,
+    assumptions_of,
+    estimate,
+    list_candidates,
+)
+from stratagem.planning.schedule import OperationCost
+from stratagem.planning.step_time import Assumptions
+from stratagem.planning.targets import parse_target
 from stratagem.planning.traced_costs import TracedCosts
 
 _COSTS = TracedCosts(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import stratagem as sg
-from stratagem.planning import Form, PlanCandidate, parse_target
-from stratagem.planning.candidates import list_candidates
-from stratagem.topology.abstract_devices import planning_for
+from stratagem.devices.abstract_devices import planning_for
+from stratagem.planning.candidates import Form, PlanCandidate, list_candidates
+from stratagem.planning.targets import parse_target
 
 _TARGET = parse_target("8xH100")
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from stratagem.planning import Form, PlanCandidate, PlanChoice, PlanSearch, parse_target
-from stratagem.planning.candidate_costs import Estimate
+from stratagem.planning.candidates import Estimate, Form, PlanCandidate
+from stratagem.planning.choices import PlanChoice, PlanSearch
+from stratagem.planning.targets import parse_target
 
 _TARGET = parse_target("8xH100")
 _LINKS = "collectives over NVLink"

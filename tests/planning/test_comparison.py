@@ -9,10 +9,10 @@ import json
 import pytest
 from rich.console import Console
 
-from stratagem.planning import ComparedPart, StepTime
-from stratagem.planning.comparison import compare
+from stratagem.observe.profiling.summary import ProfileSummary
 from stratagem.planning.report import show_comparison
-from stratagem.profiling import ProfileSummary
+from stratagem.planning.result import ComparedPart, compare
+from stratagem.planning.step_time import StepTime
 from tests.profiling.fabricated import two_steps, write
 
 # Ten steps of 40 ms.

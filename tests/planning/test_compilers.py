@@ -10,8 +10,10 @@ import jax
 import pytest
 
 from stratagem.execution.programs.step_capture import CapturedStep
-from stratagem.planning import capture_script, compilers, parse_target
+from stratagem.planning import compilers
 from stratagem.planning.compilers import compile_step, missing_compiler
+from stratagem.planning.script_capture import capture_script
+from stratagem.planning.targets import parse_target
 
 _TARGET = parse_target("2xH100")
 

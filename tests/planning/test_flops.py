@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from stratagem.planning.flops import product_flops
+from stratagem.planning.traced_costs import product_flops
 
 
 def _flops(function, *shapes) -> dict[str, float]:

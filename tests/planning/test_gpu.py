@@ -7,8 +7,8 @@ import keras
 import pytest
 
 import stratagem as sg
-from stratagem.planning import Plan
 from stratagem.planning.compilers import missing_compiler
+from stratagem.planning.result import Plan
 
 pytestmark = pytest.mark.skipif(
     missing_compiler("gpu") is not None,

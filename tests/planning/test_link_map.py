@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.planning import LINK_METHODS, LinkMethod, link_map
-from stratagem.planning.link_map import messages_of
+from stratagem.planning import link_map
+from stratagem.planning.link_map import LINK_METHODS, LinkMethod, messages_of
 
 TARGET = sg.planning.parse_target("16xH100")
 ASSUMED = sg.planning.Assumptions(memory_share=1.0, link_share=1.0, link_latency_s=0.0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import stratagem as sg
-from stratagem import optional_libraries
-from stratagem.planning import LINK_METHODS, link_map
-from stratagem.planning.link_map_plot import link_map_figure
+from stratagem import environment as optional_libraries
+from stratagem.planning import link_map
+from stratagem.planning.link_map import LINK_METHODS, link_map_figure
 
 TARGET = sg.planning.parse_target("16xH100")
 

@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from stratagem.planning import Schedule
-from stratagem.planning.flops import product_flops
-from stratagem.planning.operation_costs import OperationCost, operation_costs
+from stratagem.planning.schedule import OperationCost, Schedule, operation_costs
+from stratagem.planning.traced_costs import product_flops
 
 _CONVOLUTION = 2 * 8 * 14 * 14 * 32 * 3 * 3 * 16  # 3x3 from 16 features to 32, on 14x14
 

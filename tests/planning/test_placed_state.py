@@ -12,12 +12,13 @@ import pytest
 from rich.console import Console
 
 import stratagem as sg
+from stratagem.devices.abstract_devices import planning_for
+from stratagem.devices.mesh import Topology
 from stratagem.keras.training.planned_models import training_step
-from stratagem.planning import Plan, parse_target
-from stratagem.planning.programs import device_bytes, step_programs
+from stratagem.planning.memory import device_bytes, step_programs
 from stratagem.planning.report import show
-from stratagem.topology import Topology
-from stratagem.topology.abstract_devices import planning_for
+from stratagem.planning.result import Plan
+from stratagem.planning.targets import parse_target
 
 _WIDTH, _HIDDEN, _CLASSES = 64, 512, 8
 _BATCH = (np.ones((32, _WIDTH), "float32"), np.zeros(32, "int32"))
@@ -220,7 +221,7 @@ def test_a_large_model_with_a_shared_table_takes_no_memory_here(monkeypatch) -> 
         made.append(int(np.prod(shape)))
         return full(shape, *args, **kwargs)
 
-    monkeypatch.setattr("stratagem.keras.numerics.table_rows.jnp.full", counted)
+    monkeypatch.setattr("stratagem.keras.numerics.optimizer.jnp.full", counted)
     plan = sg.plan(_table, _IDS, "2xH100", shard_state="all")
     assert plan.memory.optimizer_bytes > 2**20
     assert max(made) == 1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.planning import Plan
+from stratagem.planning.result import Plan
 from tests.profiling.fabricated import two_steps, write
 
 _WIDTHS = (64, 512, 10)

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem import optional_libraries
-from stratagem.planning import Plan
-from stratagem.planning.plot import draw, figure_of
+from stratagem import environment as optional_libraries
+from stratagem.planning.result import Plan, draw, figure_of
 
 _GIB = 2**30
 

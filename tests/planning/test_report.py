@@ -11,15 +11,11 @@ import pytest
 from rich.console import Console
 
 import stratagem as sg
-from stratagem.planning import Plan, Reduction, parse_target
-from stratagem.planning.report import (
-    count_text,
-    headline,
-    show,
-    time_text,
-    verdict,
-)
-from stratagem.rendering import size_text
+from stratagem.logs import size_text
+from stratagem.planning.report import count_text, headline, show, time_text, verdict
+from stratagem.planning.result import Plan
+from stratagem.planning.schedule import Reduction
+from stratagem.planning.targets import parse_target
 from tests.test_rendering import require_plain
 
 _GIB = 2**30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.planning import Reduction, Schedule, share_behind
+from stratagem.planning.schedule import Reduction, Schedule, share_behind
 
 _PROGRAM = """
 HloModule jit_step, is_scheduled=true

@@ -10,7 +10,10 @@ import jax
 import keras
 import pytest
 
-from stratagem.planning import capture_script, parse_target, plan_step, with_global_batch
+from stratagem.planning.global_batch import with_global_batch
+from stratagem.planning.planner import plan_step
+from stratagem.planning.script_capture import capture_script
+from stratagem.planning.targets import parse_target
 
 _PROGRAMS = Path(__file__).parent / "programs"
 _EXAMPLES = Path(__file__).parents[2] / "examples"

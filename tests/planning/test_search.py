@@ -11,7 +11,7 @@ import pytest
 
 import stratagem as sg
 from stratagem import planning
-from stratagem.topology.abstract_devices import planning_for
+from stratagem.devices.abstract_devices import planning_for
 
 _BATCH = (np.ones((16, 8), "float32"), np.ones((16, 8), "float32"))
 

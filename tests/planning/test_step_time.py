@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.planning import ACCELERATORS, Assumptions, Reduction, Target, parse_target
-from stratagem.planning.operation_costs import OperationCost
+from stratagem.planning.accelerators import ACCELERATORS
+from stratagem.planning.schedule import OperationCost, Reduction
 from stratagem.planning.step_time import (
+    Assumptions,
     compute_s,
     for_any_size,
     message_s,
@@ -14,6 +15,7 @@ from stratagem.planning.step_time import (
     predict_scaling,
     predict_step,
 )
+from stratagem.planning.targets import Target, parse_target
 
 # Everything at its peak, and messages for nothing but their bytes.
 _IDEAL = Assumptions(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.planning import parse_target
+from stratagem.planning.targets import parse_target
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import keras
 import pytest
 
 import stratagem as sg
-from stratagem.planning import Plan
+from stratagem.planning.result import Plan
 
 pytest.importorskip("libtpu", reason="libtpu is not installed: `make test-tpu` has it")
 

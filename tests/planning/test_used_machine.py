@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.planning import parse_target
-from stratagem.topology.abstract_devices import planning_for
+from stratagem.devices.abstract_devices import planning_for
+from stratagem.planning.targets import parse_target
 
 _BATCH = (np.ones((32, 64), "float32"), np.zeros((32, 1), "float32"))
 

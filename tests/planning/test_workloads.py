@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import keras
 
-from stratagem.planning import Form, parse_target
-from stratagem.planning.workloads import workload_of
-from stratagem.topology.abstract_devices import placeholder
+from stratagem.devices.abstract_devices import placeholder
+from stratagem.planning.candidates import Form
+from stratagem.planning.search import workload_of
+from stratagem.planning.targets import parse_target
 
 
 def test_a_model_with_adam() -> None:

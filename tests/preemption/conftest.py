@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.preemption import google_cloud
+from stratagem.cluster.preemption import configuration as google_cloud
 
 _NAMES = (
     "CUDA_VISIBLE_DEVICES",

@@ -7,14 +7,15 @@ import time
 
 import pytest
 
-from stratagem.manifests import kubernetes_template, render_slurm, slurm_template
-from stratagem.preemption import (
+from stratagem.cli.manifests.kubernetes import kubernetes_template
+from stratagem.cli.manifests.variable_rules import render_slurm, slurm_template
+from stratagem.cluster.preemption.configuration import (
     EXIT_CODE,
     GoogleCloudSource,
-    Notice,
-    SignalSource,
     TerminationConfig,
 )
+from stratagem.cluster.preemption.notices import Notice
+from stratagem.cluster.preemption.signals import SignalSource
 
 GOOGLE = {"GCE_METADATA_HOST": "127.0.0.1:1"}
 

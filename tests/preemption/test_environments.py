@@ -6,7 +6,11 @@ import time
 
 import pytest
 
-from stratagem.preemption import name_of_environment, pod_time_left, slurm_time_left
+from stratagem.cluster.preemption.configuration import (
+    name_of_environment,
+    pod_time_left,
+    slurm_time_left,
+)
 
 
 @pytest.mark.parametrize(

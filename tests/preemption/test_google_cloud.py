@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.preemption import GoogleCloudSource, google_cloud, on_google_cloud
+from stratagem.cluster.preemption import configuration as google_cloud
+from stratagem.cluster.preemption.configuration import GoogleCloudSource, on_google_cloud
 
 TIMEOUT_S = 60
 PREEMPTED = "instance/preempted"

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from stratagem.preemption import AnySource, Notice, NoticeSource, PolledSource
+from stratagem.cluster.preemption.configuration import PolledSource
+from stratagem.cluster.preemption.notices import AnySource, Notice, NoticeSource
 
 
 class Told(NoticeSource):

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from stratagem.preemption import PolledSource
+from stratagem.cluster.preemption.configuration import PolledSource
 
 NAME = "stratagem-notice-poll"
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from stratagem.preemption import SignalSource, TerminationConfig
-from stratagem.preemption.signals import ignore_until_exit
+from stratagem.cluster.preemption.configuration import TerminationConfig
+from stratagem.cluster.preemption.signals import SignalSource, ignore_until_exit
 from tests.fresh_process import run_fresh
 
 TIMEOUT_S = 60
@@ -49,7 +49,7 @@ def line(process: subprocess.Popen[str]) -> str:
 
 NOTE_AND_LEAVE = """
 import sys
-from stratagem.preemption import TerminationConfig
+from stratagem.cluster.preemption import TerminationConfig
 config = TerminationConfig().for_environment()
 with config.source() as source:
     print("ready")
@@ -68,7 +68,7 @@ def test_sigterm_is_noted_and_the_program_leaves_with_its_code(child) -> None:
 
 WORK_UNTIL_KILLED = """
 import os, threading, time
-from stratagem.preemption import SignalSource
+from stratagem.cluster.preemption import SignalSource
 
 def say(line):
     os.write(1, line.encode() + b"\\n")  # whole, also from two threads
@@ -105,7 +105,7 @@ def test_forked_child_is_ended_as_ever() -> None:
     # before it has looked around, so that the child says when it has.
     program = """
 import os, signal, time
-from stratagem.preemption import SignalSource
+from stratagem.cluster.preemption import SignalSource
 readable, writable = os.pipe()
 with SignalSource() as source:
     child = os.fork()
@@ -125,7 +125,7 @@ with SignalSource() as source:
 def test_child_that_listens_itself_hears_its_own() -> None:
     program = """
 import os, signal
-from stratagem.preemption import SignalSource
+from stratagem.cluster.preemption import SignalSource
 with SignalSource() as source:
     child = os.fork()
     if child == 0:
@@ -271,8 +271,8 @@ def test_no_signal_is_refused() -> None:
 
 LAST_SIGNAL = """
 import os, signal, sys
-from stratagem.preemption import SignalSource
-from stratagem.preemption.signals import ignore_until_exit
+from stratagem.cluster.preemption import SignalSource
+from stratagem.cluster.preemption.signals import ignore_until_exit
 
 class Last:
     def __del__(self, kill=os.kill, pid=os.getpid(), signum=signal.SIGTERM):

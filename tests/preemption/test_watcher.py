@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from stratagem.preemption import PreemptionWatcher, SignalSource, TerminationConfig
+from stratagem.cluster.preemption.configuration import PreemptionWatcher, TerminationConfig
+from stratagem.cluster.preemption.signals import SignalSource
 
 
 def watcher_with_grace(grace_s: float) -> PreemptionWatcher:

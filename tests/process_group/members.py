@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from stratagem.frames import frame
+from stratagem.group.current import Identity
+from stratagem.group.member import Group
+from stratagem.group.protocol import frame
+from stratagem.group.verdict import GroupLimits
 from stratagem.launch.plan.ports import free_ports
-from stratagem.process_group import Group, GroupLimits, Identity
 from tests.authentication.peers import dialed, key, prove
 
 

@@ -6,8 +6,9 @@ import concurrent.futures
 
 import pytest
 
-from stratagem.process_group import Group, GroupLimits
-from stratagem.process_group.addresses import Link, reachable_addresses
+from stratagem.group.hub import Link, reachable_addresses
+from stratagem.group.member import Group
+from stratagem.group.verdict import GroupLimits
 from tests.process_group.members import connected, free_port, hello, identity, joined
 
 _ITSELF = Link("127.0.0.1", "127.0.0.1", "127.0.0.1")

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.process_group import Group, GroupLimits
+from stratagem.group.member import Group
+from stratagem.group.verdict import GroupLimits
 from tests.process_group.members import joined, together
 
 _LIMIT_S = 120.0

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from stratagem.process_group import Group, GroupLimits
-from stratagem.process_group.assignments import AssignmentNotes, Assignments
+from stratagem.group.assignments import AssignmentNotes, Assignments
+from stratagem.group.member import Group
+from stratagem.group.verdict import GroupLimits
 from tests.process_group.members import joined, together
 
 _LIMITS = GroupLimits(join_s=60, peer_s=60, stuck_s=600, barrier_s=60)

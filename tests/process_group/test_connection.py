@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from stratagem.authentication import Credentials, Secret, gate
-from stratagem.process_group import Group, GroupLimits
+from stratagem.group.authentication import secret as gate
+from stratagem.group.authentication.secret import Credentials, Secret
+from stratagem.group.member import Group
+from stratagem.group.verdict import GroupLimits
 from tests.authentication import peers
 from tests.authentication.certificates import make_certificates
 from tests.launch.waiting import until

@@ -7,8 +7,8 @@ import types
 import pytest
 
 from stratagem import logs
-from stratagem.process_group import current, current_group, set_current_group
-from stratagem.process_group.identity import Identity
+from stratagem.group import current
+from stratagem.group.current import Identity, current_group, set_current_group
 
 
 def test_group_is_set_once_and_names_this_process_in_logs(monkeypatch) -> None:

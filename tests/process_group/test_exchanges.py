@@ -7,14 +7,8 @@ from typing import Any
 
 import pytest
 
-from stratagem.process_group.exchanges import ExchangeReply, Exchanges
-from stratagem.process_group.verdict import (
-    Activity,
-    GroupLimits,
-    MemberView,
-    ProgramPosition,
-    Verdict,
-)
+from stratagem.group.hub import ExchangeReply, Exchanges
+from stratagem.group.verdict import Activity, GroupLimits, MemberView, ProgramPosition, Verdict
 
 _LABELS = ["worker 0", "worker 1", "worker 2"]
 _LIMITS = GroupLimits(stuck_s=120)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from stratagem.authentication import Credentials
-from stratagem.frames import frame, read_frame
-from stratagem.process_group import GroupLimits
-from stratagem.process_group.hub import Hub
+from stratagem.group.authentication.secret import Credentials
+from stratagem.group.hub import Hub
+from stratagem.group.protocol import frame, read_frame
+from stratagem.group.verdict import GroupLimits
 from tests.process_group.members import hello
 
 _LIMITS = GroupLimits(join_s=600, peer_s=600, stuck_s=600, barrier_s=600)
@@ -120,7 +120,7 @@ def test_announcements_at_one_time_are_one_message_to_each_and_come_before_what_
 
 
 def test_missing_processes_are_told_while_all_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stratagem.process_group.hub._JUDGE_INTERVAL_S", 0.01)
+    monkeypatch.setattr("stratagem.group.hub._JUDGE_INTERVAL_S", 0.01)
 
     async def act() -> None:
         hub: Any = Hub([f"worker {index}" for index in range(200)], _LIMITS, 0, Credentials(), 20)

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from stratagem.process_group import Identity
+from stratagem.group.current import Identity
 
 
 def test_label_is_that_of_the_process() -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.process_group import Activity, Group, GroupLimits
+from stratagem.group.member import Group
+from stratagem.group.verdict import Activity, GroupLimits
 from tests.launch.waiting import until
 from tests.process_group.members import end_joining, free_port, identity, joined, together
 

@@ -7,11 +7,12 @@ import socket
 
 import pytest
 
-from stratagem.authentication import Credentials, Secret
-from stratagem.authentication.gate import HandshakeLimits
-from stratagem.frames import frame
+from stratagem.group import notices
+from stratagem.group.authentication.secret import Credentials, HandshakeLimits, Secret
+from stratagem.group.member import Group
+from stratagem.group.protocol import frame
+from stratagem.group.verdict import GroupLimits
 from stratagem.launch.plan.ports import free_ports
-from stratagem.process_group import Group, GroupLimits, notices
 from tests.authentication import peers
 from tests.process_group.members import identity, listed, together
 

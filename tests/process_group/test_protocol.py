@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.authentication import Credentials
 from stratagem.errors import UnavailableError
-from stratagem.frames import frame
-from stratagem.process_group import Group, GroupLimits
-from stratagem.process_group.hub import Hub
-from stratagem.process_group.protocol import read_answer, read_message
+from stratagem.group.authentication.secret import Credentials
+from stratagem.group.hub import Hub
+from stratagem.group.member import Group
+from stratagem.group.protocol import frame, read_answer, read_message
+from stratagem.group.verdict import GroupLimits
 from tests.fuzzing import JSON, fuzz
 from tests.process_group.members import (
     as_bytes,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem.process_group import random_state
-from stratagem.process_group.random_state import agree_on_random_state
+from stratagem.group import current as random_state
+from stratagem.group.current import agree_on_random_state
 
 
 class Member:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from stratagem.errors import UnavailableError
-from stratagem.process_group import Group, GroupLimits
+from stratagem.group.member import Group
+from stratagem.group.verdict import GroupLimits
 from tests.process_group.members import joined, together
 
 _LIMIT_S = 120.0
@@ -90,7 +91,7 @@ def test_all_that_leave_early_go_on_together_and_nothing_is_kept(members) -> Non
 def test_process_that_needs_a_batch_of_a_closed_loop_gets_the_name_of_the_other(
     members, left_first, monkeypatch
 ) -> None:
-    monkeypatch.setattr("stratagem.process_group.streams._ERROR_REPORT_S", 0.05)
+    monkeypatch.setattr("stratagem.group.member._ERROR_REPORT_S", 0.05)
     streams = [member.stream("dataset 3 (1)") for member in members]
     together(3, lambda i: streams[i].exchange(i))
     if left_first:

@@ -7,14 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.process_group.verdict import (
-    Activity,
-    GroupLimits,
-    MemberView,
-    ProgramPosition,
-    judge,
-    named,
-)
+from stratagem.group.verdict import Activity, GroupLimits, MemberView, ProgramPosition, judge, named
 
 _LIMITS = GroupLimits(join_s=300, peer_s=30, stuck_s=120, barrier_s=300)
 

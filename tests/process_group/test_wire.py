@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.process_group.wire import decode, encode
+from stratagem.group.wire import decode, encode
 from tests.fuzzing import JSON, fuzz
 
 

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.profiling.intervals import clip, intersect, length, subtract, union
+from stratagem.observe.profiling.trace import clip, intersect, length, subtract, union
 
 _INTERVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=6)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from stratagem.profiling.marks import COMPILATION, END, STEP, input_mark
-from stratagem.profiling.trace import read_trace
-from stratagem.profiling.trace_files import find_traces
+from stratagem.observe.profiling.recorder import find_traces
+from stratagem.observe.profiling.trace import COMPILATION, END, STEP, input_mark, read_trace
 
 
 def test_marks_are_read_back_with_operations_and_compilation(tmp_path) -> None:

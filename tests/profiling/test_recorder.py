@@ -5,10 +5,13 @@ from __future__ import annotations
 import jax
 import pytest
 
-from stratagem.profiling import read_profile
-from stratagem.profiling import recorder as module
-from stratagem.profiling.recorder import StepRecorder
-from stratagem.profiling.step_observer import current_observer, observe
+from stratagem.observe.profiling import recorder as module
+from stratagem.observe.profiling.recorder import (
+    StepRecorder,
+    current_observer,
+    observe,
+    read_profile,
+)
 from tests.profiling.fabricated import cpu_trace, step, two_steps, write
 
 

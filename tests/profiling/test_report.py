@@ -9,10 +9,9 @@ import pytest
 from jax.profiler import ProfileData
 from rich.console import Console
 
-from stratagem.profiling import ProfileSummary
-from stratagem.profiling.report import show
-from stratagem.profiling.summary import summarize
-from stratagem.profiling.trace import parse_trace
+from stratagem.observe.profiling.report import show
+from stratagem.observe.profiling.summary import ProfileSummary, summarize
+from stratagem.observe.profiling.trace import parse_trace
 from tests.profiling.fabricated import OPERATIONS, two_steps
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from stratagem.profiling.scopes import every_steps, instructions_of, layer_of, period_of
+from stratagem.observe.profiling.summary import every_steps, instructions_of, layer_of, period_of
 
 _PROGRAM = """
 HloModule jit__one_step, is_scheduled=true

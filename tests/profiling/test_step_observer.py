@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from stratagem.profiling.step_observer import (
+from stratagem.observe.profiling.recorder import (
     UNOBSERVED,
     current_observer,
     end_observation,

@@ -9,10 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.profiler import ProfileData
 
-from stratagem.profiling import PARTS, ProfiledOperation, ProfileSummary
-from stratagem.profiling.intervals import union
-from stratagem.profiling.summary import summarize
-from stratagem.profiling.trace import DeviceOperation, DeviceTrace, parse_trace
+from stratagem.observe.profiling.summary import PARTS, ProfiledOperation, ProfileSummary, summarize
+from stratagem.observe.profiling.trace import DeviceOperation, DeviceTrace, parse_trace, union
 from tests.profiling.fabricated import OPERATIONS, two_steps
 
 _WHOLE_NS = 60

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 from jax.profiler import ProfileData
 
-from stratagem.profiling.trace import DeviceOperation, is_collective, parse_trace, read_trace
+from stratagem.observe.profiling.trace import (
+    DeviceOperation,
+    is_collective,
+    parse_trace,
+    read_trace,
+)
 from tests.profiling.fabricated import (
     Event,
     cpu_operation,

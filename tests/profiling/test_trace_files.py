@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.profiling import read_profile
-from stratagem.profiling.trace_files import find_traces, read_profiles
+from stratagem.observe.profiling.recorder import find_traces, read_profile, read_profiles
 from tests.profiling.fabricated import OPERATIONS, two_steps, write
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stratagem.devices.mesh import Topology
 from stratagem.planning.compilers import missing_compiler
-from stratagem.topology import Topology
 from tests.programs.schedule import Schedule, share_behind
 from tests.programs.training_steps import dense_step
 

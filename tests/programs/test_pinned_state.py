@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution import program_of
+from stratagem.devices.abstract_devices import planning_for
+from stratagem.devices.mesh import Topology
+from stratagem.execution.programs.lockstep import program_of
 from stratagem.keras.training.planned_models import training_step
-from stratagem.planning.programs import step_programs
+from stratagem.planning.memory import step_programs
 from stratagem.planning.targets import parse_target
-from stratagem.topology import Topology
-from stratagem.topology.abstract_devices import planning_for
 from tests.programs.absent_chips import QUICKLY, chips_of
 from tests.programs.schedule import Schedule
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem.topology import Topology
+from stratagem.devices.mesh import Topology
 from tests.programs.absent_chips import chips_of
 from tests.programs.schedule import Schedule, share_behind
 from tests.programs.training_steps import dense_step

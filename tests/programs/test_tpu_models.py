@@ -21,7 +21,7 @@ import keras
 import numpy as np
 import pytest
 
-from stratagem.keras import lower_training_step
+from stratagem.keras.training.model import lower_training_step
 from stratagem.strategies.compile_only import CompileOnlyStrategy
 from tests.programs import models
 from tests.programs.absent_chips import QUICKLY, chips_of

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from stratagem.communication import CommunicationImplementation, CommunicationOptions
-from stratagem.keras import lower_training_step
+from stratagem.devices.communication import CommunicationImplementation, CommunicationOptions
+from stratagem.devices.tpu_coordinates import in_ring_order, tpu_topology_of
+from stratagem.keras.training.model import lower_training_step
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.compile_only import CompileOnlyStrategy
-from stratagem.topology.tpu_coordinates import in_ring_order, tpu_topology_of
 from tests.programs import models
 from tests.programs.absent_chips import QUICKLY, chips_of
 

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import keras
 
-from stratagem.keras import lower_training_step
+from stratagem.devices.mesh import Topology
+from stratagem.keras.training.model import lower_training_step
 from stratagem.strategies.compile_only import CompileOnlyStrategy
-from stratagem.topology import Topology
 
 
 def dense_step(

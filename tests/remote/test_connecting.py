@@ -8,8 +8,8 @@ import types
 
 import pytest
 
-from stratagem.remote import connecting
-from stratagem.remote.connecting import connect_to_cluster
+from stratagem.launch.remote import remote_cluster as connecting
+from stratagem.launch.remote.remote_cluster import connect_to_cluster
 
 PROGRAM = """
 import sys

@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 
-from stratagem.cluster import ClusterSpec, SimpleClusterResolver
+from stratagem.cluster.resolvers.simple import SimpleClusterResolver
+from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import DeadlineExceededError
+from stratagem.launch.functions import RemoteError
 from stratagem.launch.plan.ports import free_ports
-from stratagem.launch.scripts import RemoteError
-from stratagem.remote import remote_cluster
-from stratagem.remote.jobs.local_code import local_modules
-from stratagem.remote.remote_cluster import RemoteCluster
+from stratagem.launch.remote import remote_cluster
+from stratagem.launch.remote.jobs.local_code import local_modules
+from stratagem.launch.remote.remote_cluster import RemoteCluster
 from tests.remote.heads import Head
 
 CALCULATIONS = """

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stratagem.cluster import ClusterSpec
+from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import UnavailableError
-from stratagem.remote import server
-from stratagem.remote.server import Server, ServerDef, run_standard_server
+from stratagem.launch.remote import server
+from stratagem.launch.remote.server import Server, ServerDef, run_standard_server
 
 CLUSTER = {"chief": ["127.0.0.1:2222"], "worker": ["b:1", "c:1"]}
 

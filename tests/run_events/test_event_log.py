@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from stratagem.run_events import event_log
-from stratagem.run_events.event_log import EventLog
+from stratagem.observe.run_events import writer as event_log
+from stratagem.observe.run_events.writer import EventLog
 
 
 def test_lines_are_written_at_once_and_not_after_the_end(tmp_path) -> None:

@@ -6,10 +6,11 @@ import os
 import threading
 from pathlib import Path
 
-from stratagem.goodput import EventWriter, read_run
-from stratagem.run_events import memory_sampler
-from stratagem.run_events.memory_sampler import MemorySampler, resident_bytes
-from stratagem.run_events.records import EndEvent, MemoryEvent
+from stratagem.observe.run_events import process_writer as memory_sampler
+from stratagem.observe.run_events.process_writer import MemorySampler, resident_bytes
+from stratagem.observe.run_events.reader import read_run
+from stratagem.observe.run_events.records import EndEvent, MemoryEvent
+from stratagem.observe.run_events.writer import EventWriter
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.goodput import RunEvents, account_for, current_events, read_run
-from stratagem.run_events import process_writer
-from stratagem.run_events.records import EndEvent, StepEvent
+from stratagem.observe.goodput.account import account_for
+from stratagem.observe.run_events import process_writer
+from stratagem.observe.run_events.process_writer import current_events
+from stratagem.observe.run_events.reader import RunEvents, read_run
+from stratagem.observe.run_events.records import EndEvent, StepEvent
 from tests.fresh_process import run_fresh
 
 CLUSTER = {"worker": ["a:1", "b:1", "c:1"], "ps": ["d:1"], "evaluator": ["e:1"]}
@@ -75,7 +77,7 @@ def test_steps_of_a_loop_have_the_waits_that_are_counted(tmp_path) -> None:
     """The first step has none, since nothing says when it began."""
     program = (
         "import stratagem as sg\n"
-        "from stratagem.run_events.wait_clock import wait_clock\n"
+        "from stratagem.observe.run_events.wait_clock import wait_clock\n"
         "wait_clock.measures_transfers = {}\n"
         "for step in range(1, 4):\n"
         "    sg.goodput.step(step)\n"
@@ -99,12 +101,19 @@ def test_start_is_that_of_the_process(tmp_path) -> None:
     assert before_s - 0.02 <= process.start.time_s <= float(lines[0]) + 0.02
 
 
+_LEAVES = """
+from stratagem.checkpoint.preemption_exit import PreemptionExit
+manager = sg.train.CheckpointManager(sg.train.Checkpoint(), os.environ["STRATAGEM_RUN_DIR"], None)
+PreemptionExit(sg.TerminationConfig(), manager, "test")._leave()
+"""
+
+
 @pytest.mark.parametrize(
     ("last", "code", "reason"),
     [
         ("", 0, None),
         ("raise ValueError('loss is nan')", 1, "ValueError: loss is nan"),
-        ("sg.TerminationConfig().exit()", 42, "left after notice"),
+        (_LEAVES, 42, "left after notice"),
         ("sg.goodput.current_events().end(7, 'enough'); sys.exit(7)", 7, "enough"),
         ("sg.goodput.close_events(5, 'at once'); os._exit(5)", 5, "at once"),
     ],

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from stratagem.errors import NotFoundError
-from stratagem.goodput import RunFollower, read_run
-from stratagem.run_events.records import Event, encode
+from stratagem.observe.run_events.reader import RunFollower, read_run
+from stratagem.observe.run_events.records import Event, encode
 from tests.goodput.runs import end, first_step, gang_restart, process, restored, save, write
 
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from stratagem.run_events.records import Event, StartEvent, decode, encode
+from stratagem.observe.run_events.records import Event, StartEvent, decode, encode
 from tests.goodput.runs import (
     end,
     failure,

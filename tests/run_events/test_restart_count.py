@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.run_events.restart_count import restart_count
+from stratagem.observe.run_events.writer import restart_count
 
 
 @pytest.mark.parametrize(("text", "count"), [(None, 0), ("", 0), ("0", 0), ("12", 12)])

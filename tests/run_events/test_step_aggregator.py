@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stratagem.run_events.step_aggregator import NO_WAITS, StepAggregator, StepRecord
-from stratagem.run_events.wait_clock import StepWaits
+from stratagem.observe.run_events.wait_clock import StepWaits
+from stratagem.observe.run_events.writer import NO_WAITS, StepAggregator, StepRecord
 
 
 def test_first_step_is_a_line_and_the_rest_one_an_interval() -> None:

@@ -7,9 +7,10 @@ import warnings
 
 import pytest
 
-from stratagem.goodput import EventWriter, read_run
-from stratagem.run_events.records import WarningEvent
-from stratagem.run_events.warning_capture import MAX_WARNINGS, WarningCapture
+from stratagem.observe.run_events.process_writer import MAX_WARNINGS, WarningCapture
+from stratagem.observe.run_events.reader import read_run
+from stratagem.observe.run_events.records import WarningEvent
+from stratagem.observe.run_events.writer import EventWriter
 
 
 @pytest.fixture

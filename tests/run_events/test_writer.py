@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 
-from stratagem.goodput import EventWriter, account_for, read_run
-from stratagem.run_events.records import MembersEvent
+from stratagem.observe.goodput.account import account_for
+from stratagem.observe.run_events.reader import read_run
+from stratagem.observe.run_events.records import MembersEvent
+from stratagem.observe.run_events.writer import EventWriter
 
 _KILLED = """
 import os, signal, sys
-from stratagem.goodput import EventWriter
+from stratagem.observe.goodput import EventWriter
 writer = EventWriter(sys.argv[1], "worker", 0, num_processes=1, interval_s=0)
 for step in range(1, 101):
     writer.step(step)
@@ -29,7 +31,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 _RESTARTED = """
 import sys
-from stratagem.goodput import EventWriter
+from stratagem.observe.goodput import EventWriter
 with EventWriter(sys.argv[1], "worker", 0, num_processes=1) as writer:
     writer.restored(60, "backup")
     for step in range(61, 151):

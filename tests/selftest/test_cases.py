@@ -8,9 +8,9 @@ import subprocess
 
 import pytest
 
-from stratagem.selftest import cases
-from stratagem.selftest.program import MARKER, STRATEGIES
-from stratagem.selftest.reference import trained_weights
+from stratagem.cli.selftest import cases
+from stratagem.cli.selftest.cases import trained_weights
+from stratagem.cli.selftest.program import MARKER, STRATEGIES
 
 _BY_NAME = {case.name: case for case in cases.CASES}
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from stratagem.selftest import reference
+from stratagem.cli.selftest import cases as reference
 
 
 def test_batches_are_uneven() -> None:

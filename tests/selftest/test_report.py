@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from stratagem.selftest import report
-from stratagem.selftest.cases import CASES, Case, CaseOutcome
+from stratagem.cli.selftest import report
+from stratagem.cli.selftest.cases import CASES, Case, CaseOutcome
 
 
 def test_table_shows_each_outcome(monkeypatch: pytest.MonkeyPatch) -> None:

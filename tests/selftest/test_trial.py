@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from stratagem.doctor import Level
-from stratagem.selftest import trial
-from stratagem.selftest.measurements import MEASUREMENTS
+from stratagem.cli.doctor.settings import Level
+from stratagem.cli.selftest import trial
+from stratagem.cli.selftest.measurements import MEASUREMENTS
 from tests.slow_rows import slow_but_for
 
 
@@ -31,7 +31,7 @@ def test_failure_names_the_command_that_shows_it_whole() -> None:
     (finding,) = trial.measure(["levitation"])
     assert finding.level is Level.ERROR
     assert "KeyError: 'levitation'" in finding.text
-    assert "stratagem.selftest.measurements levitation" in finding.fix
+    assert "stratagem.cli.selftest.measurements levitation" in finding.fix
 
 
 def test_hang_is_a_failure() -> None:

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stratagem.goodput import account_for, read_run
 from stratagem.launch.prefork.server_program import PROGRAM
+from stratagem.observe.goodput.account import account_for
+from stratagem.observe.run_events.reader import read_run
 from tests.soak.sampling import Sampler, processes_below
 
 __all__ = ["soak_lockstep"]

@@ -16,7 +16,7 @@ import stratagem as sg  # isort: skip - before keras, because it selects the JAX
 import keras
 import numpy as np
 
-from stratagem.process_group import current_group
+from stratagem.group.current import current_group
 
 _STEP_S = 0.05
 _STEPS_PER_EPOCH = 100

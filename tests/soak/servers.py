@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 import stratagem as sg
+from stratagem.group.transport.connection import Connections
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.transport.connection import Connections
 from tests.soak.client_program import ClientPlan
 from tests.soak.sampling import Sampler
 

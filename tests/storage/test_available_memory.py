@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.storage.available_memory import available_memory_bytes, fits_in_memory
+from stratagem.checkpoint.storage.process import available_memory_bytes, fits_in_memory
 
 MEMINFO = "MemTotal: 2000 kB\nMemFree: 100 kB\nMemAvailable: 1000 kB\nHugePages_Total: 0\n"
 
@@ -42,7 +42,7 @@ def test_nothing_is_known_without_the_files_of_linux(tmp_path: Path) -> None:
 
 
 def test_a_third_stays_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stratagem.storage.available_memory.available_memory_bytes", lambda: 900)
+    monkeypatch.setattr("stratagem.checkpoint.storage.process.available_memory_bytes", lambda: 900)
     assert fits_in_memory(600)
     assert not fits_in_memory(601)
 

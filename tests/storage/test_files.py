@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from stratagem.storage import files
+from stratagem.checkpoint.storage import files
 
 
 def test_what_is_still_written_after_a_failure_is_removed(tmp_path, monkeypatch) -> None:

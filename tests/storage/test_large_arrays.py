@@ -11,10 +11,10 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as orbax
 import pytest
 
-from stratagem import storage
+from stratagem.checkpoint.storage import files
+from stratagem.checkpoint.storage.files import check_arrays, read_arrays, read_manifest, write
+from stratagem.checkpoint.storage.large_arrays import read_large_arrays, verify_large_arrays
 from stratagem.errors import DataLossError
-from stratagem.storage import files
-from stratagem.storage.large_arrays import read_large_arrays, verify_large_arrays
 
 NOISE = np.random.default_rng(0).standard_normal((1000, 1200), "float32")
 
@@ -36,8 +36,8 @@ def saved(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _write(folder: Path) -> tuple[Path, dict[str, Any]]:
-    storage.write(folder, ITEMS, {})
-    return folder, storage.read_manifest(folder)
+    write(folder, ITEMS, {})
+    return folder, read_manifest(folder)
 
 
 def _read(saved: tuple[Path, dict[str, Any]], receive: Any = None) -> dict[str, Any]:
@@ -72,20 +72,20 @@ def test_large_arrays_are_read_without_orbax(saved: Any, monkeypatch: pytest.Mon
 
 def test_all_arrays_of_a_checkpoint_in_order(saved: Any) -> None:
     folder, manifest = saved
-    read = storage.read_arrays(folder, manifest, list(ITEMS))
+    read = read_arrays(folder, manifest, list(ITEMS))
     assert {name: list(arrays) for name, arrays in read.items()} == {
         name: list(arrays) for name, arrays in ITEMS.items()
     }
     for name, arrays in ITEMS.items():
         for path, array in arrays.items():
             np.testing.assert_array_equal(read[name][path], array, strict=True)
-    some = storage.read_arrays(folder, manifest, {"pytree": ["bias", "half"]})
+    some = read_arrays(folder, manifest, {"pytree": ["bias", "half"]})
     assert set(some["pytree"]) == {"bias", "half"}
 
 
 def test_the_receiver_replaces_large_arrays_only(saved: Any) -> None:
     folder, manifest = saved
-    read = storage.read_arrays(folder, manifest, ["pytree"], np.shape)["pytree"]
+    read = read_arrays(folder, manifest, ["pytree"], np.shape)["pytree"]
     assert read["half"] == NOISE.shape
     np.testing.assert_array_equal(read["bias"], SMALL["bias"], strict=True)
 
@@ -123,7 +123,7 @@ def test_other_layouts_are_left_to_orbax(
     monkeypatch.setattr(files, "_saving", saving)
     folder, manifest = _write(tmp_path / "one")
     assert _read((folder, manifest)) == {}
-    read = storage.read_arrays(folder, manifest, ["pytree"])["pytree"]
+    read = read_arrays(folder, manifest, ["pytree"])["pytree"]
     np.testing.assert_array_equal(read["a/kernel"], NOISE, strict=True)
 
 
@@ -134,9 +134,9 @@ def test_damaged_arrays_are_not_returned(saved: Any, damage: Callable[[Path], ob
     assert list(_read(saved)) == list(_read(saved, np.array)) == ["pytree"]
     assert list(verify_large_arrays(folder, manifest["items"])) == ["pytree"]
     with pytest.raises(DataLossError, match="is damaged"):
-        storage.read_arrays(folder, manifest, ["state"])
+        read_arrays(folder, manifest, ["state"])
     with pytest.raises(DataLossError, match="is damaged"):
-        storage.check_arrays(folder, manifest, ["state"])
+        check_arrays(folder, manifest, ["state"])
 
 
 def test_unreadable_index(saved: Any) -> None:

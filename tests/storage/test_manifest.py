@@ -9,8 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem.errors import DataLossError
-from stratagem.storage.manifest import (
+from stratagem.checkpoint.storage.shard_reader import (
     FORMAT,
     SHARDED_FORMAT,
     add_checksum,
@@ -18,6 +17,7 @@ from stratagem.storage.manifest import (
     describe_items,
     verified_manifest,
 )
+from stratagem.errors import DataLossError
 
 MATRIX = np.arange(6, dtype="<f4").reshape(2, 3)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem.storage.memory import MemorySlots
+from stratagem.checkpoint.storage.staging import MemorySlots
 
 
 def items(value: float) -> Any:
@@ -74,7 +74,7 @@ def test_a_process_that_is_killed_leaves_a_whole_one(tmp_path: Path) -> None:
     program = f"""
 import sys
 import numpy as np
-from stratagem.storage.memory import MemorySlots
+from stratagem.checkpoint.storage.staging import MemorySlots
 slots = MemorySlots({str(tmp_path)!r}, "worker-0")
 step = 0
 while True:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from stratagem.storage.orbax_warnings import OrbaxWarnings, collect_warnings
+from stratagem.checkpoint.storage.files import OrbaxWarnings, collect_warnings
 
 
 def test_errors_in_warnings_are_kept_once_and_not_printed(caplog) -> None:

@@ -13,10 +13,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem import storage
-from stratagem.storage import pending
-from stratagem.storage.pending import PendingArray, receive
-from stratagem.storage.staging import Staging
+from stratagem.checkpoint.storage import staging as pending
+from stratagem.checkpoint.storage.files import read_arrays, read_manifest
+from stratagem.checkpoint.storage.staging import PendingArray, Staging, receive
 
 
 class Piece:
@@ -118,7 +117,7 @@ def test_staging_without_memory_frees_the_device(monkeypatch) -> None:
     def fail(descriptor: int, size_bytes: int) -> None:
         raise OSError("no memory")
 
-    monkeypatch.setattr("stratagem.storage.staging._allocate", fail)
+    monkeypatch.setattr("stratagem.checkpoint.storage.staging._allocate", fail)
     staging._memory = None
     with pytest.raises(OSError, match="no memory"):
         staging.fill([(locations[0], items["one"]["a"])])
@@ -131,11 +130,10 @@ import time
 import numpy as np
 from pathlib import Path
 import stratagem as sg
-from stratagem.checkpoint import device_copies, device_room
-from stratagem import storage
-from stratagem.storage import pending
+from stratagem.checkpoint import device_copies
+from stratagem.checkpoint.storage import staging as pending
 device_copies.is_accelerator = lambda device: True
-device_room.read_stats = lambda device: dict(bytes_limit=2**40, bytes_in_use=0)
+device_copies.read_stats = lambda device: dict(bytes_limit=2**40, bytes_in_use=0)
 land = pending._land
 pending._land = lambda *arguments: (time.sleep(0.1), land(*arguments))
 variables = {{f"v{{i}}": sg.Variable(np.full(5_000_000, i, "float32")) for i in range(4)}}
@@ -152,6 +150,6 @@ print(Path(path).exists())
         timeout=120,
     )
     assert (done.stdout.strip(), done.stderr) == ("False", "")
-    manifest = storage.read_manifest(tmp_path / "ckpt")
-    arrays = storage.read_arrays(tmp_path / "ckpt", manifest, ["v3_state"])["v3_state"]
+    manifest = read_manifest(tmp_path / "ckpt")
+    arrays = read_arrays(tmp_path / "ckpt", manifest, ["v3_state"])["v3_state"]
     assert (next(iter(arrays.values())) == 3).all()

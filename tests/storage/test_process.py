@@ -15,9 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem import storage
+from stratagem.checkpoint.storage import files
+from stratagem.checkpoint.storage.files import (
+    check_arrays,
+    is_whole,
+    portions,
+    read_arrays,
+    read_manifest,
+)
+from stratagem.checkpoint.storage.process import StorageProcess, has_room_for_copy, storage_process
 from stratagem.errors import DataLossError, DeadlineExceededError, NotFoundError
-from stratagem.storage import StorageProcess
 
 ITEMS: Any = {
     "pytree": {"a/kernel": np.arange(6, dtype="float32").reshape(2, 3), "b": np.array(3)},
@@ -46,9 +53,9 @@ def test_this_process_reads_checkpoints_of_the_storage_process(
     followed: list[Path] = []
     write(process, tmp_path / "one", followed.append).result()
     assert followed == [tmp_path / "one"]
-    manifest = storage.read_manifest(tmp_path / "one")
+    manifest = read_manifest(tmp_path / "one")
     assert manifest["note"] == 1
-    arrays = storage.read_arrays(tmp_path / "one", manifest, ["pytree", "empty_state"])
+    arrays = read_arrays(tmp_path / "one", manifest, ["pytree", "empty_state"])
     assert list(arrays) == ["pytree", "empty_state"]
     for path, array in ITEMS["pytree"].items():
         np.testing.assert_array_equal(arrays["pytree"][path], array, strict=True)
@@ -76,9 +83,9 @@ def test_wait_returns_after_the_callbacks(process: StorageProcess, tmp_path: Pat
 def test_storage_process_reads_checkpoints_of_this_process(
     process: StorageProcess, tmp_path: Path
 ) -> None:
-    storage.write(tmp_path / "one", ITEMS, {"note": 2})
+    files.write(tmp_path / "one", ITEMS, {"note": 2})
     manifest = process.read_manifest(tmp_path / "one")
-    assert manifest == storage.read_manifest(tmp_path / "one")
+    assert manifest == read_manifest(tmp_path / "one")
     arrays = process.read_arrays(tmp_path / "one", manifest, ["pytree", "empty_state"])
     for path, array in ITEMS["pytree"].items():
         np.testing.assert_array_equal(arrays["pytree"][path], array, strict=True)
@@ -86,17 +93,17 @@ def test_storage_process_reads_checkpoints_of_this_process(
 
 
 def test_arrays_are_verified_by_either_process(process: StorageProcess, tmp_path: Path) -> None:
-    storage.write(tmp_path / "one", ITEMS, {})
-    manifest = storage.read_manifest(tmp_path / "one")
+    files.write(tmp_path / "one", ITEMS, {})
+    manifest = read_manifest(tmp_path / "one")
     manifest["items"]["pytree"][0]["crc32"] ^= 1
-    for check in (storage.check_arrays, process.check_arrays):
+    for check in (check_arrays, process.check_arrays):
         check(tmp_path / "one", manifest, {"pytree": ["b"], "empty_state": []})
         with pytest.raises(DataLossError, match="the array a/kernel differs"):
             check(tmp_path / "one", manifest, ["pytree"])
 
 
 def test_portions_hold_every_entry_once_and_no_more_than_they_may(monkeypatch) -> None:
-    monkeypatch.setattr("stratagem.storage.files._PORTION_BYTES", 100)
+    monkeypatch.setattr("stratagem.checkpoint.storage.files._PORTION_BYTES", 100)
     sizes = {"a": [50, 40, 20, 300], "b": [0, 10, 90]}
     entries = {
         name: [{"path": f"{name}{i}", "shape": [n], "dtype": "int8"} for i, n in enumerate(some)]
@@ -104,7 +111,7 @@ def test_portions_hold_every_entry_once_and_no_more_than_they_may(monkeypatch) -
     }
     found = [
         {name: [entry["path"] for entry in some] for name, some in portion.items()}
-        for portion in storage.portions(entries)
+        for portion in portions(entries)
     ]
     assert found == [
         {"a": ["a0", "a1"]},
@@ -112,18 +119,20 @@ def test_portions_hold_every_entry_once_and_no_more_than_they_may(monkeypatch) -
         {"a": ["a3"]},  # larger than a portion
         {"b": ["b0", "b1", "b2"]},
     ]
-    assert list(storage.portions({"a": []})) == []
+    assert list(portions({"a": []})) == []
 
 
 def test_reserved_memory_counts_as_room_for_a_copy(monkeypatch) -> None:
-    monkeypatch.setattr("stratagem.storage.process.fits_in_memory", lambda size: size <= 1000)
-    process = storage.storage_process()
+    monkeypatch.setattr(
+        "stratagem.checkpoint.storage.process.fits_in_memory", lambda size: size <= 1000
+    )
+    process = storage_process()
     before = process.memory_bytes
-    assert storage.has_room_for_copy(before + 1000)
-    assert not storage.has_room_for_copy(before + 1001)
+    assert has_room_for_copy(before + 1000)
+    assert not has_room_for_copy(before + 1001)
     process.reserve(before + 500)
     process.wait()
-    assert storage.has_room_for_copy(before + 1500)
+    assert has_room_for_copy(before + 1500)
 
 
 def test_a_copy_is_written_whatever_becomes_of_the_arrays(
@@ -140,8 +149,8 @@ def test_a_copy_is_written_whatever_becomes_of_the_arrays(
     value[:] = 1
     go_on.set()
     writing.result()
-    manifest = storage.read_manifest(tmp_path / "one")
-    assert not storage.read_arrays(tmp_path / "one", manifest, ["pytree"])["pytree"]["x"].any()
+    manifest = read_manifest(tmp_path / "one")
+    assert not read_arrays(tmp_path / "one", manifest, ["pytree"])["pytree"]["x"].any()
 
 
 def test_errors_keep_their_class(process: StorageProcess, tmp_path: Path) -> None:
@@ -164,42 +173,42 @@ def test_signals_that_end_training_do_not_end_it(process: StorageProcess, tmp_pa
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         os.kill(process.pid, signum)
     write(process, tmp_path / "one").result()
-    assert storage.is_whole(tmp_path / "one")
+    assert is_whole(tmp_path / "one")
 
 
 def test_signals_may_come_before_it_has_loaded_anything(tmp_path: Path) -> None:
     process = StorageProcess()
     os.kill(process.pid, signal.SIGTERM)
     write(process, tmp_path / "one").result()
-    assert storage.is_whole(tmp_path / "one")
+    assert is_whole(tmp_path / "one")
     process.close()
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_lost_process_raises_and_is_replaced(tmp_path: Path) -> None:
-    first = storage.storage_process()
-    assert storage.storage_process() is first
+    first = storage_process()
+    assert storage_process() is first
     os.kill(first.pid, signal.SIGKILL)
     with pytest.raises(OSError, match=r"(?s)process exited with -9 during write of"):
         write(first, tmp_path / "one").result()
     assert not (tmp_path / "one").exists()
-    second = storage.storage_process()
+    second = storage_process()
     assert second is not first
     write(second, tmp_path / "one").result()
-    assert storage.is_whole(tmp_path / "one")
+    assert is_whole(tmp_path / "one")
 
 
 def test_stopped_process_raises_within_the_limit_and_is_replaced(tmp_path, monkeypatch) -> None:
-    first = storage.storage_process()
+    first = storage_process()
     os.kill(first.pid, signal.SIGSTOP)
     monkeypatch.setenv("STRATAGEM_SAVE_TIMEOUT_S", "0.2")
     with pytest.raises(DeadlineExceededError, match=r"has not answered for 0\.2 s during write of"):
         write(first, tmp_path / "one").result()
     monkeypatch.delenv("STRATAGEM_SAVE_TIMEOUT_S")
-    second = storage.storage_process()
+    second = storage_process()
     assert second is not first
     write(second, tmp_path / "one").result()
-    assert storage.is_whole(tmp_path / "one")
+    assert is_whole(tmp_path / "one")
 
 
 def test_pending_write_finishes_when_training_is_killed(tmp_path: Path) -> None:
@@ -207,7 +216,7 @@ def test_pending_write_finishes_when_training_is_killed(tmp_path: Path) -> None:
 import time
 from pathlib import Path
 import numpy as np
-from stratagem.storage import storage_process
+from stratagem.checkpoint.storage.process import storage_process
 
 folder = Path({str(tmp_path)!r})
 items = {{"pytree": {{"x": np.arange(10**7)}}}}
@@ -228,7 +237,7 @@ time.sleep(600)
     killed.stdout.close()
     while Path(f"/proc/{pid}/stat").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
         threading.Event().wait(0.05)
-    assert storage.is_whole(tmp_path / "one")
+    assert is_whole(tmp_path / "one")
 
 
 @pytest.mark.slow

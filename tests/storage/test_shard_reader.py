@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem import storage
+from stratagem.checkpoint.storage.files import check_arrays, read_arrays, read_manifest, write
+from stratagem.checkpoint.storage.shard_reader import ShardReader
 from stratagem.errors import DataLossError
-from stratagem.storage import ShardReader
 from tests.storage.test_shards import ARRAYS, written
 
 LARGE = np.random.default_rng(1).standard_normal((512, 600), "float32")
@@ -20,7 +20,7 @@ LARGE = np.random.default_rng(1).standard_normal((512, 600), "float32")
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     folder = written(tmp_path / "one", 2)
-    (entries,) = storage.read_manifest(folder)["items"].values()
+    (entries,) = read_manifest(folder)["items"].values()
     return folder, {entry["path"]: entry for entry in entries}
 
 
@@ -42,8 +42,8 @@ def test_any_part_of_an_array(path: str, saved: Any) -> None:
 
 def test_parts_of_an_array_that_was_saved_whole(tmp_path: Path) -> None:
     arrays = {"large": LARGE, "transposed": LARGE.T, "small": np.ones(3)}
-    storage.write(tmp_path / "one", {"state": arrays}, {})
-    entries = storage.read_manifest(tmp_path / "one")["items"]["state"]
+    write(tmp_path / "one", {"state": arrays}, {})
+    entries = read_manifest(tmp_path / "one")["items"]["state"]
     reader = ShardReader(tmp_path / "one")
     assert [reader.can_read("state", entry) for entry in entries] == [True, True, False]
     for entry in entries[:2]:
@@ -69,11 +69,11 @@ def test_only_the_files_of_the_part_are_needed(saved: Any) -> None:
 
 def test_damaged_shard_is_found(tmp_path: Path) -> None:
     folder = written(tmp_path / "one", 1)
-    manifest = storage.read_manifest(folder)
+    manifest = read_manifest(folder)
     for file in folder.glob("pytree/shards.process_0/d/*"):
         content = bytearray(file.read_bytes())
         content[::16] = bytes(255 - byte for byte in content[::16])
         file.write_bytes(content)
-    for work in (storage.read_arrays, storage.check_arrays):
+    for work in (read_arrays, check_arrays):
         with pytest.raises(DataLossError, match="one is damaged"):
             work(folder, manifest, ["pytree"])

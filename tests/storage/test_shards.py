@@ -11,11 +11,19 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as orbax
 import pytest
 
-from stratagem import storage
+from stratagem.checkpoint.storage import files
+from stratagem.checkpoint.storage.files import check_arrays, read_arrays, read_manifest
+from stratagem.checkpoint.storage.shard_reader import FORMAT, SHARDED_FORMAT
+from stratagem.checkpoint.storage.shards import (
+    ShardedArray,
+    ShardedWrite,
+    report_shard_error,
+    shard_key,
+    shards_item,
+    wait_for_shards,
+    write_shards,
+)
 from stratagem.errors import DeadlineExceededError
-from stratagem.storage import ShardedArray, ShardedWrite, shard_key, shards_item, write_shards
-from stratagem.storage.manifest import FORMAT, SHARDED_FORMAT
-from stratagem.storage.shards import report_shard_error, wait_for_shards
 
 NOISE = np.random.default_rng(0).standard_normal((8, 6), "float32")
 ARRAYS = {
@@ -63,7 +71,7 @@ def written(folder: Path, num_processes: int, notes: Mapping[str, Any] | None = 
         own = dict(every[process_id::num_processes])
         write_shards(write.folder, process_id, {shards_item("pytree"): own})
     wait_for_shards(write, limit_s=0, check=lambda: None)
-    storage.write(folder, {"pytree": WHOLE}, notes or {}, write)
+    files.write(folder, {"pytree": WHOLE}, notes or {}, write)
     return folder
 
 
@@ -83,20 +91,20 @@ def test_orbax_reads_whole_arrays(num_processes: int, tmp_path: Path) -> None:
 
 def test_arrays_keep_their_order_and_values(tmp_path: Path) -> None:
     folder = written(tmp_path / "one", 2, {"step": 3})
-    manifest = storage.read_manifest(folder)
+    manifest = read_manifest(folder)
     assert (manifest["step"], manifest["format"]) == (3, SHARDED_FORMAT)
-    read = storage.read_arrays(folder, manifest, ["pytree"])["pytree"]
+    read = read_arrays(folder, manifest, ["pytree"])["pytree"]
     assert list(read) == ["a/first", *ARRAYS, "scalar", "z/empty"]
     for path, expected in (ARRAYS | WHOLE).items():
         np.testing.assert_array_equal(read[path], expected, strict=True)
-    storage.check_arrays(folder, manifest, ["pytree"])
-    (some,) = storage.read_arrays(folder, manifest, {"pytree": ["half"]}).values()
+    check_arrays(folder, manifest, ["pytree"])
+    (some,) = read_arrays(folder, manifest, {"pytree": ["half"]}).values()
     assert list(some) == ["half"]
 
 
 def test_whole_arrays_keep_the_format_that_others_read(tmp_path: Path) -> None:
-    storage.write(tmp_path / "one", {"pytree": WHOLE}, {})
-    assert storage.read_manifest(tmp_path / "one")["format"] == FORMAT
+    files.write(tmp_path / "one", {"pytree": WHOLE}, {})
+    assert read_manifest(tmp_path / "one")["format"] == FORMAT
 
 
 def test_error_of_another_process_is_raised(tmp_path: Path) -> None:
@@ -147,7 +155,7 @@ def test_failed_save_leaves_nothing(tmp_path: Path) -> None:
     some = dict(list(shards("half").items())[1:])
     write_shards(write.folder, 0, {shards_item("pytree"): some})
     with pytest.raises(OSError, match=r"could not be written: KeyError: 'half/c/0/0'"):
-        storage.write(tmp_path / "one", {"pytree": {}}, {}, write)
+        files.write(tmp_path / "one", {"pytree": {}}, {}, write)
     assert not list(tmp_path.iterdir())
     written(tmp_path / "two", 1)
     with pytest.raises(FileExistsError, match="already exists"):

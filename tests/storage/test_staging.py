@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem.storage.staging import ArrayLocation, Staging
+from stratagem.checkpoint.storage.staging import ArrayLocation, Staging
 
 ITEMS: dict[str, dict[str, np.ndarray[Any, Any]]] = {
     "model": {
@@ -65,8 +65,8 @@ def test_it_grows_and_stays() -> None:
 
 
 def test_large_arrays_are_copied_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stratagem.storage.staging._PIECE_BYTES", 1000)
-    monkeypatch.setattr("stratagem.storage.staging.available_cores", lambda: 3.0)
+    monkeypatch.setattr("stratagem.checkpoint.storage.staging._PIECE_BYTES", 1000)
+    monkeypatch.setattr("stratagem.checkpoint.storage.staging.available_cores", lambda: 3.0)
     rng = np.random.default_rng(0)
     large = {
         "even": rng.random(1000),
@@ -102,7 +102,7 @@ def test_reserved_memory_need_not_grow_for_arrays_between_which_is_room() -> Non
 
 def test_it_has_no_name_and_so_nothing_stays_behind(tmp_path: Path) -> None:
     program = (
-        "import os; from stratagem.storage.staging import Staging\n"
+        "import os; from stratagem.checkpoint.storage.staging import Staging\n"
         "import numpy as np\n"
         "staging = Staging(); staging.put({'a': {'x': np.zeros(10)}})\n"
         "print(os.fstat(staging.descriptor).st_nlink, os.listdir('.'))"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem.stragglers.attribution import Cause, find_stragglers, sentence
-from stratagem.stragglers.windows import MIN_STEPS, Window, WorkerTimes, windows_of
+from stratagem.observe.stragglers.attribution import Cause, find_stragglers, sentence
+from stratagem.observe.stragglers.windows import MIN_STEPS, Window, WorkerTimes, windows_of
 from tests.stragglers.simulation import Group
 
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem.stragglers.attribution import Cause
-from stratagem.stragglers.cost import RunCost, cost_of
-from stratagem.stragglers.windows import windows_of
+from stratagem.observe.stragglers.attribution import Cause, RunCost, cost_of
+from stratagem.observe.stragglers.windows import windows_of
 from tests.stragglers.simulation import Group
 
 

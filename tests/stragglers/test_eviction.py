@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.stragglers.attribution import Assessment, Cause, Straggler
-from stratagem.stragglers.eviction import EvictionRule, choose_eviction, slow_since, slowdown
+from stratagem.observe.stragglers.attribution import (
+    Assessment,
+    Cause,
+    EvictionRule,
+    Straggler,
+    choose_eviction,
+    slow_since,
+    slowdown,
+)
 
 RULE = EvictionRule(factor=1.5, after_s=60.0, max_evictions=2)
 

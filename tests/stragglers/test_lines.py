@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stratagem.run_events.reader import ProcessEvents
-from stratagem.stragglers.lines import SettledLines
+from stratagem.observe.run_events.reader import ProcessEvents
+from stratagem.observe.stragglers.lines import SettledLines
 from tests.goodput.runs import EPOCH_S, failure, first_step, members, process, restored, steps
 
 

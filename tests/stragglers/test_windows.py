@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from stratagem.stragglers.windows import MIN_STEPS, windows_of
+from stratagem.observe.stragglers.windows import MIN_STEPS, windows_of
 from tests.stragglers.simulation import Group, step_event
 
 

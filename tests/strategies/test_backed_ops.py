@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.devices.mesh import REPLICA_AXIS
 from stratagem.execution.analysis.retracing import retrace
-from stratagem.strategies.backed_ops import BackedOps
-from stratagem.topology import REPLICA_AXIS
+from stratagem.strategies.elastic import BackedOps
 
 _PARTS = np.array([[1.0, 2.0], [4.0, 8.0], [100.0, 100.0]])
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.elastic.group_messages import not_admitted
+from stratagem.devices import finding as separate_processes
+from stratagem.errors import NOT_NEEDED
 from stratagem.execution.programs import elastic_lockstep
-from stratagem.exit_codes import NOT_NEEDED
-from stratagem.strategies import elastic_members
-from stratagem.topology import separate_processes
+from stratagem.group.elastic.views import not_admitted
+from stratagem.strategies import elastic as elastic_members
 
 
 def test_without_a_cluster_it_is_one_device() -> None:

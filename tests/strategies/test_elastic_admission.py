@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.elastic.candidacy import RunningGroup
-from stratagem.elastic.peer_connections import PeerConnections, PeerLostError
-from stratagem.errors import DataLossError, UnavailableError
-from stratagem.execution import ElasticLockstep
-from stratagem.exit_codes import NOT_NEEDED
+from stratagem.errors import NOT_NEEDED, DataLossError, UnavailableError
+from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
+from stratagem.group.elastic.inbox import RunningGroup
+from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
 from stratagem.strategies import elastic_admission
 from stratagem.strategies.elastic_admission import ElasticAdmission
 from tests.process_group.members import together

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution import ElasticLockstep
+from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
 
 
 class _Admission:

@@ -13,7 +13,7 @@ import pytest
 from keras import ops
 
 import stratagem as sg
-from stratagem.keras import lower_training_step
+from stratagem.keras.training.model import lower_training_step
 
 WIDTH, INNER, NUM_EXPERTS = 8, 24, 4
 LAYOUTS = {".*/experts_(in|out)": ("logical", None, None)}

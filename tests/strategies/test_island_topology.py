@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import stratagem as sg
-from stratagem.strategies.island_topology import islands_of
+from stratagem.strategies.local_update import islands_of
 
 
 def topology(*of_processes, groups=None) -> Any:

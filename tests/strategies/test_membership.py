@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import stratagem as sg
-from stratagem.cluster import Processes
+from stratagem.cluster.processes import Processes
 from stratagem.strategies.membership import identity_of, own_accelerators
 
 

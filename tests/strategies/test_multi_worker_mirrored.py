@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.authentication import secret
-from stratagem.process_group import GroupLimits, Identity
-from stratagem.topology.processes import start_processes
+from stratagem.devices.processes import start_processes
+from stratagem.group.authentication import secret
+from stratagem.group.current import Identity
+from stratagem.group.verdict import GroupLimits
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ import stratagem as sg
 from stratagem.execution.programs.offloaded_program import OffloadedProgram
 from stratagem.execution.programs.program import Program
 from stratagem.execution.programs.sharded_program import ShardedProgram
-from stratagem.strategies.offloaded_state import pinned_host_store
+from stratagem.strategies.placement_rules import pinned_host_store
 
 TWO = ["cpu:0", "cpu:1"]
 PINNED = "pinned_host"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.keras import lower_training_step
+from stratagem.keras.training.model import lower_training_step
 from tests.strategies.decoders import (
     LAYOUTS,
     WORDS,

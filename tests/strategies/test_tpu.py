@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.cluster import Processes
-from stratagem.strategies import tpu_system
+from stratagem.cluster.processes import Processes
+from stratagem.strategies import tpu as tpu_system
 from stratagem.strategies.membership import identity_of
 from tests.parity.comparison import (
     Scope,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stratagem.summary.event_file import EventFile, tensorboard
+from stratagem.execution.summary.writer import EventFile, tensorboard
 
 
 def records(path: Path) -> list[Any]:

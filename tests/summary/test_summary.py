@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from stratagem.summary.summary import Summary
+from stratagem.execution.summary.collector import Summary
 
 
 @dataclasses.dataclass

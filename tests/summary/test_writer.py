@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import stratagem as sg
-from stratagem.summary import settings
+from stratagem.execution.summary import settings
 from tests.summary.events import Read
 
 

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.planning import parse_target
-from stratagem.topology import Topology, find_devices, local_devices
-from stratagem.topology.abstract_devices import (
+from stratagem.devices.abstract_devices import (
     AbstractDevice,
     AbstractTopology,
     placeholder,
@@ -19,7 +17,9 @@ from stratagem.topology.abstract_devices import (
     planned_topology,
     planning_for,
 )
-from stratagem.topology.devices import find_groups
+from stratagem.devices.finding import find_devices, find_groups, local_devices
+from stratagem.devices.mesh import Topology
+from stratagem.planning.targets import parse_target
 
 pytestmark = pytest.mark.compatibility
 

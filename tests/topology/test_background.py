@@ -7,8 +7,10 @@ import os
 import jax.numpy as jnp
 import pytest
 
-from stratagem.topology import Topology, background, find_devices
-from stratagem.topology.lockstep import wait_for_background
+from stratagem.devices import background
+from stratagem.devices.finding import find_devices
+from stratagem.devices.lockstep import wait_for_background
+from stratagem.devices.mesh import Topology
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from stratagem.folders import programs_folder
+from stratagem.resources import programs_folder
 
 _PROGRAM = """
 import jax, jax.monitoring, stratagem as sg

@@ -9,8 +9,8 @@ import re
 import numpy as np
 import pytest
 
-from stratagem.topology.device_assignment import DeviceAssignment, DeviceOrderMode
-from stratagem.topology.tpu_topology import TPUTopology
+from stratagem.devices.device_assignment import DeviceAssignment, DeviceOrderMode
+from stratagem.devices.tpu_topology import TPUTopology
 
 
 def full(shape: list[int], per_task: int = 4) -> TPUTopology:

@@ -7,7 +7,7 @@ import re
 import jax
 import pytest
 
-from stratagem.topology import find_devices, local_devices
+from stratagem.devices.finding import find_devices, local_devices
 from tests.fresh_process import run_fresh
 
 
@@ -97,7 +97,7 @@ def test_device_of_another_process_is_refused(monkeypatch) -> None:
 
 REPORT = """
 import os, jax
-from stratagem.topology import find_devices
+from stratagem.devices.finding import find_devices
 def report(specs):
     try:
         print([device.id for device in find_devices(specs)])

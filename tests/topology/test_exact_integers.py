@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stratagem as sg
-from stratagem.topology import require_exact_integers
+from stratagem.devices.exact_integers import require_exact_integers
 
 LARGE = np.array([[1], [2**31], [-7], [3]])
 STRATEGIES: dict[str, Callable[[], Any]] = {

@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from stratagem.topology import REPLICA_AXIS, Topology
-from stratagem.topology.devices import find_groups
-from stratagem.topology.groups import adjacent_groups, check_groups, prime_factors
-from stratagem.topology.shards import replicas_span_processes
-from stratagem.values import PerReplica
+from stratagem.devices.finding import find_groups
+from stratagem.devices.mesh import (
+    REPLICA_AXIS,
+    Topology,
+    adjacent_groups,
+    check_groups,
+    prime_factors,
+)
+from stratagem.devices.shards import replicas_span_processes
+from stratagem.variables.distributed import PerReplica
 
 
 class OfProcess:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.process_group import Group, GroupLimits
-from stratagem.topology import lockstep
+from stratagem.devices import lockstep
+from stratagem.group.member import Group
+from stratagem.group.verdict import GroupLimits
 from tests.process_group.members import joined
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from stratagem.topology import REPLICA_AXIS, Topology, find_devices
+from stratagem.devices.finding import find_devices
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import jaxlib._jax as library
 import pytest
 from jax._src import compilation_cache, compiler
 
-from stratagem.topology.private import enable_compilation_cache, gloo_bound_to
+from stratagem.devices.private import enable_compilation_cache, gloo_bound_to
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has scheduling policies")

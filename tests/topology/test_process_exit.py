@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from stratagem.topology import process_exit
+from stratagem.devices import process_exit
 
 
 @dataclasses.dataclass

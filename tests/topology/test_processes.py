@@ -8,7 +8,7 @@ from tests.fresh_process import run_fresh
 _PROGRAM = """
 import jax
 jax.distributed.initialize("127.0.0.1:{port}", 1, 0, coordinator_bind_address="127.0.0.1:{port}")
-from stratagem.topology.processes import end_coordination
+from stratagem.devices.processes import end_coordination
 print(jax.distributed.is_initialized())
 end_coordination()
 print(jax.distributed.is_initialized())

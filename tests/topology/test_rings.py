@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from stratagem.topology.rings import ring_of
+from stratagem.devices.device_assignment import ring_of
 
 
 def distance(one: tuple[int, int, int], other: tuple[int, int, int]) -> int:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from stratagem.topology import Topology
-from stratagem.topology.devices import find_groups
-from stratagem.topology.shards import (
+from stratagem.devices.finding import find_groups
+from stratagem.devices.mesh import Topology
+from stratagem.devices.shards import (
     assemble_on_host,
     creating_on_host,
     local_copy,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stratagem.topology import shared_gpus
+from stratagem.devices import processes as shared_gpus
 
 
 class _Driver:

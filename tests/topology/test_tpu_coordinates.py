@@ -8,9 +8,14 @@ import jax
 import pytest
 from jax.experimental import mesh_utils
 
-from stratagem.topology.device_assignment import DeviceAssignment
-from stratagem.topology.slices import num_slices, slice_of
-from stratagem.topology.tpu_coordinates import assigned_devices, in_ring_order, tpu_topology_of
+from stratagem.devices.device_assignment import DeviceAssignment
+from stratagem.devices.tpu_coordinates import (
+    assigned_devices,
+    in_ring_order,
+    num_slices,
+    slice_of,
+    tpu_topology_of,
+)
 
 
 @dataclasses.dataclass(frozen=True)

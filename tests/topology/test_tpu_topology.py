@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from stratagem.topology.tpu_topology import TPUTopology
+from stratagem.devices.tpu_topology import TPUTopology
 
 # Two hosts of two chips each, with two cores a chip.
 _SHAPE = [2, 2, 1, 2]

@@ -6,8 +6,8 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from stratagem.transport.admission import Admission
-from stratagem.transport.keys import ClusterKeys
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import Admission
 
 KEYS = ClusterKeys.make()
 KEY = z85.decode(KEYS.client_public)

@@ -12,11 +12,11 @@ import pytest
 import zmq
 
 from stratagem.errors import UnavailableError
-from stratagem.transport.connection import Connections, ServerError
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.listener import Listener, Request
-from stratagem.transport.server_connections import Peer, ServerConnection
-from stratagem.transport.wire import Message
+from stratagem.group.transport.connection import Connections, ServerError
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import Listener, Request
+from stratagem.group.transport.server_connections import Peer, ServerConnection
+from stratagem.group.transport.wire import Message
 
 Starts = Callable[..., Listener]
 

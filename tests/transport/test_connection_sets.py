@@ -7,9 +7,9 @@ import resource
 import pytest
 import zmq
 
-from stratagem.transport.connection_sets import ConnectionPool, ConnectionSet
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.server_connections import Peer
+from stratagem.group.transport.connection import ConnectionPool, ConnectionSet
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.server_connections import Peer
 
 _ABSENT = "tcp://127.0.0.1:1"
 

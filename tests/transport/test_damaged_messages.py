@@ -12,18 +12,11 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import ClientMemories
+from stratagem.group.transport.shared_memory import ClientMemory, is_placed
+from stratagem.group.transport.wire import PING, Message, is_message, numeric_dtype, pack, unpack
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.transport.client_memories import ClientMemories
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.shared_memory import ClientMemory, is_placed
-from stratagem.transport.wire import (
-    PING,
-    Message,
-    is_message,
-    numeric_dtype,
-    pack,
-    unpack,
-)
 from tests.fuzzing import JSON, fuzz
 from tests.parameter_server.fuzzing import damaged
 

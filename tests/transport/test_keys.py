@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from stratagem.transport.keys import ClusterKeys
+from stratagem.group.transport.keys import ClusterKeys
 
 
 def test_keys_are_new_each_time_and_come_back_from_text() -> None:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from stratagem.transport.connection import Connections, ServerError
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.listener import Listener, Request
-from stratagem.transport.wire import Message
+from stratagem.group.transport.connection import Connections, ServerError
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import Listener, Request
+from stratagem.group.transport.wire import Message
 from tests.fresh_process import run_fresh
 from tests.transport.cut_connection import CutLine
 
@@ -176,7 +176,7 @@ def test_answer_goes_where_its_number_was_last_heard_from(keys, client, again) -
 def test_answer_whose_connection_is_gone_waits_for_who_asks_for_it(
     keys, client, again, keep_s, monkeypatch
 ) -> None:
-    monkeypatch.setattr("stratagem.transport.listener._KEEP_S", keep_s)
+    monkeypatch.setattr("stratagem.group.transport.listener._KEEP_S", keep_s)
     is_heard, may_end = threading.Event(), threading.Event()
     num_heard = 0
 
@@ -249,10 +249,10 @@ def test_last_answers_are_sent_when_it_is_closed(keys) -> None:
 
 _PAIR = """
 import os, threading
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.listener import Listener
-from stratagem.transport.wire import Message
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import Listener
+from stratagem.group.transport.wire import Message
 keys, is_held = ClusterKeys.make(), threading.Event()
 def handle(request):
     if request.message.kind == "hold":
@@ -273,7 +273,7 @@ def test_interpreter_ends_while_threads_wait_and_nothing_is_closed() -> None:
 
 
 def test_interpreter_ends_where_a_handler_does_not() -> None:
-    imported = "from stratagem.transport import listener as module\n"
+    imported = "from stratagem.group.transport import listener as module\n"
     program = f"{imported}module._CLOSE_S = 0.1\n"
     end = "listener.close()\nconnections.close()\nprint('end')"
     assert run_fresh(program + _PAIR + end) == ["end"]
@@ -302,10 +302,10 @@ print("end")
 def test_requests_of_a_forked_process_and_of_its_parent_are_not_taken_for_each_other() -> None:
     program = """
 import os, threading
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.listener import Listener
-from stratagem.transport.wire import Message
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import Listener
+from stratagem.group.transport.wire import Message
 keys, both = ClusterKeys.make(), threading.Barrier(2)
 def handle(request):
     both.wait(120)

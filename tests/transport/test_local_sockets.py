@@ -14,11 +14,11 @@ import pytest
 import zmq
 
 from stratagem.errors import DataLossError
+from stratagem.group.transport import local_sockets as module
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import Listener
+from stratagem.group.transport.local_sockets import LocalSocket
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.transport import local_sockets as module
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.listener import Listener
-from stratagem.transport.local_sockets import LocalSocket
 
 
 @pytest.fixture

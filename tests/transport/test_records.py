@@ -6,12 +6,7 @@ import io
 
 import pytest
 
-from stratagem.transport.records import (
-    frames_in,
-    last_frame_offset,
-    record_at,
-    write_record,
-)
+from stratagem.group.transport.journal import frames_in, last_frame_offset, record_at, write_record
 
 FRAMES = [b"first", b"", b"third" * 50]
 

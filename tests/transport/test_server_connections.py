@@ -8,13 +8,12 @@ import pytest
 import zmq
 
 from stratagem.errors import UnavailableError
-from stratagem.transport.connection_sets import ConnectionPool, ConnectionSet
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.listener import Listener, Request
-from stratagem.transport.local_sockets import LocalSocket
-from stratagem.transport.server_connections import Peer, Place
-from stratagem.transport.waiting import Question, wait
-from stratagem.transport.wire import Message, pack
+from stratagem.group.transport.connection import ConnectionPool, ConnectionSet, Question, wait
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import Listener, Request
+from stratagem.group.transport.local_sockets import LocalSocket
+from stratagem.group.transport.server_connections import Peer, Place
+from stratagem.group.transport.wire import Message, pack
 from tests.transport.cut_connection import CutLine
 
 NUMBER = bytes(7) + b"\1"

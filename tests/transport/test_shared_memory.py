@@ -18,20 +18,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.input.batch_messages import pack_batch, unpack_batch
-from stratagem.transport import listener as listener_module
-from stratagem.transport.client_memories import ClientMemories
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.listener import Listener, Request
-from stratagem.transport.shared_memory import (
+from stratagem.group.transport import listener as listener_module
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import ClientMemories, Listener, Request
+from stratagem.group.transport.shared_memory import (
     ClientMemory,
     MemoryLimits,
     ServerMemory,
     is_placed,
     large_bytes,
 )
-from stratagem.transport.wire import SHARED, Message, pack, unpack
+from stratagem.group.transport.wire import SHARED, Message, pack, unpack
+from stratagem.input.batch_messages import pack_batch, unpack_batch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems go without")
 
@@ -271,7 +270,7 @@ def test_server_forgets_memory_that_its_client_has_closed() -> None:
 
 
 _OFFER = """
-from stratagem.transport.shared_memory import ClientMemory
+from stratagem.group.transport.shared_memory import ClientMemory
 memory = ClientMemory(1, 1)
 print(memory.offer.decode(), flush=True)
 input()
@@ -378,9 +377,9 @@ def test_request_in_memory_that_the_server_has_lost_is_sent_again(monkeypatch) -
 _CLIENT = """
 import sys
 import numpy as np
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.wire import Message
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.wire import Message
 with Connections(ClusterKeys.from_json(sys.stdin.readline()), [sys.argv[1]]) as connections:
     for _ in range(6):
         connections.ask(0, Message("x", {}, [np.zeros(100_000, np.float32)]), timeout_s=60.0)

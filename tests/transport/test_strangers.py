@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from stratagem.transport import listener as module
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.listener import Listener, Request
-from stratagem.transport.wire import Message
+from stratagem.group.transport import listener as module
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import Listener, Request
+from stratagem.group.transport.wire import Message
 from tests.transport.strangers import (
     connect,
     flood,
@@ -31,7 +31,7 @@ _MOST_GROWTH_BYTES = 2**23
 _PROGRAM = """
 import sys
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.transport.keys import ClusterKeys
+from stratagem.group.transport.keys import ClusterKeys
 with ParameterServer(ClusterKeys.from_json(sys.stdin.readline())) as server:
     print(server.address, flush=True)
     sys.stdin.readline()

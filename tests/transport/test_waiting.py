@@ -14,15 +14,14 @@ import pytest
 import zmq
 
 from stratagem.errors import UnavailableError
-from stratagem.transport import connection as connection_module
-from stratagem.transport import waiting
-from stratagem.transport.connection import Connections
-from stratagem.transport.connection_sets import ConnectionSet
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.listener import Listener, Request
-from stratagem.transport.local_sockets import LocalSocket
-from stratagem.transport.server_connections import ServerConnection
-from stratagem.transport.wire import Message
+from stratagem.group.transport import connection as connection_module
+from stratagem.group.transport import connection as waiting
+from stratagem.group.transport.connection import Connections, ConnectionSet
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import Listener, Request
+from stratagem.group.transport.local_sockets import LocalSocket
+from stratagem.group.transport.server_connections import ServerConnection
+from stratagem.group.transport.wire import Message
 from tests.transport.cut_connection import CutLine
 
 _LIMIT_S = 120
@@ -69,7 +68,7 @@ def keys() -> ClusterKeys:
 
 @pytest.fixture
 def start(keys, monkeypatch) -> Iterator[Starts]:
-    monkeypatch.setattr("stratagem.transport.listener._CLOSE_S", 0.01)
+    monkeypatch.setattr("stratagem.group.transport.listener._CLOSE_S", 0.01)
     started: list[Recording] = []
 
     def start(name: str, **options) -> Recording:
@@ -368,9 +367,9 @@ def test_closing_a_listener_ends_what_waits_for_it(start, keys, pool, impatient)
 
 _SERVER = """
 import sys
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.listener import Listener
-from stratagem.transport.wire import Message
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import Listener
+from stratagem.group.transport.wire import Message
 def handle(request):
     if request.message.kind == sys.argv[3]:
         print("held", flush=True)

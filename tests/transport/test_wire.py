@@ -11,15 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from stratagem.transport.wire import (
-    PING,
-    WHERE,
-    Message,
-    in_parts,
-    is_message,
-    pack,
-    unpack,
-)
+from stratagem.group.transport.wire import PING, WHERE, Message, in_parts, is_message, pack, unpack
 
 DTYPES = ("float32", "float64", "int8", "int64", "uint16", "bool", "float16", "complex64")
 

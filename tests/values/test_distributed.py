@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.topology import Topology, find_devices
-from stratagem.values import DistributedValues, Mirrored, PerReplica
+from stratagem.devices.finding import find_devices
+from stratagem.devices.mesh import Topology
+from stratagem.variables.distributed import DistributedValues, Mirrored, PerReplica
 from tests.test_rendering import require_plain
 
 ROWS = np.arange(12, dtype=np.float32).reshape(3, 2, 2)

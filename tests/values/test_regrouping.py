@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem.topology import Topology, find_devices
-from stratagem.values import Mirrored, PerReplica, is_per_replica, regroup, select_replica
-from stratagem.values.regrouping import is_array
+from stratagem.devices.finding import find_devices
+from stratagem.devices.mesh import Topology
+from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.regrouping import is_array, is_per_replica, regroup, select_replica
 
 
 class Pair(NamedTuple):

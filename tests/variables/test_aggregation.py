@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import stratagem as sg
 from stratagem.options import VariableAggregation
-from stratagem.variables import aggregate_components, spread_over_components
+from stratagem.variables.components import aggregate_components, spread_over_components
 
 NONE, SUM, MEAN, FIRST = VariableAggregation
 

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from stratagem.devices.mesh import Topology
 from stratagem.options import VariableAggregation
-from stratagem.topology import Topology
 from stratagem.variables import components
 from stratagem.variables.components import WholeValue, gather_together, stored_components
 

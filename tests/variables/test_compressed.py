@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.variables import is_compressed
+from stratagem.variables.store import is_compressed
 
 INT8 = sg.compression.Int8()
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem.process_group import Identity
+from stratagem.group.current import Identity
 from stratagem.variables import initial_values
 from stratagem.variables.initial_values import agree_on_initial_values, initial_digest
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from stratagem.options import VariableAggregation, VariableSynchronization
-from stratagem.variables import (
+from stratagem.variables.registry import (
     VariableKind,
     choose_kind,
     parse_aggregation,

@@ -12,7 +12,7 @@ import keras
 import pytest
 
 import stratagem as sg
-from stratagem.variables import LateRead, read_before_replacing
+from stratagem.variables.late_reads import LateRead, read_before_replacing
 
 
 class _Counter:

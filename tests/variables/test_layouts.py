@@ -9,10 +9,10 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import stratagem as sg
-from stratagem.rendering import size_text
-from stratagem.topology import Topology
-from stratagem.topology.devices import find_groups
-from stratagem.variables import Division, VariableLayouts, require_layouts_used
+from stratagem.devices.finding import find_groups
+from stratagem.devices.mesh import Topology
+from stratagem.logs import size_text
+from stratagem.variables.layouts import Division, VariableLayouts, require_layouts_used
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from stratagem.options import VariableAggregation
-from stratagem.variables import aggregate_components, components_of_members
+from stratagem.variables.components import aggregate_components, components_of_members
 
 _AGGREGATIONS = [
     VariableAggregation.SUM,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import keras
 import pytest
 
-from stratagem.topology import Topology
-from stratagem.topology.devices import find_groups
-from stratagem.variables.mesh_axes import axis_names, devices_per_replica_of, groups_of_mesh
+from stratagem.devices.finding import find_groups
+from stratagem.devices.mesh import Topology
+from stratagem.variables.layouts import axis_names, devices_per_replica_of, groups_of_mesh
 
 
 def replicas(count: int, size: int) -> Topology:

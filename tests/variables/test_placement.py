@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.topology import Topology, find_devices
-from stratagem.variables import ShardedState, ShardedStore, store_of
+from stratagem.devices.finding import find_devices
+from stratagem.devices.mesh import Topology
+from stratagem.variables.placement import ShardedState
+from stratagem.variables.sharded_store import ShardedStore
+from stratagem.variables.store import store_of
 
 
 def replicas(count: int) -> Topology:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stratagem.options import VariableAggregation
-from stratagem.variables import Home, VariableKind, VariableRegistry, home_of
+from stratagem.variables.registry import Home, VariableKind, VariableRegistry, home_of
 
 
 class Stored:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.variables import changed_rows, sets_rows
+from stratagem.variables.sharded_variable import changed_rows, sets_rows
 from tests.variables.row_methods import CHANGES
 
 START = np.arange(1.0, 9, dtype="float32").reshape(4, 2)

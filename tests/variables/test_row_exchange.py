@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from stratagem.topology import REPLICA_AXIS, Topology, find_devices
-from stratagem.variables import row_exchange
-from stratagem.variables.row_exchange import exchanged_rows
+from stratagem.devices.finding import find_devices
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
+from stratagem.variables import sharded_store as row_exchange
+from stratagem.variables.sharded_store import exchanged_rows
 
 WIDTH = 4
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stratagem.topology import Topology, find_devices
-from stratagem.topology.devices import find_groups
-from stratagem.topology.shards import local_shards, put_local_shards
-from stratagem.variables import Division, ShardedStore
+from stratagem.devices.finding import find_devices, find_groups
+from stratagem.devices.mesh import Topology
+from stratagem.devices.shards import local_shards, put_local_shards
+from stratagem.variables.layouts import Division
+from stratagem.variables.sharded_store import ShardedStore
 
 
 def replicas(count: int) -> Topology:

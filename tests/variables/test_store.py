@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.topology import Topology, find_devices
-from stratagem.variables import ShardedStore, SingleDeviceStore, Store
+from stratagem.devices.finding import find_devices
+from stratagem.devices.mesh import Topology
+from stratagem.variables.sharded_store import ShardedStore, SingleDeviceStore
+from stratagem.variables.store import Store
 
 HOST = jax.devices()[3]
 

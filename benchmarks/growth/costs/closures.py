@@ -8,7 +8,7 @@ import stratagem as sg  # isort: skip - before keras, because it selects the JAX
 
 from benchmarks.growth.costs.serving import Answer, cpu_s, serve_costs
 from stratagem.parameter_server.coordinator.closure_queue import ClosureQueue
-from stratagem.parameter_server.coordinator.closures import Closure
+from stratagem.parameter_server.coordinator.remote_value import Closure
 
 __all__ = ["measure"]
 

@@ -16,14 +16,14 @@ from typing import Any
 import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
 
 from benchmarks.growth.costs.serving import Answer, cpu_and_elapsed_s, serve_costs
-from stratagem.parameter_server.cluster.coordinator_options import CoordinatorOptions
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import Listener, Request
+from stratagem.group.transport.wire import Message
+from stratagem.parameter_server.cluster.cluster_plan import CoordinatorOptions
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
-from stratagem.parameter_server.coordinator.call_groups import Ended, calls_in, pack_ended
+from stratagem.parameter_server.coordinator.shipping import Ended, calls_in, pack_ended
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS
 from stratagem.parameter_server.strategy.process_parts import coordinator_parts
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.listener import Listener, Request
-from stratagem.transport.wire import Message
 
 __all__ = ["measure"]
 

@@ -7,9 +7,12 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.growth.costs.serving import Answer, cpu_s, serve_costs
-from stratagem.goodput import EventWriter, StepWaits, account_for, read_run
-from stratagem.monitoring.run_series import series_of
-from stratagem.monitoring.run_state import RunState
+from stratagem.observe.goodput.account import account_for
+from stratagem.observe.monitoring.run_series import series_of
+from stratagem.observe.monitoring.run_state import RunState
+from stratagem.observe.run_events.reader import read_run
+from stratagem.observe.run_events.wait_clock import StepWaits
+from stratagem.observe.run_events.writer import EventWriter
 
 __all__ = ["measure"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.growth.costs.serving import Answer, cpu_s, least, serve_costs
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.keys import ClusterKeys
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardPlacer
+from stratagem.parameter_server.partitioners import FixedShardsPartitioner
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.partitioners import FixedShardsPartitioner
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
 
 __all__ = ["measure"]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.growth.costs.serving import Answer, cpu_s, least, serve_costs
 from stratagem.input.sharding import InputShard
-from stratagem.input.sources import as_source
+from stratagem.input.sources.adapters import as_source
 
 __all__ = ["measure"]
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from benchmarks.growth.costs.serving import Answer, serve_costs
-from stratagem.authentication import Credentials
-from stratagem.frames import frame
-from stratagem.process_group import GroupLimits
-from stratagem.process_group import hub as hub_module
-from stratagem.process_group.hub import MEMBER, Hub
+from stratagem.group import hub as hub_module
+from stratagem.group.authentication.secret import Credentials
+from stratagem.group.hub import MEMBER, Hub
+from stratagem.group.protocol import frame
+from stratagem.group.verdict import GroupLimits
 
 __all__ = ["measure"]
 

@@ -12,10 +12,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.growth.costs.serving import Answer, serve_costs
-from stratagem.checkpoint.agreed_step import AgreedStep, PreemptionAction
+from stratagem.checkpoint.preemption_exit import AgreedStep, PreemptionAction
+from stratagem.cluster.preemption.configuration import TerminationConfig
 from stratagem.errors import UnavailableError
-from stratagem.preemption import TerminationConfig
-from stratagem.process_group import Group, GroupLimits, Identity
+from stratagem.group.current import Identity
+from stratagem.group.member import Group
+from stratagem.group.verdict import GroupLimits
 
 __all__ = ["measure"]
 

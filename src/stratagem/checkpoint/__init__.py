@@ -5,7 +5,6 @@ from stratagem.checkpoint.in_memory import MemoryBackup
 from stratagem.checkpoint.latest import checkpoints_iterator, latest_checkpoint
 from stratagem.checkpoint.load_status import LoadStatus
 from stratagem.checkpoint.manager import CheckpointManager
-from stratagem.checkpoint.options import CheckpointOptions
 from stratagem.checkpoint.policies import (
     Any,
     KeepEveryHours,
@@ -25,6 +24,7 @@ from stratagem.checkpoint.reader import (
     load_checkpoint,
     load_variable,
 )
+from stratagem.checkpoint.saving import CheckpointOptions
 
 __all__ = [
     "Any",

@@ -4,23 +4,247 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import keras
+from jax.core import Tracer
 
-from stratagem.checkpoint.creation_hooks import (
-    call_after,
-    infers_shapes,
-    is_in_step,
-    layers_of,
-    when_initialized,
+from stratagem.checkpoint.objects import (
+    NAMED_VARIABLES,
+    PYTREE,
+    Part,
+    build_optimizer,
+    model_groups,
+    part_by_path,
 )
-from stratagem.checkpoint.matching import METRICS, OPTIMIZER, match
-from stratagem.checkpoint.objects import Part, build_optimizer, model_groups, part_by_path
-from stratagem.execution.tracing.created_variables import is_uninitialized
+from stratagem.errors import explain
+from stratagem.execution.tracing.functionalize import is_uninitialized
 
-__all__ = ["DeferredRestore", "may_create_variables"]
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
+# Hooks that run an action when Keras creates or initializes variables.
+
+
+class _KerasHooks:
+    """Functions that use Keras's private names, set by the `keras` package."""
+
+    def __init__(self) -> None:
+        self.flatten_layers: Callable[[Any], list[Any]] = lambda layer: [layer]
+        self.stateless_scope: Callable[[], Any] = lambda: None
+        self.infers_shapes: Callable[[], bool] = lambda: False
+
+
+_hooks = _KerasHooks()
+
+
+def set_keras(
+    flatten_layers: Callable[[Any], list[Any]],
+    stateless_scope: Callable[[], Any],
+    infers_shapes: Callable[[], bool],
+) -> None:
+    """Sets functions that list sublayers, return the stateless scope, detect shape inference."""
+    _hooks.flatten_layers, _hooks.stateless_scope = flatten_layers, stateless_scope
+    _hooks.infers_shapes = infers_shapes
+
+
+def infers_shapes() -> bool:
+    """True while Keras calls a model to build its layers; Keras ignores errors then."""
+    return _hooks.infers_shapes()
+
+
+def layers_of(layer: keras.layers.Layer) -> list[Any]:
+    """Returns a layer and every layer inside it."""
+    return _hooks.flatten_layers(layer)
+
+
+def is_in_step() -> bool:
+    """True while code is traced or called for shapes, when an assignment would be traced."""
+    return _hooks.stateless_scope() is not None or isinstance(jnp.zeros(()), Tracer)
+
+
+def call_after(owner: Strategy, method: str, action: Callable[[], bool]) -> None:
+    """Runs an action after each call of one object's method, until the action returns True."""
+    # Not by assignment: a built layer forbids it.
+    vars(owner)[method] = _MethodWithCallback(owner, method, action)
+
+
+class _MethodWithCallback:
+    """A bound method followed by an action; copies of the object get only the method."""
+
+    def __init__(self, owner: Strategy, method: str, action: Callable[[], bool]) -> None:
+        functools.update_wrapper(self, getattr(owner, method))
+        self._members, self._method, self._action = vars(owner), method, action
+        self._original: Any = getattr(owner, method)
+        self._had_own = method in self._members
+        self._is_done = False
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        result = self._original(*args, **kwargs)
+        if not self._is_done and self._action():
+            self._remove()
+        return result
+
+    def __reduce__(self) -> Any:
+        return _identity, (self._original,)
+
+    def _remove(self) -> None:
+        self._is_done, self._action = True, bool
+        if self._members.get(self._method) is not self:
+            return  # replaced by another hook
+        self._members.pop(self._method)
+        if self._had_own:
+            self._members[self._method] = self._original
+
+
+def _identity(method: object) -> Any:
+    return method
+
+
+def when_initialized(variables: Iterable[Any], action: Callable[[], None]) -> None:
+    """Runs an action once all variables have their first value; immediately if they do."""
+    waiting = {id(one): one for one in variables if is_uninitialized(one)}
+    if not waiting:
+        action()
+        return
+    for variable in list(waiting.values()):
+        _after_first_value(variable, functools.partial(_finish_one, waiting, variable, action))
+
+
+def _finish_one(
+    waiting: dict[int, Any], variable: keras.Variable, action: Callable[[], None]
+) -> None:
+    waiting.pop(id(variable), None)
+    if not waiting:
+        action()
+
+
+def _after_first_value(variable: keras.Variable, then: Callable[[], None]) -> None:
+    def is_initialized() -> bool:
+        if is_uninitialized(variable):
+            return False
+        then()
+        return True
+
+    call_after(variable, "_deferred_initialize", is_initialized)
+
+
+# Matching of an object's variables to the arrays of a checkpoint.
+
+OPTIMIZER, METRICS = "optimizer_variables", "metrics_variables"
+_MAX_NAMES = 5
+
+
+def match(part: Part, entries: Sequence[Mapping[str, Any]], where: str) -> dict[str, str]:
+    """Returns the path of the saved array for each variable path of an object.
+
+    Matches by path or, if automatic layer names differ, in creation order. Dicts of variables
+    match by name only and may use a subset of the saved arrays. Raises ValueError if variables,
+    shapes, or dtypes of a pytree's leaves differ. `entries` are in saved order.
+    """
+    if part.kind == PYTREE:
+        return _match_leaves(part, entries, where)
+    found: dict[str, str] = {}
+    saved = _grouped(part, [entry["path"] for entry in entries])
+    own = _grouped(part, part.variables)
+    shapes = {entry["path"]: tuple(entry["shape"]) for entry in entries}
+    if part.kind == NAMED_VARIABLES:
+        missing = [path for path in part.variables if path not in shapes]
+        if missing:
+            raise _variables_error(part, list(part.variables), list(shapes), where)
+        saved[""] = list(part.variables)  # other saved arrays are ignored
+    for group, paths in own.items():
+        there = saved.get(group, [])
+        if group == OPTIMIZER and not there:
+            continue  # the model was saved before it was compiled
+        if group == METRICS and len(there) != len(paths):
+            continue  # metrics are created with the first batch and reset at each epoch
+        if set(there) != set(paths) and len(there) != len(paths):
+            raise _variables_error(part, paths, there, where)
+        pairs = zip(paths, paths if set(there) == set(paths) else there, strict=True)
+        for path, saved_path in pairs:
+            shape = tuple(part.variables[path].shape)
+            if shape != shapes[saved_path]:
+                raise _shape_error(part, path, shape, saved_path, shapes[saved_path], where)
+            found[path] = saved_path
+    return found
+
+
+def _match_leaves(part: Part, entries: Sequence[Mapping[str, Any]], where: str) -> dict[str, str]:
+    saved = {entry["path"]: entry for entry in entries}
+    if saved.keys() != part.variables.keys():
+        raise _variables_error(part, list(part.variables), list(saved), where)
+    for path, leaf in part.variables.items():
+        entry = saved[path]
+        there = f"{entry['dtype']}{list(entry['shape'])}"
+        if "described" in entry:
+            is_same, there = entry["described"] == leaf.described, entry["described"]
+        else:  # saved as another kind of object, or a backup in memory
+            is_same = there == f"{leaf.dtype}{list(leaf.shape)}"
+        if not is_same:
+            raise ValueError(
+                explain(
+                    f"{leaf.path} is {leaf.described} here, {leaf.sharding}, but {there} in "
+                    f"{where}, {entry.get('sharding', 'on the host')}.",
+                    expected="a pytree with the shapes and dtypes that were saved.",
+                    fix="create the arrays with the saved shapes and dtypes, or restore into a "
+                    "pytree like the saved one and convert it.",
+                    code="SG703",
+                )
+            )
+    return {path: path for path in saved}
+
+
+def _grouped(part: Part, paths: Iterable[str]) -> dict[str, list[str]]:
+    """Groups paths by their first component for models; all paths form one group otherwise."""
+    groups: dict[str, list[str]] = {}
+    for path in paths:
+        groups.setdefault(path.split("/")[0] if part.kind == "model" else "", []).append(path)
+    return groups
+
+
+def _variables_error(
+    part: Part, own: Sequence[str], saved: Sequence[str], where: str
+) -> ValueError:
+    missing = [path for path in own if path not in set(saved)]
+    extra = [path for path in saved if path not in set(own)]
+    return ValueError(
+        explain(
+            f"{where} holds {len(saved)} variables of {part.name}, which has {len(own)}. "
+            f"Not in the checkpoint: {_first_names(missing)}. "
+            f"Only there: {_first_names(extra)}.",
+            expected="an object with the variables that were saved.",
+            fix="build the object as it was when saved, or restore another checkpoint.",
+            code="SG703",
+        )
+    )
+
+
+def _shape_error(
+    part: Part,
+    path: str,
+    shape: tuple[int, ...],
+    saved_path: str,
+    saved_shape: tuple[int, ...],
+    where: str,
+) -> ValueError:
+    saved_as = "" if path == saved_path else f", saved as {saved_path},"
+    return ValueError(
+        explain(
+            f"{part.name}/{path}{saved_as} has shape {shape} here but {saved_shape} in {where}.",
+            expected="the shape that was saved.",
+            fix="build the object as it was when saved, or restore another checkpoint.",
+            code="SG703",
+        )
+    )
+
+
+def _first_names(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - _MAX_NAMES} more" if len(paths) > _MAX_NAMES else ""
+    return (", ".join(paths[:_MAX_NAMES]) or "none") + more
+
 
 _WEIGHTS = "weights"
 

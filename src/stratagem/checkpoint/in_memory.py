@@ -7,10 +7,11 @@ import time
 from collections.abc import Mapping
 
 from stratagem.checkpoint.checkpoint import Checkpoint
-from stratagem.checkpoint.checkpoint_events import record_memory_save, record_restore, step_of_run
-from stratagem.checkpoint.group_calls import run_on_all
-from stratagem.checkpoint.matching import match
+from stratagem.checkpoint.deferred_restore import match
+from stratagem.checkpoint.latest import run_on_all
 from stratagem.checkpoint.objects import Part, state_of
+from stratagem.checkpoint.saving import record_memory_save, record_restore, step_of_run
+from stratagem.checkpoint.storage.staging import MemorySlots, Snapshot
 from stratagem.checkpoint.values import (
     assign_local_values,
     has_components,
@@ -18,10 +19,7 @@ from stratagem.checkpoint.values import (
     local_arrays_of,
     local_values_of,
 )
-from stratagem.process_group import current_group
-from stratagem.storage import MemorySlots, Snapshot
-
-__all__ = ["MemoryBackup"]
+from stratagem.group.current import current_group
 
 
 class MemoryBackup:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from stratagem.messages import explain
-
-__all__ = ["Consumption", "LoadStatus"]
+from stratagem.errors import explain
 
 _MAX_NAMES = 10
 _logger = logging.getLogger(__name__)

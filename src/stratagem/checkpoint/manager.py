@@ -12,10 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stratagem.background_errors import raise_reported
 from stratagem.checkpoint.checkpoint import Checkpoint
-from stratagem.checkpoint.group_calls import is_first, run_on_first
-from stratagem.checkpoint.options import CheckpointOptions
+from stratagem.checkpoint.latest import is_first, run_on_first
 from stratagem.checkpoint.policies import Any as AnyPolicy
 from stratagem.checkpoint.policies import (
     KeepEveryHours,
@@ -26,17 +24,15 @@ from stratagem.checkpoint.policies import (
     SaveEverySteps,
     SavePolicy,
 )
-from stratagem.checkpoint.saving import CheckpointLocation
-from stratagem.checkpoint.table_series import TableSeries
-from stratagem.errors import DataLossError
-from stratagem.folders import checked_folder
-from stratagem.messages import explain
-from stratagem.storage import COMMIT_MARK, is_whole, wait_for_writing
+from stratagem.checkpoint.saving import CheckpointLocation, CheckpointOptions, TableSeries
+from stratagem.checkpoint.storage.files import COMMIT_MARK, is_whole
+from stratagem.checkpoint.storage.process import wait_for_writing
+from stratagem.errors import DataLossError, explain, raise_reported
+from stratagem.resources import checked_folder
 
 if TYPE_CHECKING:
     import keras
 
-__all__ = ["CheckpointManager"]
 
 # Suffix of a checkpoint that will replace another one.
 _NEW = ".new"

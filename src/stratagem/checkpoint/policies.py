@@ -7,20 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from stratagem.messages import explain
-
-__all__ = [
-    "Any",
-    "KeepEveryHours",
-    "KeepLatest",
-    "KeepPolicy",
-    "Kept",
-    "Moment",
-    "RetainedCheckpoint",
-    "SaveEverySeconds",
-    "SaveEverySteps",
-    "SavePolicy",
-]
+from stratagem.errors import explain
 
 
 @dataclasses.dataclass(frozen=True)

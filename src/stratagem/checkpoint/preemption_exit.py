@@ -2,19 +2,210 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable
 
 from stratagem import logs
-from stratagem.checkpoint.agreed_step import AgreedStep, PreemptionAction
 from stratagem.checkpoint.manager import CheckpointManager
-from stratagem.preemption import TerminationConfig
-from stratagem.process_group import current_group
-from stratagem.topology.process_exit import expect_exit
+from stratagem.cluster.preemption.configuration import TerminationConfig
+from stratagem.cluster.preemption.notices import Notice
+from stratagem.devices.process_exit import expect_exit
+from stratagem.errors import DeadlineExceededError, explain
+from stratagem.group.current import current_group
+from stratagem.group.member import Group
+from stratagem.group.verdict import Activity
+from stratagem.observe.run_events.process_writer import current_events
 
-__all__ = ["PreemptionExit", "print_status"]
+# Agreement of all processes on the step to save after a preemption notice.
+
+# Delay until the end of a grace period is noticed, or until the thread ends after `stop`.
+_POLL_S = 0.2
+# How often to check that the group still exists while waiting for answers.
+_GROUP_CHECK_S = 0.1
+# The last step and the last save may take longer than earlier ones.
+_RESERVE = 2.0
+
+
+class PreemptionAction(enum.Enum):
+    """Action of all processes before their next step: save and continue, or save and exit."""
+
+    SAVE = "save"
+    EXIT = "exit"
+
+
+class AgreedStep:
+    """Agreement of all processes on the step to save after a preemption notice to any of them.
+
+    Each process asks before every step, equally often. After a notice, each announces how many
+    steps it has begun and begins no other until all have answered; then every process finishes the
+    largest of these numbers. A background thread of the group answers, since the process may be
+    inside a collective that waits for a process blocked here.
+
+    With a grace period, the first agreement saves, and a second one exits when a notified process
+    has time left for only two more steps and saves, estimated from the last ones.
+
+    `group` is None for a single process; `name` is a unique topic, the same on all processes.
+
+    Source: TF 2.21 failure_handling.py, _check_preemption_and_maybe_checkpoint.
+    """
+
+    def __init__(
+        self, config: TerminationConfig, group: Group | None = None, *, name: str = "leaving"
+    ) -> None:
+        self.save_s = 0.0  # duration of the last save
+        self._config = config
+        self._source = config.source()
+        self._group = group
+        self._name = name
+        self._num_processes = 1 if group is None else group.num_processes
+        self._stopped = threading.Event()
+        # Never held for long, and never by a signal handler.
+        self._changed = threading.Condition()
+        self._num_begun = 0
+        self._begun_at_s = time.monotonic()
+        self._last_step_s = self._step_s = 0.0
+        # Numbers of agreements: requested by this process, announced to it, completed by it.
+        self._num_requested = self._num_announced = self._num_done = 0
+        # Answers by agreement and process: steps begun, and True if the process must exit.
+        self._answers: dict[int, dict[int, tuple[int, bool]]] = {}
+        self._is_over = False
+
+    @property
+    def notice(self) -> Notice | None:
+        """First notice received by this process, or None; raises the error that ended listening."""
+        return self._source.notice
+
+    def start(self) -> None:
+        """Starts listening for notices to this process and to others."""
+        if self._group is not None:
+            self._group.listen(self._name, self._receive)
+        self._source.start()
+        if self._group is not None:
+            threading.Thread(target=self._watch, name="stratagem-notice", daemon=True).start()
+
+    def stop(self) -> None:
+        """Stops listening for notices; announcements of other processes are still answered."""
+        self._stopped.set()
+        self._source.stop()
+
+    def next_step(self) -> PreemptionAction | None:
+        """Returns None if this process may begin its next step, and counts that step.
+
+        Otherwise returns the action to take before the next call. Raises DeadlineExceededError,
+        naming the missing processes, if some do not answer in time.
+        """
+        self._request_if_due()
+        with self._changed:
+            if self._num_done == self._num_announced:
+                return self._begin()
+            number = self._num_done + 1
+            answers = self._answers.setdefault(number, {})
+        if len(answers) < self._num_processes:
+            self._wait_for_all(answers)
+        with self._changed:
+            if self._num_begun < max(begun for begun, _ in answers.values()):
+                return self._begin()
+            self._num_done = number
+            self._is_over = any(is_last for _, is_last in answers.values())
+        return PreemptionAction.EXIT if self._is_over else PreemptionAction.SAVE
+
+    def _begin(self) -> None:
+        now = time.monotonic()
+        last_s, self._last_step_s = self._last_step_s, now - self._begun_at_s
+        # The shorter of the last two: not every step includes compilation or evaluation.
+        self._step_s = min(last_s, self._last_step_s)
+        self._begun_at_s = now
+        self._num_begun += 1
+
+    def _wait_for_all(self, answers: dict[int, tuple[int, bool]]) -> None:
+        assert self._group is not None
+        deadline = time.monotonic() + self._group.limits.barrier_s
+        with self._group.at(Activity.AGREEMENT, "the step to save"), self._changed:
+            while len(answers) < self._num_processes:
+                self._group.check()
+                if time.monotonic() > deadline:
+                    raise self._timeout_error(self._group, answers)
+                self._changed.wait(_GROUP_CHECK_S)
+
+    def _timeout_error(
+        self, group: Group, answers: dict[int, tuple[int, bool]]
+    ) -> DeadlineExceededError:
+        labels = enumerate(group.identity.labels)
+        missing = ", ".join(label for index, label in labels if index not in answers)
+        return DeadlineExceededError(
+            explain(
+                f"A process was notified of preemption, but {missing} did not report its step "
+                f"within {group.limits.barrier_s:g} s.",
+                expected="an answer from every process, so that all save after the same step.",
+                fix="create the PreemptionCheckpointHandler in every process, or raise "
+                "STRATAGEM_BARRIER_TIMEOUT_S if steps take longer.",
+                code="SG707",
+            )
+        )
+
+    def _request_if_due(self) -> None:
+        """Requests an agreement if this process was notified and none is under way."""
+        if self.notice is None:
+            return
+        with self._changed:
+            number = self._num_done + 1
+            if self._is_over or number <= max(self._num_requested, self._num_announced):
+                return
+            if number > 1 and not self._is_time_to_leave():
+                return
+            self._num_requested = number
+        self._announce(number)
+
+    def _is_time_to_leave(self) -> bool:
+        notices = self._source.notices
+        if not notices:
+            return not self._config.grace_period
+        ends_at_s = self._config.leave_at_s(notices)
+        return time.monotonic() >= ends_at_s - _RESERVE * (self._step_s + self.save_s)
+
+    def _announce(self, *numbers: int) -> None:
+        if self._group is None:
+            self._receive(0, list(numbers))
+        else:
+            self._group.announce(self._name, numbers)
+
+    # Called by other threads.
+
+    def _watch(self) -> None:
+        try:
+            while self._source.wait(_POLL_S) is None:
+                if self._stopped.is_set():
+                    return
+            while not (self._stopped.is_set() or self._is_over):
+                self._request_if_due()
+                self._stopped.wait(_POLL_S)
+        except Exception:  # noqa: BLE001 - `next_step` raises it in the training thread
+            return
+
+    def _receive(self, process_id: int, numbers: list[int]) -> None:
+        match numbers:
+            case [number]:
+                self._answer(number)
+            case [number, begun, is_last]:
+                with self._changed:
+                    self._answers.setdefault(number, {})[process_id] = (begun, bool(is_last))
+                    self._changed.notify_all()
+            case _:
+                pass  # from an incompatible process
+
+    def _answer(self, number: int) -> None:
+        """Announces this process's progress; it begins no further step until all have answered."""
+        with self._changed:
+            if number != self._num_announced + 1:  # two processes asked at once
+                return
+            self._num_announced = number
+            begun, is_last = self._num_begun, number > 1 or self._is_time_to_leave()
+        self._announce(number, begun, int(is_last))
+
 
 _logger = logging.getLogger(__name__)
 
@@ -68,6 +259,10 @@ class PreemptionExit:
             self._config.exit()
         except SystemExit as exit_error:
             expect_exit(exit_error.code)
+            events = current_events()
+            # Record the exit code now; it is not available when the program ends.
+            if events is not None and isinstance(exit_error.code, int):
+                events.end(exit_error.code, "left after notice")
             raise
 
 

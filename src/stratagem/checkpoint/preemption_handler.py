@@ -10,15 +10,56 @@ from typing import Any, ParamSpec, TypeVar
 from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.manager import CheckpointManager
 from stratagem.checkpoint.preemption_exit import PreemptionExit, print_status
-from stratagem.checkpoint.run_calls import RunCalls, is_built, restore_latest
-from stratagem.cluster import ClusterResolver, task_count
-from stratagem.context import get_strategy
-from stratagem.errors import InvalidArgumentError
-from stratagem.messages import explain
-from stratagem.preemption import TerminationConfig
-from stratagem.process_group import current_group
+from stratagem.cluster.preemption.configuration import TerminationConfig
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.cluster.roles import task_count
+from stratagem.contexts import get_strategy
+from stratagem.errors import InvalidArgumentError, explain
+from stratagem.group.current import current_group
 
-__all__ = ["PreemptionCheckpointHandler"]
+# Step count of a `PreemptionCheckpointHandler`, stored in the checkpoints themselves.
+
+_NAME = "PreemptionCheckpointHandler"
+
+
+class RunCalls:
+    """Step count with a state that checkpoints can store."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def get_state(self) -> int:
+        """Returns the count."""
+        return self.count
+
+    def set_state(self, state: int) -> None:
+        """Restores a count."""
+        self.count = int(state)
+
+
+def restore_latest(manager: CheckpointManager, calls: RunCalls) -> str | None:
+    """Restores the latest checkpoint, and adds the count to all checkpoints saved from now on.
+
+    Checkpoints without a count leave it unchanged. Returns the path, or None without a checkpoint.
+    """
+    checkpoint = manager.checkpoint
+    checkpoint.detach(_NAME)  # the count of an earlier handler
+    path = manager.restore_or_initialize()
+    count = calls.count
+    checkpoint.attach(_NAME, calls)  # restores the saved count
+    if path is None:  # an earlier restore belongs to another run
+        calls.set_state(count)
+    return path
+
+
+def is_built(checkpoint: Checkpoint) -> bool:
+    """True if all objects of a checkpoint have their variables."""
+    try:
+        checkpoint.parts()
+    except ValueError:
+        return False
+    return True
+
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")

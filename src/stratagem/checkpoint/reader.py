@@ -10,11 +10,8 @@ import numpy as np
 
 from stratagem.checkpoint.latest import newest_in
 from stratagem.checkpoint.saving import load_arrays, load_manifest
-from stratagem.errors import NotFoundError
-from stratagem.messages import explain
-from stratagem.storage import is_whole
-
-__all__ = ["CheckpointReader", "list_variables", "load_checkpoint", "load_variable"]
+from stratagem.checkpoint.storage.files import is_whole
+from stratagem.errors import NotFoundError, explain
 
 
 class CheckpointReader:

@@ -17,20 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stratagem.checkpoint.group_calls import run_on_first
+from stratagem.checkpoint.latest import run_on_first
 from stratagem.checkpoint.objects import Part
-from stratagem.checkpoint.saving import CheckpointLocation, load_manifest
-from stratagem.checkpoint.table_series import RemoteTables, TableSeries
-from stratagem.storage import is_whole, wait_for_writing
-
-__all__ = [
-    "RemoteTables",
-    "SavedTables",
-    "check_tables",
-    "location_of",
-    "restore_tables",
-    "save_tables",
-]
+from stratagem.checkpoint.saving import CheckpointLocation, TableSeries, load_manifest
+from stratagem.checkpoint.saving import RemoteTables as RemoteTables
+from stratagem.checkpoint.storage.files import is_whole
+from stratagem.checkpoint.storage.process import wait_for_writing
 
 _FOLDER = "tables"
 

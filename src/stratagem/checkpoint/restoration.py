@@ -2,29 +2,344 @@
 
 from __future__ import annotations
 
+import dataclasses
+import glob
 import math
-from collections.abc import Callable, Iterator, Mapping
+import secrets
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from stratagem.checkpoint.broadcast import broadcast_from_first
-from stratagem.checkpoint.deferred_restore import DeferredRestore, may_create_variables
-from stratagem.checkpoint.group_calls import is_first, run_on_all, run_on_first
+from stratagem.checkpoint.deferred_restore import (
+    METRICS,
+    OPTIMIZER,
+    DeferredRestore,
+    is_in_step,
+    match,
+    may_create_variables,
+)
+from stratagem.checkpoint.latest import agree_on_all, is_first, run_on_all, run_on_first
 from stratagem.checkpoint.load_status import Consumption
-from stratagem.checkpoint.matching import METRICS, OPTIMIZER, match
 from stratagem.checkpoint.objects import Part, part_of
 from stratagem.checkpoint.remote_tables import check_tables, restore_tables
 from stratagem.checkpoint.saving import check_arrays, load_arrays
-from stratagem.checkpoint.sharded_restore import SavedValue, ShardedRestore
+from stratagem.checkpoint.storage.files import portions
+from stratagem.checkpoint.storage.large_arrays import Receiver
+from stratagem.checkpoint.storage.process import fits_in_memory, wait_for_writing
+from stratagem.checkpoint.storage.shard_reader import Region, ShardReader
+from stratagem.checkpoint.storage.shards import ShardedArray, ShardedItems, ShardedWrite, shard_key
 from stratagem.checkpoint.values import assign_values, receiver
-from stratagem.host_memory import release_freed_memory
-from stratagem.messages import explain
-from stratagem.process_group import current_group
-from stratagem.storage import Receiver, fits_in_memory, portions
+from stratagem.devices.lockstep import compute_on_every_process
+from stratagem.devices.mesh import Topology
+from stratagem.devices.shards import copied_to_device
+from stratagem.environment import release_freed_memory
+from stratagem.errors import explain
+from stratagem.group.current import current_group
+from stratagem.variables.registry import VariableKind, home_of
+from stratagem.variables.store import store_of
 
-__all__ = ["COMPONENTS", "Restoration"]
+# Broadcast of arrays read by process 0, so that no other process needs access to the folder.
+
+_Arrays = dict[str, np.ndarray[Any, Any]]
+
+_MIN_PIECE_BYTES = 2**16
+_MAX_PIECE_BYTES = 2**25
+
+
+def broadcast_from_first(
+    items: Mapping[str, _Arrays] | None, entries: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> dict[str, _Arrays]:
+    """Returns process 0's arrays by item and path. Call on every process.
+
+    `items` is None on other processes. `entries` holds path, shape and dtype of each array, the
+    same on all processes.
+    """
+    group = current_group()
+    if group is None:
+        assert items is not None
+        return dict(items)
+    is_first = group.process_id == 0
+    shared: dict[str, _Arrays] = {
+        name: {
+            entry["path"]: np.asarray(items[name][entry["path"]], order="C")
+            if is_first and items is not None
+            else np.empty(entry["shape"], np.dtype(entry["dtype"]))
+            for entry in entries[name]
+        }
+        for name in entries
+    }
+    flats = [_bytes_of(array) for arrays in shared.values() for array in arrays.values()]
+    total_bytes = sum(flat.size for flat in flats)
+    topology = Topology(tuple(jax.devices()))
+    # All pieces have one of a few sizes, since each size compiles a program.
+    piece_bytes = min(
+        max(2 ** math.ceil(math.log2(max(total_bytes, 1))), _MIN_PIECE_BYTES), _MAX_PIECE_BYTES
+    )
+    piece = np.zeros(piece_bytes, np.uint8)
+    for spans in _pieces([flat.size for flat in flats], piece_bytes):
+        if is_first:
+            for index, begin, end, at in spans:
+                piece[at : at + end - begin] = flats[index][begin:end]
+        received = np.asarray(compute_on_every_process(_on_all(topology, piece), _first))
+        if not is_first:
+            for index, begin, end, at in spans:
+                flats[index][begin:end] = received[at : at + end - begin]
+    return shared
+
+
+def _pieces(
+    sizes_bytes: Sequence[int], piece_bytes: int
+) -> Iterator[list[tuple[int, int, int, int]]]:
+    """Yields the spans of arrays that fill each piece: (array, begin, end, offset in the piece)."""
+    spans: list[tuple[int, int, int, int]] = []
+    at = 0
+    for index, size_bytes in enumerate(sizes_bytes):
+        begin = 0
+        while begin < size_bytes:
+            end = min(size_bytes, begin + piece_bytes - at)
+            spans.append((index, begin, end, at))
+            at += end - begin
+            begin = end
+            if at == piece_bytes:
+                yield spans
+                spans, at = [], 0
+    if spans:
+        yield spans
+
+
+def _bytes_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _on_all(topology: Topology, piece: np.ndarray[Any, Any]) -> jax.Array:
+    return topology.stack([piece] * topology.num_local_replicas)
+
+
+def _first(stacked: jax.Array) -> jax.Array:
+    return jnp.asarray(stacked)[0]
+
+
+# Shards of large variables, which each process saves without gathering them.
+
+# Smaller values are gathered: their shards would be many small pieces of a file.
+_MIN_BYTES = 2**20
+_TEMPORARY = ".orbax-checkpoint-tmp-"
+
+
+def sharded_value_of(variable: object) -> jax.Array | None:
+    """Returns the array of a large variable with a shard on each device; None for others."""
+    home, stored = home_of(variable), getattr(variable, "stored", None)
+    is_divided = store_of(variable) is not None or getattr(variable, "division", None) is not None
+    if home is None or home.kind is VariableKind.ON_READ or not is_divided:
+        return None
+    if getattr(variable, "local_copy", None) is not None:  # processes have values of their own
+        return None
+    if not isinstance(stored, jax.Array) or stored.is_fully_replicated:
+        return None
+    return stored if stored.nbytes >= _MIN_BYTES else None
+
+
+def own_shards(path: str, array: jax.Array) -> Iterator[tuple[str, jax.Array]]:
+    """Yields the shards that this process saves, of copies one, with the keys of a checkpoint."""
+    shape = array.sharding.shard_shape(array.shape)
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0:
+            begins = (one.start or 0 for one in shard.index)
+            position = (at // size for at, size in zip(begins, shape, strict=True))
+            yield shard_key(path, tuple(position)), shard.data
+
+
+def sharded_items_of(parts: Mapping[str, Part], items: Mapping[str, str]) -> ShardedItems:
+    """Returns the items with variables that are saved as shards."""
+    arrays = {items[name]: _sharded_arrays(part) for name, part in parts.items()}
+    return {item: of for item, of in arrays.items() if any(of.values())}
+
+
+def begin_sharded_write(
+    folder: Path, parts: Mapping[str, Part], items: Mapping[str, str]
+) -> ShardedWrite | None:
+    """Returns where processes write their shards; None if all values are gathered.
+
+    Several processes write shards if all of them see a temporary folder that process 0 creates
+    beside the checkpoint. Call on every process.
+    """
+    arrays = sharded_items_of(parts, items)
+    if not arrays:
+        return None
+    group = current_group()
+    created = run_on_first("Checkpoint.write", lambda: _create_beside(folder))
+    if created is None:
+        return None
+    temporary = Path(created)
+    if not agree_on_all("Checkpoint.write", temporary.is_dir()):
+        if is_first():
+            shutil.rmtree(temporary, ignore_errors=True)
+        return None
+    return ShardedWrite(temporary, 1 if group is None else group.num_processes, arrays)
+
+
+def bytes_to_write(part: Part) -> int:
+    """Returns the size of what this process writes of an object, without components."""
+    size_bytes = 0
+    for path, variable in part.variables.items():
+        array = sharded_value_of(variable)
+        if array is not None:
+            size_bytes += sum(shard.nbytes for _, shard in own_shards(path, array))
+        elif is_first():
+            size_bytes += math.prod(variable.shape) * np.dtype(variable.dtype).itemsize
+    return size_bytes
+
+
+def _sharded_arrays(part: Part) -> dict[str, ShardedArray | None]:
+    return {path: _described(sharded_value_of(one)) for path, one in part.variables.items()}
+
+
+def _described(array: jax.Array | None) -> ShardedArray | None:
+    if array is None:
+        return None
+    shard_shape = array.sharding.shard_shape(array.shape)
+    return ShardedArray(array.shape, str(np.dtype(array.dtype)), shard_shape)
+
+
+def _create_beside(folder: Path) -> str | None:
+    """Creates a temporary folder, and removes those that a killed save of this name left."""
+    stale = list(folder.parent.glob(f"{glob.escape(folder.name)}{_TEMPORARY}*"))
+    if stale:
+        wait_for_writing()
+    for one in stale:
+        shutil.rmtree(one, ignore_errors=True)
+    temporary = folder.with_name(f"{folder.name}{_TEMPORARY}{secrets.token_hex(4)}")
+    try:
+        temporary.mkdir(parents=True)
+    except OSError:  # the write itself finds the reason
+        return None
+    return str(temporary)
+
+
+# Restore of large sharded variables: each process reads what its devices need.
+
+_METADATA = "_CHECKPOINT_METADATA"
+_Array = np.ndarray[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedValue:
+    """A variable, by object and path, and the saved array that becomes its value."""
+
+    name: tuple[str, str]
+    variable: Any
+    item: str
+    entry: Mapping[str, Any]
+
+
+class ShardedRestore:
+    """Values of the variables that are read as shards, of those that a restore sets.
+
+    Values stay on the host until `assign`, so that a damaged checkpoint changes nothing. Without
+    memory for that, they are verified first and read one by one. Call on every process.
+    """
+
+    def __init__(self, folder: Path, values: Sequence[SavedValue]) -> None:
+        self._reader = ShardReader(folder)
+        self._values = {one.name: one for one in self._chosen(folder, values)}
+        self._read: dict[tuple[str, str], list[_Array]] = {}
+
+    def __contains__(self, name: tuple[str, str]) -> bool:
+        return name in self._values
+
+    def read(self) -> None:
+        """Reads or verifies all shards; raises DataLossError for damage, on all processes."""
+        if not self._values:
+            return
+        size_bytes = sum(_local_bytes(one) for one in self._values.values())
+        fits = agree_on_all("Checkpoint.restore", fits_in_memory(size_bytes))
+
+        def work() -> None:
+            for one in self._values.values():
+                regions = list(_regions(one.variable).values())
+                if fits:
+                    self._read[one.name] = self._reader.read(one.item, one.entry, regions)
+                else:
+                    self._reader.verify(one.item, one.entry, regions)
+
+        run_on_all("Checkpoint.restore", work)
+
+    def assign(self) -> None:
+        """Sets the variables."""
+        for one in self._values.values():
+            if one.name in self._read:
+                _set_shards(one.variable, self._read.pop(one.name))
+            else:
+                run_on_all("Checkpoint.restore", self._assignment(one))
+
+    def _assignment(self, one: SavedValue) -> Callable[[], None]:
+        regions = list(_regions(one.variable).values())
+        return lambda: _set_shards(one.variable, self._reader.read(one.item, one.entry, regions))
+
+    def _chosen(self, folder: Path, values: Sequence[SavedValue]) -> list[SavedValue]:
+        sharded = [one for one in values if sharded_value_of(one.variable) is not None]
+        if not sharded or is_in_step() or not _is_same_everywhere(folder):
+            return []
+        readable = run_on_first(
+            "Checkpoint.restore",
+            lambda: [self._reader.can_read(one.item, one.entry) for one in sharded],
+        )
+        return [one for one, can_read in zip(sharded, readable, strict=True) if can_read]
+
+
+def _is_same_everywhere(folder: Path) -> bool:
+    """True if all processes find the checkpoint of process 0."""
+
+    def digest() -> int | None:
+        try:
+            return zlib.crc32((folder / _METADATA).read_bytes())
+        except OSError:
+            return None
+
+    expected = run_on_first("Checkpoint.restore", digest)
+    return agree_on_all("Checkpoint.restore", expected is not None and digest() == expected)
+
+
+def _regions(variable: Any) -> dict[str, Region]:
+    """Returns the parts of a value that devices of this process hold, each once."""
+    return {str(region): region for region in _regions_by_device(variable).values()}
+
+
+def _regions_by_device(variable: Any) -> dict[jax.Device, Region]:
+    array = variable.stored
+    indices = array.sharding.addressable_devices_indices_map(array.shape)
+    return {
+        device: tuple(
+            slice(*one.indices(size)[:2]) for one, size in zip(index, array.shape, strict=True)
+        )
+        for device, index in indices.items()
+    }
+
+
+def _local_bytes(one: SavedValue) -> int:
+    array = one.variable.stored
+    shard_size = int(np.prod(array.sharding.shard_shape(array.shape)))
+    return len(_regions(one.variable)) * shard_size * np.dtype(one.entry["dtype"]).itemsize
+
+
+def _set_shards(variable: Any, shards: list[_Array]) -> None:
+    """Sets a variable from the values of its `_regions`."""
+    old = variable.stored
+    by_region = dict(zip(_regions(variable), shards, strict=True))
+    placed = [
+        copied_to_device(by_region[str(region)].astype(old.dtype, copy=False), device, old.sharding)
+        for device, region in _regions_by_device(variable).items()
+    ]
+    variable.stored = jax.make_array_from_single_device_arrays(
+        old.shape, old.sharding, jax.block_until_ready(placed)
+    )
+
 
 # Item with per-replica components; the aggregates serve restores with other replica counts.
 COMPONENTS = "components"

@@ -2,43 +2,250 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
-from stratagem import storage
-from stratagem.background_errors import raise_reported, report_error
-from stratagem.checkpoint.checkpoint_events import record_async_save, record_save
-from stratagem.checkpoint.group_calls import is_first, run_on_first
-from stratagem.checkpoint.options import CheckpointOptions
-from stratagem.checkpoint.table_series import TableSeries
-from stratagem.process_group import current_group
-from stratagem.storage import (
+from stratagem.checkpoint.latest import is_first, run_on_first
+from stratagem.checkpoint.storage import files
+from stratagem.checkpoint.storage.files import (
     Arrays,
-    ArraysToWrite,
-    PendingArray,
-    Receiver,
-    ShardedWrite,
     Wanted,
+    read_arrays,
+    read_manifest,
+    write,
+)
+from stratagem.checkpoint.storage.large_arrays import Receiver
+from stratagem.checkpoint.storage.process import (
+    ArraysToWrite,
+    has_room_for_copy,
     storage_process,
 )
+from stratagem.checkpoint.storage.process import (
+    wait_for_writing as wait_for_files,
+)
+from stratagem.checkpoint.storage.shards import (
+    ShardedWrite,
+    is_of_shards,
+    report_shard_error,
+    write_shards,
+)
+from stratagem.checkpoint.storage.staging import PendingArray
+from stratagem.errors import raise_reported, report_error
+from stratagem.group.current import current_group
+from stratagem.observe.run_events.process_writer import current_events
 
-__all__ = [
-    "CheckpointLocation",
-    "check_arrays",
-    "load_arrays",
-    "load_manifest",
-    "prepare",
-    "save",
-    "wait_for_writing",
-]
+# Options for writing and reading a checkpoint.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """Options for writing and reading a checkpoint.
+
+    Args:
+        enable_async: copies the values, then writes in a separate process while training continues.
+            On accelerators the copy is on the device if it has room.
+            If writing fails, the next step, save or `sync` raises the error.
+        experimental_enable_async_checkpoint: older name of `enable_async`.
+        restore_components: with the same number of replicas, restores each replica's component of
+            ON_READ variables, so that training continues bit for bit. Otherwise the components
+            are derived from the aggregated value.
+        experimental_write_callbacks: called with the path when the checkpoint is complete, on
+            process 0; in another thread if the write is asynchronous.
+
+    Example:
+        >>> import os, tempfile
+        >>> behind = sg.train.CheckpointOptions(enable_async=True)
+        >>> checkpoint = sg.train.Checkpoint(step=sg.Variable(0))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = checkpoint.save(folder + "/ckpt", options=behind)
+        ...     checkpoint.sync()
+        ...     os.path.isdir(path)
+        True
+
+    Source: TF 2.21 checkpoint_options.py, CheckpointOptions.
+    """
+
+    enable_async: bool = False
+    experimental_enable_async_checkpoint: bool = False
+    restore_components: bool = False
+    experimental_write_callbacks: Sequence[Callable[[str], object]] = ()
+
+    @property
+    def is_async(self) -> bool:
+        """True if training continues during the write."""
+        return self.enable_async or self.experimental_enable_async_checkpoint
+
+
+# Goodput events for saves and restores.
+
+_STEP = "step_of_run"
+
+
+def step_of_run() -> dict[str, int]:
+    """Returns the step of a checkpoint, for its manifest; empty if no events are recorded."""
+    events = current_events()
+    return {} if events is None else {_STEP: events.last_step}
+
+
+def record_restore(notes: Mapping[str, Any], source: str) -> None:
+    """Records a restore event; `source` is "memory" or a path."""
+    events, step = current_events(), notes.get(_STEP)
+    if events is not None and step is not None:
+        events.restored(step, source)
+
+
+@contextlib.contextmanager
+def record_memory_save() -> Generator[None]:
+    """Records the duration of an in-memory backup; the devices are idle by then."""
+    begun_s = time.monotonic()
+    try:
+        yield
+    finally:
+        events = current_events()
+        if events is not None:
+            events.kept(time.monotonic() - begun_s)
+
+
+@contextlib.contextmanager
+def record_save() -> Generator[None]:
+    """Records a save that blocks training."""
+    events = current_events()
+    if events is None:
+        yield
+        return
+    step, begun_s = events.last_step, time.monotonic()
+    events.save_started(step)
+    failed: str | None = None
+    try:
+        yield
+    except Exception as error:
+        failed = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        duration_s = time.monotonic() - begun_s
+        events.save_ended(step, stall_s=duration_s, duration_s=duration_s, failed=failed)
+
+
+def record_async_save(writing: Future[None], begun_s: float) -> None:
+    """Records the start of an asynchronous save, and its end when `writing` is done.
+
+    Training stopped at the monotonic time `begun_s` and resumes now.
+    """
+    events = current_events()
+    if events is None:
+        return
+    step, stall_s = events.last_step, time.monotonic() - begun_s
+    events.save_started(step, is_asynchronous=True)
+
+    def record_end(writing: Future[None]) -> None:
+        error = writing.exception()
+        events.save_ended(
+            step,
+            stall_s=stall_s,
+            duration_s=time.monotonic() - begun_s,
+            is_asynchronous=True,
+            failed=None if error is None else f"{type(error).__name__}: {error}",
+        )
+
+    writing.add_done_callback(record_end)
+
+
+# Tables on servers in a series of checkpoints: most of these have only the rows that changed.
+
+
+class RemoteTables(Protocol):
+    """Tables of a group of servers, by name. Equal for all tables of the group."""
+
+    def save_to(self, folder: Path, names: Iterable[str]) -> int:
+        """Writes all rows of tables to a new folder, and returns the number of the version: 1."""
+        ...
+
+    def save_next(
+        self, folder: Path, names: Iterable[str], checkpoint: str, last: str | None, full_every: int
+    ) -> int:
+        """Writes what changed since the checkpoint `last`, or all rows, as a new version."""
+        ...
+
+    def remove_from(self, folder: Path, number: int) -> None:
+        """Removes the version of a checkpoint that was not written."""
+        ...
+
+    def keep_for(self, folder: Path, checkpoints: Collection[str]) -> None:
+        """Removes the versions that none of these checkpoints needs."""
+        ...
+
+    def check_in(self, folder: Path, names: Mapping[str, str], number: int) -> None:
+        """Verifies what `restore_from` reads; raises DataLossError, or ValueError for others."""
+        ...
+
+    def restore_from(self, folder: Path, names: Mapping[str, str], number: int) -> None:
+        """Replaces the rows of tables; `names` maps them to the names when they were saved."""
+        ...
+
+
+class TableSeries:
+    """Rows of the checkpoints of a manager, in a folder beside these.
+
+    A checkpoint names the version of its rows. A version is complete before the checkpoint is, and
+    is removed after it, so that a killed process leaves no checkpoint without its rows.
+
+    Args:
+        folder: folder of the versions.
+        full_every: at most so many checkpoints in a row have all rows once.
+    """
+
+    def __init__(self, folder: Path, full_every: int) -> None:
+        self.folder = folder
+        self.last: str | None = None  # name of the checkpoint that the next one continues
+        self._full_every = full_every
+        self._groups: list[RemoteTables] = []
+
+    def save(self, groups: Mapping[RemoteTables, Iterable[str]], checkpoint: str) -> list[int]:
+        """Writes the tables of each group, and returns the numbers of the versions.
+
+        Raises:
+            OSError: a file cannot be written. Then none of the versions is left.
+        """
+        numbers: list[int] = []
+        self._groups = list(groups)
+        try:
+            for place, (tables, names) in enumerate(groups.items()):
+                numbers.append(
+                    tables.save_next(
+                        self._folder_of(place),
+                        sorted(names),
+                        checkpoint,
+                        self.last,
+                        self._full_every,
+                    )
+                )
+        except BaseException:
+            self.remove(numbers)
+            raise
+        return numbers
+
+    def remove(self, numbers: Collection[int]) -> None:
+        """Removes the versions of a checkpoint that was not written."""
+        for place, number in enumerate(numbers):
+            self._groups[place].remove_from(self._folder_of(place), number)
+
+    def keep_for(self, checkpoints: Collection[str]) -> None:
+        """Removes the versions that none of these checkpoints needs."""
+        for place, tables in enumerate(self._groups):
+            tables.keep_for(self._folder_of(place), checkpoints)
+
+    def _folder_of(self, place: int) -> Path:
+        return self.folder / str(place)
+
 
 _logger = logging.getLogger(__name__)
 
@@ -76,13 +283,13 @@ class _Content:
         if jax.process_count() > 1:
             self._submit().result()
             return str(self.place.folder)
-        storage.wait_for_writing()
+        wait_for_files()
         folder = self.place.prepare()
         arrays = _on_host(self.items)
         if self.sharded is not None:
-            shards = {item: arrays.pop(item) for item in list(arrays) if storage.is_of_shards(item)}
-            storage.write_shards(self.sharded.folder, 0, shards)
-        storage.write(folder, arrays, self.notes, self.sharded)
+            shards = {item: arrays.pop(item) for item in list(arrays) if is_of_shards(item)}
+            write_shards(self.sharded.folder, 0, shards)
+        write(folder, arrays, self.notes, self.sharded)
         self.then(folder)
         return str(self.place.folder)
 
@@ -137,22 +344,22 @@ def prepare(size_bytes: int, work: Callable[[], None]) -> None:
 
     Call it on every process that writes.
     """
-    if storage.has_room_for_copy(size_bytes):
+    if has_room_for_copy(size_bytes):
         storage_process().reserve(size_bytes)
         storage_process().run(work)
 
 
 def wait_for_writing() -> None:
     """Waits for asynchronous writes; raises their errors if no step has raised them yet."""
-    storage.wait_for_writing()
+    wait_for_files()
     raise_reported()
 
 
 def load_manifest(folder: Path) -> dict[str, Any]:
     """Returns the manifest of a checkpoint; raises DataLossError if it is damaged."""
-    storage.wait_for_writing()
+    wait_for_files()
     if jax.process_count() == 1:
-        return storage.read_manifest(folder)
+        return read_manifest(folder)
     return storage_process().read_manifest(folder)
 
 
@@ -165,17 +372,17 @@ def load_arrays(
     """Reads and verifies arrays by item and path; raises DataLossError if a file is damaged.
 
     `names` holds item names; a dict also selects paths within each item. `receive` copies large
-    arrays that this process reads itself, as in `stratagem.storage.read_arrays`.
+    arrays that this process reads itself, as in `stratagem.checkpoint.storage.read_arrays`.
     """
     if jax.process_count() == 1:
-        return storage.read_arrays(folder, manifest, names, receive)
+        return read_arrays(folder, manifest, names, receive)
     return storage_process().read_arrays(folder, manifest, names)
 
 
 def check_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> None:
     """Verifies arrays without keeping them; raises DataLossError if a file is damaged."""
     if jax.process_count() == 1:
-        storage.check_arrays(folder, manifest, names)
+        files.check_arrays(folder, manifest, names)
     else:
         storage_process().check_arrays(folder, manifest, names)
 
@@ -183,7 +390,7 @@ def check_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> No
 def _has_room(items: Mapping[str, ArraysToWrite], place: CheckpointLocation) -> bool:
     """True if the arrays can be copied; several processes always need the copy."""
     size_bytes = sum(array.nbytes for arrays in items.values() for array in arrays.values())
-    if jax.process_count() > 1 or storage.has_room_for_copy(size_bytes):
+    if jax.process_count() > 1 or has_room_for_copy(size_bytes):
         return True
     _logger.warning(
         "Training waits until %s is written: there is no memory for a copy of its %.3g GB.",
@@ -202,7 +409,7 @@ def _write_shards(
     try:
         writing = storage_process().write_shards(sharded.folder, group.process_id, items)
     except Exception as error:  # noqa: BLE001 - raised by process 0, and then on all
-        storage.report_shard_error(sharded.folder, group.process_id, error)
+        report_shard_error(sharded.folder, group.process_id, error)
         return
     if report:
         writing.add_done_callback(_report)

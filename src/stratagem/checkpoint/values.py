@@ -9,40 +9,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.checkpoint.creation_hooks import is_in_step
-from stratagem.checkpoint.objects import Part
-from stratagem.checkpoint.trees import ArrayLeaf
-from stratagem.storage import Receiver
-from stratagem.topology.lockstep import compute_on_every_process, is_multi_process, wait_until_ready
-from stratagem.topology.shards import assemble_on_host, local_shards, put_local_shards
-from stratagem.values import PerReplica
-from stratagem.variables import (
-    VariableKind,
-    home_of,
-    is_in_parts,
-    is_keyed,
-    store_components,
-    store_of,
-)
+from stratagem.checkpoint.deferred_restore import is_in_step
+from stratagem.checkpoint.objects import ArrayLeaf, Part
+from stratagem.checkpoint.storage.large_arrays import Receiver
+from stratagem.devices.lockstep import compute_on_every_process, is_multi_process, wait_until_ready
+from stratagem.devices.shards import assemble_on_host, local_shards, put_local_shards
+from stratagem.variables.components import store_components
+from stratagem.variables.distributed import PerReplica
+from stratagem.variables.layouts import is_in_parts
+from stratagem.variables.registry import VariableKind, home_of
+from stratagem.variables.store import is_keyed, store_of
 
 if TYPE_CHECKING:
     import keras
 
-
-__all__ = [
-    "assign_local_values",
-    "assign_values",
-    "components_of",
-    "gathered_components_of",
-    "has_components",
-    "is_sharded_over_processes",
-    "local_arrays_of",
-    "local_values_of",
-    "on_host",
-    "receiver",
-    "values_of",
-    "whole_values_of",
-]
 
 _Array = np.ndarray[Any, Any]
 

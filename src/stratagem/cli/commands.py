@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
-from stratagem import exit_codes, logs
-
-__all__ = ["Commands", "chosen_log_level", "json_option", "print_json", "suggestion"]
+from stratagem import errors as exit_codes
+from stratagem import logs
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 _LEVEL = "stratagem.log_level"

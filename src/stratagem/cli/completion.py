@@ -5,8 +5,6 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-__all__ = ["command"]
-
 _SHELLS = ("bash", "zsh", "fish")
 
 

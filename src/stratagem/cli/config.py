@@ -23,8 +23,6 @@ from stratagem.cli.config_file import (
 )
 from stratagem.cli.launch import command as launch_command
 
-__all__ = ["EffectiveValue", "command", "default_text", "effective_values"]
-
 _FILE = Path("stratagem.toml")
 _ASKED = (
     "workers",
@@ -135,7 +133,7 @@ def _effective_setting(
 
 
 def _launch_defaults() -> dict[str, Any]:
-    from stratagem.launch import LaunchOptions
+    from stratagem.launch.plan.options import LaunchOptions
 
     defaults = {field.name: field.default for field in dataclasses.fields(LaunchOptions)}
     # An option that is also a setting has the default of the setting.

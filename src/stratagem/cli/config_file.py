@@ -11,18 +11,7 @@ import click
 
 from stratagem import environment
 from stratagem.cli.commands import suggestion
-from stratagem.messages import explain
-
-__all__ = [
-    "FileType",
-    "FileValues",
-    "description_of",
-    "file_options",
-    "file_schema",
-    "file_settings",
-    "key_of",
-    "read_file",
-]
+from stratagem.errors import explain
 
 # Options that say how a command runs, which a file does not.
 _NOT_IN_FILES = ("config", "help", "module", "quiet", "verbose")

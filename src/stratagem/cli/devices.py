@@ -11,9 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stratagem.cli.commands import print_json
-from stratagem.topology import local_devices
-
-__all__ = ["device_names", "memory_text", "show"]
+from stratagem.devices.finding import local_devices
 
 _BYTES_PER_GIB = 2**30
 

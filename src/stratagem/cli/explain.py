@@ -10,8 +10,6 @@ import click
 
 from stratagem.cli.commands import json_option, print_json
 
-__all__ = ["command", "load_pages"]
-
 # In a wheel beside the package's modules (pyproject.toml puts them there), else in the checkout.
 _FOLDERS = (
     Path(__file__).parents[1] / "error_pages",

@@ -8,8 +8,6 @@ import click
 
 from stratagem.cli.commands import json_option, print_json
 
-__all__ = ["command"]
-
 
 @click.command("goodput")
 @click.argument("run_dir", type=click.Path(path_type=Path))
@@ -22,9 +20,9 @@ def command(run_dir: Path, plot: Path | None, *, as_json: bool) -> None:
 
     RUN_DIR is the folder with the run's events.
     """
-    from stratagem import goodput
-    from stratagem.goodput import plot as plotting
-    from stratagem.goodput import report
+    from stratagem.observe import goodput
+    from stratagem.observe.goodput import report
+    from stratagem.observe.goodput import report as plotting
 
     try:
         account = goodput.account_for(goodput.read_run(run_dir))

@@ -8,9 +8,7 @@ import threading
 
 import click
 
-from stratagem import exit_codes
-
-__all__ = ["command"]
+from stratagem import errors as exit_codes
 
 _POLL_S = 0.2
 
@@ -59,9 +57,9 @@ def command(
     Prints the address for sg.input.service.distribute, and runs until it receives SIGTERM. On a
     network, all processes of the run share a secret: STRATAGEM_SECRET or STRATAGEM_SECRET_FILE.
     """
-    from stratagem.input.service import DispatcherConfig, InputService
+    from stratagem.input.service.dispatcher import DispatcherConfig
     from stratagem.input.service.processes import InputWorkers
-    from stratagem.input.service.starting import scaler_of
+    from stratagem.input.service.starting import InputService, scaler_of
 
     if dispatcher is not None and max_workers is not None:
         raise click.UsageError("--max-workers needs the dispatcher here: omit --dispatcher.")

@@ -7,7 +7,7 @@ from typing import IO
 
 import click
 
-from stratagem import exit_codes
+from stratagem import errors as exit_codes
 from stratagem.cli.commands import Commands, json_option, print_json
 from stratagem.cli.templates import (
     assignments_option,
@@ -16,9 +16,6 @@ from stratagem.cli.templates import (
     template_argument,
     template_arguments,
 )
-
-__all__ = ["kubernetes_group"]
-
 
 _ray_option = click.option(
     "--ray",
@@ -63,10 +60,11 @@ def render(
     TEMPLATE is an edited copy of the output of `stratagem kubernetes template`, or "-" for standard
     input; by default the packaged template.
     """
-    from stratagem import manifests
+    from stratagem.cli.manifests.kubernetes import render_kubernetes
+    from stratagem.cli.manifests.variable_rules import render_ray
 
     with errors_as_messages():
-        render_form = manifests.render_ray if ray else manifests.render_kubernetes
+        render_form = render_ray if ray else render_kubernetes
         text = render_form(overrides(flags, assignments), **template_arguments(template))
     click.echo(text, nl=False)
 
@@ -75,9 +73,10 @@ def render(
 @_ray_option
 def template(*, ray: bool) -> None:
     """Print the packaged template, for editing."""
-    from stratagem import manifests
+    from stratagem.cli.manifests.kubernetes import kubernetes_template
+    from stratagem.cli.manifests.variable_rules import ray_template
 
-    text = manifests.ray_template() if ray else manifests.kubernetes_template()
+    text = ray_template() if ray else kubernetes_template()
     click.echo(text, nl=False)
 
 
@@ -99,14 +98,19 @@ def validate(
     FILE is the output of `stratagem kubernetes render`, by default standard input. Exits with code
     1 if there are problems.
     """
-    from stratagem import manifests
+    from stratagem.cli.manifests.custom_resources import read_definitions
+    from stratagem.cli.manifests.kubernetes import (
+        kubernetes_versions,
+        unchecked_rules,
+        validate_kubernetes,
+    )
 
     with errors_as_messages():
-        version = kubernetes_version or manifests.kubernetes_versions()[-1]
+        version = kubernetes_version or kubernetes_versions()[-1]
         text = file.read()
-        custom = manifests.read_definitions("\n---\n".join(one.read() for one in crds))
-        problems = manifests.validate_kubernetes(text, version, custom)
-        unchecked = [] if problems else manifests.unchecked_rules(text, custom)
+        custom = read_definitions("\n---\n".join(one.read() for one in crds))
+        problems = validate_kubernetes(text, version, custom)
+        unchecked = [] if problems else unchecked_rules(text, custom)
     if as_json:
         print_json(
             {

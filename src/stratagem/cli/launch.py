@@ -12,9 +12,7 @@ from click.core import ParameterSource
 from stratagem import environment
 from stratagem.cli.commands import chosen_log_level
 from stratagem.cli.config_file import FileType, read_file
-from stratagem.setting_kinds import LOG_LEVELS
-
-__all__ = ["command"]
+from stratagem.environment import LOG_LEVELS
 
 # Not generic before click 8.2.
 if TYPE_CHECKING:
@@ -48,7 +46,7 @@ class _NumNodes(_TextType):
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> str:
         """Returns a valid text unchanged."""
-        from stratagem.launch.plan.node_tasks import node_range
+        from stratagem.launch.plan.options import node_range
 
         try:
             node_range(str(value))
@@ -218,7 +216,7 @@ def command(script: str, args: tuple[str, ...], *, module: bool, **options: Any)
     TF_CONFIG. When one fails, the others are
     stopped, and its last lines are shown as the cause.
     """
-    from stratagem.launch import scripts
+    from stratagem.launch import functions as scripts
 
     given = {name: value for name, value in options.items() if value not in (None, ())}
     context = click.get_current_context()

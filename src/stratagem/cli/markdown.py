@@ -6,8 +6,6 @@ import click
 from rich.console import Console
 from rich.markdown import Markdown
 
-__all__ = ["show"]
-
 
 def show(text: str) -> None:
     """Prints Markdown: rendered in a terminal with colors, otherwise as it is."""

@@ -13,9 +13,7 @@ from stratagem.cli.commands import json_option, print_json
 
 if TYPE_CHECKING:
     from stratagem.execution.programs.step_capture import CapturedStep
-    from stratagem.planning import Plan
-
-__all__ = ["command"]
+    from stratagem.planning.result import Plan
 
 
 _POSITIVE = click.FloatRange(min=0, min_open=True)
@@ -91,8 +89,8 @@ def command(
     environment.set_defaults({"JAX_PLATFORMS": "cpu"})
     try:
         environment.require_jax_choice()
-        from stratagem.planning import plot as plotting
         from stratagem.planning import report
+        from stratagem.planning import result as plotting
 
         step = _captured(script, arguments, target, global_batch, shard_state, shard_size)
         if num_results is not None:

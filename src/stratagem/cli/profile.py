@@ -9,8 +9,6 @@ import click
 
 from stratagem import environment
 
-__all__ = ["command"]
-
 
 @click.command("profile")
 @click.argument("trace", type=click.Path(path_type=Path))
@@ -25,8 +23,8 @@ def command(trace: Path, top: int, *, as_json: bool) -> None:
     # Reading needs no accelerator.
     environment.set_defaults({"JAX_PLATFORMS": "cpu"})
     try:
-        from stratagem.profiling import report
-        from stratagem.profiling.trace_files import read_profiles
+        from stratagem.observe.profiling import report
+        from stratagem.observe.profiling.recorder import read_profiles
 
         summaries = read_profiles(trace)
     except (ImportError, OSError, ValueError) as error:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import click
 
-__all__ = ["command"]
-
 
 @click.command("report")
 @click.argument("run_dir", type=click.Path(path_type=Path))
@@ -23,7 +21,7 @@ def command(run_dir: Path, other: Path | None, output: Path | None) -> None:
 
     The file needs no network. RUN_DIR and OTHER are folders with events of runs.
     """
-    from stratagem.monitoring.html_report import write_report
+    from stratagem.observe.monitoring.html_report import write_report
 
     output = output or run_dir / "report.html"
     try:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import click
 
-__all__ = ["command"]
-
 
 @click.command("secret")
 @click.option(
@@ -28,10 +26,10 @@ def command(path: Path | None, *, telemetry: bool) -> None:
 
     Give it to all of them, in STRATAGEM_SECRET or in a file. Nobody else may read it.
     """
-    from stratagem.authentication import find_secret, new_secret
+    from stratagem.group.authentication.secret import find_secret, new_secret
 
     if telemetry:
-        from stratagem.monitoring.prometheus_export import PURPOSE
+        from stratagem.cli.watch import PURPOSE
 
         try:
             secret = find_secret()

@@ -8,9 +8,7 @@ from typing import Any
 
 import click
 
-from stratagem import exit_codes
-
-__all__ = ["command"]
+from stratagem import errors as exit_codes
 
 
 @click.command("server")
@@ -32,7 +30,7 @@ def command(
     The task is read from TF_CONFIG by default. All tasks and clients share a secret,
     RAY_AUTH_TOKEN. The server runs until it receives SIGTERM or the leader exits.
     """
-    from stratagem import remote
+    from stratagem.launch import remote
 
     # Exit cleanly: processes that Ray started here must not outlive this one.
     signal.signal(signal.SIGTERM, _exit_on_signal)
@@ -57,7 +55,7 @@ def _exit_on_signal(signum: int, _: object) -> None:
 
 def _parse_cluster(text: str | None) -> Any:
     if text is None:
-        from stratagem.cluster import TFConfigClusterResolver
+        from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 
         return TFConfigClusterResolver().cluster_spec()
     try:

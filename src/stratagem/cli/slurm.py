@@ -15,8 +15,6 @@ from stratagem.cli.templates import (
     template_arguments,
 )
 
-__all__ = ["slurm_group"]
-
 
 @click.group("slurm", cls=Commands)
 def slurm_group() -> None:
@@ -50,10 +48,10 @@ def render(
     TEMPLATE is an edited copy of the output of `stratagem slurm template`, or "-" for standard
     input; by default the packaged template.
     """
-    from stratagem import manifests
+    from stratagem.cli.manifests.variable_rules import render_slurm
 
     with errors_as_messages():
-        text = manifests.render_slurm(
+        text = render_slurm(
             overrides(flags, assignments), nodes=nodes, **template_arguments(template)
         )
     click.echo(text, nl=False)
@@ -62,6 +60,6 @@ def render(
 @slurm_group.command()
 def template() -> None:
     """Print the packaged template, for editing."""
-    from stratagem import manifests
+    from stratagem.cli.manifests.variable_rules import slurm_template
 
-    click.echo(manifests.slurm_template(), nl=False)
+    click.echo(slurm_template(), nl=False)

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["show_table"]
-
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Prints a table; its cells are shown as they are."""

@@ -8,14 +8,6 @@ from typing import IO, Any
 
 import click
 
-__all__ = [
-    "assignments_option",
-    "errors_as_messages",
-    "overrides",
-    "template_argument",
-    "template_arguments",
-]
-
 
 def template_argument(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the argument for a custom template."""

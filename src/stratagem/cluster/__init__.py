@@ -1,22 +1,21 @@
 """Cluster specifications, task roles, and resolvers that detect them. Loads no JAX."""
 
-from stratagem.cluster.checks import check_cluster
 from stratagem.cluster.detection import ENVIRONMENTS, detect
 from stratagem.cluster.kubernetes_services import resolve_cluster
-from stratagem.cluster.processes import Processes, processes_of_task
-from stratagem.cluster.resolvers import (
-    ClusterResolver,
-    GCEClusterResolver,
+from stratagem.cluster.processes import Processes, check_cluster, processes_of_task
+from stratagem.cluster.resolvers.gce import GCEClusterResolver
+from stratagem.cluster.resolvers.kubernetes import (
     KubernetesClusterResolver,
     KubernetesExecutableLocation,
-    ProcessClusterResolver,
-    SageMakerClusterResolver,
-    SimpleClusterResolver,
-    SlurmClusterResolver,
-    TFConfigClusterResolver,
-    TPUClusterResolver,
-    UnionResolver,
 )
+from stratagem.cluster.resolvers.process import ProcessClusterResolver
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.cluster.resolvers.sagemaker import SageMakerClusterResolver
+from stratagem.cluster.resolvers.simple import SimpleClusterResolver
+from stratagem.cluster.resolvers.slurm import SlurmClusterResolver
+from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
+from stratagem.cluster.resolvers.tpu import TPUClusterResolver
+from stratagem.cluster.resolvers.union import UnionResolver
 from stratagem.cluster.roles import (
     TASK_TYPES,
     collective_leader,

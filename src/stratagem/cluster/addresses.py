@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from stratagem.messages import explain
-
-__all__ = ["is_loopback", "join_address", "split_address", "without_scheme"]
+from stratagem.errors import explain
 
 _MAX_PORT = 65535
 _LOOPBACK_NAMES = {"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"}

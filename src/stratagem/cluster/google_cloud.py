@@ -7,10 +7,8 @@ import urllib.request
 from typing import Any
 
 from stratagem import environment
-from stratagem.messages import explain
-from stratagem.optional_libraries import load
-
-__all__ = ["build_service", "metadata"]
+from stratagem.environment import load
+from stratagem.errors import explain
 
 _TIMEOUT_S = 10
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"

@@ -9,9 +9,7 @@ from stratagem.cluster.addresses import join_address
 from stratagem.cluster.resolvers.kubernetes import KubernetesExecutableLocation, core_api
 from stratagem.cluster.roles import TASK_TYPES
 from stratagem.cluster.spec import ClusterSpec, parse_task_index
-from stratagem.messages import explain
-
-__all__ = ["parse_task_name", "resolve_cluster"]
+from stratagem.errors import explain
 
 
 def parse_task_name(name: str) -> tuple[str | None, int | None]:

@@ -9,9 +9,7 @@ from stratagem import environment
 from stratagem.cluster.addresses import join_address, split_address
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.spec import parse_task_index
-from stratagem.messages import explain
-
-__all__ = ["kubeflow_jax", "kubeflow_torch", "open_mpi", "port_of_job", "torchrun"]
+from stratagem.errors import explain
 
 # High ports, above the usual ephemeral range.
 _FIRST_PORT = 61440

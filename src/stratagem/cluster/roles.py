@@ -6,18 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stratagem.cluster.spec import ClusterDef, ClusterSpec, parse_task_index
-from stratagem.messages import explain
-
-__all__ = [
-    "TASK_TYPES",
-    "check_task",
-    "collective_leader",
-    "id_in_cluster",
-    "is_chief",
-    "normalize_cluster_spec",
-    "task_count",
-    "worker_count",
-]
+from stratagem.errors import explain
 
 TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 
-from stratagem.messages import explain
-
-__all__ = ["expand_hostlist", "expand_tasks_per_node"]
+from stratagem.errors import explain
 
 # A part between commas outside brackets.
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")

@@ -8,11 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from stratagem.messages import explain
-from stratagem.public_dir import PublicDir
-from stratagem.rendering import as_html, new_table
-
-__all__ = ["ClusterDef", "ClusterSpec", "JobDef", "parse_task_index", "table_of_tasks"]
+from stratagem.errors import explain
+from stratagem.logs import PublicDir, as_html, new_table
 
 _MAX_SHOWN = 32  # in a notebook
 

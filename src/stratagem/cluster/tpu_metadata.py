@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-__all__ = ["TPUSystemMetadata", "metadata_of"]
-
 
 @dataclasses.dataclass(frozen=True)
 class TPUSystemMetadata:

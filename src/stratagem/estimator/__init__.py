@@ -2,21 +2,18 @@
 
 from stratagem.estimator import experimental, export
 from stratagem.estimator.add_metrics import add_metrics
-from stratagem.estimator.estimator import Estimator
-from stratagem.estimator.exporting.exported_model import ExportedModel, load_exported
+from stratagem.estimator.estimator import Estimator, WarmStartSettings
+from stratagem.estimator.exporting.export_programs import ExportedModel, load_exported
 from stratagem.estimator.global_step import get_global_step, get_or_create_global_step
-from stratagem.estimator.heads.binary_class import BinaryClassHead
+from stratagem.estimator.heads.classification import BinaryClassHead, MultiClassHead
 from stratagem.estimator.heads.head import Head
-from stratagem.estimator.heads.linked_regression import (
+from stratagem.estimator.heads.regression import (
     LogisticRegressionHead,
     PoissonRegressionHead,
+    RegressionHead,
 )
-from stratagem.estimator.heads.multi_class import MultiClassHead
-from stratagem.estimator.heads.regression import RegressionHead
 from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverHook, CheckpointSaverListener
 from stratagem.estimator.hooks.final_ops import FeedFnHook, FinalOpsHook
-from stratagem.estimator.hooks.global_step_waiter import GlobalStepWaiterHook
-from stratagem.estimator.hooks.logging_tensor import LoggingTensorHook
 from stratagem.estimator.hooks.nan import NanLossDuringTrainingError, NanTensorHook
 from stratagem.estimator.hooks.profiler import ProfilerHook
 from stratagem.estimator.hooks.session_run_hook import (
@@ -24,11 +21,14 @@ from stratagem.estimator.hooks.session_run_hook import (
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
+    StopAtStepHook,
 )
-from stratagem.estimator.hooks.step_counter import StepCounterHook
-from stratagem.estimator.hooks.stop_at_step import StopAtStepHook
-from stratagem.estimator.hooks.summary_saver import SummarySaverHook
-from stratagem.estimator.hooks.timers import SecondOrStepTimer
+from stratagem.estimator.hooks.step_counter import StepCounterHook, SummarySaverHook
+from stratagem.estimator.hooks.timers import (
+    GlobalStepWaiterHook,
+    LoggingTensorHook,
+    SecondOrStepTimer,
+)
 from stratagem.estimator.inputs import numpy_input_fn, pandas_input_fn
 from stratagem.estimator.keras_models.model_to_estimator import model_to_estimator
 from stratagem.estimator.loops.evaluation_record import read_eval_metrics
@@ -46,10 +46,8 @@ from stratagem.estimator.premade.dnn_linear_combined import (
     DNNLinearCombinedRegressor,
 )
 from stratagem.estimator.premade.linear import LinearClassifier, LinearEstimator, LinearRegressor
-from stratagem.estimator.scaffold import Scaffold
-from stratagem.estimator.settings.distribute_config import DistributeConfig
-from stratagem.estimator.settings.run_config import RunConfig
-from stratagem.estimator.spec import EstimatorSpec
+from stratagem.estimator.settings.run_config import DistributeConfig, RunConfig
+from stratagem.estimator.spec import EstimatorSpec, Minimize, Scaffold, minimize
 from stratagem.estimator.tasks.early_stopping import (
     make_early_stopping_hook,
     stop_if_higher_hook,
@@ -57,16 +55,15 @@ from stratagem.estimator.tasks.early_stopping import (
     stop_if_no_decrease_hook,
     stop_if_no_increase_hook,
 )
-from stratagem.estimator.tasks.exporters import (
+from stratagem.estimator.tasks.train_and_evaluate import train_and_evaluate
+from stratagem.estimator.tasks.train_spec import (
     BestExporter,
+    EvalSpec,
     Exporter,
     FinalExporter,
     LatestExporter,
+    TrainSpec,
 )
-from stratagem.estimator.tasks.train_and_evaluate import train_and_evaluate
-from stratagem.estimator.tasks.train_spec import EvalSpec, TrainSpec
-from stratagem.estimator.train_op import Minimize, minimize
-from stratagem.estimator.warm_start import WarmStartSettings
 
 __all__ = [
     "BaselineClassifier",

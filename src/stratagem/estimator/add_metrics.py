@@ -6,13 +6,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stratagem.errors import explain
 from stratagem.estimator.estimator import Estimator
 from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.spec import EstimatorSpec
 from stratagem.estimator.steps.model_function import arguments_of
-from stratagem.messages import explain
-
-__all__ = ["add_metrics"]
 
 _KNOWN = ("features", "labels", "predictions", "config")
 

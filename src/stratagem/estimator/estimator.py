@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import itertools
 import os
+import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 
-from stratagem.checkpoint.group_calls import is_first
-from stratagem.estimator.argument_checks import (
-    check_instances,
-    check_members,
-    last_step_function,
-)
-from stratagem.estimator.estimator_state import EstimatorState
+from stratagem.checkpoint.checkpoint import Checkpoint
+from stratagem.checkpoint.latest import is_first, run_on_first
+from stratagem.checkpoint.storage.files import is_whole
+from stratagem.errors import explain
 from stratagem.estimator.exporting.export_programs import (
     check_receiver,
     make_variables,
@@ -26,13 +29,11 @@ from stratagem.estimator.exporting.export_programs import (
 from stratagem.estimator.exporting.serving import ServingInputReceiver
 from stratagem.estimator.hooks.session_run_hook import SessionRunHook
 from stratagem.estimator.loops import training
-from stratagem.estimator.loops.batches import InputFunction, ModelBatches
-from stratagem.estimator.loops.distributed_model import DistributedModel
+from stratagem.estimator.loops.batches import HostTransforms, InputFunction, ModelBatches
 from stratagem.estimator.loops.evaluation_record import write_eval_metrics
-from stratagem.estimator.loops.inference import InferenceLoop
-from stratagem.estimator.loops.session import ModelSession
-from stratagem.estimator.loops.training_hooks import training_hooks
-from stratagem.estimator.loops.training_summaries import write_results
+from stratagem.estimator.loops.session import InferenceLoop, ModelSession
+from stratagem.estimator.loops.training import DistributedModel, DistributedModels, write_results
+from stratagem.estimator.loops.training_role import training_hooks
 from stratagem.estimator.mode_keys import ModeKeys
 from stratagem.estimator.number_checks import check_minimum
 from stratagem.estimator.settings.run_config import RunConfig
@@ -41,15 +42,272 @@ from stratagem.estimator.settings.strategy_choice import (
     resolve_strategy,
     training_strategy,
 )
-from stratagem.estimator.spec import EstimatorSpec
-from stratagem.estimator.steps.prediction import prediction_batches, select_keys, split_examples
-from stratagem.estimator.tasks.standalone_client import remote_cluster_of, run_remotely
-from stratagem.messages import explain
+from stratagem.estimator.spec import (
+    EstimatorSpec,
+    check_instances,
+    check_members,
+    last_step_function,
+    require_config,
+    resolve_model_dir,
+)
+from stratagem.estimator.steps.model_function import ModelFunction
+from stratagem.estimator.steps.model_step import prediction_batches, select_keys, split_examples
+from stratagem.estimator.steps.variable_store import (
+    VARIABLES,
+    VariableStore,
+    latest_checkpoint,
+    read_names,
+    read_variable,
+)
+from stratagem.estimator.tasks.train_and_evaluate import remote_cluster_of, run_remotely
 
 if TYPE_CHECKING:
     from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverListener
 
-__all__ = ["Estimator"]
+# Warm start: initial values of variables from an earlier training run.
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStartSettings:
+    """Selects the variables to initialize from an earlier training run.
+
+    Args:
+        ckpt_to_initialize_from: an Estimator's checkpoint, or its `model_dir` for the latest one.
+        vars_to_warm_start: a regular expression, searched for in the names of trainable variables;
+            a list of expressions, searched for in the names of all variables, including
+            optimizers'; or a list of variables.
+        var_name_to_vocab_info: must be None.
+        var_name_to_prev_var_name: a dict from names here to names in the checkpoint, where they
+            differ.
+
+    Raises:
+        NotImplementedError: if `var_name_to_vocab_info` is set.
+
+    Example:
+        >>> settings = sg.estimator.WarmStartSettings("model", vars_to_warm_start="dense.*")
+
+    Source: tensorflow/estimator estimator.py, WarmStartSettings.
+    """
+
+    ckpt_to_initialize_from: str
+    vars_to_warm_start: str | Sequence[Any] = ".*"
+    var_name_to_vocab_info: Mapping[str, Any] | None = None
+    var_name_to_prev_var_name: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.var_name_to_vocab_info:
+            raise NotImplementedError(
+                explain(
+                    f"var_name_to_vocab_info is set for {sorted(self.var_name_to_vocab_info)}.",
+                    expected="None: embedding rows are not remapped to a new vocabulary.",
+                    fix="keep the vocabulary, or exclude these tables from vars_to_warm_start.",
+                )
+            )
+
+
+def as_warm_start(source: object) -> WarmStartSettings | None:
+    """Returns the settings for an Estimator's `warm_start_from` argument."""
+    if source is None or isinstance(source, WarmStartSettings):
+        return source
+    if not isinstance(source, str | os.PathLike):
+        raise TypeError(
+            explain(
+                f"warm_start_from={source!r} is of type {type(source).__name__}.",
+                expected="a path or an sg.estimator.WarmStartSettings.",
+                fix="pass the model_dir of the Estimator to start from.",
+            )
+        )
+    return WarmStartSettings(os.fspath(source))
+
+
+def warm_start(store: VariableStore, settings: WarmStartSettings) -> None:
+    """Initializes the selected variables from the checkpoint. Call on every process."""
+    path = _checkpoint_path(settings.ckpt_to_initialize_from)
+    renamed = dict(settings.var_name_to_prev_var_name or {})
+    chosen = _chosen(store, settings.vars_to_warm_start)
+    unused = sorted(set(renamed) - set(chosen))
+    if unused:
+        raise ValueError(
+            explain(
+                f"var_name_to_prev_var_name renames {unused}, which are not warm-started.",
+                expected=f"some of {sorted(chosen)}.",
+                fix="correct the names, or vars_to_warm_start.",
+            )
+        )
+    left = [(renamed.get(name, name), variable) for name, variable in chosen.items()]
+    while left:  # several variables may read the same entry of the checkpoint
+        round_ = dict(reversed(left))
+        Checkpoint(**{VARIABLES: round_}).read(path).expect_partial()
+        left = [pair for pair in left if round_[pair[0]] is not pair[1]]
+
+
+def _checkpoint_path(path: str) -> str:
+    found = path if is_whole(Path(path)) else latest_checkpoint(path)
+    if found is None:
+        raise ValueError(
+            explain(
+                f"{path} is neither an Estimator checkpoint nor a folder of checkpoints.",
+                expected="the model_dir of a trained Estimator, or a checkpoint in it.",
+                fix="correct the path to warm-start from.",
+            )
+        )
+    return found
+
+
+def _chosen(store: VariableStore, wanted: str | Sequence[Any]) -> dict[str, Any]:
+    named = store.named
+    if isinstance(wanted, str):
+        named = {name: variable for name, variable in named.items() if variable.trainable}
+        wanted = [wanted]
+    chosen: dict[str, Any] = {}
+    for one in wanted:
+        found = {
+            name: variable
+            for name, variable in named.items()
+            if (variable is one if isinstance(one, keras.Variable) else re.search(one, name))
+        }
+        if not found:
+            raise ValueError(
+                explain(
+                    f"vars_to_warm_start={one!r} matches no variable.",
+                    expected=f"a regular expression that matches some of {sorted(named)}.",
+                    fix="correct it, or pass a list to include variables that are not trainable.",
+                )
+            )
+        chosen |= found
+    return chosen
+
+
+# Settings, model function and checkpoints of an Estimator.
+
+
+class EstimatorState:
+    """Base class of `Estimator`: everything except its runs."""
+
+    def __init__(
+        self,
+        model_fn: Callable[..., EstimatorSpec],
+        model_dir: str | os.PathLike[str] | None = None,
+        config: RunConfig | None = None,
+        params: Mapping[str, Any] | None = None,
+        warm_start_from: object = None,
+    ) -> None:
+        config = require_config(config)
+        folder = resolve_model_dir(model_dir, config)
+        if folder is None:
+            folder = run_on_first("Estimator", tempfile.mkdtemp)
+        self._config = config.replace(model_dir=folder)
+        self._model_dir = folder
+        self._params = copy.deepcopy(params)
+        self._function = ModelFunction(model_fn, self._params, self._config)
+        self._models = DistributedModels(self._function, folder, self._config)
+        self._warm_start = as_warm_start(warm_start_from)
+        self._host_transforms = HostTransforms()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out the variables: another process creates its own."""
+        return {name: value for name, value in vars(self).items() if name != "_models"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._models = DistributedModels(self._function, self._model_dir, self._config)
+
+    @property
+    def model_dir(self) -> str:
+        """Folder of checkpoints and summaries."""
+        return self._model_dir
+
+    @property
+    def config(self) -> RunConfig:
+        """Run configuration, including `model_dir`."""
+        return self._config
+
+    @property
+    def params(self) -> Any:
+        """Copy of the model function's parameters."""
+        return copy.deepcopy(self._params)
+
+    @property
+    def model_fn(self) -> Callable[..., EstimatorSpec]:
+        """Model function, as a function of features, labels, mode and config."""
+
+        def call(features: object, labels: object, mode: str, config: object) -> EstimatorSpec:
+            return ModelFunction(self._function.function, self._params, config)(
+                features, labels, mode
+            )
+
+        return call
+
+    @property
+    def gives_values(self) -> bool:
+        """True if the model function supplies initial values, as a converted Keras model does."""
+        return self._function.gives_values
+
+    def latest_checkpoint(self) -> str | None:
+        """Returns the path of the latest checkpoint in `model_dir`, or None."""
+        return latest_checkpoint(self._model_dir)
+
+    def eval_dir(self, name: str | None = None) -> str:
+        """Returns the folder of an evaluation's summaries.
+
+        Args:
+            name: the name passed to `evaluate`.
+        """
+        return os.path.join(self._model_dir, f"eval_{name}" if name else "eval")
+
+    def get_variable_names(self) -> list[str]:
+        """Returns the sorted names of all variables in the latest checkpoint.
+
+        Raises:
+            ValueError: if there is no checkpoint.
+        """
+        return read_names(self._trained(self.latest_checkpoint()))
+
+    def get_variable_value(self, name: str) -> Any:
+        """Returns the value of a variable in the latest checkpoint.
+
+        Args:
+            name: a name from `get_variable_names`.
+
+        Returns:
+            A NumPy array.
+
+        Raises:
+            ValueError: if there is no checkpoint, or no variable of that name.
+        """
+        return read_variable(self._trained(self.latest_checkpoint()), name)
+
+    def _initialize(self, model: DistributedModel, path: str | None) -> bool:
+        """Restores or warm-starts existing variables; True if they come from a checkpoint."""
+        if path is not None:
+            model.checkpoints.restore(path)
+        elif self._warm_start is not None and model.checkpoints.is_initial:
+            warm_start(model.store, self._warm_start)
+        return path is not None
+
+    def _checkpoint_to_use(self, path: str | None) -> str | None:
+        """Returns the checkpoint to run with, or None to use initial values."""
+        found = path or self.latest_checkpoint()
+        has_start = self.gives_values or self._warm_start is not None
+        return found if has_start else self._trained(found)
+
+    def _trained(self, found: str | None) -> str:
+        if found is None:
+            raise ValueError(
+                explain(
+                    f"{self._model_dir} contains no checkpoint.",
+                    expected="a trained Estimator, or checkpoint_path.",
+                    fix="call train first, or pass the model_dir of a trained model.",
+                )
+            )
+        return found
+
+    def _step_of(self, path: str) -> int:
+        return int(read_variable(path, "global_step"))
+
+    def _set_seed(self) -> None:
+        if self._config.tf_random_seed is not None:
+            keras.utils.set_random_seed(self._config.tf_random_seed)
 
 
 class Estimator(EstimatorState):

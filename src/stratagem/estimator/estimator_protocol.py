@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+from stratagem.errors import explain
 from stratagem.estimator.settings.run_config import RunConfig
-from stratagem.messages import explain
-
-__all__ = ["EstimatorProtocol", "check_estimator"]
 
 
 @runtime_checkable

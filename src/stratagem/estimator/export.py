@@ -6,9 +6,9 @@ from stratagem.estimator.exporting.export_output import (
     PredictOutput,
     RegressionOutput,
 )
+from stratagem.estimator.exporting.serving import ServingInputReceiver
 from stratagem.estimator.exporting.serving import (
-    ServingInputReceiver,
-    build_raw_serving_input_receiver_fn,
+    build_raw_serving_input_receiver_fn as build_raw_serving_input_receiver_fn,
 )
 
 __all__ = [

@@ -5,11 +5,9 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from stratagem.context import get_strategy
+from stratagem.contexts import get_strategy
 from stratagem.estimator.steps.variable_store import GLOBAL_STEP, current_store
 from stratagem.keras.variables.variable_creation import Variable
-
-__all__ = ["get_global_step", "get_or_create_global_step"]
 
 _outside: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 

@@ -8,13 +8,11 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from stratagem.errors import explain
 from stratagem.estimator.number_checks import check_minimum
-from stratagem.input import Dataset
-from stratagem.input.sources import every_nth
-from stratagem.messages import explain
+from stratagem.input.dataset import Dataset
+from stratagem.input.sources.adapters import every_nth
 from stratagem.options import InputContext
-
-__all__ = ["numpy_input_fn", "pandas_input_fn"]
 
 _InputFn = Callable[..., Dataset]
 

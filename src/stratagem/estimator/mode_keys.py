@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["ModeKeys"]
-
 
 class ModeKeys:
     """Values of the `mode` argument of a model function.

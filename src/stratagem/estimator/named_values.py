@@ -7,9 +7,7 @@ import contextvars
 from collections.abc import Generator
 from typing import Any
 
-from stratagem.messages import explain
-
-__all__ = ["identity", "naming_values"]
+from stratagem.errors import explain
 
 _names: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar(
     "named_values", default=None

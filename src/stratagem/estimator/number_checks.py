@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numbers
 
-from stratagem.messages import explain
-
-__all__ = ["check_minimum", "check_number"]
+from stratagem.errors import explain
 
 
 def check_number(name: str, value: object, *, is_integer: bool) -> None:

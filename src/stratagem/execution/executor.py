@@ -9,9 +9,7 @@ from stratagem.input.iterator import DistributedIterator
 from stratagem.options import ReduceOp
 
 if TYPE_CHECKING:
-    from stratagem.execution.tracing.trace import Trace
-
-__all__ = ["Executor"]
+    from stratagem.execution.tracing.functionalize import Trace
 
 
 class Executor(Protocol):

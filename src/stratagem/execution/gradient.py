@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
+from stratagem.config import filters_traceback
+from stratagem.errors import explain
 from stratagem.execution.embeddings.lookups import (
     Lookups,
     as_row_numbers,
@@ -20,22 +22,21 @@ from stratagem.execution.embeddings.lookups import (
     slices_of,
     tables_among,
 )
-from stratagem.execution.tracing.created_variables import initialize_created
-from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
+from stratagem.execution.summary.collector import Collector
+from stratagem.execution.summary.kinds import forward_summaries
+from stratagem.execution.tracing.functionalize import (
+    ReplicaScope,
+    current_scope,
+    initialize_created,
+)
 from stratagem.execution.tracing.remote_state import Ids, Lookup
-from stratagem.messages import explain
-from stratagem.summary.collector import Collector
-from stratagem.summary.host_callbacks import forward_summaries
-from stratagem.tracebacks import filters_traceback
-from stratagem.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
-from stratagem.values.regrouping import is_array
-from stratagem.variables import is_keyed
+from stratagem.variables.distributed import DistributedValues, Mirrored, PerReplica
+from stratagem.variables.indexed_slices import IndexedSlices
+from stratagem.variables.regrouping import is_array
+from stratagem.variables.store import is_keyed
 
 if TYPE_CHECKING:
     import keras
-
-
-__all__ = ["value_and_grad"]
 
 
 @filters_traceback

@@ -3,16 +3,16 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from stratagem.input.batches import batch_sizes_for_worker
 from stratagem.input.dataset import Dataset
 from stratagem.input.distributed import DistributedDataset
 from stratagem.input.iterator import DistributedIterator, OptionalBatch
-from stratagem.input.sources import (
+from stratagem.input.sources.source import (
     INFINITE_CARDINALITY,
     SHARD_HINT,
     UNKNOWN_CARDINALITY,
     ArraySpec,
 )
-from stratagem.input.splitting import batch_sizes_for_worker
 
 if TYPE_CHECKING:
     from stratagem.input import service as service

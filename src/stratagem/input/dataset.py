@@ -6,23 +6,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from stratagem.context import stack
+from stratagem import contexts as stack
+from stratagem.errors import explain
 from stratagem.input.snapshots import SnapshotSource
-from stratagem.input.sources import (
-    SHARD_HINT,
-    FileSource,
-    GeneratorSource,
-    HintSource,
-    RepeatedSource,
-    Source,
-    as_source,
-    batched_source,
-    check_count,
-    every_nth,
-)
-from stratagem.messages import explain
-
-__all__ = ["Dataset"]
+from stratagem.input.sources.adapters import as_source, batched_source, every_nth
+from stratagem.input.sources.iterables import GeneratorSource
+from stratagem.input.sources.repeated import RepeatedSource, check_count
+from stratagem.input.sources.source import SHARD_HINT, FileSource, HintSource, Source
 
 
 class Dataset:

@@ -12,10 +12,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Sharding
 
-from stratagem.topology import Topology
-from stratagem.topology.context_mesh import is_explicit
-
-__all__ = ["DeviceRows", "is_on_accelerator", "select_rows", "with_selected_rows"]
+from stratagem.devices.context_mesh import is_explicit
+from stratagem.devices.mesh import Topology
 
 _Selection = slice | np.ndarray
 

@@ -10,14 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from stratagem.devices.mesh import Topology
 from stratagem.input.batches import HostBatch
-from stratagem.input.placement import HostSteps, PlacedBatches, place
-from stratagem.input.sources import BATCHES_PER_SNAPSHOT, Reader
-from stratagem.input.transfer import are_small, put_steps
-from stratagem.topology import Topology
-from stratagem.values.regrouping import is_array
-
-__all__ = ["BatchGroup", "Loader"]
+from stratagem.input.placement import HostSteps, PlacedBatches, are_small, place, put_steps
+from stratagem.input.sources.source import BATCHES_PER_SNAPSHOT, Reader
+from stratagem.variables.regrouping import is_array
 
 # After so many groups, others of the same shapes are likely to follow.
 _MANY = 16

@@ -8,15 +8,11 @@ from typing import Any
 
 import jax
 
-from stratagem.errors import InvalidArgumentError
-from stratagem.input.batches import HostBatch, join_parts, take_batch
+from stratagem.errors import InvalidArgumentError, explain
+from stratagem.input.batches import HostBatch, batch_sizes_for_worker, join_parts, take_batch
 from stratagem.input.placement import HostSteps
-from stratagem.input.sources import BATCHES_PER_SNAPSHOT, Reader, Source
-from stratagem.input.splitting import batch_sizes_for_worker
-from stratagem.messages import explain
+from stratagem.input.sources.source import BATCHES_PER_SNAPSHOT, Reader, Source
 from stratagem.options import AutoShardPolicy, InputContext
-
-__all__ = ["InputShard"]
 
 
 @dataclasses.dataclass(frozen=True)

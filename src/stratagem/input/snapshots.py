@@ -14,14 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.errors import DataLossError, NotFoundError
+from stratagem.errors import DataLossError, NotFoundError, explain
+from stratagem.group.transport.journal import HEADER_BYTES, frames_in, record_at
+from stratagem.group.transport.wire import Message, unpack
 from stratagem.input.batch_messages import unpack_batch
 from stratagem.input.sources.sequences import SequenceSource
-from stratagem.messages import explain
-from stratagem.transport.records import HEADER_BYTES, frames_in, record_at
-from stratagem.transport.wire import Message, unpack
-
-__all__ = ["HEAD", "MANIFEST", "RecordFile", "SnapshotBatches", "SnapshotSource", "is_snapshot"]
 
 HEAD = b"stratagem snapshot 1\n"
 MANIFEST = "manifest"

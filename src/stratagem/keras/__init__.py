@@ -1,25 +1,36 @@
 """Keras integration: callbacks, losses and variables, and the one place that patches Keras."""
 
-from stratagem.keras.seam import install
+# ruff: noqa: E402
+from stratagem import environment
 
-from stratagem.keras.callbacks.backup_and_restore import BackupAndRestore  # isort: skip
-from stratagem.keras.callbacks.profile import profile  # isort: skip
-from stratagem.keras.training.dataset_creator import DatasetCreator  # isort: skip
-from stratagem.keras.numerics.losses import compute_average_loss, scale_regularization_loss  # isort: skip
-from stratagem.keras.training.generate_stream import generate_stream  # isort: skip
-from stratagem.keras.training.lowering import lower_training_step  # isort: skip
-from stratagem.keras.training.model import compile, strategy_of  # isort: skip
-from stratagem.keras.numerics.optimizer import apply_gradients  # isort: skip
-from stratagem.keras.numerics.random_state import RandomState  # isort: skip
-from stratagem.keras.numerics.chunked_crossentropy import ChunkedSparseCategoricalCrossentropy  # isort: skip
-from stratagem.keras.numerics.chunked_loss import chunked_softmax_cross_entropy  # isort: skip
-from stratagem.keras.numerics.remat import remat  # isort: skip
-from stratagem.keras.numerics.scan_layers import scan_layers  # isort: skip
-from stratagem.keras.evaluation.sidecar_evaluator import SidecarEvaluation, SidecarEvaluator  # isort: skip
-from stratagem.keras.evaluation.sidecar_export import SidecarEvaluatorModelExport  # isort: skip
-from stratagem.keras.callbacks.tensorboard import TensorBoard  # isort: skip
-from stratagem.keras.variables.variable import DistributedVariable  # isort: skip
-from stratagem.keras.variables.variable_creation import Variable  # isort: skip
+# Both first: on another backend the rest would fail with misleading errors.
+environment.require_jax_choice()
+
+import keras
+
+environment.require_jax_backend(keras.config.backend())
+
+from stratagem.keras.callbacks.backup_and_restore import BackupAndRestore
+from stratagem.keras.callbacks.profile import profile
+from stratagem.keras.callbacks.tensorboard import TensorBoard
+from stratagem.keras.evaluation.sidecar_evaluator import (
+    SidecarEvaluation,
+    SidecarEvaluator,
+    SidecarEvaluatorModelExport,
+)
+from stratagem.keras.numerics.chunked_crossentropy import ChunkedSparseCategoricalCrossentropy
+from stratagem.keras.numerics.chunked_loss import chunked_softmax_cross_entropy
+from stratagem.keras.numerics.layer_chains import scan_layers
+from stratagem.keras.numerics.losses import compute_average_loss, scale_regularization_loss
+from stratagem.keras.numerics.optimizer import apply_gradients
+from stratagem.keras.numerics.random_state import RandomState
+from stratagem.keras.numerics.remat import remat
+from stratagem.keras.seam import install
+from stratagem.keras.training.dataset_creator import DatasetCreator
+from stratagem.keras.training.generate_stream import generate_stream
+from stratagem.keras.training.model import compile, lower_training_step, strategy_of
+from stratagem.keras.variables.variable import DistributedVariable
+from stratagem.keras.variables.variable_creation import Variable
 
 __all__ = [
     "BackupAndRestore",

@@ -8,8 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-__all__ = ["from_json", "to_json"]
-
 _ARRAY = "array in base64"
 
 

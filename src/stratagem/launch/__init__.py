@@ -3,9 +3,8 @@
 Nothing here loads JAX or Keras, except the fork server in its own process.
 """
 
-from stratagem.launch.functions import spawn
+from stratagem.launch.functions import RemoteError, run, spawn
 from stratagem.launch.plan.elastic import ElasticConfig
 from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.scripts import RemoteError, run
 
 __all__ = ["ElasticConfig", "LaunchOptions", "RemoteError", "run", "spawn"]

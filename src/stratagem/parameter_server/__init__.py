@@ -1,3 +1,1 @@
 """Parameter servers: processes that store variables, and everything that trains with them."""
-
-__all__: list[str] = []

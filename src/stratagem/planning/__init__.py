@@ -1,15 +1,13 @@
 """Training-step planning (`sg.plan`): memory, step time and scaling on hardware you don't have."""
 
 from stratagem.planning.accelerators import ACCELERATORS, Accelerator
-from stratagem.planning.candidate_costs import assumptions_of
-from stratagem.planning.candidates import Form, PlanCandidate
+from stratagem.planning.candidates import Form, PlanCandidate, assumptions_of
 from stratagem.planning.choices import PlanChoice, PlanSearch
-from stratagem.planning.comparison import ComparedPart, Comparison
 from stratagem.planning.global_batch import with_global_batch
 from stratagem.planning.link_map import LINK_METHODS, LinkMap, LinkMethod, link_map
 from stratagem.planning.memory import CompilerMemory, MemoryPlan
 from stratagem.planning.planner import plan, plan_step
-from stratagem.planning.result import Plan
+from stratagem.planning.result import ComparedPart, Comparison, Plan
 from stratagem.planning.schedule import Reduction, Schedule, share_behind
 from stratagem.planning.script_capture import capture_script
 from stratagem.planning.search import search, search_step

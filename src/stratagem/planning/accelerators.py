@@ -14,8 +14,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-__all__ = ["ACCELERATORS", "Accelerator"]
-
 _GIB = 2**30
 _TERA = 1e12
 _GIGA = 1e9

@@ -9,14 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stratagem.planning.candidate_costs import Estimate
-from stratagem.planning.candidates import PlanCandidate
+from stratagem.logs import as_text, size_text
+from stratagem.planning.candidates import Estimate, PlanCandidate
 from stratagem.planning.report import time_text
 from stratagem.planning.result import Plan
 from stratagem.planning.targets import Target
-from stratagem.rendering import as_text, size_text
-
-__all__ = ["PlanChoice", "PlanSearch", "show_search"]
 
 
 @dataclasses.dataclass(frozen=True)

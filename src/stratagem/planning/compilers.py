@@ -16,23 +16,13 @@ import jax
 from jax.experimental import topologies
 
 from stratagem import environment
+from stratagem.devices.mesh import Topology
+from stratagem.errors import explain
+from stratagem.execution.programs.ids_program import StepProgram
 from stratagem.execution.programs.step_capture import CapturedStep
-from stratagem.execution.programs.step_program import StepProgram
-from stratagem.messages import explain
-from stratagem.planning.memory import CompilerMemory
-from stratagem.planning.programs import device_bytes, step_programs
+from stratagem.planning.memory import CompilerMemory, device_bytes, step_programs
 from stratagem.planning.schedule import Schedule
 from stratagem.planning.targets import Target
-from stratagem.topology import Topology
-
-__all__ = [
-    "CompiledProgram",
-    "CompiledStep",
-    "attached_devices",
-    "compile_step",
-    "devices_of",
-    "missing_compiler",
-]
 
 _TIMEOUT_S = 1800
 _OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from stratagem.context import ReplicaBatch
+from stratagem.devices.abstract_devices import placeholder
+from stratagem.errors import explain
+from stratagem.execution.context.replica import ReplicaBatch
 from stratagem.execution.programs.step_capture import CapturedStep
 from stratagem.execution.tracing.arguments import Arguments, Leaf
-from stratagem.messages import explain
-from stratagem.topology.abstract_devices import placeholder
-
-__all__ = ["with_global_batch"]
 
 
 def with_global_batch(step: CapturedStep, global_batch: int) -> CapturedStep:

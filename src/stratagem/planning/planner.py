@@ -12,32 +12,109 @@ from typing import Any
 import jax
 import numpy as np
 
-from stratagem.context import get_strategy, has_strategy
+from stratagem.contexts import get_strategy, has_strategy
+from stratagem.devices.abstract_devices import placeholder, planning_for
+from stratagem.errors import explain
 from stratagem.execution.programs.step_capture import CapturedStep, capture
 from stratagem.input.batches import take_batch
 from stratagem.input.placement import place
 from stratagem.keras.training.planned_models import as_planned, is_model, training_step
-from stratagem.messages import explain
 from stratagem.planning.compilers import CompiledStep, compile_step
-from stratagem.planning.flops import product_flops
 from stratagem.planning.memory import MemoryPlan, plan_memory, shared_state_bytes
-from stratagem.planning.operation_costs import OperationCost, operation_costs
-from stratagem.planning.planned_strategy import planned_strategy
 from stratagem.planning.result import Plan
-from stratagem.planning.schedule import Reduction, Schedule
-from stratagem.planning.step_time import (
-    Assumptions,
-    compute_s,
-    operations_s,
-    predict_scaling,
-)
+from stratagem.planning.schedule import OperationCost, Reduction, Schedule, operation_costs
+from stratagem.planning.step_time import Assumptions, compute_s, operations_s, predict_scaling
 from stratagem.planning.targets import Target, parse_target
-from stratagem.planning.used_machine import used_machine
+from stratagem.planning.traced_costs import product_flops
 from stratagem.strategies.base.strategy import Strategy
-from stratagem.topology.abstract_devices import placeholder, planning_for
-from stratagem.variables import ShardedState, require_layouts_used
+from stratagem.strategies.central_storage import CentralStorageStrategy
+from stratagem.strategies.local_update import LocalUpdateStrategy
+from stratagem.strategies.mirrored import MirroredStrategy
+from stratagem.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+from stratagem.strategies.placement_rules import PINNED_HOST, OffloadedState, PlacementRules
+from stratagem.strategies.tpu import TPUStrategy
+from stratagem.variables.layouts import require_layouts_used
+from stratagem.variables.placement import ShardedState, UniformPlacement
 
-__all__ = ["arrays_of", "plan", "plan_step"]
+# The part of a machine that a step uses.
+
+
+def used_machine(step: CapturedStep, target: Target) -> tuple[Target, list[str]]:
+    """Returns the part of the machine that the step uses, with notes about it."""
+    notes: list[str] = []
+    num_used = len(step.strategy.topology.all_devices or ())
+    if num_used != target.num_devices:
+        target = target.of_size(num_used)
+        devices = "device" if num_used == 1 else "devices"
+        notes.append(f"The plan is for {num_used} {devices}, as the strategy uses.")
+    method = step.strategy.local_updates
+    if method is not None and num_used > 1:
+        notes.append(
+            f"Replicas synchronize every {method.least_period} steps. "
+            "Communication is a step's mean."
+        )
+    if _has_central_storage(step.strategy) and target.num_hosts > 1:
+        notes.append(
+            "Central storage needs a process that has all devices, but each of the "
+            f'{target.num_hosts} hosts has one of its own. Place variables "sharded" or '
+            '"pinned_host" there.'
+        )
+    if step.strategy.topology.groups is not None:
+        notes.append(
+            "FLOPs per device assume that the devices of a replica split its products evenly. "
+            "Products that are not sharded run on every device in full."
+        )
+    return target, notes
+
+
+def _has_central_storage(strategy: Strategy) -> bool:
+    placement = strategy.placement
+    if isinstance(placement, PlacementRules):
+        return "central" in placement.placement.values()
+    return isinstance(placement, UniformPlacement)
+
+
+# Strategies on abstract devices, modeled on an existing strategy.
+
+
+def planned_strategy(
+    machine: Target, like: Strategy | None, shard_state: str | None = None
+) -> Strategy:
+    """Returns a strategy like `like`, with its replicas on the abstract devices of a machine.
+
+    Takes over cross-device ops, local updates, devices per replica, layouts, the sequence axis and,
+    without `shard_state`, sharded state. None for `like` replicates everything. Raises ValueError
+    for a strategy that the machine or the planner does not support.
+    """
+    if like is None:
+        with planning_for(machine.topology, shard_state):
+            return MirroredStrategy()
+    rules = like.placement if isinstance(like.placement, PlacementRules) else None
+    if shard_state is None and isinstance(like.placement, ShardedState):
+        shard_state = like.placement.shard_state
+    size = like.topology.num_logical_devices
+    layouts: Any = like.placement.layouts
+    with planning_for(machine.topology):
+        if like.local_updates is not None:
+            return LocalUpdateStrategy(like.local_updates, ["cpu:0", "cpu:1"])  # all planned ones
+        if rules is not None and shard_state is None:
+            in_lockstep = (MirroredStrategy, MultiWorkerMirroredStrategy, TPUStrategy)
+            # Else HybridStrategy, of a package above this one.
+            kind: Any = MirroredStrategy if isinstance(like, in_lockstep) else type(like)
+            return kind(None, like.cross_device_ops, placement=rules.placement)
+        if isinstance(like.placement, OffloadedState) and shard_state is None:
+            return CentralStorageStrategy(parameter_device=PINNED_HOST)
+        if isinstance(like.placement, UniformPlacement) and shard_state is None:
+            return CentralStorageStrategy()
+        return MirroredStrategy(
+            None,
+            like.cross_device_ops,
+            shard_state=shard_state,
+            layout_map=layouts,
+            shard_size=like.topology.shard_size,
+            devices_per_replica=size,
+            sequence_axis=like.sequence_axis,
+        )
 
 
 def plan(

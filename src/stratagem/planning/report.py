@@ -9,24 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stratagem.rendering import size_text
+from stratagem.logs import size_text
 
 if TYPE_CHECKING:
-    from stratagem.planning.comparison import Comparison
-    from stratagem.planning.result import Plan
+    from stratagem.planning.result import Comparison, Plan
     from stratagem.planning.schedule import Reduction
-
-__all__ = [
-    "count_text",
-    "headline",
-    "parts_of",
-    "show",
-    "show_comparison",
-    "time_text",
-    "verdict",
-]
-
-__all__ = ["count_text", "headline", "parts_of", "show", "time_text", "verdict"]
 
 
 def time_text(seconds: float) -> str:

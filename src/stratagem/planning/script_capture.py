@@ -9,14 +9,12 @@ import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
+from stratagem.devices.abstract_devices import planning_for
+from stratagem.errors import explain
 from stratagem.execution.programs.step_capture import CapturedStep, capture
-from stratagem.messages import explain
 from stratagem.planning.targets import Target
 from stratagem.strategies.mirrored import MirroredStrategy
-from stratagem.topology.abstract_devices import planning_for
-from stratagem.variables import ShardedState
-
-__all__ = ["capture_script"]
+from stratagem.variables.placement import ShardedState
 
 
 def capture_script(

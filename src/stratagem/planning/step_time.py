@@ -20,21 +20,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stratagem.messages import explain
-from stratagem.planning.operation_costs import OperationCost
-from stratagem.planning.schedule import Reduction
+from stratagem.errors import explain
+from stratagem.planning.schedule import OperationCost, Reduction
 from stratagem.planning.targets import Target
-
-__all__ = [
-    "Assumptions",
-    "StepTime",
-    "compute_s",
-    "for_any_size",
-    "message_s",
-    "operations_s",
-    "predict_scaling",
-    "predict_step",
-]
 
 # Two thirds of a training step's products are the backward pass, which can overlap communication.
 _BACKWARD_SHARE = 2 / 3

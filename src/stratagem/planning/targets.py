@@ -7,11 +7,9 @@ import math
 import re
 from typing import Any
 
-from stratagem.messages import explain
+from stratagem.devices.abstract_devices import AbstractDevice, AbstractTopology
+from stratagem.errors import explain
 from stratagem.planning.accelerators import ACCELERATORS, Accelerator
-from stratagem.topology.abstract_devices import AbstractDevice, AbstractTopology
-
-__all__ = ["Target", "parse_target"]
 
 _GPUS = re.compile(r"(?:(\d+)x)?([a-z]\w*)", re.IGNORECASE)
 _SLICES = re.compile(r"(?:(\d+)x)?(v\d\w*):(\d+(?:x\d+)*)", re.IGNORECASE)

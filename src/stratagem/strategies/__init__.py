@@ -1,3 +1,1 @@
 """Distribution strategies: one file each, which chooses the four parts and checks arguments."""
-
-__all__: list[str] = []

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+from stratagem.devices.finding import DeviceLike
+from stratagem.devices.mesh import Topology
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.local_topology import local_topology, parameter_device_of
-from stratagem.strategies.offloaded_state import PINNED_HOST, OffloadedState, pinned_host_store
-from stratagem.topology import Topology
-from stratagem.topology.devices import DeviceLike
-from stratagem.variables import Placement, SingleDeviceStore, UniformPlacement
-
-__all__ = ["CentralStorageStrategy"]
+from stratagem.strategies.placement_rules import PINNED_HOST, OffloadedState, pinned_host_store
+from stratagem.variables.placement import Placement, UniformPlacement
+from stratagem.variables.sharded_store import SingleDeviceStore
 
 
 @final

@@ -7,13 +7,11 @@ from typing import Any, NoReturn, final
 
 import jax
 
-from stratagem.execution import Lockstep
-from stratagem.messages import explain
+from stratagem.devices.mesh import Topology
+from stratagem.errors import explain
+from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.base.strategy import Strategy
-from stratagem.topology import Topology
-
-__all__ = ["CompileOnly", "CompileOnlyStrategy"]
 
 
 @final

@@ -2,33 +2,342 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, final
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from stratagem.cluster import ClusterResolver, TFConfigClusterResolver, detect
-from stratagem.collectives.elastic_rounds import serve_rounds
-from stratagem.communication import CommunicationOptions
-from stratagem.elastic import View
-from stratagem.execution import ElasticLockstep, Lockstep
-from stratagem.keras.callbacks.joining_fit import JoiningFit
-from stratagem.process_group import agree_on_random_state
-from stratagem.strategies.backed_ops import BackedOps
+from stratagem import config, logs
+from stratagem.cluster.detection import detect
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
+from stratagem.devices.collectives.all_reduce import AllReduce
+from stratagem.devices.collectives.axis import ReplicaAxis
+from stratagem.devices.collectives.elastic_rounds import serve_rounds
+from stratagem.devices.communication import CommunicationOptions
+from stratagem.devices.finding import start_separately
+from stratagem.devices.mesh import Topology
+from stratagem.errors import NOT_NEEDED, explain
+from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
+from stratagem.execution.programs.lockstep import Lockstep
+from stratagem.group.authentication.secret import Credentials
+from stratagem.group.current import agree_on_random_state, set_current_group
+from stratagem.group.elastic.group import ElasticGroup
+from stratagem.group.elastic.views import NotAdmittedError, View
+from stratagem.group.verdict import GroupLimits
+from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
+from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.elastic_admission import ElasticAdmission
-from stratagem.strategies.elastic_members import (
-    check_constant_batch,
-    check_num_backup_workers,
-    join_elastic_group,
-    move_variables,
-)
-from stratagem.strategies.elastic_membership import ElasticMembership
 from stratagem.strategies.local_topology import local_topology
-from stratagem.strategies.membership import check_resolver, copy_refused
-from stratagem.topology import Topology, start_separately
+from stratagem.strategies.membership import check_resolver, copy_refused, identity_of
+from stratagem.variables.components import components_of_members, store_components
+from stratagem.variables.registry import Home, VariableKind, VariableRegistry, home_of
 
-__all__ = ["ElasticStrategy"]
+# Sums and means over replicas of which some may be left out of a step.
+
+
+class BackedOps(AutomaticOps):
+    """The cross-device ops of a strategy with backup workers.
+
+    A sum stands for the rows of all replicas: it is multiplied by their number, divided by that of
+    the rows that took part. A mean is that of the replicas that took part, which may have unequal
+    numbers of rows.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(CommunicationOptions())
+
+    def all_reduce(self, topology: Topology) -> AllReduce:
+        """Returns the all-reduce of a step on some devices."""
+        sums = super().all_reduce(topology)
+        return BackedAllReduce(sums.axis, sums)
+
+
+@dataclasses.dataclass(frozen=True)
+class BackedAllReduce(AllReduce):
+    """Divides a mean by the number of replicas that take part, of which a sum has the same scale.
+
+    Args:
+        axis: the axis of the replicas.
+        sums: the all-reduce of sums.
+    """
+
+    axis: ReplicaAxis
+    sums: AllReduce
+
+    def one(self, op: ReduceOp, value: object) -> jax.Array:
+        """Combines one array."""
+        return self.many(op, [value])[0]
+
+    def many(self, op: ReduceOp, values: Sequence[Any]) -> list[jax.Array]:
+        """Combines many arrays."""
+        if op is ReduceOp.SUM:
+            return self.sums.many(op, values)
+        totals = self.sums.many(ReduceOp.SUM, list(map(_as_float, values)))
+        # A sum of a constant would be computed while the step is traced.
+        one = jax.lax.optimization_barrier(jnp.ones((), jnp.float32))
+        count = self.sums.one(ReduceOp.SUM, one)
+        return [_quotient(total, count) for total in totals]
+
+    def parts(self, op: ReduceOp, parts: Sequence[Any], *, are_gradients: bool) -> jax.Array:
+        """Combines one array per replica, all of which are there."""
+        return self.sums.parts(op, parts, are_gradients=are_gradients)
+
+
+def _as_float(value: object) -> jax.Array:
+    array = jnp.asarray(value)  # only sums of floats have the scale of the step
+    return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.float32)
+
+
+def _quotient(total: jax.Array, count: jax.Array) -> jax.Array:
+    # A scaled count is no short fraction.
+    wide = total.dtype if total.dtype.itemsize >= 4 else jnp.float32
+    return (total.astype(wide) / count.astype(wide)).astype(total.dtype)
+
+
+# Members of an elastic strategy as its user sees them, and how others join.
+
+
+class ElasticMembership(Strategy):
+    """A strategy with an elastic group; without one, this process is its only member."""
+
+    _resolver: ClusterResolver
+    _group: ElasticGroup | None = None
+    _admission: ElasticAdmission | None = None
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """The resolver of the cluster."""
+        return self._resolver
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Ids of the processes that train, in replica order.
+
+        Example:
+            >>> sg.ElasticStrategy().members
+            (0,)
+
+        Source: specific to Stratagem.
+        """
+        return (0,) if self._group is None else self._group.view.members
+
+    @property
+    def participants(self) -> tuple[int, ...]:
+        """Ids of the processes whose values the last step has combined, in replica order.
+
+        A process that is lost at the end of a step may have taken part in it. With backup workers,
+        this process may be no participant itself.
+
+        Example:
+            >>> sg.ElasticStrategy().participants
+            (0,)
+
+        Source: specific to Stratagem.
+        """
+        return (0,) if self._group is None else self._group.participants
+
+    def admit(
+        self,
+        fn: Callable[..., Any] | None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """Admits processes that were started again, in a custom loop; `fit` does it by itself.
+
+        Call it on every process before each step, outside of `run`. In a process that joins, the
+        first call waits until the others admit it. Then all variables have the values of the
+        others, so a loop that counts its steps in a variable continues with their step.
+
+        Args:
+            fn: the function of the next `run`; a process that joins compiles it before the others
+                wait for it. None compiles nothing.
+            args: arguments of that `run`, which may have other values.
+            kwargs: its keyword arguments.
+
+        Raises:
+            UnavailableError: all others ended before this process could join.
+            ValueError: this process has other variables than the others.
+
+        Example:
+            >>> strategy = sg.ElasticStrategy()
+            >>> with strategy.scope():
+            ...     num_steps = sg.Variable(0)
+            >>> while True:
+            ...     strategy.admit()
+            ...     if int(num_steps) == 3:  # read after `admit`
+            ...         break
+            ...     _ = strategy.run(lambda: num_steps.assign_add(1))
+            >>> int(num_steps)
+            3
+
+        Source: specific to Stratagem.
+        """
+        admission, executor = self._admission, self.executor
+        if admission is None:
+            return
+        if not admission.is_waiting:
+            admission.admit()
+            return
+
+        def prepare() -> None:
+            if fn is not None and isinstance(executor, ElasticLockstep):
+                with self.scope():
+                    executor.compile_call(fn, args, kwargs or {})
+
+        admission.join_loop(prepare)
+
+
+# Joining of an elastic group, and the variables of its present members.
+
+_logger = logging.getLogger(__name__)
+
+
+def check_num_backup_workers(number: object, num_processes: int | None = None) -> None:
+    """Raises TypeError unless it is an int, ValueError if it is out of range.
+
+    `num_processes` is the number of processes, if it is known.
+    """
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise TypeError(
+            explain(
+                f"num_backup_workers={number!r} is of type {type(number).__name__}.",
+                expected="an int.",
+                fix="pass the number of workers that a step need not wait for, such as 1.",
+            )
+        )
+    if number < 0 or (num_processes is not None and number >= num_processes):
+        several = "" if num_processes is None else f" of {num_processes} workers"
+        raise ValueError(
+            explain(
+                f"num_backup_workers={number}{several} is out of range.",
+                expected="0 or more, and less than the number of workers.",
+                fix="pass a smaller number: the others make each step.",
+            )
+        )
+
+
+def join_elastic_group(
+    resolver: ClusterResolver, *, num_backup_workers: int = 0, allow_unauthenticated: bool
+) -> ElasticGroup:
+    """Joins the group of a cluster.
+
+    Raises ValueError if it has no addresses, uses TLS, or has too few workers. Ends this process if
+    the group trains already, with backup workers: the launcher does not start it again then.
+    """
+    identity = identity_of(resolver, resolver.processes(), with_addresses=True)
+    check_num_backup_workers(num_backup_workers, identity.num_processes)
+    num_spares = config.num_spares()
+    _check_spares(num_spares, identity.num_processes, num_backup_workers)
+    credentials = Credentials.find(
+        identity.label, identity.hosts, allow_unauthenticated=allow_unauthenticated
+    )
+    if credentials.certificates is not None:
+        raise ValueError(
+            explain(
+                "STRATAGEM_TLS_DIR is set.",
+                expected="no TLS: members of an ElasticStrategy exchange gradients in plain text.",
+                fix="unset it on a network that only the processes can reach, or use "
+                "MultiWorkerMirroredStrategy.",
+            )
+        )
+    limits = GroupLimits(
+        join_s=config.join_timeout_s(),
+        peer_s=config.peer_timeout_s(),
+        stuck_s=config.stuck_timeout_s(),
+        barrier_s=config.barrier_timeout_s(),
+    )
+    try:
+        group = ElasticGroup(
+            identity,
+            limits,
+            credentials,
+            num_backups=num_backup_workers,
+            num_spares=num_spares,
+            prepares=True,
+        )
+    except NotAdmittedError as error:
+        logs.announce(_logger, str(error))
+        raise SystemExit(NOT_NEEDED) from None
+    joined: Any = group
+    set_current_group(joined)
+    return group
+
+
+def _check_spares(num_spares: int, num_processes: int, num_backup_workers: int) -> None:
+    if num_spares >= num_processes:
+        raise ValueError(
+            explain(
+                f"STRATAGEM_NUM_SPARES is {num_spares}, but the cluster has "
+                f"{num_processes} processes.",
+                expected="at least one process that is no spare.",
+                fix="add workers, or lower STRATAGEM_NUM_SPARES.",
+            )
+        )
+    if num_spares and num_backup_workers:
+        raise ValueError(
+            explain(
+                f"num_backup_workers is {num_backup_workers}, and STRATAGEM_NUM_SPARES is "
+                f"{num_spares}.",
+                expected="one of both: with backup workers no process joins later, since the "
+                "members that are late would not know of it.",
+                fix="start without --spares, or leave out num_backup_workers.",
+            )
+        )
+
+
+def check_constant_batch(constant_batch: object) -> None:
+    """Raises ValueError for another value than "global" and "worker"."""
+    if constant_batch not in ("global", "worker"):
+        raise ValueError(
+            explain(
+                f"constant_batch={constant_batch!r} was passed.",
+                expected='"global" or "worker".',
+                fix='use "worker" if the memory of a worker has no room for more rows.',
+            )
+        )
+
+
+def move_variables(variables: VariableRegistry, before: Topology, after: Topology) -> None:
+    """Moves variables to the present members, this process among them before and after."""
+    places = [_process_of(device) for device in before.devices or ()]
+    members = [_process_of(device) for device in after.devices or ()]
+    kept = [places.index(one) if one in places else None for one in members]
+    own = members.index(jax.process_index())
+    moved: list[Any] = variables.live()
+    for variable in moved:
+        home = home_of(variable)
+        if not variable.has_value:
+            continue
+        if home is not None and home.kind is VariableKind.ON_READ:
+            store_components(variable, _components(variable, home, kept, own), after)
+        else:
+            variable.stored = after.replicate(variable.stored.addressable_data(0))
+
+
+def _process_of(device: jax.Device) -> int:
+    return device.process_index
+
+
+def _components(
+    variable: Any, home: Home, kept: Sequence[int | None], own: int
+) -> np.ndarray[Any, Any]:
+    if variable.whole.storage is variable.stored:
+        gathered = np.asarray(variable.whole.gathered)
+        return components_of_members(gathered, home.aggregation, kept)
+    # An initial value, of which each process knows its own component.
+    value = variable.stored.addressable_data(0)[0]
+    if home.aggregation is not VariableAggregation.SUM:
+        return np.broadcast_to(value, (len(kept), *variable.shape))
+    rows = np.zeros((len(kept), *variable.shape), variable.dtype)
+    rows[own] = value
+    return rows
 
 
 @final
@@ -112,7 +421,7 @@ class ElasticStrategy(ElasticMembership):
         executor.keeps_worker_rows = constant_batch == "worker"
         group.on_change(self._continue)
         admission = self._admission = ElasticAdmission(self, group)
-        self.fit_callbacks = lambda: [JoiningFit(admission)]
+        self.fit_callbacks = lambda: [ElasticAdmission.callback(admission)]
         agree_on_random_state()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:

@@ -4,33 +4,38 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
 from stratagem import logs
-from stratagem.elastic import ElasticGroup
-from stratagem.elastic.candidacy import RunningGroup
-from stratagem.elastic.handover import TrainingState, hand_over, receive
-from stratagem.elastic.peer_connections import PeerConnections, PeerLostError
-from stratagem.errors import UnavailableError
-from stratagem.execution import ElasticLockstep
-from stratagem.exit_codes import NOT_NEEDED
-from stratagem.keras.numerics.random_state import RandomState
-from stratagem.messages import explain
+from stratagem.devices.mesh import Topology
+from stratagem.errors import NOT_NEEDED, UnavailableError, explain
+from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
+from stratagem.group.elastic.group import ElasticGroup
+from stratagem.group.elastic.inbox import RunningGroup
+from stratagem.group.elastic.peer_connections import (
+    PeerConnections,
+    PeerLostError,
+    TrainingState,
+    hand_over,
+    receive,
+)
 from stratagem.strategies.base.strategy import Strategy
-from stratagem.topology import Topology
-from stratagem.variables import VariableKind, home_of, store_components
-
-__all__ = ["ElasticAdmission"]
+from stratagem.variables.components import store_components
+from stratagem.variables.registry import VariableKind, home_of
 
 _logger = logging.getLogger(__name__)
 _LOOP = "loop"
 
 
 class ElasticAdmission:
-    """Admits processes to an elastic group, and joins one. See `FitAdmission`."""
+    """Admits processes to an elastic group, and joins one."""
+
+    # Set by the Keras integration, a package above this one.
+    callback: ClassVar[Any]
+    random_state: ClassVar[Any]
 
     def __init__(self, strategy: Strategy, group: ElasticGroup) -> None:
         self._strategy, self._group = strategy, group
@@ -122,7 +127,7 @@ class ElasticAdmission:
         """Waits to join at a call of `admit`, and takes the values of the others."""
         self.join(_LOOP, prepare)
         assert self._received is not None
-        RandomState().set_state(self._received.document["random"])
+        self.random_state().set_state(self._received.document["random"])
         self._received = None
 
     def restore(self, topology: Topology | None = None) -> None:
@@ -167,7 +172,7 @@ class ElasticAdmission:
         document = {
             "variables": [_description(variable) for variable in variables],
             "outside": [_description(variable) for variable in outside],
-            "random": RandomState().get_state(),
+            "random": self.random_state().get_state(),
             "fit": None if self._fit_state is None else self._fit_state(),
         }
         values = [_value(variable) for variable in variables]

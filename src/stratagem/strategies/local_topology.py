@@ -6,18 +6,15 @@ from collections.abc import Sequence
 
 import jax
 
-from stratagem.messages import explain
-from stratagem.topology import Topology, find_devices, local_devices
-from stratagem.topology.abstract_devices import (
+from stratagem.devices.abstract_devices import (
     AbstractDevice,
     planned_devices,
     planned_topology,
     refuse_to_plan,
 )
-from stratagem.topology.devices import DeviceLike, find_groups
-from stratagem.topology.groups import adjacent_groups
-
-__all__ = ["local_topology", "parameter_device_of"]
+from stratagem.devices.finding import DeviceLike, find_devices, find_groups, local_devices
+from stratagem.devices.mesh import Topology, adjacent_groups
+from stratagem.errors import explain
 
 
 def local_topology(

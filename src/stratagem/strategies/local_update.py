@@ -2,25 +2,96 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, final
 
-from stratagem.cluster import ClusterResolver, TFConfigClusterResolver, detect
-from stratagem.communication import CommunicationOptions
-from stratagem.local_updates import LocalSGD, LocalUpdates
-from stratagem.messages import explain
-from stratagem.process_group import agree_on_random_state
+from stratagem.cluster.detection import detect
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
+from stratagem.devices.abstract_devices import planned_topology
+from stratagem.devices.background import add_thread_for_background
+from stratagem.devices.collectives.islands import Islands
+from stratagem.devices.communication import CommunicationOptions
+from stratagem.devices.finding import DeviceLike
+from stratagem.devices.local_updates import LocalSGD, LocalUpdates
+from stratagem.devices.mesh import Topology
+from stratagem.errors import explain
+from stratagem.group.current import agree_on_random_state
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy
-from stratagem.strategies.island_topology import islands_of
 from stratagem.strategies.local_topology import local_topology
 from stratagem.strategies.membership import check_resolver, copy_refused, devices_of_cluster
-from stratagem.topology import Topology, planned_topology
-from stratagem.topology.background import add_thread_for_background
-from stratagem.topology.devices import DeviceLike
 
-__all__ = ["LocalUpdateStrategy"]
+# Islands of a topology: the replicas that train in lockstep, from the user's argument.
+
+
+def islands_of(topology: Topology, replicas_per_island: object) -> Islands:
+    """Returns the islands of a topology.
+
+    Args:
+        topology: the devices of the replicas, those of a process one after the other.
+        replicas_per_island: number of replicas of an island, or "process" for those of a process.
+
+    Raises:
+        TypeError: an argument of another type.
+        ValueError: islands of unequal size; an island that has a part of a process besides others;
+            replicas of several devices.
+    """
+    count = topology.num_replicas
+    of_processes = _replicas_of_processes(topology)
+    size = replicas_per_island
+    if size == "process":
+        sizes = set(of_processes)
+        if len(sizes) > 1:
+            raise ValueError(
+                explain(
+                    f'replicas_per_island="process" with processes of {of_processes} replicas.',
+                    expected="the same number of replicas on each process: islands are averaged "
+                    "with equal weights.",
+                    fix="give each process as many devices, or pass replicas_per_island=1.",
+                )
+            )
+        size = of_processes[0]
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(_unexpected(size, count, f"is of type {type(size).__name__}"))
+    if size < 1 or count % size:
+        raise ValueError(_unexpected(size, count, f"does not divide {count} replicas"))
+    if any(size % own and own % size for own in of_processes):
+        raise ValueError(
+            explain(
+                f"replicas_per_island={size} with processes of {of_processes} replicas.",
+                expected="islands of whole processes, or processes of whole islands: lockstep is "
+                "for the fast links.",
+                fix='pass "process", or a divisor or multiple of the replicas of a process.',
+            )
+        )
+    if 1 < size < count and topology.groups is not None:
+        raise ValueError(
+            explain(
+                f"replicas_per_island={size} with replicas of several devices.",
+                expected="replicas of one device each.",
+                fix="pass a flat list of devices, or replicas_per_island=1.",
+            )
+        )
+    return Islands(count, size)
+
+
+def _replicas_of_processes(topology: Topology) -> list[int]:
+    if topology.devices is None:
+        return [topology.num_replicas]
+    counts = collections.Counter(device.process_index for device in topology.devices)
+    return list(counts.values())
+
+
+def _unexpected(size: object, count: int, what: str) -> str:
+    return explain(
+        f"replicas_per_island={size!r} {what}.",
+        expected=f'a divisor of the {count} replicas, or "process".',
+        fix='pass "process" to train in lockstep on the devices of each machine.',
+    )
+
 
 # Islands send rarely, over links where each message may take long: copies cost less than messages.
 _BYTES_PER_PACK = 2**24

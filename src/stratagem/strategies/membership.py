@@ -12,28 +12,20 @@ from typing import TYPE_CHECKING
 import jax
 
 from stratagem import config, environment
-from stratagem.authentication import Credentials
-from stratagem.cluster import ClusterResolver, Processes
 from stratagem.cluster.addresses import split_address
-from stratagem.cluster.ray_train import RAY_TRAIN
-from stratagem.messages import explain
-from stratagem.process_group import GroupLimits, Identity
-from stratagem.topology import local_devices
-from stratagem.topology.abstract_devices import planned_devices
-from stratagem.topology.processes import end_coordination, start_processes
+from stratagem.cluster.detection import RAY_TRAIN
+from stratagem.cluster.processes import Processes
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.devices.abstract_devices import planned_devices
+from stratagem.devices.finding import local_devices
+from stratagem.devices.processes import end_coordination, start_processes
+from stratagem.errors import explain
+from stratagem.group.authentication.secret import Credentials
+from stratagem.group.current import Identity
+from stratagem.group.verdict import GroupLimits
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
-
-
-__all__ = [
-    "check_resolver",
-    "copy_refused",
-    "devices_of_cluster",
-    "identity_of",
-    "join",
-    "own_accelerators",
-]
 
 
 _LOOPBACK = "127.0.0.1"

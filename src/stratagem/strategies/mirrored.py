@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
+from stratagem.devices.finding import DeviceLike
 from stratagem.strategies.base.argument_checks import checked_sequence_axis
 from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.local_topology import local_topology
-from stratagem.strategies.state_placement import state_placement
-from stratagem.topology.devices import DeviceLike
-from stratagem.variables import groups_of_mesh
-
-__all__ = ["MirroredStrategy"]
+from stratagem.strategies.placement_rules import state_placement
+from stratagem.variables.layouts import groups_of_mesh
 
 
 @final

@@ -8,25 +8,24 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any, NoReturn, final
 
 from stratagem import config, environment
-from stratagem.cluster import ClusterResolver, TFConfigClusterResolver, detect
-from stratagem.collectives import measured_choice
-from stratagem.collectives.compression_advice import measured_link
-from stratagem.communication import CommunicationImplementation, CommunicationOptions
-from stratagem.compression import AUTO
-from stratagem.messages import explain
-from stratagem.process_group import agree_on_random_state
+from stratagem.cluster.detection import detect
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
+from stratagem.devices.abstract_devices import planned_topology
+from stratagem.devices.collectives.measurement import measured_choice
+from stratagem.devices.communication import CommunicationImplementation, CommunicationOptions
+from stratagem.devices.compression import AUTO
+from stratagem.devices.mesh import Topology, adjacent_groups
+from stratagem.errors import explain
+from stratagem.execution.compression_advice import measured_link
+from stratagem.group.current import agree_on_random_state
 from stratagem.strategies.base.argument_checks import checked_communication, checked_sequence_axis
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.membership import check_resolver, copy_refused, devices_of_cluster
-from stratagem.strategies.state_placement import state_placement
-from stratagem.topology import Topology
-from stratagem.topology.abstract_devices import planned_topology
-from stratagem.topology.groups import adjacent_groups
-from stratagem.variables import devices_per_replica_of
-
-__all__ = ["CollectiveAllReduceStrategy", "MultiWorkerMirroredStrategy"]
+from stratagem.strategies.placement_rules import state_placement
+from stratagem.variables.layouts import devices_per_replica_of
 
 
 @final

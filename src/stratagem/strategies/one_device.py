@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import final
 
+from stratagem.devices.finding import DeviceLike, find_devices
+from stratagem.devices.mesh import Topology
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy
-from stratagem.topology import Topology, find_devices
-from stratagem.topology.devices import DeviceLike
-
-__all__ = ["OneDeviceStrategy"]
 
 
 @final

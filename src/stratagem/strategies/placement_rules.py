@@ -6,24 +6,83 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stratagem.context.explicit_device import explicit_device
-from stratagem.execution import is_worth_rows
+from stratagem.devices.abstract_devices import planned_shard_state
+from stratagem.devices.finding import find_devices
+from stratagem.devices.mesh import Topology
+from stratagem.errors import explain
+from stratagem.execution.context.explicit_device import explicit_device
+from stratagem.execution.embeddings.lookups import is_worth_rows
 from stratagem.logs import warn_on_one_worker
-from stratagem.messages import explain
-from stratagem.placement import AtLeastBytes, optimizer_state
-from stratagem.strategies.offloaded_state import (
-    PINNED_HOST,
-    if_worth_offloading,
-    pinned_host_store,
-)
-from stratagem.topology import Topology, find_devices
-from stratagem.variables import Replicated, ShardedStore, SingleDeviceStore, Store, store_of
+from stratagem.strategies.placement import AtLeastBytes, optimizer_state
+from stratagem.variables.layouts import VariableLayouts
+from stratagem.variables.placement import Placement, Replicated, ShardedState
+from stratagem.variables.sharded_store import ShardedStore, SingleDeviceStore, is_worth_sharding
+from stratagem.variables.store import Store, store_of
 
 if TYPE_CHECKING:
-    from stratagem.execution import RemoteState
+    from stratagem.execution.tracing.remote_state import RemoteState
     from stratagem.variables.placement import DescribedVariable, NewVariable
 
-__all__ = ["CENTRAL", "PlacementRules", "SERVER", "check_rules", "places_on_replicas"]
+# Offloading of large variables to pinned host memory.
+
+# JAX's name of that memory
+PINNED_HOST = "pinned_host"
+
+
+class OffloadedState(Replicated):
+    """Large variables in pinned host memory, and lookup tables in ordinary host memory.
+
+    Devices copy whole arrays from pinned memory, not single rows, so tables stay out of it.
+
+    Args:
+        store: pinned host memory.
+        tables: the store of large tables.
+    """
+
+    uses_stores = True
+
+    def __init__(self, store: ShardedStore, tables: SingleDeviceStore) -> None:
+        super().__init__()
+        self._store = store
+        self._tables = tables
+
+    def choose(self, variable: NewVariable, slot_of: object) -> Store | None:
+        """Returns the store of a variable; a slot is stored with the variable it belongs to."""
+        if slot_of is not None and store_of(slot_of) is not self._store:
+            return store_of(slot_of)
+        if slot_of is None and variable.is_large_table:
+            return self._tables
+        return if_worth_offloading(self._store, variable)
+
+
+def pinned_host_store(topology: Topology) -> ShardedStore:
+    """Returns the store of shards in pinned host memory.
+
+    Raises:
+        ValueError: a device without such memory.
+    """
+    # Abstract devices cannot be asked; each process asks its own devices.
+    devices: Any = () if topology.is_abstract else topology.local_devices
+    for device in devices:
+        kinds = [memory.kind for memory in device.addressable_memories()]
+        if PINNED_HOST not in kinds:
+            raise ValueError(
+                explain(
+                    f"{device} has no {PINNED_HOST!r} memory; its memories are {kinds}.",
+                    expected="devices with pinned host memory.",
+                    fix='store the variables in ordinary host memory: parameter_device="cpu:0" '
+                    'of CentralStorageStrategy, or the place "central" of HybridStrategy.',
+                )
+            )
+    return ShardedStore(topology, memory_kind=PINNED_HOST)
+
+
+def if_worth_offloading(store: Store | None, variable: NewVariable) -> Store | None:
+    """Returns a store, but None for a small variable in pinned memory: it stays on the devices."""
+    if store is None or not store.is_pinned or is_worth_sharding(tuple(variable.shape)):
+        return store
+    return None
+
 
 MIRRORED, CENTRAL, SHARDED, SERVER = "mirrored", "central", "sharded", "server"
 
@@ -206,3 +265,65 @@ def _matcher(rule: Rule) -> Callable[[Any], bool]:
             )
         ) from None
     return lambda variable: pattern.search(variable.path) is not None
+
+
+# Placement of model state by `shard_state=`, `layout_map=` or `placement=`.
+
+
+def state_placement(
+    topology: Topology,
+    *,
+    shard_state: str | None = None,
+    layout_map: object = None,
+    placement: Mapping[Rule, str] | None = None,
+) -> Placement:
+    """Returns the placement that the arguments of a lockstep strategy ask for.
+
+    Raises:
+        ValueError: an unknown `shard_state`, `placement` and another argument, or as of
+            `PlacementRules`.
+        TypeError: as of `PlacementRules`, or a `layout_map` of another type.
+    """
+    shard_state = planned_shard_state() or shard_state
+    if shard_state not in (None, "optimizer", "all"):
+        raise ValueError(
+            explain(
+                f"shard_state={shard_state!r} was given.",
+                expected='"optimizer", "all" or None.',
+                fix='pass "optimizer" to shard optimizer state, "all" to shard the weights, too.',
+            )
+        )
+    wishes = {f"shard_state={shard_state!r}": shard_state, "a layout_map": layout_map}
+    given = [name for name, wish in wishes.items() if wish is not None]
+    if placement is not None and given:
+        raise ValueError(
+            explain(
+                f"{' and '.join([*given, 'a placement'])} were given.",
+                expected="a placement alone: it decides where every variable is stored.",
+                fix="leave the placement out, or the others.",
+            )
+        )
+    if not (given or placement):
+        _require_one_copy(topology)
+    if placement is not None:
+        return PlacementRules(placement, places_on_replicas(placement, topology))
+    layouts = None
+    if isinstance(layout_map, VariableLayouts):  # of a strategy with as many devices per replica
+        layouts = layout_map.on(topology)
+    elif layout_map is not None:
+        layouts = VariableLayouts(layout_map, topology)
+    is_sharded = shard_state is not None or (layouts is not None and layouts.uses_replicas)
+    if not is_sharded or topology.num_shards == 1:
+        return Replicated(layouts)
+    return ShardedState(ShardedStore(topology), shard_state, layouts)
+
+
+def _require_one_copy(topology: Topology) -> None:
+    if topology.shard_size is not None:
+        raise ValueError(
+            explain(
+                f"shard_size={topology.shard_size} was given, and nothing is sharded.",
+                expected="shard_state, a layout_map or a placement beside it.",
+                fix='pass shard_state="all", or leave shard_size out.',
+            )
+        )

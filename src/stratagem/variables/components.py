@@ -2,20 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
+from stratagem.devices.lockstep import compute_on_every_process
+from stratagem.devices.mesh import Topology
+from stratagem.errors import explain
 from stratagem.options import VariableAggregation
-from stratagem.topology import Topology
-from stratagem.topology.lockstep import compute_on_every_process
-from stratagem.variables.aggregation import aggregate_components
 
 if TYPE_CHECKING:
     import jax
-    import numpy as np
 
-__all__ = ["WholeValue", "gather_together", "store_components", "stored_components"]
+# Conversion between an ON_READ variable's components and its aggregated value.
+
+
+def aggregate_components(
+    stacked: jax.Array | np.ndarray, aggregation: VariableAggregation, name: str
+) -> Any:
+    """Aggregates components of shape (num_replicas, ...) to a value of shape (...).
+
+    Raises ValueError for aggregation NONE. Source: TF 2.21 values.py, SyncOnReadVariable.
+    """
+    if aggregation is VariableAggregation.SUM:
+        return jnp.sum(stacked, axis=0, dtype=stacked.dtype)
+    if aggregation is VariableAggregation.MEAN:
+        return mean_of_components(stacked)
+    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        return stacked[0]
+    raise ValueError(
+        explain(
+            f"Variable {name!r} is ON_READ with aggregation NONE, but was read in cross-replica "
+            "context.",
+            expected="an aggregation that combines its components to one value.",
+            fix='create it with aggregation="sum", "mean" or "only_first_replica", or read it in a '
+            "replica function.",
+        )
+    )
+
+
+def mean_of_components(stacked: jax.Array | np.ndarray) -> Any:
+    """Returns the mean over axis 0; equal components give that value, not one rounded thrice."""
+    mean = jnp.mean(stacked, axis=0)
+    are_equal = jnp.all(stacked == stacked[:1], axis=0)
+    return jnp.where(are_equal, stacked[0].astype(mean.dtype), mean)
+
+
+def spread_over_components(value: Any, aggregation: VariableAggregation, num_replicas: int) -> Any:
+    """Splits a value into components of shape (num_replicas, ...), the inverse of aggregation.
+
+    With SUM, each component is value / num_replicas; the first also gets the remainder of an
+    integer. Otherwise each component is the value. The result is a NumPy array, or a JAX array if
+    traced.
+
+    Source: TF 2.21 values_util.py, on_read_assign_cross_replica.
+    """
+    xp: Any = jnp if isinstance(value, Tracer) else np
+    value = xp.asarray(value)
+    shape = (num_replicas, *value.shape)
+    if aggregation is not VariableAggregation.SUM or value.dtype == bool:
+        return xp.array(xp.broadcast_to(value, shape))
+    if xp.issubdtype(value.dtype, xp.integer):
+        quotient, rest = value // num_replicas, value % num_replicas
+        is_first = (xp.arange(num_replicas) == 0).reshape((-1,) + (1,) * value.ndim)
+        return xp.where(is_first, quotient + rest, quotient)
+    return xp.array(xp.broadcast_to(value / num_replicas, shape), value.dtype)
 
 
 def stored_components(stacked: jax.Array | np.ndarray, topology: Topology) -> Any:
@@ -63,3 +117,36 @@ def gather_together(wanted: list[tuple[WholeValue, Any]]) -> None:
         gathered = compute_on_every_process([storage for _, storage in stale])
         for (whole, storage), components in zip(stale, gathered, strict=True):
             whole.hold(storage, components)
+
+
+# Components of an ON_READ variable after the members of an elastic group have changed.
+
+
+def components_of_members(
+    components: np.ndarray[Any, Any],
+    aggregation: VariableAggregation,
+    kept: Sequence[int | None],
+) -> np.ndarray[Any, Any]:
+    """Returns the components of the present members, of shape (len(kept), ...).
+
+    `kept` has the row of each member in `components`, or None for one that has just joined. The
+    variable keeps its value: with aggregation SUM, the first of those that were there takes the sum
+    of the lost ones, and a new one adds nothing; with MEAN, a new one has the mean; with
+    ONLY_FIRST_REPLICA, the first member has the component of the first one before.
+    """
+    is_sum = aggregation is VariableAggregation.SUM
+    present = [row for row in kept if row is not None]
+    rows = np.zeros((len(kept), *components.shape[1:]), components.dtype)
+    for place, row in enumerate(kept):
+        if row is not None:
+            rows[place] = components[row]
+        elif aggregation is VariableAggregation.MEAN:
+            rows[place] = mean_of_components(components[present])
+        elif not is_sum:
+            rows[place] = components[present[0]]
+    if is_sum and components.dtype != bool:
+        lost = np.delete(components, present, axis=0)
+        rows[kept.index(present[0])] += lost.sum(0, dtype=components.dtype)
+    elif aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        rows[0] = components[0]
+    return rows

@@ -12,10 +12,7 @@ from typing import Any
 import jax
 import keras
 
-from stratagem.errors import ResourceExhaustedError
-from stratagem.messages import explain
-
-__all__ = ["ExplainsExhaustedMemory"]
+from stratagem.errors import ResourceExhaustedError, explain
 
 # A later program that reads a result of the failed one fails with another code and the same words.
 _EXHAUSTED = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")

@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.messages import explain
-from stratagem.process_group import current_group
-from stratagem.topology import Topology
-from stratagem.topology.lockstep import compute_on_every_process
-from stratagem.topology.shards import local_copy
+from stratagem.devices.lockstep import compute_on_every_process
+from stratagem.devices.mesh import Topology
+from stratagem.devices.shards import local_copy
+from stratagem.errors import explain
+from stratagem.group.current import current_group
 from stratagem.variables.layouts import is_in_parts, put_stored
 from stratagem.variables.registry import VariableRegistry
 
 if TYPE_CHECKING:
     import jax
     import keras
-
-
-__all__ = ["agree_on_initial_values", "initial_digest"]
 
 
 _DIGEST_BYTES = 2**24

@@ -10,8 +10,6 @@ from typing import Any
 import jax.numpy as jnp
 from jax.core import Tracer
 
-__all__ = ["LateRead", "read_before_replacing"]
-
 _lock = threading.RLock()
 _waiting: weakref.WeakSet[LateRead] = weakref.WeakSet()
 

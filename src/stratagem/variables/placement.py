@@ -8,19 +8,8 @@ from typing import Any, Protocol
 import jax
 
 from stratagem.variables.layouts import Division, VariableLayouts
-from stratagem.variables.sharded_store import ShardedStore, is_worth_sharding
-from stratagem.variables.single_device_store import SingleDeviceStore
+from stratagem.variables.sharded_store import ShardedStore, SingleDeviceStore, is_worth_sharding
 from stratagem.variables.store import Store
-
-__all__ = [
-    "DescribedVariable",
-    "NewVariable",
-    "Placement",
-    "Replicated",
-    "ShardedState",
-    "UniformPlacement",
-    "sole_device",
-]
 
 
 class DescribedVariable(Protocol):

@@ -12,13 +12,11 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 if TYPE_CHECKING:
     pass
 
-
-__all__ = ["Rows", "Selection", "as_slice", "local_rows", "select_rows"]
 
 Rows = range | np.ndarray  # Row numbers; an array is sorted, without duplicates.
 

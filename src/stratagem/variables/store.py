@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
-from stratagem.topology import Topology
+from stratagem.devices.compression import Compression
+from stratagem.devices.mesh import Topology
 
 if TYPE_CHECKING:
     import keras
-
-
-if TYPE_CHECKING:
     import numpy as np
-
-__all__ = ["Store", "is_keyed", "is_remote", "store_of"]
 
 
 class Store(Protocol):
@@ -102,3 +99,25 @@ def is_remote(variable: keras.Variable) -> bool:
 def is_keyed(variable: object) -> bool:
     """Returns True for a table on parameter servers whose rows are found by 64-bit keys."""
     return getattr(variable, "is_keyed", False)
+
+
+# Choice of the variables whose gradients are sent compressed.
+
+
+def is_compressed(variable: Any, compression: Compression | None) -> bool:
+    """Returns True if gradients of a variable are sent compressed: the only place that decides.
+
+    Args:
+        variable: a trained variable.
+        compression: of the strategy; None compresses nothing.
+    """
+    if compression is None or not is_compressible(variable):
+        return False
+    return compression.compresses(tuple(variable.shape))
+
+
+def is_compressible(variable: Any) -> bool:
+    """Returns True if gradients of a variable are summed as whole arrays of floats."""
+    if store_of(variable) is not None or getattr(variable, "is_large_table", False):
+        return False
+    return jnp.issubdtype(jnp.dtype(variable.dtype), jnp.floating)

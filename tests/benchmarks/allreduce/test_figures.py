@@ -9,7 +9,7 @@ from rich.console import Console
 
 from benchmarks.allreduce.measuring import PEER, Cluster, Figures
 from benchmarks.allreduce.report import draw_bandwidths, make_table, peer_ratios
-from stratagem.collectives import Algorithm
+from stratagem.devices.collectives.choice import Algorithm
 
 FIGURES = Figures(
     size_bytes=2**20,

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.gpu_profile import kernels
 from benchmarks.gpu_profile.kernels import Kernel, by_kind, host_calls, kernels_of, step_gaps
 from stratagem.planning.accelerators import ACCELERATORS
-from stratagem.planning.operation_costs import OperationCost
+from stratagem.planning.schedule import OperationCost
 from tests.profiling.fabricated import Event, step, write, xspace
 
 _H100 = ACCELERATORS["H100"]

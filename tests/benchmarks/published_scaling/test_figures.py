@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published_scaling.figures import Group, read_groups
-from stratagem.planning import ACCELERATORS
+from stratagem.planning.accelerators import ACCELERATORS
 
 GROUPS = read_groups()
 # Peak rates in FLOP/s, and FLOPs of training per unit: 6 per parameter and token, 3 x 2 x 4.1 G per

@@ -16,7 +16,7 @@ from benchmarks.published_scaling.prediction import (
     predict_throughput,
     scaled_rows,
 )
-from stratagem.planning import Reduction
+from stratagem.planning.schedule import Reduction
 
 _GROUP = Group(
     title="by hand",

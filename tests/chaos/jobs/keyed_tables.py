@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from random import Random
 
-from stratagem.embedding import Tables
 from stratagem.errors import DataLossError
+from stratagem.parameter_server.embedding.serving import Tables
 from stratagem.parameter_server.server.tables.table_versions import TableVersions
 from tests.chaos.jobs import Outcome
 from tests.chaos.jobs.parameter_servers import RunningServers, Settings, variables_of

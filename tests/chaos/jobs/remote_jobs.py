@@ -43,7 +43,7 @@ _ROLES = {
     "dashboard": "/dashboard/dashboard.py",
     "agent": "ray::DashboardAgent",
     "supervisor": "ray::JobSupervisor",
-    "driver": "python3 -m stratagem.remote.jobs.job",
+    "driver": "python3 -m stratagem.launch.remote.jobs.job",
     "actor": "ray::_TaskActor",
 }
 _NOTICED = re.compile(r"try \d+ failed|Ray ended on this machine")

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from stratagem.cluster import GCEClusterResolver, Processes
+from stratagem.cluster.processes import Processes
+from stratagem.cluster.resolvers.gce import GCEClusterResolver
 
 
 class _Request:

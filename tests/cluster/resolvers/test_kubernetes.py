@@ -7,10 +7,10 @@ import types
 
 import pytest
 
-from stratagem.cluster import (
+from stratagem.cluster.processes import Processes
+from stratagem.cluster.resolvers.kubernetes import (
     KubernetesClusterResolver,
     KubernetesExecutableLocation,
-    Processes,
 )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.cluster import ProcessClusterResolver, Processes
+from stratagem.cluster.processes import Processes
+from stratagem.cluster.resolvers.process import ProcessClusterResolver
 
 
 def test_every_process_is_a_worker_and_only_worker_0_has_an_address() -> None:

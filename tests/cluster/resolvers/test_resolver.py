@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.cluster import ClusterResolver, ClusterSpec, Processes
+from stratagem.cluster.processes import Processes
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.cluster.spec import ClusterSpec
 from tests.test_rendering import require_plain
 
 

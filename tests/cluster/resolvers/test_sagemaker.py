@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.cluster import Processes, SageMakerClusterResolver
+from stratagem.cluster.processes import Processes
+from stratagem.cluster.resolvers.sagemaker import SageMakerClusterResolver
 
 
 def test_every_host_is_a_worker(variables) -> None:

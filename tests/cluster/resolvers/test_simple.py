@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.cluster import ClusterSpec, Processes, SimpleClusterResolver
+from stratagem.cluster.processes import Processes
+from stratagem.cluster.resolvers.simple import SimpleClusterResolver
+from stratagem.cluster.spec import ClusterSpec
 
 _SPEC = ClusterSpec({"worker": ["a:1", "b:1"], "ps": ["c:1"]})
 

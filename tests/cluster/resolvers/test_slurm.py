@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from stratagem import accelerators
-from stratagem.cluster import Processes, SlurmClusterResolver
+from stratagem.cluster import accelerators
+from stratagem.cluster.processes import Processes
+from stratagem.cluster.resolvers.slurm import SlurmClusterResolver
 
 
 def _step(rank: int, num_tasks: int, hosts: str, tasks: str) -> dict[str, str]:

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from stratagem.cluster import Processes, TFConfigClusterResolver
+from stratagem.cluster.processes import Processes
+from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 
 _TWO_JOBS = {"ps": ["ps0:1", "ps1:1"], "worker": ["w0:1", "w1:1"]}
 _WORKERS = {"worker": ["w0:1", "w1:1"]}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.cluster import Processes, TPUClusterResolver
+from stratagem.cluster.processes import Processes
+from stratagem.cluster.resolvers.tpu import TPUClusterResolver
 from stratagem.errors import NotFoundError
 
 _NAME = "projects/my-project/locations/us-central2-b/nodes/my-tpu"

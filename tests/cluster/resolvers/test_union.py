@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.cluster import (
-    ClusterSpec,
-    ProcessClusterResolver,
-    Processes,
-    SimpleClusterResolver,
-    UnionResolver,
-)
+from stratagem.cluster.processes import Processes
+from stratagem.cluster.resolvers.process import ProcessClusterResolver
+from stratagem.cluster.resolvers.simple import SimpleClusterResolver
+from stratagem.cluster.resolvers.union import UnionResolver
+from stratagem.cluster.spec import ClusterSpec
 
 # TF 2.21 UnionClusterResolver.cluster_spec: clusters, what they are together.
 RECORDED = [

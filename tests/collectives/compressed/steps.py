@@ -5,8 +5,9 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from stratagem.collectives import ChosenAllReduce, MeshCommunicator
-from stratagem.collectives.compressed.sums import compressed_sums
+from stratagem.devices.collectives.all_reduce import ChosenAllReduce
+from stratagem.execution.communicator import MeshCommunicator
+from stratagem.execution.compressed.sums import compressed_sums
 from tests.collectives.axes import AXES, on_axis
 
 SHAPES = [(40, 30), (3, 3, 5, 7), (17, 64)]

@@ -6,10 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from stratagem.collectives import ChosenAllReduce, MeshCommunicator, ReplicaAxis
-from stratagem.collectives.compressed.between import compressed_between
-from stratagem.collectives.islands import Islands, IslandSums
-from stratagem.compression import BFloat16, Float8, Int8, PowerSGD, TopK
+from stratagem.devices.collectives.all_reduce import ChosenAllReduce
+from stratagem.devices.collectives.axis import ReplicaAxis
+from stratagem.devices.collectives.islands import Islands
+from stratagem.devices.compression import BFloat16, Float8, Int8, PowerSGD, TopK
+from stratagem.execution.communicator import MeshCommunicator
+from stratagem.execution.compressed.between import IslandSums, compressed_between
 from tests.collectives.axes import on_axis
 from tests.collectives.compressed.steps import first_states, gradients
 

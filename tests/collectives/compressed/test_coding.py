@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem.collectives.compressed.coding import decode, encode
-from stratagem.compression import BFloat16, Float8, Float16, Int8
+from stratagem.devices.compression import BFloat16, Float8, Float16, Int8
+from stratagem.execution.compressed.sums import decode, encode
 
 ROWS = (np.random.default_rng(0).normal(size=(3, 1000)) * np.logspace(-3, 2, 1000)).astype(
     np.float32

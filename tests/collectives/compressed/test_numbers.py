@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stratagem.compression import BFloat16, Float8, Float16, Int8
+from stratagem.devices.compression import BFloat16, Float8, Float16, Int8
 from tests.collectives.compressed.steps import first_states, gradients, one_step
 
 

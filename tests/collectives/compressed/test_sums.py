@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.collectives import SoleCommunicator
-from stratagem.collectives.compressed.sums import compressed_sums
-from stratagem.compression import BFloat16, Float8, Float16, Int8, PowerSGD, TopK
+from stratagem.devices.compression import BFloat16, Float8, Float16, Int8, PowerSGD, TopK
+from stratagem.execution.communicator import SoleCommunicator
+from stratagem.execution.compressed.sums import compressed_sums
 from tests.collectives.compressed.steps import first_states, gradients, one_step
 
 ALL = [BFloat16(), Float16(), Int8(), Int8(stochastic=False), Float8(), PowerSGD(rank=2), TopK()]

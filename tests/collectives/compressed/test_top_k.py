@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stratagem.compression import TopK
+from stratagem.devices.compression import TopK
 from tests.collectives.compressed.steps import first_states, gradients, one_step
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from stratagem.doctor.network import probes
-from stratagem.doctor.network.agent import Agent, listen
-from stratagem.doctor.network.hosts import SurveyedHost
-from stratagem.doctor.network.probes import Reason
-from stratagem.frames import frame
+from stratagem.cli.doctor.network import probes
+from stratagem.cli.doctor.network.agent import Agent, listen
+from stratagem.cli.doctor.network.probes import Reason
+from stratagem.cli.doctor.network.survey import SurveyedHost
+from stratagem.group.protocol import frame
 from tests.run_events.test_wait_clock import ticking
 
 

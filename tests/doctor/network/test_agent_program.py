@@ -9,8 +9,8 @@ from typing import IO, Any
 
 import pytest
 
-from stratagem.doctor.network.agent_program import MARKER
-from stratagem.frames import frame, read_frame
+from stratagem.cli.doctor.network.agent_program import MARKER
+from stratagem.group.protocol import frame, read_frame
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ def _message(stream: IO[bytes]) -> dict[str, Any]:
 @pytest.mark.parametrize("has_end", [True, False], ids=["end", "lost leader"])
 def test_orders_are_answered_until_the_end(has_end: bool) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "stratagem.doctor.network.agent_program"],
+        [sys.executable, "-m", "stratagem.cli.doctor.network.agent_program"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:

@@ -8,10 +8,10 @@ import platform
 
 import pytest
 
-from stratagem.doctor.accelerators import Probe
-from stratagem.doctor.finding import Finding, Level
-from stratagem.doctor.network import facts
-from stratagem.doctor.network.facts import gather_facts
+from stratagem.cli.doctor.accelerators import Probe
+from stratagem.cli.doctor.network import facts
+from stratagem.cli.doctor.network.facts import gather_facts
+from stratagem.cli.doctor.settings import Finding, Level
 
 _PROBE = Probe([{"platform": "cpu", "kind": "cpu", "process": 0, "memory_bytes": None}] * 2)
 

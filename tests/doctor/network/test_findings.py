@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from stratagem.doctor.finding import Finding, Level
-from stratagem.doctor.network.findings import check_survey
-from stratagem.doctor.network.hosts import SurveyedHost
-from stratagem.doctor.network.probes import Reason
-from stratagem.doctor.network.survey import Survey
+from stratagem.cli.doctor.network.findings import check_survey
+from stratagem.cli.doctor.network.probes import Reason
+from stratagem.cli.doctor.network.survey import Survey, SurveyedHost
+from stratagem.cli.doctor.settings import Finding, Level
 
 _FACTS: dict[str, Any] = {
     "versions": {"Python": "3.11.7", "jax": "0.10.2"},

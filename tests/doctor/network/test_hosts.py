@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from stratagem.cli.doctor.network.survey import SurveyedHost, hosts_of, own_index, parse_hosts
 from stratagem.cluster.resolvers.simple import SimpleClusterResolver
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.doctor.network.hosts import SurveyedHost, hosts_of, own_index, parse_hosts
 
 
 def test_entries_have_users_ports_and_brackets() -> None:

@@ -9,9 +9,8 @@ import socket
 import warnings
 from typing import Any
 
-from stratagem.doctor.network.hosts import SurveyedHost
-from stratagem.doctor.network.joining import survey_as_task
-from stratagem.doctor.network.survey import Survey, SurveySettings
+from stratagem.cli.doctor.network.joining import survey_as_task
+from stratagem.cli.doctor.network.survey import Survey, SurveyedHost, SurveySettings
 from stratagem.launch.plan.ports import free_ports
 
 _SETTINGS = SurveySettings(wait_s=10.0, limit_s=5.0, transfer_s=0.01)

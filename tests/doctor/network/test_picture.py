@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.doctor.network.hosts import SurveyedHost
-from stratagem.doctor.network.picture import draw, figure_of
-from stratagem.doctor.network.survey import Survey
+from stratagem.cli.doctor.network.picture import draw, figure_of
+from stratagem.cli.doctor.network.survey import Survey, SurveyedHost
 
 pytest.importorskip("matplotlib")
 

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from stratagem.doctor.network import probes
-from stratagem.doctor.network.probes import (
+from stratagem.cli.doctor.network import probes
+from stratagem.cli.doctor.network.probes import (
     Reason,
     answer_echo,
     attempt,
@@ -20,7 +20,7 @@ from stratagem.doctor.network.probes import (
     measure_transfer,
     receive,
 )
-from stratagem.frames import read_frame
+from stratagem.group.protocol import read_frame
 from tests.run_events.test_wait_clock import ticking
 
 _LIMIT_S = 120.0

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.doctor.network.hosts import parse_hosts
-from stratagem.doctor.network.ssh import survey_over_ssh
-from stratagem.doctor.network.survey import Survey, SurveySettings
+from stratagem.cli.doctor.network.ssh import survey_over_ssh
+from stratagem.cli.doctor.network.survey import Survey, SurveySettings, parse_hosts
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from stratagem.doctor.network.hosts import SurveyedHost
-from stratagem.doctor.network.survey import Survey, square
+from stratagem.cli.doctor.network.survey import Survey, SurveyedHost, square
 
 
 def test_json_has_all_of_a_survey() -> None:

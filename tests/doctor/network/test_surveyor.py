@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from stratagem.doctor.network import surveyor
-from stratagem.doctor.network.hosts import SurveyedHost
-from stratagem.doctor.network.probes import Reason
-from stratagem.doctor.network.survey import Survey
-from stratagem.doctor.network.surveyor import Surveyor
+from stratagem.cli.doctor.network import surveyor
+from stratagem.cli.doctor.network.probes import Reason
+from stratagem.cli.doctor.network.survey import Survey, SurveyedHost
+from stratagem.cli.doctor.network.surveyor import Surveyor
 
 _OFFSETS_S = [0.0, 5.0, -2.0]
 

@@ -6,9 +6,7 @@ import io
 
 from rich.console import Console
 
-from stratagem.doctor.network.hosts import SurveyedHost
-from stratagem.doctor.network.survey import Survey
-from stratagem.doctor.network.tables import survey_tables
+from stratagem.cli.doctor.network.survey import Survey, SurveyedHost, survey_tables
 
 
 def _shown(survey: Survey) -> dict[str, list[list[str]]]:

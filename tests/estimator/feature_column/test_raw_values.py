@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.estimator.feature_column.raw_values import (
+from stratagem.estimator.feature_column.columns import (
     as_bytes,
     categorical_rows,
     feature_of,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.heads.class_head import ClassHead
+from stratagem.estimator.heads.classification import ClassHead
 
 HEADS = [
     sg.estimator.BinaryClassHead(label_vocabulary=["a", "b"]),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator import LogisticRegressionHead, PoissonRegressionHead
+from stratagem.estimator.heads.regression import LogisticRegressionHead, PoissonRegressionHead
 
 LOGITS = np.array([[-1.0], [0.0], [1.5]], "float32")
 

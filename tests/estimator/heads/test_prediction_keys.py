@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.estimator.heads.prediction_keys import select
+from stratagem.estimator.heads.classification import select
 
 
 def refuse() -> None:

@@ -7,7 +7,12 @@ from typing import Any
 
 import jax
 
-from stratagem.estimator import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from stratagem.estimator.hooks.session_run_hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 
 
 class FakeClock:

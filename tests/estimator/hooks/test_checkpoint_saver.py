@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import stratagem as sg
-from stratagem.collectives import host
-from stratagem.estimator import CheckpointSaverHook, CheckpointSaverListener, StopAtStepHook
+from stratagem.devices.collectives import host
+from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverHook, CheckpointSaverListener
+from stratagem.estimator.hooks.session_run_hook import StopAtStepHook
 from tests.estimator.hooks.fake_loop import FakeClock, FakeSession
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.estimator import FeedFnHook, FinalOpsHook
+from stratagem.estimator.hooks.final_ops import FeedFnHook, FinalOpsHook
 from tests.estimator.hooks.fake_loop import FakeSession
 
 

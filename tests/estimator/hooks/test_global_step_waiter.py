@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stratagem.errors import DeadlineExceededError
-from stratagem.estimator import GlobalStepWaiterHook
+from stratagem.estimator.hooks.timers import GlobalStepWaiterHook
 from tests.estimator.hooks.fake_loop import FakeClock, FakeSession
 
 

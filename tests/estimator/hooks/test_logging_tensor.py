@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 
-from stratagem.estimator import LoggingTensorHook
+from stratagem.estimator.hooks.timers import LoggingTensorHook
 from tests.estimator.hooks.fake_loop import FakeClock, FakeSession
 
 

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 
-from stratagem.estimator import NanLossDuringTrainingError, NanTensorHook
+from stratagem.estimator.hooks.nan import NanLossDuringTrainingError, NanTensorHook
 from tests.estimator.hooks.fake_loop import FakeSession
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from stratagem.estimator import ProfilerHook
+from stratagem.estimator.hooks.profiler import ProfilerHook
 from tests.estimator.hooks.fake_loop import FakeSession
 
 

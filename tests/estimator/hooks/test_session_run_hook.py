@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.estimator import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from stratagem.estimator.hooks.session_run_hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 
 
 def test_hook_that_overrides_nothing_asks_for_nothing() -> None:

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from stratagem.estimator import StepCounterHook
+from stratagem.estimator.hooks.step_counter import StepCounterHook
 from tests.estimator.hooks.fake_loop import FakeClock, FakeSession
 from tests.estimator.hooks.read_scalars import read_scalars
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.estimator import StopAtStepHook
+from stratagem.estimator.hooks.session_run_hook import StopAtStepHook
 from tests.estimator.hooks.fake_loop import FakeSession
 
 

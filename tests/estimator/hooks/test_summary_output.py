@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.hooks.summary_output import SummaryOutput
+from stratagem.estimator.hooks.step_counter import SummaryOutput
 from tests.summary.events import Read
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator import SummarySaverHook
+from stratagem.estimator.hooks.step_counter import SummarySaverHook
 from tests.estimator.hooks.fake_loop import FakeClock, FakeSession
 from tests.estimator.hooks.read_scalars import read_scalars
 

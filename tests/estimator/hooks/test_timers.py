@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from stratagem.collectives import host
+from stratagem.devices.collectives import host
 from stratagem.estimator.hooks import timers
 from stratagem.estimator.hooks.timers import NeverTriggerTimer, SecondOrStepTimer, SynchronizedTimer
 from tests.estimator.hooks.fake_loop import FakeClock

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from stratagem.estimator.keras_models.keras_batches import (
+from stratagem.estimator.keras_models.model_to_estimator import (
     inputs_of,
     output_names,
     outputs_by_name,

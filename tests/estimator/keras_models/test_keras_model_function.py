@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from stratagem.estimator.keras_models.keras_model_function import KerasModelFunction
+from stratagem.estimator.keras_models.model_to_estimator import KerasModelFunction
 from stratagem.estimator.steps.model_function import ModelFunction
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -10,7 +10,10 @@ import pytest
 from keras import layers
 
 import stratagem as sg
-from stratagem.estimator import RunConfig, export, load_exported, model_to_estimator
+from stratagem.estimator import export
+from stratagem.estimator.exporting.export_programs import load_exported
+from stratagem.estimator.keras_models.model_to_estimator import model_to_estimator
+from stratagem.estimator.settings.run_config import RunConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

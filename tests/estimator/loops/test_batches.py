@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.loops.batches import InputFunction, ModelBatches
-from stratagem.estimator.loops.host_transforms import HostTransforms
+from stratagem.estimator.loops.batches import HostTransforms, InputFunction, ModelBatches
 
 STRATEGY = sg.OneDeviceStrategy("cpu:0")
 

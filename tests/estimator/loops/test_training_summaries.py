@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util import tensor_util
 
 import stratagem as sg
-from stratagem.estimator.loops import training_summaries
+from stratagem.estimator.loops import training as training_summaries
 from tests.estimator.loops.test_training import Losses, two_players
 from tests.estimator.model_functions import dataset_of, dense_classifier, estimator_of, examples
 

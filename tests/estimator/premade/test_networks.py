@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.premade.networks import (
+from stratagem.estimator.premade.premade_estimator import (
     EXAMPLES,
     BiasNetwork,
     DeepNetwork,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import pytest
 
-from stratagem.estimator.premade.optimizers import optimizer_factory
+from stratagem.estimator.premade.premade_estimator import optimizer_factory
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import stratagem as sg
-from stratagem.estimator import DistributeConfig, RunConfig
+from stratagem.estimator.settings.run_config import DistributeConfig, RunConfig
 
 WORKERS = {"worker": ["a:1", "b:1"]}
 

@@ -14,7 +14,7 @@ from stratagem.estimator.settings.strategy_choice import (
     resolve_strategy,
     training_strategy,
 )
-from stratagem.remote.jobs.job_plan import JOB_VARIABLE
+from stratagem.launch.remote.jobs.lockstep import JOB_VARIABLE
 from tests.parameter_server.clusters import local_strategy
 
 

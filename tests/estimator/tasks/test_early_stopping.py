@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stratagem import estimator as est
-from stratagem.collectives import host
+from stratagem.devices.collectives import host
 from stratagem.estimator.loops.evaluation_record import write_eval_metrics
 from stratagem.estimator.tasks.early_stopping import EarlyStoppingHook
 from tests.estimator.fake_estimator import FakeEstimator

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from stratagem.errors import DeadlineExceededError
-from stratagem.estimator import EvalSpec, LatestExporter, TrainSpec
-from stratagem.estimator.tasks.checkpoint_evaluation import CheckpointEvaluator
-from stratagem.estimator.tasks.evaluator_task import EvaluatorLoop, run_evaluator
+from stratagem.estimator.tasks.train_and_evaluate import (
+    CheckpointEvaluator,
+    EvaluatorLoop,
+    run_evaluator,
+)
+from stratagem.estimator.tasks.train_spec import EvalSpec, LatestExporter, TrainSpec
 from tests.estimator.fake_estimator import FakeEstimator
 from tests.estimator.hooks.fake_loop import FakeClock
 

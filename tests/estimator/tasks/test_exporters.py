@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.estimator import BestExporter, Exporter, FinalExporter, LatestExporter
 from stratagem.estimator.loops.evaluation_record import write_eval_metrics
+from stratagem.estimator.tasks.train_spec import (
+    BestExporter,
+    Exporter,
+    FinalExporter,
+    LatestExporter,
+)
 from tests.estimator.fake_estimator import FakeEstimator
 
 

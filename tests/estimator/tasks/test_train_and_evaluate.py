@@ -8,20 +8,18 @@ import sys
 import pytest
 
 import stratagem as sg
-from stratagem.collectives import host
-from stratagem.estimator import (
-    CheckpointSaverListener,
-    EvalSpec,
-    FinalExporter,
-    LatestExporter,
-    RunConfig,
-    StopAtStepHook,
-    TrainSpec,
-    stop_if_lower_hook,
+from stratagem.devices.collectives import host
+from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverListener
+from stratagem.estimator.hooks.session_run_hook import StopAtStepHook
+from stratagem.estimator.settings.run_config import RunConfig
+from stratagem.estimator.settings.strategy_choice import close_strategies
+from stratagem.estimator.tasks.early_stopping import stop_if_lower_hook
+from stratagem.estimator.tasks.train_and_evaluate import (
+    CheckpointEvaluator,
+    EvaluationListener,
     train_and_evaluate,
 )
-from stratagem.estimator.settings.strategy_choice import close_strategies
-from stratagem.estimator.tasks.checkpoint_evaluation import CheckpointEvaluator, EvaluationListener
+from stratagem.estimator.tasks.train_spec import EvalSpec, FinalExporter, LatestExporter, TrainSpec
 from tests.estimator.fake_estimator import FakeEstimator
 from tests.estimator.hooks.fake_loop import FakeClock
 

@@ -5,14 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stratagem.estimator import (
-    CheckpointSaverListener,
-    EvalSpec,
-    FinalExporter,
-    LatestExporter,
-    StopAtStepHook,
-    TrainSpec,
-)
+from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverListener
+from stratagem.estimator.hooks.session_run_hook import StopAtStepHook
+from stratagem.estimator.tasks.train_spec import EvalSpec, FinalExporter, LatestExporter, TrainSpec
 
 
 def input_fn():

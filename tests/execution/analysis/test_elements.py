@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from stratagem.execution.analysis.elements import is_by_element
+from stratagem.execution.analysis.replication import is_by_element
 
 
 def equation(function: Any) -> Any:

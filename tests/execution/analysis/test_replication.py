@@ -16,14 +16,10 @@ from jax import lax
 from jax.experimental import io_callback
 from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.collectives import (
-    NO_PACKING,
-    Algorithm,
-    Choice,
-    ChosenAllReduce,
-    GatheredAllReduce,
-    ReplicaAxis,
-)
+from stratagem.devices.collectives.all_reduce import ChosenAllReduce, GatheredAllReduce
+from stratagem.devices.collectives.axis import ReplicaAxis
+from stratagem.devices.collectives.choice import Algorithm, Choice
+from stratagem.devices.collectives.packing import NO_PACKING
 from stratagem.execution.analysis.replication import contains_primitive, differing_outputs
 from stratagem.options import ReduceOp
 

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.execution import RowEffect
-from stratagem.execution.analysis.row_effects import row_effects
+from stratagem.execution.analysis.row_effects import RowEffect, row_effects
 
 _ROWS, _SUM, _MEAN = RowEffect.ROWS, RowEffect.SUM, RowEffect.MEAN
 _MIXED, _UNKNOWN = RowEffect.MIXED, RowEffect.UNKNOWN

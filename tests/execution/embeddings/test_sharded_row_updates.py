@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.execution.embeddings.sharded_row_updates import (
     ShardedRowUpdates,
     rows_to_update,
     with_updated_rows,
 )
-from stratagem.topology import REPLICA_AXIS, Topology
 
 TOPOLOGY = Topology(tuple(jax.devices()[:2]))
 NUM_ROWS = 6

@@ -11,11 +11,10 @@ import pytest
 from jax.core import eval_jaxpr
 from jax.sharding import Mesh, PartitionSpec
 
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.execution.late_gathers import late_step
-from stratagem.execution.late_gathers.early_outputs import with_early_outputs
-from stratagem.execution.late_gathers.exchanges import Sharded
-from stratagem.execution.late_gathers.late_step import LateStep
-from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.execution.late_gathers.late_step import LateStep, with_early_outputs
+from stratagem.execution.late_gathers.weights import Sharded
 
 X = np.linspace(-1, 1, 12, dtype="float32").reshape(3, 4)
 LARGE = 2**17

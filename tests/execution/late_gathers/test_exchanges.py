@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from stratagem.execution.late_gathers.exchanges import Sharded
-from stratagem.topology import REPLICA_AXIS, Topology
-from stratagem.topology.devices import find_groups
+from stratagem.devices.finding import find_groups
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
+from stratagem.execution.late_gathers.weights import Sharded
 
 
 def test_shards_of_sums_are_never_whole_on_a_device_of_a_replica() -> None:

@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.execution.late_gathers import gradient_products, late_step
-from stratagem.execution.late_gathers.exchanges import Sharded
-from stratagem.execution.late_gathers.gradient_products import (
-    GradientProduct,
-    product_chain,
-    readers_of,
-)
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
+from stratagem.execution.late_gathers import late_step
+from stratagem.execution.late_gathers import row_lookups as gradient_products
 from stratagem.execution.late_gathers.late_step import LateStep
-from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.execution.late_gathers.row_lookups import GradientProduct, product_chain, readers_of
+from stratagem.execution.late_gathers.weights import Sharded
 
 DEVICES = tuple(jax.devices()[:2])
 TOPOLOGY = Topology(DEVICES)

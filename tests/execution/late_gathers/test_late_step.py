@@ -14,11 +14,11 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Var
 from jax.sharding import Mesh, PartitionSpec
 
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.execution.analysis.replication import inner_jaxprs
 from stratagem.execution.late_gathers import late_step
-from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.late_step import LateStep
-from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.execution.late_gathers.weights import Sharded
 
 NUM_REPLICAS = 2
 MESH = Mesh(np.array(jax.devices()[:NUM_REPLICAS]), (REPLICA_AXIS,))

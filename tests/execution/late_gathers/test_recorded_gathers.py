@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
 
-from stratagem.execution.late_gathers.exchanges import Sharded
+from stratagem.devices.mesh import Topology
 from stratagem.execution.late_gathers.gathers import GatherLimits
-from stratagem.execution.late_gathers.recorded_gathers import RecordedGathers
-from stratagem.execution.late_gathers.weights import WeightShard
-from stratagem.topology import Topology
+from stratagem.execution.late_gathers.late_step import RecordedGathers
+from stratagem.execution.late_gathers.weights import Sharded, WeightShard
 
 SHARDED = Sharded(0, PartitionSpec(), Topology(tuple(jax.devices()[:2])))
 SIZE_BYTES = 8 * 8 * 4  # of a gathered weight

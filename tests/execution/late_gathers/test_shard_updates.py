@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from stratagem.execution.late_gathers.exchanges import Sharded
-from stratagem.execution.late_gathers.shard_updates import ShardUpdate, shard_updates
-from stratagem.topology import Topology
+from stratagem.devices.mesh import Topology
+from stratagem.execution.late_gathers.gathers import ShardUpdate, shard_updates
+from stratagem.execution.late_gathers.weights import Sharded
 
 SHAPE = (8, 3)
 WEIGHT, SLOT, COUNT, GRADIENT = ("input", 0), ("input", 1), ("input", 2), ("handed", 0)

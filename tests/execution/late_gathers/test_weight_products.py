@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.execution.late_gathers import gradient_products, late_step, weight_products
-from stratagem.execution.late_gathers.exchanges import Sharded
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
+from stratagem.execution.late_gathers import gathers as weight_products
+from stratagem.execution.late_gathers import late_step
+from stratagem.execution.late_gathers import row_lookups as gradient_products
+from stratagem.execution.late_gathers.gathers import WeightProduct
 from stratagem.execution.late_gathers.late_step import LateStep
-from stratagem.execution.late_gathers.weight_products import WeightProduct
-from stratagem.topology import REPLICA_AXIS, Topology
+from stratagem.execution.late_gathers.weights import Sharded
 
 DEVICES = tuple(jax.devices()[:2])
 TOPOLOGY = Topology(DEVICES)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import stratagem as sg
-from stratagem.execution.programs.compilations import compilations_of, note_compilation
+from stratagem.execution.programs.lockstep import compilations_of, note_compilation
 
 
 def step() -> None:

@@ -13,7 +13,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from stratagem.execution.analysis.replication import contains_primitive, differing_values
-from stratagem.execution.programs.conditional_updates import with_split_conditionals
+from stratagem.execution.programs.update_part import with_split_conditionals
 
 # Each step gets (weight, slot, count, batch) and returns a new weight, slot and count, and a result
 # of the replicas. Only the batch differs between replicas.

@@ -12,7 +12,7 @@ import pytest
 from jax.extend.core import jaxpr_as_fun
 
 import stratagem as sg
-from stratagem.context import ReplicaBatch
+from stratagem.execution.context.replica import ReplicaBatch
 from stratagem.execution.programs.convolutions import with_fast_convolutions
 from stratagem.execution.tracing.arguments import Arguments, Leaf
 

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 import pytest
 
+from stratagem.devices.mesh import Topology
 from stratagem.execution.programs import elastic_lockstep
 from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
 from stratagem.execution.programs.elastic_program import RoundAbortedError
 from stratagem.input.batches import take_batch
-from stratagem.topology import Topology
 
 
 class _Group:

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.collectives.elastic_rounds import serve_rounds
-from stratagem.execution import batch_arguments
+from stratagem.devices.collectives.elastic_rounds import serve_rounds
 from stratagem.execution.programs.elastic_program import ElasticProgram
-from stratagem.execution.tracing.arguments import Arguments
+from stratagem.execution.tracing.arguments import Arguments, batch_arguments
 from stratagem.execution.tracing.tracer import trace_replica_function
 from stratagem.input.batches import take_own_part
 from stratagem.input.placement import place

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.context import get_replica_context, stack
-from stratagem.execution import FollowUpProgram, current_scope
-from stratagem.topology.background import background_flights
-from stratagem.topology.lockstep import wait_for_background
+from stratagem import contexts as stack
+from stratagem.devices.background import background_flights
+from stratagem.devices.lockstep import wait_for_background
+from stratagem.execution.context.replica import get_replica_context
+from stratagem.execution.programs.followed_program import FollowUpProgram
+from stratagem.execution.tracing.functionalize import current_scope
 
 
 @pytest.fixture

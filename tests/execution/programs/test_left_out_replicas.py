@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution.programs.left_out_replicas import own_outputs, reason_to_wait
+from stratagem.execution.programs.elastic_program import own_outputs, reason_to_wait
 from stratagem.execution.tracing.arguments import flatten_arguments
-from stratagem.execution.tracing.trace import Trace
+from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.tracer import trace_replica_function
 
 

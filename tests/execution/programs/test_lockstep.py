@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.devices.mesh import Topology
 from stratagem.execution.tracing.arguments import flatten_arguments
-from stratagem.topology import Topology
 
 
 @pytest.fixture(params=[1, 2])

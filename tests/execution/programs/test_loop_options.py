@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.context import ReplicaBatch
+from stratagem.devices.mesh import Topology
+from stratagem.execution.context.replica import ReplicaBatch
 from stratagem.execution.programs import program
-from stratagem.execution.programs.loop_options import loop_options
+from stratagem.execution.programs.program import loop_options
 from stratagem.execution.tracing.arguments import Arguments, Leaf
-from stratagem.topology import Topology
 
 ROWS = np.arange(6, dtype="float32").reshape(3, 2)
 

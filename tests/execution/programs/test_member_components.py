@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.execution.programs.member_components import (
+from stratagem.execution.programs.elastic_program import (
     components_of_all,
     held_components,
     hold_components,

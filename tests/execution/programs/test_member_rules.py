@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.collectives.elastic_rounds import RoundOperation
-from stratagem.elastic.peer_connections import PeerConnections
+from stratagem.devices.collectives.elastic_rounds import RoundOperation
+from stratagem.devices.mesh import REPLICA_AXIS
 from stratagem.execution.analysis.retracing import retrace
 from stratagem.execution.programs.member_rules import member_rules
-from stratagem.topology import REPLICA_AXIS
+from stratagem.group.elastic.peer_connections import PeerConnections
 from tests.process_group.members import together
 
 _COUNT = 2

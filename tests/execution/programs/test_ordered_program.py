@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.collectives import Algorithm, Choice, MeasuredChoice
-from stratagem.collectives.shared_memory import is_supported
+from stratagem.devices.collectives.choice import Algorithm, Choice
+from stratagem.devices.collectives.measurement import MeasuredChoice
+from stratagem.devices.collectives.shared_sums import is_supported
 from stratagem.execution.programs import lockstep
-from stratagem.execution.programs.ordered_program import OrderedProgram
+from stratagem.execution.programs.lockstep import OrderedProgram
 from stratagem.execution.programs.program import Program
 from stratagem.strategies.base.automatic import AutomaticOps
 from tests.collectives.sharing import served

@@ -6,7 +6,7 @@ import keras
 import pytest
 
 import stratagem as sg
-from stratagem.execution.programs.outside_variables import OutsideVariables
+from stratagem.execution.programs.elastic_lockstep import OutsideVariables
 
 
 def test_they_are_in_the_order_of_their_first_use() -> None:

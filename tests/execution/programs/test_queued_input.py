@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution.programs import queued_input
-from stratagem.execution.programs.queued_input import QueuedInput, input_bytes, is_large
+from stratagem.execution.programs import program as queued_input
+from stratagem.execution.programs.program import QueuedInput, input_bytes, is_large
 from tests.parity.comparison import mirrored
 
 _MEBIBYTE = 1 << 20

@@ -13,10 +13,10 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.execution.programs.reduce_scatter import scatter_sums
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
+from stratagem.execution.programs.sharded_program import scatter_sums
 from stratagem.execution.programs.update_part import StepParts, part_step
-from stratagem.topology import REPLICA_AXIS, Topology
-from stratagem.variables import ShardedStore
+from stratagem.variables.sharded_store import ShardedStore
 
 MESH = Mesh(np.array(jax.devices()[:2]), (REPLICA_AXIS,))
 TOPOLOGY = Topology(tuple(jax.devices()[:2]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from stratagem.execution.programs.step_program import StepProgram, shape_on
-from stratagem.topology import Topology
+from stratagem.devices.mesh import Topology
+from stratagem.execution.programs.ids_program import StepProgram, shape_on
 
 
 def test_shape_has_the_leading_axes_and_the_sharding() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.summary.recording import write_pending
+from stratagem.execution.summary.writer import write_pending
 from tests.slow_rows import slow_but_for
 from tests.summary.events import Read
 

@@ -11,11 +11,12 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.execution.programs.stores_of_sums import store_for, stores_of_sums
+from stratagem.devices.finding import find_groups
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
+from stratagem.execution.programs.sharded_program import store_for, stores_of_sums
 from stratagem.execution.programs.update_part import StepParts, part_step
-from stratagem.topology import REPLICA_AXIS, Topology
-from stratagem.topology.devices import find_groups
-from stratagem.variables import Division, ShardedStore
+from stratagem.variables.layouts import Division
+from stratagem.variables.sharded_store import ShardedStore
 
 TOPOLOGY = Topology.of_groups(find_groups([["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]]))
 STORE = ShardedStore(TOPOLOGY)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.execution.programs import update_apart as module
-from stratagem.execution.programs.update_apart import Update, update_apart
+from stratagem.execution.programs import elastic_program as module
+from stratagem.execution.programs.elastic_program import Update, update_apart
 
 
 def _step(variables: list[Any], rows: jax.Array, rate: jax.Array) -> Any:

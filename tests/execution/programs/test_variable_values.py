@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.devices.mesh import Topology
 from stratagem.execution.programs import variable_values as module
 from stratagem.execution.programs.variable_values import VariableValues, value_for_step
-from stratagem.topology import Topology
 
 TOPOLOGY = Topology(tuple(jax.devices()[:2]))
 

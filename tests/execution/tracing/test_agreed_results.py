@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from stratagem.execution.tracing.agreed_results import use_agreement
+from stratagem.execution.tracing.tracer import use_agreement
 
 
 def trace_of(function: Any, differing: list[bool], num_written: int = 1) -> Any:

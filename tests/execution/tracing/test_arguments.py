@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.context import ReplicaBatch
+from stratagem.execution.context.replica import ReplicaBatch
 from stratagem.execution.tracing.arguments import Static, flatten_arguments
 
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 import stratagem as sg
-from stratagem.execution.tracing.created_variables import (
+from stratagem.execution.tracing.functionalize import (
     initialize_created_variables,
     is_uninitialized,
     stand_in,

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from stratagem.execution.tracing.follow_ups import FollowUps, taking_follow_ups
-from stratagem.execution.tracing.functionalize import ReplicaScope
+from stratagem.execution.tracing.functionalize import FollowUps, ReplicaScope, taking_follow_ups
 
 
 class Work:

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import stratagem as sg
-from stratagem.execution import ReplicaScope, current_scope
+from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 
 
 @pytest.fixture

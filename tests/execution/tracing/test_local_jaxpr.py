@@ -8,12 +8,12 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.execution.tracing.local_jaxpr import (
+from stratagem.devices.mesh import Topology
+from stratagem.execution.tracing.remote_state import (
     UNTOUCHED,
     local_jaxpr,
     without_unused_variables,
 )
-from stratagem.topology import Topology
 
 CONSTANT = np.arange(3, dtype=np.float32)
 

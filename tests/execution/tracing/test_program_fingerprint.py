@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.execution.tracing import program_fingerprint
-from stratagem.execution.tracing.program_fingerprint import agree_on_program, name_of
-from stratagem.process_group import Identity
+from stratagem.execution.tracing import lost_changes as program_fingerprint
+from stratagem.execution.tracing.lost_changes import agree_on_program, name_of
+from stratagem.group.current import Identity
 
 X = np.ones(3, np.float32)
 

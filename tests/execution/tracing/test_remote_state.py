@@ -13,9 +13,9 @@ import pytest
 from jax.experimental import io_callback
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from stratagem.devices.mesh import REPLICA_AXIS
 from stratagem.execution.embeddings.lookups import as_row_numbers
 from stratagem.execution.tracing.remote_state import Lookup, without_unused
-from stratagem.topology import REPLICA_AXIS
 from tests.parity.comparison import mirrored
 
 _seen: list[float] = []

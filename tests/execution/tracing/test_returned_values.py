@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import pytest
 
-from stratagem.context import ReplicaBatch
-from stratagem.execution.tracing.returned_values import Results, as_values, rebuilt
+from stratagem.execution.context.replica import ReplicaBatch
+from stratagem.execution.tracing.tracer import Results, as_values, rebuilt
 
 
 @dataclasses.dataclass(frozen=True)

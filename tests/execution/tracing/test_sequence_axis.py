@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution.programs.loop_options import sequence_options
+from stratagem.devices.mesh import Topology
+from stratagem.execution.programs.program import sequence_options
 from stratagem.execution.tracing.arguments import flatten_arguments
 from stratagem.execution.tracing.tracer import trace_replica_function
-from stratagem.planning import parse_target
-from stratagem.planning.planned_strategy import planned_strategy
-from stratagem.topology import Topology
+from stratagem.planning.planner import planned_strategy
+from stratagem.planning.targets import parse_target
 from tests.strategies.decoders import NUM_WORDS, compiled_decoder, largest_difference
 
 RNG = np.random.default_rng(7)

@@ -23,13 +23,9 @@ from typing import Any
 import numpy as np
 
 import stratagem as sg
-from stratagem.input.service import (
-    DispatcherConfig,
-    DispatchServer,
-    ShardingPolicy,
-    WorkerConfig,
-    WorkerServer,
-)
+from stratagem.input.service.dispatcher import DispatcherConfig, DispatchServer
+from stratagem.input.service.processes import WorkerConfig, WorkerServer
+from stratagem.input.service.splits import ShardingPolicy
 
 __all__ = ["FAULTS", "MODES", "NUM_EXAMPLES", "Mode", "count_visits"]
 

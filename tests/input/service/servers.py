@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 import stratagem as sg
-from stratagem.input.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
+from stratagem.input.service.dispatcher import DispatcherConfig, DispatchServer
+from stratagem.input.service.processes import WorkerConfig, WorkerServer
 from tests.launch.waiting import until
 
 # Nothing is lost because the machine is busy: a test says what has been silent for so long.

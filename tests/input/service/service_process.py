@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 
-from stratagem.input.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
+from stratagem.input.service.dispatcher import DispatcherConfig, DispatchServer
+from stratagem.input.service.processes import WorkerConfig, WorkerServer
 
 
 def _end_with_parent() -> None:

@@ -11,8 +11,7 @@ import json
 import random
 from typing import Any
 
-from stratagem.input.service.job import Record, ServiceJob
-from stratagem.input.service.ranges import NumberRanges
+from stratagem.input.service.job import NumberRanges, Record, ServiceJob
 
 
 class Held:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stratagem.input.service.consumer_wishes import ConsumerWishes
+from stratagem.input.service.worker_job import ConsumerWishes
 
 
 def _fields(consumer: str, compression: str | None, num_joined: int = 1) -> dict[str, Any]:

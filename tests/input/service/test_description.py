@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 import stratagem as sg
-from stratagem.input.service.description import describe
-from stratagem.input.service.members import Members
+from stratagem.input.service.dispatching import describe
+from stratagem.input.service.job_starts import Members
 
 
 def test_nothing_is_described_without_workers_and_jobs() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.input.service import ShardingPolicy
+from stratagem.input.service.splits import ShardingPolicy
 from tests.input.service.servers import bucketed, coordinated, input_servers, values
 
 _LIMIT_S = 60

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.input.service import ShardingPolicy
+from stratagem.input.service.splits import ShardingPolicy
 from tests.input.service.fault_ledger import FAULTS, MODES, NUM_EXAMPLES, count_visits
 
 _NUM_WORKERS = 2

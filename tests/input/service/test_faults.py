@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.input.service import DispatcherConfig, WorkerConfig, consumer
-from stratagem.parameter_server.server.journal import Journal
+from stratagem.group.transport.journal import Journal
+from stratagem.input.service import consumer
+from stratagem.input.service.dispatcher import DispatcherConfig
+from stratagem.input.service.processes import WorkerConfig
 from tests.input.service.servers import input_servers, kill_worker, values
 from tests.launch.waiting import until
 

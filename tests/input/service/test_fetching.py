@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.input.service.fetching import FreeFetching, _Workers
+from stratagem.input.service.client import FreeFetching, _Workers
 from tests.input.service.servers import LIMIT_S, input_servers
 
 

@@ -6,8 +6,7 @@ import collections
 
 import pytest
 
-from stratagem.input.service.job import ServiceJob
-from stratagem.input.service.ranges import NumberRanges
+from stratagem.input.service.job import NumberRanges, ServiceJob
 from tests.input.service.simulated_job import SimulatedJob
 
 

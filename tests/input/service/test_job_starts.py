@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.input.service.job_starts import JobStarts
-from stratagem.input.service.members import Members
-from stratagem.input.service.positions import ConsumerPosition
+from stratagem.input.service.consumer import ConsumerPosition
+from stratagem.input.service.job_starts import JobStarts, Members
 from stratagem.input.service.service_state import ServiceState
-from stratagem.input.service.sharding import ShardingPolicy
-from stratagem.input.service.splits import SourceFacts
+from stratagem.input.service.splits import ShardingPolicy, SourceFacts
 
 _FACTS = SourceFacts(4, None, 1, can_seek=True, is_repeatable=False, has_shard_hint=False)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.input.service.members import Members
+from stratagem.input.service.job_starts import Members
 
 
 def test_silent_workers_are_found_and_never_come_back() -> None:

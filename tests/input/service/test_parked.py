@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.input.service.parked import ParkedRequests
-from stratagem.transport.listener import Request
-from stratagem.transport.wire import Message
+from stratagem.group.transport.listener import Request
+from stratagem.group.transport.wire import Message
+from stratagem.input.service.dispatching import ParkedRequests
 
 
 class _Asked:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import random
 
-from stratagem.input.service.positions import ConsumerPosition
-from stratagem.input.service.ranges import EVERY_NUMBER, NumberRanges
+from stratagem.input.service.consumer import ConsumerPosition
+from stratagem.input.service.job import EVERY_NUMBER, NumberRanges
 
 
 def _state(position: ConsumerPosition) -> dict:

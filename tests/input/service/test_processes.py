@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.input.service import DispatcherConfig, DispatchServer
+from stratagem.input.service.consumer import ServiceClient
+from stratagem.input.service.dispatcher import DispatcherConfig, DispatchServer
 from stratagem.input.service.processes import InputWorkers
-from stratagem.input.service.service_client import ServiceClient
 from tests.input.service.servers import input_servers
 from tests.remote.living import descendants, wait_for_end
 

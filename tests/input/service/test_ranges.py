@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.input.service.ranges import EVERY_NUMBER, NumberRanges
+from stratagem.input.service.job import EVERY_NUMBER, NumberRanges
 
 _RANGES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)))
 

@@ -6,13 +6,8 @@ import pytest
 
 import stratagem as sg
 from stratagem.errors import PoisonExampleError, UnavailableError
-from stratagem.input.service.read_errors import (
-    describe_open_error,
-    describe_read_error,
-    job_error,
-)
-from stratagem.input.service.sharding import ShardingPolicy
-from stratagem.input.service.splits import facts_of, plan_splits
+from stratagem.input.service.consumer import describe_open_error, describe_read_error, job_error
+from stratagem.input.service.splits import ShardingPolicy, facts_of, plan_splits
 
 
 def _fail() -> None:

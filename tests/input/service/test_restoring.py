@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stratagem.input.service.positions import ConsumerPosition
-from stratagem.input.service.restoring import JoinedStates
+from stratagem.input.service.consumer import ConsumerPosition
+from stratagem.input.service.job_starts import JoinedStates
 
 
 def _joined(*positions: ConsumerPosition, num_lanes: int | None = None) -> JoinedStates:

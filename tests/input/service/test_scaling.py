@@ -6,13 +6,7 @@ import math
 
 import pytest
 
-from stratagem.input.service.scaling import (
-    Load,
-    Scaler,
-    TrainerWait,
-    load_between,
-    workers_wanted,
-)
+from stratagem.input.service.starting import Load, Scaler, TrainerWait, load_between, workers_wanted
 
 # A trainer that would take 10 batches per second: starved at 2 per second, and content.
 STARVED = TrainerWait(num_batches=20, busy_s=2.0, wait_s=8.0)

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from stratagem.authentication import new_secret
-from stratagem.input.service.service_keys import bind_host, service_keys, tcp_address
+from stratagem.group.authentication.secret import new_secret
+from stratagem.input.service.dispatcher import bind_host, service_keys, tcp_address
 
 
 @pytest.fixture(autouse=True)

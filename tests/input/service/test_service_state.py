@@ -9,8 +9,7 @@ import pytest
 
 from stratagem.errors import UnavailableError
 from stratagem.input.service.service_state import RunSpec, ServiceState
-from stratagem.input.service.sharding import ShardingPolicy
-from stratagem.input.service.splits import SourceFacts, SplitPlan
+from stratagem.input.service.splits import ShardingPolicy, SourceFacts, SplitPlan
 
 _FACTS = SourceFacts(4, None, 1, can_seek=True, is_repeatable=True, has_shard_hint=False)
 _SPEC = RunSpec(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.input.service.sharding import ShardingPolicy, checked_policy
+from stratagem.input.service.splits import ShardingPolicy, checked_policy
 
 
 def test_policies_by_name_and_value() -> None:

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stratagem as sg
-from stratagem.input.service.held_splits import HeldSplit, PackedBatch
-from stratagem.input.service.ranges import NumberRanges
-from stratagem.input.service.shared_window import SharedWindow
-from stratagem.transport.wire import Message
+from stratagem.group.transport.wire import Message
+from stratagem.input.service.job import NumberRanges
+from stratagem.input.service.job_requests import HeldSplit, PackedBatch, SharedWindow
 from tests.input.service.servers import input_servers
 
 _MOST_BYTES, _MOST_AHEAD = 100, 5

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.input.service.consumer import ServiceClient
 from stratagem.input.service.job import ServiceJob
-from stratagem.input.service.service_client import ServiceClient
 from tests.input.service.servers import input_servers
 
 _POISON = {0, 7, 131, 199}

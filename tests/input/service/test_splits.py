@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.input.service.sharding import ShardingPolicy
 from stratagem.input.service.splits import (
+    ShardingPolicy,
     SourceFacts,
     facts_of,
     file_of_split,

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.input.service import scaling, starting
+from stratagem.input.service import starting
+from stratagem.input.service import starting as scaling
 
 
 def _numbers(service: sg.input.service.InputService) -> list[int]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.input.service import ShardingPolicy
+from stratagem.input.service.splits import ShardingPolicy
 from tests.input.service.servers import LIMIT_S, bucketed, coordinated, input_servers
 
 # Loaded once, before any test: TensorFlow sets environment variables.

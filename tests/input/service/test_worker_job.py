@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.group.transport.listener import Request
+from stratagem.group.transport.wire import Message
 from stratagem.input.batch_messages import unpack_batch
-from stratagem.input.service.held_splits import WindowLimits
+from stratagem.input.service.job_requests import WindowLimits
 from stratagem.input.service.worker_job import WorkerJob
-from stratagem.transport.listener import Request
-from stratagem.transport.wire import Message
 
 _LIMIT_S = 120
 

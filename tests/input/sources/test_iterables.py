@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem.input.sources import (
-    as_source,
-)
+from stratagem.input.sources.adapters import as_source
 from tests.input.sources.batches import values_of
 
 

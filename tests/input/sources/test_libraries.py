@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.input.sources import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, as_source
-from stratagem.input.sources.adapters import batched_source
+from stratagem.input.sources.adapters import as_source, batched_source
+from stratagem.input.sources.source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 # Loaded once, before any test: TensorFlow sets environment variables.
 _LIBRARIES = {

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.input.sources import as_source
-from stratagem.input.sources.ray_data import RayDataSource
+from stratagem.input.sources.adapters import RayDataSource, as_source
 
 
 class DataIterator:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.input import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-from stratagem.input.sources import as_source
+from stratagem.input.sources.adapters import as_source
 from stratagem.input.sources.repeated import RepeatedSource, repeated_cardinality
+from stratagem.input.sources.source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from stratagem.input.sources import (
-    INFINITE_CARDINALITY,
-    as_source,
-)
+from stratagem.input.sources.adapters import as_source
+from stratagem.input.sources.source import INFINITE_CARDINALITY
 from tests.input.sources.batches import Batches, values_of
 
 

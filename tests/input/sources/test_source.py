@@ -10,12 +10,8 @@ import grain
 import numpy as np
 import pytest
 
-from stratagem.input.sources import (
-    UNKNOWN_CARDINALITY,
-    Source,
-    as_source,
-    batched_source,
-)
+from stratagem.input.sources.adapters import as_source, batched_source
+from stratagem.input.sources.source import UNKNOWN_CARDINALITY, Source
 from tests.input.sources.batches import Batches, values_of
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import MemoryBackup
+from stratagem.checkpoint.in_memory import MemoryBackup
 from tests.keras.callbacks.backups import X, Y, assert_same, build, values
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from stratagem.keras.callbacks.callback_state import callback_states, set_callback_states
+from stratagem.keras.callbacks.backup_and_restore import callback_states, set_callback_states
 
 
 class Counter(keras.callbacks.Callback):

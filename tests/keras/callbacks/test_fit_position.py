@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem.keras.callbacks.fit_position import FitPosition
+from stratagem.keras.callbacks.backup_and_restore import FitPosition
 from stratagem.keras.numerics.random_state import Draws
 
 

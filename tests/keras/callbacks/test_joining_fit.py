@@ -16,7 +16,7 @@ import scipy.sparse
 
 import stratagem as sg
 from stratagem.errors import UnavailableError
-from stratagem.input.sparse_rows import is_sparse
+from stratagem.input.batches import is_sparse
 from stratagem.keras.callbacks.joining_fit import JoiningFit
 from stratagem.keras.training.step_functions import TrainOrTestFunction
 

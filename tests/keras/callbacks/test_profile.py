@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.profiling.step_observer import current_observer
-from stratagem.profiling.trace import read_trace
+from stratagem.observe.profiling.recorder import current_observer
+from stratagem.observe.profiling.trace import read_trace
 
 X = np.random.default_rng(0).random((64, 16), np.float32)
 Y = X.sum(axis=1, keepdims=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.keras.callbacks import snapshot_interval as keeping_pace
-from stratagem.keras.callbacks.snapshot_interval import SnapshotInterval
+from stratagem.keras.callbacks import backup_and_restore as keeping_pace
+from stratagem.keras.callbacks.backup_and_restore import SnapshotInterval
 
 
 class Clock:

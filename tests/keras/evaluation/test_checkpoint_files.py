@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import pytest
 
-from stratagem.keras.evaluation import checkpoint_files
-from stratagem.keras.evaluation.checkpoint_files import (
+from stratagem.keras.evaluation import checkpoint_loop as checkpoint_files
+from stratagem.keras.evaluation.checkpoint_loop import (
     CheckpointFile,
     KerasFiles,
     UnreadableCheckpointError,

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.keras.evaluation.checkpoint_files import CheckpointFile
-from stratagem.keras.evaluation.checkpoint_follower import PATIENCE_S, CheckpointFollower
+from stratagem.keras.evaluation.checkpoint_loop import (
+    PATIENCE_S,
+    CheckpointFile,
+    CheckpointFollower,
+)
 
 _FOLDER = Path("folder")
 

@@ -16,8 +16,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.keras.evaluation import checkpoint_loop
-from stratagem.keras.evaluation.checkpoint_files import KerasFiles
-from stratagem.keras.evaluation.stop_notice import StopNotice
+from stratagem.keras.evaluation.checkpoint_loop import KerasFiles, StopNotice
 from tests.parity.comparison import mirrored, regression
 
 # Keras 3.15 converts its own variables in a manner that NumPy 2 warns about.
@@ -251,7 +250,7 @@ def test_file_that_stays_half_written_is_an_error(write, folder, model) -> None:
 
 
 def test_patience_with_a_half_written_file_ends(write, folder, model, monkeypatch) -> None:
-    monkeypatch.setattr("stratagem.keras.evaluation.checkpoint_follower.PATIENCE_S", 0.0)
+    monkeypatch.setattr("stratagem.keras.evaluation.checkpoint_loop.PATIENCE_S", 0.0)
     write(2, share=0.5)
     with pytest.raises(RuntimeError, match=r"ckpt-0002\.weights\.h5 cannot be read: OSError"):
         _evaluator(model, folder).start()

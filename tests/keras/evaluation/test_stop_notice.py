@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.keras.evaluation.stop_notice import StopNotice
+from stratagem.keras.evaluation.checkpoint_loop import StopNotice
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.context import ReplicaBatch, ReplicaContext, get_replica_context
-from stratagem.keras.numerics.batch_rows import (
+from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext, get_replica_context
+from stratagem.keras.numerics.batch_normalization import (
     first_rows,
     gathered_rows,
     num_rows,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.variables import is_compressed
+from stratagem.variables.store import is_compressed
 
 DEVICES = ["cpu:0", "cpu:1"]
 RNG = np.random.default_rng(0)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.keras.numerics import fragment_sends
-from stratagem.local_updates import StreamingDiLoCo
+from stratagem.devices.local_updates import StreamingDiLoCo
+from stratagem.keras.numerics import local_weights as fragment_sends
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(92, 4)).astype("float32")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.keras.numerics.global_weights import mixed, read_global
-from stratagem.local_updates import DiLoCo, StreamingDiLoCo
+from stratagem.devices.local_updates import DiLoCo, StreamingDiLoCo
+from stratagem.keras.numerics.local_weights import mixed, read_global
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution import current_scope
-from stratagem.local_updates import DiLoCo, LocalSGD, StreamingDiLoCo
+from stratagem.devices.local_updates import DiLoCo, LocalSGD, StreamingDiLoCo
+from stratagem.execution.tracing.functionalize import current_scope
 
 RNG = np.random.default_rng(1)
 X = RNG.normal(size=(92, 4)).astype("float32")

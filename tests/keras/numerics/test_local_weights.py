@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.keras.numerics import fragment_sends
-from stratagem.local_updates import DiLoCo, LocalSGD, StreamingDiLoCo
+from stratagem.devices.local_updates import DiLoCo, LocalSGD, StreamingDiLoCo
+from stratagem.keras.numerics import local_weights as fragment_sends
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(92, 4)).astype("float32")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.context import ReplicaBatch, ReplicaContext
-from stratagem.execution import RowEffect
-from stratagem.keras.numerics.loss_effects import effect_of_loss, is_by_rows, is_of_keras
+from stratagem.execution.analysis.row_effects import RowEffect
+from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext
+from stratagem.keras.numerics.metrics import effect_of_loss, is_by_rows, is_of_keras
 
 SIZE = 4
 

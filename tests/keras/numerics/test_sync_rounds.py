@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.local_updates import DiLoCo, LocalSGD, QuadraticPeriod
+from stratagem.devices.local_updates import DiLoCo, LocalSGD, QuadraticPeriod
 
 RNG = np.random.default_rng(2)
 X = RNG.normal(size=(160, 4)).astype("float32")

@@ -13,7 +13,7 @@ import pytest
 import stratagem as sg
 from stratagem.execution.programs.offloaded_program import OffloadedProgram
 from stratagem.execution.tracing.remote_state import without_unused
-from stratagem.keras.numerics import table_rows
+from stratagem.keras.numerics import optimizer as table_rows
 
 TWO = ["cpu:0", "cpu:1"]
 NUM_ROWS, WIDTH = 9000, 8

@@ -24,13 +24,6 @@ def _model():
     return model
 
 
-def test_the_package_exports_its_rooms() -> None:
-    rooms = (graphs, iterators, optimizers, process_state, trainers, variables)
-    names = [name for room in rooms for name in room.__all__]
-    assert len(names) == len(set(names))
-    assert set(names) <= set(package.__all__)
-
-
 def test_an_open_object_is_the_object() -> None:
     model = _model()
     assert access.as_open(model) is model

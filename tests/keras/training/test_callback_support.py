@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from stratagem.keras.training.callback_support import check_callbacks
+from stratagem.keras.training.several_processes import check_callbacks
 from tests.parity.comparison import mirrored, regression
 
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.input import DistributedDataset
-from stratagem.keras.training.data_lengths import (
+from stratagem.input.distributed import DistributedDataset
+from stratagem.keras.training.dataset_adapter import DatasetAdapter
+from stratagem.keras.training.several_processes import (
     data_lengths,
     data_rows,
     require_equal_lengths,
     require_equal_rows,
 )
-from stratagem.keras.training.dataset_adapter import DatasetAdapter
 
 LABELS = ("worker 0 (a:1)", "worker 1 (b:1)")
 

@@ -11,10 +11,11 @@ import keras
 import numpy as np
 import pytest
 
-from stratagem.goodput import EventWriter, read_run
-from stratagem.keras.training.fit_progress import FitProgress
-from stratagem.run_events import process_writer
-from stratagem.run_events.records import ProgressEvent
+from stratagem.keras.training.active_fit import FitProgress
+from stratagem.observe.run_events import process_writer
+from stratagem.observe.run_events.reader import read_run
+from stratagem.observe.run_events.records import ProgressEvent
+from stratagem.observe.run_events.writer import EventWriter
 from tests.parity.comparison import mirrored
 
 

@@ -16,7 +16,7 @@ import pytest
 from keras import ops
 
 import stratagem as sg
-from stratagem.variables import VariableKind
+from stratagem.variables.registry import VariableKind
 from tests.keras.replicas import kind_of
 from tests.keras.training.small_decoder import DEVICES, STRATEGIES
 from tests.slow_rows import slow_but_for

@@ -17,8 +17,8 @@ import pytest
 
 import stratagem as sg
 from stratagem.keras.training import metric_logs
-from stratagem.keras.training.late_logs import LateLogs
-from stratagem.variables import LateRead
+from stratagem.keras.training.metric_logs import LateLogs
+from stratagem.variables.late_reads import LateRead
 from tests.keras.replicas import values_of
 from tests.parity.comparison import Scope, mirrored, regression
 

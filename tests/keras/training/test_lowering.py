@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution import batch_arguments
+from stratagem.execution.tracing.arguments import batch_arguments
 from stratagem.input.batches import take_batch
 from stratagem.input.placement import place
-from stratagem.keras import lower_training_step
+from stratagem.keras.training.model import lower_training_step
 from stratagem.strategies.compile_only import CompileOnlyStrategy
-from stratagem.variables import VariableKind
+from stratagem.variables.registry import VariableKind
 from tests.keras.replicas import kind_of
 
 BATCH = (

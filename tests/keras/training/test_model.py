@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.variables import VariableKind
+from stratagem.variables.registry import VariableKind
 from tests.keras.replicas import kind_of, values_of
 from tests.parity.comparison import (
     Scope,

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from stratagem.keras.training.observed_steps import observe_steps, restore_steps
-from stratagem.profiling.step_observer import end_observation, observe
+from stratagem.keras.training.model import observe_steps, restore_steps
+from stratagem.observe.profiling.recorder import end_observation, observe
 
 
 class Observer:

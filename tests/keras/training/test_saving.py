@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 
-from stratagem.variables import VariableKind
+from stratagem.variables.registry import VariableKind
 from tests.fresh_process import run_fresh
 from tests.keras.replicas import copies_of, kind_of, values_of
 from tests.parity.comparison import mirrored, regression

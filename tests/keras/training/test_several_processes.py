@@ -9,10 +9,10 @@ from typing import Any
 import keras
 import pytest
 
+from stratagem.group.current import Identity
 from stratagem.keras.training import several_processes
 from stratagem.keras.training.several_processes import settle_call, written_by_first
-from stratagem.keras.variables.stored_reads import announce_gather
-from stratagem.process_group import Identity
+from stratagem.keras.variables.stored_value import announce_gather
 
 
 class Member:

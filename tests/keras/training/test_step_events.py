@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.goodput import read_run
-from stratagem.keras.training import step_events
-from stratagem.run_events import process_writer
-from stratagem.run_events.records import StepEvent
-from stratagem.run_events.wait_clock import wait_clock
-from stratagem.topology.lockstep import last_program, wait_for_program
+from stratagem.devices.lockstep import last_program, wait_for_program
+from stratagem.keras.training import active_fit as step_events
+from stratagem.observe.run_events import process_writer
+from stratagem.observe.run_events.reader import read_run
+from stratagem.observe.run_events.records import StepEvent
+from stratagem.observe.run_events.wait_clock import wait_clock
 from tests.launch.waiting import until
 from tests.parity.comparison import Scope, mirrored
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from stratagem.keras.training.stepwise_generation import generate_stepwise
+from stratagem.keras.training.generate_stream import generate_stepwise
 from tests.keras.training.small_decoder import Decoder, Letters
 
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.keras.variables.initial_value import draws_same_again
-from stratagem.topology import shards
+from stratagem.devices import shards
+from stratagem.keras.variables.stored_value import draws_same_again
 from tests.fresh_process import run_fresh
 
 # Keras 3.15 converts its own variables in a manner that NumPy 2 warns about.

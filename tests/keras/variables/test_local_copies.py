@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 import stratagem as sg
-from stratagem.execution import on_global_model
+from stratagem.execution.tracing.functionalize import on_global_model
 
 
 def test_variable_stands_for_its_copy_in_a_replica_function_only() -> None:

@@ -6,8 +6,8 @@ import keras
 import pytest
 
 import stratagem as sg
-from stratagem.planning import parse_target
-from stratagem.topology.abstract_devices import planning_for
+from stratagem.devices.abstract_devices import planning_for
+from stratagem.planning.targets import parse_target
 
 _HERE = keras.distribution.list_devices()
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.keras.variables.stored_reads import reading_as_stored, reads_as_stored
+from stratagem.keras.variables.stored_value import reading_as_stored, reads_as_stored
 
 _DEVICES = ["cpu:0", "cpu:1"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.variables import VariableKind
+from stratagem.variables.registry import VariableKind
 from tests.keras.replicas import components_of, copies_of, kind_of
 from tests.parity.comparison import mirrored
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.devices.abstract_devices import planning_for
 from stratagem.keras.variables.variable_creation import adopt
-from stratagem.planning import parse_target
-from stratagem.topology.abstract_devices import planning_for
-from stratagem.variables import VariableKind
+from stratagem.planning.targets import parse_target
+from stratagem.variables.registry import VariableKind
 from tests.keras.replicas import copies_of, kind_of, values_of
 from tests.parity.comparison import (
     Scope,

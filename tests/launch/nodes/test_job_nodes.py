@@ -8,10 +8,9 @@ from unittest import mock
 import pytest
 
 from stratagem.errors import UnavailableError
-from stratagem.launch.nodes import job_nodes
-from stratagem.launch.nodes.job_nodes import JobNodes
-from stratagem.launch.nodes.meeting_point import MeetingPoint
-from stratagem.launch.nodes.rendezvous import Node
+from stratagem.launch.nodes import launch_nodes as job_nodes
+from stratagem.launch.nodes.launch_nodes import JobNodes
+from stratagem.launch.nodes.rendezvous import MeetingPoint, Node
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import TaskPlan
 

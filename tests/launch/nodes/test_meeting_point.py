@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from stratagem.launch.nodes.meeting_point import MeetingPoint, find_meeting_point
+from stratagem.launch.nodes.rendezvous import MeetingPoint, find_meeting_point
 from stratagem.launch.plan.options import LaunchOptions
 
 STEP = {

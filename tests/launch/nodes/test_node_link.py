@@ -8,10 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.authentication import Credentials, Secret
-from stratagem.launch.nodes.meeting_point import MeetingPoint
-from stratagem.launch.nodes.node_link import NodeLink
-from stratagem.launch.nodes.rendezvous import Rendezvous
+from stratagem.group.authentication.secret import Credentials, Secret
+from stratagem.launch.nodes.agent import NodeLink
+from stratagem.launch.nodes.rendezvous import MeetingPoint, Rendezvous
 from stratagem.launch.plan.ports import free_ports
 from tests.authentication.certificates import make_certificates
 from tests.authentication.peers import admit, key

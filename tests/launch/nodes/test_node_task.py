@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from stratagem.launch.nodes.node_task import NodeTask
+from stratagem.launch.nodes.launch_nodes import NodeTask
 from stratagem.launch.nodes.rendezvous import Node
 from stratagem.launch.plan.task_plan import TaskPlan
 

@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.frames import frame
-from stratagem.launch.nodes.meeting_point import MeetingPoint
-from stratagem.launch.nodes.node_link import NodeLink
-from stratagem.launch.nodes.rendezvous import _INVALID, Node, Rendezvous, _record, beat_s
+from stratagem.group.protocol import frame
+from stratagem.launch.nodes.agent import NodeLink
+from stratagem.launch.nodes.rendezvous import (
+    _INVALID,
+    MeetingPoint,
+    Node,
+    Rendezvous,
+    _record,
+    beat_s,
+)
 from stratagem.launch.plan.ports import free_ports
 from tests.authentication.peers import dialed, key, prove
 from tests.fuzzing import JSON, fuzz

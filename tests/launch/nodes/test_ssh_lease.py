@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from stratagem.launch.nodes.ssh_lease import VARIABLE
+from stratagem.launch.nodes.ssh_launch import VARIABLE
 
 PROGRAM = """
 import os, signal, sys, time
-from stratagem.launch.nodes import ssh_lease
-ssh_lease._LIMIT_S, ssh_lease._MARGIN_S = map(float, sys.argv[1:])
+from stratagem.launch.nodes import ssh_launch as ssh_lease
+ssh_lease._LIMIT_S, ssh_lease._LEASE_MARGIN_S = map(float, sys.argv[1:])
 for signum in (signal.SIGUSR1, signal.SIGTERM):
     signal.signal(signum, lambda signum, frame: print(signum, flush=True))
 ssh_lease.hold_lease(0.0)

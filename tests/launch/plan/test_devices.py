@@ -7,7 +7,7 @@ import os
 import pytest
 
 from stratagem.environment import num_forced_cpu_devices, size_cpu_thread_pool
-from stratagem.launch.plan.devices import assign_devices, uses_gpus
+from stratagem.launch.plan.task_plan import assign_devices, uses_gpus
 
 ON_CPU = ""
 WORKERS = ["worker"] * 2

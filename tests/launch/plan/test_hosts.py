@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.launch.plan.hosts import Host, read_hosts, remote_flags, remote_variables
-from stratagem.launch.plan.options import LaunchOptions
+from stratagem.launch.plan.options import (
+    Host,
+    LaunchOptions,
+    read_hosts,
+    remote_flags,
+    remote_variables,
+)
 
 
 @pytest.mark.parametrize("hosts", ["a, b,me@c", ["a", "b", "me@c"], ("a", "b", "me@c")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.launch.plan.node_tasks import node_range, tasks_of_nodes
+from stratagem.launch.plan.options import node_range, tasks_of_nodes
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import typing
 
 import pytest
 
-from stratagem.launch import LaunchOptions
-from stratagem.launch.plan.options import LaunchArguments
+from stratagem.launch.plan.options import LaunchArguments, LaunchOptions
 
 
 def test_keyword_arguments_are_the_fields() -> None:

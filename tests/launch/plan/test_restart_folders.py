@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.launch.plan import restart_folders as module
+from stratagem.launch.plan import task_plan as module
 from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.plan.restart_folders import make_restart_folders
+from stratagem.launch.plan.task_plan import make_restart_folders
 
 
 @pytest.fixture

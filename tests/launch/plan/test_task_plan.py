@@ -7,9 +7,8 @@ import json
 import pytest
 
 from stratagem import cluster
-from stratagem.launch import LaunchOptions
-from stratagem.launch.plan.restart_folders import RestartFolders
-from stratagem.launch.plan.task_plan import plan_own_tasks, plan_tasks
+from stratagem.launch.plan.options import LaunchOptions
+from stratagem.launch.plan.task_plan import RestartFolders, plan_own_tasks, plan_tasks
 
 EVERYTHING = LaunchOptions(workers=2, chief=True, ps=2, evaluator=True)
 JOBS = {

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 import stratagem as sg
-from stratagem.goodput import account_for, read_run
 from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.restart.launch_events import LaunchEvents
+from stratagem.launch.restart.task_group import LaunchEvents
 from stratagem.launch.tasks.exit_status import ExitStatus
-from stratagem.run_events.records import (
+from stratagem.observe.goodput.account import account_for
+from stratagem.observe.run_events.reader import read_run
+from stratagem.observe.run_events.records import (
     EndEvent,
     FailureEvent,
     NoticeEvent,

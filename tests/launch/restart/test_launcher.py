@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import stratagem as sg
-from stratagem.exit_codes import NOT_NEEDED
+from stratagem.errors import NOT_NEEDED
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.restart import policy
 from stratagem.launch.restart.launcher import launch

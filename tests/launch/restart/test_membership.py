@@ -7,13 +7,12 @@ import dataclasses
 import pytest
 
 import stratagem as sg
-from stratagem.goodput import read_run
 from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.restart.launcher import Outcome
-from stratagem.launch.restart.membership import notice_after_s, workers_after
+from stratagem.launch.restart.launcher import Outcome, notice_after_s, workers_after
 from stratagem.launch.restart.restart_count import RestartCount
 from stratagem.launch.tasks.exit_status import ExitStatus
-from stratagem.run_events.records import NoticeEvent, RestartEvent
+from stratagem.observe.run_events.reader import read_run
+from stratagem.observe.run_events.records import NoticeEvent, RestartEvent
 from tests.launch.test_scripts import AFTER, WAIT
 
 LOST = ("stratagem.errors.UnavailableError: worker 1 is gone.",)

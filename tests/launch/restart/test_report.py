@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import signal
 
-from stratagem.launch.restart.report import (
+from stratagem.launch.restart.restart_count import RestartCount
+from stratagem.launch.restart.task_group import (
     end_summary,
     failure_report,
     notice_report,
@@ -13,7 +14,6 @@ from stratagem.launch.restart.report import (
     signal_report,
     stop_report,
 )
-from stratagem.launch.restart.restart_count import RestartCount
 from stratagem.launch.tasks.exit_status import ExitStatus
 
 WORDS = ("Traceback (most recent call last):", '  File "train.py", line 3', "ValueError: nan")

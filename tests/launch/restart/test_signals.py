@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from stratagem.launch.restart.signals import CaughtSignals
+from stratagem.launch.restart.task_group import CaughtSignals
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from stratagem.goodput import read_run
-from stratagem.launch import scripts
+from stratagem.launch import functions as scripts
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.restart import slow_tasks
 from stratagem.launch.restart.slow_tasks import followed_tasks
-from stratagem.run_events.records import StragglerEvent, encode
-from stratagem.stragglers.windows import WINDOW_S
+from stratagem.observe.run_events.reader import read_run
+from stratagem.observe.run_events.records import StragglerEvent, encode
+from stratagem.observe.stragglers.windows import WINDOW_S
 from tests.goodput.runs import first_step, process, run, write
 from tests.stragglers.simulation import Group
 
@@ -128,7 +128,7 @@ def test_eviction_that_would_end_the_job_is_refused(options, words) -> None:
 _TRAIN = """
 import itertools, time
 from pathlib import Path
-from stratagem.goodput import EventWriter, StepWaits
+from stratagem.observe.goodput import EventWriter, StepWaits
 
 def is_running(pid):
     try:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.goodput import read_run
+from stratagem.observe.run_events.reader import read_run
 from tests.launch.waiting import is_running, number_in, until
 
 LAUNCH = "from stratagem.cli import main; main()"

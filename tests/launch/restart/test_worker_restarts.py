@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stratagem.launch.restart.worker_restarts import WorkerRestarts
+from stratagem.launch.restart.task_group import WorkerRestarts
 
 
 def _always(worker: int) -> bool:

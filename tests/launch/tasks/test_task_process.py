@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.launch import LaunchOptions
+from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import plan_tasks
 from stratagem.launch.tasks.task_process import TaskProcess
 from tests.launch.waiting import is_running, until

@@ -25,8 +25,8 @@ _STRATEGY = sg.ElasticStrategy(
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
-from stratagem.elastic.arrivals import Arrivals  # noqa: E402
 from stratagem.execution.programs.elastic_program import ElasticProgram  # noqa: E402
+from stratagem.group.elastic.backed_rounds import Arrivals  # noqa: E402
 
 BATCH, NUM_BATCHES, NUM_EPOCHS = 32, 12, 2
 _PAUSE_S = 1.0

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import device_copies, device_room
-from stratagem.process_group import current_group
+from stratagem.checkpoint import device_copies
+from stratagem.checkpoint import device_copies as device_room
+from stratagem.group.current import current_group
 
 folder = Path(sys.argv[1])
 strategy = sg.MultiWorkerMirroredStrategy()

@@ -8,7 +8,7 @@ import signal
 import jax.numpy as jnp
 
 import stratagem as sg
-from stratagem.topology import process_exit
+from stratagem.devices import process_exit
 
 process_exit._REPORTED_GRACE_S = 2.0
 # Sums of the compiler's wait inside JAX; those in shared memory end with an error.

@@ -23,9 +23,9 @@ _STRATEGY = sg.ElasticStrategy(constant_batch="worker" if "worker" in sys.argv e
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
-from stratagem.elastic.peer_connections import PeerConnections  # noqa: E402
 from stratagem.execution.programs.elastic_lockstep import ElasticLockstep  # noqa: E402
-from stratagem.process_group import current_group  # noqa: E402
+from stratagem.group.current import current_group  # noqa: E402
+from stratagem.group.elastic.peer_connections import PeerConnections  # noqa: E402
 from tests.multiprocess.programs.elastic_data import (  # noqa: E402
     BATCH,
     NUM_BATCHES,

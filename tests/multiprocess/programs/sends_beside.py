@@ -20,8 +20,8 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
 import stratagem as sg  # noqa: E402
-from stratagem.keras.numerics import fragment_sends  # noqa: E402
-from stratagem.topology import background  # noqa: E402
+from stratagem.devices import background  # noqa: E402
+from stratagem.keras.numerics import local_weights as fragment_sends  # noqa: E402
 
 rng = np.random.default_rng(0)
 x = rng.normal(size=(92, 32)).astype("float32")

@@ -20,9 +20,9 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
 import stratagem as sg  # noqa: E402
+from stratagem.devices.background import background_flights  # noqa: E402
 from stratagem.execution.programs import followed_program  # noqa: E402
-from stratagem.keras.numerics import fragment_sends  # noqa: E402
-from stratagem.topology.background import background_flights  # noqa: E402
+from stratagem.keras.numerics import local_weights as fragment_sends  # noqa: E402
 
 fragment_sends.is_connected = lambda topology: False
 start_beside = followed_program.start_beside

@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 import stratagem as sg
-from stratagem.storage import StorageProcess
+from stratagem.checkpoint.storage.process import StorageProcess
 
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 folder, action = Path(sys.argv[2]), sys.argv[3]

@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.collectives import Algorithm, measurement
-from stratagem.collectives.shared_memory import SharedArea
+from stratagem.devices.collectives import measurement
+from stratagem.devices.collectives.choice import Algorithm
+from stratagem.devices.collectives.shared_sums import SharedArea
 
 (how,) = sys.argv[1:]
 FASTEST = {Algorithm.COMPILER: 3.0, Algorithm.RING: 2.0, Algorithm.SHARED_MEMORY: 1.0}

@@ -14,8 +14,9 @@ import jax
 import keras
 import numpy as np
 
-from stratagem.collectives import Algorithm, measurement
-from stratagem.collectives.shared_memory import SumServer
+from stratagem.devices.collectives import measurement
+from stratagem.devices.collectives.choice import Algorithm
+from stratagem.devices.collectives.shared_sums import SumServer
 
 algorithm, folder = Algorithm(sys.argv[1]), Path(sys.argv[2])
 TIMES_S = {Algorithm.COMPILER: 3.0, Algorithm.TO_ONE_DEVICE: 2.0, algorithm: 1.0}

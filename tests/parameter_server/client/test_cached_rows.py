@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem.parameter_server.client.cached_rows import CachedRows, CachedTable, Wanted
 from stratagem.parameter_server.client.distinct_rows import DistinctIds, DistinctRows
 from stratagem.parameter_server.client.row_cache import RowCache
+from stratagem.parameter_server.client.row_reads import CachedRows, CachedTable, Wanted
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 
 NUM_ROWS = 40

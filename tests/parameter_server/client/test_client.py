@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.group.transport.connection import Connections, ServerError
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout, ShardPlacer
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.transport.connection import Connections, ServerError
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.wire import Message
 from tests.parameter_server.server.update_rules import Momentum, Slow
 
 NUM_SERVERS = 3

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from stratagem.parameter_server.client import distinct_keys
-from stratagem.parameter_server.client.distinct_keys import representatives
+from stratagem.parameter_server.client import distinct_rows as distinct_keys
+from stratagem.parameter_server.client.distinct_rows import representatives
 
 ANY_KEYS = arrays.arrays(
     np.int64,

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from stratagem.parameter_server.client import distinct_rows
 from stratagem.parameter_server.client.distinct_rows import DistinctIds, DistinctKeys
-from stratagem.parameter_server.client.key_layout import layout_of_keys
-from stratagem.parameter_server.client.shard_layout import ShardLayout
+from stratagem.parameter_server.client.shard_layout import ShardLayout, layout_of_keys
 
 
 def layout(rows_of_shards: list[int], width: int = 2) -> ShardLayout:

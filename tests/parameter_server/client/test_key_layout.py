@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.key_layout import BUCKET_COUNT, buckets_of, layout_of_keys
 from stratagem.parameter_server.client.row_cache import RowCache
-from stratagem.parameter_server.server.tables.key_hash import mix64
+from stratagem.parameter_server.client.shard_layout import layout_of_keys
+from stratagem.parameter_server.server.tables.row_formats import BUCKET_COUNT, buckets_of, mix64
 from stratagem.parameter_server.server.updates import Pushed
-from stratagem.transport.wire import Message
 
 KEYS = np.random.default_rng(0).integers(-(2**63), 2**63, 20_000)
 TABLE = {"initializer": {"kind": "uniform", "seed": 3}, "max_rows": 100}

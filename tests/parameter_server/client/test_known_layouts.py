@@ -7,9 +7,13 @@ import threading
 
 import pytest
 
-from stratagem.parameter_server.client.key_layout import KeyLayout, layout_of_keys
-from stratagem.parameter_server.client.known_layouts import KnownLayouts, by_layouts
-from stratagem.parameter_server.client.shard_layout import ShardLayout
+from stratagem.parameter_server.client.shard_layout import (
+    KeyLayout,
+    KnownLayouts,
+    ShardLayout,
+    by_layouts,
+    layout_of_keys,
+)
 
 TABLE = layout_of_keys("t", (2,), "float32", range(2), {"max_rows": 7})
 MOVED = dataclasses.replace(

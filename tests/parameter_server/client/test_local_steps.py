@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.strategies.base.traffic import transfers_of
+from stratagem.strategies.base.self_description import transfers_of
 from tests.parameter_server.local_models import (
     IDS,
     LastingCluster,

@@ -7,11 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.keys import ClusterKeys
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
 from tests.parameter_server.server.update_rules import Momentum
 
 # Of 17 rows; five shards on two servers, not in turn.

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stratagem.group.transport.connection import Connections, ServerError
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client import row_reads
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.transport.connection import Connections, ServerError
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.wire import Message
 from tests.parameter_server.client.test_client import place
 from tests.parameter_server.server.test_server import Server
 from tests.parameter_server.server.update_rules import Momentum

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stratagem.errors import UnavailableError
-from stratagem.parameter_server.client.sent_rules import NeededRules, SentRules
-from stratagem.transport.wire import Message
+from stratagem.group.transport.wire import Message
+from stratagem.parameter_server.client.client import NeededRules, SentRules
 
 
 class Sent:

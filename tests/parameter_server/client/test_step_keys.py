@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.parameter_server.client.key_layout import KeyLayout, layout_of_keys
-from stratagem.parameter_server.client.step_keys import StepKeys, as_keys
+from stratagem.parameter_server.client.remote_steps import StepKeys, as_keys
+from stratagem.parameter_server.client.shard_layout import KeyLayout, layout_of_keys
 
 RNG = np.random.default_rng(0)
 LOOKUPS = [

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from stratagem.errors import DataLossError
+from stratagem.group.transport.connection import ServerError
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server.tables import table_copies
 from stratagem.parameter_server.server.tables.policies import LeastFrequent, NotSeenFor
 from stratagem.parameter_server.server.tables.table_versions import TableVersions
-from stratagem.transport.connection import ServerError
-from stratagem.transport.wire import Message
 from tests.parameter_server.table_clusters import table_cluster
 
 ADMITTING = {"admission": {"kind": "AfterSightings", "sightings": 2}}

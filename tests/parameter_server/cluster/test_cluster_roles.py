@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import stratagem as sg
-from stratagem.cluster import ClusterResolver
-from stratagem.parameter_server.cluster.cluster_roles import checked_cluster
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.parameter_server.cluster.cluster_plan import checked_cluster
 
 _JOBS: dict[str, list[str]] = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
 

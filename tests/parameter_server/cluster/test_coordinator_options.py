@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.parameter_server.cluster.coordinator_options import checked_options
-from stratagem.parameter_server.coordinator.worker_link import WorkerLink
+from stratagem.parameter_server.cluster.cluster_plan import checked_options
+from stratagem.parameter_server.coordinator.coordinated_workers import WorkerLink
 from tests.parameter_server.clusters import coordinated, local_strategy
 from tests.parameter_server.shared_with_workers import LIMIT_S, forget, note, seen, times_seen
 

@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from stratagem.background_errors import take_reported
-from stratagem.errors import DeadlineExceededError, UnavailableError
+from stratagem.errors import DeadlineExceededError, UnavailableError, take_reported
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.wire import Message
 from stratagem.launch.prefork.fork_server import ForkedProcess
-from stratagem.parameter_server.cluster import restarts
-from stratagem.parameter_server.cluster.local_processes import LocalProcesses, SharedStandby
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.wire import Message
+from stratagem.launch.processes import restarts
+from stratagem.launch.processes.local_processes import LocalProcesses, SharedStandby
 from tests.parameter_server import forked_objects as served
 from tests.remote.living import descendants, wait_for_end
 

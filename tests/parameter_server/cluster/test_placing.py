@@ -7,9 +7,9 @@ import types
 
 import pytest
 
-from stratagem.cluster import ClusterSpec
-from stratagem.parameter_server.cluster import placing
-from stratagem.parameter_server.cluster.placing import Placing
+from stratagem.cluster.spec import ClusterSpec
+from stratagem.parameter_server.cluster import coordinated_cluster as placing
+from stratagem.parameter_server.cluster.coordinated_cluster import Placing
 
 SPEC = ClusterSpec({"chief": ["a:1"], "ps": ["b:1"], "worker": ["c:1", "d:1"]})
 

@@ -14,16 +14,15 @@ import numpy as np
 import pytest
 import ray
 
-from stratagem.background_errors import take_reported
-from stratagem.errors import DeadlineExceededError, UnavailableError
+from stratagem.errors import DeadlineExceededError, UnavailableError, take_reported
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.wire import Message
+from stratagem.launch.processes import restarts
+from stratagem.launch.processes.ray_processes import RayProcesses
+from stratagem.launch.remote.ray.ray_cluster import RayCluster
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.cluster import restarts
-from stratagem.parameter_server.cluster.ray_processes import RayProcesses
-from stratagem.remote.ray.ray_cluster import RayCluster
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.wire import Message
 from tests.parameter_server import forked_objects as served
 from tests.remote.living import wait_for_end
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stratagem.parameter_server.cluster.restarts import MAX_FAILED_STARTS, Restarts
+from stratagem.launch.processes.restarts import MAX_FAILED_STARTS, Restarts
 
 
 def test_first_restart_is_at_once_and_the_next_ones_wait_longer() -> None:

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 import stratagem as sg
-from stratagem.parameter_server.cluster.cluster_plan import update_mode
-from stratagem.parameter_server.cluster.round_settings import rounds_of
-from stratagem.parameter_server.server.local_rounds import LocalRounds
+from stratagem.parameter_server.cluster.cluster_plan import rounds_of, update_mode
+from stratagem.parameter_server.server.updates import LocalRounds
 
 
 def test_settings_are_those_of_the_method() -> None:

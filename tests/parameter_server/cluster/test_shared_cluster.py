@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import ray
 
-from stratagem.cluster import ClusterSpec
+from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import DeadlineExceededError
+from stratagem.launch.remote.ray.server_registry import ServerRegistry
 from stratagem.parameter_server.cluster.shared_cluster import SharedCluster
-from stratagem.remote.ray.server_registry import ServerRegistry
 from tests.multiprocess.namespaces import can_make_hosts
 from tests.parameter_server.machines import run_on_machines
 

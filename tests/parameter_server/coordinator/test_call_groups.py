@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from stratagem.parameter_server.coordinator.call_groups import (
+from stratagem.group.transport.wire import Message, pack, unpack
+from stratagem.parameter_server.coordinator.shipping import (
     Ended,
     RecentDuration,
     SentCall,
@@ -16,7 +17,6 @@ from stratagem.parameter_server.coordinator.call_groups import (
     pack_calls,
     pack_ended,
 )
-from stratagem.transport.wire import Message, pack, unpack
 
 
 def sent(message: Message) -> Message:

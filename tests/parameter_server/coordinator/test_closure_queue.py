@@ -14,8 +14,11 @@ from stratagem.parameter_server.coordinator.closure_queue import (
     MAX_GROUP,
     ClosureQueue,
 )
-from stratagem.parameter_server.coordinator.closures import Closure
-from stratagem.parameter_server.coordinator.remote_value import RemoteValue, RemoteValueStatus
+from stratagem.parameter_server.coordinator.remote_value import (
+    Closure,
+    RemoteValue,
+    RemoteValueStatus,
+)
 
 
 def closure(name: str = "step", **options) -> Closure:

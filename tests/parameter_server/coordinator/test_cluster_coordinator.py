@@ -16,8 +16,8 @@ import pytest
 import stratagem as sg
 from stratagem.errors import CancelledError, ClosureInputError, UnavailableError
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
-from stratagem.parameter_server.coordinator.per_worker import PerWorkerValues
 from stratagem.parameter_server.coordinator.remote_value import RemoteValueStatus
+from stratagem.parameter_server.coordinator.shipping import PerWorkerValues
 from stratagem.parameter_server.coordinator.worker import get_current_worker_index
 from stratagem.parameter_server.server.updates import UpdateMode
 from tests.parameter_server.clusters import coordinated, local_strategy

@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 
-from stratagem.parameter_server.coordinator.packing import Packing, Resource
+from stratagem.parameter_server.coordinator.shipping import Packing, Resource
 from stratagem.parameter_server.keras.pickling import KerasPacking
 
 

@@ -11,8 +11,8 @@ import pytest
 
 import stratagem as sg
 from stratagem.errors import ClosureInputError, OutOfRangeError
-from stratagem.parameter_server.coordinator.per_worker import PerWorkerValues
 from stratagem.parameter_server.coordinator.remote_value import RemoteValueStatus
+from stratagem.parameter_server.coordinator.shipping import PerWorkerValues
 from stratagem.parameter_server.coordinator.worker import get_current_worker_index
 from tests.parameter_server.clusters import coordinated
 from tests.parameter_server.shared_with_workers import (

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from stratagem.parameter_server.coordinator.progress import drawn_progress
+from stratagem.parameter_server.coordinator.cluster_coordinator import drawn_progress
 from tests.parameter_server.shared_with_workers import fail, note, seen
 
 pytestmark = pytest.mark.usefixtures("nothing_shared")

@@ -15,10 +15,10 @@ import pytest
 import stratagem as sg
 from stratagem import config
 from stratagem.errors import CancelledError
-from stratagem.parameter_server.coordinator.per_worker import PerWorkerValues
 from stratagem.parameter_server.coordinator.remote_value import RemoteValueStatus
+from stratagem.parameter_server.coordinator.shipping import PerWorkerValues
 from stratagem.parameter_server.coordinator.worker import get_current_worker_index
-from stratagem.values import PerReplica
+from stratagem.variables.distributed import PerReplica
 from tests.parameter_server.clusters import coordinated
 from tests.parameter_server.shared_with_workers import (
     LIMIT_S,
@@ -306,7 +306,7 @@ def test_frames_between_the_caller_and_the_error_are_left_out(coordinator, monke
     monkeypatch.setattr(config, "filters_tracebacks", lambda: True)
     assert set(files_of_join()) == {__file__}
     monkeypatch.setattr(config, "filters_tracebacks", lambda: False)
-    assert any("worker_link" in name for name in files_of_join())
+    assert any("coordinated_workers" in name for name in files_of_join())
 
 
 def test_another_error_of_another_worker_is_no_part_of_the_first(coordinator) -> None:

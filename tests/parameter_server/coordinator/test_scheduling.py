@@ -6,9 +6,10 @@ import functools
 import warnings
 
 import stratagem as sg
-from stratagem.parameter_server.coordinator.scheduling import Scheduling
+from stratagem.devices.finding import find_devices
+from stratagem.devices.mesh import Topology
+from stratagem.parameter_server.coordinator.shipping import Scheduling
 from stratagem.parameter_server.keras.pickling import KERAS_PACKING
-from stratagem.topology import Topology, find_devices
 
 
 def _strategy() -> sg.Strategy:

@@ -12,7 +12,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.errors import UnavailableError
-from stratagem.parameter_server.coordinator.stalls import StallWatch, is_stalled
+from stratagem.parameter_server.coordinator.coordinated_workers import StallWatch, is_stalled
 from stratagem.parameter_server.server.updates import UpdateMode
 from tests.parameter_server.clusters import coordinated
 

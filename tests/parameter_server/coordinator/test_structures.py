@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import stratagem as sg
-from stratagem.parameter_server.coordinator.structures import leaves_of, map_structure
-from stratagem.values import PerReplica
+from stratagem.parameter_server.coordinator.remote_value import leaves_of, map_structure
+from stratagem.variables.distributed import PerReplica
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
 

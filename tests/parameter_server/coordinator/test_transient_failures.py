@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stratagem.errors import PSUnavailableError
-from stratagem.parameter_server.coordinator.transient_failures import TransientFailures
+from stratagem.parameter_server.coordinator.coordinated_workers import TransientFailures
 
 LOST = PSUnavailableError("server 0 is silent")
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem.parameter_server.coordinator.call_groups import SentCall, ended_in, pack_calls
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.wire import Message
+from stratagem.parameter_server.coordinator.shipping import SentCall, ended_in, pack_calls
 from stratagem.parameter_server.keras.pickling import KERAS_PACKING
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.strategy.entry_points import make_worker
-from stratagem.transport.connection import Connections
-from stratagem.transport.wire import Message
 from tests.parameter_server.clusters import local_strategy
 from tests.parameter_server.shared_with_workers import LIMIT_S, seen, ten_more
 

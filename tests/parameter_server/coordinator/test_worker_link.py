@@ -12,12 +12,12 @@ import pytest
 
 import stratagem as sg
 from stratagem.errors import UnavailableError
-from stratagem.parameter_server.coordinator.call_groups import MAX_UNANSWERED, calls_in
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.coordinator.closure_queue import ClosureQueue
-from stratagem.parameter_server.coordinator.closures import Closure
-from stratagem.parameter_server.coordinator.worker_link import WorkerLink
-from stratagem.transport.connection import Connections
-from stratagem.transport.wire import Message
+from stratagem.parameter_server.coordinator.coordinated_workers import WorkerLink
+from stratagem.parameter_server.coordinator.remote_value import Closure
+from stratagem.parameter_server.coordinator.shipping import MAX_UNANSWERED, calls_in
 from tests.launch.waiting import until
 from tests.parameter_server.clusters import coordinated
 

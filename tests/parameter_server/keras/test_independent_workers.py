@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.group.transport.connection import ServerError
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.strategy.process_parts import independent_parts
-from stratagem.transport.connection import ServerError
 from tests.parameter_server.clusters import OneThatDies, ThreadCluster
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

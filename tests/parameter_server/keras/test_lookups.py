@@ -15,9 +15,9 @@ import pytest
 from jax.experimental import io_callback
 
 import stratagem as sg
+from stratagem.group.transport.connection import Connections
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.transport.connection import Connections
 from tests.parameter_server.clusters import coordinated
 
 pytestmark = [

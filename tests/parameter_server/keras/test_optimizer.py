@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.parameter_server.client.remote_values import Scalar
+from stratagem.parameter_server.client.variable_client import Scalar
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from tests.parameter_server.clusters import coordinated
 from tests.parameter_server.keras.trained_models import (

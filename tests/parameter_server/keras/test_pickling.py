@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import pytest
 
-from stratagem.parameter_server.client.remote_values import Stored
 from stratagem.parameter_server.client.shard_layout import ShardLayout
+from stratagem.parameter_server.client.variable_client import Stored
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
 from stratagem.parameter_server.keras.pickling import KerasPacking
 from stratagem.parameter_server.strategy.process_parts import worker_parts

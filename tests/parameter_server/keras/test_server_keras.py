@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.variables import is_remote
+from stratagem.variables.store import is_remote
 from tests.parameter_server.clusters import ThreadCluster
 
-MAKER = "stratagem.parameter_server.strategy.table_servers.start_cluster"
+MAKER = "stratagem.parameter_server.strategy.hybrid.start_cluster"
 RATE = 0.1
 
 

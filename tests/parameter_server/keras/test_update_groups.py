@@ -8,9 +8,8 @@ import keras
 import numpy as np
 import pytest
 
-from stratagem.parameter_server.keras import update_groups
-from stratagem.parameter_server.keras.update_groups import is_elementwise
-from stratagem.parameter_server.keras.update_rule import KerasUpdate
+from stratagem.parameter_server.keras import update_rule as update_groups
+from stratagem.parameter_server.keras.update_rule import KerasUpdate, is_elementwise
 from stratagem.parameter_server.server.shards import ShardSpec
 from stratagem.parameter_server.server.store import ServerVariables
 

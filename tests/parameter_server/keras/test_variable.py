@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.parameter_server.client.remote_values import Stored, Unplaced
+from stratagem.parameter_server.client.variable_client import Stored, Unplaced
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from stratagem.parameter_server.keras import variable as served_variable
 from stratagem.parameter_server.keras.variable import ParameterServerVariable

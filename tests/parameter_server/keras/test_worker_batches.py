@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.parameter_server.keras.worker_batches import BatchAssignment, WorkerBatches
+from stratagem.parameter_server.keras.worker_data import BatchAssignment, WorkerBatches
 
 
 def _made(count: int = 5) -> WorkerBatches:

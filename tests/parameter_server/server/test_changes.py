@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
+from stratagem.group.transport.listener import Request
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server import changes
 from stratagem.parameter_server.server.changes import Change, Changes
-from stratagem.transport.listener import Request
-from stratagem.transport.wire import Message
 
 
 class Asked:

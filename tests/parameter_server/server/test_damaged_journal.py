@@ -15,14 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem.errors import DataLossError
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.journal import _RECORD, MARK, Journal
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.wire import pack
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.server.journal import Journal
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.records import _RECORD, MARK
-from stratagem.transport.wire import pack
 from tests.fuzzing import JSON, fuzz
 from tests.parameter_server.fuzzing import damaged
 from tests.parameter_server.server.update_rules import Momentum

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 
 from stratagem.errors import DataLossError
-from stratagem.parameter_server.server.journal import Journal
-from stratagem.transport.records import _RECORD, MARK, frames_in
-from stratagem.transport.wire import Message
+from stratagem.group.transport.journal import _RECORD, MARK, Journal, frames_in
+from stratagem.group.transport.wire import Message
 
 
 def message(number: int) -> Message:

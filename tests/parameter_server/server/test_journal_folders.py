@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stratagem.parameter_server.server import journal_folders as module
-from stratagem.parameter_server.server.journal_folders import remove_journal, sweep_journals
-from stratagem.parameter_server.server.journal_lock import JournalLock
+from stratagem.group.transport import journal_folders as module
+from stratagem.group.transport.journal_folders import remove_journal, sweep_journals
+from stratagem.group.transport.journal_lock import JournalLock
 
 
 def age(path: Path, age_s: float) -> None:

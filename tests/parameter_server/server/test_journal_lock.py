@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from stratagem.errors import UnavailableError
-from stratagem.parameter_server.server.journal_lock import JournalLock
+from stratagem.group.transport.journal_lock import JournalLock
+from stratagem.group.transport.keys import ClusterKeys
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.transport.keys import ClusterKeys
 
 _KEEP = (
     "import sys\n"
     "from pathlib import Path\n"
-    "from stratagem.parameter_server.server.journal_lock import JournalLock\n"
+    "from stratagem.group.transport.journal_lock import JournalLock\n"
     "lock = JournalLock(Path(sys.argv[1]))\n"
     "print('there', flush=True)\n"
     "sys.stdin.read()\n"

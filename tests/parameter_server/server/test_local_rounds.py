@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from stratagem.parameter_server.server.local_rounds import LocalRounds, RoundCounter
-from stratagem.parameter_server.server.updates import UpdateMode
+from stratagem.parameter_server.server.updates import LocalRounds, RoundCounter, UpdateMode
 
 ROUNDS = LocalRounds(period=3, num_workers=2, num_pushes=2)
 

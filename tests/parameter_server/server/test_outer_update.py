@@ -9,10 +9,9 @@ import keras
 import numpy as np
 import pytest
 
-from stratagem.parameter_server.server.local_rounds import LocalRounds
-from stratagem.parameter_server.server.outer_update import OuterUpdate, outer_name
+from stratagem.parameter_server.server.pushes import Contribution, SynchronousUpdates
 from stratagem.parameter_server.server.store import ServerVariables
-from stratagem.parameter_server.server.synchronous import Contribution, SynchronousUpdates
+from stratagem.parameter_server.server.updates import LocalRounds, OuterUpdate, outer_name
 from tests.parameter_server.server.test_store import make_store
 
 RNG = np.random.default_rng(5)

@@ -10,14 +10,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from stratagem.group.transport.connection import Connections, ServerError
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.server.local_rounds import LocalRounds
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.parameter_server.server.updates import Pushed, UpdateMode
-from stratagem.transport.connection import Connections, ServerError
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.wire import Message
+from stratagem.parameter_server.server.updates import LocalRounds, Pushed, UpdateMode
 from tests.parameter_server.server.update_rules import Momentum
 
 NUM_SERVERS = 2

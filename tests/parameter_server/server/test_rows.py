@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.parameter_server.server.rows import aligned_empty, combine_rows, sum_rows
+from stratagem.parameter_server.server.shards import aligned_empty, combine_rows, sum_rows
 
 
 @given(st.lists(st.integers(0, 30), max_size=60), st.integers(0, 3))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stratagem.parameter_server.server.rules import Rules
+from stratagem.parameter_server.server.store import Rules
 from stratagem.parameter_server.server.updates import stored_name
 
 

@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 
 from stratagem.errors import DataLossError, UnavailableError
+from stratagem.group.transport.connection import Connections, ServerError
+from stratagem.group.transport.journal import Journal
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.running_function import RunningFunction
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.server.journal import Journal
+from stratagem.parameter_server.server.changes import by_kind
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.parameter_server.server.versions import by_kind
-from stratagem.transport.connection import Connections, ServerError
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.wire import Message
 from tests.parameter_server.server.update_rules import Momentum
 
 V = ShardLayout("v", (3,), "float32", (0,), (3,))

@@ -17,17 +17,18 @@ import numpy as np
 import pytest
 
 from stratagem.errors import DataLossError
-from stratagem.parameter_server.server import shards, state_journal
+from stratagem.group.transport.journal import Journal
+from stratagem.group.transport.listener import Request
+from stratagem.group.transport.wire import Message
+from stratagem.parameter_server.server import server as state_journal
+from stratagem.parameter_server.server import shards
 from stratagem.parameter_server.server.changes import Changes
-from stratagem.parameter_server.server.journal import Journal
 from stratagem.parameter_server.server.pushes import Pushes
+from stratagem.parameter_server.server.server import StateJournal
 from stratagem.parameter_server.server.shards import ShardSpec
 from stratagem.parameter_server.server.state import ServerState, next_lifetime
-from stratagem.parameter_server.server.state_journal import StateJournal
 from stratagem.parameter_server.server.store import Marks, ServerVariables
 from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.transport.listener import Request
-from stratagem.transport.wire import Message
 from tests.parameter_server.server.update_rules import Momentum
 
 NAMES = ["v", "b", "table", "v:v", "table:v"]

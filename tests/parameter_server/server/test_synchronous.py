@@ -9,12 +9,12 @@ import threading
 import numpy as np
 import pytest
 
-from stratagem.parameter_server.server.store import ServerVariables
-from stratagem.parameter_server.server.synchronous import (
+from stratagem.parameter_server.server.pushes import (
     Contribution,
     SynchronousSums,
     SynchronousUpdates,
 )
+from stratagem.parameter_server.server.store import ServerVariables
 from tests.parameter_server.server.test_store import make_store
 from tests.parameter_server.server.update_rules import Momentum
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from stratagem.errors import UnavailableError
-from stratagem.parameter_server.client.key_layout import layout_of_keys
+from stratagem.group.transport.wire import Message
+from stratagem.parameter_server.client.shard_layout import layout_of_keys
 from stratagem.parameter_server.server.shards import ShardSpec
 from stratagem.parameter_server.server.store import ServerVariables
 from stratagem.parameter_server.server.table_moves import TableMoves
-from stratagem.transport.wire import Message
 from tests.parameter_server.server.update_rules import Momentum
 
 SPEC = ShardSpec.from_fields(layout_of_keys("t", (2,), "float32", [0]).spec_of(0))

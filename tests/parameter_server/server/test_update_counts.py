@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.parameter_server.server.update_counts import KINDS, UpdateCounts, kind_of
-from stratagem.transport.wire import Message
+from stratagem.group.transport.wire import Message
+from stratagem.parameter_server.server.changes import KINDS, UpdateCounts, kind_of
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-from stratagem.parameter_server.server.versions import Lifetime, SeenVersions, by_kind
-from stratagem.transport.wire import Message
+from stratagem.group.transport.wire import Message
+from stratagem.parameter_server.server.changes import Lifetime, SeenVersions, by_kind
 
 FIRST, SECOND = Lifetime(10), Lifetime(20, restored_version=5)
 

@@ -8,12 +8,12 @@ import time
 import numpy as np
 import ray  # noqa: F401 - sets a variable of its own, once, before any test
 
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.keys import ClusterKeys
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.cluster.cluster_plan import JournalPlan
 from stratagem.parameter_server.strategy import entry_points as served_processes
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
 
 
 def test_server_of_a_run_leaves_no_journal(tmp_path, monkeypatch) -> None:

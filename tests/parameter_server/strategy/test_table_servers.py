@@ -77,7 +77,7 @@ def hybrid(
         cluster = cluster or Watched(plan.num_servers)
         return cluster
 
-    with mock.patch("stratagem.parameter_server.strategy.table_servers.start_cluster", make):
+    with mock.patch("stratagem.parameter_server.strategy.hybrid.start_cluster", make):
         made = sg.HybridStrategy(
             devices, placement=placement, parameter_device="cpu:3", **arguments
         )

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from stratagem.remote.jobs import job
-from stratagem.remote.jobs.job_plan import JobPlan, answer_key
-from stratagem.remote.jobs.log_frames import FrameReader, verified
+from stratagem.launch.remote.jobs import job
+from stratagem.launch.remote.jobs.job_log import FrameReader, verified
+from stratagem.launch.remote.jobs.lockstep import JobPlan, answer_key
 
 
 def own_python() -> str:
@@ -46,7 +46,7 @@ def test_message_about_another_python_names_both_versions() -> None:
 
 def frames_of(plan: JobPlan) -> tuple[int, list[tuple[str, str]]]:
     """Runs a job, and returns its exit code and what its frames report."""
-    command = [sys.executable, "-m", "stratagem.remote.jobs.job", plan.to_json()]
+    command = [sys.executable, "-m", "stratagem.launch.remote.jobs.job", plan.to_json()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     reader = FrameReader(plan.nonce)
     return done.returncode, [(frame.kind, frame.text) for frame in reader.feed(done.stdout)]

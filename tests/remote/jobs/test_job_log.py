@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from stratagem.errors import UnavailableError
-from stratagem.remote.jobs import job_log
-from stratagem.remote.jobs.job_log import JobResult, follow
-from stratagem.remote.jobs.job_output import JobOutput
-from stratagem.remote.jobs.jobs_client import JobState
-from stratagem.remote.jobs.log_frames import FrameWriter
+from stratagem.launch.remote.jobs import job_log
+from stratagem.launch.remote.jobs.job_log import FrameWriter, JobOutput, JobResult, follow
+from stratagem.launch.remote.jobs.jobs_client import JobState
 
 
 class Logged:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stratagem.remote.jobs.job_plan import JobPlan, answer_key
+from stratagem.launch.remote.jobs.lockstep import JobPlan, answer_key
 
 
 def test_plan_survives_as_text() -> None:

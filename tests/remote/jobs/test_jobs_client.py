@@ -12,8 +12,8 @@ import pytest
 
 from stratagem.errors import UnavailableError
 from stratagem.launch.plan.ports import free_ports
-from stratagem.remote.jobs.jobs_client import JobsClient
-from stratagem.remote.jobs.local_code import pack
+from stratagem.launch.remote.jobs.jobs_client import JobsClient
+from stratagem.launch.remote.jobs.local_code import pack
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from stratagem.errors import UnavailableError
-from stratagem.remote.jobs import lease
-from stratagem.remote.jobs.lease import Lease, LeaseWatch
+from stratagem.launch.remote.jobs import lease
+from stratagem.launch.remote.jobs.lease import Lease, LeaseWatch
 
 
 class Packages:

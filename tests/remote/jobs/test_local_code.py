@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stratagem.remote.jobs.local_code import Package, local_modules, pack
+from stratagem.launch.remote.jobs.local_code import Package, local_modules, pack
 
 
 @pytest.fixture

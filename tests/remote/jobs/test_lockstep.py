@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from stratagem.remote.jobs import lockstep
-from stratagem.remote.jobs.job_plan import JobPlan
-from stratagem.remote.jobs.lockstep import run_in_lockstep
-from stratagem.remote.jobs.log_frames import FrameReader, FrameWriter, LogFrame
+from stratagem.launch.remote.jobs import lockstep
+from stratagem.launch.remote.jobs.job_log import FrameReader, FrameWriter, LogFrame
+from stratagem.launch.remote.jobs.lockstep import JobPlan, run_in_lockstep
 
 
 class RayError(Exception):

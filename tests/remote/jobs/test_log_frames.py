@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.remote.jobs.log_frames import FrameReader, FrameWriter, LogFrame, signed, verified
+from stratagem.launch.remote.jobs.job_log import (
+    FrameReader,
+    FrameWriter,
+    LogFrame,
+    signed,
+    verified,
+)
 from tests.fuzzing import JSON, fuzz
 
 

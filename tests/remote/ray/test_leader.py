@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.cluster import ClusterSpec
-from stratagem.remote.ray.leader import leader_of, tasks_of
+from stratagem.cluster.spec import ClusterSpec
+from stratagem.launch.remote.ray.leader import leader_of, tasks_of
 
 
 @pytest.mark.parametrize(

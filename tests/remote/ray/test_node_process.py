@@ -14,9 +14,9 @@ import pytest
 
 from stratagem.errors import UnavailableError
 from stratagem.launch.plan.ports import free_ports
-from stratagem.remote.ray import node_process
-from stratagem.remote.ray.node_process import RayNode
-from stratagem.remote.ray.ray_nodes import start_head
+from stratagem.launch.remote.ray import node_process
+from stratagem.launch.remote.ray.node_process import RayNode
+from stratagem.launch.remote.ray.ray_nodes import start_head
 from tests.remote.living import descendants, name_of, wait_for_end
 from tests.remote.ray.answering import answering
 
@@ -82,7 +82,7 @@ def test_service_that_ends_in_order_or_was_stopped_ends_the_node(
 
 _STARTS_A_HEAD = """
 import sys, time
-from stratagem.remote.ray.ray_nodes import start_head
+from stratagem.launch.remote.ray.ray_nodes import start_head
 
 with start_head(sys.argv[1], jobs_port=int(sys.argv[2])) as node:
     time.sleep(600)

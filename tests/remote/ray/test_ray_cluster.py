@@ -17,19 +17,19 @@ import ray
 
 from stratagem.errors import DeadlineExceededError
 from stratagem.launch.plan.ports import free_ports
-from stratagem.remote.ray import ray_cluster
-from stratagem.remote.ray.ray_cluster import RayCluster, has_token, start_local_ray
+from stratagem.launch.remote.ray import ray_cluster
+from stratagem.launch.remote.ray.ray_cluster import RayCluster, has_token, start_local_ray
 from tests.remote.living import name_of, wait_for_end
 
 PROGRAM = """
 import json, os, signal, sys
-from stratagem.preemption.signals import has_foreign_handler
-from stratagem.remote.ray.ray_cluster import start_local_ray
+from stratagem.cluster.preemption.signals import has_foreign_handler
+from stratagem.launch.remote.ray.ray_cluster import start_local_ray
 before = signal.getsignal(signal.SIGTERM)
 cluster = start_local_ray()
 cluster.wait()
-from stratagem.parameter_server.cluster.ray_processes import RayProcesses
-from stratagem.transport.keys import ClusterKeys
+from stratagem.launch.processes.ray_processes import RayProcesses
+from stratagem.group.transport.keys import ClusterKeys
 from tests.parameter_server import forked_objects as served
 from tests.remote.living import descendants
 processes = RayProcesses("worker", served.serve_told, [(ClusterKeys.make(), sys.argv[1])])

@@ -15,7 +15,7 @@ from tests.remote.living import descendants, wait_for_end
 
 pytest.importorskip("ray")
 
-LOADS_RAY = "from stratagem.remote.ray.ray_cluster import load_ray\nload_ray()\n"
+LOADS_RAY = "from stratagem.launch.remote.ray.ray_cluster import load_ray\nload_ray()\n"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.launch.plan.ports import free_ports
-from stratagem.remote.ray.ray_nodes import join_as_node, start_head
+from stratagem.launch.remote.ray.ray_nodes import join_as_node, start_head
 from tests.multiprocess.namespaces import can_make_hosts, hosts
 from tests.remote.living import descendants, wait_for_end
 
@@ -74,12 +74,12 @@ def test_head_that_cannot_start_says_why(monkeypatch) -> None:
 
 LEADER = """
 import json, sys
-from stratagem.remote.ray.ray_cluster import start_local_ray
-from stratagem.remote.ray.ray_nodes import start_head
-from stratagem.parameter_server.cluster.ray_processes import RayProcesses
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.wire import Message
+from stratagem.launch.remote.ray.ray_cluster import start_local_ray
+from stratagem.launch.remote.ray.ray_nodes import start_head
+from stratagem.launch.processes.ray_processes import RayProcesses
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.wire import Message
 from tests.parameter_server import forked_objects as served
 
 address, hosts = sys.argv[1], json.loads(sys.argv[2])
@@ -105,7 +105,7 @@ with start_head(address), start_local_ray(address) as cluster:
 
 JOINER = """
 import sys
-from stratagem.remote.ray.ray_nodes import join_as_node
+from stratagem.launch.remote.ray.ray_nodes import join_as_node
 from stratagem.errors import UnavailableError
 try:
     node = join_as_node(sys.argv[1], sys.argv[2], int(sys.argv[3]), host=sys.argv[4])

@@ -9,8 +9,8 @@ import socket
 import pytest
 
 from stratagem.errors import UnavailableError
-from stratagem.remote.ray import ray_watch
-from stratagem.remote.ray.ray_watch import RayWatch
+from stratagem.launch.remote.ray import ray_cluster as ray_watch
+from stratagem.launch.remote.ray.ray_cluster import RayWatch
 from tests.remote.ray.answering import answering, listening
 
 _LIMIT_S = 60.0

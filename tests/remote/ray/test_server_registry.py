@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stratagem.remote.ray.server_registry import ServerRegistry
+from stratagem.launch.remote.ray.server_registry import ServerRegistry
 
 
 def test_who_enters_learns_where_the_servers_are_now() -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from stratagem.launch.plan.ports import free_ports
-from stratagem.remote.ray import services as module
-from stratagem.remote.ray.services import HTTP, Service, probe
+from stratagem.launch.remote.ray import node_process as module
+from stratagem.launch.remote.ray.node_process import HTTP, Service, probe
 from tests.remote.ray.answering import answering, listening
 
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from stratagem.remote.ray.streamed_process import StreamedProcess
+from stratagem.launch.remote.ray.streamed_process import StreamedProcess
 from tests.remote.living import wait_for_end
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem.remote.ray.task_actor import TaskActor, TaskMessage
+from stratagem.launch.remote.ray.streamed_process import TaskActor, TaskMessage
 from tests.remote.living import wait_for_end
 
 

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.collectives import Algorithm, Choice, MeasuredChoice, SizedPacks, axis
-from stratagem.collectives.measurement import SIZES_BYTES
-from stratagem.communication import CommunicationImplementation, CommunicationOptions
-from stratagem.keras import lower_training_step
+from stratagem.devices.collectives import axis
+from stratagem.devices.collectives.choice import Algorithm, Choice
+from stratagem.devices.collectives.measurement import SIZES_BYTES, MeasuredChoice
+from stratagem.devices.collectives.packing import SizedPacks
+from stratagem.devices.communication import CommunicationImplementation, CommunicationOptions
+from stratagem.devices.mesh import Topology
+from stratagem.keras.training.model import lower_training_step
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.compile_only import CompileOnlyStrategy
-from stratagem.topology import Topology
 from tests.parity.comparison import (
     Scope,
     carried_out,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stratagem as sg
-from stratagem.strategies.base.default import DefaultStrategy
+from stratagem.strategies.base.strategy import DefaultStrategy
 
 
 def test_there_is_one_default_strategy_and_it_is_no_strategy_of_devices() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from stratagem.strategies.base.description import (
+from stratagem.strategies.base.self_description import (
     DescribedDevice,
     DescribedTransfer,
     StoredVariableSize,

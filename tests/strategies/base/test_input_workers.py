@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution import ElasticLockstep, Lockstep
-from stratagem.strategies.base.input_workers import on_input_workers
+from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
+from stratagem.execution.programs.lockstep import Lockstep
+from stratagem.strategies.base.datasets import on_input_workers
 from tests.input.service.servers import InputServers, input_servers
 from tests.remote.living import descendants, wait_for_end
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.devices.mesh import Topology
 from stratagem.errors import InvalidArgumentError
 from stratagem.options import ReduceOp
 from stratagem.strategies.base import reduction
-from stratagem.topology import Topology
-from stratagem.values import Mirrored, PerReplica, regroup
+from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.regrouping import regroup
 
 TOPOLOGY = Topology(tuple(jax.devices()[:3]))
 SUM, MEAN = ReduceOp.SUM, ReduceOp.MEAN

@@ -8,8 +8,9 @@ import jax
 import pytest
 
 import stratagem as sg
+from stratagem.devices.finding import find_devices
+from stratagem.devices.mesh import Topology
 from stratagem.strategies.base.strategy import Strategy
-from stratagem.topology import Topology, find_devices
 
 
 def test_strategy_is_made_from_a_topology() -> None:

@@ -8,9 +8,7 @@ from stratagem.cluster.addresses import join_address
 from stratagem.cluster.google_cloud import build_service
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.spec import ClusterSpec, parse_task_index
-from stratagem.messages import explain
-
-__all__ = ["GCEClusterResolver"]
+from stratagem.errors import explain
 
 
 class GCEClusterResolver(ClusterResolver):

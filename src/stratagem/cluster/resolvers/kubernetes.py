@@ -10,10 +10,8 @@ from typing import Any, Protocol
 from stratagem.cluster.addresses import join_address
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.messages import explain
-from stratagem.optional_libraries import load
-
-__all__ = ["KubernetesClusterResolver", "KubernetesExecutableLocation", "core_api"]
+from stratagem.environment import load
+from stratagem.errors import explain
 
 
 class KubernetesExecutableLocation(enum.Enum):

@@ -5,9 +5,7 @@ from __future__ import annotations
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.messages import explain
-
-__all__ = ["ProcessClusterResolver"]
+from stratagem.errors import explain
 
 
 class ProcessClusterResolver(ClusterResolver):

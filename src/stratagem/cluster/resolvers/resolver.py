@@ -5,13 +5,10 @@ from __future__ import annotations
 import abc
 import contextlib
 
-from stratagem.accelerators import local_gpus
+from stratagem.cluster.accelerators import local_gpus
 from stratagem.cluster.processes import Processes, processes_of_task
 from stratagem.cluster.spec import ClusterSpec, parse_task_index, table_of_tasks
-from stratagem.public_dir import PublicDir
-from stratagem.rendering import as_html
-
-__all__ = ["ClusterResolver", "has_one_task", "master_url"]
+from stratagem.logs import PublicDir, as_html
 
 
 class ClusterResolver(PublicDir, abc.ABC):

@@ -7,9 +7,7 @@ import json
 from stratagem import environment as variables
 from stratagem.cluster.resolvers.resolver import ClusterResolver, has_one_task
 from stratagem.cluster.spec import ClusterSpec, parse_task_index
-from stratagem.messages import explain
-
-__all__ = ["SageMakerClusterResolver"]
+from stratagem.errors import explain
 
 
 class SageMakerClusterResolver(ClusterResolver):

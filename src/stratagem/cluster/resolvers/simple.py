@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from stratagem.cluster.resolvers.resolver import ClusterResolver, master_url
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.messages import explain
-
-__all__ = ["SimpleClusterResolver"]
+from stratagem.errors import explain
 
 
 class SimpleClusterResolver(ClusterResolver):

@@ -6,13 +6,11 @@ import re
 from collections.abc import Mapping
 
 from stratagem import environment
-from stratagem.accelerators import local_gpus
+from stratagem.cluster.accelerators import local_gpus
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.slurm_expressions import expand_hostlist, expand_tasks_per_node
 from stratagem.cluster.spec import ClusterSpec, parse_task_index
-from stratagem.messages import explain
-
-__all__ = ["SlurmClusterResolver"]
+from stratagem.errors import explain
 
 
 class SlurmClusterResolver(ClusterResolver):

@@ -8,9 +8,7 @@ from typing import Any
 from stratagem import environment as variables
 from stratagem.cluster.resolvers.resolver import ClusterResolver, has_one_task, master_url
 from stratagem.cluster.spec import ClusterSpec, parse_task_index
-from stratagem.messages import explain
-
-__all__ = ["TFConfigClusterResolver", "tf_config"]
+from stratagem.errors import explain
 
 _FORM = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": '
 

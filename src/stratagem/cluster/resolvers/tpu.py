@@ -14,10 +14,7 @@ from stratagem.cluster.processes import Processes, processes_of_task
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.spec import ClusterSpec, parse_task_index
 from stratagem.cluster.tpu_metadata import TPUSystemMetadata, metadata_of
-from stratagem.errors import NotFoundError
-from stratagem.messages import explain
-
-__all__ = ["TPUClusterResolver"]
+from stratagem.errors import NotFoundError, explain
 
 _PORT = 8470
 # JAX's default between TPU hosts.

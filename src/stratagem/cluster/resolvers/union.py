@@ -8,9 +8,7 @@ from typing import TypeVar
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.resolvers.resolver import ClusterResolver, master_url
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.messages import explain
-
-__all__ = ["UnionResolver"]
+from stratagem.errors import explain
 
 _T = TypeVar("_T")
 

@@ -1,3 +1,1 @@
 """Export and loading of Estimators as compiled programs."""
-
-__all__ = []

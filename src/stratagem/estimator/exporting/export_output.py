@@ -6,9 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from stratagem.messages import explain
-
-__all__ = ["ClassificationOutput", "ExportOutput", "PredictOutput", "RegressionOutput"]
+from stratagem.errors import explain
 
 
 class ExportOutput:

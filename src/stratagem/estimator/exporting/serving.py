@@ -9,13 +9,7 @@ from typing import Any
 import jax
 import keras
 
-from stratagem.messages import explain
-
-__all__ = [
-    "InputSpec",
-    "ServingInputReceiver",
-    "build_raw_serving_input_receiver_fn",
-]
+from stratagem.errors import explain
 
 # TensorFlow's name for a single unnamed input.
 _SOLE_INPUT = "input"

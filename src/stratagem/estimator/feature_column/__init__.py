@@ -1,16 +1,17 @@
 """Feature columns: conversion of raw features to model inputs."""
 
 from stratagem.estimator.feature_column.columns import encode_features
-from stratagem.estimator.feature_column.embeddings import (
-    embedding_column,
-    indicator_column,
-    shared_embeddings,
-)
 from stratagem.estimator.feature_column.hashing import (
     categorical_column_with_hash_bucket,
     crossed_column,
 )
-from stratagem.estimator.feature_column.layers import DenseFeatures, LinearModel
+from stratagem.estimator.feature_column.layers import (
+    DenseFeatures,
+    LinearModel,
+    embedding_column,
+    indicator_column,
+    shared_embeddings,
+)
 from stratagem.estimator.feature_column.numeric import bucketized_column, numeric_column
 from stratagem.estimator.feature_column.vocabularies import (
     categorical_column_with_identity,

@@ -11,18 +11,16 @@ from typing import Any
 import keras
 import numpy as np
 
-from stratagem.estimator.feature_column.columns import CategoricalColumn, KeyedCategoricalColumn
-from stratagem.estimator.feature_column.raw_values import as_bytes, categorical_rows, feature_of
+from stratagem.errors import explain
+from stratagem.estimator.feature_column.columns import (
+    CategoricalColumn,
+    KeyedCategoricalColumn,
+    as_bytes,
+    categorical_rows,
+    feature_of,
+)
 from stratagem.estimator.feature_column.weighted import WeightedCategoricalColumn
-from stratagem.fingerprints import concatenated_fingerprint, fingerprint
-from stratagem.messages import explain
-
-__all__ = [
-    "CrossedColumn",
-    "HashedCategoricalColumn",
-    "categorical_column_with_hash_bucket",
-    "crossed_column",
-]
+from stratagem.parameter_server.fingerprints import concatenated_fingerprint, fingerprint
 
 _DEFAULT_HASH_KEY = 0xDECAFCAFFE
 

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from stratagem.estimator.feature_column.columns import CategoricalColumn, DenseColumn
-from stratagem.estimator.feature_column.raw_values import feature_of, numeric_rows
-from stratagem.messages import explain
+from stratagem.errors import explain
+from stratagem.estimator.feature_column.columns import (
+    CategoricalColumn,
+    DenseColumn,
+    feature_of,
+    numeric_rows,
+)
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
-
-__all__ = ["BucketizedColumn", "NumericColumn", "bucketized_column", "numeric_column"]
 
 
 @keras.saving.register_keras_serializable("stratagem")

@@ -12,18 +12,14 @@ from typing import Any
 import keras
 import numpy as np
 
-from stratagem.estimator.feature_column.columns import KeyedCategoricalColumn
-from stratagem.estimator.feature_column.raw_values import as_bytes, categorical_rows, feature_of
-from stratagem.fingerprints import fingerprint
-from stratagem.messages import explain
-
-__all__ = [
-    "IdentityCategoricalColumn",
-    "VocabularyCategoricalColumn",
-    "categorical_column_with_identity",
-    "categorical_column_with_vocabulary_file",
-    "categorical_column_with_vocabulary_list",
-]
+from stratagem.errors import explain
+from stratagem.estimator.feature_column.columns import (
+    KeyedCategoricalColumn,
+    as_bytes,
+    categorical_rows,
+    feature_of,
+)
+from stratagem.parameter_server.fingerprints import fingerprint
 
 
 @keras.saving.register_keras_serializable("stratagem")

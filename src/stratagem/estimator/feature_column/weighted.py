@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from stratagem.estimator.feature_column.columns import CategoricalColumn
-from stratagem.estimator.feature_column.raw_values import feature_of, numeric_rows
-from stratagem.messages import explain
+from stratagem.errors import explain
+from stratagem.estimator.feature_column.columns import CategoricalColumn, feature_of, numeric_rows
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
-
-
-__all__ = ["WeightedCategoricalColumn", "weighted_categorical_column"]
 
 
 @keras.saving.register_keras_serializable("stratagem")

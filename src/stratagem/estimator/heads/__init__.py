@@ -1,3 +1,1 @@
 """Heads: loss, predictions and metrics from logits."""
-
-__all__ = []

@@ -11,18 +11,15 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
+from stratagem.errors import explain
 from stratagem.estimator.exporting.export_output import ExportOutput
 from stratagem.estimator.feature_column.numeric import NumericColumn, numeric_column
 from stratagem.estimator.mode_keys import ModeKeys
-from stratagem.estimator.spec import EstimatorSpec
-from stratagem.estimator.train_op import minimize
-from stratagem.messages import explain
+from stratagem.estimator.spec import EstimatorSpec, minimize
 
 if TYPE_CHECKING:
     import jax
 
-
-__all__ = ["Head"]
 
 _LOSS_ARGUMENTS = ("labels", "logits", "features")
 

@@ -1,3 +1,1 @@
 """Hooks: code that runs on the host between an Estimator's steps."""
-
-__all__ = []

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stratagem.collectives import host
-from stratagem.estimator.argument_checks import check_instances
+from stratagem.devices.collectives import host
+from stratagem.errors import explain
 from stratagem.estimator.hooks.session_run_hook import (
     Session,
     SessionRunContext,
@@ -18,12 +18,11 @@ from stratagem.estimator.hooks.session_run_hook import (
     SessionRunValues,
 )
 from stratagem.estimator.hooks.timers import Clock, SynchronizedTimer
-from stratagem.messages import explain
+from stratagem.estimator.spec import check_instances
 
 if TYPE_CHECKING:
-    from stratagem.estimator.scaffold import Saver, Scaffold
+    from stratagem.estimator.spec import Saver, Scaffold
 
-__all__ = ["CheckpointSaverHook", "CheckpointSaverListener"]
 
 _logger = logging.getLogger(__name__)
 

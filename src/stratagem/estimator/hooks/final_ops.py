@@ -6,10 +6,8 @@ from typing import Any
 
 import jax
 
+from stratagem.errors import explain
 from stratagem.estimator.hooks.session_run_hook import Session, SessionRunHook
-from stratagem.messages import explain
-
-__all__ = ["FeedFnHook", "FinalOpsHook"]
 
 
 class FinalOpsHook(SessionRunHook):

@@ -6,15 +6,13 @@ import logging
 
 import numpy as np
 
+from stratagem.errors import explain
 from stratagem.estimator.hooks.session_run_hook import (
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
 )
-from stratagem.messages import explain
-
-__all__ = ["NanLossDuringTrainingError", "NanTensorHook"]
 
 _logger = logging.getLogger(__name__)
 

@@ -19,8 +19,6 @@ from stratagem.estimator.hooks.session_run_hook import (
 from stratagem.estimator.hooks.timers import Clock, SecondOrStepTimer
 from stratagem.estimator.mode_keys import ModeKeys
 
-__all__ = ["ProfilerHook"]
-
 _logger = logging.getLogger(__name__)
 
 

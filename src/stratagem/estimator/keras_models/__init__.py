@@ -1,3 +1,1 @@
 """Conversion of compiled Keras models to Estimators."""
-
-__all__ = []

@@ -1,3 +1,1 @@
 """Training loops, batches, summaries and sessions of an Estimator."""
-
-__all__ = []

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["FILE_NAME", "read_eval_metrics", "write_eval_metrics"]
-
 FILE_NAME = "eval_metrics.jsonl"
 
 

@@ -1,3 +1,1 @@
 """Pre-made Estimators: baselines, linear models and deep networks over feature columns."""
-
-__all__ = []

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from typing import Literal
 
 from stratagem.estimator.feature_column.numeric import NumericColumn
+from stratagem.estimator.heads.classification import binary_or_multi_class_head
 from stratagem.estimator.heads.head import Head
-from stratagem.estimator.heads.multi_class import binary_or_multi_class_head
 from stratagem.estimator.heads.regression import RegressionHead
-from stratagem.estimator.premade.networks import BiasNetwork
-from stratagem.estimator.premade.optimizers import OptimizerLike, optimizer_factory
-from stratagem.estimator.premade.premade_estimator import PremadeEstimator
+from stratagem.estimator.premade.premade_estimator import (
+    BiasNetwork,
+    OptimizerLike,
+    PremadeEstimator,
+    optimizer_factory,
+)
 from stratagem.estimator.settings.run_config import RunConfig
-
-__all__ = ["BaselineClassifier", "BaselineEstimator", "BaselineRegressor"]
 
 _LEARNING_RATE = 0.3
 

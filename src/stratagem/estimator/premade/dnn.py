@@ -8,15 +8,17 @@ from typing import Any, Literal
 
 from stratagem.estimator.feature_column.columns import FeatureColumn
 from stratagem.estimator.feature_column.numeric import NumericColumn
+from stratagem.estimator.heads.classification import binary_or_multi_class_head
 from stratagem.estimator.heads.head import Head
-from stratagem.estimator.heads.multi_class import binary_or_multi_class_head
 from stratagem.estimator.heads.regression import RegressionHead
-from stratagem.estimator.premade.networks import DeepNetwork
-from stratagem.estimator.premade.optimizers import OptimizerLike, optimizer_factory
-from stratagem.estimator.premade.premade_estimator import PremadeEstimator, checked_columns
+from stratagem.estimator.premade.premade_estimator import (
+    DeepNetwork,
+    OptimizerLike,
+    PremadeEstimator,
+    checked_columns,
+    optimizer_factory,
+)
 from stratagem.estimator.settings.run_config import RunConfig
-
-__all__ = ["DNNClassifier", "DNNEstimator", "DNNRegressor"]
 
 
 class DNNEstimator(PremadeEstimator):

@@ -7,22 +7,22 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+from stratagem.errors import explain
 from stratagem.estimator.feature_column.columns import FeatureColumn
 from stratagem.estimator.feature_column.numeric import NumericColumn
+from stratagem.estimator.heads.classification import binary_or_multi_class_head
 from stratagem.estimator.heads.head import Head
-from stratagem.estimator.heads.multi_class import binary_or_multi_class_head
 from stratagem.estimator.heads.regression import RegressionHead
-from stratagem.estimator.premade.networks import DeepNetwork, LinearNetwork, Network
-from stratagem.estimator.premade.optimizers import OptimizerLike, optimizer_factory
-from stratagem.estimator.premade.premade_estimator import PremadeEstimator, checked_columns
+from stratagem.estimator.premade.premade_estimator import (
+    DeepNetwork,
+    LinearNetwork,
+    Network,
+    OptimizerLike,
+    PremadeEstimator,
+    checked_columns,
+    optimizer_factory,
+)
 from stratagem.estimator.settings.run_config import RunConfig
-from stratagem.messages import explain
-
-__all__ = [
-    "DNNLinearCombinedClassifier",
-    "DNNLinearCombinedEstimator",
-    "DNNLinearCombinedRegressor",
-]
 
 _DNN_LEARNING_RATE = 0.001
 _LINEAR_LEARNING_RATE = 0.005

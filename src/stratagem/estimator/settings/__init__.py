@@ -1,3 +1,1 @@
 """Run configuration, strategies and cluster task of an Estimator."""
-
-__all__ = []

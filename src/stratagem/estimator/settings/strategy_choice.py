@@ -9,14 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from stratagem import environment
-from stratagem.closing import Closing
+from stratagem.errors import explain
 from stratagem.estimator.settings.run_config import RunConfig
-from stratagem.messages import explain
+from stratagem.launch.remote.jobs.lockstep import JOB_VARIABLE
 from stratagem.parameter_server.strategy.parameter_server_strategy import ParameterServerStrategy
-from stratagem.remote.jobs.job_plan import JOB_VARIABLE
+from stratagem.resources import Closing
 from stratagem.strategies.base.strategy import Strategy
-
-__all__ = ["close_strategies", "resolve_strategy", "training_strategy"]
 
 # TensorFlow's default in a cluster with parameter servers.
 _INDEPENDENT_WORKERS = functools.partial(ParameterServerStrategy, independent=True)

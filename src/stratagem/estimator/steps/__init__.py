@@ -1,3 +1,1 @@
 """Model functions compiled into training, evaluation and prediction steps."""
-
-__all__ = []

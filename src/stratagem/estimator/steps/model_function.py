@@ -6,10 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stratagem.errors import explain
 from stratagem.estimator.spec import EstimatorSpec
-from stratagem.messages import explain
-
-__all__ = ["ModelFunction", "arguments_of"]
 
 _KNOWN = ("features", "labels", "mode", "params", "config")
 

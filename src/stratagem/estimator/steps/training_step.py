@@ -8,28 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
-from stratagem import summary
+from stratagem.errors import explain
 from stratagem.estimator.mode_keys import ModeKeys
-from stratagem.estimator.spec import EstimatorSpec
+from stratagem.estimator.spec import EstimatorSpec, Minimize, as_train_ops
 from stratagem.estimator.steps.model_step import ModelStep, reported
-from stratagem.estimator.train_op import Minimize, as_train_ops
-from stratagem.execution import ReplicaScope, current_scope, value_and_grad
-from stratagem.execution.tracing.created_variables import is_uninitialized
+from stratagem.execution import summary
+from stratagem.execution.gradient import value_and_grad
+from stratagem.execution.summary.collector import Collector
+from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope, is_uninitialized
 from stratagem.keras.numerics.optimizer import build_in_replica
 from stratagem.keras.numerics.step_mode import StepMode, step_mode
-from stratagem.messages import explain
 from stratagem.parameter_server.keras.optimizer import give_to_servers, share_name
-from stratagem.summary.collector import Collector
-from stratagem.variables import VariableKind, home_of
+from stratagem.variables.registry import VariableKind, home_of
 
 if TYPE_CHECKING:
     import keras
 
     from stratagem.strategies.base.strategy import Strategy
-    from stratagem.variables import Home
-
-
-__all__ = ["TrainingStep"]
+    from stratagem.variables.registry import Home
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,3 +1,1 @@
 """Training with evaluation: specs, cluster roles, exporters and early stopping."""
-
-__all__ = []

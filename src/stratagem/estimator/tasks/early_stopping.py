@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from stratagem.collectives import host
+from stratagem.devices.collectives import host
+from stratagem.errors import explain
 from stratagem.estimator.estimator_protocol import EstimatorProtocol, check_estimator
 from stratagem.estimator.hooks.session_run_hook import (
     SessionRunContext,
@@ -17,16 +18,6 @@ from stratagem.estimator.hooks.session_run_hook import (
 )
 from stratagem.estimator.hooks.timers import Clock, SynchronizedTimer
 from stratagem.estimator.loops.evaluation_record import read_eval_metrics
-from stratagem.messages import explain
-
-__all__ = [
-    "EarlyStoppingHook",
-    "make_early_stopping_hook",
-    "stop_if_higher_hook",
-    "stop_if_lower_hook",
-    "stop_if_no_decrease_hook",
-    "stop_if_no_increase_hook",
-]
 
 _logger = logging.getLogger(__name__)
 

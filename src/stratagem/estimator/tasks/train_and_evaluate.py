@@ -2,30 +2,282 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from stratagem import config
+from stratagem.cluster.roles import task_count
+from stratagem.cluster.spec import ClusterSpec
+from stratagem.devices.collectives import host
+from stratagem.errors import DeadlineExceededError, explain
 from stratagem.estimator.estimator_protocol import EstimatorProtocol, check_estimator
+from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverListener
+from stratagem.estimator.hooks.session_run_hook import Session
+from stratagem.estimator.hooks.timers import Clock, SecondOrStepTimer
 from stratagem.estimator.settings.run_config import RunConfig
 from stratagem.estimator.settings.strategy_choice import close_strategies, training_strategy
-from stratagem.estimator.tasks.checkpoint_evaluation import (
-    CheckpointEvaluation,
-    CheckpointEvaluator,
-    EvaluationListener,
-)
-from stratagem.estimator.tasks.evaluator_task import run_evaluator
-from stratagem.estimator.tasks.standalone_client import remote_cluster_of, run_remotely
 from stratagem.estimator.tasks.train_spec import EvalSpec, TrainSpec
-from stratagem.messages import explain
+from stratagem.group.current import current_group
+from stratagem.keras.evaluation.checkpoint_loop import StopNotice
+from stratagem.launch.remote.remote_cluster import RemoteCluster
+from stratagem.launch.remote.server import run_standard_server
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
-from stratagem.process_group import current_group
-from stratagem.remote import run_standard_server
-from stratagem.strategies.base.non_training import NonTraining
+from stratagem.strategies.base.strategy import NonTraining
 
-__all__ = ["train_and_evaluate"]
+if TYPE_CHECKING:
+    from stratagem.estimator.estimator import Estimator
+
+# Evaluation and export of new checkpoints.
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointEvaluation:
+    """Metrics and exports of one evaluated checkpoint."""
+
+    checkpoint_path: str
+    metrics: Mapping[str, Any]
+    exports: Sequence[str | None]
+    is_final: bool
+
+
+@dataclasses.dataclass
+class CheckpointEvaluator:
+    """Evaluates and exports each checkpoint once; `max_steps` of None means no limit."""
+
+    estimator: EstimatorProtocol
+    eval_spec: EvalSpec
+    max_steps: int | None
+    _done: str | None = dataclasses.field(default=None, init=False)
+
+    def find_new(self) -> str | None:
+        """Returns the latest checkpoint if it has not been evaluated yet, else None."""
+        path = self.estimator.latest_checkpoint()
+        return None if path == self._done else path
+
+    def evaluate(self, checkpoint_path: str) -> CheckpointEvaluation:
+        """Evaluates a checkpoint and runs the exporters."""
+        metrics = self.estimator.evaluate(
+            self.eval_spec.input_fn,
+            steps=self.eval_spec.steps,
+            hooks=list(self.eval_spec.hooks or ()),
+            checkpoint_path=checkpoint_path,
+            name=self.eval_spec.name,
+        )
+        is_final = self.max_steps is not None and metrics["global_step"] >= self.max_steps
+        exporters: Any = self.eval_spec.exporters
+        exports = [
+            exporter.export(
+                estimator=self.estimator,
+                export_path=os.path.join(self.estimator.model_dir, "export", exporter.name),
+                checkpoint_path=checkpoint_path,
+                eval_result=metrics,
+                is_the_final_export=is_final,
+            )
+            for exporter in exporters
+        ]
+        self._done = checkpoint_path
+        return CheckpointEvaluation(
+            checkpoint_path=checkpoint_path, metrics=metrics, exports=exports, is_final=is_final
+        )
+
+    def evaluate_unless_removed(self, checkpoint_path: str) -> CheckpointEvaluation | None:
+        """Like `evaluate`, but returns None if training removed the checkpoint first."""
+        try:
+            return self.evaluate(checkpoint_path)
+        except (OSError, LookupError, ValueError):
+            if Path(checkpoint_path).exists():
+                raise
+            _logger.warning("%s was removed before it was evaluated.", checkpoint_path)
+            self._done = checkpoint_path
+            return None
+
+
+class EvaluationListener(CheckpointSaverListener):
+    """Evaluates checkpoints in the training process, at most once per `throttle_secs`."""
+
+    def __init__(
+        self,
+        evaluator: CheckpointEvaluator,
+        throttle_secs: float,
+        *,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._evaluator = evaluator
+        self._timer = SecondOrStepTimer(every_secs=throttle_secs, clock=clock)
+        self._is_first = True
+        self.last: CheckpointEvaluation | None = None
+
+    def begin(self) -> None:
+        """Resets the timer."""
+        self._timer.reset()
+        self._is_first = True
+
+    def after_save(self, session: Session, global_step_value: int) -> None:
+        """Evaluates the checkpoint if the interval has passed."""
+        if self._is_first:  # saved before the first step
+            self._is_first = False
+        elif self._is_due(global_step_value):
+            self._evaluate(global_step_value)
+        else:
+            _logger.info(
+                "Skipping evaluation of the checkpoint of step %d: too soon.", global_step_value
+            )
+
+    def end(self, session: Session, global_step_value: int) -> None:
+        """Evaluates the last checkpoint unless already done."""
+        if global_step_value != self._timer.last_triggered_step():
+            self._evaluate(global_step_value)
+
+    def _is_due(self, step: int) -> bool:
+        """Returns the first process's decision, since all processes evaluate together."""
+        is_due = self._timer.should_trigger_for_step(step)
+        return host.broadcast_object(is_due, name="whether to evaluate the checkpoint")
+
+    def _evaluate(self, step: int) -> None:
+        self._timer.update_last_triggered_step(step)
+        path = self._evaluator.find_new()
+        if path is None:
+            raise RuntimeError(
+                explain(
+                    f"The checkpoint of step {step} is missing.",
+                    expected="the checkpoint just saved in the Estimator's folder.",
+                    fix="check whether another program removes checkpoints from the folder.",
+                )
+            )
+        self.last = self._evaluator.evaluate(path)
+
+
+# Evaluator task: evaluates checkpoints of a training run in other processes.
+
+_POLL_EVERY_S = 1.0
+# Time between log lines during a wait; the first one comes early.
+_LOG_EVERY_S = 600.0
+_FIRST_LOG_S = 30.0
+
+
+def run_evaluator(
+    estimator: EstimatorProtocol,
+    train_spec: TrainSpec,
+    eval_spec: EvalSpec,
+    *,
+    timeout_s: float | None = None,
+) -> CheckpointEvaluation | None:
+    """Evaluates and exports each new checkpoint until one reaches `max_steps`.
+
+    Launchers send SIGTERM to the evaluator when training ends. It then finishes the current
+    evaluation, evaluates the newest checkpoint and returns. Returns the last evaluation, or None.
+    `timeout_s` limits the wait for each checkpoint; None for `STRATAGEM_CHECKPOINT_TIMEOUT_S`.
+
+    Source: tensorflow/estimator training.py, _start_continuous_evaluation.
+    """
+    limit_s = config.checkpoint_timeout_s() if timeout_s is None else timeout_s
+    evaluator = CheckpointEvaluator(estimator, eval_spec, train_spec.max_steps)
+    with StopNotice() as stop_signal:
+        return EvaluatorLoop(
+            evaluator, estimator.model_dir, eval_spec, timeout_s=limit_s, stop_signal=stop_signal
+        ).run()
+
+
+@dataclasses.dataclass
+class EvaluatorLoop:
+    """Loop that waits for checkpoints and evaluates them."""
+
+    evaluator: CheckpointEvaluator
+    model_dir: str
+    eval_spec: EvalSpec
+    _: dataclasses.KW_ONLY
+    timeout_s: float
+    stop_signal: StopNotice
+    clock: Clock = time.monotonic
+    _last: CheckpointEvaluation | None = dataclasses.field(default=None, init=False)
+
+    def run(self) -> CheckpointEvaluation | None:
+        """Evaluates until training ends; returns the last evaluation, or None."""
+        self._pause(self.eval_spec.start_delay_secs)
+        while True:
+            # Read first: no checkpoint is written after the signal.
+            is_over = self.stop_signal.is_given
+            path = self._wait_for_checkpoint() if not is_over else self.evaluator.find_new()
+            started_at_s = self.clock()
+            if path is not None:
+                self._last = self.evaluator.evaluate_unless_removed(path) or self._last
+            if is_over or (self._last is not None and self._last.is_final):
+                return self._last
+            self._pause(self.eval_spec.throttle_secs - (self.clock() - started_at_s))
+
+    def _wait_for_checkpoint(self) -> str | None:
+        """Returns the next checkpoint, or None if the stop signal arrives first."""
+        began_s, logged_at_s = self.clock(), self.clock() - _LOG_EVERY_S + _FIRST_LOG_S
+        while not self.stop_signal.is_given:
+            path = self.evaluator.find_new()
+            if path is not None:
+                return path
+            now_s = self.clock()
+            if now_s - began_s >= self.timeout_s:
+                raise self._timeout_error(now_s - began_s)
+            if now_s - logged_at_s >= _LOG_EVERY_S:
+                logged_at_s = now_s
+                _logger.warning(
+                    "No new checkpoint in %s for %.0f s; waiting up to %g s.",
+                    self.model_dir,
+                    now_s - began_s,
+                    self.timeout_s,
+                )
+            self.stop_signal.wait(min(_POLL_EVERY_S, began_s + self.timeout_s - now_s))
+        return None
+
+    def _pause(self, seconds: float) -> None:
+        until_s = self.clock() + seconds
+        while not self.stop_signal.is_given and self.clock() < until_s:
+            self.stop_signal.wait(until_s - self.clock())
+
+    def _timeout_error(self, waited_s: float) -> DeadlineExceededError:
+        last = "none" if self._last is None else self._last.checkpoint_path
+        return DeadlineExceededError(
+            explain(
+                f"The evaluator found no new checkpoint in {self.model_dir} for {waited_s:.0f} s "
+                f"(last evaluated: {last}).",
+                expected=f"a new one every {self.timeout_s:g} s until max_steps is reached.",
+                fix="check that training runs and writes to the same folder; pass max_steps "
+                "in TrainSpec; or raise STRATAGEM_CHECKPOINT_TIMEOUT_S.",
+                code="SG709",
+            )
+        )
+
+
+# Standalone clients: runs an Estimator's work on a remote cluster.
+
+_EVALUATOR = ("evaluator", 0)
+
+
+def remote_cluster_of(config: RunConfig) -> ClusterSpec | None:
+    """Returns the cluster that this program is a client of, or None."""
+    both = config.experimental_distribute
+    cluster: Any = None if both is None else both.remote_cluster
+    return cluster
+
+
+def run_remotely(
+    estimator: Estimator | EstimatorProtocol,
+    work: Callable[..., Any],
+    arguments: Sequence[Any] = (),
+) -> Any:
+    """Calls a function with a copy of the Estimator: on the coordinator, or else on every task."""
+    cluster = remote_cluster_of(estimator.config)
+    assert cluster is not None
+    is_lockstep = not task_count(cluster, "ps")
+    has_evaluator = is_lockstep and task_count(cluster, _EVALUATOR[0]) > 0
+    return RemoteCluster(cluster).run(
+        work, (estimator, *arguments), answer_of=_EVALUATOR if has_evaluator else None
+    )
+
 
 _Results = tuple[Mapping[str, Any] | None, Sequence[str | None] | None]
 

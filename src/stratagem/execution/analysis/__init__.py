@@ -1,3 +1,1 @@
 """Analyses of jaxprs: replication, dependence on rows, retracing."""
-
-__all__: list[str] = []

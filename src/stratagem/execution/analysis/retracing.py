@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn, Var
 
 
-__all__ = ["CALLS", "Rule", "retrace", "scan_counts"]
-
 # Primitives that call a function, and the parameter that holds it.
 CALLS = {
     "jit": "jaxpr",

@@ -22,7 +22,6 @@ from stratagem.execution.analysis.row_rules import ELEMENTWISE, SUB_JAXPRS, cont
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn, Var
 
-__all__ = ["MIXED", "RowDegrees", "SUM_OVER_REPLICAS", "row_degrees"]
 
 _JOINING = {"add", "sub", "add_any", "max", "min", "concatenate", "clamp", "pad", "select_n"}
 _KEEPING = {

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from stratagem.execution.tracing.arguments import Shaped
 
-__all__ = ["RowEffect", "adds_to_inputs", "row_effects"]
 
 # Two primes, unlikely to be another size in a model.
 _NUM_ROWS = (1009, 1013)

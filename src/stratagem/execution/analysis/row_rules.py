@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn, Literal, Var
 
 
-__all__ = ["ELEMENTWISE", "LINEAR", "SUB_JAXPRS", "contracts_rows", "keeps_rows", "shape_of"]
-
 _ELEMENTWISE = (
     "abs acos acosh add and asin asinh atan atan2 atanh bitcast_convert_type cbrt ceil clamp "
     "conj convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 "

@@ -9,10 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from stratagem.process_group import current_group
-from stratagem.values.regrouping import is_array
-
-__all__ = ["Answer", "CollectiveRequest", "asked_by_all", "by_group", "self_transposed"]
+from stratagem.group.current import current_group
+from stratagem.variables.regrouping import is_array
 
 Answer = Callable[[list[Any]], list[Any]]
 

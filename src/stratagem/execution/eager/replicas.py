@@ -12,46 +12,341 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
-from stratagem.collectives import AllReduce, SoleCommunicator
-from stratagem.context import ReplicaContext, stack
-from stratagem.execution.eager.communicator import EagerCommunicator
-from stratagem.execution.eager.meeting import CollectiveRequest, asked_by_all
-from stratagem.execution.eager.state import EagerState
+from stratagem import contexts as stack
+from stratagem.devices.collectives.all_reduce import AllReduce
+from stratagem.devices.context_mesh import is_explicit, on_one_device
+from stratagem.devices.exact_integers import require_exact_integers
+from stratagem.devices.mesh import Topology
+from stratagem.devices.shards import replica_copy, replicas_span_processes
+from stratagem.errors import explain
+from stratagem.execution.communicator import Communicator, SoleCommunicator
+from stratagem.execution.context.replica import ReplicaContext, check_equal_shapes
+from stratagem.execution.eager.meeting import (
+    Answer,
+    CollectiveRequest,
+    asked_by_all,
+    by_group,
+    self_transposed,
+)
+from stratagem.execution.summary.collector import Collector
+from stratagem.execution.summary.kinds import forward_summaries
 from stratagem.execution.tracing.arguments import batch_of, true_batch
 from stratagem.execution.tracing.build_writes import lost_writes, store_initial
-from stratagem.execution.tracing.created_variables import initialize_created_variables
 from stratagem.execution.tracing.errors import (
     apart,
     created_again,
+    disagreement,
     eager_abstract,
     eager_over_processes,
     eager_remote,
+    foreign_variable,
 )
-from stratagem.execution.tracing.functionalize import ReplicaScope
+from stratagem.execution.tracing.functionalize import ReplicaScope, initialize_created_variables
 from stratagem.execution.tracing.lost_changes import call_with_copies
-from stratagem.execution.tracing.returned_values import as_values, rebuilt
-from stratagem.summary.collector import Collector
-from stratagem.summary.host_callbacks import forward_summaries
-from stratagem.topology import Topology, require_exact_integers
-from stratagem.topology.context_mesh import is_explicit, on_one_device
-from stratagem.topology.shards import replicas_span_processes
-from stratagem.values import regroup, select_replica
-from stratagem.values.regrouping import is_array
-from stratagem.variables import agree_on_initial_values
+from stratagem.execution.tracing.tracer import as_values, rebuilt
+from stratagem.group.current import current_group
+from stratagem.options import ReduceOp
+from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.initial_values import agree_on_initial_values
+from stratagem.variables.layouts import put_stored, require_layouts_used
+from stratagem.variables.registry import VariableKind, home_of
+from stratagem.variables.regrouping import is_array, regroup, select_replica
+from stratagem.variables.store import store_of
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    import keras
 
-__all__ = ["run_eagerly"]
+    from stratagem.contexts import StrategyParts
+
+# Variables during eager execution: each replica's reads, and merging of the replicas' writes.
+
+
+class EagerState:
+    """Reads and writes of a strategy's variables by its eager replicas."""
+
+    def __init__(self, strategy: StrategyParts) -> None:
+        self._strategy = strategy
+        self._topology: Topology = strategy.topology
+        self._copies: dict[int, tuple[Any, Any]] = {}
+        self._before: dict[int, tuple[Any, Any]] = {}
+
+    def reader(self, replica_id: int) -> Callable[[Any], Any]:
+        """Returns a function that maps a variable to this replica's part of it."""
+
+        def read(variable: keras.Variable) -> Any:
+            home = home_of(variable)
+            if home is None:
+                return None
+            if home.strategy is not self._strategy:
+                raise foreign_variable(variable, home.strategy, self._strategy)
+            stored = self._stored(variable) if variable.has_value else None
+            if stored is None:
+                return None
+            if not isinstance(stored, jax.Array):  # fetched from another process
+                return jnp.asarray(stored)
+            if home.kind is VariableKind.PLAIN and self._topology.groups is None:
+                return stored
+            part = replica_copy(stored, self._topology, replica_id)
+            return part[0] if home.kind is VariableKind.ON_READ else part
+
+        return read
+
+    def _stored(self, variable: keras.Variable) -> Any:
+        """Returns a copy for each replica; offloaded values are copied once per value."""
+        if store_of(variable) is None:
+            return variable.storage
+        copied, copies = self._copies.get(id(variable), (None, None))
+        if copied is not variable.stored:
+            copies = variable.storage
+            self._copies[id(variable)] = (variable.stored, copies)
+        return copies
+
+    def keep(self, scopes: list[ReplicaScope]) -> None:
+        """Moves the writes of all replicas, in order, into the variables and clears the scopes."""
+        written: dict[int, Any] = {}
+        for scope in scopes:
+            written.update(scope.writes)
+        require_layouts_used(self._strategy.placement.layouts, written.values())
+        for key, variable in written.items():
+            home = home_of(variable)
+            if home is not None and home.strategy is not self._strategy:
+                raise foreign_variable(variable, home.strategy, self._strategy)
+            if home is not None and not variable.has_value:
+                continue  # created in this call, which will be rerun
+            if key not in self._before:
+                self._before[key] = variable, variable.value if home is None else variable.storage
+            if home is not None and home.kind is VariableKind.ON_READ:
+                self._keep_components(variable, scopes, key)
+            else:
+                self._keep_copy(variable, scopes, key, is_stored=home is not None)
+        for scope in scopes:
+            scope.forget()
+
+    def restore(self) -> None:
+        """Resets variables to their values before the call, which is about to be rerun."""
+        for variable, value in self._before.values():
+            if home_of(variable) is None:
+                variable.assign(value)
+            else:
+                variable.storage = value
+
+    def send(self, scope: ReplicaScope) -> None:
+        """Sends one replica's outputs to the remote variables; they are equal on all replicas."""
+        for prepare in scope.preparations:
+            prepare()
+        if scope.sent:
+            self._strategy.placement.remote.send(scope.sent)
+
+    def _keep_components(
+        self, variable: keras.Variable, scopes: list[ReplicaScope], key: int
+    ) -> None:
+        parts = [
+            scope.state_mapping[key]
+            if key in scope.writes
+            else replica_copy(variable.storage, self._topology, index)[0]
+            for index, scope in zip(self._topology.local_replica_ids, scopes, strict=True)
+        ]
+        variable.storage = self._topology.stack(
+            [jnp.asarray(part, variable.dtype) for part in parts]
+        )
+
+    def _same_everywhere(self, value: object, same: bool) -> bool:
+        """Returns True if the replicas of all processes agree; `same` is the local answer."""
+        if not self._topology.spans_processes:
+            return same
+        group = current_group()
+        assert group is not None
+        received = group.exchange("an assigned value", (same, np.asarray(value)))
+        return all(
+            theirs and np.array_equal(received[0][1], v, equal_nan=True) for theirs, v in received
+        )
+
+    def _keep_copy(
+        self, variable: Any, scopes: list[ReplicaScope], key: int, *, is_stored: bool
+    ) -> None:
+        values = [scope.state_mapping.get(key) if key in scope.writes else None for scope in scopes]
+        first = values[0] if values[0] is not None else next(v for v in values if v is not None)
+        if any(key in scope.unproven for scope in scopes):
+            same = all(
+                value is not None
+                and np.array_equal(np.asarray(first), np.asarray(value), equal_nan=True)
+                for value in values
+            )
+            if not self._same_everywhere(first, same):
+                raise disagreement(variable, self._strategy)
+        value = jnp.asarray(first, variable.dtype)
+        if is_stored:
+            variable.storage = put_stored(variable, jax.device_get(value), self._topology)
+        else:
+            variable.assign(value)
+
+
+# `EagerCommunicator`: collectives between the replica threads of an eager session.
+
+
+class EagerReplica(Protocol):
+    """One replica of a session."""
+
+    replica_id: int
+
+
+class EagerSession(Protocol):
+    """One eager call for all replicas."""
+
+    all_reduce: AllReduce
+
+    def meet(self, replica: Any, request: CollectiveRequest) -> Any:
+        """Blocks until all replicas have made requests; returns the reply."""
+        ...
+
+    def merge(self, fn: Callable[..., Any], calls: list[Any]) -> list[Any]:
+        """Makes one cross-replica call for all replicas."""
+        ...
+
+
+class EagerCommunicator(Communicator):
+    """Collectives between the replica threads of an eager session."""
+
+    def __init__(
+        self,
+        session: EagerSession,
+        replica: EagerReplica,
+        device: object,
+        groups: tuple[tuple[int, ...], ...],
+    ) -> None:
+        self._session = session
+        self._replica = replica
+        self._device = device
+        self._groups = groups
+        self._place = next(
+            group.index(replica.replica_id) for group in groups if replica.replica_id in group
+        )
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of replicas in the group."""
+        return len(self._groups[0])
+
+    def among(self, groups: tuple[tuple[int, ...], ...], *, packs: bool = False) -> Communicator:
+        """Returns the communicator of this replica's group, which sends nothing to pack."""
+        if len(groups[0]) == 1:
+            return SoleCommunicator()
+        return EagerCommunicator(self._session, self._replica, self._device, groups)
+
+    def _meet(self, kind: str, value: object, answer: Answer) -> Any:
+        """Returns this replica's part of the answer to its group."""
+
+        def of_groups(values: list[Any]) -> list[Any]:
+            return by_group(self._groups, answer, values)
+
+        kind = kind if len(self._groups) == 1 else f"{kind} among {self._groups}"
+        return self._session.meet(self._replica, CollectiveRequest(kind, value, of_groups))
+
+    def all_reduce(self, op: ReduceOp, value: object) -> Any:
+        """Returns a sum or mean over replicas; differentiable."""
+        return self._all_reduce(op, value, are_gradients=False)
+
+    def all_reduce_many(self, op: ReduceOp, values: Sequence[Any]) -> list[Any]:
+        """Reduces the values one by one."""
+        return [self._all_reduce(op, value, are_gradients=True) for value in values]
+
+    def _all_reduce(self, op: ReduceOp, value: object, *, are_gradients: bool) -> Any:
+        def answer(values: list[Any]) -> list[Any]:
+            check_equal_shapes([value.shape for value in values], "all_reduce")
+            host = [np.asarray(value) for value in values]
+            result = self._session.all_reduce.parts(op, host, are_gradients=are_gradients)
+            return [result] * len(values)
+
+        def reduce(value: object) -> Any:
+            total = self._meet(f"all_reduce({op.value})", value, answer)
+            return jax.device_put(total, self._device)
+
+        return self_transposed(reduce)(jnp.asarray(value))
+
+    def all_gather(self, value: object, axis: int, lengths: tuple[int, ...] | None) -> Any:
+        """Returns a concatenation over replicas; differentiable."""
+        sizes: list[int] = []
+
+        def gather(value: object) -> Any:
+            def answer(values: list[Any]) -> list[Any]:
+                self._check_gatherable(values, axis)
+                host = [np.asarray(part) for part in values]
+                all_sizes = [part.shape[axis] for part in host]
+                joined = np.concatenate(host, axis=axis)
+                return [(joined, all_sizes)] * len(values)
+
+            joined, all_sizes = self._meet("all_gather", value, answer)
+            sizes[:] = all_sizes
+            return jax.device_put(joined, self._device)
+
+        @jax.custom_vjp
+        def differentiable(value: object) -> Any:
+            return gather(value)
+
+        def backward(_: None, incoming: object) -> tuple[Any]:
+            total = self.all_reduce(ReduceOp.SUM, incoming)
+            start = sum(sizes[: self._place])
+            stop = start + sizes[self._place]
+            return (jax.lax.slice_in_dim(total, start, stop, axis=axis),)
+
+        differentiable.defvjp(lambda value: (gather(value), None), backward)
+        return differentiable(jnp.asarray(value))
+
+    def all_to_all(self, value: jax.Array) -> jax.Array:
+        """Exchanges rows with the other replicas."""
+
+        def answer(values: list[Any]) -> list[Any]:
+            check_equal_shapes([value.shape for value in values], "all_to_all")
+            return list(np.stack([np.asarray(value) for value in values], axis=1))
+
+        return jax.device_put(self._meet("all_to_all", value, answer), self._device)
+
+    def merge(
+        self,
+        strategy: object,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Calls a function once in cross-replica context, in the calling thread."""
+        if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            raise RuntimeError(
+                explain(
+                    "merge_call was called in eager mode in a function that is being "
+                    "differentiated.",
+                    expected="concrete values, because an eager merge_call runs immediately.",
+                    fix="use all_reduce or all_gather, which are differentiable, or compile "
+                    "the step.",
+                )
+            )
+        request = CollectiveRequest(
+            "merge_call", (args, kwargs), lambda calls: self._session.merge(fn, calls)
+        )
+        reply = self._session.meet(self._replica, request)
+        return jax.tree.map(
+            lambda leaf: jax.device_put(leaf, self._device) if is_array(leaf) else leaf,
+            reply,
+            is_leaf=lambda leaf: isinstance(leaf, PerReplica | Mirrored),
+        )
+
+    def _check_gatherable(self, values: list[Any], axis: int) -> None:
+        rest = [value.shape[:axis] + value.shape[axis + 1 :] for value in values]
+        check_equal_shapes(rest, "all_gather (the gathered axis left out)")
+
 
 _Step = Callable[..., Any]
 
 
-def run_eagerly(strategy: Strategy, fn: _Step, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def run_eagerly(
+    strategy: StrategyParts, fn: _Step, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     """Calls a function once per replica, op by op, and returns the regrouped result."""
     if strategy.topology.is_abstract:
         raise eager_abstract(strategy)
@@ -74,7 +369,7 @@ def run_eagerly(strategy: Strategy, fn: _Step, args: Sequence[Any], kwargs: dict
     return rebuilt(regroup(values, strategy.topology))
 
 
-def _run_again(strategy: Strategy, first: _Session) -> tuple[_Session, list[Any]]:
+def _run_again(strategy: StrategyParts, first: _Session) -> tuple[_Session, list[Any]]:
     """Reruns a call that created variables; once more if a layer's build assigned to them."""
     first.state.restore()
     initialize_created_variables(strategy)
@@ -95,7 +390,9 @@ def _run_again(strategy: Strategy, first: _Session) -> tuple[_Session, list[Any]
     return session, session.run()
 
 
-def _run_plainly(strategy: Strategy, fn: _Step, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _run_plainly(
+    strategy: StrategyParts, fn: _Step, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     """Runs the function as plain Keras would, under the default strategy."""
     batch = batch_of(args, kwargs, 1)
     context = ReplicaContext(strategy, 0, SoleCommunicator(), batch)
@@ -132,7 +429,7 @@ class _Session:
     """One eager call for all replicas."""
 
     def __init__(
-        self, strategy: Strategy, fn: _Step, args: Sequence[Any], kwargs: dict[str, Any]
+        self, strategy: StrategyParts, fn: _Step, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> None:
         self._strategy = strategy
         self._fn = fn

@@ -1,3 +1,1 @@
 """Row lookups in embedding tables, their gradients, and updates of sharded tables."""
-
-__all__: list[str] = []

@@ -19,30 +19,15 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
-from stratagem.context import get_replica_context
-from stratagem.context.function_trace import current_function_trace
+from stratagem.contexts import current_function_trace
+from stratagem.devices.exact_integers import require_exact_integers
+from stratagem.errors import explain
+from stratagem.execution.context.replica import get_replica_context
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.execution.tracing.remote_state import Ids, Lookup
-from stratagem.messages import explain
-from stratagem.topology import require_exact_integers
-from stratagem.values import IndexedSlices
-from stratagem.variables import ShardedVariable, is_keyed, shards_of, store_of
-
-__all__ = [
-    "Lookups",
-    "as_row_numbers",
-    "embedding_lookup",
-    "exchanges_rows",
-    "has_company",
-    "is_elsewhere",
-    "is_recorded",
-    "is_table",
-    "is_worth_rows",
-    "note_table",
-    "rows_pay",
-    "slices_of",
-    "tables_among",
-]
+from stratagem.variables.indexed_slices import IndexedSlices
+from stratagem.variables.sharded_variable import ShardedVariable, shards_of
+from stratagem.variables.store import is_keyed, store_of
 
 # Measured on two CPU devices: below 64 Ki elements rows gain nothing. If all replicas together look
 # up half as many rows as the table has, both ways take the same time.

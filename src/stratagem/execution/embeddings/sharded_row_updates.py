@@ -16,11 +16,9 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, Literal
 from jax.sharding import PartitionSpec
 
-from stratagem.execution.analysis.elements import is_by_element
+from stratagem.devices.mesh import Topology
+from stratagem.execution.analysis.replication import is_by_element
 from stratagem.execution.analysis.retracing import retrace
-from stratagem.topology import Topology
-
-__all__ = ["ShardedRowUpdates", "rows_to_update", "with_updated_rows"]
 
 
 # Jitted, so that the trace records them by name.

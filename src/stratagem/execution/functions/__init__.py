@@ -1,3 +1,1 @@
 """`sg.function`: whole steps, with `run` and `reduce`, as one compiled program."""
-
-__all__: list[str] = []

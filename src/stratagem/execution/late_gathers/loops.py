@@ -12,9 +12,9 @@ from jax.extend.core import Jaxpr
 from jax.sharding import PartitionSpec
 
 from stratagem.execution.analysis.retracing import scan_counts
-from stratagem.execution.late_gathers.exchanges import Sharded
 from stratagem.execution.late_gathers.weights import (
     Deferred,
+    Sharded,
     WeightShard,
     inner_jaxpr,
     is_literal,
@@ -23,18 +23,6 @@ from stratagem.execution.late_gathers.weights import (
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
-
-
-__all__ = [
-    "is_late_loop",
-    "is_sliced",
-    "narrower_dtype",
-    "shard_of",
-    "sharded_slice",
-    "sharded_stack",
-    "stacked_shards",
-    "summed_stacks",
-]
 
 
 def is_late_loop(eqn: JaxprEqn, inputs: Sequence[Any]) -> bool:

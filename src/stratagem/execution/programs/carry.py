@@ -12,24 +12,21 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import jax.numpy as jnp
 
-from stratagem.context import get_replica_context
-from stratagem.context.replica import is_key
+from stratagem.devices.abstract_devices import placeholder
+from stratagem.devices.shards import local_copy
+from stratagem.errors import explain
+from stratagem.execution.context.replica import get_replica_context, is_key
 from stratagem.execution.tracing.functionalize import current_scope
-from stratagem.execution.tracing.program_fingerprint import name_of
-from stratagem.execution.tracing.returned_values import as_values
-from stratagem.messages import explain
+from stratagem.execution.tracing.lost_changes import name_of
+from stratagem.execution.tracing.tracer import as_values
 from stratagem.options import ReduceOp, VariableAggregation
-from stratagem.topology.abstract_devices import placeholder
-from stratagem.topology.shards import local_copy
-from stratagem.values import Mirrored, PerReplica
-from stratagem.values.regrouping import is_array
-from stratagem.variables import Home, VariableKind
+from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.registry import Home, VariableKind
+from stratagem.variables.regrouping import is_array
 
 if TYPE_CHECKING:
+    from stratagem.contexts import StrategyParts
     from stratagem.execution.programs.lockstep import Lockstep
-    from stratagem.strategies.base.strategy import Strategy
-
-__all__ = ["Carry", "CarryingStep"]
 
 
 class CarrySlot:
@@ -41,7 +38,7 @@ class CarrySlot:
     has_value = True
     trainable = False
 
-    def __init__(self, strategy: Strategy, value: jax.Array, path: str) -> None:
+    def __init__(self, strategy: StrategyParts, value: jax.Array, path: str) -> None:
         self.path = path
         self.given_shape, self.given_dtype = value.shape, value.dtype
         self.key_impl = jax.random.key_impl(value) if is_key(value) else None
@@ -91,7 +88,7 @@ class CarrySlot:
 class Carry:
     """State passed between steps of one `run_steps` call; its leaves are `PerReplica` or shared."""
 
-    def __init__(self, strategy: Strategy, initial: object) -> None:
+    def __init__(self, strategy: StrategyParts, initial: object) -> None:
         self._strategy = strategy
         self._topology = strategy.topology
         pairs, self.structure = jax.tree_util.tree_flatten_with_path(

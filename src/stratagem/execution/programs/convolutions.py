@@ -24,9 +24,8 @@ from stratagem.execution.analysis.replication import contains_primitive
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
-    from stratagem.topology import Topology
+    from stratagem.devices.mesh import Topology
 
-__all__ = ["fast_on_cpu", "with_fast_convolutions"]
 
 _CONVOLUTION = "conv_general_dilated"
 _DTYPES = ("float32", "float64")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,35 +13,70 @@ import jax
 import jax.numpy as jnp
 
 from stratagem import config
-from stratagem.context.function_trace import current_function_trace
+from stratagem.contexts import current_function_trace
+from stratagem.devices.mesh import Topology
+from stratagem.errors import explain
 from stratagem.execution.programs.elastic_program import ElasticProgram, RoundAbortedError
 from stratagem.execution.programs.lockstep import Lockstep
-from stratagem.execution.programs.outside_variables import OutsideVariables
 from stratagem.execution.programs.program import Program
-from stratagem.execution.tracing.arguments import (
-    Arguments,
-    batch_arguments,
-    flatten_arguments,
-)
-from stratagem.execution.tracing.program_fingerprint import name_of
-from stratagem.execution.tracing.trace import Trace
+from stratagem.execution.tracing.arguments import Arguments, batch_arguments, flatten_arguments
+from stratagem.execution.tracing.functionalize import Trace
+from stratagem.execution.tracing.lost_changes import name_of
+from stratagem.group.current import current_group
 from stratagem.input.batches import HostBatch, take_own_part
 from stratagem.input.placement import place
-from stratagem.messages import explain
-from stratagem.process_group import current_group
-from stratagem.topology import Topology
-from stratagem.values import PerReplica
+from stratagem.variables.distributed import PerReplica
+from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.contexts import StrategyParts
 
-__all__ = ["ElasticLockstep", "is_on"]
+# Variables of no strategy that the steps of an elastic group use.
+#
+# A process that joins receives the values of those that its steps use by then.
+
+
+class OutsideVariables:
+    """Variables of no strategy, in the order of their first use."""
+
+    def __init__(self) -> None:
+        self._references: list[weakref.ref[Any]] = []
+        self._is_complete = False
+
+    def __iter__(self) -> Iterator[Any]:
+        for reference in self._references:
+            variable = reference()
+            if variable is not None:
+                yield variable
+
+    def end(self) -> None:
+        """Refuses others from now on: this process has joined, and received the values of these."""
+        self._is_complete = True
+
+    def note(self, variables: Sequence[Any], name: str) -> None:
+        """Notes those of a step's variables; raises ValueError for others after `end`."""
+        for variable in variables:
+            if home_of(variable) is not None or any(variable is one for one in self):
+                continue
+            if self._is_complete:
+                raise ValueError(
+                    explain(
+                        f"{name} uses variable {variable.path!r}, which was made outside of the "
+                        "strategy's scope. This process joined the others, and did not receive "
+                        "its value.",
+                        expected="a variable of the strategy, or of a step that was compiled "
+                        "before joining.",
+                        fix="make it in strategy.scope(); an optimizer has variables as well. Or "
+                        "pass the step to strategy.admit(fn, args).",
+                    )
+                )
+            self._references.append(weakref.ref(variable))
 
 
 class ElasticLockstep(Lockstep):
     """Runs replica functions on the members that are left. See `Executor`."""
 
-    def __init__(self, strategy: Strategy, *, steps_per_call: int | None = None) -> None:
+    def __init__(self, strategy: StrategyParts, *, steps_per_call: int | None = None) -> None:
         super().__init__(strategy, steps_per_call=steps_per_call)
         self._topology: Topology = strategy.topology
         self._by_size: dict[int, OrderedDict[Any, Program]] = {}

@@ -12,32 +12,269 @@ from typing import Any, Self, TypeGuard
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 from jax.sharding import PartitionSpec, Sharding
 
-from stratagem.collectives.elastic_rounds import FollowedRounds, Rounds, error_of_rounds
-from stratagem.elastic import ElasticGroup, scale_of_sums
-from stratagem.elastic.group_messages import diverged
-from stratagem.elastic.peer_connections import DivergedError
+from stratagem.devices.collectives.elastic_rounds import FollowedRounds, Rounds, error_of_rounds
+from stratagem.devices.mesh import Topology
+from stratagem.execution.analysis.replication import (
+    contains_primitive,
+    differing_outputs,
+    inner_jaxprs,
+)
 from stratagem.execution.analysis.retracing import retrace
 from stratagem.execution.programs.convolutions import fast_on_cpu
-from stratagem.execution.programs.left_out_replicas import own_outputs, reason_to_wait
-from stratagem.execution.programs.member_components import (
-    components_of_all,
-    held_components,
-    hold_components,
-    is_component,
-    merged_components,
-)
 from stratagem.execution.programs.member_rules import member_rules
 from stratagem.execution.programs.program import POOLS, Program
-from stratagem.execution.programs.update_apart import Update, update_apart
+from stratagem.execution.programs.variable_values import Destination
 from stratagem.execution.tracing.arguments import Arguments
-from stratagem.execution.tracing.program_fingerprint import operations_digest
-from stratagem.execution.tracing.trace import Trace
-from stratagem.topology import Topology
-from stratagem.values import Participation, PerReplica
+from stratagem.execution.tracing.functionalize import Trace
+from stratagem.execution.tracing.lost_changes import operations_digest
+from stratagem.group.elastic.backed_rounds import scale_of_sums
+from stratagem.group.elastic.group import ElasticGroup
+from stratagem.group.elastic.peer_connections import DivergedError
+from stratagem.group.elastic.views import diverged
+from stratagem.variables.distributed import Participation, PerReplica
+from stratagem.variables.registry import VariableKind, home_of
 
-__all__ = ["ElasticProgram", "RoundAbortedError"]
+# Components of ON_READ variables in an elastic group: each member keeps those of all.
+
+
+def is_component(place: Destination) -> bool:
+    """Returns True for an ON_READ variable, and False for a carry of `run_steps`."""
+    return bool(place.spec) and hasattr(place.variable, "whole")
+
+
+def components_of_all(own: Sequence[Any], rounds: Rounds, count: int) -> list[jax.Array]:
+    """Returns the components of all `count` members, who keep what one loses. Call in a step."""
+    gathered: dict[int, jax.Array] = {}
+    for dtype in dict.fromkeys(value.dtype for value in own):  # few messages
+        places = [place for place, value in enumerate(own) if value.dtype == dtype]
+        rows = rounds.gather(jnp.concatenate([own[place].ravel() for place in places]), count)
+        ends = np.cumsum([own[place].size for place in places])[:-1]
+        for place, part in zip(places, jnp.split(rows, ends, axis=1), strict=True):
+            gathered[place] = part.reshape((count, *own[place].shape[1:]))
+    return [gathered[place] for place in range(len(own))]
+
+
+def held_components(variables: Sequence[Any]) -> list[Any]:
+    """Returns the components of all members as of the last step, None where others came since."""
+    wholes = [(one.whole, one.stored) for one in variables]
+    return [whole.gathered if whole.storage is stored else None for whole, stored in wholes]
+
+
+def hold_components(variables: Sequence[Any], components: Sequence[Any]) -> None:
+    """Keeps the components of all members with each variable."""
+    for variable, gathered in zip(variables, components, strict=True):
+        if gathered is not None:
+            variable.whole.hold(variable.stored, gathered)
+
+
+def merged_components(
+    new: Sequence[Any], before: Sequence[Any], replicas: Sequence[int]
+) -> list[Any]:
+    """Returns the components of all: new ones of the participants, old ones of the others."""
+    merged: list[Any] = []
+    for one, old in zip(new, before, strict=True):
+        rows = np.array(old)
+        rows[list(replicas)] = np.asarray(one)[list(replicas)]
+        merged.append(jnp.asarray(rows))
+    return merged
+
+
+# Steps that may leave replicas out, which then apply the results of the others.
+#
+# Such a step trains: its rows change variables by sums over replicas alone, and every row counts
+# only
+# for one step. If rows count for themselves, as in a prediction, or replicas exchange them, all
+# replicas must take part.
+
+_SUMS = ("psum", "psum_invariant", "pmax", "pmin")
+_EXCHANGES = (
+    "all_gather",
+    "all_gather_invariant",
+    "reduce_scatter",
+    "all_to_all",
+    "ppermute",
+)
+_CALLBACKS = ("io_callback", "debug_callback", "debug_print")
+
+
+def own_outputs(trace: Trace) -> list[bool]:
+    """Returns, for each output of a step, True if it may differ between replicas."""
+    flags = differing_outputs(trace.jaxpr.jaxpr, trace.differing_inputs)
+    return [
+        differs or (place < len(trace.written) and _is_own(trace.written[place]))
+        for place, differs in enumerate(flags)
+    ]
+
+
+def reason_to_wait(trace: Trace) -> str | None:
+    """Returns why all replicas must take part in a step; None if some may be left out."""
+    jaxpr = trace.jaxpr.jaxpr
+    mirrored = [not _is_own(variable) for variable in trace.written]
+    trains = [getattr(variable, "trainable", False) for variable in trace.written]
+    components = [_is_component(trace, *one) for one in trace.inputs]
+    has_outside = bool(trace.summaries or trace.lookups or trace.sent or trace.late)
+    reasons = {
+        "it trains no variable": not any(map(all, zip(mirrored, trains, strict=True))),
+        "it sums nothing over replicas": not contains_primitive(jaxpr, *_SUMS),
+        "replicas exchange rows in it": contains_primitive(jaxpr, *_EXCHANGES),
+        "it calls functions of the host": contains_primitive(jaxpr, *_CALLBACKS),
+        "it records summaries, or uses variables outside of this process": has_outside,
+        "it reads what each replica has counted": _combines(jaxpr, components),
+        "it gives a variable of all replicas a value that one of them has computed": any(
+            differs and is_mirrored
+            for differs, is_mirrored in zip(own_outputs(trace), mirrored, strict=False)
+        ),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
+
+
+def _is_own(variable: object) -> bool:
+    home = home_of(variable)
+    return home is not None and home.kind is VariableKind.ON_READ
+
+
+def _is_component(trace: Trace, source: str, place: int) -> bool:
+    """Returns True for the component of a variable that each replica has for itself."""
+    variables = {"written": trace.written, "read_only": trace.read_only}.get(source, ())
+    return bool(variables) and _is_own(variables[place])
+
+
+def _combines(jaxpr: Jaxpr, flags: list[bool]) -> bool:
+    """Returns True if a collective may have a flagged input among its arguments."""
+    flagged = dict(zip(jaxpr.invars, flags, strict=True))
+
+    def read(atom: Var | Literal) -> bool:
+        return not isinstance(atom, Literal) and flagged.get(atom, False)
+
+    for eqn in jaxpr.eqns:
+        if not any(map(read, eqn.invars)):
+            continue
+        inner: list[Any] = [one for value in eqn.params.values() for one in inner_jaxprs(value)]
+        if eqn.primitive.name in _SUMS or any(contains_primitive(one, *_SUMS) for one in inner):
+            return True
+        flagged.update((atom, True) for atom in eqn.outvars)
+    return False
+
+
+# Update of variables from values that members have combined, as a program of its own.
+#
+# Members that take part in a round and those that are left out run different programs, in which a
+# compiler rounds the same formula in different ways. The program of the update is the same for all.
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """Update of variables from the inputs of a step and from what its rounds combine.
+
+    `places` are those of its results among those of the step. `inputs` has a place for each of its
+    arguments: among the flat inputs of the step, or, from their number on, among combined values.
+    """
+
+    places: tuple[int, ...]
+    inputs: tuple[int, ...]
+    program: Callable[[list[Any], list[Any]], list[Any]]
+
+    def run(self, inputs: Sequence[Any], combined: Sequence[Any]) -> dict[int, Any]:
+        """Returns new values by place; the old values at these places are donated."""
+        given = [*inputs, *combined]
+        old = [given[place] for place in self.inputs if place in self.places]
+        others = [given[place] for place in self.inputs if place not in self.places]
+        return dict(zip(self.places, self.program(old, others), strict=True))
+
+
+def update_apart(
+    step: Callable[..., Any],
+    arguments: Sequence[Any],
+    is_updated: Sequence[bool],
+    primitive: str,
+) -> tuple[Any, list[Any], Update]:
+    """Calls a function in a trace, without its update.
+
+    Args:
+        step: returns a pytree, new values of variables first.
+        arguments: its arguments, of which the first is the list of these variables' old values.
+        is_updated: for each new value, True if it is part of the update. Then it must depend on
+            the arguments and on combined values alone.
+        primitive: what combines values of several members.
+
+    Returns:
+        The results of `step`, with None for each value that is updated; the combined values; and
+        the update.
+    """
+    closed, shapes = jax.make_jaxpr(step, return_shape=True)(*arguments)
+    jaxpr = closed.jaxpr
+    eqns = _leading_to(
+        jaxpr,
+        [atom for atom, flag in zip(jaxpr.outvars, is_updated, strict=False) if flag],
+        ends_at=primitive,
+    )
+    made = {atom for eqn in eqns for atom in eqn.outvars}
+    places = [place for place, flag in enumerate(is_updated) if flag and _is_in(jaxpr, place, made)]
+    given = _inputs(eqns)
+    own = [atom for atom in given if atom not in jaxpr.invars]
+    flat = {atom: place for place, atom in enumerate(jaxpr.invars)}
+    flat |= {atom: len(jaxpr.invars) + place for place, atom in enumerate(own)}
+    given.sort(key=lambda atom: flat[atom] not in places)  # stable: those to donate come first
+    results: list[Any] = [jaxpr.outvars[place] for place in places]
+    update = jaxpr.replace(constvars=[], invars=given, eqns=eqns, outvars=results)
+    others = [atom for place, atom in enumerate(jaxpr.outvars) if place not in places]
+    before = _needed(jaxpr.replace(outvars=[*others, *own]))
+    values = jaxpr_as_fun(ClosedJaxpr(before, closed.consts))(*jax.tree.leaves(tuple(arguments)))
+    rest = iter(values)
+    leaves = [None if place in places else next(rest) for place in range(len(jaxpr.outvars))]
+    whole = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+    inputs = tuple(flat[atom] for atom in given)
+    return whole, list(rest), Update(tuple(places), inputs, _program(update))
+
+
+_programs: dict[str, Any] = {}
+
+
+def _program(jaxpr: Jaxpr) -> Any:
+    """Returns the compiled update, which is the same for any number of members."""
+    key = str(jaxpr)
+    if key not in _programs:
+        function = jaxpr_as_fun(ClosedJaxpr(jaxpr, []))
+        _programs[key] = jax.jit(
+            lambda old, others: list(function(*old, *others)), donate_argnums=0
+        )
+    return _programs[key]
+
+
+def _is_in(jaxpr: Jaxpr, place: int, atoms: set[Var]) -> bool:
+    atom = jaxpr.outvars[place]
+    return isinstance(atom, Var) and atom in atoms
+
+
+def _leading_to(jaxpr: Jaxpr, atoms: Sequence[Any], ends_at: str = "") -> list[JaxprEqn]:
+    """Returns the equations that compute variables, in their order, from results of a primitive."""
+    wanted = {atom for atom in atoms if isinstance(atom, Var)}
+    found: list[JaxprEqn] = []
+    for eqn in reversed(jaxpr.eqns):
+        if not wanted.isdisjoint(eqn.outvars) and eqn.primitive.name != ends_at:
+            wanted.update(_read(eqn))
+            found.append(eqn)
+    return found[::-1]
+
+
+def _needed(jaxpr: Jaxpr) -> Jaxpr:
+    """Returns a jaxpr with the equations that its outputs need."""
+    return jaxpr.replace(eqns=_leading_to(jaxpr, jaxpr.outvars))
+
+
+def _inputs(eqns: Sequence[JaxprEqn]) -> list[Var]:
+    """Returns the variables that equations take from elsewhere, in their order."""
+    made = {atom for eqn in eqns for atom in eqn.outvars}
+    read = dict.fromkeys(atom for eqn in eqns for atom in _read(eqn))
+    return [atom for atom in read if atom not in made]
+
+
+def _read(eqn: JaxprEqn) -> list[Var]:
+    return [atom for atom in eqn.invars if not isinstance(atom, Literal)]
 
 
 _logger = logging.getLogger(__name__)

@@ -10,22 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.context.function_trace import current_function_trace
+from stratagem.contexts import current_function_trace
+from stratagem.devices.background import background_flights, start_beside
+from stratagem.devices.lockstep import compiling, wait_for_background
+from stratagem.devices.mesh import Topology
 from stratagem.execution.programs.program import Program
 from stratagem.execution.tracing.arguments import flatten_arguments
+from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.garbage_collection import paused_garbage_collection
-from stratagem.execution.tracing.program_fingerprint import agree_on_program, name_of
-from stratagem.execution.tracing.trace import Trace
+from stratagem.execution.tracing.lost_changes import agree_on_program, name_of
 from stratagem.execution.tracing.tracer import trace_replica_function
-from stratagem.topology import Topology
-from stratagem.topology.background import background_flights, start_beside
-from stratagem.topology.lockstep import compiling, wait_for_background
-from stratagem.values import PerReplica
+from stratagem.variables.distributed import PerReplica
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
-
-__all__ = ["FollowUpProgram", "FollowedProgram"]
+    from stratagem.contexts import StrategyParts
 
 
 class FollowedProgram(Program):
@@ -66,7 +64,7 @@ class FollowUpProgram(Program):
     program in between may take them.
     """
 
-    def __init__(self, strategy: Strategy, fn: Callable[..., Any], *args: Any) -> None:
+    def __init__(self, strategy: StrategyParts, fn: Callable[..., Any], *args: Any) -> None:
         topology, name = strategy.topology, name_of(fn)
         arguments = _flattened(args, topology)
         with paused_garbage_collection():

@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
-from stratagem.execution.programs.step_program import StepProgram
+from stratagem.devices.mesh import Topology
+from stratagem.errors import explain
+from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.remote_state import Ids, without_unused
-from stratagem.execution.tracing.trace import Trace
-from stratagem.messages import explain
-from stratagem.topology import Topology
-from stratagem.variables import VariableKind, home_of
+from stratagem.variables.registry import VariableKind, home_of
 
-__all__ = ["EarlyProgram", "IdsProgram", "spec_of_input"]
+if TYPE_CHECKING:
+    from stratagem.execution.tracing.arguments import Shaped
+
+# `StepProgram`: a jitted function of a step and the shapes of its arguments, for planning.
+
+
+@dataclasses.dataclass(frozen=True)
+class StepProgram:
+    """One jitted function of a step. Shapes are `jax.ShapeDtypeStruct`s with shardings."""
+
+    name: str
+    function: Any
+    shapes: tuple[Any, ...]  # of its arguments
+    lasting: Sequence[jax.ShapeDtypeStruct]  # arguments in device memory between steps
+    num_donated: int = 0  # leading arguments that are donated
+    is_of_replicas: bool = True  # True on the replicas' devices, False on the store's
+    brought: Sequence[jax.ShapeDtypeStruct] = ()  # arguments copied from pinned host memory
+    put_back: Sequence[jax.ShapeDtypeStruct] = ()  # results copied to pinned host memory
+
+
+def shape_on(
+    value: Shaped, sharding: jax.sharding.Sharding, before: tuple[int, ...] = ()
+) -> jax.ShapeDtypeStruct:
+    """Returns shape and dtype of an array with a sharding, after the leading axes in `before`."""
+    return jax.ShapeDtypeStruct((*before, *value.shape), value.dtype, sharding=sharding)
 
 
 class EarlyProgram:

@@ -2,46 +2,358 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import functools
+import inspect
+import itertools
+import types
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from stratagem import config
-from stratagem.collectives.shared_sums import in_order, is_connected
-from stratagem.context.function_trace import current_function_trace
+from stratagem.contexts import current_function_trace, get_strategy
+from stratagem.devices.collectives.shared_sums import in_order, is_connected, no_sums
+from stratagem.devices.lockstep import compiling
+from stratagem.devices.mesh import Topology
+from stratagem.errors import InvalidArgumentError, explain
+from stratagem.execution.context.replica import get_replica_context
 from stratagem.execution.eager.replicas import run_eagerly
-from stratagem.execution.programs.argument_differences import ArgumentKinds
-from stratagem.execution.programs.compilations import note_compilation
+from stratagem.execution.programs.carry import Carry, CarryingStep
+from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.followed_program import FollowedProgram
-from stratagem.execution.programs.multistep import run_steps
 from stratagem.execution.programs.offloaded_program import OffloadedProgram, is_offloaded
-from stratagem.execution.programs.ordered_program import OrderedProgram
 from stratagem.execution.programs.program import Program
-from stratagem.execution.programs.recompilations import Recompilations
+from stratagem.execution.programs.recompilations import ArgumentKinds, Recompilations
 from stratagem.execution.programs.sharded_program import ShardedProgram, is_sharded
 from stratagem.execution.programs.step_capture import offer_step
-from stratagem.execution.tracing.arguments import Arguments, flatten_arguments
-from stratagem.execution.tracing.follow_ups import taking_follow_ups
+from stratagem.execution.summary.collector import is_tracing
+from stratagem.execution.summary.settings import trace_key
+from stratagem.execution.tracing.arguments import Arguments, batch_arguments, flatten_arguments
 from stratagem.execution.tracing.function_identity import FunctionKeys
+from stratagem.execution.tracing.functionalize import Trace, taking_follow_ups
 from stratagem.execution.tracing.garbage_collection import paused_garbage_collection
-from stratagem.execution.tracing.program_fingerprint import name_of
+from stratagem.execution.tracing.lost_changes import name_of
 from stratagem.execution.tracing.remote_state import RemoteState
-from stratagem.execution.tracing.trace import Trace
-from stratagem.execution.tracing.tracer import trace_replica_function
+from stratagem.execution.tracing.tracer import as_values, trace_replica_function
 from stratagem.input.batches import HostBatch
 from stratagem.input.iterator import DistributedIterator
+from stratagem.input.placement import PlacedBatches
 from stratagem.options import ReduceOp
-from stratagem.summary.settings import trace_key
-from stratagem.topology import Topology
-from stratagem.topology.lockstep import compiling
-from stratagem.variables import agree_on_initial_values, require_layouts_used
+from stratagem.variables.distributed import PerReplica
+from stratagem.variables.initial_values import agree_on_initial_values
+from stratagem.variables.layouts import require_layouts_used
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    import numpy as np
 
-__all__ = ["Lockstep", "program_of"]
+    from stratagem.contexts import StrategyParts
+
+# Program of a step whose sums over replicas go through shared memory, in one order.
+
+
+class OrderedProgram(Program):
+    """A program in which each sum waits for the one before, also from step to step.
+
+    `ordered` is of `collectives.shared_sums.in_order`. Within a program of the user's, two steps
+    could run at once and without an order, so that the trace is used as it is.
+    """
+
+    def __init__(self, trace: Trace, topology: Topology, name: str, ordered: ClosedJaxpr) -> None:
+        self._ordered = ordered
+        self._inner = functools.cache(lambda: Program(trace, topology, name))
+        super().__init__(trace, topology, name)
+
+    def run_for(self, split: list[Any], shared: list[Any]) -> Any:
+        """Runs one step on flat arguments."""
+        run = self._inner().run_for if _is_inside() else super().run_for
+        return run(split, shared)
+
+    def run_many(self, split: list[Any], shared: list[Any]) -> Any:
+        """Runs all steps in the split arrays in one call on the devices."""
+        run = self._inner().run_many if _is_inside() else super().run_many
+        return run(split, shared)
+
+    def _function(self, *, many: bool) -> Callable[..., Any]:
+        function = super()._function(many=many)
+
+        def run(written: list[Any], *others: list[Any]) -> Any:
+            values, *outputs = function([*written, no_sums()], *others)
+            return values[:-1], *outputs
+
+        return run
+
+    def _evaluate(self, inputs: list[Any], written: list[Any]) -> list[Any]:
+        count = len(written) - 1
+        ordered = fast_on_cpu(self._ordered, self._topology)
+        *outputs, order = jaxpr_as_fun(ordered)(*inputs, written[count])
+        return [*outputs[:count], order, *outputs[count:]]
+
+
+def _is_inside() -> bool:
+    return current_function_trace() is not None or is_tracing()
+
+
+# `run_steps`: batches are stacked, moved once, and looped over on the devices.
+
+
+def run_steps(
+    strategy: StrategyParts,
+    fn: Callable[[Any], Any],
+    iterator: DistributedIterator,
+    num_steps: int,
+    *,
+    reduce_op: ReduceOp | None,
+    carry: object,
+    eagerly: bool,
+) -> Any:
+    """Runs a replica function on the next batches of an iterator; see `Executor.run_steps`.
+
+    With `eagerly`, steps run one by one, op by op. Raises InvalidArgumentError if results of
+    different steps cannot be stacked.
+    """
+    if carry is not None:
+        state = Carry(strategy, carry)
+        step = CarryingStep(_OfBatch(fn), state.slots, state.structure, reduce_op)
+        results = _run_all(strategy, step, iterator, num_steps, reduce_op, eagerly=eagerly)
+        return state.take(), results
+    step = _OfBatch(fn) if reduce_op is None else _ReducedStep(_OfBatch(fn), reduce_op)
+    return _run_all(strategy, step, iterator, num_steps, reduce_op, eagerly=eagerly)
+
+
+def _run_all(
+    strategy: StrategyParts,
+    function: Callable[[Any], Any],
+    iterator: DistributedIterator,
+    num_steps: int,
+    reduce_op: ReduceOp | None,
+    *,
+    eagerly: bool,
+) -> Any:
+    results: list[Any] = []
+    if eagerly:
+        first = next(iterator)  # StopIteration at the end of the data
+        for batch in itertools.chain([first], itertools.islice(iterator, num_steps - 1)):
+            result = run_eagerly(strategy, function, (batch,), {})
+            results.append(_mapped(_with_step_axis, result))
+    else:
+        for placed in iterator.take(num_steps):
+            results.append(_run_compiled(strategy, function, placed))
+    joined = _mapped(_join, *results)
+    if reduce_op is None:
+        return joined
+    return _mapped(_of_any_replica, joined)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OfBatch:
+    """Calls a replica function with a batch, or with the parts of a batch that is a tuple."""
+
+    fn: Callable[..., Any]
+
+    def __call__(self, batch: Any, *carry: object) -> Any:
+        is_taken_apart = type(batch) is tuple and not _takes(self.fn, *carry, batch)
+        if is_taken_apart and _takes(self.fn, *carry, *batch):
+            return self.fn(*carry, *batch)
+        return self.fn(*carry, batch)
+
+
+def _takes(fn: Callable[..., Any], *args: object) -> bool:
+    """Returns True if a function accepts these arguments, or has no signature."""
+    try:
+        inspect.signature(fn).bind(*args)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class _ReducedStep:
+    """A replica function whose results are reduced over replicas.
+
+    A dataclass instead of a closure, because equal ones share a program.
+    """
+
+    fn: Callable[[Any], Any]
+    op: ReduceOp
+
+    def __call__(self, batch: object) -> Any:
+        context = get_replica_context()
+        assert context is not None
+        return context.all_reduce(self.op, as_values(self.fn(batch)))
+
+
+def _run_compiled(strategy: StrategyParts, fn: Callable[[Any], Any], placed: PlacedBatches) -> Any:
+    arguments = batch_arguments(placed)
+    executor = cast("Lockstep", strategy.executor)
+    if placed.hosts:
+        return _mapped(_with_step_axis, executor.run_batches(fn, placed.hosts, arguments))
+    program = executor.program(fn, arguments)
+    if placed.num_steps == 1:
+        result = program.run(arguments)
+        return _mapped(_with_step_axis, result)
+    result = program.run_many(arguments.split, arguments.shared)
+    return _mapped(_true_rows, result)
+
+
+def _mapped(fn: Callable[..., Any], *results: object) -> Any:
+    return jax.tree.map(fn, *map(as_values, results), is_leaf=_is_per_replica)
+
+
+def _is_per_replica(leaf: object) -> bool:
+    return isinstance(leaf, PerReplica)
+
+
+def _with_step_axis(leaf: object) -> Any:
+    if isinstance(leaf, PerReplica):
+        if leaf.stacked is not None and leaf.lengths is None:
+            return PerReplica(stacked=leaf.stacked[:, None])
+        parts = tuple(jnp.asarray(part)[None] for part in leaf.components)
+        return PerReplica(objects=parts, lengths=leaf.lengths)
+    return leaf[None] if isinstance(leaf, jax.Array) else leaf
+
+
+def _true_rows(leaf: object) -> Any:
+    """Removes padding rows, which are on axis 1 because steps are on axis 0."""
+    if not isinstance(leaf, PerReplica) or leaf.lengths is None:
+        return leaf
+    return PerReplica(objects=leaf.parts(1), lengths=leaf.lengths)
+
+
+def _join(*leaves: Any) -> Any:
+    """Concatenates the steps of several runs."""
+    if len(leaves) == 1 or not isinstance(leaves[0], PerReplica | jax.Array):
+        return leaves[0]
+    if not isinstance(leaves[0], PerReplica):
+        return _concatenate(leaves, axis=0)
+    if len({leaf.lengths for leaf in leaves}) > 1:  # lengths on all processes
+        raise _cannot_be_stacked([_shapes(leaf) for leaf in leaves])
+    if all(leaf.stacked is not None for leaf in leaves):
+        return PerReplica(stacked=_concatenate([leaf.stacked for leaf in leaves], axis=1))
+    columns = zip(*(leaf.components for leaf in leaves), strict=True)
+    return PerReplica(objects=tuple(_concatenate(column, axis=0) for column in columns))
+
+
+def _concatenate(parts: Iterable[jax.Array | np.ndarray], *, axis: int) -> Any:
+    parts = list(parts)
+    shapes = [part.shape[:axis] + part.shape[axis + 1 :] for part in parts]
+    if len(set(shapes)) > 1:
+        raise _cannot_be_stacked(shapes)
+    return jnp.concatenate(parts, axis=axis)
+
+
+def _shapes(leaf: PerReplica) -> Any:
+    rest = leaf.components[0].shape[2:]
+    return [(length, *rest) for length in leaf.lengths or (leaf.components[0].shape[1],)]
+
+
+def _cannot_be_stacked(shapes: object) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        explain(
+            f"A step function returned arrays of different shapes in different steps: {shapes}.",
+            expected="results of one shape, because run_steps stacks them.",
+            fix="return sums or means instead of rows, drop the short batch, or call "
+            "strategy.run for each batch.",
+            code="SG410",
+        )
+    )
+
+
+def _of_any_replica(leaf: object) -> Any:
+    return leaf.components[0] if isinstance(leaf, PerReplica) else leaf
+
+
+# Records of the programs that a strategy has compiled, with the reason of each.
+
+_MAX_RECORDS = 1_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Compilation:
+    """One compiled program of a function.
+
+    Attributes:
+        function: qualified name of the function.
+        place: file and line of its definition; "" for a callable without code.
+        reason: difference from an earlier call that made this program necessary.
+
+    Example:
+        >>> strategy = sg.OneDeviceStrategy("cpu:0")
+        >>> strategy.run(jax.numpy.sum, args=(np.ones(3),)).item()
+        3.0
+        >>> [(one.function, one.reason) for one in sg.explain_recompiles(strategy)]
+        [('sum', 'first call')]
+
+    Source: specific to Stratagem.
+    """
+
+    function: str
+    place: str
+    reason: str
+
+    def __str__(self) -> str:
+        place = f" ({self.place})" if self.place else ""
+        return f"{self.function}{place}: {self.reason}"
+
+
+class _Records:
+    def __init__(self) -> None:
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.latest: collections.deque[Compilation] = collections.deque(maxlen=_MAX_RECORDS)
+
+
+_records: weakref.WeakKeyDictionary[Any, _Records] = weakref.WeakKeyDictionary()
+
+
+def note_compilation(strategies: Iterable[object], fn: Any, reason: str) -> None:
+    """Records a new program of a function, which uses the given strategies."""
+    code = getattr(fn, "__code__", None)
+    place = f"{code.co_filename}:{code.co_firstlineno}" if isinstance(code, types.CodeType) else ""
+    compilation = Compilation(name_of(fn), place, reason)
+    for strategy in strategies:
+        records = _records.setdefault(strategy, _Records())
+        records.counts[compilation.function] += 1
+        records.latest.append(compilation)
+
+
+def compilations_of(strategy: object) -> dict[str, int]:
+    """Returns the number of programs by function name, in the order of the first ones."""
+    records = _records.get(strategy)
+    return {} if records is None else dict(records.counts)
+
+
+def explain_recompiles(strategy: object = None) -> list[Compilation]:
+    """Returns the programs that a strategy compiled, with the reason of each. Call anywhere.
+
+    A program is compiled at the first call of a function, and again for arguments of other shapes,
+    dtypes or static values, or for a new function with other values in it.
+
+    Args:
+        strategy: whose programs; None for the current one.
+
+    Returns:
+        The last 1,000 programs, in the order of their compilation. Printed, each is a line.
+
+    Example:
+        >>> strategy = sg.OneDeviceStrategy("cpu:0")
+        >>> for rows in (4, 3):
+        ...     _ = strategy.run(jax.numpy.sum, args=(np.ones((rows, 2), np.float32),))
+        >>> sg.explain_recompiles(strategy)[-1].reason
+        'args[0]: float32[4,2] -> float32[3,2]'
+
+    Source: JAX, jax_explain_cache_misses.
+    """
+    records = _records.get(get_strategy() if strategy is None else strategy)
+    return [] if records is None else list(records.latest)
 
 
 class Lockstep:
@@ -54,7 +366,7 @@ class Lockstep:
     has_values = True
     worker: tuple[int, int] = (0, 1)
 
-    def __init__(self, strategy: Strategy, *, steps_per_call: int | None = None) -> None:
+    def __init__(self, strategy: StrategyParts, *, steps_per_call: int | None = None) -> None:
         self._strategy = strategy
         self.steps_per_call = steps_per_call
         self._programs: OrderedDict[Any, Program] = OrderedDict()

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from stratagem.collectives.elastic_rounds import RoundOperation, Rounds
-from stratagem.messages import explain
-from stratagem.topology import REPLICA_AXIS
+from stratagem.devices.collectives.elastic_rounds import RoundOperation, Rounds
+from stratagem.devices.mesh import REPLICA_AXIS
+from stratagem.errors import explain
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
     from stratagem.execution.analysis.retracing import Rule
 
-__all__ = ["member_rules"]
 
 _Combination = Callable[[Any, list[Any]], Sequence[Any]]
 

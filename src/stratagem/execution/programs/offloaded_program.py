@@ -11,24 +11,21 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
+from stratagem.devices.mesh import Topology
 from stratagem.execution.analysis.retracing import retrace
-from stratagem.execution.programs.ids_program import IdsProgram
+from stratagem.execution.programs.ids_program import IdsProgram, StepProgram, shape_on
 from stratagem.execution.programs.program import POOLS, Program
-from stratagem.execution.programs.step_program import StepProgram, shape_on
 from stratagem.execution.programs.update_part import StepParts, part_step
 from stratagem.execution.programs.variable_values import value_for_step
 from stratagem.execution.tracing.arguments import Arguments
+from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.remote_state import Lookup, RemoteState
-from stratagem.execution.tracing.trace import Trace
-from stratagem.topology import Topology
-from stratagem.variables import Store, store_of
-from stratagem.variables.single_device_store import take_rows
+from stratagem.variables.sharded_store import take_rows
+from stratagem.variables.store import Store, store_of
 
 if TYPE_CHECKING:
     import keras
     import numpy as np
-
-__all__ = ["OffloadedProgram", "is_offloaded", "rows_of_table"]
 
 
 def is_offloaded(trace: Trace) -> bool:

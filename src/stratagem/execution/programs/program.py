@@ -2,42 +2,225 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec, Sharding
 
-from stratagem.context.function_trace import current_function_trace
-from stratagem.execution.analysis.replication import has_collectives
+from stratagem import environment
+from stratagem.contexts import current_function_trace
+from stratagem.devices.abstract_devices import placeholder
+from stratagem.devices.context_mesh import is_explicit
+from stratagem.devices.lockstep import record_program, run_together
+from stratagem.devices.mesh import Topology
+from stratagem.devices.shards import local_copy
+from stratagem.execution.analysis.replication import contains_primitive, has_collectives
 from stratagem.execution.programs.convolutions import fast_on_cpu
-from stratagem.execution.programs.ids_program import EarlyProgram, IdsProgram
-from stratagem.execution.programs.loop_options import loop_options, sequence_options, unrolls_steps
-from stratagem.execution.programs.queued_input import QueuedInput, input_bytes, is_large
+from stratagem.execution.programs.ids_program import EarlyProgram, IdsProgram, StepProgram, shape_on
 from stratagem.execution.programs.recompilations import Usage
-from stratagem.execution.programs.step_program import StepProgram, shape_on
-from stratagem.execution.programs.step_results import assemble_results, placeholder_results
-from stratagem.execution.programs.step_summaries import StepSummaries
 from stratagem.execution.programs.variable_values import VariableValues, value_for_step
+from stratagem.execution.summary.collector import current_collector, is_tracing
+from stratagem.execution.summary.kinds import forward_summaries
+from stratagem.execution.summary.writer import Recording, begin_recording
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.errors import assigned_under_jit, explicit_in_jit
+from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.garbage_collection import paused_garbage_collection
-from stratagem.execution.tracing.program_fingerprint import agree_on_program
+from stratagem.execution.tracing.lost_changes import agree_on_program
 from stratagem.execution.tracing.remote_state import RemoteState, inputs_of
-from stratagem.execution.tracing.trace import Trace
-from stratagem.profiling.step_observer import UNOBSERVED, current_observer, observed_call
-from stratagem.run_events import current_events
-from stratagem.topology import Topology
-from stratagem.topology.context_mesh import is_explicit
-from stratagem.topology.lockstep import record_program, run_together
-from stratagem.variables import read_before_replacing, stored_sharding
+from stratagem.observe.profiling.recorder import UNOBSERVED, current_observer, observed_call
+from stratagem.observe.run_events.process_writer import current_events
+from stratagem.variables.distributed import PerReplica
+from stratagem.variables.late_reads import read_before_replacing
+from stratagem.variables.layouts import stored_sharding
 
-__all__ = ["POOLS", "Program"]
+if TYPE_CHECKING:
+    from jax.extend.core import Jaxpr
+
+# Results of a step: arrays in the structure that the replica function returned.
+
+
+def assemble_results(trace: Trace, outputs: list[Any], topology: Topology) -> Any:
+    """Returns the result of a replica function, plain with one replica."""
+    several = topology.num_replicas > 1
+    leaves: list[Any] = []
+    for (is_array, value), lengths in zip(trace.results, trace.result_lengths, strict=True):
+        if not is_array:
+            leaves.append(value)
+        elif several:
+            leaves.append(PerReplica(stacked=outputs[value], lengths=lengths))
+        else:
+            output = local_copy(outputs[value], topology)
+            leaves.append(output if lengths is None else output[: lengths[0]])
+    return jax.tree.unflatten(trace.result_structure, leaves)
+
+
+def placeholder_results(trace: Trace, topology: Topology) -> list[Any]:
+    """Returns placeholder outputs for abstract devices; no variable changes."""
+    several = topology.num_replicas > 1
+    return [
+        placeholder((topology.num_replicas, *aval.shape[1:]) if several else aval.shape, aval.dtype)
+        for aval in trace.jaxpr.out_avals[len(trace.written) :]
+    ]
+
+
+# Bound on the memory of inputs of calls that the devices have not finished.
+
+# JAX lets the host run up to 32 calls ahead of the devices, and each holds its input.
+_MOST_CALLS_OF_JAX = 32
+_MOST_BYTES = 1 << 30
+# One call runs and one waits, however large they are, so that the devices are never idle.
+_LEAST_CALLS = 2
+
+
+class _UndonatedOutput(Protocol):
+    def block_until_ready(self) -> object: ...
+
+
+class QueuedInput:
+    """Waits for earlier calls of a program while too much of their input is on a device."""
+
+    def __init__(self) -> None:
+        self._calls: collections.deque[tuple[_UndonatedOutput, int]] = collections.deque()
+        self._total_bytes = 0
+
+    def add(self, output: _UndonatedOutput, size_bytes: int) -> None:
+        """Counts a call that has just started, by an output that no later program donates."""
+        self._calls.append((output, size_bytes))
+        self._total_bytes += size_bytes
+        while self._total_bytes > _MOST_BYTES and len(self._calls) > _LEAST_CALLS:
+            first, first_bytes = self._calls.popleft()
+            self._total_bytes -= first_bytes
+            first.block_until_ready()
+
+
+def is_large(size_bytes: int) -> bool:
+    """Returns True if JAX's own limit lets too much input of this size wait on a device."""
+    return size_bytes * _MOST_CALLS_OF_JAX > _MOST_BYTES
+
+
+def input_bytes(arrays: Sequence[Any]) -> int:
+    """Returns the size of arrays or of values in a trace; other values count as nothing."""
+    return sum(array.size * array.dtype.itemsize for array in arrays if hasattr(array, "dtype"))
+
+
+# Compiler options of a program, and if it unrolls its loop over steps.
+
+# XLA:GPU since 0.11 copies a step's slice of an input, such as the labels, on a second stream. An
+# asynchronous operation has the whole loop reordered for overlap, without regard for memory or
+# caches: all gradients of weights, then all updates. ResNet-50 then takes 2.3 GB more.
+_COPIES_OF_SLICES = "dynamic-slice-copy-fusion-async-wrapper"
+
+
+def loop_options(topology: Topology) -> dict[str, str] | None:
+    """Returns the options for a loop over steps on these devices; None for XLA's defaults.
+
+    JAX accepts none for a program that is called within another one.
+    """
+    if topology.platform != "gpu" or current_function_trace() is not None or is_tracing():
+        return None
+    # An option replaces the value of XLA_FLAGS.
+    return {
+        "xla_disable_hlo_passes": ",".join([*environment.disabled_xla_passes(), _COPIES_OF_SLICES])
+    }
+
+
+def sequence_options(trace: Trace, topology: Topology) -> dict[str, str] | None:
+    """Returns the options for sequences in parts on TPUs; None without, or within another program.
+
+    The compiler would pass keys and values on in a ring while it computes with each part. It then
+    keeps the scores of all parts, which takes three times the memory. So it has to gather them.
+    """
+    is_within = current_function_trace() is not None
+    if not trace.splits_sequences or topology.platform != "tpu" or is_within:
+        return None
+    return {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
+
+
+def unrolls_steps(jaxpr: Jaxpr, topology: Topology) -> bool:
+    """Returns True if the loop over steps is unrolled.
+
+    XLA:CPU computes gradients of convolutions 30 times slower in a loop body.
+    """
+    devices = topology.devices or jax.local_devices()
+    return devices[0].platform == "cpu" and contains_primitive(jaxpr, "conv_general_dilated")
+
+
+# Summaries of a step: each call decides whether to record them.
+
+
+class StepSummaries:
+    """Decides per call whether a step records its summaries, and writes their values.
+
+    A skipped branch still takes time, so a step with expensive summaries has a second program
+    without them.
+    """
+
+    def __init__(self, trace: Trace, topology: Topology) -> None:
+        assert trace.summaries is not None
+        self._trace, self._summaries = trace, trace.summaries
+        self._topology = topology
+        self._recording: Recording | None = None
+        with jax.ensure_compile_time_eval():  # it outlives a jax.jit around the first call
+            self._true = topology.replicate(np.True_)
+
+    def decide(self) -> bool:
+        """Decides whether the next call records; returns True to run the program without summaries.
+
+        Raises ValueError if a summary is to be written but the step number is unknown.
+        """
+        if is_tracing():
+            return False
+        self._recording = begin_recording(self._summaries.every)
+        # Processes may decide differently, but must run the same program.
+        is_plain = self._summaries.are_expensive and not self._topology.spans_processes
+        return self._recording is None and is_plain
+
+    def begin(self, constants: list[Any]) -> list[Any]:
+        """Returns the program's constants, with the one that turns recording on set if needed."""
+        records: Any = self._true
+        if is_tracing():  # the enclosing function decides
+            collector = current_collector()
+            if collector is not None and isinstance(collector.records, Tracer):
+                records = collector.records
+        elif self._recording is None:
+            return constants
+        place = self._trace.records
+        assert place is not None
+        return [*constants[:place], records, *constants[place + 1 :]]
+
+    def end(self, results: list[Any], num_steps: int | None) -> list[Any]:
+        """Writes the recorded summaries and returns the other results.
+
+        `num_steps` is the number of steps in the call; None for a single step.
+        """
+        trace = self._trace
+        first, end = trace.num_results, trace.num_outputs
+        others = results[:first] + results[end:]
+        outputs: list[Any] = results[first:end]
+        if (outputs and isinstance(outputs[0], Tracer)) or is_tracing():
+            forward_summaries(self._summaries.summaries, self._of_first(outputs))
+        elif self._recording is not None:
+            if self._topology.num_replicas > 1:
+                outputs = [PerReplica(stacked=output) for output in outputs]
+            values = jax.tree.unflatten(self._summaries.structure, outputs)
+            self._recording.keep(self._summaries.summaries, values, num_steps)
+        return others
+
+    def _of_first(self, outputs: list[Any]) -> list[Any]:
+        """Returns the values of replica 0."""
+        if self._topology.num_replicas > 1:
+            outputs = [output[0] for output in outputs]
+        return jax.tree.unflatten(self._summaries.structure, outputs)
+
 
 # Groups of a program's inputs, in order.
 POOLS: Sequence[str] = ("written", "read_only", "split", "shared", "constant", "rows")

@@ -8,30 +8,151 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Jaxpr, Literal
 from jax.sharding import PartitionSpec, Sharding
 
+from stratagem.devices.collectives.shared_sums import is_shared_sum
+from stratagem.devices.mesh import Topology
 from stratagem.execution.embeddings.sharded_row_updates import ShardedRowUpdates
-from stratagem.execution.late_gathers.exchanges import Sharded
+from stratagem.execution.late_gathers.gathers import shard_updates
 from stratagem.execution.late_gathers.late_step import LateStep
-from stratagem.execution.late_gathers.shard_updates import shard_updates
-from stratagem.execution.programs.destination import Destination
-from stratagem.execution.programs.ids_program import IdsProgram, spec_of_input
+from stratagem.execution.late_gathers.weights import Sharded
+from stratagem.execution.programs.ids_program import IdsProgram, StepProgram, spec_of_input
 from stratagem.execution.programs.program import POOLS, Program
-from stratagem.execution.programs.reduce_scatter import scatter_sums
-from stratagem.execution.programs.step_program import StepProgram
-from stratagem.execution.programs.stores_of_sums import store_for, stores_of_sums
 from stratagem.execution.programs.update_part import StepParts, part_step
+from stratagem.execution.programs.variable_values import Destination
 from stratagem.execution.tracing.arguments import Arguments
+from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.remote_state import without_unused
-from stratagem.execution.tracing.trace import Trace
-from stratagem.topology import Topology
-from stratagem.variables import ShardedStore, store_of, stored_sharding
+from stratagem.variables.layouts import stored_sharding
+from stratagem.variables.sharded_store import ShardedStore
+from stratagem.variables.store import store_of
 
 if TYPE_CHECKING:
     import keras
+    from jax.extend.core import JaxprEqn
+
+# Reduce-scatter: replaces sums over replicas where each device needs only a shard of the result.
+#
+# A reduce-scatter sends half as much data as an all-reduce.
+
+_SUMS = ("psum", "psum2", "psum_invariant")
 
 
-__all__ = ["ShardedProgram", "is_sharded"]
+def scatter_sums(
+    parts: StepParts, stores: Sequence[ShardedStore | None], topology: Topology
+) -> tuple[StepParts, list[int | None]]:
+    """Removes sums that only the update reads, so that replicas output their addends.
+
+    `stores` has the store of each value for the update, whose shard of a sum each device needs;
+    None leaves a sum alone. Also returns the shard axis of each such value; None for other values.
+    """
+    jaxpr = parts.replica
+    first = len(jaxpr.outvars) - parts.num_handed
+    is_read = {id(atom) for eqn in jaxpr.eqns for atom in eqn.invars}
+    is_read |= {id(atom) for atom in jaxpr.outvars[:first]}
+    places = {id(atom): place for place, atom in enumerate(jaxpr.outvars[first:])}
+    axes: list[int | None] = [None] * parts.num_handed
+    outvars = list(jaxpr.outvars)
+    eqns: list[Any] = []
+    for eqn in jaxpr.eqns:
+        stays: list[tuple[Any, Any]] = []
+        pairs: list[Any] = (
+            list(zip(eqn.invars, eqn.outvars, strict=True)) if _is_sum(eqn, topology) else []
+        )
+        for addend, total in pairs:
+            place = None if id(total) in is_read else places.get(id(total))
+            store = None if place is None else stores[place]
+            axis = None if store is None else store.sharded_axis(tuple(total.aval.shape))
+            if place is None or axis is None or isinstance(addend, Literal):
+                stays.append((addend, total))
+            else:
+                axes[place], outvars[first + place] = axis, addend
+        if len(stays) == len(pairs):
+            eqns.append(eqn)
+        elif stays:
+            invars, totals = zip(*stays, strict=True)
+            eqns.append(eqn.replace(invars=list(invars), outvars=list(totals)))
+    return dataclasses.replace(parts, replica=jaxpr.replace(eqns=eqns, outvars=outvars)), axes
+
+
+def _is_sum(eqn: JaxprEqn, topology: Topology) -> bool:
+    if is_shared_sum(eqn):
+        return True
+    is_sum = eqn.primitive.name in _SUMS and eqn.params.get("axis_index_groups") is None
+    return is_sum and tuple(eqn.params.get("axes", ())) == topology.replica_axes
+
+
+# Stores whose shards of a sum over replicas an update needs.
+
+
+def store_for(variable: Any, store: ShardedStore) -> ShardedStore:
+    """Returns the store of a variable or, if it is replicated, of its slots."""
+    own = store_of(variable)
+    if isinstance(own, ShardedStore):
+        return own
+    return store.divided(getattr(variable, "division", None))
+
+
+def stores_of_sums(
+    trace: Trace, parts: StepParts, store: ShardedStore
+) -> list[ShardedStore | None]:
+    """Returns the store of the variable that the update computes from each value of the replicas.
+
+    None stands for a value that is not of the shape of such a variable. A gradient belongs to
+    the variable and the slots of its shape that operations of the update combine it with, directly
+    or not. If there are several, or none, it is the first of this shape: the result decides where
+    sums are computed, never their value.
+    """
+    pairs = zip(trace.written, parts.is_updated, strict=False)
+    updated = [variable for variable, is_updated in pairs if is_updated]
+    is_stored = [store_of(variable) is not None for variable in updated]
+    by_shape: dict[Any, ShardedStore] = {}
+    by_set: dict[int, ShardedStore] = {}
+    sets = _sets_of_equal_shape(parts.update)
+    for variable, atom, stored in zip(updated, parts.update.outvars, is_stored, strict=True):
+        if stored:
+            by_shape.setdefault(tuple(variable.shape), store_for(variable, store))
+            by_set.setdefault(sets.of(atom), store_for(variable, store))
+    found: dict[int, ShardedStore | None] = {}
+    for (pool, place), atom in zip(parts.update_inputs, parts.update.invars, strict=True):
+        if pool == "handed":
+            shape = tuple(getattr(atom.aval, "shape", ()))
+            found[place] = by_set.get(sets.of(atom), by_shape.get(shape))
+    return [found.get(place) for place in range(parts.num_handed)]
+
+
+class _Sets:
+    """Disjoint sets of values."""
+
+    def __init__(self) -> None:
+        self._parents: dict[int, int] = {}
+
+    def of(self, atom: object) -> int:
+        """Returns the representative of a value's set."""
+        key = id(atom)
+        while (parent := self._parents.get(key, key)) != key:
+            self._parents[key] = self._parents.get(parent, parent)
+            key = parent
+        return key
+
+    def join(self, one: object, other: object) -> None:
+        """Joins the sets of two values."""
+        self._parents[self.of(one)] = self.of(other)
+
+
+def _sets_of_equal_shape(jaxpr: Jaxpr) -> _Sets:
+    """Returns sets of values of the same shape that operations connect."""
+    sets = _Sets()
+    for eqn in jaxpr.eqns:
+        first: dict[Any, Any] = {}
+        atoms: list[Any] = [*eqn.invars, *eqn.outvars]
+        for atom in atoms:
+            shape = getattr(atom.aval, "shape", ())
+            if shape and not isinstance(atom, Literal):
+                sets.join(atom, first.setdefault(shape, atom))
+    return sets
+
 
 _Pools = Mapping[str, Sequence[Any]]
 

@@ -11,14 +11,12 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from stratagem.devices.mesh import Topology
 from stratagem.execution.tracing.arguments import Arguments
-from stratagem.execution.tracing.trace import Trace
-from stratagem.topology import Topology
+from stratagem.execution.tracing.functionalize import Trace
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
-
-__all__ = ["CapturedStep", "StepCaptured", "capture", "note_optimizer", "offer_step"]
+    from stratagem.contexts import StrategyParts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +76,7 @@ def note_optimizer(optimizer: object) -> None:
 
 
 def offer_step(
-    strategy: Strategy,
+    strategy: StrategyParts,
     fn: Callable[..., Any],
     arguments: Arguments,
     trace: Callable[[Callable[..., Any], Arguments, Topology], Trace],

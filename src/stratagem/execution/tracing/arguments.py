@@ -9,23 +9,12 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import jax
 import numpy as np
 
-from stratagem.context import ReplicaBatch
+from stratagem.devices.exact_integers import require_exact_integers
+from stratagem.errors import explain
+from stratagem.execution.context.replica import ReplicaBatch
 from stratagem.input.placement import PlacedBatches
-from stratagem.messages import explain
-from stratagem.topology import require_exact_integers
-from stratagem.values import Mirrored, PerReplica
-from stratagem.values.regrouping import is_array
-
-__all__ = [
-    "Arguments",
-    "HostOnly",
-    "Leaf",
-    "Static",
-    "batch_arguments",
-    "batch_of",
-    "flatten_arguments",
-    "true_batch",
-]
+from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.regrouping import is_array
 
 
 class Shaped(Protocol):

@@ -16,22 +16,19 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from stratagem.context.function_trace import current_function_trace
+from stratagem.contexts import current_function_trace
+from stratagem.errors import explain
 from stratagem.execution.tracing.arguments import Arguments
-from stratagem.execution.tracing.local_jaxpr import without_unused_variables
-from stratagem.execution.tracing.remote_state import without_unused
-from stratagem.execution.tracing.trace import Trace
-from stratagem.messages import explain
-from stratagem.values import PerReplica
-from stratagem.variables import VariableKind, agree_on_initial_values, home_of
+from stratagem.execution.tracing.functionalize import Trace
+from stratagem.execution.tracing.remote_state import without_unused, without_unused_variables
+from stratagem.variables.distributed import PerReplica
+from stratagem.variables.initial_values import agree_on_initial_values
+from stratagem.variables.registry import VariableKind, home_of
 
 if TYPE_CHECKING:
     import keras
 
-    from stratagem.strategies.base.strategy import Strategy
-
-
-__all__ = ["BuildWrites", "keep_builds", "lost_writes", "store_initial"]
+    from stratagem.contexts import StrategyParts
 
 
 def lost_writes(
@@ -102,7 +99,7 @@ class BuildWrites:
 
     def keep(
         self,
-        strategy: Strategy,
+        strategy: StrategyParts,
         num_writes: Mapping[int, int],
         arguments: Arguments | None,
     ) -> None:
@@ -140,7 +137,7 @@ class BuildWrites:
 def keep_builds(
     builds: Sequence[BuildWrites],
     name: str,
-    strategy: Strategy,
+    strategy: StrategyParts,
     num_writes: Mapping[int, int],
     arguments: Arguments,
 ) -> None:

@@ -4,28 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 if TYPE_CHECKING:
     import keras
 
-    from stratagem.variables import StoredVariable
-
-
-__all__ = [
-    "BRANCHING",
-    "apart",
-    "assigned_under_jit",
-    "captured_explicit",
-    "created_again",
-    "disagreement",
-    "eager_abstract",
-    "eager_over_processes",
-    "eager_remote",
-    "explicit_in_jit",
-    "foreign_variable",
-    "parted",
-]
+    from stratagem.variables.registry import StoredVariable
 
 
 BRANCHING = (

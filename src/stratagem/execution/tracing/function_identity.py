@@ -21,8 +21,6 @@ import numpy as np
 
 from stratagem.execution.tracing.arguments import Static
 
-__all__ = ["FunctionKeys", "function_key", "state_by_name"]
-
 # Comparing a larger state takes longer than it saves.
 _MAX_OBJECTS = 50_000
 _MAX_ARRAY_BYTES = 1 << 20

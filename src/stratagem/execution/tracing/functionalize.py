@@ -8,23 +8,124 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Generator, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import keras
-from jax.extend.core import get_opaque_trace_state
+from jax.extend.core import ClosedJaxpr, get_opaque_trace_state
 
-from stratagem.execution.tracing.created_variables import is_uninitialized, stand_in
-from stratagem.execution.tracing.follow_ups import FollowUp, FollowUps
-from stratagem.execution.tracing.remote_state import Lookup, RemoteState, UpdatedValue
-from stratagem.messages import explain
-from stratagem.values import IndexedSlices
-from stratagem.variables import home_of
+from stratagem.errors import explain
+from stratagem.execution.summary.collector import CollectedSummaries
+from stratagem.execution.tracing.remote_state import (
+    Ids,
+    Lookup,
+    RemoteState,
+    UpdatedValue,
+    WholeInput,
+    without_unused,
+)
+from stratagem.variables.indexed_slices import IndexedSlices
+from stratagem.variables.registry import VariableKind, home_of
 
-__all__ = ["ReplicaScope", "current_scope", "on_global_model"]
+if TYPE_CHECKING:
+    from stratagem.contexts import StrategyParts
+
+# Follow-ups: work that a step leaves to programs of its own, which follow it.
+#
+# A step takes one of them at most, and only if nothing in it depends on the work afterwards.
+
+
+class FollowUp(Protocol):
+    """Work after each run of a step."""
+
+    def before_step(self) -> None:
+        """Prepares it. Called before the step's program starts."""
+        ...
+
+    def after_step(self) -> None:
+        """Does the work. The step's program may still run."""
+        ...
+
+
+class _Taking(threading.local):
+    is_on = False
+
+
+_taking = _Taking()
+
+
+@contextlib.contextmanager
+def taking_follow_ups() -> Generator[None]:
+    """Makes steps that are traced in the block leave work to programs of their own."""
+    previous, _taking.is_on = _taking.is_on, True
+    try:
+        yield
+    finally:
+        _taking.is_on = previous
+
+
+class FollowUps:
+    """The follow-ups of a step that is being traced, and if the step ignores their results."""
+
+    def __init__(self) -> None:
+        self.work: list[FollowUp] = []
+        self.are_needed = False
+        self._changed: frozenset[int] = frozenset()  # ids of variables
+
+    def leave(self, work: FollowUp, changed: frozenset[int]) -> bool:
+        """Leaves work on variables, by id; returns False if the step has to do it."""
+        if not _taking.is_on:
+            return False
+        if self.work:
+            self.are_needed = True
+            return False
+        self.work.append(work)
+        self._changed = changed
+        return True
+
+    def note_use(self, variable: Any) -> None:
+        """Notes that the step reads or sets a variable."""
+        if self._changed and id(variable) in self._changed:
+            self.are_needed = True
+
+
+# Initialization of variables that a replica function creates on its first call.
+
+
+def initialize_created() -> None:
+    """Initializes variables that this thread created in Keras scopes."""
+    with keras.StatelessScope():  # Keras does so on leaving the outermost scope
+        pass
+
+
+def initialize_created_variables(strategy: StrategyParts) -> None:
+    """Initializes variables created by a replica function, outside its trace."""
+    initialize_created()
+    for variable in strategy.variables.uninitialized():  # created in a replica's thread
+        variable.initialize()
+
+
+def is_uninitialized(variable: Any) -> bool:
+    """True if a Keras variable was created in a trace and has no value yet."""
+    if hasattr(variable, "has_value"):  # reading the value may fetch it from a server
+        return not variable.has_value
+    return getattr(variable, "_value", None) is None
+
+
+def stand_in(variable: Any) -> Any:
+    """Returns an initial value for a variable created in this trace; None for others.
+
+    Keras reads variables through the scope for regularization losses, before they have values.
+    """
+    if not is_uninitialized(variable):
+        return None
+    return variable._initializer(variable._shape, dtype=variable._dtype)
+
 
 # JAX caches a `jax.jit` within a step by the shapes of its arguments. Its program also depends on
 # the true rows of the batch, and closes over variables it reads, which are tracers of the step.
@@ -261,3 +362,103 @@ class ReplicaScope(keras.StatelessScope):
     def set_value(self, variable: object, value: object) -> None:
         """Sets a variable's value within this scope, without counting it as a write."""
         self.state_mapping[id(_held(variable))] = value
+
+
+# `Trace`: the result of tracing a replica function.
+
+
+@dataclasses.dataclass
+class Trace:
+    """The traced step of one replica.
+
+    Outputs of `jaxpr` are the new values of `written`, then the array results, the values of
+    `summaries`, and the values of `sent`.
+    """
+
+    jaxpr: ClosedJaxpr
+    read_only: list[Any]  # variables
+    written: list[Any]  # variables
+    # ("read_only", i), ("written", i), ("split", i), ("shared", i), ("constant", i), ("rows", i)
+    inputs: list[tuple[str, int]]
+    constants: list[Any]  # arrays that the function closed over
+    result_structure: Any
+    results: list[tuple[bool, Any]]  # (True, output index) or (False, object) for each leaf
+    result_lengths: list[tuple[int, ...] | None]  # true leading sizes of padded results
+    # Pairs of an output and the variable whose value after the step replaces it.
+    late: list[tuple[int, Any]] = dataclasses.field(default_factory=list[tuple[int, Any]])
+    # Row lookups whose rows come from outside, as inputs ("rows", i).
+    lookups: list[Lookup] = dataclasses.field(default_factory=list[Lookup])
+    # Meaning of each trailing output, which leaves the process.
+    sent: list[Any] = dataclasses.field(default_factory=list[Any])
+    added_to: frozenset[int] = frozenset()  # ids of variables that were only added to
+    summaries: CollectedSummaries | None = None
+    records: int | None = None  # index of the constant that turns recording of summaries on
+    follow_ups: FollowUps = dataclasses.field(default_factory=FollowUps)
+    splits_sequences: bool = False  # True if a replica's devices share sequences
+
+    @property
+    def differing_inputs(self) -> list[bool]:
+        """Returns, for each input of the jaxpr, True if it may differ between replicas."""
+        flags: list[bool] = []
+        owners = [lookup for lookup in self.lookups for _ in lookup.inputs]
+        for source, index in self.inputs:
+            if source in ("written", "read_only"):
+                variables = self.written if source == "written" else self.read_only
+                home = home_of(variables[index])
+                flags.append(home is not None and home.kind is VariableKind.ON_READ)
+            else:
+                is_of_all = source == "rows" and isinstance(owners[index], WholeInput)
+                flags.append(source in ("split", "rows") and not is_of_all)
+        return flags
+
+    @functools.cached_property
+    def stages(self) -> list[int]:
+        """Numbers of sent values that must be used before the step goes on with the results.
+
+        The step reads variables again that servers update from these values.
+        """
+        jaxpr = self.jaxpr.jaxpr
+        if not any(lookup.after for lookup in self.lookups):
+            return []
+        _, stays = without_unused(jaxpr, [False] * len(jaxpr.invars))
+        pairs = zip(self.inputs, stays, strict=True)
+        used = {index for (source, index), stay in pairs if source == "rows" and stay}
+        owners = [lookup for lookup in self.lookups for _ in lookup.inputs]
+        return sorted({owners[index].after for index in used} - {0})
+
+    def after_sending(self, count: int) -> Trace:
+        """Returns the trace of a step that has sent its first `count` values, apart from ids."""
+        first = len(self.written) + self.num_outputs
+        kept = [
+            place for place, what in enumerate(self.sent) if place >= count or isinstance(what, Ids)
+        ]
+        outputs = self.jaxpr.jaxpr.outvars
+        rest = outputs[first + len(self.sent) :]
+        outvars = [*outputs[:first], *(outputs[first + place] for place in kept), *rest]
+        jaxpr = ClosedJaxpr(self.jaxpr.jaxpr.replace(outvars=outvars), self.jaxpr.consts)
+        return dataclasses.replace(self, jaxpr=jaxpr, sent=[self.sent[place] for place in kept])
+
+    @property
+    def trains(self) -> bool:
+        """True if the step, or what follows it, sets weights that are trained."""
+        is_own = any(getattr(variable, "trainable", False) for variable in self.written)
+        return is_own or bool(self.follow_ups.work)
+
+    def without_summaries(self) -> Trace:
+        """Returns the trace of the same step without summaries."""
+        first = len(self.written)
+        outputs = self.jaxpr.jaxpr.outvars
+        remaining = [*outputs[: first + self.num_results], *outputs[first + self.num_outputs :]]
+        jaxpr = ClosedJaxpr(self.jaxpr.jaxpr.replace(outvars=remaining), self.jaxpr.consts)
+        return dataclasses.replace(self, jaxpr=jaxpr, summaries=None, records=None)
+
+    @property
+    def num_results(self) -> int:
+        """Number of arrays that the function returns."""
+        return sum(is_output for is_output, _ in self.results)
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of arrays in the function's result and its summaries."""
+        summaries = self.summaries
+        return self.num_results + (0 if summaries is None else summaries.structure.num_leaves)

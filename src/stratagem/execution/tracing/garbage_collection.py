@@ -11,8 +11,6 @@ import gc
 import threading
 from collections.abc import Generator
 
-__all__ = ["paused_garbage_collection"]
-
 _lock = threading.Lock()
 _num_pauses = 0
 

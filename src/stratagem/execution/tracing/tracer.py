@@ -3,38 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from stratagem.collectives import MeshCommunicator, SoleCommunicator
-from stratagem.context import ReplicaContext, stack
-from stratagem.context.function_trace import NeedsInitialization, current_function_trace
-from stratagem.execution.analysis.replication import may_wait_for_ever
-from stratagem.execution.tracing.agreed_results import use_agreement
-from stratagem.execution.tracing.arguments import Arguments
+from stratagem import contexts as stack
+from stratagem.contexts import NeedsInitialization, current_function_trace
+from stratagem.devices.mesh import Topology
+from stratagem.errors import explain
+from stratagem.execution.analysis.replication import differing_outputs, may_wait_for_ever
+from stratagem.execution.communicator import MeshCommunicator, SoleCommunicator
+from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext
+from stratagem.execution.summary.collector import CollectedSummaries, Collector
+from stratagem.execution.tracing.arguments import Arguments, HostOnly
 from stratagem.execution.tracing.build_writes import BuildWrites, keep_builds
-from stratagem.execution.tracing.created_variables import (
-    initialize_created_variables,
-    is_uninitialized,
-)
 from stratagem.execution.tracing.errors import (
     BRANCHING,
     captured_explicit,
     created_again,
+    disagreement,
     foreign_variable,
     parted,
 )
-from stratagem.execution.tracing.follow_ups import FollowUps
-from stratagem.execution.tracing.functionalize import ReplicaScope
-from stratagem.execution.tracing.local_jaxpr import UNTOUCHED, local_jaxpr, without_unused_variables
-from stratagem.execution.tracing.lost_changes import call_with_copies
-from stratagem.execution.tracing.program_fingerprint import name_of
+from stratagem.execution.tracing.functionalize import (
+    FollowUps,
+    ReplicaScope,
+    Trace,
+    initialize_created_variables,
+    is_uninitialized,
+)
+from stratagem.execution.tracing.lost_changes import call_with_copies, name_of
 from stratagem.execution.tracing.remote_state import (
+    UNTOUCHED,
     Ids,
     Lookup,
     Summand,
@@ -42,21 +48,188 @@ from stratagem.execution.tracing.remote_state import (
     chained_tables,
     gets_rows,
     inputs_of,
+    local_jaxpr,
     without_unused,
+    without_unused_variables,
 )
-from stratagem.execution.tracing.returned_values import Results, as_values
-from stratagem.execution.tracing.sequence_axis import split_sequences
-from stratagem.execution.tracing.trace import Trace
-from stratagem.summary.collector import CollectedSummaries, Collector
-from stratagem.topology import Topology
-from stratagem.variables import Home, VariableKind, VariableRegistry, home_of
+from stratagem.logs import warn_on_one_worker
+from stratagem.variables.distributed import DistributedValues
+from stratagem.variables.registry import Home, VariableKind, VariableRegistry, home_of
+from stratagem.variables.regrouping import is_array
+from stratagem.variables.sharded_variable import ShardedVariable
 
 if TYPE_CHECKING:
     from jax.extend.core import ClosedJaxpr
 
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.contexts import StrategyParts
 
-__all__ = ["trace_replica_function"]
+# Agreement of replicas: checks assigned values and results that must be equal on all replicas.
+
+
+def use_agreement(trace: Trace, unproven: Set[int], strategy: object) -> None:
+    """Checks that `unproven` variables, by id, are assigned equal values on all replicas.
+
+    Also clears row lengths of results that are equal on all replicas (summed, gathered): they are
+    not one replica's rows, even if their leading size happens to match a padded part.
+    """
+    has_cut = any(lengths is not None for lengths in trace.result_lengths)
+    if not (unproven or has_cut):
+        return
+    flags = differing_outputs(trace.jaxpr.jaxpr, trace.differing_inputs)
+    for variable, differs in zip(trace.written, flags, strict=False):
+        if differs and id(variable) in unproven:
+            raise disagreement(variable, strategy)
+    result_flags = flags[len(trace.written) :]
+    for position, (is_output, output) in enumerate(trace.results):
+        if is_output and not result_flags[output]:
+            trace.result_lengths[position] = None
+
+
+# Sequence parallelism: the arguments of a step in parts, over the devices of a replica.
+
+
+def split_sequences(strategy: StrategyParts, arguments: Any) -> Any:
+    """Splits the sequence axis of a replica's arguments, if the strategy has one.
+
+    The compiler then computes all that follows in parts. Arrays without the axis, or with one of
+    size 1, stay whole; so do those that cannot be divided evenly, with a warning.
+    """
+    axis, topology = strategy.sequence_axis, strategy.topology
+    if axis is None or topology.num_logical_devices == 1:
+        return arguments
+    return jax.tree.map(lambda value: _split(value, axis, topology), arguments)
+
+
+def _split(value: Any, axis: int, topology: Topology) -> Any:
+    shape = jnp.shape(value) if isinstance(value, jax.Array) else ()
+    if len(shape) <= axis or shape[axis] == 1:
+        return value
+    if shape[axis] % topology.num_logical_devices:
+        _warn_of_uneven(shape, axis, topology.num_logical_devices)
+        return value
+    mesh = jax.sharding.get_abstract_mesh()
+    spec = PartitionSpec(*[None] * axis, topology.logical_axes)
+    sharding = NamedSharding(topology.mesh if mesh.empty else mesh, spec)
+    return jax.lax.with_sharding_constraint(value, sharding)
+
+
+def _warn_of_uneven(shape: tuple[int, ...], axis: int, count: int) -> None:
+    warn_on_one_worker(
+        explain(
+            f"An argument of shape {shape} cannot be divided along sequence_axis={axis}: "
+            f"{shape[axis]} over {count} devices. Each device computes all of it.",
+            expected="a length that is a multiple of the number of devices of a replica.",
+            fix=f"pad sequences to a multiple of {count}. Results are the same.",
+        ),
+        stacklevel=2,
+    )
+
+
+# Results of a step as values: variables are read, and dataclasses become pytrees.
+
+
+def as_values(result: object, late: Callable[[Any], bool] = lambda _: False) -> Any:
+    """Returns a result with each variable replaced by its current value.
+
+    Call it at the end of the step, while variables still return this replica's values. Variables
+    that are `late` stay, because servers change them after the step. Containers that are leaves to
+    JAX become pytrees: Keras's tracked ones and other subclasses of list, tuple and dict become
+    plain; dataclasses become a `_Record`, which unflattens to the dataclass.
+    """
+    return jax.tree.map(functools.partial(_as_value, late), result, is_leaf=_is_distributed)
+
+
+def rebuilt(values: object) -> Any:
+    """Returns the result of `as_values` with its dataclasses restored."""
+    return jax.tree.map(lambda leaf: leaf, values, is_leaf=_is_distributed)
+
+
+def _is_distributed(leaf: object) -> bool:
+    return isinstance(leaf, DistributedValues)
+
+
+def _as_value(late: Callable[[Any], bool], leaf: object) -> Any:
+    if isinstance(leaf, keras.Variable | ShardedVariable):
+        return leaf if late(leaf) else leaf.value
+    items = None if _is_distributed(leaf) else _items(leaf)
+    if items is None:
+        return leaf
+    values = as_values(items, late)
+    if not any(map(_is_value, jax.tree.leaves(values))):
+        return leaf
+    return _Record(type(leaf), values) if dataclasses.is_dataclass(leaf) else values
+
+
+def _items(leaf: object) -> Any:
+    """Returns the contents of a container that JAX treats as a leaf; None for other leaves."""
+    if isinstance(leaf, Mapping):
+        return dict(leaf)
+    for kind in (list, tuple):
+        if isinstance(leaf, kind):
+            return kind(leaf)
+    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        return {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+    return None
+
+
+def _is_value(leaf: object) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | keras.Variable)
+
+
+@dataclasses.dataclass
+class _Record:
+    """A dataclass that is not registered with JAX, as a pytree of its fields."""
+
+    kind: type
+    fields: dict[str, Any]
+
+
+def _dataclass(kind: type, fields: Any) -> Any:
+    record: Any = object.__new__(kind)
+    for name, value in fields[0].items():
+        object.__setattr__(record, name, value)
+    return record
+
+
+jax.tree_util.register_pytree_node(
+    _Record, lambda record: ((record.fields,), record.kind), _dataclass
+)
+
+
+class Results:
+    """The leaves of a traced step's result; arrays become outputs of its program."""
+
+    def __init__(self, batch: ReplicaBatch, *, is_stacked: bool) -> None:
+        self._batch = batch
+        self._is_stacked = is_stacked
+        self.structure: Any = None
+        self.leaves: list[tuple[bool, Any]] = []  # (True, output index) or (False, object)
+        self.lengths: list[tuple[int, ...] | None] = []  # true rows of each padded leaf
+        self.shapes: list[tuple[int, ...]] = []  # of the outputs
+        self.late: list[tuple[int, Any]] = []  # outputs for variables known after the step
+
+    def flatten(self, values: object) -> list[jax.Array]:
+        """Returns the program outputs for a result of `as_values`."""
+        leaves, self.structure = jax.tree.flatten(values, is_leaf=lambda leaf: leaf is None)
+        outputs: list[jax.Array] = []
+        for leaf in leaves:
+            if isinstance(leaf, keras.Variable):
+                self.late.append((len(outputs), leaf))
+                leaf = jnp.zeros(leaf.shape, leaf.dtype)
+            if isinstance(leaf, HostOnly):
+                leaf.refuse()
+            if not is_array(leaf):
+                self.leaves.append((False, leaf))
+                self.lengths.append(None)
+                continue
+            value = jnp.asarray(leaf)
+            batch = self._batch
+            is_padded = batch.is_padded and value.ndim > 0 and value.shape[0] == batch.size
+            self.leaves.append((True, len(outputs)))
+            self.lengths.append(batch.lengths if is_padded else None)
+            self.shapes.append(value.shape)
+            outputs.append(value[None] if self._is_stacked else value)
+        return outputs
 
 
 # Source of the input that is true if summaries are recorded.
@@ -68,7 +241,7 @@ class _Recorder:
 
     def __init__(
         self,
-        strategy: Strategy,
+        strategy: StrategyParts,
         fn: Callable[..., Any],
         arguments: Arguments,
         foreign: list[Any],
@@ -244,7 +417,7 @@ def _after_updates(lookup: Lookup, scope: ReplicaScope) -> Lookup:
 
 
 def trace_replica_function(
-    strategy: Strategy,
+    strategy: StrategyParts,
     fn: Callable[..., Any],
     arguments: Arguments,
     topology: Topology | None = None,
@@ -329,7 +502,7 @@ def _make_jaxpr(recorder: _Recorder, topology: Topology, arguments: Arguments) -
 
 
 def _finish(
-    recorder: _Recorder, strategy: Strategy, arguments: Arguments, closed: ClosedJaxpr
+    recorder: _Recorder, strategy: StrategyParts, arguments: Arguments, closed: ClosedJaxpr
 ) -> Trace:
     trace = _trace_of(recorder, strategy, arguments, closed, recorder.written)
     if strategy.num_replicas_in_sync > 1:
@@ -341,7 +514,7 @@ def _finish(
 
 def _trace_of(
     recorder: _Recorder,
-    strategy: Strategy,
+    strategy: StrategyParts,
     arguments: Arguments,
     closed: ClosedJaxpr,
     variables: list[Any],

@@ -2,11 +2,11 @@
 
 from stratagem.input.service.dispatcher import DispatcherConfig, DispatchServer
 from stratagem.input.service.distribution import distribute, from_dataset_id, register_dataset
-from stratagem.input.service.sharding import ShardingPolicy
-from stratagem.input.service.shared_window import CrossTrainerCache
+from stratagem.input.service.job_requests import CrossTrainerCache
+from stratagem.input.service.processes import WorkerConfig, WorkerServer
 from stratagem.input.service.snapshot import save
+from stratagem.input.service.splits import ShardingPolicy
 from stratagem.input.service.starting import InputService, start
-from stratagem.input.service.worker import WorkerConfig, WorkerServer
 
 __all__ = [
     "CrossTrainerCache",

@@ -8,25 +8,246 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import os
 import threading
 import time
+import traceback
 import uuid
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-from stratagem.errors import UnavailableError
-from stratagem.input.batch_messages import unpack_batch
-from stratagem.input.service.job_requests import JobRequest
-from stratagem.input.service.positions import ConsumerPosition
-from stratagem.input.service.ranges import NumberRanges
-from stratagem.input.service.read_errors import job_error, skip_warning
-from stratagem.input.service.service_client import ServiceClient
-from stratagem.messages import explain
-from stratagem.transport.connection import ServerError
-from stratagem.transport.wire import Message
+import numpy as np
 
-__all__ = ["JobConsumer", "ReceivedBatch"]
+from stratagem.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    PoisonExampleError,
+    UnavailableError,
+    explain,
+)
+from stratagem.group.transport.connection import Connections, ServerError
+from stratagem.group.transport.wire import Message
+from stratagem.input.batch_messages import unpack_batch
+from stratagem.input.service.dispatcher import service_keys, tcp_address
+from stratagem.input.service.job import EVERY_NUMBER, NumberRanges
+from stratagem.input.service.job_requests import JobRequest
+from stratagem.input.service.splits import SplitPlan, file_of_split
+from stratagem.input.sources.source import Source
+from stratagem.resources import Closing
+
+# Requests to a dispatcher.
+
+_REFUSALS: dict[str, type[Exception]] = {
+    "InvalidArgumentError": InvalidArgumentError,
+    "NotFoundError": NotFoundError,
+    "UnavailableError": UnavailableError,
+    "ValueError": ValueError,
+}
+
+
+class ServiceClient(Closing):
+    """A connection to a dispatcher; thread-safe. `address` is with or without `tcp://`."""
+
+    def __init__(self, address: str) -> None:
+        self.target = tcp_address(address)
+        self._connections = Connections(
+            service_keys(self.target), [self.target], peers="Input dispatcher"
+        )
+
+    def ask(
+        self,
+        kind: str,
+        arrays: tuple[np.ndarray, ...] = (),
+        *,
+        limit_s: float | None = None,
+        **fields: Any,
+    ) -> Message:
+        """Returns the answer to a request; raises the error if it is refused."""
+        answer = self._connections.ask(0, Message(kind, fields, arrays), timeout_s=limit_s)
+        if answer.kind == "refused":
+            raise _REFUSALS[answer.fields["kind"]](answer.fields["text"])
+        return answer
+
+    def close(self) -> None:
+        """Closes the connection; threads that wait for an answer get an UnavailableError."""
+        self._connections.close()
+
+
+# Position of a consumer in a job: the batches that it has returned, as JSON.
+
+# So many splits that coordinated reads are past are remembered with their batches. Consumers are
+# never farther apart than workers read ahead.
+_MOST_PASSED = 256
+
+
+class ConsumerPosition:
+    """Batches that a consumer has returned.
+
+    A split whose batches were all returned by this consumer counts as done, so that the position
+    stays small. In a job that several consumers share, it grows with the splits that they share.
+    `cursor` is the place of coordinated reads.
+    """
+
+    def __init__(self, state: dict[str, Any] | None = None) -> None:
+        self.cursor: Any = None
+        self._done, self._passed = NumberRanges(), NumberRanges()
+        self._parts: dict[int, NumberRanges] = {}
+        self._lengths: dict[int, int] = {}
+        self._passed_parts: dict[int, NumberRanges] = {}  # oldest first
+        if state is not None:
+            self.cursor = state["cursor"]
+            self._done = NumberRanges(state["done"])
+            self._passed = NumberRanges(state["passed"])
+            self._parts = {
+                int(split): NumberRanges(ranges) for split, ranges in state["parts"].items()
+            }
+
+    def add(self, split: int, index: int) -> None:
+        """Notes a batch that is returned."""
+        self._parts.setdefault(split, NumberRanges()).add(index)
+        self._compact(split)
+
+    def note_length(self, split: int, length: int) -> None:
+        """Notes the number of batches of a split."""
+        self._lengths[split] = length
+        self._compact(split)
+
+    def _compact(self, split: int) -> None:
+        length, part = self._lengths.get(split), self._parts.get(split)
+        if length is not None and (len(part) if part else 0) == length:
+            self._parts.pop(split, None)
+            del self._lengths[split]
+            self._done.add(split)
+
+    def pass_split(self, split: int) -> None:
+        """Notes that coordinated reads are past a split: others have its other batches."""
+        self._passed.add(split)
+        self._passed_parts[split] = self._parts.pop(split, NumberRanges())
+        if len(self._passed_parts) > _MOST_PASSED:
+            del self._passed_parts[next(iter(self._passed_parts))]
+        self._lengths.pop(split, None)
+
+    def numbers_of(self, split: int) -> NumberRanges:
+        """Returns the batches of a split that were returned."""
+        if split in self._done:
+            return NumberRanges([EVERY_NUMBER])
+        return self._parts.get(split) or self._passed_parts.get(split) or NumberRanges()
+
+    def state(self, *, num_consumers: int, num_lanes: int | None) -> dict[str, Any]:
+        """Returns the position as JSON."""
+        return {
+            "num_consumers": num_consumers,
+            "num_lanes": num_lanes,
+            "done": self._done.as_json(),
+            "passed": self._passed.as_json(),
+            "parts": {str(split): part.as_json() for split, part in self._parts.items()},
+            "cursor": self.cursor,
+        }
+
+
+# Errors of reading a batch: where they happened, for the consumers of a job.
+
+_OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_INSTALLED = f"{os.sep}site-packages{os.sep}"
+
+
+def describe_read_error(
+    error: Exception, source: Source, plan: SplitPlan, *, epoch: int, split: int, index: int
+) -> dict[str, Any]:
+    """Returns an error of reading a batch as JSON, with the file and the function that raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith(_OWN_FOLDER) and _INSTALLED not in frame.filename
+    ]
+    place = (own or frames)[-1] if frames else None
+    file = file_of_split(source, plan, split)
+    return {
+        "kind": "read",
+        "split": split,
+        "index": index,
+        "epoch": epoch,
+        "file": None if file is None else str(file),
+        "function": place and place.name,
+        "source_file": place and place.filename,
+        "line": place and place.lineno,
+        "type": type(error).__name__,
+        "text": str(error),
+        "trace": "".join(traceback.format_exception(error)),
+    }
+
+
+def describe_open_error(error: Exception) -> dict[str, Any]:
+    """Returns an error of unpickling a dataset as JSON."""
+    return {
+        "kind": "open",
+        "type": type(error).__name__,
+        "text": str(error),
+        "trace": "".join(traceback.format_exception(error)),
+    }
+
+
+def job_error(described: dict[str, Any]) -> Exception:
+    """Returns the error of a job, for its consumers."""
+    if described["kind"] == "losses":
+        return UnavailableError(
+            explain(
+                f"The input workers that read split {described['split']} were lost "
+                f"{described['count']} times in a row, before any batch of it arrived.",
+                expected="workers that survive reading it.",
+                fix="see the ends of their logs: a worker may be out of memory, or a function of "
+                "the dataset may never return.",
+            )
+        )
+    if described["kind"] == "journal":
+        return UnavailableError(
+            explain(
+                f"The dispatcher cannot write its journal: {described['text']}",
+                expected="a work_dir with room on its disk.",
+                fix="make room, and start the dispatcher again with the same work_dir and port.",
+            )
+        )
+    if described["kind"] == "open":
+        return RuntimeError(
+            explain(
+                f"An input worker could not load the dataset: {described['type']}: "
+                f"{described['text']}",
+                expected="a worker with the same modules as the process that registered it.",
+                fix=f"install the modules there. The worker's traceback:\n{described['trace']}",
+            )
+        )
+    return PoisonExampleError(
+        explain(
+            f"An input worker could not read {_place(described)}",
+            expected="a dataset whose functions accept all examples.",
+            fix=f"correct the example or the function, or pass skip_errors. The worker's "
+            f"traceback:\n{described['trace']}",
+            code="SG312",
+        )
+    )
+
+
+def skip_warning(described: dict[str, Any]) -> str:
+    """Returns the warning of a batch that was skipped."""
+    return explain(
+        f"An input worker skipped {_place(described)}",
+        expected="a dataset whose functions accept all examples.",
+        fix="nothing, if this example may be missed. Else correct it or the function.",
+    )
+
+
+def _place(described: dict[str, Any]) -> str:
+    where = f"batch {described['index']} of split {described['split']}"
+    if described["file"] is not None:
+        where = f"batch {described['index']} of the file {described['file']}"
+    place = f"{described['function']} ({described['source_file']}, line {described['line']})"
+    return (
+        f"{where} in epoch {described['epoch']}: {place} raised {described['type']}: "
+        f"{described['text']}"
+    )
+
 
 _LEAST_AHEAD, _AHEAD_PER_WORKER = 4, 2
 # Part of the limit on silence after which a consumer that hears nothing returns no batch: the

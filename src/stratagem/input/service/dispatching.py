@@ -3,25 +3,115 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import threading
 import time
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
-from stratagem.input.service.description import describe
+from stratagem.group.transport.listener import Request
+from stratagem.group.transport.wire import Message
 from stratagem.input.service.job import Record
-from stratagem.input.service.job_starts import JobStarts
-from stratagem.input.service.members import Members
-from stratagem.input.service.parked import ParkedRequests
+from stratagem.input.service.job_starts import JobStarts, Members
 from stratagem.input.service.service_state import JobRun, ServiceState
-from stratagem.input.service.sharding import ShardingPolicy
-from stratagem.input.service.splits import SourceFacts
-from stratagem.transport.listener import Request
-from stratagem.transport.wire import Message
+from stratagem.input.service.splits import ShardingPolicy, SourceFacts
 
-__all__ = ["Dispatching"]
+# Workers and jobs of a dispatcher as JSON, for users and for scaling.
+
+
+def describe(members: Members, runs: Iterable[JobRun]) -> dict[str, Any]:
+    """Returns the workers by address, and the jobs.
+
+    A worker has the number of batches that it has read and the seconds that this took. A consumer
+    has the number of batches that it has taken, its age, and the seconds that it has waited.
+    """
+    return {
+        "workers": {
+            one.address: {"tags": one.tags, "num_read": one.num_read, "read_s": one.read_s}
+            for one in members.workers.values()
+        },
+        "jobs": [_job(members, run) for run in runs],
+    }
+
+
+def _job(members: Members, run: JobRun) -> dict[str, Any]:
+    spec, job = run.spec, run.job
+    return {
+        "job": spec.job if spec.is_named else None,
+        "epoch": spec.epoch,
+        "policy": ShardingPolicy(spec.policy).name,
+        "num_consumers": len(job.consumers),
+        "consumers": {
+            consumer: load for (name, consumer), load in members.loads.items() if name == spec.run
+        },
+        "num_splits_done": len(job.done),
+        "num_splits_lost": job.num_lost,
+        "num_batches_skipped": len(job.skipped),
+        "is_finished": job.is_finished,
+    }
+
+
+# Requests that are answered once there is something to say.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parked:
+    """A request, how its answer is found, the answer without one, and what it waits for."""
+
+    request: Request
+    find: Callable[[], Message | None]
+    otherwise: Message
+    until_s: float
+    tag: tuple[str, int] | None
+
+
+class ParkedRequests:
+    """Requests that wait. Not thread-safe: use under the lock of what they wait for."""
+
+    def __init__(self) -> None:
+        self._parked: list[_Parked] = []
+
+    def answer_when(
+        self,
+        request: Request,
+        find: Callable[[], Message | None],
+        *,
+        otherwise: Message,
+        limit_s: float,
+        tag: tuple[str, int] | None = None,
+    ) -> None:
+        """Answers with what `find` returns as soon as it is not None, else after `limit_s`.
+
+        `tag` is a split that the request waits for.
+        """
+        if (answer := find()) is not None:
+            request.answer(answer)
+            return
+        self._parked.append(_Parked(request, find, otherwise, time.monotonic() + limit_s, tag))
+
+    def look_again(self) -> None:
+        """Answers the requests that can be answered by now."""
+        parked, self._parked = self._parked, []
+        now_s = time.monotonic()
+        for one in parked:
+            try:
+                answer = one.find()
+            except Exception as error:  # noqa: BLE001 - sent to the waiting client
+                one.request.fail(error)
+                continue
+            if answer is None and now_s >= one.until_s:
+                answer = one.otherwise
+            if answer is None:
+                self._parked.append(one)
+            else:
+                one.request.answer(answer)
+
+    def wanted_of(self, run: str) -> list[int]:
+        """Returns the splits of a run that requests wait for."""
+        return sorted({one.tag[1] for one in self._parked if one.tag and one.tag[0] == run})
+
 
 # Longest time that a request of a worker or consumer waits for news: the interval of signs of life.
 _MOST_NEWS_S = 1.0

@@ -7,15 +7,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from stratagem.input.batch_compression import checked_compression
+from stratagem.input.batch_messages import checked_compression
 from stratagem.input.dataset import Dataset
 from stratagem.input.service.client import ServiceSource, register_source
-from stratagem.input.service.job_requests import JobRequest
-from stratagem.input.service.sharding import ShardingPolicy
-from stratagem.input.service.shared_window import CrossTrainerCache
-from stratagem.input.sources import as_source
-
-__all__ = ["distribute", "from_dataset_id", "register_dataset"]
+from stratagem.input.service.job_requests import CrossTrainerCache, JobRequest
+from stratagem.input.service.splits import ShardingPolicy
+from stratagem.input.sources.adapters import as_source
 
 
 def distribute(

@@ -4,19 +4,178 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from stratagem.errors import NotFoundError, UnavailableError
-from stratagem.input.service.members import Members
-from stratagem.input.service.ranges import NumberRanges
-from stratagem.input.service.restoring import JoinedStates
+from stratagem.cluster.addresses import without_scheme
+from stratagem.errors import NotFoundError, UnavailableError, explain
+from stratagem.group.transport.wire import Message
+from stratagem.input.service.job import NumberRanges
 from stratagem.input.service.service_state import RunSpec, ServiceState
-from stratagem.input.service.sharding import ShardingPolicy
-from stratagem.input.service.splits import plan_splits, require_endless, require_repeatable
-from stratagem.messages import explain
-from stratagem.transport.wire import Message
+from stratagem.input.service.splits import (
+    ShardingPolicy,
+    plan_splits,
+    require_endless,
+    require_repeatable,
+)
 
-__all__ = ["JobStarts"]
+# Joins the states of all consumers of a job, so that it resumes where they stopped.
+
+
+class JoinedStates:
+    """Positions of the consumers of one job, collected until all have joined."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, Mapping[str, Any]] = {}
+
+    def add(self, consumer: str, state: Mapping[str, Any]) -> None:
+        """Adds the position of a consumer."""
+        self._states[consumer] = state
+
+    @property
+    def consumers(self) -> Collection[str]:
+        """Consumers that have joined."""
+        return self._states.keys()
+
+    @property
+    def num_expected(self) -> int:
+        """Number of consumers that the job had."""
+        return max(state["num_consumers"] for state in self._states.values())
+
+    @property
+    def num_lanes(self) -> int | None:
+        """Number of lanes of coordinated reads, None for other jobs."""
+        return next(iter(self._states.values()))["num_lanes"]
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all consumers have joined."""
+        return len(self._states) >= self.num_expected
+
+    def done(self) -> NumberRanges:
+        """Returns the splits of which no batch is left."""
+        states = [*self._states.values()]
+        done = NumberRanges()
+        for state in states:
+            done.update(NumberRanges(state["done"]))
+        # A split is also done if each consumer has gone past its share.
+        first, *others = (NumberRanges(state["passed"]) for state in states)
+        for split in first:
+            if all(split in other for other in others):
+                done.add(split)
+        return done
+
+    def received(self) -> dict[str, list[list[int]]]:
+        """Returns the batches that any consumer has, by split."""
+        joined: dict[str, NumberRanges] = {}
+        for state in self._states.values():
+            for split, ranges in state["parts"].items():
+                joined.setdefault(split, NumberRanges()).update(NumberRanges(ranges))
+        return {split: numbers.as_json() for split, numbers in joined.items()}
+
+
+# Workers and consumers of a dispatcher: where they are, and when they were last heard.
+
+_ANY_PORT = "%port%"
+
+
+@dataclasses.dataclass
+class InputWorker:
+    """A live worker. `revoked` are splits that were taken from it: run, split, attempt."""
+
+    name: str
+    address: str
+    index: int | None  # in the list of the configuration
+    tags: list[str]
+    heard_s: float
+    revoked: list[list[object]] = dataclasses.field(default_factory=list[list[object]])
+    is_retiring: bool = False  # It gets no more splits.
+    num_read: int = 0
+    read_s: float = 0.0
+
+
+class Members:
+    """Live workers, and the last signs of life of consumers.
+
+    `addresses` are the workers of static sharding, None without. Times are arguments.
+    """
+
+    def __init__(self, addresses: Sequence[str] | None) -> None:
+        self._addresses = None if addresses is None else [without_scheme(one) for one in addresses]
+        self.workers: dict[str, InputWorker] = {}
+        self.lost: set[str] = set()  # they must begin anew under another name
+        self.heard_s: dict[tuple[str, str], float] = {}  # by run and consumer
+        self.loads: dict[tuple[str, str], dict[str, float]] = {}  # the same
+
+    @property
+    def num_listed(self) -> int | None:
+        """Number of workers in the list of the configuration, None without."""
+        return None if self._addresses is None else len(self._addresses)
+
+    def hear_worker(self, name: str, address: str, tags: list[str], now_s: float) -> list[str]:
+        """Notes a sign of life, and returns the names of former workers at this address.
+
+        Raises ValueError for a worker that the configuration does not list.
+        """
+        if name in self.workers:
+            self.workers[name].heard_s = now_s
+            return []
+        former = [worker.name for worker in self.workers.values() if worker.address == address]
+        taken = {worker.index for worker in self.workers.values() if worker.name not in former}
+        index = self._index_of(address, taken)
+        self.workers[name] = InputWorker(name, address, index, tags, now_s)
+        return former
+
+    def _index_of(self, address: str, taken: Iterable[int | None]) -> int | None:
+        if self._addresses is None:
+            return None
+        address = without_scheme(address)
+        host = address.rpartition(":")[0]
+        for index, listed in enumerate(self._addresses):
+            is_any = listed in (host, f"{host}:{_ANY_PORT}")
+            if index not in taken and (listed == address or is_any):
+                return index
+        raise ValueError(
+            explain(
+                f"A worker at {address} asked to join.",
+                expected=f"one of DispatcherConfig.worker_addresses, {self._addresses}, each once.",
+                fix="add its address, or correct WorkerConfig.worker_address.",
+            )
+        )
+
+    def silent_workers(self, before_s: float) -> list[str]:
+        """Returns the workers that were last heard before a time."""
+        return [worker.name for worker in self.workers.values() if worker.heard_s < before_s]
+
+    def workers_at(self, address: str) -> list[str]:
+        """Returns the names of the live workers at an address, with or without `tcp://`."""
+        wanted = without_scheme(address)
+        return [
+            worker.name
+            for worker in self.workers.values()
+            if without_scheme(worker.address) == wanted
+        ]
+
+    def remove_worker(self, name: str) -> None:
+        """Forgets a worker."""
+        self.lost.add(name)
+        self.workers.pop(name, None)
+
+    def reserved_for_others(self, name: str, *, may_wait: bool) -> set[int]:
+        """Returns the splits of static sharding that belong to other workers.
+
+        These are live, or may still come if `may_wait`.
+        """
+        if self._addresses is None:
+            return set()
+        own = self.workers[name].index
+        live = {worker.index for worker in self.workers.values()}
+        return {
+            index
+            for index in range(len(self._addresses))
+            if index != own and (may_wait or index in live)
+        }
+
 
 # Processes that resume together may start at different times.
 _LEAST_LIMIT_S = 5.0

@@ -10,18 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.closing import Closing
-from stratagem.input.batch_compression import AUTO
-from stratagem.input.service.job import Record, ServiceJob
-from stratagem.input.service.ranges import NumberRanges
-from stratagem.input.service.sharding import ShardingPolicy
-from stratagem.input.service.splits import SourceFacts, SplitPlan
-from stratagem.messages import explain
-from stratagem.parameter_server.server.journal import Journal
-from stratagem.parameter_server.server.journal_lock import JournalLock
-from stratagem.transport.wire import Message
-
-__all__ = ["JobRun", "RegisteredDataset", "RunSpec", "ServiceState"]
+from stratagem.errors import explain
+from stratagem.group.transport.journal import Journal
+from stratagem.group.transport.journal_lock import JournalLock
+from stratagem.group.transport.wire import Message
+from stratagem.input.batch_messages import AUTO
+from stratagem.input.service.job import NumberRanges, Record, ServiceJob
+from stratagem.input.service.splits import ShardingPolicy, SourceFacts, SplitPlan
+from stratagem.resources import Closing
 
 _JOURNAL = "dispatcher.journal"
 

@@ -10,21 +10,19 @@ from typing import IO, Any
 
 import numpy as np
 
-from stratagem.closing import Closing
+from stratagem.errors import explain
+from stratagem.group.transport.journal import sync, write_all, write_record
+from stratagem.group.transport.journal_lock import JournalLock
+from stratagem.group.transport.wire import Message, pack
 from stratagem.input.batch_messages import pack_batch
 from stratagem.input.service.client import ServiceReader, ServiceSource
+from stratagem.input.service.consumer import ConsumerPosition
 from stratagem.input.service.job_requests import JobRequest
-from stratagem.input.service.positions import ConsumerPosition
-from stratagem.input.service.sharding import ShardingPolicy
-from stratagem.input.service.splits import SourceFacts, facts_of
+from stratagem.input.service.splits import ShardingPolicy, SourceFacts, facts_of
 from stratagem.input.snapshots import HEAD, MANIFEST, RecordFile, is_snapshot
-from stratagem.input.sources import INFINITE_CARDINALITY, Source, as_source
-from stratagem.messages import explain
-from stratagem.parameter_server.server.journal_lock import JournalLock
-from stratagem.transport.records import sync, write_all, write_record
-from stratagem.transport.wire import Message, pack
-
-__all__ = ["save"]
+from stratagem.input.sources.adapters import as_source
+from stratagem.input.sources.source import INFINITE_CARDINALITY, Source
+from stratagem.resources import Closing
 
 _MOST_FILE_BYTES = 2**30
 _FILES = "batches-*.records"

@@ -10,20 +10,121 @@ import collections
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from typing import Any
 
-from stratagem.input.service.consumer_wishes import ConsumerWishes
-from stratagem.input.service.held_splits import HeldSplit, PackedBatch, ReadCounts, WindowLimits
-from stratagem.input.service.read_errors import describe_read_error
-from stratagem.input.service.shared_window import SharedWindow
+from stratagem.errors import UnavailableError
+from stratagem.group.transport.connection import ServerError
+from stratagem.group.transport.listener import Request
+from stratagem.group.transport.wire import Message
+from stratagem.input.batch_messages import AUTO, ZSTD, checked_compression, is_available
+from stratagem.input.service.consumer import describe_read_error
+from stratagem.input.service.job_requests import (
+    HeldSplit,
+    PackedBatch,
+    ReadCounts,
+    SharedWindow,
+    WindowLimits,
+)
 from stratagem.input.service.splits import SplitPlan, facts_of, read_split
-from stratagem.input.service.worker_reports import WorkerReports
-from stratagem.input.sources import Source
-from stratagem.transport.listener import Request
-from stratagem.transport.wire import Message
+from stratagem.input.sources.source import Source
 
-__all__ = ["WorkerJob"]
+# Wishes that consumers of a job send with each request for a batch.
+
+
+class ConsumerWishes:
+    """Trainers of the consumers of a job, and whether it compresses their batches.
+
+    Args:
+        compression: of the job; see `checked_compression`.
+
+    Raises:
+        ImportError: the job needs zstandard, which is not installed.
+    """
+
+    def __init__(self, compression: str | None) -> None:
+        self._compression = checked_compression(compression)
+        self._last: dict[str, dict[str, Any]] = {}
+
+    def note(self, fields: dict[str, Any]) -> None:
+        """Notes the fields of a request."""
+        self._last[fields["consumer"]] = fields
+
+    def keep(self, consumers: Collection[str], num_joined: int) -> None:
+        """Forgets other consumers of the first `num_joined`."""
+        self._last = {
+            name: last
+            for name, last in self._last.items()
+            if name in consumers or last["num_joined"] > num_joined
+        }
+
+    def num_joined(self, consumer: str) -> int:
+        """Returns how many consumers had joined the job when this one did, with itself."""
+        return self._last[consumer]["num_joined"]
+
+    def trainer_of(self, consumer: str) -> str:
+        """Returns the trainer of a consumer, in a job with a shared window."""
+        return self._last[consumer]["trainer"]
+
+    @property
+    def is_compressed(self) -> bool:
+        """True if the worker compresses the next batch.
+
+        With "AUTO", it does if a consumer is on another machine.
+        """
+        if self._compression != AUTO:
+            return self._compression == ZSTD
+        return is_available() and any(last["compression"] for last in self._last.values())
+
+
+# Requests of a worker to its dispatcher about one run.
+
+_AGAIN_S = 0.1
+
+
+class WorkerReports:
+    """Asks the dispatcher about a run, again and again while it is away.
+
+    `ask` sends one request. All answers are None once the run is over here, after `end`.
+    """
+
+    def __init__(self, run: str, worker: str, ask: Callable[[Message], Message]) -> None:
+        self._run = run
+        self._worker = worker
+        self._ask_once = ask
+        self._has_ended = threading.Event()
+
+    def end(self) -> None:
+        """Ends the requests."""
+        self._has_ended.set()
+
+    def next_split(self, holding: Mapping[int, int], *, only_wanted: bool) -> Message | None:
+        """Asks for a split; `holding` are those that the worker has, with their attempts."""
+        return self._ask("next_split", holding={**holding}, only_wanted=only_wanted)
+
+    def done(self, split: int, attempt: int) -> bool:
+        """Reports that all batches of a split have arrived; returns True once it is noted."""
+        return self._ask("done_split", split=split, attempt=attempt) is not None
+
+    def dropped(self, split: int, attempt: int) -> None:
+        """Reports that the worker sends no more of a split that was taken from it."""
+        fields = {"split": split, "attempt": attempt + 1, "ranges": []}
+        self._ask("report", reporter=self._worker, **fields)
+
+    def failed(self, error: dict[str, Any]) -> bool:
+        """Reports an error of reading a batch; returns True if the batch is skipped."""
+        answer = self._ask("fail", error=error)
+        return answer is not None and answer.kind == "skip"
+
+    def _ask(self, kind: str, **fields: Any) -> Message | None:
+        message = Message(kind, {"run": self._run, "worker": self._worker, **fields})
+        while not self._has_ended.is_set():
+            try:
+                return self._ask_once(message)
+            except (UnavailableError, ServerError):
+                self._has_ended.wait(_AGAIN_S)
+        return None
+
 
 _END, _MOVED, _NOTED = Message("end"), Message("moved"), Message("noted")
 

@@ -8,11 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from stratagem.devices.context_mesh import is_explicit
+from stratagem.errors import explain
 from stratagem.input.sources.source import Reader, Source
-from stratagem.messages import explain
-from stratagem.topology.context_mesh import is_explicit
-
-__all__ = ["ArraySource", "RowSource"]
 
 
 class RowSource(Source):

@@ -9,16 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from stratagem.input.sources.array_spec import spec_of
+from stratagem.errors import explain
 from stratagem.input.sources.source import (
     UNKNOWN_CARDINALITY,
     Reader,
     Source,
     not_resumable_error,
+    spec_of,
 )
-from stratagem.messages import explain
-
-__all__ = ["GeneratorSource", "IterableSource", "OneShotSource"]
 
 # State methods of iterators of other libraries.
 _STATE_METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))

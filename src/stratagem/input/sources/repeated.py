@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from stratagem.errors import explain
 from stratagem.input.sources.source import INFINITE_CARDINALITY, Reader, Source
-from stratagem.messages import explain
 from stratagem.options import AutoShardPolicy
-
-__all__ = ["RepeatedReader", "RepeatedSource", "check_count", "repeated_cardinality"]
 
 
 def check_count(count: object) -> int | None:

@@ -9,8 +9,6 @@ from typing import Any, NoReturn, Protocol
 
 from stratagem.input.sources.source import INFINITE_CARDINALITY, Reader, Source
 
-__all__ = ["PyDatasetSource", "SequenceSource"]
-
 
 class SequenceSource(Source):
     """A list or tuple of batches."""

@@ -3,20 +3,52 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from stratagem.input.sources.array_spec import spec_of
-from stratagem.messages import explain
+import jax
+import numpy as np
+
+from stratagem.errors import explain
 from stratagem.options import AutoShardPolicy
 
-__all__ = [
-    "BATCHES_PER_SNAPSHOT",
-    "INFINITE_CARDINALITY",
-    "Reader",
-    "Source",
-    "UNKNOWN_CARDINALITY",
-    "not_resumable_error",
-]
+# `ArraySpec`: shape and dtype of batches with an open batch size.
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of an array; None stands for an unknown size.
+
+    `ShapeDtypeStruct` of JAX 0.12 and later rejects None.
+
+    Args:
+        shape: size of each axis, or None.
+        dtype: dtype of the elements.
+
+    Example:
+        >>> sg.input.Dataset(np.zeros((5, 2), "float32"), batch_size=2).element_spec
+        ArraySpec(shape=(None, 2), dtype=dtype('float32'))
+
+    Source: TF 2.21 framework/tensor.py, TensorSpec.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
+
+def spec_of(batch: object) -> Any:
+    """Returns the `ArraySpec`s of a batch, with None as batch size."""
+
+    def spec(leaf: Any) -> ArraySpec:
+        array = leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else np.asarray(leaf)
+        return ArraySpec((None, *tuple(array.shape)[1:]), np.asarray(array[:0]).dtype)
+
+    return jax.tree.map(spec, batch)
+
 
 # Interval between reads of an expensive state; resuming reads the batches since then again.
 BATCHES_PER_SNAPSHOT = 32
@@ -158,3 +190,104 @@ def not_resumable_error(kind: str, *, fix: str) -> NotImplementedError:
             code="SG310",
         )
     )
+
+
+# Sources that can be sharded: files, and datasets with a shard hint.
+
+SHARD_HINT = -1
+
+
+class FileSource(Source):
+    """A dataset that a function creates from a list of files."""
+
+    def __init__(self, files: Sequence[Any], make: Callable[[list[Any]], Source]) -> None:
+        if not files:
+            raise ValueError(
+                explain(
+                    "The list of files is empty.",
+                    expected="one or more files.",
+                    fix="check the glob pattern or folder that lists them.",
+                )
+            )
+        self._files = list(files)
+        self._make = make
+        self._source: Source | None = None
+
+    @property
+    def num_files(self) -> int:
+        """Number of files."""
+        return len(self._files)
+
+    def shard(self, num_shards: int, index: int) -> Source:
+        """Returns every `num_shards`th file from `index` on."""
+        return FileSource(self._files[index::num_shards], self._make)
+
+    @property
+    def order_follows_epoch(self) -> bool:
+        """Same as the dataset of the files."""
+        return self._whole_source().order_follows_epoch
+
+    @property
+    def is_repeatable(self) -> bool:
+        """True: files have the same contents each time, and a function must shuffle them alike."""
+        return True
+
+    @property
+    def files(self) -> list[Any]:
+        """The files."""
+        return self._files
+
+    def _whole_source(self) -> Source:
+        if self._source is None:
+            self._source = self._make(list(self._files))
+        return self._source
+
+    @property
+    def cardinality(self) -> int:
+        """Number of batches of the dataset of the files."""
+        return self._whole_source().cardinality
+
+    def open(self, epoch: int) -> Reader:
+        """Opens the dataset of the files."""
+        return self._whole_source().open(epoch)
+
+
+class HintSource(Source):
+    """A dataset with a shard hint, created from the number of shards and the index."""
+
+    def __init__(self, make: Callable[[int, int], Source]) -> None:
+        self._make = make
+        self._whole: Source | None = None
+
+    @property
+    def has_shard_hint(self) -> bool:
+        """True."""
+        return True
+
+    def shard(self, num_shards: int, index: int) -> Source:
+        """Fills in the hint."""
+        return self._make(num_shards, index)
+
+    @property
+    def order_follows_epoch(self) -> bool:
+        """Same as the unsharded dataset."""
+        return self._unsharded().order_follows_epoch
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Same as the unsharded dataset."""
+        return self._unsharded().is_repeatable
+
+    def _unsharded(self) -> Source:
+        if self._whole is None:
+            self._whole = self._make(1, 0)
+        return self._whole
+
+    @property
+    def cardinality(self) -> int:
+        """Number of batches of all examples."""
+        return self._unsharded().cardinality
+
+    def open(self, epoch: int) -> Reader:
+        """Opens the unsharded dataset."""
+        return self._unsharded().open(epoch)

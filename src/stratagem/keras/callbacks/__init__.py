@@ -1,3 +1,1 @@
 """Keras callbacks: `BackupAndRestore` and `TensorBoard`."""
-
-__all__: list[str] = []

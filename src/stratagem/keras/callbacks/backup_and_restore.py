@@ -4,37 +4,257 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import shutil
+import statistics
+import time
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from stratagem import environment
-from stratagem.checkpoint import (
-    Checkpoint,
-    CheckpointManager,
-    CheckpointOptions,
-    MemoryBackup,
-)
-from stratagem.checkpoint.group_calls import run_on_first
+from stratagem.checkpoint.checkpoint import Checkpoint
+from stratagem.checkpoint.in_memory import MemoryBackup
+from stratagem.checkpoint.latest import run_on_first
+from stratagem.checkpoint.manager import CheckpointManager
+from stratagem.checkpoint.objects import Stateful
 from stratagem.checkpoint.preemption_exit import PreemptionExit
-from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.keras.callbacks.backup_run import BackupProgress, BackupRun
+from stratagem.checkpoint.saving import CheckpointOptions
+from stratagem.checkpoint.storage.files import COMMIT_MARK
+from stratagem.cluster.preemption.configuration import TerminationConfig
+from stratagem.errors import DeadlineExceededError, UnavailableError, explain
+from stratagem.group.current import current_group
 from stratagem.keras.callbacks.data_position import DataPosition
-from stratagem.keras.callbacks.fit_position import FitPosition
-from stratagem.keras.callbacks.snapshot_interval import AUTO, SnapshotInterval
-from stratagem.keras.private import set_initial_epoch
+from stratagem.keras.json_values import from_json, to_json
+from stratagem.keras.numerics.random_state import Draws, RandomState
+from stratagem.keras.private.trainers import set_initial_epoch
 from stratagem.keras.training.active_fit import epoch_iterator
-from stratagem.messages import explain
-from stratagem.preemption import TerminationConfig
-from stratagem.storage import COMMIT_MARK
 
-__all__ = ["BackupAndRestore"]
+# Interval between snapshots of `fit`'s state in memory.
+
+AUTO = "auto"
+_SHARE = 0.005
+# Number of latest batches that a decision is based on, and of calls before the first.
+_NUM_MEASURED = 16
+# Calls between two decisions, at which all processes wait for each other.
+_NUM_BETWEEN = 1000
+
+
+class SnapshotInterval:
+    """Selects the batches after which state is saved, the same on all processes.
+
+    `num_batches` is the interval. "auto" limits saving to 0.5% of the training time: if saving
+    takes as long as a step, a killed process loses 200 steps at most; if steps are long, one.
+    """
+
+    def __init__(self, num_batches: int | str) -> None:
+        self._is_auto = num_batches == AUTO
+        self.num_batches = 1 if self._is_auto else int(num_batches)
+        self._num_waiting = self._num_calls = 0
+        self._is_first = True
+        self._mark_s: float | None = None
+        self._batches_s: deque[float] = deque(maxlen=_NUM_MEASURED)
+        self._costs_s: deque[float] = deque(maxlen=_NUM_MEASURED)
+
+    def is_due(self, num_batches: int) -> bool:
+        """Counts `num_batches` completed batches; returns True if a snapshot is due.
+
+        Call it on every process.
+        """
+        now_s = time.monotonic()
+        if self._mark_s is not None:
+            self._batches_s.append((now_s - self._mark_s) / num_batches)
+        self._mark_s = now_s
+        self._num_waiting += num_batches
+        self._num_calls += 1
+        if self._is_first and self._num_calls == _NUM_MEASURED:
+            self._agree()
+        is_due = self._num_waiting >= self.num_batches
+        if is_due:
+            self._num_waiting = 0
+        return is_due
+
+    def note(self, cost_s: float) -> None:
+        """Records a snapshot that took `cost_s` seconds."""
+        self._costs_s.append(cost_s)
+        if self._mark_s is not None:
+            self._mark_s += cost_s
+
+    def end_epoch(self) -> None:
+        """Resets the count after the snapshot of an epoch's end; may choose a new interval.
+
+        Call it on every process.
+        """
+        self._num_waiting, self._mark_s = 0, None
+        if self._num_calls >= _NUM_BETWEEN:
+            self._agree()
+
+    def _agree(self) -> None:
+        self._is_first, self._num_calls = False, 0
+        if not self._is_auto:
+            return
+        own = 1
+        if self._batches_s and self._costs_s:
+            batch_s, cost_s = map(statistics.median, (self._batches_s, self._costs_s))
+            own = max(1, math.ceil(cost_s / (_SHARE * batch_s))) if batch_s > 0 else 1
+        group = current_group()
+        # The longest interval applies to all.
+        everyone = [own] if group is None else group.exchange("BackupAndRestore's pace", own)
+        self.num_batches = max(everyone)
+
+
+# State of callbacks outside of variables, as JSON.
+
+# Attributes that Keras's callbacks carry from epoch to epoch.
+_ATTRIBUTES: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (
+        keras.callbacks.EarlyStopping,
+        ("best", "best_epoch", "best_weights", "stopped_epoch", "wait"),
+    ),
+    (keras.callbacks.ReduceLROnPlateau, ("best", "cooldown_counter", "wait")),
+    (keras.callbacks.ModelCheckpoint, ("best",)),
+    (keras.callbacks.History, ("epoch", "history")),
+)
+
+
+def callback_states(callbacks: Sequence[Any]) -> dict[str, Any]:
+    """Returns the JSON states of callbacks, by class name and number within the class.
+
+    The state is `get_state()` if the callback has it, and selected attributes for Keras's
+    callbacks.
+    """
+    return {name: to_json(_state(callback)) for name, callback in _named(callbacks)}
+
+
+def set_callback_states(callbacks: Sequence[Any], states: Mapping[str, Any]) -> None:
+    """Restores `callback_states`; callbacks without an entry stay unchanged."""
+    for name, callback in _named(callbacks):
+        if name not in states:
+            continue
+        state = from_json(states[name])
+        if isinstance(callback, Stateful):
+            callback.set_state(state)
+        else:
+            vars(callback).update(state)
+
+
+def _state(callback: keras.callbacks.Callback) -> Any:
+    if isinstance(callback, Stateful):
+        return callback.get_state()
+    return {name: getattr(callback, name) for name in _attributes(callback)}
+
+
+def _named(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    counts: dict[str, int] = {}
+    for callback in callbacks:
+        if isinstance(callback, Stateful) or _attributes(callback):
+            kind = type(callback).__name__
+            counts[kind] = counts.get(kind, 0) + 1
+            yield f"{kind} {counts[kind]}", callback
+
+
+def _attributes(callback: keras.callbacks.Callback) -> list[str]:
+    """Returns the attributes to save that exist in this Keras version, after `on_train_begin`."""
+    return [
+        name
+        for kind, names in _ATTRIBUTES
+        if isinstance(callback, kind)
+        for name in names
+        if hasattr(callback, name)
+    ]
+
+
+# Position of a `fit`: epoch, batch, data, random state, and the states of callbacks.
+
+
+class FitPosition:
+    """Position of one `fit`, which another process can continue from.
+
+    `callbacks` are those whose states belong to it.
+    """
+
+    def __init__(self, data: DataPosition, callbacks: Sequence[Any]) -> None:
+        self.data = data
+        self._callbacks = callbacks
+
+    def state(self, model: Any, epoch: int, batch: int, *, is_within: bool) -> dict[str, Any]:
+        """Returns the position as JSON, after `batch` batches of an epoch.
+
+        `is_within` is False between epochs, where `batch` is 0.
+        """
+        now = Draws.now()
+        return {
+            "epoch": epoch,
+            "batch": batch,
+            "is_stopped": bool(model.stop_training),
+            "data": self.data.state(batch, now, is_within=is_within),
+            "random": RandomState.state_with(now),
+            "callbacks": callback_states(self._callbacks),
+        }
+
+    def go_to(self, model: Any, num_epochs: int, state: Mapping[str, Any]) -> None:
+        """Makes the active `fit` begin at a position; call it in `on_train_begin`."""
+        # A training stopped by a callback has no epochs left.
+        set_initial_epoch(model, num_epochs if state["is_stopped"] else state["epoch"])
+        self.data.go_to(state["data"], state["batch"])
+        self.set_state(state)
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores the random state and the states of callbacks."""
+        set_callback_states(self._callbacks, state["callbacks"])
+        RandomState().set_state(state["random"])
+
+
+# State of one `fit` that `BackupAndRestore` backs up.
+
+
+class BackupProgress:
+    """Checkpointed state of a training outside its variables."""
+
+    def __init__(self) -> None:
+        self.current: Callable[[], dict[str, Any]] = dict
+        self.restored: dict[str, Any] = {}
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the current state."""
+        return self.current()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Stores a restored state."""
+        self.restored = state
+
+
+@dataclasses.dataclass(frozen=True)
+class BackupRun:
+    """Backups of one `fit`, and the state that they hold.
+
+    `memory` is None if nothing is saved in memory, and `leaving` if notices are ignored.
+    """
+
+    manager: CheckpointManager
+    memory: MemoryBackup | None
+    interval: SnapshotInterval
+    leaving: PreemptionExit | None
+    progress: BackupProgress
+    position: FitPosition
+
+    def restore(self) -> Callable[[], object] | None:
+        """Restores the newest state; returns a function that restores it again, or None if none."""
+        manager, memory = self.manager, self.memory
+        if memory is not None and memory.restore() is not None:
+            return memory.restore
+        path = manager.restore_or_initialize(skip_damaged=True)
+        if path is None:
+            return None
+        exactly = CheckpointOptions(restore_components=True)
+        return lambda: manager.checkpoint.restore(path, exactly)
+
 
 _NAME = "backup"
 

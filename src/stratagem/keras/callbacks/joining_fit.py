@@ -3,56 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import keras
 
-from stratagem.input.sparse_rows import is_sparse
+from stratagem.input.batches import is_sparse
+from stratagem.keras.callbacks.backup_and_restore import FitPosition
 from stratagem.keras.callbacks.data_position import DataPosition
-from stratagem.keras.callbacks.fit_position import FitPosition
 from stratagem.keras.numerics.random_state import RandomState
-from stratagem.keras.private import ArrayDataAdapter, TFDatasetAdapter, set_initial_epoch
+from stratagem.keras.private import ArrayDataAdapter, TFDatasetAdapter
+from stratagem.keras.private.trainers import set_initial_epoch
 from stratagem.keras.training.active_fit import call_after_fit, epoch_iterator
 from stratagem.keras.training.dataset_adapter import DatasetAdapter
 from stratagem.keras.training.step_functions import TrainOrTestFunction
-
-__all__ = ["FitAdmission", "JoiningFit"]
+from stratagem.strategies.elastic_admission import ElasticAdmission
 
 _FitState = dict[str, Any]
-
-
-class FitAdmission(Protocol):
-    """Joining of a group at places of the program."""
-
-    @property
-    def is_waiting(self) -> bool:
-        """True in a process that has not joined yet."""
-        ...
-
-    def begin_call(self) -> str:
-        """Begins a call of `fit`; returns its place."""
-        ...
-
-    def admit(self, place: str, state: Callable[[], _FitState], *, may_retry: bool) -> None:
-        """Admits processes that wait at a place; `state` returns where they continue."""
-        ...
-
-    def join(self, place: str, prepare: Callable[[], None]) -> _FitState | None:
-        """Waits to join at a place; returns where to continue, or None if the call is over.
-
-        `prepare` is called before, and whenever the expected number of members changes.
-        """
-        ...
-
-    def restore(self) -> None:
-        """Sets all variables to the values received."""
-        ...
-
-    def end_place(self) -> None:
-        """Ends the place."""
-        ...
 
 
 class JoiningFit(keras.callbacks.Callback):
@@ -61,7 +29,7 @@ class JoiningFit(keras.callbacks.Callback):
     runs_last = True
     needs_batch_logs = False
 
-    def __init__(self, admission: FitAdmission) -> None:
+    def __init__(self, admission: ElasticAdmission) -> None:
         super().__init__()
         self._admission = admission
         self.callback_list: Any = None  # Keras's list of all callbacks

@@ -15,16 +15,13 @@ from rich.console import Console
 from rich.text import Text
 
 from stratagem import environment
-from stratagem.folders import checked_folder
+from stratagem.errors import explain
 from stratagem.keras.training.active_fit import call_after_fit
-from stratagem.keras.training.model import strategy_of
-from stratagem.keras.training.observed_steps import observe_steps
-from stratagem.messages import explain
-from stratagem.profiling import ProfileSummary, report
-from stratagem.profiling.recorder import StepRecorder
-from stratagem.profiling.step_observer import observe
-
-__all__ = ["StepProfile", "profile"]
+from stratagem.keras.training.model import observe_steps, strategy_of
+from stratagem.observe.profiling import report
+from stratagem.observe.profiling.recorder import StepRecorder, observe
+from stratagem.observe.profiling.summary import ProfileSummary
+from stratagem.resources import checked_folder
 
 
 def profile(

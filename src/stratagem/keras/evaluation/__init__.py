@@ -1,3 +1,1 @@
 """Evaluation of checkpoints in another process during training."""
-
-__all__: list[str] = []

@@ -2,24 +2,286 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+import os
+import queue
+import re
+import shutil
+import signal
+import tempfile
+import threading
 import time
-from collections.abc import Callable
+import warnings
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Protocol
 
 from stratagem import logs
-from stratagem.errors import DeadlineExceededError
-from stratagem.keras.evaluation.checkpoint_files import (
-    CheckpointFile,
-    CheckpointFormat,
-    UnreadableCheckpointError,
-)
-from stratagem.keras.evaluation.checkpoint_follower import CheckpointFollower
-from stratagem.keras.evaluation.stop_notice import StopNotice
-from stratagem.messages import explain
+from stratagem.errors import DeadlineExceededError, explain
 
-__all__ = ["CheckpointLoop", "LoopLimits"]
+if TYPE_CHECKING:
+    import keras
+
+# Keras checkpoint files: search in a folder, and loading into a model.
+#
+# Keras writes in place: a file appears before it is complete, and may be rewritten while it is
+# read.
+# HDF5 also locks files that it reads, which would block training. Hence a file is copied first, and
+# loaded only if it did not change meanwhile.
+
+# ".weights.h5" comes first because it also ends with ".h5".
+_SUFFIXES = (".weights.h5", ".keras", ".h5")
+# A separate integer, not the decimals of a number: "ckpt-0007", "07-0.35".
+_EPOCH = re.compile(r"(?:^|[-_=]|(?<!\d)\.|epoch|ckpt)(\d+)(?=[-_]|$)")
+# Errors of h5py and zipfile for an incomplete file.
+_NOT_WHOLE = (OSError, EOFError, KeyError, zipfile.BadZipFile)
+
+
+class UnreadableCheckpointError(Exception):
+    """Raised for an incomplete checkpoint."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointFile:
+    """State of a checkpoint file; a rewritten file is another checkpoint.
+
+    Example:
+        >>> from stratagem.keras.evaluation.checkpoint_loop import CheckpointFile
+        >>> CheckpointFile(path=Path("ckpt-0007.weights.h5"), modified_ns=0, size_bytes=0).epoch
+        7
+    """
+
+    path: Path
+    modified_ns: int
+    size_bytes: int
+
+    @property
+    def name(self) -> str:
+        """File name."""
+        return self.path.name
+
+    @property
+    def epoch(self) -> int | None:
+        """Last separate integer in the name; None if there is none."""
+        ends = (end for end in _SUFFIXES if self.name.endswith(end))
+        stem = self.name.removesuffix(next(ends, ""))
+        numbers = _EPOCH.findall(stem)
+        return int(numbers[-1]) if numbers else None
+
+    @property
+    def age(self) -> tuple[int, list[str | int]]:
+        """Sort key: time, then the name with numbers by value."""
+        parts = re.split(r"(\d+)", self.name)
+        # Text and digits alternate, so that values of the same type are compared.
+        return self.modified_ns, [
+            int(part) if index % 2 else part for index, part in enumerate(parts)
+        ]
+
+
+class CheckpointFormat(Protocol):
+    """Finds and loads checkpoints of one format."""
+
+    @property
+    def names(self) -> str:
+        """File name pattern, for messages."""
+        ...
+
+    def find(self, folder: Path) -> Sequence[CheckpointFile]:
+        """Returns checkpoints, complete or not, oldest first; none if `folder` is missing."""
+        ...
+
+    def load(self, checkpoint: CheckpointFile, model: keras.Model) -> None:
+        """Loads weights into a built model, and matching state into its optimizer.
+
+        Raises:
+            FileNotFoundError: the file was removed.
+            UnreadableCheckpointError: the file is incomplete, or was rewritten.
+            ValueError: it does not fit the model.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class KerasFiles:
+    """Files written by `ModelCheckpoint`, `save_weights` and `save`."""
+
+    names: str = " or ".join(f"*{suffix}" for suffix in _SUFFIXES[:2])
+
+    def find(self, folder: Path) -> list[CheckpointFile]:
+        """Returns the files with a checkpoint's suffix, oldest first."""
+        found: list[CheckpointFile] = []
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    # Some programs put hidden files of the same name, after a dot, beside others.
+                    is_hidden = entry.name.startswith(".")
+                    if entry.name.endswith(_SUFFIXES) and not is_hidden and entry.is_file():
+                        with contextlib.suppress(FileNotFoundError):
+                            found.append(_checkpoint(folder / entry.name))
+        except FileNotFoundError:
+            return []
+        return sorted(found, key=lambda one: one.age)
+
+    def load(self, checkpoint: CheckpointFile, model: keras.Model) -> None:
+        """Loads a file; see `CheckpointFormat.load`."""
+        with tempfile.TemporaryDirectory(prefix="stratagem-") as folder:
+            copy = Path(folder, checkpoint.name)
+            try:
+                shutil.copyfile(checkpoint.path, copy)
+                if _checkpoint(checkpoint.path) != checkpoint:
+                    raise UnreadableCheckpointError("it was written again while it was read")
+                with warnings.catch_warnings():
+                    # Evaluation needs no optimizer state, so the optimizer may differ.
+                    warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+                    model.load_weights(copy)
+            except FileNotFoundError:
+                raise
+            except _NOT_WHOLE as error:
+                raise UnreadableCheckpointError(f"{type(error).__name__}: {error}") from error
+            except ValueError as error:
+                raise ValueError(
+                    explain(
+                        f"{checkpoint.path} does not fit the model: {error}",
+                        expected="weights of the evaluated model.",
+                        fix="build the model as in training, or pass the folder of its "
+                        "checkpoints.",
+                        code="SG703",
+                    )
+                ) from error
+
+
+def _checkpoint(path: Path) -> CheckpointFile:
+    status = path.stat()
+    return CheckpointFile(path=path, modified_ns=status.st_mtime_ns, size_bytes=status.st_size)
+
+
+# Record of a folder's checkpoints: new, complete, evaluated or unreadable.
+
+# Limit on an unchanged, incomplete file. On a network file system, writes of another machine can
+# take a minute to appear.
+PATIENCE_S = 75.0
+
+
+class CheckpointFollower:
+    """Record of the checkpoints found in a folder, and of those already evaluated.
+
+    It reads no files and no clock: callers pass the time `now_s`, in seconds of any clock.
+    """
+
+    def __init__(self, checkpoint_format: CheckpointFormat, folder: Path, now_s: float) -> None:
+        self._format = checkpoint_format
+        self._folder = folder
+        self._found: Sequence[CheckpointFile] = ()
+        self._done: dict[Path, CheckpointFile] = {}
+        self._unreadable: dict[Path, tuple[CheckpointFile, float]] = {}
+        self._times_done: Counter[Path] = Counter()
+        self.changed_at_s = now_s
+
+    @property
+    def num_done(self) -> int:
+        """Number of processed checkpoints.
+
+        A name counts once, because restarted training rewrites files, unless all share one name:
+        then each write counts.
+        """
+        return max(len(self._times_done), *self._times_done.values(), 0)
+
+    def look(self, now_s: float, *, is_last: bool = False) -> list[CheckpointFile]:
+        """Scans the folder; returns pending checkpoints unchanged since the last scan.
+
+        They are sorted, oldest first. `is_last` means that writing has ended: unreadable ones are
+        tried once more.
+        """
+        before, self._found = self._found, self._format.find(self._folder)
+        if self._found != before:
+            self.changed_at_s = now_s
+        return [
+            one
+            for one in self._found
+            if one in before
+            and self._done.get(one.path) != one
+            and (is_last or self._may_try(one, now_s))
+        ]
+
+    def finish(self, checkpoint: CheckpointFile) -> None:
+        """Marks a checkpoint as evaluated or skipped."""
+        self._done[checkpoint.path] = checkpoint
+        self._times_done[checkpoint.path] += 1
+
+    def postpone(self, checkpoint: CheckpointFile, now_s: float) -> bool:
+        """Skips an unreadable checkpoint until it changes; returns False once patience runs out."""
+        known = self._unreadable.get(checkpoint.path)
+        if known is None or known[0] != checkpoint:
+            self._unreadable[checkpoint.path] = checkpoint, now_s
+            return True
+        return now_s - known[1] < PATIENCE_S
+
+    def has_newer(self, checkpoint: CheckpointFile) -> bool:
+        """Returns True if another checkpoint, complete or not, is newer."""
+        return any(one.age > checkpoint.age for one in self._found if one.path != checkpoint.path)
+
+    def _may_try(self, checkpoint: CheckpointFile, now_s: float) -> bool:
+        known = self._unreadable.get(checkpoint.path)
+        return known is None or known[0] != checkpoint or now_s - known[1] >= PATIENCE_S
+
+
+# SIGTERM as a notice to finish the current work.
+
+
+class StopNotice:
+    """Treats the first SIGTERM as a stop notice; a second one ends the process, as usual.
+
+    Python allows handlers only in the main thread. In other threads, and if the program handles or
+    ignores the signal itself, nothing changes and no notice arrives.
+
+    Example:
+        >>> import signal
+        >>> from stratagem.keras.evaluation.checkpoint_loop import StopNotice
+        >>> with StopNotice() as notice:
+        ...     signal.raise_signal(signal.SIGTERM)
+        ...     notice.is_given
+        True
+    """
+
+    def __init__(self) -> None:
+        # A signal handler interrupts wait(): SimpleQueue.put is reentrant, Event.set is not.
+        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_taken = False
+        self.is_given = False
+
+    def __enter__(self) -> StopNotice:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._take)
+            self._is_taken = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._is_taken:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def wait(self, seconds: float) -> None:
+        """Waits for the notice, at most `seconds`."""
+        try:
+            self._woken.get(timeout=seconds)
+        except queue.Empty:
+            return
+
+    def _take(self, signum: int, frame: FrameType | None) -> None:
+        self.is_given = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._woken.put(None)
+
 
 _logger = logging.getLogger(__name__)
 

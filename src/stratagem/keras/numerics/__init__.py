@@ -1,3 +1,1 @@
 """Layers, losses, metrics, optimizers and seeds with the results of a single device."""
-
-__all__: list[str] = []

@@ -7,11 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 import keras
 
+from stratagem.errors import explain
 from stratagem.keras.numerics.chunked_loss import chunked_softmax_cross_entropy
 from stratagem.keras.private import set_keras_mask
-from stratagem.messages import explain
-
-__all__ = ["ChunkedSparseCategoricalCrossentropy"]
 
 
 @keras.saving.register_keras_serializable("stratagem")

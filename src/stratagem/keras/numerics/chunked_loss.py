@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from stratagem.messages import explain
+from stratagem.errors import explain
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
-
-__all__ = ["chunked_softmax_cross_entropy"]
 
 
 def chunked_softmax_cross_entropy(

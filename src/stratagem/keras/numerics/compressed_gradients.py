@@ -9,22 +9,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import keras
 
-from stratagem.collectives.compressed.sums import compressed_sums
-from stratagem.context import ReplicaContext, get_strategy
+from stratagem.contexts import get_strategy
+from stratagem.errors import explain
+from stratagem.execution.compressed.sums import compressed_sums
+from stratagem.execution.context.replica import ReplicaContext
 from stratagem.keras.variables.annotations import annotated_variables
-from stratagem.messages import explain
-from stratagem.values import is_indexed_slices
-from stratagem.variables import home_of, is_compressed
+from stratagem.variables.indexed_slices import is_indexed_slices
+from stratagem.variables.registry import home_of
+from stratagem.variables.store import is_compressed
 
 if TYPE_CHECKING:
-    from stratagem.compression import Compression
+    from stratagem.devices.compression import Compression
 
-__all__ = [
-    "loading_without_state",
-    "state_variables",
-    "sums_of_compressed",
-    "with_state",
-]
 
 _FACTOR_SEED = 20190531
 

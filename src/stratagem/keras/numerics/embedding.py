@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import keras
 
-from stratagem.execution import embedding_lookup, is_recorded, note_table
+from stratagem.execution.embeddings.lookups import embedding_lookup, is_recorded, note_table
 from stratagem.keras.variables.annotations import making_table
 
 if TYPE_CHECKING:
     import jax
-
-
-__all__ = ["building_table", "looking_up_rows"]
 
 
 def building_table(original: Callable[..., Any]) -> Any:

@@ -7,30 +7,375 @@ the variable stands for in the replica's training steps. The replicas of an isla
 from __future__ import annotations
 
 import functools
+import operator
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
+from jax.typing import ArrayLike
 
-from stratagem.context import ReplicaContext, get_strategy
-from stratagem.execution import on_global_model
+from stratagem import contexts as stack
+from stratagem.contexts import get_strategy
+from stratagem.devices.background import can_run_beside
+from stratagem.devices.collectives.shared_sums import is_connected
+from stratagem.devices.local_updates import DiLoCo, LocalUpdates, QuadraticPeriod, fragments_of
+from stratagem.devices.lockstep import wait_for_background
+from stratagem.execution.compressed.between import IslandSums, compressed_between
+from stratagem.execution.context.replica import ReplicaContext, get_replica_context
+from stratagem.execution.programs.followed_program import FollowUpProgram
+from stratagem.execution.tracing.functionalize import current_scope, on_global_model
 from stratagem.keras.numerics.compressed_gradients import state_variables
-from stratagem.keras.numerics.fragment_sends import leave_sends
-from stratagem.keras.numerics.global_weights import (
-    assign_global,
-    mixed,
-    next_globals,
-    read_global,
-)
-from stratagem.keras.numerics.sync_rounds import SyncRounds, add_round_end
 from stratagem.keras.variables.annotations import annotated_variables
-from stratagem.local_updates import LocalUpdates, fragments_of
-from stratagem.profiling.scopes import every_steps
-from stratagem.variables import home_of, is_compressed
+from stratagem.observe.profiling.summary import every_steps
+from stratagem.options import ReduceOp
+from stratagem.variables.registry import home_of
+from stratagem.variables.store import is_compressed
 
-__all__ = ["synchronize", "with_local_copies"]
+# Global weights of replicas that train apart: the next ones, and what replicas take of them.
+
+
+def read_global(trained: Sequence[Any]) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Returns the global value of each variable, and its state between synchronizations."""
+    with on_global_model():
+        values = [one.value for one in trained]
+        states = [{name: one.value for name, one in each.outer_state.items()} for each in trained]
+    return values, states
+
+
+def assign_global(
+    trained: Sequence[Any], values: Sequence[Any], states: Sequence[dict[str, Any]]
+) -> None:
+    """Sets what `read_global` reads."""
+    for variable, whole, state in zip(trained, values, states, strict=True):
+        with on_global_model():
+            variable.assign(whole)
+        for name, value in state.items():
+            variable.outer_state[name].assign(value)
+
+
+def next_globals(
+    trained: list[Any],
+    own: Sequence[Any],
+    globals_: Sequence[Any],
+    states: list[dict[str, Any]],
+    method: LocalUpdates,
+    context: ReplicaContext,
+    step: Any,
+) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Sums the changes of the replicas; returns the next global values and states."""
+    changes = [new - old for new, old in zip(own, globals_, strict=True)]
+    mean, errors = _mean_changes(trained, changes, states, method, context, step)
+    found = [
+        _next_global(old, change, state, method)
+        for old, change, state in zip(globals_, mean, states, strict=True)
+    ]
+    news = [{**state, **error} for (_, state), error in zip(found, errors, strict=True)]
+    return [new for new, _ in found], news
+
+
+def mixed(own: Sequence[Any], globals_: Sequence[Any], method: LocalUpdates) -> list[Any]:
+    """Returns the next own values of a replica that takes global ones."""
+    share = method.mixing
+    return [
+        (share * mine + (1 - share) * whole).astype(mine.dtype) if share else whole
+        for mine, whole in zip(own, globals_, strict=True)
+    ]
+
+
+def _mean_changes(
+    trained: list[Any],
+    changes: list[Any],
+    states: list[Any],
+    method: LocalUpdates,
+    context: ReplicaContext,
+    step: Any,
+) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Returns the mean change of each variable over islands, and the next compression state."""
+    islands = context.strategy.islands
+    sums = IslandSums(islands, context.communicator, context.replica_id_in_sync_group)
+    kept = [set(state) & {"error", "factor"} for state in states]
+    compression: Any = method.compression
+    totals: list[Any] = [None] * len(changes)
+    news: list[dict[str, Any]] = [{} for _ in changes]
+    places = [place for place, one in enumerate(trained) if is_compressed(one, compression)]
+    if places:
+        found, new_states = compressed_between(
+            compression,
+            [changes[place] for place in places],
+            [{name: states[place][name] for name in kept[place]} for place in places],
+            sums,
+            step=step,
+        )
+        for place, total, state in zip(places, found, new_states, strict=True):
+            totals[place], news[place] = total, dict(state)
+    others = [place for place in range(len(changes)) if place not in places]
+    add = functools.partial(sums.between.all_reduce_many, ReduceOp.SUM)
+    whole = sums.by_parts(add, [changes[one] for one in others])
+    for place, total in zip(others, whole, strict=True):
+        totals[place] = total
+    return [total / islands.count for total in totals], news
+
+
+def _next_global(
+    old: Any, change: Any, state: dict[str, Any], method: LocalUpdates
+) -> tuple[Any, dict[str, Any]]:
+    """Returns the next global value of a variable, and the state of the outer optimizer."""
+    if not isinstance(method, DiLoCo):
+        return old + change, state
+    before = state["outer_momentum"]
+    change = change.astype(before.dtype)
+    momentum = method.outer_momentum * before + change
+    step = method.outer_momentum * momentum + change
+    new = (old.astype(before.dtype) + method.outer_learning_rate * step).astype(old.dtype)
+    return new, {**state, "outer_momentum": momentum}
+
+
+# Rounds of local updates: the steps from one synchronization to the next.
+#
+# A round of a fixed period ends at a multiple of it. The end of a round of `QuadraticPeriod` is a
+# variable of the optimizer, set when the round begins and equal on all replicas.
+
+# The longest round: a float32 has it exactly, and a sum with a step is an int32.
+_MOST_STEPS = 1_000_000_000
+# A quotient of rates such as 0.2 / 0.1 in float32 may be a little less than the whole number.
+_ROUNDING = 1 + 1e-5
+
+# The variable with the last step of the current round, by optimizer.
+_ends: weakref.WeakKeyDictionary[Any, keras.Variable] = weakref.WeakKeyDictionary()
+
+
+def add_round_end(optimizer: keras.optimizers.Optimizer, method: LocalUpdates) -> None:
+    """Creates the variable with the end of the current round, if a rule decides it."""
+    if isinstance(method.period, QuadraticPeriod) and optimizer not in _ends:
+        made: Any = optimizer.add_variable((), initializer="zeros", dtype="int32", name="round_end")
+        _ends[optimizer] = made
+
+
+def begin_round(optimizer: keras.optimizers.Optimizer, method: LocalUpdates) -> None:
+    """Sets the end of a round that begins with this step. Call before the optimizer's update."""
+    if not isinstance(method.period, QuadraticPeriod):
+        return
+    end: Any = _ends[optimizer]
+    start = cast("Any", optimizer.iterations).value
+    rate: Any = keras.ops.convert_to_tensor(optimizer.learning_rate)
+    found = _end_of_round(method.period, start, rate, method.warmup_steps)
+    end.assign(jnp.where(start >= end.value, found, end.value))
+
+
+def _end_of_round(rule: QuadraticPeriod, start: Any, rate: ArrayLike, warmup_steps: int) -> Any:
+    ratio = rule.growth / jnp.asarray(rate, jnp.float32)
+    wanted = jnp.floor(ratio * ratio * _ROUNDING)
+    steps = jnp.clip(wanted, rule.base, _MOST_STEPS).astype(jnp.int32)
+    steps = jnp.where(start < warmup_steps, 1, steps)
+    end = start + steps
+    if rule.total_steps is None:
+        return end
+    return jnp.where(start < rule.total_steps, jnp.minimum(end, rule.total_steps), end)
+
+
+class SyncRounds:
+    """The rounds of one fragment of the model.
+
+    Args:
+        optimizer: the optimizer, after its update.
+        method: the method.
+        offset: steps by which rounds of a fixed period end later than at its multiples.
+    """
+
+    def __init__(
+        self, optimizer: keras.optimizers.Optimizer, method: LocalUpdates, offset: int
+    ) -> None:
+        self._optimizer = optimizer
+        self._method = method
+        self._offset = offset
+
+    def end_at(self, step: Any, late_steps: int = 0) -> Any:
+        """Returns True, traced, if a round ended `late_steps` before a step, the current one."""
+        if isinstance(self._method.period, QuadraticPeriod):
+            return step == cast("Any", _ends[self._optimizer]).value
+        return is_end_of_fixed_round(self._method, self._offset, step, late_steps)
+
+
+def is_end_of_fixed_round(method: LocalUpdates, offset: int, step: Any, late_steps: int = 0) -> Any:
+    """Returns True if a round of a fixed period ended `late_steps` before a step."""
+    ended = step - late_steps
+    is_end = ((ended - offset) % method.least_period == 0) & (ended >= 1)
+    return is_end | (step <= method.warmup_steps)
+
+
+# Sends of fragments beside the steps that follow, as programs of their own.
+#
+# The program of a step then has local weights only. Sending a fragment sets the global weights at
+# once, to arrays that are ready when the link is done; only what reads them waits. `overlap` steps
+# later a small program mixes them into the local weights.
+
+
+def leave_sends(
+    optimizer: keras.optimizers.Optimizer,
+    trained: list[Any],
+    method: LocalUpdates,
+    context: ReplicaContext,
+) -> bool:
+    """Leaves the synchronization to programs of its own; returns False if the step must do it.
+
+    A step must if nothing follows it: in a loop on the devices, in an `sg.function`, in eager mode;
+    and if it uses the weights again after its update. The sums of one machine, in memory or between
+    devices, have no slow link to hide.
+    """
+    scope = current_scope()
+    strategy: Any = context.strategy
+    if not (method.overlap_steps and trained and scope is not None and runs_beside(strategy)):
+        return False
+    sends = trained[0].fragment_sends  # with the variables: a table here would keep them alive
+    if sends is None or not sends.are_of(optimizer, trained):
+        sends = trained[0].fragment_sends = FragmentSends(optimizer, trained, method, strategy)
+    return scope.leave(sends, sends.changed)
+
+
+def runs_beside(strategy: Any) -> bool:
+    """Returns True if the sends of a strategy can run beside its steps."""
+    return can_run_beside(strategy.topology) and not is_connected(strategy.topology)
+
+
+class FragmentSends:
+    """The programs that send and mix in the fragments of a model, and the steps when they run."""
+
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        trained: list[Any],
+        method: LocalUpdates,
+        strategy: Any,
+    ) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._trained = trained
+        self._method = method
+        self._fragments = [
+            _Fragment(members, offset, method, strategy)
+            for members, offset in fragments_of(trained, method)
+        ]
+        self._count = _StepCount(cast("Any", optimizer.iterations))
+        copies = [one.local_copy for one in trained]
+        states = [one for each in trained for one in each.outer_state.values()]
+        self.changed = [*trained, *copies, *states]
+
+    def are_of(self, optimizer: object, trained: Sequence[Any]) -> bool:
+        """Returns True for the sends of an optimizer that trains these variables."""
+        is_alike = len(trained) == len(self._trained) and self._optimizer() is optimizer
+        return is_alike and all(map(operator.is_, trained, self._trained))
+
+    def before_step(self) -> None:
+        """Notes the number of the step that begins."""
+        self._count.before_step()
+
+    def after_step(self) -> None:
+        """Starts the sends that are due after a step, and mixes in what was sent before."""
+        step = self._count.after_step()
+        late_steps = self._method.overlap_steps
+        for fragment in self._fragments:
+            if is_end_of_fixed_round(self._method, fragment.offset, step):
+                fragment.send(step)
+        for fragment in self._fragments:
+            if is_end_of_fixed_round(self._method, fragment.offset, step, late_steps):
+                fragment.mix_in()
+
+
+class _StepCount:
+    """The number of steps, which the host reads only where others have set it."""
+
+    def __init__(self, iterations: Any) -> None:
+        self._iterations = iterations
+        self._last: Any = None  # the array of the step before
+        self._steps = 0
+
+    @property
+    def _stored(self) -> Any:
+        return getattr(self._iterations, "stored", None)
+
+    def before_step(self) -> None:
+        """Reads the number, which waits for the step before, if another has set it."""
+        if self._last is None or self._last is not self._stored:
+            self._steps = int(np.asarray(self._iterations.value))
+
+    def after_step(self) -> int:
+        """Returns the number of the step that has begun."""
+        self._last = self._stored
+        self._steps += 1
+        return self._steps
+
+
+class _Fragment:
+    """The programs of a fragment, which are made when it is sent for the first time."""
+
+    def __init__(
+        self, trained: Sequence[Any], offset: int, method: LocalUpdates, strategy: Any
+    ) -> None:
+        self.offset = offset
+        self._strategy = strategy
+        self._copies = [one.local_copy for one in trained]
+        self._functions = _Functions(list(trained), method)
+        self._sending: FollowUpProgram | None = None
+        self._mixing: FollowUpProgram | None = None
+        self._token: object = None
+
+    def send(self, step: int) -> None:
+        """Starts to send the local weights; the next steps may change them meanwhile."""
+        own = _copied([one.storage for one in self._copies])
+        number = self._strategy.topology.replicate(np.int32(step))
+        if self._sending is None:
+            self._sending = FollowUpProgram(
+                self._strategy, self._functions.send_fragment, own, number
+            )
+        self._token = self._sending.start_beside(own, number)
+
+    def mix_in(self) -> None:
+        """Mixes the global weights into the local ones, once they have come."""
+        if self._token is not None:
+            wait_for_background(self._token)
+            self._token = None
+        if self._mixing is None:
+            self._mixing = FollowUpProgram(self._strategy, self._functions.mix_in_fragment)
+        self._mixing.run_after_step()
+
+
+class _Functions:
+    """The replica functions of a fragment."""
+
+    def __init__(self, trained: list[Any], method: LocalUpdates) -> None:
+        self._trained = trained
+        self._method = method
+
+    def send_fragment(self, own: list[Any], step: Any) -> None:
+        """Sums the changes of the replicas, and sets the global weights."""
+        context = _replica()
+        with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
+            values, states = read_global(self._trained)
+            found = next_globals(self._trained, own, values, states, self._method, context, step)
+            assign_global(self._trained, *found)
+
+    def mix_in_fragment(self) -> None:
+        """Mixes the global weights into those of this replica."""
+        context = _replica()
+        with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
+            values, _ = read_global(self._trained)
+            own = [one.local_copy.value for one in self._trained]
+            for variable, new in zip(self._trained, mixed(own, values, self._method), strict=True):
+                variable.local_copy.assign(new)
+
+
+def _replica() -> ReplicaContext:
+    context = get_replica_context()
+    assert context is not None
+    return context
+
+
+@jax.jit
+def _copied(arrays: list[Any]) -> list[Any]:
+    return [jnp.copy(one) for one in arrays]
 
 
 def with_local_copies(original: Callable[..., Any]) -> Any:

@@ -16,10 +16,11 @@ import keras
 from jax.core import Tracer
 from keras import ops
 
-from stratagem.context import ReplicaContext, get_replica_context
-from stratagem.errors import InvalidArgumentError
-from stratagem.execution import RowEffect, current_scope
-from stratagem.keras.numerics.batch_rows import (
+from stratagem.errors import InvalidArgumentError, explain
+from stratagem.execution.analysis.row_effects import RowEffect
+from stratagem.execution.context.replica import ReplicaContext, get_replica_context
+from stratagem.execution.tracing.functionalize import current_scope
+from stratagem.keras.numerics.batch_normalization import (
     first_rows,
     gathered_rows,
     num_rows,
@@ -28,7 +29,7 @@ from stratagem.keras.numerics.batch_rows import (
     with_gradient_times,
     with_known_rows,
 )
-from stratagem.keras.numerics.loss_effects import effect_of_loss
+from stratagem.keras.numerics.metrics import effect_of_loss
 from stratagem.keras.numerics.step_mode import (
     StepMode,
     as_average,
@@ -50,14 +51,11 @@ from stratagem.keras.private import (
     squeeze_or_expand_to_same_rank,
 )
 from stratagem.logs import warn_on_one_worker
-from stratagem.messages import explain
 from stratagem.options import ReduceOp
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
-
-__all__ = ["compute_average_loss", "replica_loss", "scale_regularization_loss"]
 
 _AVERAGING = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 

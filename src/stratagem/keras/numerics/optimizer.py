@@ -5,28 +5,29 @@ The update itself runs in update context, where assignments are direct.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 from jax.experimental.sparse import JAXSparse
 
-from stratagem.context import (
-    ReplicaContext,
-    get_replica_context,
-    get_strategy,
-    has_strategy,
-    stack,
-)
-from stratagem.context.function_trace import current_function_trace
-from stratagem.execution import ReplicaScope, current_scope
+from stratagem import contexts as stack
+from stratagem.contexts import current_function_trace, get_strategy, has_strategy
+from stratagem.devices.local_updates import LocalUpdates
+from stratagem.errors import explain
+from stratagem.execution.context.replica import ReplicaContext, get_replica_context
+from stratagem.execution.embeddings.lookups import is_worth_rows
+from stratagem.execution.embeddings.sharded_row_updates import rows_to_update, with_updated_rows
 from stratagem.execution.programs.step_capture import note_optimizer
+from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.keras.numerics.compressed_gradients import sums_of_compressed
-from stratagem.keras.numerics.local_gradients import island_gradients
-from stratagem.keras.numerics.local_weights import synchronize
+from stratagem.keras.numerics.local_weights import begin_round, synchronize
 from stratagem.keras.numerics.step_mode import (
     StepMode,
     current_mode,
@@ -34,26 +35,206 @@ from stratagem.keras.numerics.step_mode import (
     shares_batches,
 )
 from stratagem.keras.numerics.step_terms import is_analyzing, terms_of
-from stratagem.keras.numerics.sync_rounds import begin_round
-from stratagem.keras.numerics.table_rows import apply_with_rows
-from stratagem.keras.private import trainable_variables as built_variables
-from stratagem.local_updates import LocalUpdates
-from stratagem.messages import explain
+from stratagem.keras.private.optimizers import trainable_variables
+from stratagem.keras.private.optimizers import trainable_variables as built_variables
+from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.options import ReduceOp
-from stratagem.values import IndexedSlices, Mirrored, PerReplica, is_indexed_slices
-from stratagem.variables import home_of, is_remote
+from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.indexed_slices import IndexedSlices, is_indexed_slices
+from stratagem.variables.registry import home_of
+from stratagem.variables.store import is_remote
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
+# Gradients of replicas that train apart: those of their island.
 
-__all__ = [
-    "apply_gradients",
-    "applying_sums",
-    "build_in_replica",
-    "stateless_with_sums",
-    "sum_gradients",
-]
+
+def island_gradients(grads: Sequence[Any], context: ReplicaContext) -> list[Any]:
+    """Returns gradients of the mean loss over the examples of this replica's island.
+
+    In `fit` losses are shares of that mean, or means over a replica's own examples. In a loop of
+    one's own a gradient is a part of the sum over all replicas, as for any strategy, and the sum
+    of an island is scaled.
+
+    Args:
+        grads: this replica's gradients: arrays, rows or None.
+        context: of this replica, among all replicas.
+    """
+    island, mode = context.island, current_mode()
+    if mode is StepMode.MEAN and island.num_replicas_in_sync > 1:
+        grads = [_times(grad, lambda part: example_fraction(island, part.dtype)) for grad in grads]
+    sums = _sums(grads, island)
+    if mode is not StepMode.OWN:
+        return sums
+    return [_times(grad, lambda part: _inverse_fraction(context, part.dtype)) for grad in sums]
+
+
+def _sums(grads: Sequence[Any], island: ReplicaContext) -> list[Any]:
+    """Returns sums over the replicas of an island; for row gradients, the rows of all of them."""
+    if island.num_replicas_in_sync == 1:
+        return list(grads)
+    whole = [grad for grad in grads if grad is not None and not is_indexed_slices(grad)]
+    summed = iter(island.communicator.all_reduce_many(ReduceOp.SUM, whole))
+    return [
+        island.communicator.all_reduce_slices(ReduceOp.SUM, grad)
+        if isinstance(grad, IndexedSlices)
+        else None
+        if grad is None
+        else next(summed)
+        for grad in grads
+    ]
+
+
+def _inverse_fraction(context: ReplicaContext, dtype: Any) -> Any:
+    """Returns the examples of all replicas divided by those of the island; 0 without examples."""
+    island = context.island
+    if not context.batch.is_padded or not context.batch.has_examples:
+        return jnp.asarray(context.num_replicas_in_sync / island.num_replicas_in_sync, dtype)
+    own = jnp.asarray(island.global_num_examples, jnp.float32)
+    whole = jnp.asarray(context.global_num_examples, jnp.float32)
+    return jnp.where(own == 0, 0, whole / jnp.maximum(own, 1)).astype(dtype)
+
+
+def _times(grad: Any, factor: Callable[[jax.Array], jax.Array]) -> Any:
+    """Returns a gradient times `factor(array)`; the indices of rows stay.
+
+    Without examples the gradient is 0, even where a loss of none is not a number.
+    """
+
+    def scaled(part: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(part.dtype, jnp.inexact):
+            return part
+        by = factor(part)
+        return jnp.where(by == 0, jnp.zeros_like(part), part * by)
+
+    return jax.tree.map(scaled, grad)
+
+
+# Row-wise optimizer updates of tables, used if rows without a gradient would not change.
+#
+# A table with row lookups may be far too large to update whole in every step.
+
+_leaves_rows: weakref.WeakKeyDictionary[Any, dict[int, bool]] = weakref.WeakKeyDictionary()
+_Apply = Callable[[Any, list[Any], Any], Any]
+
+
+def apply_with_rows(
+    apply: _Apply,
+    optimizer: keras.optimizers.Optimizer,
+    grads: Sequence[Any],
+    variables: Sequence[Any] | None,
+) -> Any:
+    """Applies gradients summed over replicas, only to rows of a table if the result is the same.
+
+    Call in update context of a replica function. `apply` is the method of the optimizer's class;
+    `variables` is None for all that the optimizer was built for.
+    """
+    if not any(map(is_indexed_slices, grads)):
+        return apply(optimizer, list(grads), variables)
+    if variables is None:
+        variables = trainable_variables(optimizer)
+    tables: dict[int, tuple[Any, IndexedSlices]] = {}
+    given: list[Any] = []
+    for grad, variable in zip(grads, variables, strict=True):
+        if not is_indexed_slices(grad):
+            given.append(grad)
+        elif _may_take_rows(apply, optimizer, variable):
+            slices = grad.combined()
+            tables[id(variable)] = (variable, slices)
+            given.append(slices.values)
+        else:
+            given.append(grad.to_dense())
+    if not tables:
+        return apply(optimizer, given, list(variables))
+    with _as_rows(optimizer, tables):
+        return apply(optimizer, given, list(variables))
+
+
+def _may_take_rows(
+    apply: _Apply, optimizer: keras.optimizers.Optimizer, variable: keras.Variable
+) -> bool:
+    is_ours = isinstance(variable, DistributedVariable) and variable.division is None
+    if not is_ours or variable.constraint is not None or not is_worth_rows(variable.shape):
+        return False
+    known = _leaves_rows.setdefault(optimizer, {})  # By table: weight decay may exclude some.
+    if id(variable) not in known:
+        known[id(variable)] = _leaves_rows_alone(apply, optimizer, variable)
+    return known[id(variable)]
+
+
+def _leaves_rows_alone(
+    apply: _Apply, optimizer: keras.optimizers.Optimizer, table: keras.Variable
+) -> bool:
+    """Tests whether an update leaves rows without a gradient and their slots unchanged."""
+    if optimizer.use_ema or optimizer.gradient_accumulation_steps:
+        return False
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return False
+    own = [table, *_slots(optimizer, table)]
+    if any(tuple(one.shape) != tuple(table.shape) for one in own):
+        return False
+    shape = (2, *table.shape[1:])
+    others = {id(one) for one in optimizer.variables}
+
+    def read(variable: keras.Variable) -> Any:
+        # Created on demand, because all slots may not fit in memory.
+        is_other = id(variable) in others
+        return jnp.full(variable.shape, 3, variable.dtype) if is_other else None
+
+    before: list[Any] = []
+    for place, one in enumerate(own):
+        numbers = np.linspace(0.1 + place, 1.7, int(np.prod(shape))).reshape(shape)
+        before.append(numbers.astype(jnp.dtype(one.dtype)))
+
+    def update(values: list[Any]) -> list[Any]:
+        scope = ReplicaScope(read)
+        for one, value in zip(own, values, strict=True):
+            scope.set_value(one, value)
+        scope.row_counts = dict.fromkeys(map(id, own), shape[0])
+        with scope:
+            apply(optimizer, [jnp.zeros(shape, table.dtype)], [table])
+        return [scope.get_current_value(one) for one in own]
+
+    try:
+        # One program: op by op, each of some twenty operations would be compiled alone.
+        after = jax.jit(update).lower(before).compile()(before)
+    except Exception:  # noqa: BLE001 - any error: it needs the whole table
+        return False
+    return all(map(np.array_equal, before, jax.device_get(after)))
+
+
+def _slots(optimizer: keras.optimizers.Optimizer, table: keras.Variable) -> list[Any]:
+    return [one for one in optimizer.variables if getattr(one, "slot_of", None) is table]
+
+
+@contextlib.contextmanager
+def _as_rows(
+    optimizer: keras.optimizers.Optimizer, tables: dict[int, tuple[Any, IndexedSlices]]
+) -> Generator[None]:
+    """Replaces the values of tables and their slots by some of their rows in a block."""
+    outer = current_scope()
+    assert outer is not None
+    inner = ReplicaScope(outer.get_current_value)
+    ids: dict[int, Any] = {}
+    whole: dict[int, Any] = {}
+    for table, slices in tables.values():
+        for one in (table, *_slots(optimizer, table)):
+            ids[id(one)] = slices.indices
+            whole[id(one)] = one.own_value()
+            # Rows past the end are not written back.
+            rows = rows_to_update(whole[id(one)], slices.indices)
+            inner.set_value(one, rows)
+            inner.row_counts[id(one)] = rows.shape[0]
+    with inner:
+        yield
+    for key, variable in inner.writes.items():
+        value = inner.written_value(variable)
+        if key in whole:
+            value = with_updated_rows(whole[key], ids[key], value)
+        outer.add_update((variable, value))
+        if key in inner.unproven:
+            outer.mark_unproven(variable)
 
 
 class _GradientsReduced(threading.local):

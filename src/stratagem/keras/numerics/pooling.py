@@ -16,13 +16,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from stratagem.context import get_replica_context
+from stratagem.execution.context.replica import get_replica_context
 
 if TYPE_CHECKING:
     import keras
-
-
-__all__ = ["fast_on_cpu", "max_of_windows"]
 
 
 def fast_on_cpu(original: Callable[..., Any]) -> Any:

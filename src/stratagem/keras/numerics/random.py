@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
-from stratagem.context import get_replica_context
+from stratagem.execution.context.replica import get_replica_context
 from stratagem.keras.variables.annotations import IS_SEED, making_worker_local
 
 if TYPE_CHECKING:
     import keras
 
-
-__all__ = ["replica_seed", "worker_local"]
 
 # 2**32 divided by the golden ratio: small multiples are far apart, so replicas never get the seeds
 # of later steps.

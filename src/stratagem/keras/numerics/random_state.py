@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from stratagem.errors import explain
 from stratagem.keras.json_values import from_json, to_json
-from stratagem.keras.private import global_seed_state, set_global_seed_state
-from stratagem.messages import explain
-
-__all__ = ["Draws", "RandomState"]
+from stratagem.keras.private.process_state import global_seed_state, set_global_seed_state
 
 _NAMES = ("keras", "numpy", "python", "torch")
 

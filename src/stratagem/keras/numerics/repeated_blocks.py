@@ -8,10 +8,9 @@ from typing import Any
 
 import keras
 
-from stratagem.keras.private import flatten_layers, sublayers
-from stratagem.messages import explain
-
-__all__ = ["choose_layers"]
+from stratagem.errors import explain
+from stratagem.keras.private.rematerialization import sublayers
+from stratagem.keras.private.variables import flatten_layers
 
 
 def choose_layers(caller: str, model: Any, layers: Any, purpose: str) -> list[Any]:

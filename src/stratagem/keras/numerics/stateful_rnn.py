@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from stratagem.context import ReplicaContext, get_replica_context
-from stratagem.execution import current_scope
-from stratagem.keras.private import expected_batch_size, with_states
-from stratagem.messages import explain
+from stratagem.errors import explain
+from stratagem.execution.context.replica import ReplicaContext, get_replica_context
+from stratagem.execution.tracing.functionalize import current_scope
+from stratagem.keras.private.variables import expected_batch_size, with_states
 
 if TYPE_CHECKING:
     import keras
-
-
-__all__ = ["check_batch_size", "replica_rnn"]
 
 
 def replica_rnn(call: Callable[..., Any]) -> Any:

@@ -30,33 +30,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from stratagem.context import ReplicaContext, get_replica_context
-from stratagem.execution import BatchShare, Summand, SumOverWorkers, current_scope
+from stratagem.execution.context.replica import ReplicaContext, get_replica_context
+from stratagem.execution.tracing.functionalize import current_scope
+from stratagem.execution.tracing.remote_state import BatchShare, Summand, SumOverWorkers
 
 if TYPE_CHECKING:
     import keras
     from jax.typing import ArrayLike, DTypeLike
-
-
-__all__ = [
-    "StepMode",
-    "as_average",
-    "as_sum_over_workers",
-    "batch_fraction",
-    "computing_loss",
-    "current_mode",
-    "example_fraction",
-    "is_loss_tracker",
-    "is_of_one_device",
-    "lockstep_context",
-    "loss_context",
-    "record_loss",
-    "replica_context",
-    "shares_batches",
-    "step_mode",
-    "sum_over_workers",
-    "taking_shares",
-]
 
 
 class StepMode(enum.Enum):

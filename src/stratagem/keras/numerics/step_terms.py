@@ -18,11 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.collectives import SoleCommunicator
-from stratagem.context import ReplicaContext, stack
-from stratagem.context.batch import ReplicaBatch
-from stratagem.execution import ReplicaScope, current_scope
+from stratagem import contexts as stack
+from stratagem.errors import explain
 from stratagem.execution.analysis.row_degrees import MIXED, SUM_OVER_REPLICAS, row_degrees
+from stratagem.execution.communicator import SoleCommunicator
+from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext
+from stratagem.execution.summary.collector import Collector
+from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.keras.numerics.step_mode import (
     StepMode,
     as_average,
@@ -31,14 +33,11 @@ from stratagem.keras.numerics.step_mode import (
     step_mode,
 )
 from stratagem.logs import warn_on_one_worker
-from stratagem.messages import explain
 from stratagem.options import ReduceOp
-from stratagem.summary.collector import Collector
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
-__all__ = ["StepTerms", "following", "is_analyzing", "terms_of", "terms_of_step"]
 
 # Code in these places handles the rows itself, or is not the user's.
 _NOT_OF_USER = ("/jax/", "/keras/src/", "/jaxlib/")

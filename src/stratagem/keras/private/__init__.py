@@ -4,8 +4,8 @@ from typing import Any
 
 import keras
 
+from stratagem.errors import explain
 from stratagem.keras.private import names
-from stratagem.messages import explain
 
 if not names.are_all_there():  # before the imports below, which fail at the first of them
     raise ImportError(
@@ -35,12 +35,7 @@ from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sampl
 from keras.src.utils.python_utils import pythonify_logs
 from keras.src.utils.tracking import TrackedDict, TrackedList, TrackedSet, Tracker
 
-from stratagem.keras.private.graphs import (
-    GraphCall,
-    graph_calls,
-    graph_of,
-    graph_output_ids,
-)
+from stratagem.keras.private.graphs import GraphCall, graph_calls, graph_of, graph_output_ids
 from stratagem.keras.private.identities import blank_object, set_referred, taken_apart
 from stratagem.keras.private.iterators import (
     array_batches,

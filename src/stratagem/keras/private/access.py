@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["as_open"]
-
 
 def as_open(owner: object) -> Any:
     """Returns an object of Keras as one whose private names may be used."""

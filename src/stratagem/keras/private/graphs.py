@@ -9,8 +9,6 @@ from keras.src.models.functional import Functional
 
 from stratagem.keras.private.access import as_open
 
-__all__ = ["GraphCall", "graph_calls", "graph_of", "graph_output_ids"]
-
 
 class GraphCall(NamedTuple):
     """One call in the graph of a functional model; `args` and `kwargs` hold KerasTensors."""

@@ -19,8 +19,6 @@ from keras.src.utils.tracking import Tracker
 
 from stratagem.keras.private.access import as_open
 
-__all__ = ["blank_object", "set_referred", "taken_apart"]
-
 
 def taken_apart(obj: object) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the attributes of an object, and the objects whose ids are in some of them."""

@@ -17,21 +17,6 @@ from keras.src.trainers.data_adapters.array_slicing import Sliceable, convert_to
 
 from stratagem.keras.private.access import as_open
 
-__all__ = [
-    "array_batches",
-    "arrays_of",
-    "batches_taken",
-    "first_batch",
-    "goes_on_with_iterator",
-    "grouped",
-    "order_number",
-    "replace_steps",
-    "restore_steps",
-    "set_batches_taken",
-    "set_order_number",
-    "torch_loader",
-]
-
 
 def first_batch(epoch_iterator: Any) -> Any:
     """Returns the next batch of an epoch iterator, which must be reset afterward; None if empty."""

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 import keras
 from packaging.version import Version
 
-__all__ = ["NAMES", "PrivateName", "are_all_there", "find", "missing"]
-
 
 class PrivateName(NamedTuple):
     """A private name: its path in the newest Keras, the reason, and its path before.

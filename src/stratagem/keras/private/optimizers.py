@@ -9,16 +9,7 @@ from stratagem.keras.private.access import as_open
 if TYPE_CHECKING:
     import keras
 
-    from stratagem.variables import StoredVariable
-
-__all__ = [
-    "clip_gradients",
-    "config_and_rate",
-    "count_update",
-    "decays",
-    "filter_empty_gradients",
-    "trainable_variables",
-]
+    from stratagem.variables.registry import StoredVariable
 
 
 def trainable_variables(optimizer: keras.optimizers.Optimizer) -> list[Any]:

@@ -14,8 +14,6 @@ from keras.src.random.seed_generator import global_seed_generator
 if TYPE_CHECKING:
     pass
 
-__all__ = ["fresh_masks", "fresh_names", "global_seed_state", "set_global_seed_state"]
-
 
 _NAME_COUNTS = "object_name_uids"
 

@@ -9,15 +9,6 @@ from stratagem.keras.private.access import as_open
 if TYPE_CHECKING:
     import keras
 
-__all__ = [
-    "LayerRemat",
-    "ids_of_losses",
-    "remat_mode",
-    "set_chain",
-    "set_remat_policy",
-    "sublayers",
-]
-
 
 class LayerRemat(NamedTuple):
     """The way to compute a finished layer: the fields of Keras's own modes, a policy, and a chain.

@@ -11,21 +11,6 @@ from stratagem.keras.private.access import as_open
 if TYPE_CHECKING:
     import keras
 
-__all__ = [
-    "build_for",
-    "build_metrics",
-    "calls_in_thread",
-    "compile_arguments",
-    "has_unbuilt_metrics",
-    "last_drawn_s",
-    "loss_tracker",
-    "named_metrics",
-    "output_loss_trackers",
-    "set_initial_epoch",
-    "takes_training",
-    "total_loss",
-]
-
 
 def build_for(model: keras.Model, batch: object) -> None:
     """Creates the variables of a training step: of layers, the optimizer and metrics.

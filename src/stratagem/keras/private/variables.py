@@ -11,20 +11,6 @@ from stratagem.keras.private.access import as_open
 if TYPE_CHECKING:
     import keras
 
-__all__ = [
-    "annotate",
-    "autocasts",
-    "averaged",
-    "averaged_function",
-    "compute_fans",
-    "expected_batch_size",
-    "flatten_layers",
-    "own_variables",
-    "reduction_axes",
-    "set_path",
-    "with_states",
-]
-
 
 def own_variables(metric: keras.metrics.Metric) -> list[Any]:
     """Returns the variables that a metric created itself, without those of inner metrics."""

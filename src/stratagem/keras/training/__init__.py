@@ -1,3 +1,1 @@
 """`fit`, `evaluate` and `predict` under a strategy: models, steps, and data."""
-
-__all__: list[str] = []

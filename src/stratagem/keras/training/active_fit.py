@@ -8,32 +8,102 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 
-from stratagem.keras.private import calls_in_thread
-from stratagem.keras.training.fit_progress import FitProgress
-from stratagem.run_events import current_events
-from stratagem.tracebacks import filters_traceback
+from stratagem.config import filters_traceback
+from stratagem.devices.background import InFlightProgram
+from stratagem.devices.finding import device_memory
+from stratagem.devices.lockstep import last_program, record_program, wait_for_program
+from stratagem.keras.private import pythonify_logs
+from stratagem.keras.private.trainers import calls_in_thread
+from stratagem.observe.run_events.process_writer import (
+    current_events,
+    is_progress_due,
+    sample_devices,
+)
+from stratagem.observe.run_events.wait_clock import DataWait, wait_clock
+from stratagem.observe.run_events.writer import EventWriter
 
 if TYPE_CHECKING:
+    import jax
+
     from stratagem.keras.private import JAXEpochIterator
 
+# Progress of `fit` in the run's events: loss and metrics, epochs, and the steps to come.
 
-__all__ = [
-    "active_progress",
-    "acts_on_batches",
-    "awaits_each_step",
-    "call_after_fit",
-    "epoch_iterator",
-    "ordering_callbacks",
-    "recorded_fit",
-    "recorded_iterator",
-    "uses_batch_logs",
-]
+
+class FitProgress(keras.callbacks.Callback):
+    """Records the logs of each epoch, and logs of steps that are read anyway every few seconds.
+
+    Without `steps_per_epoch`, the total is unknown.
+    """
+
+    needs_batch_logs = False
+
+    def __init__(
+        self, events: EventWriter, num_epochs: int | None, steps_per_epoch: int | None
+    ) -> None:
+        super().__init__()
+        self._events = events
+        self._num_epochs = num_epochs
+        self._steps_per_epoch = steps_per_epoch
+        self._epoch = 0
+        self._total_steps: int | None = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Remembers the number of completed epochs, which a restored state may have changed."""
+        del logs
+        self._epoch = epoch
+
+    def begin(self, num_done: int) -> None:
+        """Records the number of steps to come; `num_done` were done before this `fit`."""
+        steps = self._steps_per_epoch
+        # In the middle of an epoch, a restored state has done a part of it.
+        is_resumed = bool(steps) and num_done // (steps or 1) == self._epoch
+        self._set_total(self._epoch * (steps or 0) if is_resumed else num_done)
+        self.record({}, num_done)
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Records the logs of an epoch."""
+        self._epoch = epoch + 1
+        # Steps on parameter servers are recorded by the workers.
+        step = self._events.last_step or self._epoch * (self._steps_per_epoch or 0)
+        self._set_total(step)
+        self.record(logs or {}, step)
+
+    def record_if_due(self, logs: Callable[[], Mapping[str, Any]]) -> None:
+        """Records the logs of a step every few seconds."""
+        if is_progress_due():
+            self.record(logs(), self._events.last_step)
+
+    def record(self, logs: Mapping[str, Any], step: int) -> None:
+        """Records logs, without those that are no single numbers."""
+        self._events.progress(
+            dict(_numbers(logs)),
+            step=step,
+            total_steps=self._total_steps,
+            epoch=self._epoch,
+            num_epochs=self._num_epochs,
+        )
+
+    def _set_total(self, num_done: int) -> None:
+        """Computes the total from the steps done before the next epoch."""
+        if self._steps_per_epoch and self._num_epochs:
+            left = max(0, self._num_epochs - self._epoch)
+            self._total_steps = num_done + left * self._steps_per_epoch
+
+
+def _numbers(logs: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in pythonify_logs(logs).items():  # flat, as Keras reports nested results
+        try:
+            yield name, float(value)
+        except (RuntimeError, TypeError, ValueError):
+            continue
 
 
 class _Fit:
@@ -189,3 +259,108 @@ def _overrides(callback: keras.callbacks.Callback, hooks: Sequence[str]) -> bool
     # Read from the object: LambdaCallback sets its hooks on the instance.
     methods = [(getattr(callback, hook), getattr(base, hook)) for hook in hooks]
     return any(getattr(method, "__func__", None) is not default for method, default in methods)
+
+
+# Step events of `fit` in the run's event log.
+
+
+class StepEvents:
+    """Numbers a model's steps by its optimizer's count, which continues after a restore.
+
+    The count is in device memory, so it is read only once per `fit`.
+    """
+
+    def __init__(self, model: keras.Model, events: EventWriter) -> None:
+        self._model = model
+        self._events = events
+        self._num_done = 0
+        self._is_new = True
+        self._flight = InFlightProgram()
+        self._progress: FitProgress | None = None
+        sample_devices(device_memory)
+
+    def begin(self) -> None:
+        """Marks the state as possibly changed, so that the step count is read again."""
+        self._is_new = True
+
+    def run(
+        self, call: Callable[[], tuple[int, Any]], values: Sequence[jax.Array] | None = None
+    ) -> Any:
+        """Runs a group of steps and writes its event when it is done.
+
+        `call` returns the number of steps and the result, which `run` returns. `values` are the
+        optimizer's variables if Keras holds them outside the variables. If no step's result is
+        awaited anyway, waits for the previous group instead, so that devices are never idle.
+        """
+        is_awaited = self._is_new or awaits_each_step()
+        if self._is_new:
+            self._num_done = self._count(values)
+            self._is_new = False
+            self._progress = active_progress()
+            if self._progress is not None:
+                self._progress.begin(self._num_done)
+        begin_s, waited, before = time.monotonic(), wait_clock.read(), self._flight
+        num_steps, result = call()
+        self._flight = last_program()
+        wait_for_program(self._flight if is_awaited else before)
+        self._num_done += num_steps
+        self._events.step(
+            self._num_done,
+            num_steps=num_steps,
+            duration_s=time.monotonic() - begin_s,
+            waits=wait_clock.since(waited),
+        )
+        return result
+
+    def report(self, logs: Callable[[], Mapping[str, Any]]) -> None:
+        """Records logs of the latest step; they are read every few seconds."""
+        if self._progress is not None:
+            self._progress.record_if_due(logs)
+
+    def _count(self, values: Sequence[jax.Array] | None) -> int:
+        optimizer = getattr(self._model, "optimizer", None)
+        variables = [] if optimizer is None else optimizer.variables
+        for place, variable in enumerate(variables):
+            # `optimizer.iterations` counts several steps of gradient accumulation as one.
+            if variable.name == "iteration":
+                return int(variable.value if values is None else values[place])
+        return self._num_done
+
+
+class ReportedTrainFunction:
+    """The `train_function` of a model without a strategy, with step events."""
+
+    def __init__(
+        self, model: keras.Model, events: EventWriter, original: Callable[..., Any]
+    ) -> None:
+        self.events = StepEvents(model, events)
+        self._model = model
+        self._original = original
+
+    def __call__(self, state: Sequence[Sequence[jax.Array]], iterator: Iterator[Any]) -> Any:
+        """Runs a group of steps, as Keras's own function does."""
+
+        def call() -> tuple[int, Any]:
+            counted = _Counted(iterator)
+            result = self._original(state, counted)
+            record_program(result[0])  # the logs
+            return counted.num_taken, result
+
+        result = self.events.run(call, state[2])
+        self.events.report(lambda: result[0])
+        return result
+
+
+class _Counted:
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+        self.num_taken = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        with DataWait(wait_clock):
+            batch = next(self._iterator)
+        self.num_taken += 1
+        return batch

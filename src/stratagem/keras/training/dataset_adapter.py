@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from stratagem.context import has_strategy
-from stratagem.input import Dataset, DistributedDataset
+from stratagem.contexts import has_strategy
+from stratagem.devices.exact_integers import require_exact_integers
+from stratagem.errors import explain
+from stratagem.input.dataset import Dataset
+from stratagem.input.distributed import DistributedDataset
 from stratagem.keras.training.dataset_creator import DatasetCreator, part_of, require_end
-from stratagem.keras.training.unread_data import UnreadData
-from stratagem.messages import explain
-from stratagem.topology import require_exact_integers
+from stratagem.keras.training.remote_keras import UnreadData
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
-
-__all__ = ["DatasetAdapter", "adapted", "is_dataset"]
 
 _BESIDE = ("y", "sample_weight", "class_weight")
 _STEPS = {"fit": "steps_per_epoch", "evaluate": "steps", "predict": "steps"}

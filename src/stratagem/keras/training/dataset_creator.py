@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stratagem.input.sources import INFINITE_CARDINALITY, as_source
-from stratagem.messages import explain
+from stratagem.errors import explain
+from stratagem.input.sources.adapters import as_source
+from stratagem.input.sources.source import INFINITE_CARDINALITY
 from stratagem.options import InputContext, InputOptions
-
-__all__ = ["DatasetCreator", "part_of", "require_end"]
 
 
 class DatasetCreator:

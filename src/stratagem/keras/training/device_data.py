@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from stratagem.context import get_strategy, has_strategy
-from stratagem.execution import ElasticLockstep
+from stratagem.contexts import get_strategy, has_strategy
+from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
 from stratagem.input.device_rows import DeviceRows, is_on_accelerator
-from stratagem.keras.private import array_batches, arrays_of
+from stratagem.keras.private.iterators import array_batches, arrays_of
 
 if TYPE_CHECKING:
     from stratagem.keras.private import ArrayDataAdapter
     from stratagem.strategies.base.strategy import Strategy
 
-__all__ = ["selecting_on_device"]
 
 _MOST_ROWS = int(np.iinfo(np.int32).max)  # Their numbers are int32 on the device.
 

@@ -9,29 +9,45 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import keras
+import numpy as np
 
-from stratagem.context import get_replica_context, get_strategy, has_strategy, stack
+from stratagem import contexts as stack
+from stratagem.config import filters_traceback
+from stratagem.contexts import get_strategy, has_strategy
+from stratagem.devices.context_mesh import outside_context_mesh
+from stratagem.errors import explain
+from stratagem.execution.context.replica import get_replica_context
+from stratagem.execution.tracing.arguments import batch_arguments
+from stratagem.input.placement import PlacedBatches
 from stratagem.keras.numerics.step_mode import (
     StepMode,
     current_mode,
     example_fraction,
     lockstep_context,
 )
-from stratagem.keras.private import (
+from stratagem.keras.private import Functional, unpack_x_y_sample_weight
+from stratagem.keras.private.iterators import first_batch
+from stratagem.keras.private.trainers import (
+    build_for,
+    build_metrics,
     compile_arguments,
+    has_unbuilt_metrics,
 )
-from stratagem.keras.training.active_fit import acts_on_batches, uses_batch_logs
-from stratagem.keras.training.callback_support import check_callbacks, listed
+from stratagem.keras.private.variables import flatten_layers
+from stratagem.keras.training.active_fit import (
+    ReportedTrainFunction,
+    acts_on_batches,
+    uses_batch_logs,
+)
 from stratagem.keras.training.dataset_adapter import adapted, is_dataset
-from stratagem.keras.training.observed_steps import observe_steps, restore_steps
 from stratagem.keras.training.planned_models import strategy_for_plan
-from stratagem.keras.training.several_processes import settle_call
-from stratagem.keras.training.step_events import ReportedTrainFunction
+from stratagem.keras.training.replica_steps import ReplicaSteps
+from stratagem.keras.training.several_processes import check_callbacks, listed, settle_call
 from stratagem.keras.training.step_functions import (
     HostBatches,
     PredictFunction,
@@ -39,31 +55,63 @@ from stratagem.keras.training.step_functions import (
     TrainOrTestFunction,
     logs_wanted,
 )
-from stratagem.keras.variables.made_in_scope import adopt_new, scope_of
-from stratagem.keras.variables.variable_creation import adopt
-from stratagem.messages import explain
-from stratagem.run_events import current_events
-from stratagem.topology.context_mesh import outside_context_mesh
-from stratagem.tracebacks import filters_traceback
-from stratagem.variables import home_of
+from stratagem.keras.variables.variable_creation import adopt, adopt_new, scope_of
+from stratagem.observe.profiling.recorder import current_observer
+from stratagem.observe.profiling.trace import input_mark
+from stratagem.observe.run_events.process_writer import current_events
+from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
     from stratagem.keras.private import JAXEpochIterator
     from stratagem.strategies.base.strategy import Strategy
-    from stratagem.variables import Home
+    from stratagem.variables.registry import Home
+
+# Steps of `fit` of a model without a strategy, for the observer of a profile.
 
 
-__all__ = [
-    "compile",
-    "compiling_in_scope",
-    "entering_scope",
-    "making_step_function",
-    "sharing_additional_losses",
-    "state_in_variables",
-    "strategy_of",
-    "with_default_strategy",
-    "yielding_host_batches",
-]
+def observe_steps(model: Any) -> None:
+    """Lets the observer, if any, see the steps of a model without a strategy."""
+    function = model.train_function
+    is_observed = isinstance(function, ObservedTrainFunction)
+    if current_observer() is not None and function is not None and not is_observed:
+        model.train_function = ObservedTrainFunction(model, function)
+
+
+def restore_steps(model: Any) -> None:
+    """Undoes `observe_steps`."""
+    if isinstance(model.train_function, ObservedTrainFunction):
+        model.train_function = model.train_function.original
+
+
+class ObservedTrainFunction:
+    """The `train_function` of a model without a strategy, with notes to the observer."""
+
+    def __init__(self, model: Any, original: Callable[..., Any]) -> None:
+        self.original = original
+        self._model = model
+
+    def __call__(self, state: object, iterator: Iterator[Any]) -> Any:
+        """Runs a group of steps, as Keras's own function does."""
+        observer = current_observer()
+        if observer is None:
+            return self.original(state, iterator)
+        results: list[Any] = []
+        with observer.step(self._model.steps_per_execution, lambda: results[0][0]):
+            results.append(self.original(state, _MarkedIterator(iterator)))
+        return results[0]
+
+
+class _MarkedIterator:
+    def __init__(self, iterator: Iterator[Any]) -> None:
+        self._iterator = iterator
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        with input_mark():
+            return next(self._iterator)
+
 
 _STEP_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "train_function": lambda m, s: _train_or_test(m, s, training=True),
@@ -383,3 +431,130 @@ def _variables_of(arguments: dict[str, Any], strategy: Strategy) -> list[Any]:
         and not (strategy.placement.is_remote and _is_built(leaf))
     ]
     return [variable for owner in owners for variable in owner.variables]
+
+
+# Building of a model's metrics and losses from its known outputs.
+#
+# Keras traces the whole model once more for it, which takes as long as tracing the step.
+
+# Their outputs are those of the layers that they were made from.
+_CALLS = (keras.Sequential.call, Functional.call)
+
+
+def building_metrics(original: Callable[..., Any]) -> Any:
+    """Returns `_symbolic_build` that does not trace a model whose outputs are known."""
+
+    @functools.wraps(original)
+    def build(self: keras.Model, iterator: Any = None, data_batch: Any = None) -> Any:
+        outputs = _outputs(self)
+        if data_batch is not None and has_strategy():  # Keras 3.16 reads the adapter itself
+            data_batch = next(HostBatches([data_batch], None))
+        if outputs is None or strategy_of(self) is None or not has_unbuilt_metrics(self):
+            return original(self, iterator=iterator, data_batch=data_batch)
+        if data_batch is None and (data_batch := first_batch(iterator)) is None:
+            return original(self, iterator=iterator)
+        x, y, sample_weight = unpack_x_y_sample_weight(keras.tree.map_structure(_spec, data_batch))
+        num_examples = keras.tree.flatten(x)[0].shape[0]
+        y_pred = keras.tree.map_structure(
+            lambda output: keras.KerasTensor((num_examples, *output.shape[1:]), output.dtype),
+            outputs,
+        )
+        build_metrics(self, x, y, y_pred, sample_weight)
+        return original(self, data_batch=data_batch)
+
+    return build
+
+
+def _outputs(model: keras.Model) -> Any:
+    """Returns the outputs of a built model whose shapes are known but for the batch, or None."""
+    if type(model).call not in _CALLS or not all(layer.built for layer in flatten_layers(model)):
+        return None
+    outputs = model.outputs[0] if isinstance(model, keras.Sequential) else model.output
+    shapes = [output.shape for output in keras.tree.flatten(outputs)]
+    is_known = all(shape and shape[0] is None and None not in shape[1:] for shape in shapes)
+    return outputs if is_known else None
+
+
+def _spec(array: Any) -> keras.KerasTensor | None:
+    if array is None:
+        return None
+    return keras.KerasTensor(array.shape, keras.backend.standardize_dtype(array.dtype))
+
+
+# Lowering of a model's training step from shapes, without the actual devices.
+
+
+def lower_training_step(model: keras.Model, batch: Sequence[object], *, num_steps: int = 1) -> Any:
+    """Lowers a model's training step for its strategy's devices, from shapes alone.
+
+    Under a `CompileOnlyStrategy` no device is needed. Nothing is computed or transferred.
+
+    Args:
+        model: a compiled Keras model that belongs to a strategy.
+        batch: `(x,)`, `(x, y)` or `(x, y, sample_weight)` of arrays or `jax.ShapeDtypeStruct`s, of
+            the global batch size.
+        num_steps: steps per call, as `steps_per_execution`.
+
+    Returns:
+        The result of `jax.jit(...).lower`. Its `.compile()` returns the program, whose `as_text()`,
+        `memory_analysis()` and `cost_analysis()` describe one device.
+
+    Raises:
+        ValueError: the model has no strategy, or the batch size is not a multiple of the replicas.
+
+    Source: JAX, ahead-of-time lowering and compilation.
+    """
+    strategy = strategy_of(model)
+    if strategy is None:
+        raise ValueError(
+            explain(
+                f"Model {model.name!r} belongs to no strategy.",
+                expected="a model created in the scope of the strategy to lower it for.",
+                fix="create it in `with strategy.scope():`, or call sg.compile(model, "
+                "distribute=strategy, ...).",
+            )
+        )
+    shapes = jax.tree.map(_shape_of, tuple(batch))
+    arguments = batch_arguments(_split(shapes, strategy.num_replicas_in_sync))
+    with strategy.scope():
+        build_for(model, shapes)
+        return strategy.executor.lower(
+            ReplicaSteps(model).train, arguments, strategy.topology, num_steps
+        )
+
+
+def _shape_of(array: object) -> jax.ShapeDtypeStruct:
+    if not isinstance(array, jax.ShapeDtypeStruct | jax.Array):
+        array = np.asarray(array)
+    return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+def _split(shapes: object, num_replicas: int) -> PlacedBatches:
+    """Returns the shapes of a batch on the devices, with equal parts for all replicas."""
+    leaves, structure = jax.tree.flatten(shapes, is_leaf=lambda leaf: leaf is None)
+    arrays = [leaf for leaf in leaves if leaf is not None]
+    sizes = {array.shape[0] if array.shape else 0 for array in arrays}
+    total = min(sizes, default=0)
+    if len(sizes) != 1 or total % num_replicas or not total:
+        raise ValueError(
+            explain(
+                f"The batch has arrays of shapes {[array.shape for array in arrays]}, which do "
+                f"not split evenly over {num_replicas} replicas.",
+                expected="arrays of the same leading size, a multiple of the replicas.",
+                fix="choose a batch size that is a multiple of the number of replicas.",
+                code="SG306",
+            )
+        )
+    size = total // num_replicas
+    rows = (num_replicas, size) if num_replicas > 1 else (size,)
+    return PlacedBatches(
+        structure=structure,
+        is_array=tuple(leaf is not None for leaf in leaves),
+        arrays=[jax.ShapeDtypeStruct((*rows, *a.shape[1:]), a.dtype) for a in arrays],
+        num_replicas=num_replicas,
+        num_steps=1,
+        size=size,
+        lengths=None,
+        local_lengths=(size,) * num_replicas,
+        signature=None,
+    )

@@ -8,8 +8,6 @@ from typing import Any
 
 import keras
 
-__all__ = ["wrapping_methods"]
-
 _Function = Callable[..., Any]
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import keras
 
 from stratagem.keras.numerics.remat import remat
-from stratagem.keras.private import flatten_layers, remat_mode
-
-__all__ = ["computing_as", "is_float32", "repeated_blocks"]
+from stratagem.keras.private.rematerialization import remat_mode
+from stratagem.keras.private.variables import flatten_layers
 
 
 def repeated_blocks(model: keras.Model) -> list[Any]:

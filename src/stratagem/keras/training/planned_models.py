@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
 
 import keras
 
+from stratagem.devices.abstract_devices import planned_default_strategy
+from stratagem.errors import explain
 from stratagem.execution.programs.step_capture import CapturedStep, capture
-from stratagem.keras.private import build_for
+from stratagem.keras.private.trainers import build_for
 from stratagem.keras.variables.variable_creation import Adoption, adopt
-from stratagem.messages import explain
-from stratagem.topology.abstract_devices import planned_default_strategy
-from stratagem.variables import home_of
+from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
-
-
-__all__ = ["as_planned", "is_model", "strategy_for_plan", "training_step"]
 
 
 class _OfStrategy(Protocol):

@@ -2,22 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 
-from stratagem.context import ReplicaContext
+from stratagem.execution.context.replica import ReplicaContext
+from stratagem.keras.private import DataAdapter
+from stratagem.keras.private.iterators import grouped
 from stratagem.keras.training.dataset_creator import DatasetCreator
-from stratagem.keras.training.unread_data import UnreadData
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.keras.variables.variable_source import VariableRequest
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
+# Base of data adapters that give Keras only the number of batches.
 
-__all__ = ["RemoteKeras"]
+
+class UnreadData(DataAdapter):
+    """Data adapter without batch sizes, and with one kind of iterator."""
+
+    @property
+    def batch_size(self) -> None:
+        """None: unknown before a batch is read."""
+        return None
+
+    @property
+    def has_partial_batch(self) -> None:
+        """None: unknown before a batch is read."""
+        return None
+
+    @property
+    def partial_batch_size(self) -> None:
+        """None: unknown before a batch is read."""
+        return None
+
+    def batches(self) -> Iterator[Any]:
+        """Returns an iterator over the batches of an epoch."""
+        raise NotImplementedError
+
+    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
+        """Returns the batches; from Keras 3.16 on, in groups of `super_batch` for its scan."""
+        return grouped(self.batches(), super_batch)
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        """Returns the batches."""
+        return self.batches()
 
 
 class RemoteKeras(Protocol):

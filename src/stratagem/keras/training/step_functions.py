@@ -14,30 +14,29 @@ import jax
 import numpy as np
 
 from stratagem import config
-from stratagem.background_errors import raise_reported
-from stratagem.execution import ElasticLockstep, Lockstep, batch_arguments, is_on
+from stratagem.devices.mesh import Topology
+from stratagem.errors import raise_reported
+from stratagem.execution.programs.elastic_lockstep import ElasticLockstep, is_on
+from stratagem.execution.programs.lockstep import Lockstep
+from stratagem.execution.tracing.arguments import batch_arguments
 from stratagem.input.batches import HostBatch, split_again, take_own_part
 from stratagem.input.device_rows import with_selected_rows
 from stratagem.input.placement import place
-from stratagem.keras.training.late_logs import LateLogs
-from stratagem.keras.training.metric_logs import MetricLogs
+from stratagem.keras.training.active_fit import StepEvents
+from stratagem.keras.training.metric_logs import LateLogs, MetricLogs
 from stratagem.keras.training.replica_steps import ReplicaSteps
-from stratagem.keras.training.step_events import StepEvents
-from stratagem.profiling.marks import input_mark
-from stratagem.run_events import current_events
-from stratagem.run_events.wait_clock import DataWait, wait_clock
+from stratagem.observe.profiling.trace import input_mark
+from stratagem.observe.run_events.process_writer import current_events
+from stratagem.observe.run_events.wait_clock import DataWait, wait_clock
 from stratagem.strategies.base.reduction import of_all
-from stratagem.topology import Topology
-from stratagem.values import PerReplica, regroup
+from stratagem.variables.distributed import PerReplica
+from stratagem.variables.regrouping import regroup
 
 if TYPE_CHECKING:
     import keras
 
     from stratagem.execution.tracing.arguments import Arguments
     from stratagem.strategies.base.strategy import Strategy
-
-
-__all__ = ["HostBatches", "PredictFunction", "StepFunction", "TrainOrTestFunction", "logs_wanted"]
 
 
 class _LogsWanted(threading.local):

@@ -1,3 +1,1 @@
 """Keras variables of a strategy: creation, reads, assignments, and placement."""
-
-__all__: list[str] = []

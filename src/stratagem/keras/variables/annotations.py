@@ -11,23 +11,6 @@ if TYPE_CHECKING:
     import keras
 
 
-__all__ = [
-    "IS_SEED",
-    "annotated_variables",
-    "current_annotations",
-    "is_making_state_of_metric",
-    "is_making_table",
-    "is_making_worker_local",
-    "keyed_table_options",
-    "making_keyed_table",
-    "making_slot_of",
-    "making_state_of_metric",
-    "making_table",
-    "making_worker_local",
-    "owner_of_new_slot",
-]
-
-
 # Attribute of the variables of seed generators.
 IS_SEED = "_stratagem_is_seed"
 

@@ -21,14 +21,13 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.context.function_trace import current_function_trace
+from stratagem.contexts import current_function_trace
+from stratagem.devices.lockstep import is_multi_process, runs_separately, wait_until_ready
+from stratagem.devices.shards import assemble_on_host
+from stratagem.group.current import current_group
 from stratagem.options import VariableAggregation
-from stratagem.process_group import current_group
-from stratagem.topology.lockstep import is_multi_process, runs_separately, wait_until_ready
-from stratagem.topology.shards import assemble_on_host
-from stratagem.variables import Home, VariableKind, initial_digest
-
-__all__ = ["note_assignment"]
+from stratagem.variables.initial_values import initial_digest
+from stratagem.variables.registry import Home, VariableKind
 
 _LIBRARIES = tuple(
     os.path.dirname(file) + os.sep

@@ -17,10 +17,8 @@ import keras
 import numpy as np
 from jax.extend import random as jax_random
 
-from stratagem.keras.private import compute_fans
-from stratagem.messages import explain
-
-__all__ = ["InitialRows"]
+from stratagem.errors import explain
+from stratagem.keras.private.variables import compute_fans
 
 _BITS = 2**32
 

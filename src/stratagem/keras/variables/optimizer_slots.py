@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 
 from stratagem.keras.variables.annotations import annotated_variables, making_slot_of
-from stratagem.variables import home_of, is_remote
+from stratagem.variables.registry import home_of
+from stratagem.variables.store import is_remote
 
 if TYPE_CHECKING:
     import keras
-
-
-__all__ = ["slot_of_variable"]
 
 
 def _of_each_replica(variable: Any) -> contextlib.AbstractContextManager[None]:

@@ -6,9 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from stratagem.topology.abstract_devices import planned_devices
-
-__all__ = ["listing_planned_devices", "made_of_planned_devices"]
+from stratagem.devices.abstract_devices import planned_devices
 
 
 def listing_planned_devices(original: Callable[..., Any]) -> Callable[..., Any]:

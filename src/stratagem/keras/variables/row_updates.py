@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
-from stratagem.context import ReplicaContext
-from stratagem.messages import explain
+from stratagem.errors import explain
+from stratagem.execution.context.replica import ReplicaContext
 from stratagem.options import ReduceOp, VariableAggregation
-from stratagem.values import IndexedSlices, Mirrored, PerReplica
-from stratagem.variables import Home, VariableKind, changed_rows, home_of, sets_rows
-
-__all__ = ["RowUpdates"]
+from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.indexed_slices import IndexedSlices
+from stratagem.variables.registry import Home, VariableKind, home_of
+from stratagem.variables.sharded_variable import changed_rows, sets_rows
 
 
 class RowUpdates:

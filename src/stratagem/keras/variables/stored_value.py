@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Generator, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,30 +13,168 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.context.function_trace import current_function_trace
-from stratagem.execution import current_scope, is_worth_rows
+from stratagem.contexts import current_function_trace
+from stratagem.devices.finding import find_devices
+from stratagem.devices.lockstep import is_multi_process
+from stratagem.devices.shards import assemble_on_host, creating_on_host, local_copy
+from stratagem.errors import explain
+from stratagem.execution.context.explicit_device import explicit_device, naming_device
+from stratagem.execution.embeddings.lookups import is_worth_rows
+from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
-from stratagem.keras.variables.explicit_placement import check_explicit_device
-from stratagem.keras.variables.initial_value import draws_same_again
-from stratagem.keras.variables.stored_reads import announce_gather, reading_as_stored
-from stratagem.topology.lockstep import is_multi_process
-from stratagem.topology.shards import assemble_on_host, local_copy
-from stratagem.variables import (
-    Home,
-    Store,
-    VariableKind,
-    WholeValue,
-    is_in_parts,
-    sole_device,
-    store_components,
-)
-from stratagem.variables.single_device_store import take_rows
+from stratagem.variables.components import WholeValue, store_components
+from stratagem.variables.layouts import is_in_parts
+from stratagem.variables.placement import sole_device
+from stratagem.variables.registry import Home, VariableKind
+from stratagem.variables.sharded_store import take_rows
+from stratagem.variables.store import Store
 
 if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+    from jax.typing import DTypeLike
+
+    from stratagem.strategies.base.strategy import Strategy
+
+# Reads of variables as they are stored, and reads by one process that others take part in.
+
+_strategy: ContextVar[Strategy | None] = ContextVar("strategy read as stored", default=None)
+_announce: ContextVar[Callable[[Any], None] | None] = ContextVar("announce gather", default=None)
 
 
-__all__ = ["StoredValue", "unshared"]
+@contextlib.contextmanager
+def reading_as_stored(strategy: Strategy | None) -> Generator[None]:
+    """Makes reads of a strategy's variables in this thread return arrays on all its devices.
+
+    None restores reads on one device.
+    """
+    token = _strategy.set(strategy)
+    try:
+        yield
+    finally:
+        _strategy.reset(token)
+
+
+def reads_as_stored(strategy: Strategy) -> bool:
+    """Returns True in `reading_as_stored` of this strategy."""
+    return _strategy.get() is strategy
+
+
+@contextlib.contextmanager
+def announcing_gathers(announce: Callable[[Any], None]) -> Generator[None]:
+    """Calls a function with each variable of which this thread is about to gather shards.
+
+    All processes must run a gather; the function makes the others do so.
+    """
+    token = _announce.set(announce)
+    try:
+        yield
+    finally:
+        _announce.reset(token)
+
+
+def announces_gathers() -> bool:
+    """Returns True in `announcing_gathers`."""
+    return _announce.get() is not None
+
+
+def announce_gather(variable: object) -> None:
+    """Makes other processes join the gather of a variable, if only this process reads it."""
+    if (announce := _announce.get()) is not None:
+        announce(variable)
+
+
+# Variables that a user puts on a device by name, in a block of `keras.device`.
+#
+# Without this, a strategy that keeps a variable on all its devices would ignore the block.
+
+
+def noted_device(original: Callable[..., Any]) -> Any:
+    """Returns `keras.device` that records the device it names."""
+
+    @contextlib.contextmanager
+    def device(device_name: str) -> Generator[Any]:
+        with original(device_name) as entered, naming_device(device_name):
+            yield entered
+
+    device.__doc__ = original.__doc__
+    return device
+
+
+def check_explicit_device(path: str, home: Home) -> None:
+    """Raises where a new variable of a strategy is to be on a device that it cannot be kept on.
+
+    Args:
+        path: of the variable.
+        home: the strategy and the kind of the variable.
+
+    Raises:
+        ValueError: a block of `keras.device` names another device than the strategy's only one.
+    """
+    name = explicit_device()
+    if name is None:
+        return
+    strategy = home.strategy
+    is_shared = home.kind is not VariableKind.ON_READ
+    if is_shared and strategy.placement.allows_devices:
+        return
+    named = tuple(find_devices([name]))
+    if named in (tuple(strategy.topology.all_devices or ()), (sole_device(strategy.placement),)):
+        return
+    raise ValueError(
+        explain(
+            f"Variable {path!r} was created in keras.device({name!r}), in the scope of {strategy}.",
+            expected="no device for a single variable: the strategy places its variables. A "
+            "HybridStrategy accepts one, except for ON_READ variables.",
+            fix="remove keras.device, or use sg.HybridStrategy.",
+            code="SG208",
+        )
+    )
+
+
+# Initial values of variables, known outside every trace.
+
+
+def as_initializer(value: object, dtype: DTypeLike | None) -> tuple[Any, Any, Any]:
+    """Turns an initial value into what Keras can also call later, outside a trace.
+
+    Args:
+        value: array, number or variable.
+        dtype: dtype; None for that of the value.
+
+    Returns:
+        The initializer, the shape and the dtype.
+
+    Raises:
+        ValueError: a traced value.
+    """
+    if isinstance(value, keras.Variable):
+        value = value.value
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
+        raise ValueError(
+            explain(
+                "A variable was given an initial value that a compiled function computes.",
+                expected="a value that is known when the variable is created, or an initializer.",
+                fix="create the variable with an initializer, and assign the value.",
+            )
+        )
+    # Not as a part of the program that is being traced, nor where it may be too large for a device.
+    with jax.ensure_compile_time_eval(), creating_on_host(not isinstance(value, jax.Array)):
+        array = jnp.asarray(keras.ops.convert_to_tensor(value, dtype=dtype))
+        is_given = array is value
+
+    def initializer(shape: Sequence[int], dtype: DTypeLike | None = None) -> Any:
+        # A copy of what the caller has, too: a step donates the buffers of its variables.
+        own = jnp.array(array, copy=True) if is_given else array
+        # The dtype of a variable is its own: a number's would give way to other operands'.
+        return jax.lax.convert_element_type(own, dtype or array.dtype)
+
+    return initializer, array.shape, keras.backend.standardize_dtype(array.dtype)
+
+
+def draws_same_again(initializer: object) -> bool:
+    """Returns True for an initializer of Keras with a seed of its own."""
+    kind = type(initializer)
+    is_of_keras = getattr(keras.initializers, kind.__name__, None) is kind
+    return is_of_keras and isinstance(getattr(initializer, "seed", None), int)
 
 
 class StoredValue:

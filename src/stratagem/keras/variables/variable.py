@@ -5,24 +5,26 @@ Tested on Keras 3.12 to 3.16.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.context import (
-    ReplicaContext,
-    get_replica_context,
-    get_strategy,
-    in_update_context,
-    stack,
-)
-from stratagem.context.function_trace import current_function_trace
-from stratagem.execution import current_scope
+from stratagem import contexts as stack
+from stratagem.contexts import current_function_trace, get_strategy, in_update_context
+from stratagem.devices.context_mesh import outside_context_mesh
+from stratagem.devices.lockstep import is_multi_process
+from stratagem.devices.shards import MIN_SLICED_BYTES, creating_on_host, local_copy, put_slices
+from stratagem.errors import explain
+from stratagem.execution.context.replica import ReplicaContext, get_replica_context
 from stratagem.execution.tracing.errors import foreign_variable
+from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.keras.private import get_stateless_scope
 from stratagem.keras.variables.annotations import (
     current_annotations,
@@ -30,47 +32,204 @@ from stratagem.keras.variables.annotations import (
     is_making_table,
     owner_of_new_slot,
 )
-from stratagem.keras.variables.assignment_errors import (
-    delta_outside,
-    number_to_sum,
-    parts_in_replica,
-    parts_without_aggregation,
-)
 from stratagem.keras.variables.copied_assignments import note_assignment
-from stratagem.keras.variables.divided_copies import DividedCopies
-from stratagem.keras.variables.initial_value import as_initializer
-from stratagem.keras.variables.local_copies import LocalCopies
 from stratagem.keras.variables.row_updates import RowUpdates
-from stratagem.keras.variables.stored_reads import reads_as_stored
-from stratagem.keras.variables.stored_value import StoredValue, unshared
+from stratagem.keras.variables.stored_value import (
+    StoredValue,
+    as_initializer,
+    reads_as_stored,
+    unshared,
+)
 from stratagem.keras.variables.variable_source import is_initialized
 from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.strategies.base.reduction import of_all
-from stratagem.topology.context_mesh import outside_context_mesh
-from stratagem.topology.lockstep import is_multi_process
-from stratagem.topology.shards import local_copy
-from stratagem.values import Mirrored, PerReplica
-from stratagem.variables import (
-    Home,
-    VariableKind,
+from stratagem.variables.components import (
     WholeValue,
     aggregate_components,
-    choose_kind,
-    initial_digest,
-    parse_aggregation,
-    parse_synchronization,
-    put_stored,
     spread_over_components,
     store_components,
     stored_components,
 )
+from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.initial_values import initial_digest
+from stratagem.variables.layouts import Division, put_stored
+from stratagem.variables.registry import (
+    Home,
+    VariableKind,
+    choose_kind,
+    parse_aggregation,
+    parse_synchronization,
+)
+from stratagem.variables.store import Store
 
 if TYPE_CHECKING:
-    import jax
     from jax.typing import DTypeLike
 
+# Local copies: the weights of each replica, where replicas train apart for some steps.
 
-__all__ = ["DistributedVariable"]
+
+class LocalCopies:
+    """The part of a variable that knows its local copy; the variable itself is the global model."""
+
+    local_copy: Any = None
+    # Variables that the next synchronization needs, by name.
+    outer_state: Mapping[str, Any] = types.MappingProxyType({})
+
+    fragment_sends: Any = None  # of the variables that an optimizer trains, if this is the first
+
+    def keep_local_copy(self, copy: Any, outer_state: Mapping[str, Any]) -> None:
+        """Makes replicas read and assign a copy of this variable in their training steps."""
+        self.local_copy, self.outer_state = copy, outer_state
+
+
+# Errors for invalid assignments to a strategy's variables.
+
+
+def delta_outside(method: str, path: str) -> ValueError:
+    """Error for a delta assigned to an ON_READ sum in cross-replica context."""
+    return ValueError(
+        explain(
+            f"{method} was called in cross-replica context on {path!r}, an ON_READ variable with "
+            "aggregation SUM.",
+            expected="assign, or a call in a replica function: outside of one, it is unclear "
+            "whether the value counts once or once per replica.",
+            fix="use assign(variable + value), or call it in the function passed to strategy.run.",
+            code="SG205",
+        )
+    )
+
+
+def parts_in_replica(path: str) -> TypeError:
+    """Error for a `PerReplica` assigned in a replica function."""
+    return TypeError(
+        explain(
+            f"A PerReplica was assigned to {path!r} in a replica function.",
+            expected="this replica's part.",
+            fix="pass the PerReplica through `args` of strategy.run.",
+            code="SG206",
+        )
+    )
+
+
+def parts_without_aggregation(path: str) -> TypeError:
+    """Error for a `PerReplica` assigned to a variable without aggregation."""
+    return TypeError(
+        explain(
+            f"A PerReplica was assigned to {path!r}, whose aggregation is NONE.",
+            expected="a plain value, or a variable with an aggregation.",
+            fix='reduce the value first, or create the variable with aggregation="sum" or "mean".',
+            code="SG204",
+        )
+    )
+
+
+def number_to_sum(value: object, path: str) -> ValueError:
+    """Error for a Python number assigned to a SUM variable: once, or once per replica?"""
+    return ValueError(
+        explain(
+            f"A replica function assigned the Python number {value!r} to {path!r}, "
+            "whose "
+            "aggregation is SUM.",
+            expected="an array, which counts once a replica.",
+            fix="pass an array (jax.numpy.asarray), or divide by num_replicas_in_sync "
+            "if the number "
+            "is meant once.",
+            code="SG205",
+        )
+    )
+
+
+# Variables whose copies are divided over the devices of their replica, by a strategy's layouts.
+
+_CONSTANTS = (keras.initializers.Zeros, keras.initializers.Ones, keras.initializers.Constant)
+
+
+class DividedCopies:
+    """Layout of a variable's copy over the devices of a replica.
+
+    Keras hands `_layout` of a variable to the slots that an optimizer makes for it.
+    """
+
+    store: Store | None
+    stored: Any
+    local_copy: Any
+    _home: Home
+    _initial: Any
+    _dtype: Any
+    _layout: Any
+    _shape: tuple[int, ...]
+    _dtype: Any
+    path: str
+    trainable: bool
+    _require_own_replica: Callable[[], None]
+
+    @property
+    def division(self) -> Division | None:
+        """Division of each copy over the devices of its replica; None if it is not divided."""
+        return self._layout if isinstance(self._layout, Division) else None
+
+    def find_division(self) -> None:
+        """Sets the division from the strategy's layouts; without one, Keras's own layout stays."""
+        layouts = self._home.strategy.placement.layouts
+        inherited, division = self.division, None
+        if layouts is not None and self._home.kind is not VariableKind.ON_READ:
+            division = layouts.division(
+                self.path,
+                self._shape,
+                inherited,
+                is_trainable=self.trainable,
+                itemsize=jax.dtypes.canonicalize_dtype(self._dtype).itemsize,
+            )
+        if division is not None or inherited is not None:
+            self._layout = division
+
+    def initial_value(self, initializer: Callable[..., Any], dtype: DTypeLike) -> Any:
+        """Returns the initial value; on the host where no device needs have room for the whole.
+
+        A large constant takes no memory.
+
+        Args:
+            initializer: of Keras.
+            dtype: of the variable.
+        """
+        is_in_parts = self.division is not None or self.store is not None
+        with creating_on_host(is_in_parts):
+            if is_in_parts and type(initializer) in _CONSTANTS:
+                number = np.asarray(initializer((), dtype=dtype))
+                num_bytes = number.nbytes * math.prod(self._shape)
+                if number.ndim == 0 and num_bytes >= MIN_SLICED_BYTES:
+                    return np.broadcast_to(number, self._shape)
+            return self._convert_to_tensor(initializer(self._shape, dtype=dtype))
+
+    def _convert_to_tensor(self, value: object, dtype: object = None) -> Any:
+        above: Any = super()
+        is_in_parts = self.division is not None or self.store is not None
+        with creating_on_host(is_in_parts and not isinstance(value, jax.Array)):
+            return above._convert_to_tensor(value, dtype=dtype)
+
+    def _takes_slices(self, value: object) -> bool:
+        """Returns True for a large array on the host whose slices become this variable's shards."""
+        if not isinstance(value, np.ndarray) or self.local_copy is not None:
+            return False
+        stored = self.stored
+        is_in_shards = isinstance(stored, jax.Array) and not stored.is_fully_replicated
+        is_shared = self._home.kind is not VariableKind.ON_READ
+        is_large = value.nbytes >= MIN_SLICED_BYTES and value.shape == tuple(self._shape)
+        return is_in_shards and is_shared and is_large and current_function_trace() is None
+
+    def assigned_in_slices(self, value: Any) -> bool:
+        """Sets a large value by shards: neither a device nor JAX's host memory holds the whole.
+
+        Returns False for other values.
+        """
+        if not self._takes_slices(value):
+            return False
+        self._require_own_replica()
+        if self._home.strategy.topology.spans_processes:
+            note_assignment(self, self._home, value)
+        self.stored = put_slices(value, self.stored.sharding, self._dtype)
+        self._initial = None  # process 0 would hold the whole until the first step
+        return True
 
 
 class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, keras.Variable):

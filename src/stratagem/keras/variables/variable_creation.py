@@ -6,14 +6,19 @@ users need no changes.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import weakref
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+import jax
 import keras
 
-from stratagem.context import get_strategy
-from stratagem.context.function_trace import current_function_trace
-from stratagem.execution import current_scope
+from stratagem.contexts import current_frame, current_function_trace, get_strategy, has_strategy
+from stratagem.errors import explain
+from stratagem.execution.embeddings.lookups import is_table
+from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.keras.private import current_path
 from stratagem.keras.variables.annotations import (
     IS_SEED,
@@ -21,14 +26,12 @@ from stratagem.keras.variables.annotations import (
     is_making_worker_local,
     owner_of_new_slot,
 )
-from stratagem.keras.variables.initial_value import as_initializer
-from stratagem.keras.variables.other_distribution import warn_of_other_distribution
-from stratagem.keras.variables.valueless_variable import ValuelessVariable
+from stratagem.keras.variables.stored_value import as_initializer
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.keras.variables.variable_source import VariableRequest, as_created, current_source
-from stratagem.messages import explain
+from stratagem.logs import warn_on_one_worker
 from stratagem.options import VariableAggregation, VariableSynchronization
-from stratagem.variables import (
+from stratagem.variables.registry import (
     Home,
     VariableKind,
     choose_kind,
@@ -42,8 +45,93 @@ if TYPE_CHECKING:
 
     from stratagem.strategies.base.strategy import Strategy
 
+# Warning about a Keras distribution that a strategy ignores.
 
-__all__ = ["Adoption", "Variable", "adopt", "create_variable"]
+_warned_of: set[str] = set()
+
+
+def warn_of_other_distribution(strategy: Strategy) -> None:
+    """Warns, once per kind, about a Keras distribution that the strategy's scope ignores."""
+    distribution = keras.distribution.distribution()
+    if distribution is None or (kind := type(distribution).__name__) in _warned_of:
+        return
+    _warned_of.add(kind)
+    warn_on_one_worker(
+        explain(
+            f"keras.distribution.{kind} is current in the scope of {strategy}, and is ignored.",
+            expected="one of both: a strategy places variables and splits batches itself.",
+            fix="leave out keras.distribution; for layouts of single variables pass layout_map= to "
+            "the strategy.",
+            code="SG208",
+        ),
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+# Keras variables on abstract devices: a shape and a dtype, and no value.
+
+
+class ValuelessVariable(DistributedVariable):
+    """A Keras variable created in the scope of a `CompileOnlyStrategy`.
+
+    A read outside of a step draws a new initial value; assignments there are dropped.
+    """
+
+    _beginning: Any = None
+
+    @property
+    def storage(self) -> Any:
+        """The shape of the whole array, in any store."""
+        trace = current_function_trace()
+        return self.stored if trace is None else trace.load(self, self.stored)
+
+    @storage.setter
+    def storage(self, value: object) -> None:
+        trace = current_function_trace()
+        if trace is None:
+            self.stored = value
+        else:
+            trace.store(self, value)
+
+    @property
+    def for_step(self) -> Any:
+        """The shape of the input of a compiled step of the strategy."""
+        return self.storage
+
+    @property
+    def initializer(self) -> Any:
+        """The function that draws an initial value, of a shape and a dtype."""
+        return self._beginning or self._initializer
+
+    def settle(self, home: Home, value: Any) -> None:
+        """Drops the value of a variable that joins the strategy, and retains its shape.
+
+        `value` is an array, or the initializer of a variable that had no value either.
+        """
+        has_value = not callable(value)
+        self._beginning = as_initializer(value, self._dtype)[0] if has_value else value
+        self.store, self.has_rows = None, False  # of the previous strategy
+        self._is_table = self._is_table or is_table(self)
+        super().settle(home, value)
+
+    def _initialize_with_initializer(self, initializer: object) -> None:
+        self._beginning = initializer
+        self.find_division()
+        self.choose_store()
+        self._direct_assign(None)
+
+    def _direct_assign(self, value: object) -> None:
+        self._require_own_replica()
+        is_stacked = self._home.kind is VariableKind.ON_READ
+        replicas = (self._home.strategy.num_replicas_in_sync,) if is_stacked else ()
+        dtype = jax.dtypes.canonicalize_dtype(self._dtype)
+        self.storage = jax.ShapeDtypeStruct((*replicas, *self._shape), dtype)
+
+    def _global_value(self) -> Any:
+        self._require_own_replica()
+        return self.initializer(self._shape, dtype=self._dtype)
+
 
 _SIGNATURE = inspect.signature(DistributedVariable.__init__)
 
@@ -52,7 +140,7 @@ def Variable(  # noqa: N802 - tf.Variable's name
     initial_value: object,
     trainable: bool | None = None,
     name: str | None = None,
-    dtype: DTypeLike = None,
+    dtype: DTypeLike | None = None,
     synchronization: object = VariableSynchronization.AUTO,
     aggregation: object = VariableAggregation.NONE,
 ) -> keras.Variable:
@@ -230,3 +318,120 @@ class Adoption:
         vars(self._variable).update(self._contents)
         if self._home is not None:
             self._home.strategy.variables.add(self._variable, self._home)
+
+
+# Layers and optimizers make later variables in the scope of the strategy that they belong to.
+#
+# A model that is filled in a scope and built outside of it, as users of R have it, belongs to
+# that strategy; so do the weights that `quantize` and `enable_lora` add.
+
+_strategies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def scope_of(layer: object) -> Any:
+    """Returns the strategy in whose scope a layer, or the first of its layers, was made.
+
+    Args:
+        layer: a layer or a model.
+
+    Returns:
+        The strategy; None for what was made outside every scope.
+    """
+    for one in (layer, *getattr(layer, "layers", ())):
+        strategy = _strategies.get(one)
+        if strategy is not None:
+            return strategy
+    return None
+
+
+def created_in_scope(original: Callable[..., Any]) -> Any:
+    """Returns `Layer.__new__` that records the strategy in whose scope a layer is created."""
+
+    def create(cls: type, *args: object, **kwargs: object) -> Any:
+        layer = (
+            object.__new__(cls) if original is object.__new__ else original(cls, *args, **kwargs)
+        )
+        if has_strategy():
+            _strategies[layer] = get_strategy()
+        return layer
+
+    return staticmethod(create)
+
+
+def adopt_new(variables: Iterable[Any], strategy: Strategy) -> None:
+    """Moves variables that were made outside every scope to a strategy of which copies are here.
+
+    Args:
+        variables: of an optimizer or a metric.
+        strategy: of the model that they are for.
+    """
+    for variable in variables:
+        if home_of(variable) is None:
+            adopt(variable, strategy)
+
+
+def _owner(variables: Iterable[Any]) -> Any:
+    """The strategy of the first of some variables that has one."""
+    homes = (home_of(variable) for variable in variables)
+    return next((home.strategy for home in homes if home is not None), None)
+
+
+def in_scope_of_layer(original: Callable[..., Any]) -> Any:
+    """Returns a method of a layer that runs in the scope of the layer's strategy."""
+
+    def owner_of(layer: keras.layers.Layer, *args: object, **kwargs: object) -> Any:
+        return _owner(layer.variables) or _strategies.get(layer)
+
+    return _in_scope_of(original, owner_of)
+
+
+def in_scope_of_slot(original: Callable[..., Any]) -> Any:
+    """Returns a method of an optimizer that runs in the scope of the referenced variable."""
+
+    def owner_of(optimizer: keras.optimizers.Optimizer, *args: object, **kwargs: object) -> Any:
+        # Without its own variables first: those of a new optimizer have no strategy yet.
+        reference = args[0] if args else kwargs.get("reference_variable")
+        return _owner([reference, *optimizer.variables])
+
+    return _in_scope_of(original, owner_of)
+
+
+def _in_scope_of(original: Callable[..., Any], owner_of: Callable[..., Strategy | None]) -> Any:
+    @functools.wraps(original)
+    def entered(self: object, *args: object, **kwargs: object) -> Any:
+        if current_frame() is not None or (strategy := owner_of(self, *args, **kwargs)) is None:
+            return original(self, *args, **kwargs)
+        with strategy.scope():
+            return original(self, *args, **kwargs)
+
+    return entered
+
+
+def adopting(original: Callable[..., Any]) -> Any:
+    """Returns `Optimizer.build` that moves the optimizer to the strategy of its variables."""
+
+    @functools.wraps(original)
+    def build(self: keras.optimizers.Optimizer, variables: Iterable[keras.Variable]) -> Any:
+        variables = list(variables)
+        if (
+            not self.built
+            and current_frame() is None
+            and (strategy := _owner(variables)) is not None
+        ):
+            adopt_new(self.variables, strategy)
+        return original(self, variables)
+
+    return build
+
+
+def in_scope_until_built(original: Callable[..., Any]) -> Any:
+    """Returns a method of a layer that runs in the layer's scope until the layer is built."""
+
+    @functools.wraps(original)
+    def entered(self: keras.layers.Layer, *args: object, **kwargs: object) -> Any:
+        if self.built or has_strategy() or (strategy := scope_of(self)) is None:
+            return original(self, *args, **kwargs)
+        with strategy.scope():
+            return original(self, *args, **kwargs)
+
+    return entered

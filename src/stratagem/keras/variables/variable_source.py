@@ -13,15 +13,6 @@ from typing import Any, Protocol
 
 import keras
 
-__all__ = [
-    "VariableRequest",
-    "VariableSource",
-    "as_created",
-    "current_source",
-    "is_initialized",
-    "variables_from",
-]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VariableRequest:

@@ -1,3 +1,1 @@
 """Tasks of one job on several machines."""
-
-__all__ = []

@@ -2,34 +2,165 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
+import os
+import queue
 import signal
+import socket
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stratagem import environment
-from stratagem.accelerators import local_gpus
-from stratagem.authentication import Credentials
-from stratagem.errors import UnavailableError
-from stratagem.launch.nodes.meeting_point import MeetingPoint
-from stratagem.launch.nodes.node_link import NodeLink
-from stratagem.launch.plan.devices import uses_gpus
+from stratagem.cluster.accelerators import local_gpus
+from stratagem.errors import UnavailableError, explain
+from stratagem.group.authentication.connections import connect
+from stratagem.group.authentication.secret import Credentials
+from stratagem.group.protocol import frame, read_frame
+from stratagem.launch.nodes.rendezvous import LIMIT_OPTION, PURPOSE, MeetingPoint, beat_s
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.ports import free_ports
-from stratagem.launch.plan.restart_folders import RestartFolders, make_restart_folders
-from stratagem.launch.plan.task_plan import plan_own_tasks
+from stratagem.launch.plan.task_plan import (
+    RestartFolders,
+    make_restart_folders,
+    plan_own_tasks,
+    uses_gpus,
+)
 from stratagem.launch.prefork.warm_start import WARM_UP_AFTER_S, WarmStart, can_fork
 from stratagem.launch.restart.launcher import Outcome
 from stratagem.launch.restart.running_tasks import RunningTask, RunningTasks
-from stratagem.launch.restart.signals import ENDING, CaughtSignals
+from stratagem.launch.restart.task_group import ENDING, CaughtSignals
 from stratagem.launch.tasks.exit_status import ExitStatus, describe_exit
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.output.screen import Screen
-from stratagem.messages import explain
+from stratagem.resources import Closing
 
-__all__ = ["run_node"]
+# Connection of a node to the rendezvous on node 0.
+
+_RETRY_S = 0.3
+_CONNECT_S = 5.0
+_CLOSE_S = 2.0
+
+
+class NodeLink(Closing):
+    """One connection, in a background thread: connects, greets, and exchanges heartbeats.
+
+    `hello` is the greeting without the own address. The last of the `messages` is `lost` (with a
+    `reason`), `refused` (with a `text`) or, if node 0 could not be reached within `join_s`,
+    `absent`.
+    """
+
+    def __init__(
+        self,
+        point: MeetingPoint,
+        hello: dict[str, Any],
+        credentials: Credentials | None = None,
+        *,
+        timeout_s: float,
+        join_s: float,
+    ) -> None:
+        self._point = point
+        self._credentials = credentials or Credentials()
+        self._hello = hello
+        self._timeout_s = timeout_s
+        self._join_s = join_s
+        self._messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._writer: asyncio.StreamWriter | None = None
+        self._loop = asyncio.new_event_loop()
+        self._main = self._loop.create_task(self._run())
+        self._thread = threading.Thread(target=self._run_loop, name="stratagem-node", daemon=True)
+        self._thread.start()
+
+    def take(self, wait_s: float) -> dict[str, Any] | None:
+        """Returns the next message; None if there is none for `wait_s` seconds."""
+        with contextlib.suppress(queue.Empty):
+            return self._messages.get(timeout=wait_s) if wait_s else self._messages.get_nowait()
+        return None
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends a message without waiting; it is dropped if the connection is closed."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._write, message)
+
+    def close(self) -> None:
+        """Closes the connection when sent messages are written."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._main.cancel)
+        self._thread.join(_CLOSE_S)
+
+    def _run_loop(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._main)
+        self._loop.close()
+
+    async def _run(self) -> None:
+        reader = await self._connect()
+        if reader is None:
+            return
+        beating = self._loop.create_task(self._beat())
+        try:
+            while True:
+                async with asyncio.timeout(self._timeout_s):
+                    message = await read_frame(reader)
+                if message.get("kind") != "beat":
+                    self._messages.put(message)
+        except TimeoutError:
+            self._lost(f"no answer from node 0 for {self._timeout_s:g} s, {LIMIT_OPTION}")
+        except OSError:
+            self._lost("node 0 closed the connection; its launcher ended or was killed")
+        finally:
+            beating.cancel()
+            if self._writer is not None:
+                with contextlib.suppress(OSError):
+                    self._writer.close()
+                    async with asyncio.timeout(_CLOSE_S):
+                        await self._writer.wait_closed()
+
+    async def _connect(self) -> asyncio.StreamReader | None:
+        deadline_s = time.monotonic() + self._join_s
+        while True:
+            try:
+                reader, writer = await connect(
+                    self._point.host,
+                    self._point.port,
+                    self._credentials,
+                    "node",
+                    purpose=PURPOSE,
+                    server=f"node 0 ({self._point.address})",
+                    limit_s=_CONNECT_S,
+                )
+                break
+            except ValueError as error:
+                self._messages.put({"kind": "refused", "text": str(error), "is_final": True})
+                return None
+            except OSError as error:
+                if time.monotonic() > deadline_s:
+                    reason = str(error) or "no answer"
+                    self._messages.put({"kind": "absent", "reason": reason})
+                    return None
+            await asyncio.sleep(_RETRY_S)
+        self._writer = writer
+        address = writer.get_extra_info("sockname")[0]
+        own = {"host": socket.gethostname(), "pid": os.getpid(), "address": address}
+        self._write({"kind": "hello", **own, **self._hello})
+        return reader
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(beat_s(self._timeout_s))
+            self._write({"kind": "beat"})
+
+    def _write(self, message: dict[str, Any]) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(frame(message))
+
+    def _lost(self, reason: str) -> None:
+        self._messages.put({"kind": "lost", "reason": reason})
+
 
 _POLL_S = 0.05
 # After a signal has ended the tasks here, the whole job may be ending too, which node 0 reports.

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import select
 import shlex
 import signal
 import subprocess
@@ -17,20 +18,56 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from stratagem import environment
-from stratagem.authentication import Secret, find_secret, new_secret
 from stratagem.cluster.addresses import join_address
-from stratagem.launch.nodes.meeting_point import DEFAULT_PORT
-from stratagem.launch.nodes.ssh_lease import BEAT_S, VARIABLE
-from stratagem.launch.plan.hosts import Host, read_hosts, remote_flags, remote_variables
-from stratagem.launch.plan.node_tasks import node_range
-from stratagem.launch.plan.options import LaunchOptions
+from stratagem.errors import explain
+from stratagem.group.authentication.secret import Secret, find_secret, new_secret
+from stratagem.launch.nodes.rendezvous import DEFAULT_PORT
+from stratagem.launch.plan.options import (
+    Host,
+    LaunchOptions,
+    node_range,
+    read_hosts,
+    remote_flags,
+    remote_variables,
+)
 from stratagem.launch.restart.launcher import Outcome
-from stratagem.launch.restart.signals import CaughtSignals
+from stratagem.launch.restart.task_group import CaughtSignals
 from stratagem.launch.tasks.exit_status import ExitStatus, describe_exit
 from stratagem.launch.tasks.output.screen import STDERR, Screen
-from stratagem.messages import explain
 
-__all__ = ["launch_over_ssh"]
+# Standard input of a launcher started by SSH, which ends it when the terminal goes away.
+
+VARIABLE = "STRATAGEM_SSH_LEASE"
+"""Set in the launcher of a host; it is not passed on to tasks."""
+BEAT_S = 5.0
+"""Interval between the empty lines that the terminal sends."""
+# Longer than a short loss of the connection, which TCP repairs.
+_LIMIT_S = 60.0
+# After the grace time, for the report.
+_LEASE_MARGIN_S = 5.0
+
+
+def hold_lease(grace_s: float) -> None:
+    """Watches standard input if this launcher was started by SSH.
+
+    A line has the number of a signal to raise here, or is empty. After the end, or a minute of
+    silence, this process gets SIGTERM and, if it then takes too long, SIGKILL.
+    """
+    if environment.take(VARIABLE) is not None:
+        watch = threading.Thread(target=_watch, args=(grace_s,), name="stratagem-ssh", daemon=True)
+        watch.start()
+
+
+def _watch(grace_s: float) -> None:
+    rest = b""
+    while select.select([0], [], [], _LIMIT_S)[0] and (data := os.read(0, 1024)):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in filter(None, lines):
+            os.kill(os.getpid(), int(line))
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(grace_s + _LEASE_MARGIN_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
 
 _POLL_S = 0.05
 # Until a host whose launcher has ended is tried again.

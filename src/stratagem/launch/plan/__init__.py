@@ -1,3 +1,1 @@
 """Decisions made before any process starts: options, tasks, devices, ports, membership."""
-
-__all__ = []

@@ -7,10 +7,7 @@ import time
 from collections.abc import Callable
 
 from stratagem import environment
-from stratagem.errors import UnavailableError
-from stratagem.messages import explain
-
-__all__ = ["Discovery", "ElasticConfig"]
+from stratagem.errors import UnavailableError, explain
 
 _DISCOVER_EVERY_S = 1.0
 _POLL_S = 0.05

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-__all__ = ["writes_environment"]
-
 _ENVIRONMENT = "environ"
 _SETTERS = ("putenv", "unsetenv")
 _READERS = ("copy", "get", "items", "keys", "values")

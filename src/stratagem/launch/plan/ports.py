@@ -8,8 +8,6 @@ import secrets
 import socket
 from pathlib import Path
 
-__all__ = ["free_ports"]
-
 # Ray has 10,001 to 19,999 for clients and workers.
 _FIRST_PORT = 20_000
 # Ports from here on are given to outgoing connections by Linux, unless the file says otherwise.

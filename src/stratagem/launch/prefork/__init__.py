@@ -1,3 +1,1 @@
 """A fork server that starts processes with JAX and Keras already loaded."""
-
-__all__ = []

@@ -15,8 +15,6 @@ from typing import Any
 
 from stratagem import environment
 
-__all__ = ["run_script", "script_job"]
-
 
 def script_job(argv: Sequence[str], variables: Mapping[str, str]) -> bytes:
     """Returns the job of a fork that runs a script here, with exactly these variables."""

@@ -17,8 +17,6 @@ from stratagem.launch.plan.task_plan import INPUT, TaskPlan
 from stratagem.launch.prefork.fork_server import ForkedProcess, ForkServer
 from stratagem.launch.prefork.forked_script import script_job
 
-__all__ = ["ForkedTask", "WARM_UP_AFTER_S", "WarmStart", "can_fork"]
-
 # By then the tasks have loaded their own modules, so the server takes no core from them.
 WARM_UP_AFTER_S = 20.0
 _PRELOADED = ("jax", "keras", "stratagem.keras", "stratagem.strategies.multi_worker_mirrored")

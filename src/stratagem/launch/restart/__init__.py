@@ -1,3 +1,1 @@
 """Running, stopping and restarting the tasks of a launch."""
-
-__all__ = []

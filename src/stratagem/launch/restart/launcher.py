@@ -10,38 +10,64 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from stratagem import environment
-from stratagem.accelerators import local_gpus
-from stratagem.authentication import with_ray_token, with_secret
-from stratagem.launch.plan.devices import uses_gpus
+from stratagem.cluster.accelerators import local_gpus
+from stratagem.cluster.preemption.configuration import EXIT_CODE
+from stratagem.group.authentication.secret import with_ray_token, with_secret
 from stratagem.launch.plan.elastic import Discovery, ElasticConfig
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.ports import free_ports
-from stratagem.launch.plan.restart_folders import RestartFolders, make_restart_folders
-from stratagem.launch.plan.task_plan import INPUT, TaskPlan, plan_own_tasks, plan_tasks
+from stratagem.launch.plan.task_plan import (
+    INPUT,
+    RestartFolders,
+    TaskPlan,
+    make_restart_folders,
+    plan_own_tasks,
+    plan_tasks,
+    uses_gpus,
+)
 from stratagem.launch.prefork.warm_start import WarmStart, can_fork
-from stratagem.launch.restart.launch_events import LaunchEvents
-from stratagem.launch.restart.membership import notice_after_s, workers_after
 from stratagem.launch.restart.policy import (
     cause_of_failure,
+    failed_by_themselves,
     have_saved_and_left,
     have_survivors,
 )
-from stratagem.launch.restart.report import (
+from stratagem.launch.restart.restart_count import RestartCount
+from stratagem.launch.restart.slow_tasks import SlowTasks, followed_tasks
+from stratagem.launch.restart.task_group import (
+    CaughtSignals,
+    LaunchEvents,
+    OtherNodes,
     failure_report,
     notice_report,
     restart_report,
+    run_group,
     signal_report,
 )
-from stratagem.launch.restart.restart_count import RestartCount
-from stratagem.launch.restart.signals import CaughtSignals
-from stratagem.launch.restart.slow_tasks import SlowTasks, followed_tasks
-from stratagem.launch.restart.task_group import OtherNodes, run_group
 from stratagem.launch.tasks.exit_status import ExitStatus, exit_code
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.output.screen import Screen
-from stratagem.preemption import EXIT_CODE
 
-__all__ = ["Nodes", "Outcome", "launch"]
+# Number of workers in the next start of a job.
+
+
+def workers_after(options: LaunchOptions, num_workers: int, statuses: Sequence[ExitStatus]) -> int:
+    """Returns the number of workers to start after a start with `num_workers` has ended.
+
+    Workers that failed by themselves are left out, down to `min_workers`. All workers start if the
+    tasks saved and exited, or if there is no `min_workers`.
+    """
+    failed = failed_by_themselves(statuses)
+    if options.min_workers is None or not failed or have_saved_and_left(statuses):
+        return options.full_workers
+    num_lost = sum(status.name.startswith("worker ") for status in failed)
+    return min(num_workers, max(options.min_workers, num_workers - num_lost))
+
+
+def notice_after_s(options: LaunchOptions, num_workers: int) -> float | None:
+    """Returns when, in seconds, tasks should save and exit to add workers; None if all run."""
+    return options.rejoin_after_s if num_workers < options.full_workers else None
+
 
 # Exit of a task that was ended from outside, or that saved and exited.
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, EXIT_CODE)

@@ -5,20 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from stratagem.launch.plan.devices import SERVERS
+from stratagem.cluster.preemption.configuration import EXIT_CODE
+from stratagem.launch.plan.task_plan import SERVERS
 from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.output.tracebacks import has_lost_peer
-from stratagem.preemption import EXIT_CODE
-
-__all__ = [
-    "TaskState",
-    "cause_of_failure",
-    "failed_by_themselves",
-    "have_saved_and_left",
-    "have_survivors",
-    "tasks_to_kill",
-    "tasks_to_stop",
-]
 
 # How long to wait for a better cause after a task has lost a peer: the peer may still be dying.
 # After a task that saved and exited, the others have this long to do the same.

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from stratagem.launch.restart.policy import cause_of_failure, have_saved_and_left
 from stratagem.launch.tasks.exit_status import ExitStatus
 
-__all__ = ["MAX_SHORT_STARTS", "RestartCount", "SHORT_S"]
-
 # Tasks that exit on notice this soon have hardly trained. A notice that never ends, such as on a
 # machine about to be taken away, would restart them forever.
 SHORT_S = 10.0

@@ -19,8 +19,6 @@ from stratagem.launch.tasks.output.screen import Screen
 from stratagem.launch.tasks.output.task_output import TaskOutput
 from stratagem.launch.tasks.task_process import TaskForker, TaskProcess
 
-__all__ = ["RunningTask", "RunningTasks"]
-
 # Delay until the end of a process is noticed if it prints nothing and keeps its pipes open.
 _POLL_S = 0.05
 

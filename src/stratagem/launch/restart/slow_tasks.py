@@ -7,24 +7,21 @@ import math
 import os
 from collections.abc import Collection
 
+from stratagem.errors import explain
 from stratagem.launch.plan.options import LaunchOptions
-from stratagem.messages import explain
-from stratagem.run_events.reader import RunFollower
-from stratagem.run_events.records import StepEvent
-from stratagem.stragglers import (
+from stratagem.observe.run_events.reader import RunFollower
+from stratagem.observe.run_events.records import StepEvent
+from stratagem.observe.stragglers.attribution import (
     Assessment,
     EvictionRule,
-    SettledLines,
     Straggler,
     choose_eviction,
     find_stragglers,
     sentence,
     slow_since,
-    windows_of,
 )
-from stratagem.stragglers.windows import MIN_STEPS, WINDOW_S
-
-__all__ = ["SlowTask", "SlowTasks", "followed_tasks"]
+from stratagem.observe.stragglers.lines import SettledLines
+from stratagem.observe.stragglers.windows import MIN_STEPS, WINDOW_S, windows_of
 
 _POLL_EVERY_S = 2.0
 # A worker that is slow for a single window is not worth a message.

@@ -4,32 +4,277 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from types import FrameType, TracebackType
+from typing import Any, Protocol
 
-from stratagem.exit_codes import NOT_NEEDED
+from stratagem.errors import NOT_NEEDED
 from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.plan.task_plan import TaskPlan
+from stratagem.launch.plan.task_plan import TRAINERS, TaskPlan
 from stratagem.launch.prefork.warm_start import WARM_UP_AFTER_S, WarmStart
-from stratagem.launch.restart.launch_events import LaunchEvents
 from stratagem.launch.restart.policy import (
     cause_of_failure,
+    have_saved_and_left,
     have_survivors,
     tasks_to_kill,
     tasks_to_stop,
 )
-from stratagem.launch.restart.report import stop_report
+from stratagem.launch.restart.restart_count import MAX_SHORT_STARTS, SHORT_S, RestartCount
 from stratagem.launch.restart.running_tasks import RunningTask, RunningTasks
-from stratagem.launch.restart.signals import ENDING, CaughtSignals
-from stratagem.launch.restart.slow_tasks import SlowTasks
-from stratagem.launch.restart.worker_restarts import WorkerRestarts
+from stratagem.launch.restart.slow_tasks import SlowTask, SlowTasks
 from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.output.screen import Screen
+from stratagem.launch.tasks.output.tracebacks import error_lines, failure_lines
+from stratagem.observe.run_events.writer import EventWriter
 
-__all__ = ["OtherNodes", "run_group"]
+# Restarts of single workers while the others run.
+
+_MOST_DELAY_S = 30.0
+
+
+class WorkerRestarts:
+    """Decides which lost workers start again, and when.
+
+    A worker that ran for a while starts again at once. One that keeps failing early waits twice as
+    long each time, up to 30 seconds. One that was ended because it was slow does not start again
+    while the others run.
+    """
+
+    def __init__(self, max_restarts: int) -> None:
+        self._max_restarts = max_restarts
+        self.num_restarts = 0
+        self._is_exhausted = False
+        self._num_short: dict[int, int] = {}
+        self._due_s: dict[int, float] = {}
+
+    def note_loss(
+        self, worker: int, name: str, *, ran_s: float, now_s: float, was_slow: bool = False
+    ) -> str:
+        """Plans the restart of a lost worker; returns a message about it, or an empty string.
+
+        The message that no restart is left comes once.
+        """
+        most = self._max_restarts
+        if not most:
+            return ""
+        if was_slow:
+            return f"Not starting {name} again while others run: it would be as slow."
+        if self.num_restarts >= most:
+            is_first, self._is_exhausted = not self._is_exhausted, True
+            return f"Not starting {name} again: no restart of {most} is left." if is_first else ""
+        self.num_restarts += 1
+        delay_s = self._plan(worker, ran_s, now_s)
+        after = f" after {delay_s:g} s" if delay_s else ""
+        return f"Starting {name} again{after}: restart {self.num_restarts} of {most}."
+
+    def _plan(self, worker: int, ran_s: float, now_s: float) -> float:
+        """Plans a restart; returns its delay."""
+        num_short = self._num_short.get(worker, 0) + 1 if ran_s < SHORT_S else 0
+        self._num_short[worker] = num_short
+        delay_s = min(_MOST_DELAY_S, 2.0 ** (num_short - 1)) if num_short else 0.0
+        self._due_s[worker] = now_s + delay_s
+        return delay_s
+
+    def take_due(self, now_s: float, is_gone: Callable[[int], bool]) -> list[int]:
+        """Returns the workers that start now, once; `is_gone` is True if nothing of one is left."""
+        due = [one for one, at_s in self._due_s.items() if at_s <= now_s and is_gone(one)]
+        for worker in due:
+            del self._due_s[worker]
+        return due
+
+
+# Signals to the launcher, queued for its loop.
+
+# No task is restarted after one of these.
+ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+_CAUGHT = (*sorted(ENDING), signal.SIGUSR1, signal.SIGUSR2)
+
+
+class CaughtSignals:
+    """Replaces a program's own handlers while its tasks run.
+
+    Only the main thread can have handlers; elsewhere nothing is caught. Signals that this process
+    ignores stay ignored, here and in its tasks: `nohup` does that to SIGHUP.
+    """
+
+    def __init__(self) -> None:
+        self._caught: list[signal.Signals] = []
+        self._handlers: dict[signal.Signals, Any] = {}
+        self.ending: signal.Signals | None = None
+
+    def __enter__(self) -> CaughtSignals:
+        if threading.current_thread() is threading.main_thread():
+            for signum in _CAUGHT:
+                handler = signal.getsignal(signum)
+                # None is a handler set outside Python, which could not be restored.
+                if handler not in (None, signal.SIG_IGN):
+                    self._handlers[signum] = signal.signal(signum, self._catch)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, handler)
+
+    def take(self) -> list[signal.Signals]:
+        """Returns the signals received since the last call, in order."""
+        taken: list[signal.Signals] = []
+        # One at a time: another may arrive meanwhile.
+        while self._caught:
+            taken.append(self._caught.pop(0))
+        return taken
+
+    def _catch(self, signum: int, frame: FrameType | None) -> None:
+        self._caught.append(signal.Signals(signum))
+        if signum in ENDING and self.ending is None:
+            self.ending = signal.Signals(signum)
+
+
+# Launcher's events in the folder of a run: failures, notices, restarts and the end.
+
+
+class LaunchEvents:
+    """Records events of the launcher. Does nothing if the run has no folder."""
+
+    def __init__(self, options: LaunchOptions) -> None:
+        self._writer: EventWriter | None = None
+        self._has_failed = False
+        if options.run_dir is not None:
+            num_processes = sum(task_type in TRAINERS for task_type in options.task_types)
+            self._writer = EventWriter(options.run_dir, "launcher", 0, num_processes=num_processes)
+
+    def __enter__(self) -> LaunchEvents:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._writer is not None:
+            if error is not None:
+                self._writer.end(1, repr(error))
+            self._writer.close()
+
+    def failure(self, cause: ExitStatus) -> None:
+        """Records the task that failed first, once per start; `restart` records saved exits."""
+        if self._writer is not None and not self._has_failed and not have_saved_and_left([cause]):
+            self._has_failed = True
+            lost = cause.name if cause.lost_peer is None else cause.lost_peer.name
+            self._writer.failure(f"{cause.culprit} failed first: {cause.why}", lost=lost)
+
+    def notice(self, reason: str) -> None:
+        """Records that all tasks have been asked to end."""
+        if self._writer is not None:
+            self._writer.notice(reason)
+
+    def straggler(self, slow: SlowTask) -> None:
+        """Records a task for which the others wait."""
+        if self._writer is not None:
+            one = slow.straggler
+            self._writer.straggler(
+                one.task,
+                one.cause.value,
+                late_s=one.late_s,
+                step_s=slow.step_s,
+                is_evicted=bool(slow.reason),
+            )
+
+    def restart(self, restart: int, cause: ExitStatus | None) -> None:
+        """Records a restart of all tasks; `cause` is None if the launcher asked for it."""
+        self._has_failed = False
+        if self._writer is not None and cause is None:
+            self._writer.restart(restart, "all workers start again")
+        elif self._writer is not None and cause is not None:
+            verb = "saved and left" if have_saved_and_left([cause]) else "failed"
+            self._writer.restart(restart, f"{cause.culprit} {verb} ({cause.why})")
+
+    def end(self, code: int) -> None:
+        """Records the exit code of the launcher."""
+        if self._writer is not None:
+            self._writer.end(code)
+
+
+# Messages of the launcher about failures, signals and restarts.
+
+
+def failure_report(
+    cause: ExitStatus,
+    statuses: Sequence[ExitStatus],
+    *,
+    log_dir: str | os.PathLike[str] | None = None,
+) -> list[str]:
+    """Returns lines that name the task that failed first, why, and how the others ended."""
+    # Frames that are already on the screen are not repeated.
+    last_lines = error_lines(cause.lines) if cause.was_shown else failure_lines(cause.lines)
+    lines = [f"{cause.culprit} failed first: {cause.why}."]
+    if last_lines:
+        whose = "Its last lines" if cause.lost_peer is None else f"Last lines of {cause.title}"
+        lines += [f"{whose}:", *(f"    {line}" for line in last_lines)]
+    others = [status for status in statuses if status is not cause]
+    for heading, group in (
+        ("Failed after it", [one for one in others if one.failed]),
+        ("Stopped", [one for one in others if one.was_stopped and not one.failed]),
+        ("Had ended", [one for one in others if not one.was_stopped and not one.failed]),
+    ):
+        if group:
+            lines.append(f"{heading}: {_each(group)}.")
+    if log_dir is not None:
+        lines.append(f"All output: {os.fspath(log_dir)}")
+    return lines
+
+
+def end_summary(cause: ExitStatus | None, signum: signal.Signals | None) -> str:
+    """Returns the end of a job in one line, for its other nodes."""
+    if signum is not None:
+        return signum.name
+    return "all workers are done" if cause is None else f"{cause.culprit} failed first: {cause.why}"
+
+
+def signal_report(signum: int, statuses: Sequence[ExitStatus]) -> list[str]:
+    """Returns lines about the end of all tasks after a signal to the launcher."""
+    return [f"Ended after {signal.Signals(signum).name}: {_each(statuses)}."]
+
+
+def stop_report(cause: ExitStatus, statuses: Sequence[ExitStatus]) -> list[str]:
+    """Returns lines that say why the remaining tasks are stopped."""
+    if (peer := cause.lost_peer) is not None:
+        reason = f"{peer.name} {peer.how}, and so {cause.title} failed"
+        return [f"{reason} ({cause.how}): stopping the others."]
+    verb = "saved and left after notice" if have_saved_and_left(statuses) else "failed"
+    return [f"{cause.title} {verb} ({cause.how}): stopping the others."]
+
+
+def notice_report(statuses: Sequence[ExitStatus], after: RestartCount | None) -> list[str]:
+    """Returns lines about tasks that saved and exited; `after` is None if none restarts."""
+    lines = [f"Saved and left after notice: {_each(statuses)}."]
+    if after is None or after.short_starts >= MAX_SHORT_STARTS:
+        lines.append(
+            f"This happened within {SHORT_S:g} s of the start {MAX_SHORT_STARTS} times or more in "
+            "a row, so it counts as a failure."
+        )
+    return lines
+
+
+def restart_report(before: RestartCount, after: RestartCount, max_restarts: int) -> list[str]:
+    """Returns lines about the restart of all tasks."""
+    if after.failures == before.failures:
+        return ["Starting all tasks again; this does not count as a failure."]
+    return [f"Starting all tasks again: restart {after.failures} of {max_restarts}."]
+
+
+def _each(statuses: Sequence[ExitStatus]) -> str:
+    return ", ".join(f"{status.title} ({status.how})" for status in statuses)
 
 
 class OtherNodes(Protocol):

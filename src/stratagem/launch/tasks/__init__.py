@@ -1,3 +1,1 @@
 """One running task: its process, exit status, output and function call."""
-
-__all__ = []

@@ -9,9 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stratagem.messages import explain
-
-__all__ = ["command_of"]
+from stratagem.errors import explain
 
 
 def command_of(

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import signal
 
-from stratagem.launch.plan.devices import TRAINERS
+from stratagem.launch.plan.task_plan import TRAINERS
 from stratagem.launch.tasks.output.tracebacks import LostPeer, lost_peer
-
-__all__ = ["ExitStatus", "describe_exit", "exit_code"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,17 +20,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-__all__ = [
-    "CALL",
-    "CallResult",
-    "PROGRAM",
-    "is_loading_script",
-    "main",
-    "pack_call",
-    "read_result",
-    "task_command",
-]
-
 CALL = "stratagem_call.pickle"
 """File of the call, in the folder that is the program's first argument."""
 PROGRAM = "from stratagem.launch.tasks.function_task import main; main()"
@@ -133,7 +122,7 @@ def _prepare(header: dict[str, Any]) -> Callable[[Any], bytes]:
         _remember_sources(header["sources"])
     if not header["by_value"]:
         return pickle.dumps
-    from stratagem.optional_libraries import load
+    from stratagem.environment import load
 
     return load("cloudpickle", needed_by="a function that is sent", install="cloudpickle").dumps
 
@@ -158,7 +147,7 @@ def _pickled_value(fn: object, value: object, dumps: Callable[[Any], bytes]) -> 
     try:
         return dumps((value, None, ()))
     except Exception as error:
-        from stratagem.messages import explain
+        from stratagem.errors import explain
 
         raise TypeError(
             explain(

@@ -13,8 +13,6 @@ import subprocess
 import sys
 from types import TracebackType
 
-__all__ = ["Guardian"]
-
 _EXIT_S = 5.0
 
 

@@ -10,10 +10,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from stratagem.messages import explain
-from stratagem.optional_libraries import load
-
-__all__ = ["captured_values", "dumps", "dumps_without_state", "find_unpicklable", "live_kind"]
+from stratagem.environment import load
+from stratagem.errors import explain
 
 _MAX_DEPTH = 8
 

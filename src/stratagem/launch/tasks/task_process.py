@@ -13,8 +13,6 @@ from typing import IO, Protocol
 from stratagem.launch.plan.task_plan import TaskPlan
 from stratagem.launch.tasks.tied_process import tied_command
 
-__all__ = ["PipedProcess", "TaskForker", "TaskProcess"]
-
 _CHUNK_BYTES = 2**16
 # Linux pipes hold 64 KiB, and users may raise that to 1 MiB.
 _PIPE_BYTES = 2**20

@@ -12,8 +12,6 @@ import signal
 import sys
 from collections.abc import Sequence
 
-__all__ = ["tie", "tied_command"]
-
 # From Linux's prctl.h.
 _PR_SET_PDEATHSIG = 1
 _NOT_FOUND = 127

@@ -8,22 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.execution import Ids, Trace
+from stratagem.execution.tracing.functionalize import Trace
+from stratagem.execution.tracing.remote_state import Ids
 from stratagem.parameter_server.client.local_training import LocalTraining
 from stratagem.parameter_server.client.remote_steps import Gradients, RemoteSteps
-from stratagem.parameter_server.client.remote_values import (
+from stratagem.parameter_server.client.variable_client import (
     Gradient,
     RemoteVariable,
     RowGradient,
     Scalar,
     Stored,
+    VariableClient,
     name_of,
 )
-from stratagem.parameter_server.client.variable_client import VariableClient
-from stratagem.parameter_server.server.local_rounds import LocalRounds
-from stratagem.parameter_server.server.updates import Pushed
-
-__all__ = ["LocalSteps"]
+from stratagem.parameter_server.server.updates import LocalRounds, Pushed
 
 
 class LocalSteps(RemoteSteps):

@@ -12,20 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.parameter_server.client.remote_values import RemoteVariable, name_of
-from stratagem.parameter_server.client.variable_client import VariableClient
-from stratagem.parameter_server.server.local_rounds import LocalRounds, RoundCounter
-from stratagem.parameter_server.server.outer_update import OuterUpdate, outer_name
+from stratagem.parameter_server.client.variable_client import (
+    RemoteVariable,
+    VariableClient,
+    name_of,
+)
 from stratagem.parameter_server.server.shards import ShardSpec
 from stratagem.parameter_server.server.store import ServerVariables
 from stratagem.parameter_server.server.updates import (
+    LocalRounds,
+    OuterUpdate,
+    RoundCounter,
     UpdateRule,
     is_stored_by,
+    outer_name,
     own_name,
     stored_name,
 )
-
-__all__ = ["LocalTraining"]
 
 # The rule of averages, such as those of batch normalization.
 _AVERAGES = outer_name("averages")

@@ -6,10 +6,8 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 
-from stratagem.messages import explain
-from stratagem.parameter_server.server.versions import by_kind
-
-__all__ = ["LostUpdates"]
+from stratagem.errors import explain
+from stratagem.parameter_server.server.changes import by_kind
 
 
 class LostUpdates:

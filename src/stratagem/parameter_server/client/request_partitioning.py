@@ -8,19 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.messages import explain
+from stratagem.errors import explain
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.transport.wire import Message
-
-__all__ = [
-    "GradientParts",
-    "RequestParts",
-    "WholeVariables",
-    "creation_messages",
-    "require_ids",
-    "require_keys",
-    "shard_name",
-]
 
 
 class WholeVariables:

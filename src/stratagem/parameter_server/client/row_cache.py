@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from stratagem.messages import explain
-
-__all__ = ["RowCache", "checked_row_cache"]
+from stratagem.errors import explain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

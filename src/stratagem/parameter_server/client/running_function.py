@@ -6,8 +6,6 @@ import dataclasses
 import itertools
 from typing import Any
 
-__all__ = ["RunningFunction"]
-
 
 @dataclasses.dataclass(frozen=True)
 class RunningFunction:

@@ -11,20 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.errors import DataLossError
-from stratagem.messages import explain
+from stratagem.errors import DataLossError, explain
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.key_layout import KeyLayout
+from stratagem.parameter_server.client.shard_layout import KeyLayout
 from stratagem.parameter_server.server.tables.policies import Eviction
-from stratagem.parameter_server.server.tables.table_versions import TableVersions, file_name
-from stratagem.parameter_server.server.tables.version_series import (
+from stratagem.parameter_server.server.tables.table_versions import (
     CHECKPOINT,
+    TableVersions,
     base_of_next,
+    file_name,
     remove_unneeded,
 )
-from stratagem.transport.wire import Message
-
-__all__ = ["TableClient"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,14 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.errors import UnavailableError
-from stratagem.messages import explain
+from stratagem.errors import UnavailableError, explain
+from stratagem.group.transport.connection import ServerError
 from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.key_layout import KeyLayout
+from stratagem.parameter_server.client.shard_layout import KeyLayout
 from stratagem.parameter_server.server.updates import is_stored_by
-from stratagem.transport.connection import ServerError
-
-__all__ = ["ReshardStats", "move_tables"]
 
 # Rows that change during a round are copied in the next one. The last round has fewer bytes than
 # this, or the one after so many rounds, and no update is made during it.

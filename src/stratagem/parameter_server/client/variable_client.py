@@ -5,31 +5,199 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from stratagem.messages import explain
-from stratagem.parameter_server.client.cached_reads import CachedReads
+from stratagem.errors import explain
 from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.key_layout import KeyLayout, layout_of_keys
-from stratagem.parameter_server.client.remote_values import (
-    RemoteVariable,
-    Scalar,
-    Stored,
-    Unplaced,
-    name_of,
+from stratagem.parameter_server.client.shard_layout import (
+    KeyLayout,
+    ShardLayout,
+    ShardPlacer,
+    layout_of_keys,
 )
-from stratagem.parameter_server.client.shard_layout import ShardLayout, ShardPlacer
-from stratagem.parameter_server.server.outer_update import outer_name
-from stratagem.parameter_server.server.updates import Pushed, UpdateMode, UpdateRule
+from stratagem.parameter_server.server.updates import Pushed, UpdateMode, UpdateRule, outer_name
 
 if TYPE_CHECKING:
     import keras
 
+# Cache of reads from parameter servers, for the duration of a function.
 
-__all__ = ["VariableClient", "VariableOnWorkerError"]
+
+class CachedReads:
+    """Copies of values, updated with own writes. Tables with row lookups are never cached."""
+
+    def __init__(self, client: ServerClient) -> None:
+        self._client = client
+        self._values: dict[str, np.ndarray] = {}
+        self._scalars: dict[int, dict[str, np.ndarray]] = {}
+
+    def pull(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Returns whole variables or slots by name; fetches those that are not cached."""
+        missing = [name for name in names if name not in self._values]
+        pulled = self._client.pull(missing) if missing else {}
+        self._keep(pulled)
+        return {name: pulled[name] if name in pulled else self._values[name] for name in names}
+
+    def scalars(self, server: int) -> Mapping[str, np.ndarray]:
+        """Returns an optimizer's scalars; asks `server` if they are not cached."""
+        if server not in self._scalars:
+            self._scalars[server] = dict(self._client.scalars(server))
+        return self._scalars[server]
+
+    def note_assigned(self, name: str, value: np.ndarray, sign: int) -> None:
+        """Records a write by this process: `sign` 0 sets the value, 1 adds it, -1 subtracts it."""
+        if not sign:
+            self._keep({name: value.copy()})
+        elif name in self._values:
+            self._values[name] = np.asarray(self._values[name] + sign * value, value.dtype)
+
+    def note_scalar(self, name: str, value: np.ndarray) -> None:
+        """Records that this process set an optimizer scalar on all servers."""
+        for scalars in self._scalars.values():
+            scalars[name] = value
+
+    def note_pushed(self, names: Iterable[str], brought: Mapping[str, np.ndarray]) -> None:
+        """Records that servers applied gradients of this process to the variables `names`.
+
+        `brought` holds values after the update; other updated values are fetched when read.
+        """
+        updated = {*names}
+        for name in list(self._values):
+            if name in updated or name.rpartition(":")[0] in updated:  # also slots
+                del self._values[name]
+        self._scalars.clear()
+        self._keep(brought)
+
+    def _keep(self, values: Mapping[str, np.ndarray]) -> None:
+        for name, value in values.items():
+            if not self._client.placement_of(name).has_rows:
+                self._values[name] = value
+
+
+# Places of remote variables on servers, and a step's outgoing gradients.
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """Place of a variable or slot on the servers, by name; "name:slot" for a slot."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Scalar:
+    """Place of a variable that is an optimizer scalar on each server; reads ask `server`."""
+
+    name: str
+    server: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Unplaced:
+    """Place of a variable that is not on the servers yet. Most scalars end up in an optimizer."""
+
+    value: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Gradient:
+    """Gradient of a variable, summed over the replicas; the servers' `optimizer` applies it."""
+
+    variable: Any
+    optimizer: str = ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowGradient:
+    """Row ids of a table, or gradients of these rows, which directly follow the ids."""
+
+    table: Any
+    is_ids: bool
+    optimizer: str = ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Assigned:
+    """Value that a step sets a variable to before gradients for `optimizer`; or a difference."""
+
+    variable: Any
+    optimizer: str
+    is_added: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class IsFinite:
+    """False if the gradients for `optimizer` that follow must not be used."""
+
+    optimizer: str
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerScalar:
+    """Optimizer scalar, by server-side name, to use with the gradients that follow."""
+
+    name: str
+
+
+class RemoteVariable(Protocol):
+    """Keras variable whose value is on the servers.
+
+    `place` is None until it has a value. `held` is its value during a step of this process: one
+    copy, or a component per replica.
+    """
+
+    place: Stored | Scalar | Unplaced | None
+    held: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the variable."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of the variable."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """Path of the variable in its model."""
+        ...
+
+    @property
+    def has_rows(self) -> bool:
+        """True if steps look up single rows."""
+        ...
+
+    @property
+    def is_added_to(self) -> bool:
+        """True if a step's writes are sent as differences from the fetched value."""
+        ...
+
+    def hold(self, value: np.ndarray) -> None:
+        """Stores a value for a step."""
+        ...
+
+    def whole_held(self) -> np.ndarray:
+        """Returns the value after the step: the mean over components."""
+        ...
+
+
+class _Named(Protocol):
+    """A remote variable that is on the servers."""
+
+    @property
+    def place(self) -> Any:
+        """Its place, a `Stored` or `Scalar`."""
+        ...
+
+
+def name_of(variable: _Named) -> str:
+    """Returns the server-side name of a variable or optimizer scalar."""
+    return variable.place.name
 
 
 class VariableOnWorkerError(RuntimeError, ValueError):

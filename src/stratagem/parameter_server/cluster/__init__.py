@@ -1,3 +1,1 @@
 """Processes of a cluster with parameter servers: start, watch, and restart."""
-
-__all__: list[str] = []

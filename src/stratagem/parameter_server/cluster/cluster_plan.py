@@ -3,28 +3,285 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+import types
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from stratagem.cluster import ClusterSpec, id_in_cluster, worker_count
-from stratagem.folders import checked_folder
-from stratagem.local_updates import LocalUpdates
-from stratagem.messages import explain
-from stratagem.parameter_server.cluster.cluster_roles import check_counts, refuse_numbers
-from stratagem.parameter_server.cluster.coordinator_options import CoordinatorOptions
-from stratagem.parameter_server.cluster.round_settings import refuse_for_rounds, rounds_of
-from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.transport.keys import ClusterKeys
+from stratagem.cluster.detection import detect_with_servers
+from stratagem.cluster.processes import check_addresses
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.cluster.roles import check_task, id_in_cluster, task_count, worker_count
+from stratagem.cluster.spec import ClusterSpec
+from stratagem.devices.local_updates import DiLoCo, LocalSGD, LocalUpdates, StreamingDiLoCo
+from stratagem.errors import explain
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.parameter_server.server.updates import LocalRounds, UpdateMode
+from stratagem.resources import checked_folder
 
-__all__ = [
-    "Cluster",
-    "ClusterPlan",
-    "ClusterProcesses",
-    "EntryPoints",
-    "JournalPlan",
-    "update_mode",
-]
+# Settings of local updates over parameter servers, and the methods that these cannot apply.
+
+
+def rounds_of(method: object, num_workers: int, *, synchronous: bool) -> LocalRounds:
+    """Returns the settings of a method for so many workers.
+
+    Raises:
+        TypeError: not a method of local updates.
+        NotImplementedError: a method that servers cannot apply.
+    """
+    if not isinstance(method, LocalUpdates):
+        raise TypeError(
+            explain(
+                f"local_updates={method!r} is of type {type(method).__name__}.",
+                expected="a method of sg.local_updates, or None.",
+                fix="pass sg.local_updates.DiLoCo(period=50), for example.",
+            )
+        )
+    if isinstance(method, StreamingDiLoCo) or not isinstance(method, LocalSGD | DiLoCo):
+        raise _unsupported(
+            f"local_updates={type(method).__name__}(...)",
+            expected="LocalSGD or DiLoCo: a fragment would come to the servers at another step "
+            "from each worker, and mixing it in would need weights of one age.",
+            fix="pass sg.local_updates.DiLoCo(...), or use sg.LocalUpdateStrategy.",
+        )
+    if not isinstance(method.period, int):
+        raise _unsupported(
+            f"period={method.period!r}",
+            expected="an integer: workers at different steps have different learning rates, so "
+            "that their rounds would differ.",
+            fix="pass a number of steps, or use sg.LocalUpdateStrategy.",
+        )
+    if method.compression is not None:
+        raise _unsupported(
+            f"compression={method.compression!r}",
+            expected="compression=None: the error of a compressed change would be lost with its "
+            "worker, and servers would have to store one for each.",
+            fix="omit compression, and make the period longer to send less.",
+        )
+    is_outer = isinstance(method, DiLoCo)
+    return LocalRounds(
+        method.period,
+        num_workers,
+        1 if synchronous else num_workers,
+        method.warmup_steps,
+        method.outer_learning_rate if is_outer else 1.0,
+        method.outer_momentum if is_outer else None,
+    )
+
+
+def refuse_for_rounds(*, backup_workers: int, max_staleness: int | None) -> None:
+    """Raises a NotImplementedError for options that discard pushes."""
+    given = [
+        *([f"backup_workers={backup_workers}"] if backup_workers else []),
+        *([] if max_staleness is None else [f"max_staleness={max_staleness}"]),
+    ]
+    if given:
+        raise _unsupported(
+            " and ".join(given),
+            expected="neither backup_workers nor max_staleness with local_updates: a push that the "
+            "servers discard would take the work of a whole period with it.",
+            fix=f"omit {' and '.join(one.partition('=')[0] for one in given)}.",
+        )
+
+
+def _unsupported(received: str, *, expected: str, fix: str) -> NotImplementedError:
+    return NotImplementedError(
+        explain(
+            f"A ParameterServerStrategy with local_updates received {received}.",
+            expected=expected,
+            fix=fix,
+        )
+    )
+
+
+# Checks of the cluster given to a parameter-server strategy, and roles of its tasks.
+
+_JOBS = {"num_workers": "worker", "num_servers": "ps"}
+
+
+def checked_cluster(resolver: object, strategy: str) -> tuple[ClusterResolver, ClusterSpec]:
+    """Returns the resolver and cluster of a strategy; the cluster is empty without one.
+
+    `resolver=None` reads `TF_CONFIG`, or a Slurm step with servers. Raises a TypeError or
+    ValueError for a resolver of another type, without a cluster, or with invalid tasks or
+    addresses.
+
+    Source: TF 2.21 parameter_server_strategy_v2.py, _verify_args_and_config.
+    """
+    if resolver is not None and not isinstance(resolver, ClusterResolver):
+        raise TypeError(
+            explain(
+                f"cluster_resolver={resolver!r} is of type {type(resolver).__name__}.",
+                expected="a ClusterResolver, or None.",
+                fix="pass sg.cluster_resolver.TFConfigClusterResolver(), for example.",
+            )
+        )
+    used = resolver or detect_with_servers()
+    spec = used.cluster_spec()
+    if resolver is not None and not spec:
+        raise ValueError(
+            explain(
+                f"cluster_resolver={type(resolver).__name__} of {strategy} has an empty cluster.",
+                expected="a cluster with tasks.",
+                fix="set TF_CONFIG or pass a cluster_spec; omit cluster_resolver to start all "
+                "processes on this machine.",
+            )
+        )
+    if spec:
+        is_chief_alone = used.task_type == "chief" and used.task_id is None
+        check_task(spec, used.task_type or None, 0 if is_chief_alone else used.task_id)
+        check_addresses(spec)
+    return used, spec
+
+
+def check_counts(spec: ClusterSpec) -> None:
+    """Raises a ValueError unless a coordinator's cluster has a server and a worker."""
+    counts = {job: task_count(spec, job) for job in ("ps", "worker")}
+    if not all(counts.values()):
+        raise ValueError(
+            explain(
+                f"The cluster has {counts['ps']} ps and {counts['worker']} worker tasks.",
+                expected="at least one of each.",
+                fix='list them in TF_CONFIG: {"cluster": {"chief": [...], "ps": [...], '
+                '"worker": [...]}}.',
+                code="SG511",
+            )
+        )
+
+
+def refuse_numbers(spec: ClusterSpec, **numbers: int | None) -> None:
+    """Raises a ValueError for a `num_workers` or `num_servers` other than None with a cluster."""
+    for name, number in numbers.items():
+        if number is not None:
+            job = _JOBS[name]
+            raise ValueError(
+                explain(
+                    f"{name}={number!r} was passed for a cluster with {task_count(spec, job)} "
+                    f"{job} tasks.",
+                    expected=f"{name} only without a cluster.",
+                    fix=f"omit {name}.",
+                )
+            )
+
+
+def is_non_training(
+    spec: ClusterSpec, task: tuple[str | None, int | None], *, independent: bool
+) -> bool:
+    """Returns True for a task that runs the common program but does not train.
+
+    `task` is the type and index of this process; `independent` means that workers train without a
+    coordinator. Raises a ValueError if the cluster has no such task.
+    """
+    task_type, index = task
+    is_cluster = bool(spec) and task_count(spec, "ps") > 0 and index is not None
+    has_chief = is_cluster and task_count(spec, "chief") > 0
+    others = ("ps", "evaluator") if independent else ("ps", "evaluator", "worker")
+    is_other = is_cluster and (independent or has_chief) and task_type in others
+    if is_other and (task_type != "evaluator" or "evaluator" in spec.jobs):
+        check_task(spec, task_type, index)
+    return is_other
+
+
+# `CoordinatorOptions`: time and failure limits of a parameter-server cluster.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CoordinatorOptions:
+    """Limits of a parameter-server cluster, for `ParameterServerStrategy(options=)`.
+
+    Also available as `sg.coordinator.options`.
+
+    Args:
+        start_delay_s: stagger between workers: worker k takes its first function k times this many
+            seconds after the coordinator was created, so that the first updates come from few
+            workers.
+        recovery_timeout_s: seconds that a server or worker may be silent, for example during a
+            restart, before callers get an error; None for `STRATAGEM_PEER_TIMEOUT_S`.
+        max_transient_failures: number of consecutive functions that may fail because their workers
+            cannot reach a server. They are retried; one more raises `PSUnavailableError`.
+        journal_interval_s: seconds between journal entries of a server. If the server dies, changes
+            since the last entry are lost.
+        durable_updates: True makes servers answer each update only once it is in the journal, on
+            disk: then no answered update is lost with a server. Each update waits for the disk.
+
+    Raises:
+        ValueError: a negative or non-numeric value, or a time limit of 0 s.
+
+    Example:
+        >>> sg.coordinator.options(recovery_timeout_s=120).recovery_timeout_s
+        120
+
+    Source: TF 2.21 cluster_coordinator.py, TF_COORDINATOR_SCHEDULE_START_DELAY and
+    TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES.
+    """
+
+    start_delay_s: float = 0.0
+    recovery_timeout_s: float | None = None
+    max_transient_failures: int = 0
+    journal_interval_s: float = 1.0
+    durable_updates: bool = False
+
+    def __post_init__(self) -> None:
+        _check("start_delay_s", self.start_delay_s, may_be_zero=True)
+        if self.recovery_timeout_s is not None:
+            _check("recovery_timeout_s", self.recovery_timeout_s)
+        _check("max_transient_failures", self.max_transient_failures, may_be_zero=True, kind=int)
+        _check("journal_interval_s", self.journal_interval_s)
+        if not isinstance(self.durable_updates, bool):
+            raise ValueError(
+                explain(
+                    f"sg.coordinator.options received durable_updates={self.durable_updates!r}.",
+                    expected="True or False.",
+                    fix="pass a bool, or omit durable_updates for the default.",
+                )
+            )
+
+
+def _check(
+    name: str,
+    value: float,
+    *,
+    may_be_zero: bool = False,
+    kind: type[int] | types.UnionType = int | float,
+) -> None:
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    if is_number and math.isfinite(value) and (value > 0 or (may_be_zero and value == 0)):
+        return
+    least = "0 or more" if may_be_zero else "more than 0"
+    raise ValueError(
+        explain(
+            f"sg.coordinator.options received {name}={value!r}.",
+            expected=f"{'an integer' if kind is int else 'a number of seconds'}, {least}.",
+            fix=f"pass a valid number, or omit {name} for the default.",
+        )
+    )
+
+
+def checked_options(options: object, *, independent: bool) -> CoordinatorOptions:
+    """Returns the user's options, or the defaults for None.
+
+    `independent` workers schedule no functions, so limits on these raise a ValueError.
+    """
+    options = CoordinatorOptions() if options is None else options
+    if not isinstance(options, CoordinatorOptions):
+        raise TypeError(
+            explain(
+                f"options={options!r} is of type {type(options).__name__}.",
+                expected="sg.coordinator.options(...), or None.",
+                fix="pass sg.coordinator.options(...), or omit options.",
+            )
+        )
+    if independent and (options.start_delay_s or options.max_transient_failures):
+        raise ValueError(
+            explain(
+                f"A strategy that schedules no functions received {options}.",
+                expected="no limits on scheduled functions.",
+                fix="omit start_delay_s and max_transient_failures.",
+            )
+        )
+    return options
+
 
 _LOCAL_WORKERS = 2
 _LOCAL_SERVERS = 2

@@ -7,19 +7,16 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from stratagem.closing import Closing
-from stratagem.execution import Executor, Lockstep
-from stratagem.messages import explain
+from stratagem.devices.mesh import Topology
+from stratagem.errors import explain
+from stratagem.execution.executor import Executor
+from stratagem.execution.programs.lockstep import Lockstep
+from stratagem.group.transport.connection import Connections
 from stratagem.parameter_server.client.row_cache import RowCache
-from stratagem.parameter_server.cluster.cluster_plan import Cluster
-from stratagem.parameter_server.cluster.coordinator_options import CoordinatorOptions
-from stratagem.strategies.base.non_training import NonTraining
-from stratagem.strategies.base.strategy import Strategy
-from stratagem.topology import Topology
-from stratagem.transport.connection import Connections
-from stratagem.variables import Replicated
-
-__all__ = ["ProcessParts", "RemoteStateStrategy"]
+from stratagem.parameter_server.cluster.cluster_plan import Cluster, CoordinatorOptions
+from stratagem.resources import Closing
+from stratagem.strategies.base.strategy import NonTraining, Strategy
+from stratagem.variables.placement import Replicated
 
 
 @dataclasses.dataclass

@@ -12,22 +12,19 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from stratagem import environment
-from stratagem.closing import Closing
-from stratagem.cluster import id_in_cluster
 from stratagem.cluster.addresses import split_address
-from stratagem.errors import DeadlineExceededError
-from stratagem.messages import explain
-from stratagem.optional_libraries import load
+from stratagem.cluster.roles import id_in_cluster
+from stratagem.environment import load
+from stratagem.errors import DeadlineExceededError, explain
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.launch.processes.local_processes import not_the_coordinator
+from stratagem.launch.remote.ray.leader import leader_of
+from stratagem.launch.remote.ray.ray_cluster import load_ray, start_local_ray
+from stratagem.launch.remote.ray.ray_nodes import expect_token, join_as_node
+from stratagem.launch.remote.ray.server_registry import ACTOR, NAMESPACE, ServerRegistry
 from stratagem.parameter_server.cluster.cluster_plan import ClusterPlan, EntryPoints
 from stratagem.parameter_server.cluster.coordinated_cluster import CoordinatedCluster
-from stratagem.parameter_server.cluster.start_errors import not_the_coordinator
-from stratagem.remote.ray.leader import leader_of
-from stratagem.remote.ray.ray_cluster import load_ray, start_local_ray
-from stratagem.remote.ray.ray_nodes import expect_token, join_as_node
-from stratagem.remote.ray.server_registry import ACTOR, NAMESPACE, ServerRegistry
-from stratagem.transport.keys import ClusterKeys
-
-__all__ = ["SharedCluster"]
+from stratagem.resources import Closing
 
 _POLL_S = 0.2
 _ANSWER_S = 10.0

@@ -1,3 +1,1 @@
 """`ClusterCoordinator`: schedules functions on the workers of a cluster."""
-
-__all__: list[str] = []

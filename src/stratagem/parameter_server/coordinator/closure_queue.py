@@ -10,14 +10,16 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable
 
-from stratagem.errors import CancelledError
-from stratagem.messages import explain
-from stratagem.parameter_server.coordinator.closures import Closure, Countdown, cancel, input_error
-from stratagem.parameter_server.coordinator.remote_value import RemoteValue
+from stratagem.errors import CancelledError, explain
+from stratagem.parameter_server.coordinator.remote_value import (
+    Closure,
+    Countdown,
+    RemoteValue,
+    cancel,
+    input_error,
+)
 from stratagem.parameter_server.coordinator.waiting_workers import WaitingWorkers
 from stratagem.parameter_server.coordinator.worker_errors import merge_reports
-
-__all__ = ["ClosureQueue", "MAX_CLOSURES", "MAX_GROUP"]
 
 MAX_CLOSURES = 256 * 1024
 # Limits of a group, in closures and in seconds: results wait for the last one of their group. The

@@ -2,36 +2,95 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from stratagem.closing import Closing
-from stratagem.messages import explain
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from stratagem.config import filters_traceback
+from stratagem.contexts import get_strategy
+from stratagem.errors import explain
+from stratagem.launch.processes.local_processes import not_the_coordinator
+from stratagem.logs import PublicDir, as_html, new_table
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
-from stratagem.parameter_server.cluster.start_errors import not_the_coordinator
 from stratagem.parameter_server.coordinator.closure_queue import ClosureQueue
-from stratagem.parameter_server.coordinator.closures import Closure
 from stratagem.parameter_server.coordinator.coordinated_workers import CoordinatedWorkers
-from stratagem.parameter_server.coordinator.packing import Resource
-from stratagem.parameter_server.coordinator.per_worker import PerWorkerDataset, PerWorkerValues
-from stratagem.parameter_server.coordinator.progress import drawn_progress
-from stratagem.parameter_server.coordinator.remote_value import RemoteValue
-from stratagem.parameter_server.coordinator.round_end import end_rounds
-from stratagem.parameter_server.coordinator.scheduling import Scheduling
-from stratagem.parameter_server.coordinator.shipping import Shipments
-from stratagem.parameter_server.coordinator.structures import map_structure
-from stratagem.parameter_server.server.update_counts import KINDS
-from stratagem.public_dir import PublicDir
-from stratagem.rendering import as_html, new_table
-from stratagem.tracebacks import filters_traceback
+from stratagem.parameter_server.coordinator.remote_value import Closure, RemoteValue, map_structure
+from stratagem.parameter_server.coordinator.shipping import (
+    PerWorkerDataset,
+    PerWorkerValues,
+    Resource,
+    Scheduling,
+    Shipments,
+)
+from stratagem.parameter_server.server.changes import KINDS
+from stratagem.resources import Closing
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
+# Progress bar for scheduled functions.
 
-__all__ = ["ClusterCoordinator"]
+
+@contextlib.contextmanager
+def drawn_progress(
+    counts: Callable[[], Mapping[str, int]], console: Console | None = None
+) -> Generator[Callable[[], None]]:
+    """Shows a progress bar in a `with` block; yields a function that redraws it.
+
+    `counts` has the keys of `ClosureQueue.counts`. `console` None is stderr; a console that is not
+    a terminal shows only the last state.
+    """
+    done_before = counts()["done"]
+    columns = (
+        TextColumn("functions"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[running]} running"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+    )
+    screen = console or Console(stderr=True)
+    with Progress(*columns, console=screen, auto_refresh=False) as progress:
+        task = progress.add_task("", total=None, running=0)
+
+        def draw() -> None:
+            now = counts()
+            done = now["done"] - done_before
+            total = done + now["queued"] + now["waiting"] + now["running"]
+            progress.update(task, completed=done, total=total, running=now["running"], refresh=True)
+
+        draw()
+        try:
+            yield draw
+        finally:
+            draw()
+
+
+# End of a round of local updates on all workers, before the global model is used.
+
+
+def end_rounds(coordinator: ClusterCoordinator) -> None:
+    """Makes all workers send their changes since the last synchronization, and waits for them.
+
+    The first worker also sends the state of its optimizers. Does nothing without local updates.
+    """
+    local = coordinator.strategy.placement.remote.local
+    if local is None:
+        return
+    local.counter.restart()
+    for place, worker in enumerate(coordinator.present_workers):
+        coordinator.schedule(_end_round, kwargs={"sends_state": place == 0}, worker=worker)
+    coordinator.strategy.executor.settle()
+
+
+def _end_round(*, sends_state: bool) -> None:
+    strategy: Any = get_strategy()
+    strategy.placement.remote.local.end_round(sends_state=sends_state)
+
 
 _making = threading.Lock()
 _DRAW_EVERY_S = 0.2

@@ -3,18 +3,57 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from stratagem.errors import CancelledError
-from stratagem.parameter_server.coordinator.structures import map_structure
+from stratagem.errors import CancelledError, ClosureInputError, explain
 
-__all__ = ["RemoteValue", "RemoteValueStatus"]
+if TYPE_CHECKING:
+    from stratagem.parameter_server.coordinator.shipping import ShippedCall
+
+# Mapping over arguments and results. Unlike in JAX, dict keys need not be sortable.
+
+# JAX's mapping takes longer for one leaf than all else.
+_PLAIN = {bool, int, float, str, bytes, np.ndarray}
+
+
+def map_structure(
+    function: Callable[[Any], Any], value: object, is_leaf: Callable[[Any], bool] = lambda _: False
+) -> Any:
+    """Returns a structure with `function` applied to each leaf; dicts keep their order.
+
+    Recurses into lists, tuples, dicts and JAX pytrees, except where `is_leaf` returns True.
+
+    Example:
+        >>> from stratagem.parameter_server.coordinator.remote_value import map_structure
+        >>> map_structure(lambda leaf: leaf + 1, {"b": [1, None], 2: (3,)})
+        {'b': [2, None], 2: (4,)}
+    """
+    kind: Any = type(value)
+    if kind in _PLAIN or is_leaf(value):
+        return function(value)
+    if isinstance(value, dict) and kind is dict:
+        return {key: map_structure(function, part, is_leaf) for key, part in value.items()}
+    if isinstance(value, tuple | list) and (kind in (tuple, list) or hasattr(kind, "_fields")):
+        parts = [map_structure(function, part, is_leaf) for part in value]
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    return jax.tree.map(function, value, is_leaf=is_leaf)
+
+
+def leaves_of(value: object, is_leaf: Callable[[Any], bool]) -> list[Any]:
+    """Returns the leaves of a structure; see `map_structure`."""
+    container: Any = value
+    if type(value) in (tuple, list) and not is_leaf(value):  # most arguments; see `_PLAIN`
+        return [leaf for part in container for leaf in leaves_of(part, is_leaf)]
+    leaves: list[Any] = []
+    map_structure(leaves.append, value, is_leaf)
+    return leaves
 
 
 class RemoteValueStatus(enum.Enum):
@@ -154,3 +193,92 @@ class RemoteValue:
                 # Raised by each call: without the frames of earlier ones.
                 raise self._error.with_traceback(self._trace)
             return self._value
+
+
+# Closures: scheduled calls of functions, and the errors of those that cannot run.
+#
+# Source: TF 2.21 cluster_coordinator.py, Closure.
+
+_numbers = itertools.count(1)
+
+
+class Closure:
+    """One scheduled call of a function.
+
+    `call` is the payload for the worker and `name` the function's name for messages. The call
+    starts once all `inputs` are ready, on `worker` only, or on any worker if None. `number` is
+    unique in this process. `runner` is the worker that it was last given to.
+    """
+
+    def __init__(
+        self,
+        call: ShippedCall,
+        *,
+        name: str,
+        inputs: Sequence[RemoteValue] = (),
+        worker: int | None = None,
+    ) -> None:
+        self.call = call
+        self.name = name
+        self.inputs = tuple(inputs)
+        self.worker = worker
+        self.result = RemoteValue()
+        self.number = next(_numbers)
+        self.num_starts = 0
+        self.runner = -1
+
+    @property
+    def is_done(self) -> bool:
+        """True if it has run and succeeded."""
+        return self.result.status is RemoteValueStatus.READY
+
+
+class Countdown:
+    """Calls `function` after `count` calls of its `count` method."""
+
+    def __init__(self, count: int, function: Callable[[], None]) -> None:
+        self._remaining = count
+        self._function = function
+        self._lock = threading.Lock()
+
+    def count(self, _: object) -> None:
+        """Counts one call, from any thread."""
+        with self._lock:
+            self._remaining -= 1
+            is_last = self._remaining == 0
+        if is_last:
+            self._function()
+
+
+def cancel(closures: Sequence[Closure], cause: BaseException | None = None) -> None:
+    """Aborts the results of closures that will not run, because of an error or of `close`."""
+    reason = "."
+    if cause is not None:
+        first_line = str(cause).partition("\n")[0]
+        reason = f", because of an error: {type(cause).__name__}: {first_line}"
+    for closure in closures:
+        error = CancelledError(
+            explain(
+                f"{closure.name} was cancelled before it finished{reason}",
+                expected="no error in another function (join() or schedule() raises it), and "
+                "no close() of the coordinator before join().",
+                fix="find the first error or the early close(), then schedule it again.",
+                code="SG603",
+            )
+        )
+        error.__cause__ = cause
+        closure.result.abort(error)
+
+
+def input_error(closure: Closure, failed: RemoteValue) -> ClosureInputError:
+    """Returns the error of a closure whose input `failed`."""
+    error = ClosureInputError(
+        explain(
+            f"An input of {closure.name} failed: {failed.error!r}",
+            expected="inputs whose functions succeed.",
+            fix="fix that error first, then schedule both functions again.",
+            code="SG604",
+        )
+    )
+    error.__cause__ = failed.error
+    return error

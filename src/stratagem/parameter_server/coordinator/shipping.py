@@ -2,28 +2,331 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import math
 import threading
 import types
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 import numpy as np
 
-from stratagem.messages import explain
-from stratagem.parameter_server.coordinator.call_groups import RecentDuration
-from stratagem.parameter_server.coordinator.packing import Resource
-from stratagem.parameter_server.coordinator.per_worker import PerWorkerValues
-from stratagem.parameter_server.coordinator.remote_value import RemoteValue
-from stratagem.parameter_server.coordinator.scheduling import scheduling_of
-from stratagem.parameter_server.coordinator.structures import leaves_of, map_structure
-from stratagem.transport.wire import Message
+from stratagem.errors import explain
+from stratagem.execution.programs.lockstep import Lockstep
+from stratagem.group.transport.wire import Message
+from stratagem.parameter_server.coordinator.remote_value import (
+    RemoteValue,
+    leaves_of,
+    map_structure,
+)
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
-__all__ = ["Shipment", "Shipments", "ShippedCall"]
+# Interface for pickling between the coordinator and workers.
+
+
+@dataclasses.dataclass(frozen=True)
+class Resource:
+    """Reference, by number, to an object that each worker creates and stores."""
+
+    number: int
+
+
+class Packing(Protocol):
+    """Pickles objects for another process. The coordinator's executor and each worker have one."""
+
+    def pack(self, value: object, strategy: Strategy) -> bytes:
+        """Pickles an object, with references to the strategy and its variables by name."""
+        ...
+
+    def unpack(self, data: bytes | memoryview, strategy: Strategy) -> Any:
+        """Unpickles an object, with this process's strategy and variables."""
+        ...
+
+    def take_built(self, strategy: Strategy) -> list[tuple[int, list[str]]]:
+        """Returns the optimizers that a worker has built since the last call.
+
+        Each is a pair of the optimizer's number and the names of the variables that it trains.
+        """
+        ...
+
+    def collected(self, number: int) -> Any:
+        """Returns the coordinator's variable for a worker's metric count; None if it is unused."""
+        ...
+
+    def build(self, number: int, names: list[str], strategy: Strategy) -> None:
+        """Builds the coordinator's copy of an optimizer that a worker has built."""
+        ...
+
+
+# Executor of the coordinator process, whose `ClusterCoordinator` schedules steps on workers.
+
+_POLL_S, _SETTLE_POLL_S = 0.05, 60.0
+
+
+class Scheduling(Lockstep):
+    """Executor of the coordinator process.
+
+    `coordinator` is the strategy's `ClusterCoordinator`, None until it is created. `packing`
+    pickles functions and values for workers.
+    """
+
+    schedules = True
+
+    def __init__(self, strategy: Strategy, packing: Packing) -> None:
+        super().__init__(strategy)
+        self.packing = packing
+        self.coordinator: Any = None
+
+    def run(self, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Runs a function in the coordinator process, with a warning."""
+        warnings.warn(
+            explain(
+                "strategy.run was called in the coordinator, so the function runs there.",
+                expected="strategy.run in a scheduled function, which runs on a worker.",
+                fix="call it in a function passed to ClusterCoordinator.schedule.",
+                code="SG611",
+            ),
+            RuntimeWarning,
+            stacklevel=5,  # the caller of `Strategy.run`, which has two decorators
+        )
+        return super().run(fn, args, kwargs)
+
+    def settle(self) -> None:
+        """Waits until all scheduled functions have finished; raises the error of a failed one."""
+        if self.coordinator is None:
+            return
+        variables = self._strategy.placement.remote.variables
+        if variables.mode.num_needed > 0:
+            # The last gradients may be too few for an update, so their workers would block forever.
+            while not self.coordinator.wait(_POLL_S):
+                if self.coordinator.num_unfinished < variables.mode.num_needed:
+                    variables.client.flush()
+        while not self.coordinator.wait(_SETTLE_POLL_S):
+            pass
+
+    @contextlib.contextmanager
+    def quiesced(self) -> Generator[None]:
+        """Keeps workers from updating variables in a `with` block.
+
+        Functions that run finish before. Synchronous ones wait for each other, so all that are
+        scheduled finish.
+        """
+        if self.coordinator is None:
+            yield
+            return
+        if self._strategy.placement.remote.is_synchronous:
+            self.settle()
+        with self.coordinator.held():
+            yield
+
+    def close(self) -> None:
+        """Stops the workers."""
+        if self.coordinator is not None:
+            self.coordinator.close()
+
+
+def scheduling_of(strategy: Strategy) -> Scheduling:
+    """Returns the executor of a coordinator's strategy."""
+    return cast("Scheduling", strategy.executor)
+
+
+# Groups of closures that one worker runs after each other: one message there, and one back.
+#
+# Sending one message costs a coordinator several times as much as starting a short function, so
+# short functions travel together.
+
+# Number of answers that a worker keeps, for messages that are sent again. So it gets fewer messages
+# than this after one that it has not answered.
+MAX_UNANSWERED = 4
+
+# Part of its influence that a long call loses with each later one.
+_FORGOTTEN = 0.1
+_US = 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class SentCall:
+    """One function call for a worker.
+
+    `function` and `closure` are numbers. `is_rerun` is True if it may have run before. `packed` is
+    the pickled arguments.
+    """
+
+    function: int
+    closure: int
+    is_rerun: bool
+    packed: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """Outcome of one call: its pickled result, or its pickled error with `trace`, its traceback.
+
+    `counted` is the metric counts of the function by number.
+    """
+
+    packed: Any
+    duration_s: float = 0.0
+    counted: dict[int, np.ndarray] = dataclasses.field(default_factory=dict[int, np.ndarray])
+    trace: str | None = None
+
+
+class RecentDuration:
+    """Duration of a function's calls: the longest, which later calls make count less and less.
+
+    `expected_s` is infinite before the first call has ended.
+    """
+
+    def __init__(self) -> None:
+        self.expected_s = math.inf
+
+    def note(self, duration_s: float) -> None:
+        """Takes the duration of a call, in seconds."""
+        before_s = 0.0 if math.isinf(self.expected_s) else (1 - _FORGOTTEN) * self.expected_s
+        self.expected_s = max(duration_s, before_s)
+
+
+def pack_calls(calls: Sequence[SentCall], fields: dict[str, Any]) -> Message:
+    """Returns the message that runs calls in this order; `fields` are sent with them."""
+    heads = [[one.function, one.closure, one.is_rerun, len(one.packed)] for one in calls]
+    return Message("run", {**fields, "calls": heads}, [_joined([one.packed for one in calls])])
+
+
+def calls_in(message: Message) -> Iterator[SentCall]:
+    """Yields the calls of a message of `pack_calls`."""
+    parts = _Parts(message.arrays[0])
+    for function, closure, is_rerun, num_bytes in message.fields["calls"]:
+        yield SentCall(function, closure, is_rerun, parts.take(num_bytes))
+
+
+def pack_ended(ended: Sequence[Ended], fields: dict[str, Any]) -> Message:
+    """Returns the answer to a message of `pack_calls`; it may end with a failed call."""
+    heads = [
+        [len(one.packed), round(one.duration_s * _US), one.trace, list(one.counted)]
+        for one in ended
+    ]
+    counted = [count for one in ended for count in one.counted.values()]
+    packed = _joined([one.packed for one in ended])
+    return Message("ran", {**fields, "calls": heads}, [packed, *counted])
+
+
+def ended_in(message: Message) -> Iterator[Ended]:
+    """Yields the outcomes of calls, in their order."""
+    packed, *counted = message.arrays
+    parts, counts = _Parts(packed), iter(counted)
+    for num_bytes, duration_us, trace, numbers in message.fields["calls"]:
+        counted = {number: next(counts) for number in numbers}
+        yield Ended(parts.take(num_bytes), duration_us / _US, counted, trace)
+
+
+class _Parts:
+    """Reader of bytes that were joined."""
+
+    def __init__(self, joined: np.ndarray) -> None:
+        self._left = joined.data
+
+    def take(self, num_bytes: int) -> memoryview:
+        """Returns the next bytes, without copying."""
+        taken, self._left = self._left[:num_bytes], self._left[num_bytes:]
+        return taken
+
+
+def _joined(parts: Sequence[Any]) -> np.ndarray:
+    only = parts[0] if len(parts) == 1 else b"".join(parts)  # one large argument is not copied
+    return np.frombuffer(only, np.uint8)
+
+
+# Values and datasets with one instance per worker.
+
+
+class PerWorkerValues:
+    """One value per worker: a scheduled function gets the value of the worker that runs it.
+
+    Args:
+        values: one `RemoteValue` per worker, in the order of the workers.
+
+    Raises:
+        ValueError: an element is not a `RemoteValue`.
+
+    Example:
+        >>> results = [sg.coordinator.RemoteValue() for _ in range(2)]  # schedule(fn, worker=index)
+        >>> sg.coordinator.PerWorkerValues(results)
+        PerWorkerValues(2 workers)
+
+    Source: TF 2.21 values.py, PerWorkerValues.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        for value in values:
+            if not isinstance(value, RemoteValue | Resource):
+                raise ValueError(
+                    explain(
+                        f"PerWorkerValues received an element of type {type(value).__name__}.",
+                        expected="one RemoteValue per worker.",
+                        fix="schedule a function on each worker and pass the list of results.",
+                    )
+                )
+        self.values = tuple(values)
+
+    def __repr__(self) -> str:
+        return f"PerWorkerValues({len(self.values)} workers)"
+
+
+class PerWorkerIterator(PerWorkerValues):
+    """One iterator per worker, created by `iter(per_worker_dataset)`.
+
+    Only scheduled functions can call `next` on it.
+
+    Raises:
+        NotImplementedError: `next` is called in the coordinator.
+
+    Source: TF 2.21 cluster_coordinator.py, PerWorkerDistributedIterator.
+    """
+
+    def __iter__(self) -> PerWorkerIterator:
+        """Returns itself."""
+        return self
+
+    def __next__(self) -> NoReturn:
+        """Raises NotImplementedError: the batches are on the workers."""
+        raise NotImplementedError(
+            explain(
+                "next() was called in the coordinator on the iterator of a per-worker dataset.",
+                expected="next() in a scheduled function, which runs on a worker.",
+                fix="pass the iterator to a scheduled function: "
+                "coordinator.schedule(step, args=(iterator,)).",
+                code="SG611",
+            )
+        )
+
+
+class PerWorkerDataset:
+    """A dataset with an independent copy on each worker. Created by `create_per_worker_dataset`.
+
+    Args:
+        make_iterators: returns references to new iterators, one per worker.
+
+    Example:
+        >>> dataset = sg.coordinator.PerWorkerDataset(
+        ...     lambda: [sg.coordinator.RemoteValue() for _ in range(2)])
+        >>> iter(dataset)  # pass it to a scheduled function, which calls next
+        PerWorkerValues(2 workers)
+
+    Source: TF 2.21 cluster_coordinator.py, PerWorkerDistributedDataset.
+    """
+
+    def __init__(self, make_iterators: Callable[[], Sequence[Resource]]) -> None:
+        self._make_iterators = make_iterators
+
+    def __iter__(self) -> PerWorkerIterator:
+        """Returns an iterator for each worker, as an argument for scheduled functions."""
+        return PerWorkerIterator(self._make_iterators())
+
 
 # Shared by all coordinators, so that a foreign resource is never mistaken for an own one.
 _numbers = itertools.count(1)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-__all__ = ["WaitingWorkers"]
-
 
 class WaitingWorkers:
     """Workers that wait for closures. Call it while holding `lock`.

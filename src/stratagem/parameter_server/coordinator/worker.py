@@ -12,35 +12,33 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from stratagem.closing import Closing
-from stratagem.context import get_strategy, in_cross_replica_context
-from stratagem.messages import explain
+from stratagem.contexts import get_strategy, in_cross_replica_context
+from stratagem.errors import explain
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.listener import Listener, Request
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.key_layout import KeyLayout
 from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.client.running_function import RunningFunction
+from stratagem.parameter_server.client.shard_layout import KeyLayout
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
-from stratagem.parameter_server.coordinator.call_groups import (
+from stratagem.parameter_server.coordinator.remote_value import map_structure
+from stratagem.parameter_server.coordinator.shipping import (
     MAX_UNANSWERED,
     Ended,
+    Packing,
     SentCall,
     calls_in,
     pack_ended,
 )
-from stratagem.parameter_server.coordinator.packing import Packing
-from stratagem.parameter_server.coordinator.structures import map_structure
 from stratagem.parameter_server.coordinator.worker_errors import failed_message
 from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.listener import Listener, Request
-from stratagem.transport.wire import Message
+from stratagem.resources import Closing
 
 if TYPE_CHECKING:
     import keras
 
-
-__all__ = ["Worker", "cache_variable_reads", "get_current_worker_index"]
 
 _AGAIN = Message("again")  # the function did not run: send it again
 # Grace period for a function that is about to finish; its result is discarded anyway.

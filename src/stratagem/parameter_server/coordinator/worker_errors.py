@@ -8,13 +8,10 @@ import traceback
 
 import numpy as np
 
-from stratagem.errors import ClosureInputError, OutOfRangeError
-from stratagem.messages import explain
-from stratagem.optional_libraries import load
+from stratagem.environment import load
+from stratagem.errors import ClosureInputError, OutOfRangeError, explain
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.variable_client import VariableOnWorkerError
-from stratagem.transport.wire import Message
-
-__all__ = ["DatasetVariableError", "WorkerReport", "failed_message", "merge_reports"]
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 

@@ -1,3 +1,1 @@
 """Keras on parameter servers: variables, optimizers, `fit`, and pickling."""
-
-__all__: list[str] = []

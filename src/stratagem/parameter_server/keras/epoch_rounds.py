@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
-from stratagem.parameter_server.coordinator.round_end import end_rounds
+from stratagem.parameter_server.coordinator.cluster_coordinator import (
+    ClusterCoordinator,
+    end_rounds,
+)
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
-
-__all__ = ["EpochRounds"]
 
 
 class EpochRounds(keras.callbacks.Callback):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from stratagem.background_errors import raise_reported
-from stratagem.context import get_strategy
+from stratagem.contexts import get_strategy
+from stratagem.errors import explain, raise_reported
 from stratagem.keras.training.metric_logs import MetricLogs
 from stratagem.keras.training.step_functions import (
     HostBatches,
@@ -24,20 +24,20 @@ from stratagem.keras.training.step_functions import (
     TrainOrTestFunction,
     logs_wanted,
 )
-from stratagem.messages import explain
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue, RemoteValueStatus
 from stratagem.parameter_server.keras.pickling import KERAS_PACKING
-from stratagem.parameter_server.keras.worker_batches import BatchAssignment, WorkerBatches
-from stratagem.parameter_server.keras.worker_data import BatchAssigner
+from stratagem.parameter_server.keras.worker_data import (
+    BatchAssigner,
+    BatchAssignment,
+    WorkerBatches,
+)
 
 if TYPE_CHECKING:
     import keras
 
     from stratagem.strategies.base.strategy import Strategy
 
-
-__all__ = ["RemotePredictFunction", "RemoteTrainOrTestFunction", "shares_of"]
 
 _IN_FLIGHT_PER_WORKER = 3
 

@@ -11,22 +11,20 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.context.function_trace import current_function_trace
+from stratagem.contexts import current_function_trace
+from stratagem.errors import explain
 from stratagem.keras.private import in_symbolic_scope
 from stratagem.keras.variables.annotations import keyed_table_options
 from stratagem.keras.variables.variable_source import is_initialized
-from stratagem.messages import explain
-from stratagem.parameter_server.client.remote_values import Stored, name_of
 from stratagem.parameter_server.client.table_client import TableClient
+from stratagem.parameter_server.client.variable_client import Stored, name_of
 from stratagem.parameter_server.keras.variable import ParameterServerVariable
 
 if TYPE_CHECKING:
     import jax
 
-    from stratagem.values import IndexedSlices
-    from stratagem.variables import Rows
-
-__all__ = ["KeyedTableOptions", "KeyedVariable", "whole_gradient"]
+    from stratagem.variables.indexed_slices import IndexedSlices
+    from stratagem.variables.row_selection import Rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,37 +12,35 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from stratagem.context import ReplicaContext
-from stratagem.execution import ReplicaScope, Summand, SumOverWorkers, current_scope
-from stratagem.keras.private import (
+from stratagem.errors import explain
+from stratagem.execution.context.replica import ReplicaContext
+from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
+from stratagem.execution.tracing.remote_state import Summand, SumOverWorkers
+from stratagem.keras.private.optimizers import (
     clip_gradients,
     decays,
     filter_empty_gradients,
     trainable_variables,
 )
-from stratagem.messages import explain
 from stratagem.options import ReduceOp
-from stratagem.parameter_server.client.remote_values import (
+from stratagem.parameter_server.client.variable_client import (
     Assigned,
     Gradient,
     IsFinite,
     RowGradient,
     Scalar,
+    VariableOnWorkerError,
 )
-from stratagem.parameter_server.client.variable_client import VariableOnWorkerError
 from stratagem.parameter_server.keras.keyed_variable import KeyedVariable, whole_gradient
-from stratagem.parameter_server.keras.local_rules import (
-    add_to_worker,
-    check_for_rounds,
-    give_outer_rule,
-)
 from stratagem.parameter_server.keras.update_rule import KerasUpdate, other_shapes, scalar_names
 from stratagem.parameter_server.keras.variable import making_slot
-from stratagem.parameter_server.server.updates import stored_name
-from stratagem.values import IndexedSlices, is_indexed_slices
-from stratagem.variables import is_keyed, is_remote
+from stratagem.parameter_server.server.updates import OuterUpdate, outer_name, stored_name
+from stratagem.variables.indexed_slices import IndexedSlices, is_indexed_slices
+from stratagem.variables.store import is_keyed, is_remote
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import jax
 
     from stratagem.parameter_server.client.local_training import LocalTraining
@@ -50,23 +48,74 @@ if TYPE_CHECKING:
     from stratagem.parameter_server.keras.variable import ParameterServerVariable
     from stratagem.strategies.base.strategy import Strategy
 
+# Optimizers that run on workers, under local updates.
 
-__all__ = [
-    "check_known",
-    "clips",
-    "create_slot",
-    "give_to_servers",
-    "name_on_servers",
-    "note_built",
-    "note_undecayed",
-    "rows_that_are_there",
-    "scalars_of",
-    "send",
-    "send_assigned",
-    "send_gradients",
-    "share_name",
-    "take_built",
-]
+
+def check_for_rounds(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:
+    """Raises a NotImplementedError for an optimizer that workers cannot run by themselves."""
+    if optimizer.use_ema:
+        raise NotImplementedError(
+            explain(
+                f"{optimizer.name} has use_ema=True under local_updates.",
+                expected="an optimizer without averages of the weights: each worker would average "
+                "its own weights, and the global model would have none.",
+                fix="omit use_ema, or omit local_updates.",
+                code="SG609",
+            )
+        )
+    client = variables[0].variable_client
+    tables = [one.path for one in variables if one.has_rows]
+    if tables and client.mode.num_needed:
+        raise NotImplementedError(
+            explain(
+                f"The tables {tables} are trained by rows under synchronous=True and "
+                "local_updates.",
+                expected="asynchronous updates: rows are sent in each step, for which synchronous "
+                "workers would have to wait for each other again.",
+                fix="omit synchronous=True, or omit local_updates.",
+                code="SG609",
+            )
+        )
+
+
+def give_outer_rule(client: VariableClient, variables: Sequence[Any], optimizer: str) -> None:
+    """Gives the servers the rule that applies changes of variables that an optimizer trains."""
+    dense = [one for one in variables if not one.has_rows]
+    if dense and client.mode.rounds is not None:
+        client.set_rule(OuterUpdate(client.mode.rounds), dense, outer_name(optimizer))
+
+
+def add_to_worker(
+    optimizer: keras.optimizers.Optimizer,
+    name: str,
+    undecayed: Sequence[str],
+    constraints: Mapping[str, Any],
+    local: LocalTraining,
+) -> None:
+    """Makes an optimizer, called `name` on the servers, train this worker's own weights.
+
+    `undecayed` are names of variables excluded from weight decay, and `constraints` are by name.
+    Call before a step first runs, with a built optimizer that the servers have. Tables stay with
+    the servers.
+    """
+    variables = [one for one in trainable_variables(optimizer) if not one.has_rows]
+    if not variables:
+        return
+    client: VariableClient = variables[0].variable_client
+    layout = client.placement_of(variables[0])
+    assert layout is not None
+    server = layout.servers[0]
+    start: dict[str, np.ndarray] = {}
+    if not local.has_optimizer(name):
+        prefix = stored_name(name, "")
+        start = {
+            stored.removeprefix(prefix): np.array(value)
+            for stored, value in client.scalars(server).items()
+            if stored.startswith(prefix)
+        }
+    rule = KerasUpdate(optimizer, undecayed, start, constraints=constraints)
+    local.add_optimizer(name, rule, variables, server)
+
 
 _NAME = "_stratagem_name"
 _UNDECAYED = "_stratagem_undecayed"

@@ -21,6 +21,8 @@ import jax
 import keras
 import numpy as np
 
+from stratagem.environment import load
+from stratagem.errors import explain
 from stratagem.keras.private import (
     Functional,
     KerasSaveable,
@@ -28,14 +30,8 @@ from stratagem.keras.private import (
     TrackedList,
     TrackedSet,
     Tracker,
-    blank_object,
-    set_referred,
-    taken_apart,
 )
-from stratagem.messages import explain
-from stratagem.optional_libraries import load
-
-__all__ = ["ProcessSettings", "pack_object", "unpack_object"]
+from stratagem.keras.private.identities import blank_object, set_referred, taken_apart
 
 _PLAIN = {type(None), bool, int, float, complex, str, bytes}
 _CONTAINERS = {tuple, list, dict}

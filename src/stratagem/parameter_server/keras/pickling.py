@@ -15,12 +15,13 @@ import keras
 import numpy as np
 
 from stratagem.execution.tracing.errors import foreign_variable
-from stratagem.keras.private import autocasts, set_path, trainable_variables
+from stratagem.keras.private.optimizers import trainable_variables
+from stratagem.keras.private.variables import autocasts, set_path
 from stratagem.keras.variables.annotations import making_worker_local
 from stratagem.keras.variables.variable import DistributedVariable
-from stratagem.parameter_server.client.remote_values import Stored, Unplaced
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.coordinator.packing import Resource
+from stratagem.parameter_server.client.variable_client import Stored, Unplaced
+from stratagem.parameter_server.coordinator.shipping import Resource
 from stratagem.parameter_server.keras.keyed_variable import KeyedVariable
 from stratagem.parameter_server.keras.optimizer import (
     give_to_servers,
@@ -28,30 +29,24 @@ from stratagem.parameter_server.keras.optimizer import (
     note_undecayed,
     take_built,
 )
-from stratagem.parameter_server.keras.pickler import (
-    ProcessSettings,
-    pack_object,
-    unpack_object,
-)
+from stratagem.parameter_server.keras.pickler import ProcessSettings, pack_object, unpack_object
 from stratagem.parameter_server.keras.variable import (
     ParameterServerVariable,
     ShardedParameterServerVariable,
     making_slot,
 )
-from stratagem.variables import home_of
+from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
-    from stratagem.parameter_server.client.remote_values import Scalar
+    from stratagem.parameter_server.client.variable_client import Scalar
     from stratagem.strategies.base.strategy import Strategy
 
-
-__all__ = ["KERAS_PACKING"]
 
 _NUMBER = "_stratagem_number"
 
 
 class KerasPacking:
-    """Pickles references to Keras objects; see `stratagem.parameter_server.coordinator.packing`."""
+    """Pickles references to Keras objects; see `parameter_server.coordinator.shipping`."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)

@@ -16,46 +16,29 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.context import get_strategy
-from stratagem.context.function_trace import current_function_trace
-from stratagem.execution import current_scope, embedding_lookup, is_worth_rows
-from stratagem.keras.private import (
-    autocasts,
-    get_stateless_scope,
-    in_symbolic_scope,
-    set_path,
-)
-from stratagem.keras.variables.explicit_placement import check_explicit_device
+from stratagem.contexts import current_function_trace, get_strategy
+from stratagem.errors import explain
+from stratagem.execution.embeddings.lookups import embedding_lookup, is_worth_rows
+from stratagem.execution.tracing.functionalize import current_scope
+from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
+from stratagem.keras.private.variables import autocasts, set_path
 from stratagem.keras.variables.initial_rows import InitialRows
+from stratagem.keras.variables.stored_value import check_explicit_device
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.keras.variables.variable_source import is_initialized
-from stratagem.messages import explain
-from stratagem.parameter_server.client.remote_values import Stored, Unplaced
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.client.variable_client import VariableClient
-from stratagem.values import IndexedSlices
-from stratagem.variables import (
-    Home,
-    Rows,
-    ShardedVariable,
-    VariableKind,
-    WholeValue,
-    as_slice,
-    changed_rows,
-)
+from stratagem.parameter_server.client.variable_client import Stored, Unplaced, VariableClient
+from stratagem.variables.components import WholeValue
+from stratagem.variables.indexed_slices import IndexedSlices
+from stratagem.variables.registry import Home, VariableKind
+from stratagem.variables.row_selection import Rows, as_slice
+from stratagem.variables.sharded_variable import ShardedVariable, changed_rows
 
 if TYPE_CHECKING:
     import jax
     from jax.typing import DTypeLike
     from numpy.typing import ArrayLike
 
-
-__all__ = [
-    "ParameterServerVariable",
-    "ShardedParameterServerVariable",
-    "class_of_slot",
-    "making_slot",
-]
 
 # A larger initial value is created row by row, on its server.
 _MAX_LOCAL_BYTES = 64 * 2**20

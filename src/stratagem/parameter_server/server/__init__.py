@@ -1,3 +1,1 @@
 """Parameter-server process: variables, update rules, synchronous updates, and the journal."""
-
-__all__: list[str] = []

@@ -5,25 +5,283 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
-from stratagem.messages import explain
-from stratagem.optional_libraries import load
-from stratagem.parameter_server.server.changes import Change
+from stratagem.environment import load
+from stratagem.errors import explain
+from stratagem.group.transport.wire import Message
+from stratagem.parameter_server.server.changes import Change, Lifetime
+from stratagem.parameter_server.server.shards import combine_rows
 from stratagem.parameter_server.server.store import ServerVariables
-from stratagem.parameter_server.server.synchronous import (
-    Contribution,
-    SynchronousSums,
-    SynchronousUpdates,
-)
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS, UpdateMode
-from stratagem.parameter_server.server.versions import Lifetime
-from stratagem.transport.wire import Message
 
-__all__ = ["Pushes"]
+# Synchronous updates: gradients of all workers but the slowest, summed and applied once.
+#
+# A worker waits for the update that includes its gradients. Late gradients were computed from old
+# values: they are discarded, and the worker continues from the new values.
+#
+# Source: TF 1.15 sync_replicas_optimizer.py; Chen et al., Revisiting Distributed Synchronous SGD.
+
+
+class Answer(Protocol):
+    """Callback that reports whether a worker's gradients were used."""
+
+    def __call__(self, version: int, *, is_used: bool) -> None:
+        """Called once, with the store's version at that time and its lock held."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Contribution:
+    """Gradients of one worker.
+
+    Args:
+        worker: name of the worker.
+        version: version of the values that the gradients were computed from.
+        whole: gradients of whole variables, by name.
+        rows: distinct row numbers and row gradients, by variable name.
+        answer: called when the gradients are used or discarded.
+        fail: called with the reason if the update fails.
+        optimizers: optimizer name by variable name; "" for variables not listed.
+        origin: scheduled function of the worker, and the place of this push in it.
+        scalars: optimizer scalars to set before the update: the largest of all workers, as these
+            are counters.
+        assigned: values to set before the update, and their signs, by name of a variable or slot:
+            their mean over the workers, for which one device would have a single value.
+    """
+
+    worker: str
+    version: int
+    whole: Mapping[str, np.ndarray]
+    rows: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    answer: Answer
+    fail: Callable[[BaseException], None]
+    optimizers: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    origin: tuple[str, int] = ("", 0)
+    scalars: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float])
+    assigned: Mapping[str, tuple[np.ndarray, int]] = dataclasses.field(
+        default_factory=dict[str, tuple[np.ndarray, int]]
+    )
+
+
+class SynchronousUpdates:
+    """Thread-safe accumulator of gradients, which updates once enough workers contributed.
+
+    `num_needed` is the number of workers per update: all but the backup workers. `averages` applies
+    the mean over the workers, not the sum. Raises ValueError if `num_needed` is not positive.
+    """
+
+    def __init__(self, store: ServerVariables, num_needed: int, *, averages: bool = False) -> None:
+        self._store = store
+        self._averages = averages
+        self._num_needed = _checked(num_needed)
+        self._waiting: dict[str, Contribution] = {}
+        self.num_discarded = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of workers waiting for the update."""
+        return len(self._waiting)
+
+    @property
+    def waiting(self) -> list[str]:
+        """Names of the workers waiting for the update."""
+        with self._store.changing():
+            return sorted(self._waiting)
+
+    def add(self, contribution: Contribution) -> None:
+        """Adds gradients of a worker, and updates if they complete the set.
+
+        Discards earlier pending gradients of the same worker, which has restarted or abandoned
+        them.
+        """
+        with self._store.changing():
+            if contribution.version < self._store.version:
+                self._discard(contribution)
+                return
+            before = self._waiting.pop(contribution.worker, None)
+            if before is not None:
+                self._discard(before)
+            self._waiting[contribution.worker] = contribution
+            self._update_if_complete()
+
+    def withdraw(self, origin: tuple[str, int]) -> None:
+        """Discards the pending gradients of an earlier run of a function."""
+        with self._store.changing():
+            for worker, one in list(self._waiting.items()):
+                if one.origin == origin:
+                    self._discard(self._waiting.pop(worker))
+
+    def expect(self, num_needed: int) -> None:
+        """Changes `num_needed` after a worker was lost or returned.
+
+        Updates if enough workers are waiting. Raises ValueError if it is not positive.
+        """
+        with self._store.changing():
+            self._num_needed = _checked(num_needed)
+            self._update_if_complete()
+
+    def flush(self) -> None:
+        """Updates with the pending gradients, when no more workers will contribute."""
+        with self._store.changing():
+            if self._waiting:
+                self._update()
+
+    def _discard(self, contribution: Contribution) -> None:
+        self.num_discarded += 1
+        contribution.answer(self._store.version, is_used=False)
+
+    def _update_if_complete(self) -> None:
+        if len(self._waiting) >= self._num_needed:
+            self._update()
+
+    def _update(self) -> None:
+        # Sort for reproducibility: floating-point sums depend on the order.
+        contributions = [self._waiting[worker] for worker in sorted(self._waiting)]
+        self._waiting.clear()
+        try:
+            optimizers = {
+                name: own for one in contributions for name, own in one.optimizers.items()
+            }
+            whole, rows = _summed(contributions)
+            if self._averages:  # no rows: tables have no local updates
+                whole = {name: total / len(contributions) for name, total in whole.items()}
+            self._store.set_scalars(_largest(contributions), keeps_larger=self._averages)
+            for name, (value, sign) in _mean_assigned(contributions).items():
+                self._store.assign(name, value, sign=sign)
+            version = self._store.update(whole, rows, optimizers)
+        except BaseException as error:
+            for one in contributions:
+                one.fail(error)
+            raise
+        for one in contributions:
+            one.answer(version, is_used=True)
+
+
+class SynchronousSums:
+    """Accumulator of values that workers add up before the gradients of an update.
+
+    Call within `ServerVariables.changing`. A sum belongs to the update that follows it: its key is
+    the version of the store and a place. A worker that asks again, because it was restarted, gets
+    the sum that the others have.
+    """
+
+    def __init__(self, store: ServerVariables) -> None:
+        self._store = store
+        self._num_needed = 0
+        self._waiting: dict[tuple[int, int], dict[str, _Summand]] = {}
+        self._sums: dict[tuple[int, int], np.ndarray] = {}
+
+    @property
+    def waiting(self) -> list[str]:
+        """Names of the workers waiting for a sum."""
+        with self._store.changing():
+            return sorted({worker for values in self._waiting.values() for worker in values})
+
+    def add(
+        self,
+        worker: str,
+        key: tuple[int, int],
+        value: np.ndarray,
+        answer: Callable[[np.ndarray], None],
+    ) -> None:
+        """Adds a worker's value; `answer` gets the sum of all."""
+        for before in [one for one in self._waiting if one[0] != self._store.version]:
+            self._end(before)  # its update was made without those workers
+        self._sums = {one: total for one, total in self._sums.items() if one[0] == key[0]}
+        if key in self._sums:
+            answer(self._sums[key])
+            return
+        self._waiting.setdefault(key, {})[worker] = _Summand(value, answer)
+        self._end_complete()
+
+    def expect(self, num_needed: int) -> None:
+        """Changes the number of workers, and ends the sums that have enough."""
+        self._num_needed = num_needed
+        self._end_complete()
+
+    def flush(self) -> None:
+        """Ends all sums with the values that are there."""
+        for key in list(self._waiting):
+            self._end(key)
+
+    def _end_complete(self) -> None:
+        for key, values in list(self._waiting.items()):
+            if len(values) >= self._num_needed:
+                self._end(key)
+
+    def _end(self, key: tuple[int, int]) -> None:
+        values = self._waiting.pop(key)
+        # Sort for reproducibility: floating-point sums depend on the order.
+        total = np.sum([values[worker].value for worker in sorted(values)], 0)
+        self._sums[key] = total
+        for one in values.values():
+            one.answer(total)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Summand:
+    """Value of one worker, and the function that gets the sum."""
+
+    value: np.ndarray
+    answer: Callable[[np.ndarray], None]
+
+
+def _summed(
+    contributions: list[Contribution],
+) -> tuple[dict[str, np.ndarray], dict[str, tuple[np.ndarray, np.ndarray]]]:
+    whole: dict[str, np.ndarray] = {}
+    parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for one in contributions:
+        for name, gradient in one.whole.items():
+            whole[name] = gradient if name not in whole else whole[name] + gradient
+        for name, part in one.rows.items():
+            parts.setdefault(name, []).append(part)
+    rows = {
+        name: combine_rows(
+            np.concatenate([numbers for numbers, _ in own]),
+            np.concatenate([gradients for _, gradients in own]),
+        )
+        for name, own in parts.items()
+    }
+    return whole, rows
+
+
+def _mean_assigned(contributions: list[Contribution]) -> dict[str, tuple[np.ndarray, int]]:
+    values: dict[str, list[np.ndarray]] = {}
+    signs: dict[str, int] = {}
+    for one in contributions:
+        for name, (value, sign) in one.assigned.items():
+            values.setdefault(name, []).append(value)
+            signs[name] = sign
+    return {
+        name: (own[0] if len(own) == 1 else np.mean(own, 0).astype(own[0].dtype), signs[name])
+        for name, own in values.items()
+    }
+
+
+def _largest(contributions: list[Contribution]) -> dict[str, float]:
+    """Returns the largest value of each scalar."""
+    values: dict[str, float] = {}
+    for one in contributions:
+        for name, value in one.scalars.items():
+            values[name] = max(value, values.get(name, value))
+    return values
+
+
+def _checked(num_needed: int) -> int:
+    if num_needed < 1:
+        raise ValueError(
+            explain(
+                f"num_needed={num_needed} is not a valid number of workers per synchronous update.",
+                expected="at least 1 worker.",
+                fix="use fewer backup workers than workers.",
+            )
+        )
+    return num_needed
 
 
 class Pushes:

@@ -13,18 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.parameter_server.server.changes import Changes
+from stratagem.group.transport.wire import Message
+from stratagem.parameter_server.server.changes import Changes, Lifetime
 from stratagem.parameter_server.server.pushes import Pushes
 from stratagem.parameter_server.server.shards import SavedPart, ShardSpec
 from stratagem.parameter_server.server.store import Marks, ServerVariables
 from stratagem.parameter_server.server.tables.disk_rows import Position
 from stratagem.parameter_server.server.tables.key_slots import SavedKeys
-from stratagem.parameter_server.server.tables.saved_table import SavedTable
+from stratagem.parameter_server.server.tables.keyed_shard import SavedTable
 from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.parameter_server.server.versions import Lifetime
-from stratagem.transport.wire import Message
-
-__all__ = ["INVALID_STATE", "ServerState", "next_lifetime"]
 
 # Errors of `next_lifetime` and `ServerState.restore` for messages that no server wrote.
 INVALID_STATE = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -9,20 +10,229 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.messages import explain
-from stratagem.parameter_server.server.named_shards import NamedShards
-from stratagem.parameter_server.server.new_shards import made_shard
-from stratagem.parameter_server.server.rules import Rules
-from stratagem.parameter_server.server.shards import (
-    SavedPart,
-    Shard,
-    ShardSpec,
-    UpdatedPart,
-)
+from stratagem.errors import explain
+from stratagem.parameter_server.server.shards import SavedPart, Shard, ShardSpec, UpdatedPart
+from stratagem.parameter_server.server.tables.disk_rows import Position
+from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
+from stratagem.parameter_server.server.tables.tiered_shard import TieredShard
 from stratagem.parameter_server.server.tables.tiers import Tiers
-from stratagem.parameter_server.server.updates import State, UpdateRule, stored_name
+from stratagem.parameter_server.server.updates import (
+    State,
+    UpdateRule,
+    is_stored_by,
+    own_name,
+    stored_name,
+)
 
-__all__ = ["Marks", "ServerVariables"]
+# Shards of new variables: whole values, and tables by row number or by key.
+
+
+def made_shard(
+    spec: ShardSpec,
+    make: Callable[[], np.ndarray] | None,
+    tiers: Tiers,
+    *,
+    is_own: bool,
+    position: Position | None = None,
+) -> Shard:
+    """Creates a shard with its initial value; one with rows on disk is added to `tiers`.
+
+    `position` is the end of its journal, if any. `is_own` avoids a copy of the value.
+
+    Raises ValueError for a value of another shape.
+    """
+    if spec.table is not None and spec.table.get("tiers") is not None:
+        tiered = TieredShard(spec, position)
+        tiers.add(tiered)
+        return tiered
+    if spec.table is not None:
+        return KeyedShard(spec)
+    assert make is not None
+    value = np.array(make(), np.dtype(spec.dtype), copy=None if is_own else True)
+    if value.shape != spec.shape:
+        raise ValueError(
+            explain(
+                f"The initial value of {spec.name!r} has shape {value.shape}.",
+                expected=f"shape {spec.shape}.",
+                fix="make the initializer use its `shape` argument.",
+            )
+        )
+    return Shard(spec, value)
+
+
+# Shards of a server by name, and their sizes.
+
+
+class NamedShards:
+    """Thread-safe mapping of shards by name."""
+
+    def __init__(self) -> None:
+        self._shards: dict[str, Shard] = {}
+        self._reading = threading.Lock()
+        self.layouts: dict[str, Any] = {}  # of keyed tables that were moved, as JSON
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all variables."""
+        with self._reading:
+            return list(self._shards)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all variables and slots, in bytes."""
+        with self._reading:
+            return sum(shard.size_bytes for shard in self._shards.values())
+
+    @property
+    def marked_bytes(self) -> int:
+        """Size of the table rows that changed since the last journal entry, in bytes."""
+        with self._reading:
+            return sum(shard.marked_bytes for shard in self._shards.values())
+
+    @property
+    def keyed_shards(self) -> dict[str, KeyedShard]:
+        """Keyed tables, by name."""
+        with self._reading:
+            shards = list(self._shards.values())
+        return {one.spec.name: one for one in shards if isinstance(one, KeyedShard)}
+
+    @property
+    def tables(self) -> dict[str, dict[str, int]]:
+        """Sizes and counters of keyed tables, by name."""
+        return {name: shard.described() for name, shard in self.keyed_shards.items()}
+
+    def keep_tables(self, names: Collection[str]) -> None:
+        """Drops keyed tables with other names. Call within `changing`."""
+        dropped = self.keyed_shards.keys() - names
+        with self._reading:
+            for name in dropped:
+                del self._shards[name]
+
+    def replace_table(self, table: KeyedShard) -> None:
+        """Replaces the keyed table with the same spec. Call within `changing`."""
+        with self._reading:
+            self._shards[table.spec.name] = table
+
+
+# Registry of a server's optimizers and their scalars.
+
+
+class Rules:
+    """Optimizers by name. Callers serialize changes.
+
+    A journal has only the descriptions and scalars of optimizers, never their code: after a restart
+    clients send the optimizers again.
+    """
+
+    def __init__(self) -> None:
+        self._rules: dict[str, UpdateRule] = {}
+        self._descriptions: dict[str, Any] = {}
+        self._scalars: dict[str, dict[str, np.ndarray]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all optimizers."""
+        return list(self._descriptions)
+
+    @property
+    def descriptions(self) -> dict[str, Any]:
+        """Descriptions of all optimizers by name, as JSON values."""
+        return dict(self._descriptions)
+
+    def missing(self, optimizers: Iterable[str]) -> list[str]:
+        """Returns those of `optimizers` that a journal described and no client has sent since."""
+        if len(self._rules) == len(self._descriptions):
+            return []
+        return [
+            name
+            for name in dict.fromkeys(optimizers)
+            if name in self._descriptions and name not in self._rules
+        ]
+
+    def restore(self, descriptions: Mapping[str, Any], scalars: Mapping[str, np.ndarray]) -> None:
+        """Restores descriptions and scalars (by `stored_name`) from a journal."""
+        self._descriptions = dict(descriptions)
+        self._rules = {name: one for name, one in self._rules.items() if name in descriptions}
+        self._scalars = {
+            optimizer: {
+                own_name(optimizer, name): np.array(value)
+                for name, value in scalars.items()
+                if is_stored_by(optimizer, name)
+            }
+            for optimizer in descriptions
+        }
+
+    @property
+    def scalars(self) -> dict[str, np.ndarray]:
+        """Scalars of all optimizers, by `stored_name`."""
+        return {
+            stored_name(optimizer, name): value
+            for optimizer, own in self._scalars.items()
+            for name, value in own.items()
+        }
+
+    def set(self, optimizer: str, rule: UpdateRule) -> None:
+        """Registers an optimizer. Raises ValueError if the name belongs to a different one."""
+        known, description = self._descriptions.get(optimizer), _as_json(rule.describe())
+        if known is not None and known != description:
+            raise ValueError(
+                explain(
+                    f"Cannot train these variables with {description}: the servers already "
+                    "have another optimizer with this name.",
+                    expected=f"the existing optimizer: {known}.",
+                    fix="use the optimizer of the journal or of the first client, rename the new "
+                    "one, or restart the servers with empty journals.",
+                    code="SG610",
+                )
+            )
+        if known is None:
+            self._scalars[optimizer] = dict(rule.scalars())
+        self._rules[optimizer], self._descriptions[optimizer] = rule, description
+
+    def find(self, optimizer: str, names: Collection[str]) -> UpdateRule:
+        """Returns an optimizer, or raises RuntimeError if there is none.
+
+        `names` are the variables of the push, for the message.
+        """
+        rule = self._rules.get(optimizer)
+        if rule is None:
+            raise RuntimeError(
+                explain(
+                    f"Gradients of {[*names]} were pushed before an optimizer was set.",
+                    expected="an optimizer that was built for these variables.",
+                    fix="compile the model on the coordinator, or build the optimizer.",
+                )
+            )
+        return rule
+
+    def scalars_of(self, optimizer: str) -> Mapping[str, np.ndarray]:
+        """Returns the scalars of an optimizer, by its own names."""
+        return self._scalars[optimizer]
+
+    def keep(self, optimizer: str, scalars: Mapping[str, np.ndarray]) -> None:
+        """Replaces the scalars of an optimizer, by its own names."""
+        self._scalars[optimizer] = dict(scalars)
+
+    def set_scalar(self, name: str, value: np.ndarray) -> None:
+        """Sets a scalar, by `stored_name`. Raises KeyError if there is none."""
+        for optimizer, own in self._scalars.items():
+            key = own_name(optimizer, name)
+            if is_stored_by(optimizer, name) and key in own:
+                self._scalars[optimizer] = {**own, key: np.array(value, own[key].dtype)}
+                return
+        raise KeyError(f"no scalar {name!r} on this server")
+
+    def drop(self, optimizer: str) -> None:
+        """Removes an optimizer and its scalars."""
+        self._rules.pop(optimizer, None)
+        self._descriptions.pop(optimizer, None)
+        self._scalars.pop(optimizer, None)
+
+
+def _as_json(description: Mapping[str, Any]) -> Any:
+    """Returns a description as a journal returns it."""
+    return json.loads(json.dumps(description, default=repr))
+
 
 Marks = Mapping[str, Any]  # changed rows, by shard name
 

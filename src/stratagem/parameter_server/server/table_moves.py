@@ -11,18 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.errors import UnavailableError
-from stratagem.messages import explain
+from stratagem.errors import UnavailableError, explain
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server.shards import ShardSpec, piece_rows
 from stratagem.parameter_server.server.store import ServerVariables
-from stratagem.parameter_server.server.tables.key_hash import buckets_of
 from stratagem.parameter_server.server.tables.key_slots import KeySlots, SavedKeys
-from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
-from stratagem.parameter_server.server.tables.saved_table import KeyedMarks
+from stratagem.parameter_server.server.tables.keyed_shard import KeyedMarks, KeyedShard
+from stratagem.parameter_server.server.tables.row_formats import buckets_of
 from stratagem.parameter_server.server.tables.table_copies import TableCopy
-from stratagem.transport.wire import Message
-
-__all__ = ["TableMoves"]
 
 _NONE = np.empty(0, np.int64)
 

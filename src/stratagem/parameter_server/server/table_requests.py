@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.errors import DataLossError
-from stratagem.messages import explain
+from stratagem.errors import DataLossError, explain
+from stratagem.group.transport.listener import Request
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server.shards import piece_rows
 from stratagem.parameter_server.server.store import ServerVariables
 from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
@@ -20,10 +21,6 @@ from stratagem.parameter_server.server.tables.table_chains import TableChain, lo
 from stratagem.parameter_server.server.tables.table_copies import TableCopy, copied
 from stratagem.parameter_server.server.tables.table_files import TableFileWriter, TableHead
 from stratagem.parameter_server.server.tables.tiered_shard import TieredShard
-from stratagem.transport.listener import Request
-from stratagem.transport.wire import Message
-
-__all__ = ["TableRequests"]
 
 
 class TableRequests:

@@ -1,3 +1,1 @@
 """`ParameterServerStrategy`: its four parts in each kind of process."""
-
-__all__: list[str] = []

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import jax
 
+from stratagem.devices.finding import DeviceLike
+from stratagem.group.transport.journal_folders import sweep_journals
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.launch.remote.ray.ray_cluster import own_host
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.cluster.cluster_plan import (
     Cluster,
@@ -20,15 +24,9 @@ from stratagem.parameter_server.cluster.remote_state_strategy import RemoteState
 from stratagem.parameter_server.cluster.shared_cluster import SharedCluster
 from stratagem.parameter_server.coordinator.worker import Worker
 from stratagem.parameter_server.keras.pickling import KERAS_PACKING
-from stratagem.parameter_server.server.journal_folders import sweep_journals
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.strategy.process_parts import worker_parts
-from stratagem.remote.ray.ray_cluster import own_host
-from stratagem.topology.devices import DeviceLike
-from stratagem.transport.keys import ClusterKeys
-
-__all__ = ["make_worker", "serve_server", "serve_worker", "start_cluster"]
 
 
 def start_cluster(plan: ClusterPlan) -> Cluster:

@@ -5,28 +5,25 @@ from __future__ import annotations
 import os
 from typing import final
 
-from stratagem.cluster import ClusterResolver
-from stratagem.local_updates import LocalUpdates
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.devices.abstract_devices import refuse_to_plan
+from stratagem.devices.local_updates import LocalUpdates
 from stratagem.parameter_server.client.row_cache import RowCache, checked_row_cache
-from stratagem.parameter_server.cluster.cluster_plan import ClusterPlan, update_mode
-from stratagem.parameter_server.cluster.cluster_roles import (
+from stratagem.parameter_server.cluster.cluster_plan import (
+    ClusterPlan,
+    CoordinatorOptions,
     check_counts,
     checked_cluster,
+    checked_options,
     is_non_training,
     refuse_numbers,
-)
-from stratagem.parameter_server.cluster.coordinator_options import (
-    CoordinatorOptions,
-    checked_options,
+    update_mode,
 )
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
+from stratagem.parameter_server.partitioners import Partitioner
 from stratagem.parameter_server.strategy.entry_points import start_cluster
 from stratagem.parameter_server.strategy.process_parts import non_training_parts, training_parts
-from stratagem.partitioners import Partitioner
 from stratagem.strategies.base.recreate import recreatable
-from stratagem.topology.abstract_devices import refuse_to_plan
-
-__all__ = ["ParameterServerStrategy"]
 
 
 @final

@@ -7,10 +7,13 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stratagem.background_errors import report_error
-from stratagem.cluster import ClusterSpec, id_in_cluster
-from stratagem.errors import UnavailableError
-from stratagem.execution import Lockstep
+from stratagem.cluster.roles import id_in_cluster
+from stratagem.cluster.spec import ClusterSpec
+from stratagem.devices.finding import DeviceLike, find_devices, local_devices
+from stratagem.devices.mesh import Topology
+from stratagem.errors import UnavailableError, report_error
+from stratagem.execution.programs.lockstep import Lockstep
+from stratagem.group.transport.connection import Connections
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.local_steps import LocalSteps
 from stratagem.parameter_server.client.lost_updates import LostUpdates
@@ -20,30 +23,17 @@ from stratagem.parameter_server.client.shard_layout import ShardPlacer
 from stratagem.parameter_server.client.variable_client import VariableClient
 from stratagem.parameter_server.cluster.cluster_plan import Cluster, ClusterPlan
 from stratagem.parameter_server.cluster.remote_state_strategy import ProcessParts
-from stratagem.parameter_server.coordinator.scheduling import Scheduling
+from stratagem.parameter_server.coordinator.shipping import Scheduling
 from stratagem.parameter_server.keras.epoch_rounds import EpochRounds
 from stratagem.parameter_server.keras.pickling import KERAS_PACKING
 from stratagem.parameter_server.keras.server_keras import ServerKeras
+from stratagem.parameter_server.partitioners import Partitioner
 from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.partitioners import Partitioner
-from stratagem.strategies.base.non_training import NonTraining
-from stratagem.topology import Topology, find_devices, local_devices
-from stratagem.topology.devices import DeviceLike
-from stratagem.transport.connection import Connections
-from stratagem.variables import Replicated
+from stratagem.strategies.base.strategy import NonTraining
+from stratagem.variables.placement import Replicated
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
-
-
-__all__ = [
-    "connect",
-    "coordinator_parts",
-    "independent_parts",
-    "non_training_parts",
-    "training_parts",
-    "worker_parts",
-]
 
 
 class RemotePlacement(Replicated):

@@ -1,3 +1,1 @@
 """Strategy, the base class of all strategies, and the parts that all of them share."""
-
-__all__: list[str] = []

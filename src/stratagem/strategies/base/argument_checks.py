@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from stratagem.communication import CommunicationOptions
-from stratagem.compression import Compression
-from stratagem.messages import explain
+from stratagem.devices.communication import CommunicationOptions
+from stratagem.devices.compression import Compression
+from stratagem.devices.device_assignment import DeviceAssignment
+from stratagem.devices.mesh import Topology
+from stratagem.errors import explain
 from stratagem.options import RunOptions
 from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
-from stratagem.topology import Topology
-from stratagem.topology.device_assignment import DeviceAssignment
-from stratagem.variables import Placement
-
-__all__ = [
-    "check_compression",
-    "check_device_assignment",
-    "check_parts",
-    "check_run",
-    "check_steps_per_run",
-    "checked_communication",
-    "checked_sequence_axis",
-    "refuse_both_groupings",
-]
+from stratagem.variables.placement import Placement
 
 
 def check_parts(topology: object, cross_device_ops: object) -> None:
@@ -29,7 +18,7 @@ def check_parts(topology: object, cross_device_ops: object) -> None:
         raise TypeError(
             explain(
                 f"topology={topology!r} is of type {type(topology).__name__}.",
-                expected="a stratagem.topology.Topology.",
+                expected="a stratagem.devices.mesh.Topology.",
                 fix="make one from devices: Topology(find_devices([...])).",
             )
         )

@@ -9,14 +9,14 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 
-from stratagem.collectives import AllReduce, GatheredAllReduce, ReplicaAxis
-from stratagem.compression import Compression
-from stratagem.messages import explain
+from stratagem.devices.collectives.all_reduce import AllReduce, GatheredAllReduce
+from stratagem.devices.collectives.axis import ReplicaAxis
+from stratagem.devices.compression import Compression
+from stratagem.devices.finding import find_devices
+from stratagem.devices.mesh import Topology
+from stratagem.errors import explain
 from stratagem.options import ReduceOp
-from stratagem.topology import Topology, find_devices
-from stratagem.values import DistributedValues, Mirrored, PerReplica
-
-__all__ = ["CrossDeviceOps"]
+from stratagem.variables.distributed import DistributedValues, Mirrored, PerReplica
 
 
 class CrossDeviceOps(abc.ABC):

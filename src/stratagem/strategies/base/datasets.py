@@ -2,22 +2,111 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+import uuid
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stratagem.execution import ElasticLockstep
-from stratagem.input import DistributedDataset, DistributedIterator
-from stratagem.input.elastic_dataset import ElasticDataset
-from stratagem.input.sources import as_source
-from stratagem.messages import explain
-from stratagem.options import InputContext, InputOptions, InputReplicationMode
-from stratagem.strategies.base.input_workers import on_input_workers
+from stratagem import environment
+from stratagem import input as inputs
+from stratagem.devices.shards import replicas_span_processes
+from stratagem.errors import explain
+from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
+from stratagem.group.current import current_group
+from stratagem.input.distributed import DistributedDataset, ElasticDataset
+from stratagem.input.iterator import DistributedIterator
+from stratagem.input.sources.adapters import as_source
+from stratagem.input.sources.source import Source
+from stratagem.options import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
+# Datasets that a strategy has input workers read.
 
-__all__ = ["checked_steps", "from_dataset", "from_function"]
+# Processes of a strategy distribute their datasets in the same order.
+_numbers = itertools.count()
+
+
+def on_input_workers(strategy: Strategy, source: Source, options: InputOptions) -> Source:
+    """Returns a source whose batches come from the input service.
+
+    That is the one of `STRATAGEM_INPUT_SERVICE`, or else one that is started here, and closed with
+    the source. Raises ValueError if the workers do not suit the strategy.
+    """
+    target = environment.read("input_service")
+    _check(strategy, options, has_service=bool(target))
+    job = _shared_job() if strategy.topology.spans_processes else None
+    running = None if target else inputs.service.start(options.input_workers)
+    distribute = inputs.service.distribute(
+        inputs.service.ShardingPolicy.DYNAMIC,
+        target if running is None else running.target,
+        job,
+        exactly_once=source.is_repeatable,
+    )
+    try:
+        distributed = distribute(source).as_source()
+    except BaseException:
+        if running is not None:
+            running.close()
+        raise
+    if running is not None:
+        weakref.finalize(distributed, _close, running).atexit = False  # Workers end by themselves.
+    return distributed
+
+
+def _shared_job() -> str:
+    """Returns a new name, the same in all processes: a service may outlive this run."""
+    group = current_group()
+    assert group is not None
+    return group.exchange(f"the input job {next(_numbers)}", uuid.uuid4().hex)[0]
+
+
+def _close(running: inputs.service.InputService) -> None:
+    # Not here: a garbage collection may run in any thread, also in one that has to end.
+    threading.Thread(target=running.close, name="input service close", daemon=True).start()
+
+
+def _check(strategy: Strategy, options: InputOptions, *, has_service: bool) -> None:
+    if isinstance(strategy.executor, ElasticLockstep):
+        raise ValueError(
+            explain(
+                f"input_workers={options.input_workers} was passed to an ElasticStrategy.",
+                expected="a dataset that each member reads in the same order.",
+                fix="omit input_workers.",
+            )
+        )
+    if replicas_span_processes(strategy.topology):
+        raise ValueError(
+            explain(
+                f"input_workers={options.input_workers} was passed to a strategy whose replicas "
+                "span processes.",
+                expected="the same batches on all processes of a replica; each process gets other "
+                "batches from the workers.",
+                fix="omit input_workers.",
+            )
+        )
+    if options.auto_shard_policy not in (AutoShardPolicy.AUTO, AutoShardPolicy.OFF):
+        raise ValueError(
+            explain(
+                f"input_workers={options.input_workers} was passed with "
+                f"{options.auto_shard_policy!r}.",
+                expected="AutoShardPolicy.AUTO: each process gets other batches from the workers.",
+                fix="omit auto_shard_policy.",
+            )
+        )
+    if strategy.topology.spans_processes and not has_service:
+        raise ValueError(
+            explain(
+                f"input_workers={options.input_workers} was passed to a strategy of several "
+                "processes, which have no common input service.",
+                expected="one service for all processes.",
+                fix="start them with stratagem launch --input-workers, or set "
+                "STRATAGEM_INPUT_SERVICE to the address of a service.",
+            )
+        )
 
 
 def from_dataset(strategy: Strategy, dataset: object, options: object) -> DistributedDataset:

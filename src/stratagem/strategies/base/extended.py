@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from stratagem.context import stack
-from stratagem.messages import explain
+from stratagem import contexts as stack
+from stratagem.devices.context_mesh import outside_context_mesh
+from stratagem.errors import explain
 from stratagem.options import ReduceOp
 from stratagem.strategies.base import reduction
-from stratagem.topology.context_mesh import outside_context_mesh
-from stratagem.values import Mirrored, PerReplica
-from stratagem.variables import home_of, sole_device
+from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.placement import sole_device
+from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
-
-__all__ = ["StrategyExtended"]
 
 
 class StrategyExtended:

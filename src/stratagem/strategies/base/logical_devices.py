@@ -10,38 +10,28 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from stratagem.context import get_replica_context
+from stratagem.contexts import StrategyParts
+from stratagem.devices.mesh import prime_factors
+from stratagem.errors import explain
+from stratagem.execution.context.replica import get_replica_context
 from stratagem.logs import warn_on_one_worker
-from stratagem.messages import explain
-from stratagem.topology import Topology
-from stratagem.topology.groups import prime_factors
 
-__all__ = ["LogicalDevices", "set_shape_inference"]
-
-
-class _Slot:
-    """Holds the Keras layer's test for shape inference."""
-
-    def __init__(self) -> None:
-        self.infers_shapes: Callable[[], bool] = lambda: False
-
-
-_slot = _Slot()
+# The Keras integration, a package above this one, sets its test for shape inference.
+_infers_shapes: list[Callable[[], bool]] = [lambda: False]
 
 
 def set_shape_inference(infers_shapes: Callable[[], bool]) -> None:
     """Registers the function that returns True while Keras only infers shapes."""
-    _slot.infers_shapes = infers_shapes
+    _infers_shapes[:] = [infers_shapes]
 
 
-class LogicalDevices:
+class LogicalDevices(StrategyParts):
     """Methods of a strategy that place a value on the devices of a replica.
 
     In a compiled step they constrain the compiler, which divides the surrounding computation
     accordingly; results stay the same. An eager replica computes on its first device.
     """
 
-    topology: Topology
     refuses_assignment = False  # True if the user asked for SPMD partitioning.
 
     def split_to_logical_devices(
@@ -75,7 +65,7 @@ class LogicalDevices:
         count = self.topology.num_logical_devices
         shape, parts = jnp.shape(tensor), list(partition_dimensions)
         _check_parts(parts, shape, count)
-        infers = _slot.infers_shapes()
+        infers = _infers_shapes[0]()
         uneven = [axis for axis, part in enumerate(parts) if shape[axis] % part]
         if uneven and not infers:
             raise ValueError(
@@ -103,7 +93,7 @@ class LogicalDevices:
         Source: TF 2.21 tpu_strategy.py, TPUStrategyV2.experimental_replicate_to_logical_devices.
         """
         _require_replica("replicate_to_logical_devices")
-        return tensor if _slot.infers_shapes() else self._constrained(tensor, PartitionSpec())
+        return tensor if _infers_shapes[0]() else self._constrained(tensor, PartitionSpec())
 
     def assign_to_logical_device(self, tensor: object, logical_device_id: int) -> Any:
         """Puts a value on a device of this replica and, unlike TensorFlow, on all others too.
@@ -129,7 +119,7 @@ class LogicalDevices:
         """
         _require_replica("assign_to_logical_device")
         self._check_assignment(logical_device_id)
-        if self.topology.num_logical_devices == 1 or _slot.infers_shapes():
+        if self.topology.num_logical_devices == 1 or _infers_shapes[0]():
             return tensor
         warn_on_one_worker(
             explain(
@@ -201,7 +191,7 @@ def _check_parts(parts: list[int], shape: tuple[int, ...], count: int) -> None:
 
 
 def _require_replica(method: str) -> None:
-    if get_replica_context() is None and not _slot.infers_shapes():
+    if get_replica_context() is None and not _infers_shapes[0]():
         raise RuntimeError(
             explain(
                 f"strategy.{method} was called in cross-replica context.",

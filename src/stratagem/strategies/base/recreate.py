@@ -7,10 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
-from stratagem.messages import explain
-from stratagem.old_names import OLD_ARGUMENTS
-
-__all__ = ["recreatable"]
+from stratagem.errors import OLD_ARGUMENTS, explain
 
 _P = ParamSpec("_P")
 

@@ -9,25 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.context import stack
-from stratagem.context.replica import (
+from stratagem import contexts as stack
+from stratagem.devices.context_mesh import outside_context_mesh
+from stratagem.devices.lockstep import compute_on_every_process, is_multi_process
+from stratagem.errors import InvalidArgumentError, explain
+from stratagem.execution.context.replica import (
     check_axis,
     check_equal_shapes,
     check_not_slices,
     is_key,
     random_keys_error,
 )
-from stratagem.errors import InvalidArgumentError
-from stratagem.messages import explain
+from stratagem.group.current import current_group
 from stratagem.options import ReduceOp
-from stratagem.process_group import current_group
-from stratagem.topology.context_mesh import outside_context_mesh
-from stratagem.topology.lockstep import compute_on_every_process, is_multi_process
-from stratagem.values import DistributedValues, IndexedSlices, Mirrored, Participation, PerReplica
-from stratagem.values.regrouping import is_array
-from stratagem.variables import mean_of_components
-
-__all__ = ["gather", "is_leaf", "merge_context", "movable", "of_all", "parse_axes", "reduce"]
+from stratagem.variables.components import mean_of_components
+from stratagem.variables.distributed import DistributedValues, Mirrored, Participation, PerReplica
+from stratagem.variables.indexed_slices import IndexedSlices
+from stratagem.variables.regrouping import is_array
 
 
 def is_leaf(value: object) -> bool:

@@ -4,40 +4,230 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NoReturn, final
 
 import jax
+import numpy as np
 
-from stratagem.background_errors import raise_reported
-from stratagem.cluster import ClusterResolver
-from stratagem.collectives.islands import Islands
-from stratagem.context import stack
-from stratagem.execution import Executor, Lockstep
-from stratagem.input import DistributedDataset, DistributedIterator
-from stratagem.local_updates import LocalUpdates
-from stratagem.messages import explain
-from stratagem.options import InputContext, InputOptions, ReduceOp, RunOptions
-from stratagem.strategies.base import datasets
+from stratagem import contexts as stack
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.config import filters_traceback
+from stratagem.contexts import StrategyParts
+from stratagem.devices.abstract_devices import planned_topology
+from stratagem.devices.compilation_cache import use_compilation_cache
+from stratagem.devices.context_mesh import outside_context_mesh
+from stratagem.devices.mesh import Topology
+from stratagem.devices.private import uncommitted
+from stratagem.errors import OLD_METHODS, SAME_METHODS, explain, raise_reported
+from stratagem.execution.executor import Executor
+from stratagem.execution.programs.lockstep import Lockstep
+from stratagem.input.distributed import DistributedDataset
+from stratagem.input.iterator import DistributedIterator
+from stratagem.logs import warn_on_one_worker
+from stratagem.options import InputContext, InputOptions, ReduceOp, RunOptions, ValueContext
+from stratagem.strategies.base import datasets, reduction
 from stratagem.strategies.base.argument_checks import check_compression, check_parts, check_run
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.base.extended import StrategyExtended
 from stratagem.strategies.base.logical_devices import LogicalDevices
-from stratagem.strategies.base.old_methods import OldMethods
 from stratagem.strategies.base.self_description import SelfDescription
-from stratagem.strategies.base.value_methods import ValueMethods
-from stratagem.topology import Topology, planned_topology, use_compilation_cache
-from stratagem.topology.context_mesh import outside_context_mesh
-from stratagem.tracebacks import filters_traceback
-from stratagem.variables import (
-    Placement,
-    Replicated,
-    VariableRegistry,
-    agree_on_initial_values,
-)
+from stratagem.variables.distributed import DistributedValues, PerReplica
+from stratagem.variables.initial_values import agree_on_initial_values
+from stratagem.variables.placement import Placement, Replicated
+from stratagem.variables.registry import VariableRegistry
+from stratagem.variables.regrouping import is_per_replica, regroup, select_replica
 
-__all__ = ["Strategy"]
+# TensorFlow's older names of strategy methods, from the table in `old_names`.
+
+
+class OldMethods:
+    """Resolves older names of a strategy's methods, which `dir` does not list."""
+
+    def __getattr__(self, name: str) -> Any:
+        kind = type(self).__name__
+        if name in SAME_METHODS:
+            new = SAME_METHODS[name]
+            warn_on_one_worker(
+                f"{kind}.{name} is an older name of {kind}.{new}.", DeprecationWarning, stacklevel=2
+            )
+            return getattr(self, new)
+        if name in OLD_METHODS:
+            raise AttributeError(
+                explain(
+                    f"{kind} has no method {name!r}.",
+                    expected="TensorFlow's newer names.",
+                    fix=f"write {OLD_METHODS[name]}.",
+                )
+            )
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+
+
+# Methods of a strategy that create, combine and take apart distributed values.
+
+
+class ValueMethods(StrategyParts):
+    """Methods of a strategy that convert between distributed and ordinary values."""
+
+    @filters_traceback
+    def reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: object,
+        axis: int | tuple[int, ...] | list[int] | None,
+    ) -> Any:
+        """Combines the parts of a value over replicas. Call in cross-replica context.
+
+        Args:
+            reduce_op: "sum" or "mean".
+            value: pytree with `PerReplica` leaves.
+            axis: None to reduce over replicas only; one or several ints to reduce over those axes
+                of a component as well, where MEAN divides by the true number of elements.
+
+        Returns:
+            The pytree with ordinary arrays; SUM keeps the dtype, MEAN of integers is a float.
+
+        Raises:
+            ValueError: unknown op, axis out of range, or a SUM of a plain value over several
+                replicas.
+            TypeError: axis of another type.
+            InvalidArgumentError: parts of unequal shapes with `axis=None`.
+            RuntimeError: in replica context; use `all_reduce` or `merge_call`.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> ids = strategy.run(lambda: sg.get_replica_context().replica_id_in_sync_group)
+            >>> strategy.reduce("sum", ids, axis=None)
+            Array(1, dtype=int32)
+
+        Source: TF 2.21 distribute_lib.py, StrategyBase.reduce.
+        """
+        stack.require_cross_replica(
+            self, "reduce", instead="use ReplicaContext.all_reduce, or call it in merge_call."
+        )
+        op = ReduceOp.parse(reduce_op)
+        axes = reduction.parse_axes(axis)
+        count = self.topology.num_replicas
+        return _map(lambda leaf: reduction.reduce(op, leaf, axes, num_replicas=count), value)
+
+    @filters_traceback
+    def gather(self, value: object, axis: int) -> Any:
+        """Concatenates the parts of a value in replica order. Call in cross-replica context.
+
+        Args:
+            value: pytree with `PerReplica` leaves, each part of shape (..., n_i, ...).
+            axis: axis of a part, with -rank <= axis < rank.
+
+        Returns:
+            The pytree with ordinary arrays, size sum(n_i) at `axis`, true rows only; plain values
+            unchanged.
+
+        Raises:
+            ValueError: rank 0, or axis out of range.
+            InvalidArgumentError: parts whose ranks or other sizes differ.
+            NotImplementedError: `IndexedSlices`.
+            RuntimeError: in replica context; use `all_gather`.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> value = strategy.distribute_values_from_function(lambda _: jax.numpy.ones(2))
+            >>> strategy.gather(value, axis=0).shape
+            (4,)
+
+        Source: TF 2.21 distribute_lib.py, StrategyBase.gather.
+        """
+        stack.require_cross_replica(self, "gather", instead="use ReplicaContext.all_gather.")
+        count = self.topology.num_replicas
+        return _map(lambda leaf: reduction.gather(leaf, axis, num_replicas=count), value)
+
+    concat = gather
+
+    @filters_traceback
+    def local_results(self, value: object) -> tuple[Any, ...]:
+        """Returns the parts of a value that this process holds. Call in cross-replica context.
+
+        Args:
+            value: a `PerReplica`, a pytree with such leaves, or any other value.
+
+        Returns:
+            Tuple of its components, true rows only; for a pytree, one pytree per replica of this
+            process; `(value,)` for a value that is not distributed. An array stays on its replica's
+            device until it is used; then JAX moves it to where it is needed.
+
+        Raises:
+            RuntimeError: in replica context.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> ids = strategy.run(lambda: sg.get_replica_context().replica_id_in_sync_group)
+            >>> sum(strategy.local_results(ids))
+            Array(1, dtype=int32)
+            >>> strategy.local_results(7)
+            (7,)
+
+        Source: TF 2.21 distribute_lib.py, StrategyBase.experimental_local_results.
+        """
+        stack.require_cross_replica(
+            self, "local_results", instead="use the value: it is this replica's."
+        )
+        if isinstance(value, PerReplica):
+            return tuple(map(uncommitted, value.components))
+        count = self.topology.num_local_replicas
+        if isinstance(value, DistributedValues):
+            return (value,) * count
+        if not any(map(is_per_replica, jax.tree.leaves(value, is_leaf=is_per_replica))):
+            return (value,)
+        parts = [select_replica(index, value) for index in range(count)]
+        return tuple(jax.tree.map(uncommitted, part) for part in parts)
+
+    experimental_local_results = local_results
+
+    @filters_traceback
+    @outside_context_mesh
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """Creates a distributed value from a function. Call in cross-replica context.
+
+        Args:
+            value_fn: called once per replica of this process with a `ValueContext`; returns a
+                pytree.
+
+        Returns:
+            The pytree with `PerReplica` leaves; plain with one replica.
+
+        Raises:
+            ValueError: the pytrees differ in structure.
+            RuntimeError: in replica context.
+
+        Example:
+            >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+            >>> strategy.distribute_values_from_function(lambda c: 10 * c.replica_id_in_sync_group)
+            PerReplica[0 | 10]
+
+        Source: TF 2.21 distribute_lib.py, experimental_distribute_values_from_function.
+        """
+        stack.require_cross_replica(
+            self,
+            "distribute_values_from_function",
+            instead="compute the value in the replica function.",
+        )
+        count = self.topology.num_replicas
+        ids = self.topology.local_replica_ids
+        values = [value_fn(ValueContext(index, count)) for index in ids]
+        if count > 1:  # Equal numbers must make a PerReplica too, regardless of their values.
+            values = jax.tree.map(_number_as_array, values)
+        return regroup(values, self.topology)
+
+    experimental_distribute_values_from_function = distribute_values_from_function
+
+
+def _map(fn: Callable[[Any], Any], value: object) -> Any:
+    return jax.tree.map(fn, value, is_leaf=reduction.is_leaf)
+
+
+def _number_as_array(leaf: object) -> Any:
+    is_number = isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)
+    return np.asarray(leaf) if is_number else leaf
 
 
 class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
@@ -68,12 +258,6 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
 
     # Repeats the constructor call, in any process; None if no such call made this strategy.
     recreate: Callable[[], Strategy] | None = None
-    # The method, if replicas train apart for some steps.
-    local_updates: LocalUpdates | None = None
-    # The groups of replicas that train apart; None if all train in lockstep.
-    islands: Islands | None = None
-    # The axis of a step's arguments that is split over the devices of a replica; None for no axis.
-    sequence_axis: int | None = None
     # Callbacks that each call of `fit` needs; None for no such callbacks.
     fit_callbacks: Callable[[], list[Any]] | None = None
 
@@ -90,7 +274,7 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         self.topology = planned_topology(topology)
         self.cross_device_ops = cross_device_ops or AutomaticOps()
         self.cross_device_ops.all_reduce(self.topology)  # raises if they do not support the devices
-        self.placement: Placement = placement or Replicated()
+        self.placement = placement or Replicated()
         check_compression(self.cross_device_ops.compression, self.topology, self.placement)
         self.variables = VariableRegistry()
         self._make_executor = executor
@@ -125,11 +309,6 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         for name in own:
             setattr(copied, name, copy.deepcopy(vars(self)[name], memo))
         return copied
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Number of replicas that train in sync, with summed gradients."""
-        return self.topology.num_replicas
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
@@ -372,3 +551,60 @@ def _refuse_in_merge_call() -> None:
                 code="SG404",
             )
         )
+
+
+# The default strategy: one replica, plain variables.
+
+
+@final
+class DefaultStrategy(Strategy):
+    """One replica on JAX's default device; variables are ordinary Keras variables.
+
+    `sg.get_strategy()` returns it outside every scope, so that code written for a strategy runs
+    without one.
+
+    Source: TF 2.21 distribute_lib.py, _DefaultDistributionStrategy.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Topology(None))
+
+
+stack.set_default(DefaultStrategy)
+
+
+# Executor of tasks that do not train, if one program runs as every task of a cluster.
+
+
+class NonTraining(Lockstep):
+    """Runs nothing: the strategy's scope and `run` raise errors in this task.
+
+    `task` is the type and index of this process.
+    """
+
+    def __init__(self, strategy: Strategy, task: tuple[str | None, int | None]) -> None:
+        super().__init__(strategy)
+        self.task = task
+
+    def check_scope(self) -> NoReturn:
+        """Raises a RuntimeError."""
+        task_type, index = self.task
+        kind = type(self._strategy).__name__
+        raise RuntimeError(
+            explain(
+                f"A {kind} was used in {task_type} {index}, which does not train.",
+                expected="a task that trains, or sg.estimator.train_and_evaluate, which runs the "
+                "right part of the program in each task.",
+                fix="call sg.run_standard_server().join() in tasks that serve; in the evaluator, "
+                "build the model without this strategy.",
+                code="SG511",
+            )
+        )
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> NoReturn:
+        """Raises a RuntimeError."""
+        self.check_scope()
+
+    def run_steps(self, *args: object, **kwargs: object) -> NoReturn:
+        """Raises a RuntimeError."""
+        self.check_scope()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.launch.tasks.output.foreign_lines import is_foreign
+from stratagem.launch.tasks.output.task_output import is_foreign
 
 SERVICE = (
     "W0102 03:04:05.678901    1234 coordination_service.cc:711] "

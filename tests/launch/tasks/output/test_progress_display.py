@@ -6,9 +6,16 @@ from typing import Any
 
 import pytest
 
-from stratagem.launch.tasks.output import line_buffer, progress_display, screen
-from stratagem.launch.tasks.output.progress_display import ProgressDisplay, open_progress_display
-from stratagem.launch.tasks.output.screen import STDERR, STDOUT, Screen
+from stratagem.launch.tasks.output import screen
+from stratagem.launch.tasks.output import screen as progress_display
+from stratagem.launch.tasks.output import task_output as line_buffer
+from stratagem.launch.tasks.output.screen import (
+    STDERR,
+    STDOUT,
+    ProgressDisplay,
+    Screen,
+    open_progress_display,
+)
 from stratagem.launch.tasks.output.task_output import TaskOutput
 from tests.launch.tasks.output.test_task_output import a_plan
 

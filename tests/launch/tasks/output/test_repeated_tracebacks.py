@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.launch.tasks.output.repeated_tracebacks import RepeatedTracebacks
+from stratagem.launch.tasks.output.screen import RepeatedTracebacks
 
 HEAD = "Traceback (most recent call last):"
 FRAMES = [HEAD, '  File "train.py", line 3, in <module>', "    raise ValueError(3)"]

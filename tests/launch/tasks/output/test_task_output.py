@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stratagem.launch import LaunchOptions
+from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import plan_tasks
-from stratagem.launch.tasks.output import line_buffer
+from stratagem.launch.tasks.output import task_output as line_buffer
 from stratagem.launch.tasks.output.screen import STDERR, STDOUT, Screen
 from stratagem.launch.tasks.output.task_output import TaskOutput
 

@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 
+from stratagem.group.verdict import GroupLimits, MemberView, judge
 from stratagem.launch.tasks.output.tracebacks import (
     LostPeer,
     error_lines,
@@ -15,7 +16,6 @@ from stratagem.launch.tasks.output.tracebacks import (
     has_lost_peer,
     lost_peer,
 )
-from stratagem.process_group.verdict import GroupLimits, MemberView, judge
 
 # What JAX 0.10's client prints before it aborts, cut.
 JAX_ABORT = (

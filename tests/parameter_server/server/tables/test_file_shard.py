@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server.store import ServerVariables
 from stratagem.parameter_server.server.table_requests import TableRequests
 from stratagem.parameter_server.server.tables.disk_rows import DiskRows
-from stratagem.parameter_server.server.tables.key_hash import BUCKET_COUNT
-from stratagem.transport.wire import Message
+from stratagem.parameter_server.server.tables.row_formats import BUCKET_COUNT
 from tests.parameter_server.server.tables.test_keyed_shard import OPTIONS, made, push
 from tests.parameter_server.server.tables.test_tiered_journal import (
     KilledError,

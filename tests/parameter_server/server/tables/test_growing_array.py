@@ -5,11 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stratagem.parameter_server.server.tables import growing_array
-from stratagem.parameter_server.server.tables.growing_array import (
-    GrowingArray,
-    most_rows_in_memory,
-)
+from stratagem.parameter_server.server.tables import dirty_rows as growing_array
+from stratagem.parameter_server.server.tables.dirty_rows import GrowingArray, most_rows_in_memory
 
 
 def filled(num_rows: int, most_rows: int = 10_000) -> GrowingArray:

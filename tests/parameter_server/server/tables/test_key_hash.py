@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stratagem.parameter_server.server.tables.key_hash import mix64, seeded
+from stratagem.parameter_server.server.tables.row_formats import mix64, seeded
 from tests.parameter_server.server.tables.scalar_hash import KEYS, mixed, seeded_key
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem.parameter_server.server.tables import key_index
-from stratagem.parameter_server.server.tables.key_hash import GOLDEN, mix64, seeded
-from stratagem.parameter_server.server.tables.key_index import KeyIndex
+from stratagem.parameter_server.server.tables import key_slots as key_index
+from stratagem.parameter_server.server.tables.key_slots import KeyIndex
+from stratagem.parameter_server.server.tables.row_formats import GOLDEN, mix64, seeded
 from tests.parameter_server.server.tables.scalar_hash import KEYS, MASK, mixed
 
 _INVERSES = (pow(0xC4CEB9FE1A85EC53, -1, 2**64), pow(0xFF51AFD7ED558CCD, -1, 2**64))

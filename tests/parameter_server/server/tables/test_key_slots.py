@@ -7,11 +7,7 @@ import pytest
 
 from stratagem.parameter_server.server.tables import key_slots
 from stratagem.parameter_server.server.tables.key_slots import KeySlots, SavedKeys
-from stratagem.parameter_server.server.tables.policies import (
-    LeastFrequent,
-    LeastRecent,
-    NotSeenFor,
-)
+from stratagem.parameter_server.server.tables.policies import LeastFrequent, LeastRecent, NotSeenFor
 
 
 def made(num_rows: int, most_rows: int = 100_000) -> KeySlots:

@@ -9,8 +9,8 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from stratagem.transport.connection import Connections, ServerError
-from stratagem.transport.wire import Message
+from stratagem.group.transport.connection import Connections, ServerError
+from stratagem.group.transport.wire import Message
 from tests.parameter_server.server.test_server import Server
 from tests.parameter_server.server.update_rules import Momentum
 

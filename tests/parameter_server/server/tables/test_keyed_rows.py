@@ -14,8 +14,7 @@ from stratagem.parameter_server.server.tables.policies import (
     WithProbability,
     are_drawn,
 )
-from stratagem.parameter_server.server.tables.row_initializer import RowInitializer
-from stratagem.parameter_server.server.tables.table_options import TableOptions
+from stratagem.parameter_server.server.tables.table_options import RowInitializer, TableOptions
 
 
 class Replay:

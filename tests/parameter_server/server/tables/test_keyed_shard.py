@@ -13,12 +13,13 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from stratagem.parameter_server.server import shards, state_journal
+from stratagem.parameter_server.server import server as state_journal
+from stratagem.parameter_server.server import shards
+from stratagem.parameter_server.server.server import StateJournal
 from stratagem.parameter_server.server.shards import ShardSpec
 from stratagem.parameter_server.server.state import ServerState
-from stratagem.parameter_server.server.state_journal import StateJournal
 from stratagem.parameter_server.server.store import ServerVariables
-from stratagem.parameter_server.server.tables.row_initializer import RowInitializer
+from stratagem.parameter_server.server.tables.table_options import RowInitializer
 from stratagem.parameter_server.server.updates import Slot, State
 from tests.parameter_server.server.test_state_journal import read
 from tests.parameter_server.server.update_rules import Momentum

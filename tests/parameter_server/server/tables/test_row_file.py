@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stratagem.parameter_server.server.tables.row_file import RowFile
+from stratagem.parameter_server.server.tables.disk_rows import RowFile
 
 TYPE = np.dtype([("row", np.float32, (3,)), ("count", np.uint8)])
 

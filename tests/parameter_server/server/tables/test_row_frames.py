@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stratagem.parameter_server.server.tables.row_frames import RowFrames
+from stratagem.parameter_server.server.tables.tiered_shard import RowFrames
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from stratagem.parameter_server.server.tables.row_initializer import RowInitializer
+from stratagem.parameter_server.server.tables.table_options import RowInitializer
 from tests.parameter_server.server.tables.scalar_hash import GOLDEN, KEYS, MASK, mixed, seeded_key
 
 NORMAL = statistics.NormalDist()

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.parameter_server.server.tables.row_states import RowStates
+from stratagem.parameter_server.server.tables.tiered_shard import RowStates
 
 ROWS = st.sets(st.integers(0, 49), max_size=12)
 OPERATIONS = ["mark", "take", "flush"]

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from stratagem.errors import DataLossError
+from stratagem.group.transport.connection import ServerError
 from stratagem.parameter_server.server import shards
-from stratagem.parameter_server.server.tables.table_compaction import compact
+from stratagem.parameter_server.server.tables.table_chains import compact
 from stratagem.parameter_server.server.tables.table_files import TableFileWriter
 from stratagem.parameter_server.server.tables.table_versions import TableVersions
-from stratagem.transport.connection import ServerError
 from tests.parameter_server.table_clusters import TableCluster, table_cluster
 
 OPTIONS = {

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from stratagem.parameter_server.server.tables.policies import AfterSightings, LeastRecent
-from stratagem.parameter_server.server.tables.row_initializer import RowInitializer
-from stratagem.parameter_server.server.tables.table_options import TableOptions, TierOptions
+from stratagem.parameter_server.server.tables.table_options import (
+    RowInitializer,
+    TableOptions,
+    TierOptions,
+)
 
 
 def test_options_are_read_from_fields() -> None:

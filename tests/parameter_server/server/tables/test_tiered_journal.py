@@ -13,17 +13,15 @@ import numpy as np
 import pytest
 
 from stratagem.errors import DataLossError
-from stratagem.parameter_server.server import state_journal
-from stratagem.parameter_server.server.changes import Changes
-from stratagem.parameter_server.server.journal import Journal
+from stratagem.group.transport.journal import Journal
+from stratagem.parameter_server.server import server as state_journal
+from stratagem.parameter_server.server.changes import Changes, Lifetime
 from stratagem.parameter_server.server.pushes import Pushes
+from stratagem.parameter_server.server.server import StateJournal
 from stratagem.parameter_server.server.state import ServerState
-from stratagem.parameter_server.server.state_journal import StateJournal
 from stratagem.parameter_server.server.store import ServerVariables
-from stratagem.parameter_server.server.tables.disk_rows import DiskRows
-from stratagem.parameter_server.server.tables.row_file import RowFile
+from stratagem.parameter_server.server.tables.disk_rows import DiskRows, RowFile
 from stratagem.parameter_server.server.tables.tiered_shard import TieredShard
-from stratagem.parameter_server.server.versions import Lifetime
 from tests.parameter_server.server.tables.test_keyed_shard import OPTIONS, RULE, made, spec
 from tests.parameter_server.server.tables.test_tiered_shard import (
     KEYS,

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.transport.connection import Connections
-from stratagem.transport.keys import ClusterKeys
-from stratagem.transport.wire import Message
 from tests.parameter_server.server.tables.test_keyed_messages import Client, push_of
 from tests.parameter_server.server.test_server import Server
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.parameter_server.server.tables.table_versions import TableVersions
-from stratagem.parameter_server.server.tables.version_series import (
+from stratagem.parameter_server.server.tables.table_versions import (
     CHECKPOINT,
+    TableVersions,
     base_of_next,
     remove_unneeded,
 )

@@ -1,3 +1,1 @@
 """Line-by-line display and parsing of what tasks print."""
-
-__all__ = []

@@ -4,16 +4,89 @@ from __future__ import annotations
 
 import collections
 import os
+import re
 from pathlib import Path
 from typing import IO
 
 from stratagem import environment
 from stratagem.launch.plan.task_plan import TaskPlan
-from stratagem.launch.tasks.output.foreign_lines import is_foreign
-from stratagem.launch.tasks.output.line_buffer import LineBuffer
 from stratagem.launch.tasks.output.screen import STDERR, STDOUT, Screen
 
-__all__ = ["TaskOutput"]
+# Filter for log lines of JAX's own libraries that users cannot act on.
+
+_FOREIGN = re.compile(
+    # JAX's coordination service, about a setting that process groups need.
+    r"W\d{4} \S+ +\d+ coordination_service\.cc:\d+\] .*Using experimental recoverable task feature"
+    # Gloo, whenever processes connect; threads that write at once mix their lines.
+    r"|\[Gloo\] Rank (\[Gloo\]|\d+ is connected to \d+ peer ranks\.)"
+    r"|\d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is"
+)
+
+
+def is_foreign(line: str) -> bool:
+    """Returns True for a line that only developers of this package need.
+
+    Example:
+        >>> is_foreign("[Gloo] Rank 1 is connected to 1 peer ranks. Expected number is : 1")
+        True
+    """
+    return _FOREIGN.match(line) is not None
+
+
+# Line buffer: splits a stream of bytes into lines.
+
+# How long text without an end of line waits for one.
+PATIENCE_S = 1.0
+# Longer lines are split, so that they do not fill the memory.
+_MAX_LINE_BYTES = 2**16
+
+
+class LineBuffer:
+    r"""Splits one stream into lines.
+
+    A carriage return restarts the line, as on a terminal, so only the final state of a progress bar
+    is a line. Text that stays unfinished for a second, such as a prompt, becomes a line, too.
+    """
+
+    def __init__(self) -> None:
+        self._pending = b""
+        self._since_s = 0.0
+        self._is_rewritten = False
+
+    @property
+    def rewritten(self) -> bytes | None:
+        """Current state of a line that is rewritten in place, such as a progress bar; or None."""
+        return _visible(self._pending) if self._is_rewritten else None
+
+    def feed(self, data: bytes, now_s: float) -> list[bytes]:
+        """Adds bytes read at `now_s`; returns the complete lines, without their ends."""
+        was_empty = not self._pending
+        *complete, rest = (self._pending + data).split(b"\n")
+        lines = [_visible(line) for line in complete]
+        while len(rest) > _MAX_LINE_BYTES:
+            lines.append(_visible(rest[:_MAX_LINE_BYTES]))
+            rest = rest[_MAX_LINE_BYTES:]
+        self._is_rewritten = b"\r" in rest or (self._is_rewritten and not complete)
+        # Text before a carriage return is overwritten.
+        self._pending = _visible(rest) + b"\r" if rest.endswith(b"\r") else _visible(rest)
+        if complete or was_empty:
+            self._since_s = now_s
+        return lines
+
+    def overdue(self, now_s: float) -> list[bytes]:
+        """Removes and returns the pending text if it has waited too long."""
+        return self.rest() if now_s - self._since_s >= PATIENCE_S else []
+
+    def rest(self) -> list[bytes]:
+        """Removes and returns the pending text, at the end of the stream."""
+        line, self._pending, self._is_rewritten = _visible(self._pending), b"", False
+        return [line] if line else []
+
+
+def _visible(line: bytes) -> bytes:
+    """Returns the final state of a line with carriage returns."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
+
 
 _MAX_TAIL_LINES = 400
 _MAX_TAIL_LINE_CHARS = 2000

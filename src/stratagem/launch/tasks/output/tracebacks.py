@@ -6,17 +6,6 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-__all__ = [
-    "CHAINING_LINES",
-    "LostPeer",
-    "TRACEBACK_STARTS",
-    "error_lines",
-    "failure_lines",
-    "find_error_line",
-    "has_lost_peer",
-    "lost_peer",
-]
-
 _TRACEBACK = "Traceback (most recent call last):"
 # Tracebacks inside a group are indented further.
 _GROUP = f"  + Exception Group {_TRACEBACK}"

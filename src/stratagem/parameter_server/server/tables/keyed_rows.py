@@ -20,8 +20,6 @@ from stratagem.parameter_server.server.tables.policies import (
 )
 from stratagem.parameter_server.server.tables.table_options import TableOptions
 
-__all__ = ["COUNTERS", "KeyedRows", "Sighting"]
-
 COUNTERS: tuple[str, ...] = ("created", "evicted", "evicted_updates", "refused_updates")
 
 

@@ -8,21 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.messages import explain
-from stratagem.parameter_server.server.tables.key_hash import GOLDEN, mix64, seeded
-
-__all__ = [
-    "Admission",
-    "AfterSightings",
-    "Eviction",
-    "LeastFrequent",
-    "LeastRecent",
-    "NotSeenFor",
-    "WithProbability",
-    "are_drawn",
-    "policy_from",
-    "victims",
-]
+from stratagem.errors import explain
+from stratagem.parameter_server.server.tables.row_formats import GOLDEN, mix64, seeded
 
 _MOST_CANDIDATES = 2**22
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from stratagem.parameter_server.server.tables.key_slots import KeySlots
 
-__all__ = ["ChangedSlots", "SaveHistory"]
-
 # Saves of several folders take turns, and each continues from its own last one.
 _MOST_SAVES = 8
 # They remember the changes of so many slots, or of as many as the table has.

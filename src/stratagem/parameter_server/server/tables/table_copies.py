@@ -13,12 +13,9 @@ from typing import Protocol
 import numpy as np
 
 from stratagem.parameter_server.server.shards import SavedPart
-from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
+from stratagem.parameter_server.server.tables.keyed_shard import KeyedMarks, KeyedShard
 from stratagem.parameter_server.server.tables.save_history import ChangedSlots
-from stratagem.parameter_server.server.tables.saved_table import KeyedMarks
 from stratagem.parameter_server.server.tables.table_files import SavedRows, TableEnd
-
-__all__ = ["ChangingStore", "TableCopy", "copied", "saved_rows"]
 
 # Copied at once while no update is made, unless more rounds than this do not suffice.
 _MOST_COPIED_BYTES = 2**22

@@ -18,11 +18,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from stratagem.closing import Closing
-from stratagem.errors import DataLossError
-from stratagem.messages import explain
-from stratagem.parameter_server.server.tables.key_slots import SavedKeys, SlotOrder
-from stratagem.transport.records import (
+from stratagem.errors import DataLossError, explain
+from stratagem.group.transport.journal import (
     frames_in,
     last_frame_offset,
     record_at,
@@ -31,9 +28,9 @@ from stratagem.transport.records import (
     write_all,
     write_record,
 )
-from stratagem.transport.wire import Message, pack, unpack
-
-__all__ = ["SavedRows", "TableEnd", "TableFile", "TableFileWriter", "TableHead", "damaged"]
+from stratagem.group.transport.wire import Message, pack, unpack
+from stratagem.parameter_server.server.tables.key_slots import SavedKeys, SlotOrder
+from stratagem.resources import Closing
 
 _LINE = b"stratagem table 1\n"
 _HEAD, _ROWS, _END = "head", "rows", "end"

@@ -3,29 +3,312 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import secrets
 import threading
-from collections.abc import Generator, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 
 from stratagem.parameter_server.server.shards import SavedPart, ShardSpec, piece_rows
-from stratagem.parameter_server.server.tables.dirty_rows import DirtyRows
-from stratagem.parameter_server.server.tables.disk_rows import FetchedRows, Position
-from stratagem.parameter_server.server.tables.file_shard import FileShard
+from stratagem.parameter_server.server.tables.dirty_rows import DirtyRows, GrowingArray
+from stratagem.parameter_server.server.tables.disk_rows import DiskRows, FetchedRows, Position
 from stratagem.parameter_server.server.tables.keyed_rows import Sighting
-from stratagem.parameter_server.server.tables.row_frames import RowFrames
-from stratagem.parameter_server.server.tables.row_states import RowStates
-from stratagem.parameter_server.server.tables.saved_table import KeyedMarks
+from stratagem.parameter_server.server.tables.keyed_shard import KeyedMarks, KeyedShard
+from stratagem.parameter_server.server.updates import Slot
 
-__all__ = ["TieredShard"]
+# Changed rows of a table on disk, until they are in the journal and then in the files of rows.
+
+
+class RowStates(DirtyRows):
+    """Rows that changed since the last journal entry, and those that the files of rows lack.
+
+    The latter are in `unflushed`: memory, or a journal entry, has a newer value than the files. A
+    marked row is in both sets; `take` leaves it in the second one.
+    """
+
+    def __init__(self, most_rows: int) -> None:
+        super().__init__(most_rows)
+        self.unflushed = DirtyRows(most_rows)
+
+    @property
+    def row_bytes(self) -> int:
+        """Memory of a row."""
+        return super().row_bytes + self.unflushed.row_bytes
+
+    def grow(self, num_rows: int) -> None:
+        """Adds unmarked rows, up to `num_rows`."""
+        super().grow(num_rows)
+        self.unflushed.grow(num_rows)
+
+    def mark(self, rows: np.ndarray) -> None:
+        """Adds distinct rows."""
+        super().mark(rows)
+        self.unflushed.mark(rows)
+
+    def flushable(self) -> np.ndarray:
+        """Returns the rows, in any order, whose present value was taken and is not in the files."""
+        rows = self.unflushed.rows
+        return rows[~self.has(rows)]
+
+    def flushed(self, rows: np.ndarray) -> None:
+        """Records that the files have the value of rows, except of those that changed meanwhile."""
+        self.unflushed.unmark(rows[~self.has(rows)])
+
+
+# Shards of keyed tables with files of rows: opening, columns, and loading of saved rows.
+
+_VALUE = "value"
+_NO_ROW = np.empty(0, np.int64)
+
+
+class FileShard(KeyedShard):
+    """Rows by key with files on disk: one column for the value and each optimizer slot.
+
+    Args:
+        spec: the shard, with the option `tiers`.
+        position: end of the journal that the shard is restored from; None for a new shard.
+
+    Raises:
+        OSError: the folder cannot be used.
+    """
+
+    def __init__(self, spec: ShardSpec, position: Position | None = None) -> None:
+        super().__init__(spec)
+        assert self.options.tiers is not None
+        name = hashlib.sha256(spec.name.encode()).hexdigest()[:16]
+        self._folder = Path(self.options.tiers.folder, f"{name}-{spec.first_row}")
+        self._column_names: dict[str | None, str] = {None: _VALUE}
+        self._position: Position = (0, 0) if position is None else position
+        self._damaged = _NO_ROW
+        self._opened = None if position is not None else DiskRows(self._folder)
+
+    def add_slot(self, name: str, slot: Slot) -> None:
+        """Adds a slot of an optimizer. Rows on disk have its initial value until they change."""
+        with self.lock:
+            super().add_slot(name, slot)
+
+    def drop_slot(self, name: str) -> None:
+        """Removes a slot of an optimizer."""
+        with self.lock:
+            super().drop_slot(name)
+            del self._column_names[name]
+            self._is_changed = True
+
+    def load(self, part: SavedPart) -> None:
+        """Writes saved rows to the files of a table that `emptied` returned, and not to memory.
+
+        They count from the first journal entry that names these files, so no entry has them.
+        """
+        keys = self._with_keys_of(part).rows
+        order = np.argsort(keys.slots)
+        columns = {_VALUE: part.value[order]}
+        for name, array in self._slot_arrays.items():
+            values = part.slots.get(name)
+            if values is None:
+                shape = (len(order), *array.array.shape[1:])
+                values = np.full(shape, self.initials[name], array.array.dtype)
+            columns[self._column_names[name]] = values[order]
+        self._disk.write((0, 0), keys.chosen(order), columns)
+
+    def loaded(self, num_rows: int, num_candidates: int) -> None:
+        """Completes a load: all rows are on disk. Marks of the former table may be put back."""
+        self._disk.sync()
+        self._rows.grow_over(num_rows, marks=False)
+        self._candidates.grow_over(num_candidates)
+
+    def close(self) -> None:
+        """Closes the files of rows."""
+        if self._opened is not None:
+            self._opened.close()
+
+    def remove(self) -> None:
+        """Closes and removes the files of rows."""
+        if self._opened is not None:
+            self._opened.remove()
+
+    def discard(self) -> None:
+        """Removes the files of rows, which another table replaced, while threads may read them."""
+        self._disk.discard()
+
+    @property
+    def _disk(self) -> DiskRows:
+        assert self._opened is not None
+        return self._opened
+
+    def _on_disk(self) -> Mapping[str, Any]:
+        names = {name: one for name, one in self._column_names.items() if name is not None}
+        return {"id": self._disk.rows_id, "columns": names}
+
+    def _without_rows(self) -> Self:
+        empty = type(self)(self.spec, self._position)
+        empty._opened = self._disk.emptied()
+        return empty
+
+    def _add_slot_array(self, name: str, dtype: np.dtype, initial: float) -> None:
+        self._column_names.setdefault(name, f"{name}#{secrets.token_hex(4)}")
+        super()._add_slot_array(name, dtype, initial)
+
+    def _open(self, rows_id: str) -> None:
+        """Opens the rows on disk, and restores their keys."""
+        self._opened = DiskRows(self._folder, rows_id)
+        if self._opened.position > self._position:
+            raise self._opened.lost("the journal ends before the last entry whose rows it has")
+        for keys, damaged in self._opened.scan():
+            self._rows.restore(keys)
+            self._damaged = np.concatenate([self._damaged, damaged])
+        self._grow(self._rows.num_slots)
+
+    def _column(self, fetched: FetchedRows, slot: str | None) -> np.ndarray:
+        array = self.array(slot)
+        initial = 0 if slot is None else self.initials[slot]
+        values = np.full((len(fetched.slots), *array.shape[1:]), initial, array.dtype)
+        fetched.fill(self._column_names[slot], values)
+        return values
+
+
+# Places in memory of some rows of a table, those that were used lately.
+
+# Frames are looked at, and freed, at least so many at once, so that most calls free none.
+_WINDOW, _FREED_PART = 2**12, 64
+
+
+class RowFrames:
+    """Frames of slots: numbers of rows in arrays in memory. Callers serialize calls.
+
+    `num_frames` have been made, and `num_used` have a row. Frames are freed by CLOCK: the hand
+    passes over a frame that was used since its last visit, one that is pinned, and one whose row is
+    not clean. `num_drops` grows with each call that frees frames.
+
+    Source: Corbató, A paging experiment with the Multics system (1968).
+
+    Args:
+        most_slots: largest number of slots.
+        most_frames: largest number of frames.
+        are_clean: returns False for each of some slots that must stay in memory.
+    """
+
+    def __init__(
+        self, most_slots: int, most_frames: int, are_clean: Callable[[np.ndarray], np.ndarray]
+    ) -> None:
+        self._are_clean = are_clean
+        self._frames = GrowingArray((), np.int32, most_slots)
+        self._num_slots = 0
+        self._slots = GrowingArray((), np.int32, most_frames)
+        self._is_recent = GrowingArray((), np.bool_, most_frames)
+        self._is_pinned = GrowingArray((), np.bool_, most_frames)
+        self._free = GrowingArray((), np.int32, most_frames)
+        self._num_free = 0
+        self._hand = 0
+        self._pinned = np.empty(0, np.int64)
+        self.num_frames = self.num_drops = 0
+
+    @property
+    def num_used(self) -> int:
+        """Number of rows in memory."""
+        return self.num_frames - self._num_free
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory of a slot."""
+        return self._frames.row_bytes
+
+    @property
+    def frame_bytes(self) -> int:
+        """Memory of a frame."""
+        arrays = (self._slots, self._is_recent, self._is_pinned, self._free)
+        return sum(one.row_bytes for one in arrays)
+
+    def grow(self, num_slots: int) -> None:
+        """Adds slots without a frame, up to `num_slots`."""
+        self._frames.grow(num_slots)
+        self._frames.array[self._num_slots : num_slots] = -1
+        self._num_slots = max(num_slots, self._num_slots)
+
+    def reserve(self, num_new: int) -> None:
+        """Makes memory for `num_new` more frames available, or raises MemoryError."""
+        for one in (self._slots, self._is_recent, self._is_pinned):
+            one.grow(self.num_frames + num_new)
+
+    def find(self, slots: np.ndarray) -> np.ndarray:
+        """Returns the frame of each slot; -1 without one."""
+        return self._frames.array[slots].astype(np.int64)
+
+    def use(self, frames: np.ndarray) -> None:
+        """Records a use of frames."""
+        self._is_recent.array[frames] = True
+
+    def pin(self, frames: np.ndarray) -> None:
+        """Keeps frames, and no others, from being freed."""
+        self._is_pinned.array[self._pinned] = False
+        self._is_pinned.array[frames] = True
+        self._pinned = frames
+
+    def add(self, slots: np.ndarray) -> np.ndarray:
+        """Returns new frames of distinct slots without one."""
+        num_old = min(len(slots), self._num_free)
+        old = self._free.array[self._num_free - num_old : self._num_free]
+        num_new = len(slots) - num_old
+        self.reserve(num_new)
+        frames = np.concatenate([old, np.arange(self.num_frames, self.num_frames + num_new)])
+        self._num_free -= num_old
+        self.num_frames += num_new
+        self._frames.array[slots] = frames
+        self._slots.array[frames] = slots
+        self._is_recent.array[frames] = True
+        self._is_pinned.array[frames] = False
+        return frames
+
+    def make_room(self, count: int, capacity: int, kept: np.ndarray | None = None) -> int:
+        """Frees frames, so that `count` more are used within `capacity`; returns how many can be.
+
+        Frames of `kept` are not freed.
+        """
+        excess = self.num_used + count - capacity
+        if excess > 0:
+            held = self._pinned
+            if kept is not None:
+                self.pin(np.concatenate([held, kept]))
+            self._free_some(max(excess, capacity // _FREED_PART))
+            self.pin(held)
+        return max(0, min(count, capacity - self.num_used))
+
+    def _free_some(self, num_wanted: int) -> None:
+        window = max(_WINDOW, 2 * num_wanted)
+        for _ in range(2 * -(-self.num_frames // window)):  # twice: the first visit may pass over
+            end = min(self._hand + window, self.num_frames)
+            frames = np.arange(self._hand, end)
+            slots = self._slots.array[frames].astype(np.int64)
+            is_found = (slots >= 0) & ~self._is_recent.array[frames]
+            is_found &= ~self._is_pinned.array[frames]
+            is_found[is_found] = self._are_clean(slots[is_found])
+            found = np.flatnonzero(is_found)[:num_wanted]
+            if len(found) == num_wanted:  # the hand stops after the last one
+                end = self._hand + int(found[-1]) + 1
+            self._is_recent.array[self._hand : end] = False
+            self._hand = 0 if end == self.num_frames else end
+            if len(found):
+                self._drop(frames[found], slots[found])
+            num_wanted -= len(found)
+            if not num_wanted:
+                return
+
+    def _drop(self, frames: np.ndarray, slots: np.ndarray) -> None:
+        self._frames.array[slots] = -1
+        self._slots.array[frames] = -1
+        self._free.grow(self._num_free + len(frames))
+        self._free.array[self._num_free : self._num_free + len(frames)] = frames
+        self._num_free += len(frames)
+        self.num_drops += 1
+
 
 # Rows that are newer than those on disk are written in the background when they fill the first part
 # of the memory limit, until they fill the second one. Beyond the third, changes wait for it.
 _FLUSHED_ABOVE, _FLUSHED_TO, _MOST_UNFLUSHED = 0.5, 0.375, 0.75
 _FLUSHED_AT_ONCE = 2**14
 _ATTEMPTS = 4  # to read rows without the lock; then with it
-_NONE = np.empty(0, np.int64)
 
 
 class TieredShard(FileShard):
@@ -125,7 +408,7 @@ class TieredShard(FileShard):
 
     def mark(self, rows: np.ndarray | None = None) -> None:
         """Marks slots as changed. None marks no row: a row without a value has the initial one."""
-        super().mark(_NONE if rows is None else rows)
+        super().mark(_NO_ROW if rows is None else rows)
 
     def take_marks(self) -> KeyedMarks | None:
         """Returns and clears the marks; None if nothing changed."""
@@ -182,10 +465,10 @@ class TieredShard(FileShard):
         count = piece_rows(self.row_bytes, 1)
         for first in range(0, len(rows), count):
             with self.lock:
-                part = self._saved(rows[first : first + count], _NONE)
+                part = self._saved(rows[first : first + count], _NO_ROW)
             yield part
         with self.lock:
-            part = self._saved(_NONE, candidates)
+            part = self._saved(_NO_ROW, candidates)
         yield part
 
     def restore(self, part: SavedPart) -> None:
@@ -225,7 +508,7 @@ class TieredShard(FileShard):
         """Stores the rows of an update and makes new ones, after it succeeded."""
         with self.lock:
             super().keep(sighting, version, value, slots)
-            self._frames.pin(_NONE)
+            self._frames.pin(_NO_ROW)
 
     @property
     def _num_places(self) -> int:
@@ -266,7 +549,7 @@ class TieredShard(FileShard):
 
     def _hold(self, slots: np.ndarray) -> None:
         with self.lock:
-            self._frames.pin(_NONE)
+            self._frames.pin(_NO_ROW)
             self._frames.pin(self._places(slots))
 
     def _reserve(self, num_new: int) -> None:

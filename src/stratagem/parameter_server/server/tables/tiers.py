@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.closing import Closing
 from stratagem.parameter_server.server.tables.disk_rows import Position
 from stratagem.parameter_server.server.tables.tiered_shard import TieredShard
-
-__all__ = ["Tiers"]
+from stratagem.resources import Closing
 
 
 class Tiers(Closing):

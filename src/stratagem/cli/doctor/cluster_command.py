@@ -1,0 +1,152 @@
+"""`stratagem doctor --cluster`: survey of all hosts, as text, JSON or a picture."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from stratagem.cli.doctor.clusters import check_own_address, examine_resolvers
+from stratagem.cli.doctor.network.facts import gather_facts
+from stratagem.cli.doctor.network.findings import check_survey
+from stratagem.cli.doctor.network.joining import survey_as_task
+from stratagem.cli.doctor.network.picture import draw
+from stratagem.cli.doctor.network.ssh import survey_over_ssh
+from stratagem.cli.doctor.network.survey import (
+    MAX_COLUMNS,
+    Survey,
+    SurveyedHost,
+    SurveySettings,
+    hosts_of,
+    own_index,
+    parse_hosts,
+    survey_tables,
+)
+from stratagem.cli.doctor.settings import Finding, Level
+from stratagem.cluster.addresses import join_address
+from stratagem.cluster.detection import ENVIRONMENTS
+
+# Findings as text for a terminal.
+
+_SIGNS = {
+    "ok": "[green]✓[/green]",
+    "note": "[blue]i[/blue]",
+    "warning": "[yellow]![/yellow]",
+    "error": "[red]✗[/red]",
+}
+
+
+def show(findings: Iterable[Finding]) -> list[Finding]:
+    """Prints findings as they come, under the heading of their topic, and returns them."""
+    console = Console(highlight=False)
+    signs = _SIGNS if console.encoding.lower().startswith("utf") else dict.fromkeys(_SIGNS, "-")
+    shown: list[Finding] = []
+    for finding in findings:
+        if not shown or shown[-1].topic != finding.topic:
+            console.print(f"[bold]{finding.topic}[/bold]")
+        _print(console, signs[finding.level], escape(finding.text))
+        if finding.fix:
+            _print(console, " ", f"[dim]Fix:[/dim] {escape(finding.fix)}")
+        shown.append(finding)
+    counts = {level: sum(one.level == level for one in shown) for level in ("error", "warning")}
+    words = (f"{count} {level}{'' if count == 1 else 's'}" for level, count in counts.items())
+    console.print(", ".join(words))
+    return shown
+
+
+def _print(console: Console, sign: str, text: str) -> None:
+    """Prints a line; a terminal wraps it below itself, a file has it in one."""
+    if not console.is_terminal:
+        console.print(f"  {sign} {text}", soft_wrap=True)
+        return
+    line = Table.grid(padding=(0, 1, 0, 0))
+    line.add_column(no_wrap=True)
+    line.add_column(overflow="fold")
+    line.add_row(f"  {sign}", text)
+    console.print(line)
+
+
+def examine_cluster(
+    hosts: str | None,
+    ssh: str,
+    python: str,
+    settings: SurveySettings,
+    picture: Path | None,
+    *,
+    as_json: bool,
+) -> list[Finding]:
+    """Surveys a cluster, prints the result, and returns the findings.
+
+    Args:
+        hosts: hosts to reach over SSH; None if each host runs this command.
+        ssh: `ssh` with its options.
+        python: interpreter on the hosts.
+        settings: limits.
+        picture: file for the heat maps.
+        as_json: True to print JSON.
+    """
+    survey, findings = _surveyed(hosts, ssh, python, settings)
+    if picture is not None and survey is not None:
+        try:
+            draw(survey, picture)
+        except (ImportError, OSError, ValueError) as error:
+            raise click.ClickException(str(error)) from error
+    if as_json:
+        fields = {"findings": [dataclasses.asdict(finding) for finding in findings]}
+        click.echo(json.dumps({**fields, "survey": survey and survey.as_dict()}, indent=2))
+        return findings
+    if survey is not None:
+        for table in survey_tables(survey):
+            Console().print(table)
+        if len(survey.hosts) > MAX_COLUMNS:
+            click.echo(f"The tables of {len(survey.hosts)} hosts are in --json and --plot.")
+    return show(findings)
+
+
+def _surveyed(
+    hosts: str | None, ssh: str, python: str, settings: SurveySettings
+) -> tuple[Survey | None, list[Finding]]:
+    with Console(stderr=True).status("") as status:
+        settings = dataclasses.replace(settings, note=status.update)
+        if hosts is not None:
+            try:
+                parsed = parse_hosts(hosts)
+            except ValueError as error:
+                raise click.UsageError(str(error)) from error
+            over_ssh = survey_over_ssh(parsed, ssh=ssh, python=python, settings=settings)
+            survey = asyncio.run(over_ssh)
+            return survey, check_survey(survey)
+        found, problems = _tasks()
+        if found is None:
+            return None, problems
+        tasks, index = found
+        own = tasks[index]
+        made = check_own_address(join_address(own.address, own.port or 0))
+        survey = asyncio.run(survey_as_task(tasks, index, lambda: gather_facts(made), settings))
+        return survey, check_survey(survey)
+
+
+def _tasks() -> tuple[tuple[list[SurveyedHost], int] | None, list[Finding]]:
+    """Returns the tasks of the cluster in the environment, and the index of this one."""
+    findings, resolver = examine_resolvers(ENVIRONMENTS)
+    errors = [finding for finding in findings if finding.level is Level.ERROR]
+    tasks = [] if resolver is None else hosts_of(resolver)
+    index = None if resolver is None else own_index(resolver, tasks)
+    if not errors and len(tasks) > 1 and index is not None:
+        return (tasks, index), []
+    if not errors:
+        problem = (
+            "The environment describes no cluster of several hosts."
+            if len(tasks) < 2
+            else "The environment does not name the task of this host."
+        )
+        fix = "set TF_CONFIG on each host, start it by a launcher, or give --hosts a,b,c."
+        errors = [Finding("cluster", Level.ERROR, problem, fix)]
+    return None, errors

@@ -1,0 +1,1 @@
+"""Measurements between the hosts of a cluster: reachability, latency, bandwidth, clocks."""

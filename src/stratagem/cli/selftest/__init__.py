@@ -1,0 +1,1 @@
+"""Self-test of an installation: every strategy, compared with NumPy."""

@@ -1,0 +1,170 @@
+"""Cases of the self-test, each in its own processes, so that a crash fails one case only."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+
+import numpy as np
+
+from stratagem import environment
+
+# Linear regression by gradient descent in NumPy: the numbers that every strategy must reach.
+
+# Neither the rows nor the batches divide evenly: 11 rows are batches of 4, 4 and 3.
+_NUM_ROWS, _NUM_FEATURES = 11, 3
+BATCH_SIZE, EPOCHS, LEARNING_RATE = 4, 3, 0.1
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    """Returns features, shape (11, 3), and labels, shape (11, 1), float32."""
+    random = np.random.default_rng(0)
+    features = random.normal(size=(_NUM_ROWS, _NUM_FEATURES)).astype("float32")
+    return features, (features @ np.array([[1.0], [-2.0], [0.5]], "float32") + 0.25)
+
+
+def trained_weights() -> np.ndarray:
+    """Returns kernel and bias after training from zero, one vector, float64."""
+    features, labels = (array.astype("float64") for array in data())
+    inputs = np.concatenate([features, np.ones((_NUM_ROWS, 1))], axis=1)
+    weights = np.zeros((_NUM_FEATURES + 1, 1))
+    for _ in range(EPOCHS):
+        for first in range(0, _NUM_ROWS, BATCH_SIZE):
+            rows = inputs[first : first + BATCH_SIZE]
+            errors = rows @ weights - labels[first : first + BATCH_SIZE]
+            weights -= LEARNING_RATE * 2 * rows.T @ errors / len(rows)
+    return weights[:, 0]
+
+
+_MARKER = "STRATAGEM_WEIGHTS"
+_LIMIT_S = 300
+# float32, over 9 updates.
+_TOLERANCE = 1e-5
+_ERROR = re.compile(r"^(\[[^\]]*\] )?[\w.]+(Error|Exception|Interrupt)\b")
+_MAX_LENGTH = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One strategy.
+
+    Args:
+        name: name in `program.STRATEGIES`.
+        title: name for the table.
+        num_workers: processes that `stratagem launch` starts; 0 for one process without it.
+        needs: optional module without which the case is skipped.
+        variables: environment variables of the case.
+    """
+
+    name: str
+    title: str
+    num_workers: int = 0
+    needs: str | None = None
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+CASES = (
+    Case("default", "no strategy"),
+    Case("one_device", "OneDeviceStrategy"),
+    Case("mirrored", "MirroredStrategy"),
+    Case("sharded", 'MirroredStrategy(shard_state="all")'),
+    Case("central_storage", "CentralStorageStrategy"),
+    Case("hybrid", "HybridStrategy"),
+    Case(
+        "tpu",
+        "TPUStrategy, CPU devices as chips",
+        variables={"STRATAGEM_TPU_PLATFORM": "cpu", "JAX_PLATFORMS": "cpu"},
+    ),
+    Case("multi_worker", "MultiWorkerMirroredStrategy, 2 processes", num_workers=2),
+    Case("parameter_server", "ParameterServerStrategy, 2 servers", needs="zmq"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CaseOutcome:
+    """Result of one case.
+
+    Args:
+        case: the case.
+        largest_difference: largest difference to the reference; None if it did not finish.
+        num_replicas: replicas that trained.
+        wall_s: seconds that the case took.
+        problem: why it failed or was skipped; "" if it passed.
+        is_skipped: True if this machine cannot run it.
+    """
+
+    case: Case
+    largest_difference: float | None = None
+    num_replicas: int = 0
+    wall_s: float = 0.0
+    problem: str = ""
+    is_skipped: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """True if the weights are those of the reference."""
+        return not self.problem
+
+
+def run_case(case: Case, limit_s: float = _LIMIT_S) -> CaseOutcome:
+    """Runs a case and compares its weights with the reference."""
+    if case.needs is not None and importlib.util.find_spec(case.needs) is None:
+        return CaseOutcome(case, problem=f"{case.needs} is not installed", is_skipped=True)
+    started_s = time.monotonic()
+    try:
+        finished = subprocess.run(  # noqa: S603 - our own program
+            _command(case),
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+            env={
+                **environment.snapshot_outside_cluster(),
+                "JAX_NUM_CPU_DEVICES": "2",
+                **case.variables,
+            },
+        )
+    except subprocess.TimeoutExpired:
+        return CaseOutcome(case, wall_s=limit_s, problem=f"not finished after {limit_s:.0f} s")
+    wall_s = time.monotonic() - started_s
+    lines = [line for line in finished.stdout.splitlines() if _MARKER in line]
+    expected_lines = max(case.num_workers, 1)
+    if finished.returncode or len(lines) != expected_lines:
+        return CaseOutcome(case, wall_s=wall_s, problem=_error_of(finished))
+    return _compared(case, lines, wall_s)
+
+
+def _command(case: Case) -> list[str]:
+    program = ["stratagem.cli.selftest.program", case.name]
+    if not case.num_workers:
+        return [sys.executable, "-m", *program]
+    launcher = [sys.executable, "-m", "stratagem", "launch", "--workers", str(case.num_workers)]
+    return [*launcher, "-m", *program]
+
+
+def _compared(case: Case, lines: list[str], wall_s: float) -> CaseOutcome:
+    decoder = json.JSONDecoder()
+    largest, num_replicas = 0.0, 0
+    for line in lines:
+        text = line.partition(_MARKER)[2].strip()
+        weights, end = decoder.raw_decode(text)
+        num_replicas = int(text[end:].split()[0])
+        difference = np.abs(np.asarray(weights) - trained_weights()).max()
+        largest = max(largest, float(difference))
+    is_equal = largest <= _TOLERANCE
+    problem = "" if is_equal else f"weights differ by {largest:.1e}"
+    return CaseOutcome(case, largest, num_replicas, wall_s, problem)
+
+
+def _error_of(finished: subprocess.CompletedProcess[str]) -> str:
+    """Returns the first line of the last error that a case printed."""
+    lines = [line for line in (finished.stdout + finished.stderr).splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.search(line)]
+    found = (errors or lines or [f"exit code {finished.returncode} without output"])[-1]
+    return found.strip()[:_MAX_LENGTH]

@@ -1,3 +1,0 @@
-"""Sums of gradients in a lossy form, with the error kept for the next step."""
-
-__all__: list[str] = []

@@ -1,0 +1,1 @@
+"""Devices of JAX: meshes, processes, all-reduce and its algorithms, compression."""

@@ -1,0 +1,1 @@
+"""Algorithms of all-reduce, and their choice."""

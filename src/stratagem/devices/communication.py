@@ -1,0 +1,168 @@
+"""`CommunicationOptions`: user options for collectives."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+
+from stratagem.devices.compression import AUTO, Compression
+from stratagem.errors import explain
+
+__all__ = [
+    "CollectiveCommunication",
+    "CollectiveHints",
+    "CommunicationImplementation",
+    "CommunicationOptions",
+]
+
+
+class CommunicationImplementation(enum.Enum):
+    """Algorithm that combines values across processes.
+
+    AUTO chooses from measured times. RING, HIERARCHICAL and TWO_STAGE are written out in the
+    program; TWO_STAGE is for links of a high latency. NCCL leaves it to the compiler, which uses
+    NCCL on GPUs, and Gloo between processes on CPU.
+
+    Example:
+        >>> ring = sg.CommunicationImplementation.RING
+        >>> sg.CommunicationOptions(implementation="ring").implementation is ring
+        True
+
+    Source: TF 2.21 collective_util.py, CommunicationImplementation.
+    """
+
+    AUTO = "AUTO"
+    RING = "RING"
+    HIERARCHICAL = "HIERARCHICAL"
+    TWO_STAGE = "TWO_STAGE"
+    NCCL = "NCCL"
+
+
+CollectiveCommunication = CommunicationImplementation
+
+
+@dataclasses.dataclass(frozen=True)
+class CommunicationOptions:
+    """Options for collectives.
+
+    Args:
+        bytes_per_pack: approximate size of the buffers that gradients are packed into between
+            processes on CPU, where messages are expensive; elsewhere the compiler combines them. 0
+            chooses: small ones, or where measured messages take long, large ones.
+        timeout_seconds: maximum seconds that a collective waits for a live process without
+            progress; None for `STRATAGEM_STUCK_TIMEOUT_S`, 0 for no limit.
+        implementation: the algorithm; a member or its name.
+        reduction_dtype: "bfloat16" sends float32 gradients in half as many bytes. Each is rounded
+            before it is added, and the sum once more, so the error of a sum of gradients g is at
+            most 2**-8 (sum |g| + |sum g|), less than one percent of sum |g|. None rounds nothing.
+        compression: a lossy form of gradients in which errors are made up for in later steps; an
+            object such as `sg.compression.Int8()` or its name, "bfloat16", "float16", "int8",
+            "float8", "power_sgd" or "top_k". None sends them whole, and so does "auto", which
+            measures the link between processes: `strategy.describe(model)` says which compression
+            it would choose, and why.
+
+    Raises:
+        ValueError: a negative number, an unknown name or dtype, another type, or both
+            `reduction_dtype` and `compression`.
+        TypeError: a compression of another type.
+
+    Example:
+        >>> sg.CommunicationOptions(bytes_per_pack=50 * 1024 * 1024).timeout_seconds is None
+        True
+
+    Source: TF 2.21 collective_util.py, CommunicationOptions.
+    """
+
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+    implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
+    reduction_dtype: str | None = None
+    compression: Compression | str | None = None
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.bytes_per_pack, int) or self.bytes_per_pack < 0:
+            raise ValueError(
+                explain(
+                    f"bytes_per_pack={self.bytes_per_pack!r} is not a valid size.",
+                    expected="an integer number of bytes, or 0 to choose automatically.",
+                    fix="pass 4 * 1024 * 1024, for example, or omit it.",
+                )
+            )
+        seconds = self.timeout_seconds
+        if seconds is not None and (not _is_number(seconds, int | float) or seconds < 0):
+            raise ValueError(
+                explain(
+                    f"timeout_seconds={seconds!r} is not a valid time limit.",
+                    expected="a number of seconds, 0 for no limit, or None for the default.",
+                    fix="pass 120.0, for example, or omit it.",
+                )
+            )
+        object.__setattr__(self, "implementation", _parse_implementation(self.implementation))
+        if self.reduction_dtype not in (None, "bfloat16"):
+            raise ValueError(
+                explain(
+                    f"reduction_dtype={self.reduction_dtype!r} is not supported.",
+                    expected='"bfloat16", or None to send gradients unchanged.',
+                    fix='pass "bfloat16", or omit reduction_dtype.',
+                )
+            )
+        object.__setattr__(self, "compression", _parse_compression(self.compression))
+        if self.compression is not None and self.reduction_dtype is not None:
+            raise ValueError(
+                explain(
+                    f"reduction_dtype={self.reduction_dtype!r} and "
+                    f"compression={self.compression!r} were given.",
+                    expected="at most one of them: each says how gradients are sent.",
+                    fix='leave reduction_dtype out. compression="bfloat16" keeps errors.',
+                )
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveHints(CommunicationOptions):
+    """The older name of `CommunicationOptions`, without a choice of algorithm.
+
+    Args:
+        bytes_per_pack: as for `CommunicationOptions`.
+        timeout_seconds: as for `CommunicationOptions`.
+
+    Raises:
+        ValueError: a negative number, or another type.
+
+    Example:
+        >>> sg.CollectiveHints(timeout_seconds=120.0).timeout_seconds
+        120.0
+
+    Source: TF 2.21 collective_util.py, Hints.
+    """
+
+    implementation: CommunicationImplementation | str = dataclasses.field(
+        default=CommunicationImplementation.AUTO, init=False
+    )
+    reduction_dtype: str | None = dataclasses.field(default=None, init=False)
+    compression: Compression | str | None = dataclasses.field(default=None, init=False)
+
+
+def _is_number(value: object, kinds: type | types.UnionType) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _parse_compression(value: object) -> Compression | str | None:
+    is_auto = isinstance(value, str) and value.lower() == AUTO
+    return AUTO if is_auto else Compression.parse(value)
+
+
+def _parse_implementation(value: object) -> CommunicationImplementation:
+    if isinstance(value, CommunicationImplementation):
+        return value
+    names = list(CommunicationImplementation.__members__)
+    if isinstance(value, str) and value.upper() in names:
+        return CommunicationImplementation[value.upper()]
+    raise ValueError(
+        explain(
+            f"implementation={value!r} is not a known algorithm.",
+            expected=f"a CommunicationImplementation, or one of {', '.join(names)}.",
+            fix="omit it, or pass AUTO to choose automatically.",
+        )
+    )

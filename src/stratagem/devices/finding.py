@@ -1,0 +1,320 @@
+"""Lookup of devices by name or index, and creation of virtual CPU devices."""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import functools
+import importlib.util
+import pkgutil
+import re
+import socket
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax
+
+from stratagem import environment
+from stratagem.cluster.accelerators import local_gpus
+from stratagem.devices.abstract_devices import planned_devices, planned_groups
+from stratagem.devices.mesh import check_groups
+from stratagem.devices.private import SeparateNodes
+from stratagem.errors import explain
+
+DeviceLike: TypeAlias = str | int | jax.Device
+
+_NAME = re.compile(
+    r"/?(?:job:(?P<job>\w+)/)?(?:replica:(?P<replica>\d+)/)?(?:task:(?P<task>\d+)/)?(?:device:)?"
+    r"(?P<platform>[a-zA-Z]+)(?::(?P<index>\d+))?"
+)
+_PLATFORMS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
+
+
+def local_devices() -> tuple[jax.Device, ...]:
+    """Returns all local accelerators or, without any, all local CPU devices, in JAX's order."""
+    environment.require_unchanged_settings()
+    if (planned := planned_devices()) is not None:
+        return planned
+    _size_thread_pool()
+    return tuple(jax.local_devices())
+
+
+def device_memory() -> tuple[int | None, int | None]:
+    """Returns the memory in use on the fullest local device, and its limit; None if unknown."""
+    try:
+        stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    except RuntimeError:  # the platform does not count, or has shut down
+        return None, None
+    used = [(one["bytes_in_use"], one.get("bytes_limit")) for one in stats if "bytes_in_use" in one]
+    return max(used, key=lambda one: one[0], default=(None, None))
+
+
+def _size_thread_pool() -> None:
+    """Sizes XLA:CPU's pool for the virtual devices to come; has no effect once JAX has started."""
+    num_devices = num_cpu_devices()
+    if num_devices > 1:
+        environment.size_cpu_thread_pool(num_devices)
+
+
+def num_cpu_devices() -> int:
+    """Returns the number of CPU devices requested by the program or its environment."""
+    settings: Any = jax.config
+    asked = int(settings.jax_num_cpu_devices)
+    return asked if asked > 0 else environment.num_forced_cpu_devices()
+
+
+def find_devices(specs: Sequence[DeviceLike]) -> tuple[jax.Device, ...]:
+    """Returns the devices for names, indices or `jax.Device` objects, in the given order.
+
+    Names are TensorFlow's and JAX's: `"GPU:0"`, `"/cpu:1"`, `"/device:TPU:3"`; an index counts
+    `local_devices()`. Creates missing virtual CPU devices if JAX has not started. Raises ValueError
+    for empty, duplicate, unknown or remote devices, TypeError for other types.
+
+    Source: TF 2.21 mirrored_strategy.py, _infer_num_gpus_per_worker and device canonicalization.
+    """
+    if not specs:
+        raise ValueError(
+            explain(
+                "devices=[] is empty.",
+                expected="at least one device, or None for all local ones.",
+                fix='omit the argument, or pass for example ["cpu:0", "cpu:1"].',
+            )
+        )
+    parsed = [_parse(spec) for spec in specs]
+    if (planned := planned_devices(len(parsed))) is not None:
+        return planned
+    cpu_indices = [
+        parsed_spec[1]
+        for parsed_spec in parsed
+        if isinstance(parsed_spec, tuple) and parsed_spec[0] == "cpu"
+    ]
+    if cpu_indices:
+        _make_virtual_cpu_devices(max(cpu_indices) + 1)
+    devices = tuple(_look_up(parsed_spec) for parsed_spec in parsed)
+    _check_distinct(devices)
+    _check_local(devices)
+    return devices
+
+
+def find_groups(
+    specs: Sequence[Sequence[DeviceLike]],
+) -> tuple[tuple[jax.Device, ...], ...]:
+    """Returns the devices of each replica, given as a list of devices per replica.
+
+    Raises as `find_devices`, and ValueError for groups of unequal size, TypeError if groups and
+    single devices are mixed.
+    """
+    for spec in specs:
+        if not isinstance(spec, list | tuple):
+            raise TypeError(
+                explain(
+                    f"devices={list(specs)!r} mixes groups with the single device {spec!r}.",
+                    expected="one device per replica, or a list of devices per replica.",
+                    fix='pass devices=[["gpu:0", "gpu:1"], ["gpu:2", "gpu:3"]].',
+                    code="SG104",
+                )
+            )
+    named = [device for group in specs for device in group]
+    sizes = {len(group) for group in specs}
+    if len(sizes) == 1 and named:
+        parsed = list(map(_parse, named))
+        if (planned := planned_groups(len(specs), len(parsed) // len(specs))) is not None:
+            return planned
+    found = iter(find_devices(named))
+    return check_groups([[next(found) for _ in group] for group in specs])
+
+
+def _parse(spec: DeviceLike) -> tuple[str, int] | int | jax.Device:
+    """Returns (platform, index), an index into the local devices, or the device itself."""
+    if isinstance(spec, jax.Device):
+        return spec
+    if isinstance(spec, int) and not isinstance(spec, bool):
+        return spec
+    if not isinstance(spec, str):
+        raise TypeError(
+            explain(
+                f"device {spec!r} is of type {type(spec).__name__}.",
+                expected='a name such as "gpu:0", an index, or a jax.Device.',
+                fix="pass a name, an index or a device; jax.devices() lists them.",
+            )
+        )
+    match = _NAME.fullmatch(spec)
+    platform = _PLATFORMS.get(match["platform"].lower()) if match else None
+    if match is None or platform is None:
+        # Listing the devices would start JAX, after which a corrected call could not create virtual
+        # CPU devices any more.
+        raise ValueError(
+            explain(
+                f"{spec!r} is not a device name.",
+                expected='a platform (cpu, gpu, tpu) and an index, such as "gpu:0" or "/cpu:1".',
+                fix="correct the name; the command `stratagem devices` lists the devices.",
+                code="SG103",
+            )
+        )
+    is_local = match["job"] in (None, "localhost") and not int(match["replica"] or 0)
+    if not is_local or int(match["task"] or 0):
+        raise _remote_device_error([spec])
+    return platform, int(match["index"] or 0)
+
+
+def _look_up(parsed_spec: tuple[str, int] | int | jax.Device) -> jax.Device:
+    if isinstance(parsed_spec, jax.Device):
+        return parsed_spec
+    if isinstance(parsed_spec, int):
+        name, platform, index, devices = f"number {parsed_spec}", "", parsed_spec, local_devices()
+    else:
+        platform, index = parsed_spec
+        name, devices = f"{platform}:{index}", _platform_devices(platform)
+    if not 0 <= index < len(devices):
+        raise ValueError(
+            explain(
+                f"device {name} does not exist.",
+                expected=f"one of {_device_names(_all_local_devices())}.",
+                fix=_missing_device_fix(platform, index),
+                code="SG103",
+            )
+        )
+    return devices[index]
+
+
+def _missing_device_fix(platform: str, index: int) -> str:
+    if platform == "cpu" and _platform_devices("cpu"):
+        return (
+            "create the strategy before the first JAX computation (JAX has started and cannot add "
+            "virtual CPU devices any more), or call "
+            f'jax.config.update("jax_num_cpu_devices", {index + 1}) at the top of the program.'
+        )
+    return "use a device that exists, or omit `devices` to use all local ones."
+
+
+def _platform_devices(platform: str) -> tuple[jax.Device, ...]:
+    try:
+        return tuple(jax.local_devices(backend=platform))
+    except RuntimeError:  # JAX has no such platform on this machine
+        return ()
+
+
+def _all_local_devices() -> tuple[jax.Device, ...]:
+    accelerators = local_devices()
+    cpus = _platform_devices("cpu")
+    return accelerators + tuple(device for device in cpus if device not in accelerators)
+
+
+def _device_names(devices: Sequence[jax.Device]) -> str:
+    counts: dict[str, int] = {}
+    names: list[str] = []
+    for device in devices:
+        index = counts.get(device.platform, 0)
+        counts[device.platform] = index + 1
+        names.append(f"{device.platform}:{index}")
+    return ", ".join(names)
+
+
+def _make_virtual_cpu_devices(num_devices: int) -> None:
+    """Requests CPU devices from JAX; does nothing if its backends have started."""
+    if num_devices > num_cpu_devices():
+        try:
+            jax.config.update("jax_num_cpu_devices", num_devices)
+        except RuntimeError:  # JAX has started: the lookup that follows explains what to do
+            return
+    _size_thread_pool()
+
+
+def _check_distinct(devices: Sequence[jax.Device]) -> None:
+    repeated = sorted({str(device) for device in devices if devices.count(device) > 1})
+    if repeated:
+        raise ValueError(
+            explain(
+                f"devices contains {', '.join(repeated)} more than once.",
+                expected="each device at most once: a device holds one replica.",
+                fix="remove the duplicates.",
+            )
+        )
+
+
+def _check_local(devices: Sequence[jax.Device]) -> None:
+    process_index = jax.process_index()
+    remote = [str(device) for device in devices if device.process_index != process_index]
+    if remote:
+        raise _remote_device_error(remote)
+
+
+def _remote_device_error(names: Sequence[str]) -> ValueError:
+    return ValueError(
+        explain(
+            f"devices contains {', '.join(names)}, which belongs to another process.",
+            expected="devices of this process.",
+            fix="choose from jax.local_devices().",
+        )
+    )
+
+
+# Startup of JAX in processes that know each other's devices, and never talk to each other in JAX.
+#
+# Arrays over the devices of all processes describe values of which each process has its own part.
+# No
+# program of JAX combines the parts, so that no process depends on another one.
+
+
+@functools.cache
+def start_separately(num_processes: int, process_id: int) -> tuple[jax.Device, ...]:
+    """Starts JAX, and returns a device of each process, in their order.
+
+    The devices of other processes are names: only this process's own computes. Raises RuntimeError
+    if this process has several devices, or another platform than CPU.
+    """
+    settings: Any = jax.config
+    check_platform(settings.jax_platforms)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    nodes = SeparateNodes(port, num_processes, process_id)
+    with concurrent.futures.ThreadPoolExecutor(num_processes) as pool:
+        others = [pool.submit(nodes.start_other, one) for one in nodes.others]
+        own = local_devices()
+        for other in others:
+            other.result()
+    atexit.register(nodes.close)
+    check_device(own)
+    return tuple(sorted(jax.devices(), key=lambda device: device.process_index))
+
+
+def check_platform(platforms: str | None) -> None:
+    """Raises RuntimeError if JAX would start on GPUs, where it waits for those of other processes.
+
+    `platforms` is the value of JAX_PLATFORMS, if any.
+    """
+    if platforms:
+        first = platforms.split(",")[0]
+        found = "" if first == "cpu" else f"JAX_PLATFORMS is {platforms!r}"
+    else:
+        gpus = local_gpus() if _has_gpu_plugin() else ()
+        found = f"JAX would start on this host's GPUs: {', '.join(gpus)}" if gpus else ""
+    if found:
+        raise RuntimeError(
+            explain(
+                f"{found}.",
+                expected="CPU devices: processes of an ElasticStrategy do not compute on others.",
+                fix="set JAX_PLATFORMS=cpu, or use MultiWorkerMirroredStrategy.",
+            )
+        )
+
+
+def _has_gpu_plugin() -> bool:
+    plugins = importlib.util.find_spec("jax_plugins")
+    folders = None if plugins is None else plugins.submodule_search_locations
+    names = [module.name for module in pkgutil.iter_modules(folders or ())]
+    return any(name.startswith(("xla_cuda", "xla_rocm")) for name in names)
+
+
+def check_device(own: Sequence[Any]) -> None:
+    """Raises RuntimeError unless a process has one CPU device."""
+    if len(own) > 1 or own[0].platform != "cpu":
+        raise RuntimeError(
+            explain(
+                f"This process has {len(own)} devices: {', '.join(map(str, own))}.",
+                expected="one CPU device for each process of an ElasticStrategy.",
+                fix="start one process for each device, with JAX_PLATFORMS=cpu; "
+                "MultiWorkerMirroredStrategy supports other platforms and several devices.",
+            )
+        )

@@ -1,0 +1,1 @@
+"""Sums of gradients in a lossy form, with the error kept for the next step."""

@@ -1,0 +1,1 @@
+"""Contexts of a call (cross-replica, replica, update), and the current strategy."""

@@ -1,0 +1,1 @@
+"""Secret of a run, and the proof of it on every connection."""

@@ -1,0 +1,1 @@
+"""Groups of processes that continue without lost members."""

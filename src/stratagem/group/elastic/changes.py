@@ -1,0 +1,297 @@
+"""Changes of the view: the lowest member left collects reports and sends the next view."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import select
+import socket
+import time
+
+from stratagem.errors import DeadlineExceededError, UnavailableError, explain
+from stratagem.group.elastic.inbox import (
+    Candidate,
+    Inbox,
+    Peers,
+    Stage,
+    receive_message,
+    send_message,
+)
+from stratagem.group.elastic.views import Report, View, next_view, with_newcomers
+from stratagem.group.verdict import GroupLimits
+
+_logger = logging.getLogger(__name__)
+
+_POLL_S = 0.02
+# Each probe is a handshake in the thread of another process's gate.
+_PROBE_EVERY_S = 0.2
+
+
+class GroupRunsError(Exception):
+    """The others train already, so that this process can only join them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SafePoint:
+    """A place of the program at which processes can join, after a number of committed rounds."""
+
+    place: str
+    num_rounds: int
+
+
+class ViewChanges:
+    """Finds the next view together with the other members.
+
+    Members have `limits.join_s` to start, and `limits.stuck_s` to notice a broken view. A view has
+    at most `most` members.
+    """
+
+    def __init__(self, peers: Peers, inbox: Inbox, limits: GroupLimits, *, most: int) -> None:
+        self._peers, self._inbox, self._most = peers, inbox, most
+        self._peer_s, self._start_s, self._stuck_s = limits.peer_s, limits.join_s, limits.stuck_s
+
+    def next_view(self, view: View, report: Report, safe: SafePoint | None = None) -> View:
+        """Returns the view after a broken one, the same on all members that are left.
+
+        At a safe point, the lowest member adds processes that wait there. Raises UnavailableError
+        if most members do not answer, without having ended; DeadlineExceededError if one answers,
+        but does not report in time; RuntimeError if the reports contradict each other.
+        """
+        for candidate in view.members:
+            if candidate == self._peers.own:
+                return self._collect(view, report, safe)
+            found = self._ask(candidate, report)
+            if found is not None:
+                return found
+        raise AssertionError("a member is not in its own view")
+
+    def first_view(self, members: tuple[int, ...], num_backups: int = 0) -> View:
+        """Returns the first view once all members have started.
+
+        Raises DeadlineExceededError, and GroupRunsError if the others have started before.
+        """
+        own = self._peers.own
+        view = View(0, members)
+        report = Report(
+            own,
+            0,
+            0,
+            is_complete=False,
+            incarnation=self._peers.incarnation,
+            num_backups=num_backups,
+        )
+        if own == members[0]:
+            return self._collect(view, report, starts=True)
+        deadline = time.monotonic() + self._start_s
+        while time.monotonic() < deadline:
+            if own not in members or self._stage_of(members[0]) != Stage.STARTS:
+                self._check_others(self._peers.others)
+            elif (found := self._ask_first(members[0], report)) is not None:
+                return found
+            time.sleep(_PROBE_EVERY_S)
+        raise self._not_started([members[0]])
+
+    def _stage_of(self, member: int) -> str | None:
+        """Returns the stage of a process; None if it does not answer."""
+        try:
+            return self._peers.probe(member).get("stage")
+        except OSError:
+            return None
+
+    def _check_others(self, others: list[int]) -> None:
+        """Raises GroupRunsError if a process trains."""
+        self._inbox.check_open()
+        if any(self._stage_of(one) == Stage.TRAINS for one in others):
+            raise GroupRunsError
+
+    def _ask_first(self, candidate: int, report: Report) -> View | None:
+        """Reports to the first member; returns its answer, or None if it is lost."""
+        try:
+            return self._ask(candidate, report)
+        except UnavailableError:
+            self._check_others([candidate])  # it began in this moment, with the process before
+            raise
+
+    def _ask(self, candidate: int, report: Report) -> View | None:
+        """Reports to a member; returns its answer, or None if it is lost."""
+        while True:
+            try:
+                connection = self._peers.dial_report(candidate)
+                break
+            except OSError:
+                self._inbox.check_open()
+                if self._peers.is_lost(candidate):
+                    return None
+                time.sleep(_PROBE_EVERY_S)
+        with connection:
+            try:
+                send_message(connection, dataclasses.asdict(report), self._peer_s)
+                begun_s = time.monotonic()
+                while not _is_readable(connection, _PROBE_EVERY_S):
+                    self._inbox.check_open()
+                    if self._peers.is_lost(candidate):
+                        return None
+                    if time.monotonic() - begun_s > max(self._stuck_s, self._start_s):
+                        raise self._stuck([candidate], time.monotonic() - begun_s)
+                answer = receive_message(connection, self._peer_s)
+            except (DeadlineExceededError, UnavailableError):
+                raise
+            except OSError:
+                return None
+        if "error" in answer:
+            raise UnavailableError(answer["error"])
+        return View.of_message(answer)
+
+    def _collect(
+        self,
+        view: View,
+        own_report: Report,
+        safe: SafePoint | None = None,
+        *,
+        starts: bool = False,
+    ) -> View:
+        reports = {own_report.member: own_report}
+        connections: dict[int, socket.socket] = {}
+        lost: set[int] = set()
+        begun_s = probed_s = time.monotonic()
+        try:
+            while missing := set(view.members) - reports.keys() - lost:
+                self._inbox.check_open()
+                # While a group starts, a process may be started again after its report.
+                for member in view.members if starts else missing:
+                    self._take_report(member, reports, connections)
+                now_s = time.monotonic()
+                is_first = probed_s == begun_s
+                if is_first or now_s - probed_s > _PROBE_EVERY_S:
+                    absent = sorted(missing - reports.keys())
+                    if starts:
+                        self._check_others(absent)
+                    else:
+                        lost |= {one for one in absent if self._peers.is_lost(one)}
+                    probed_s = time.monotonic()
+                self._check_time(sorted(missing), now_s - begun_s, starts=starts)
+                with self._inbox.changed:
+                    if not self._inbox.has_report():
+                        self._inbox.changed.wait(_POLL_S)
+            return self._decide(view, reports, connections, lost, safe)
+        finally:
+            for connection in connections.values():
+                connection.close()
+
+    def _take_report(
+        self, member: int, reports: dict[int, Report], connections: dict[int, socket.socket]
+    ) -> None:
+        connection = self._inbox.take_report(member)
+        if connection is None:
+            return
+        try:
+            reports[member] = Report(**receive_message(connection, self._peer_s))
+        except (OSError, TypeError):  # it has given up, and will report again
+            connection.close()
+        else:
+            if (before := connections.get(member)) is not None:
+                before.close()
+            connections[member] = connection
+
+    def _decide(
+        self,
+        view: View,
+        reports: dict[int, Report],
+        connections: dict[int, socket.socket],
+        lost: set[int],
+        safe: SafePoint | None,
+    ) -> View:
+        """Sends the next view, or the error that ends the group, to all that report."""
+        try:
+            self._check_majority(view, lost)
+            found = next_view(list(reports.values()))
+        except (UnavailableError, RuntimeError) as error:
+            for connection in connections.values():
+                _send(connection, {"error": str(error)}, self._peer_s)
+            raise
+        candidates = self._candidates(found, safe)
+        found = with_newcomers(
+            found, {member: one.incarnation for member, one in candidates.items()}
+        )
+        is_due = not candidates and self._has_candidates(found, safe)
+        found = dataclasses.replace(found, is_change_due=is_due)
+        waiting = [one.connection for one in candidates.values()]
+        # One that gets the view may report at once that it is broken.
+        self._inbox.begin_view(found.number, found.expected)
+        for connection in (*connections.values(), *waiting):
+            _send(connection, dataclasses.asdict(found), self._peer_s)
+        for connection in waiting:
+            connection.close()
+        return found
+
+    def _has_candidates(self, found: View, safe: SafePoint | None) -> bool:
+        """Returns True if processes wait that can join at the next safe point."""
+        if safe is None or len(found.members) >= self._most:
+            return False
+        return self._inbox.has_candidate(safe.place, found.members)
+
+    def _candidates(self, found: View, safe: SafePoint | None) -> dict[int, Candidate]:
+        """Returns the processes to add, if no round was committed since the safe point."""
+        room = self._most - len(found.members)
+        if safe is None or found.num_rounds != safe.num_rounds or room <= 0:
+            return {}
+        return self._inbox.take_candidates(safe.place, found.members, room)
+
+    def _check_time(self, missing: list[int], waited_s: float, *, starts: bool) -> None:
+        if starts and waited_s > self._start_s:
+            raise self._not_started(missing)
+        if not starts and waited_s > self._stuck_s:
+            raise self._stuck(missing, waited_s)
+
+    def _check_majority(self, view: View, lost: set[int]) -> None:
+        """Raises UnavailableError if the lost members may continue by themselves."""
+        silent = sorted(member for member in lost if self._peers.is_silent(member))
+        num_present = len(view.members) - len(lost)
+        if silent and 2 * num_present <= len(view.members):
+            raise UnavailableError(
+                explain(
+                    f"{self._named(silent)} did not answer for {self._peer_s:g} s, and only "
+                    f"{num_present} of {len(view.members)} members are left.",
+                    expected="more than half of the members, unless the others have ended: those "
+                    "may be on the other side of a broken network, and continue.",
+                    fix="check the network between the hosts, then restart all processes; "
+                    "STRATAGEM_PEER_TIMEOUT_S is the limit.",
+                    code="SG506",
+                )
+            )
+
+    def _not_started(self, missing: list[int]) -> DeadlineExceededError:
+        return DeadlineExceededError(
+            explain(
+                f"{self._peers.labels[self._peers.own]} waited {self._start_s:g} s for "
+                f"{self._named(missing)}.",
+                expected=f"all processes within {self._start_s:g} s (STRATAGEM_JOIN_TIMEOUT_S).",
+                fix="check whether it was started and can be reached from this host.",
+                code="SG504",
+            )
+        )
+
+    def _stuck(self, missing: list[int], waited_s: float) -> DeadlineExceededError:
+        return DeadlineExceededError(
+            explain(
+                f"{self._named(missing)} still runs, but has not reached a step or an exchange "
+                f"for {waited_s:.0f} s since another member was lost.",
+                expected=f"progress within {self._stuck_s:g} s (STRATAGEM_STUCK_TIMEOUT_S).",
+                fix="check what the process does; raise the limit if a step takes that long.",
+                code="SG508",
+            )
+        )
+
+    def _named(self, members: list[int]) -> str:
+        return ", ".join(self._peers.labels[member] for member in members)
+
+
+def _send(connection: socket.socket, message: dict[str, object], limit_s: float) -> None:
+    try:
+        send_message(connection, message, limit_s)
+    except OSError:  # the next change notices
+        _logger.debug("A member was lost while the view changed.")
+
+
+def _is_readable(connection: socket.socket, limit_s: float) -> bool:
+    return bool(select.select([connection], [], [], limit_s)[0])

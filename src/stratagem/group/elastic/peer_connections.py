@@ -1,0 +1,611 @@
+"""Connections between all members of one view, and swaps of buffers over them.
+
+A view has connections of its own. So nothing of a broken round is left in them.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import select
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stratagem.errors import DataLossError, explain
+from stratagem.observe.run_events.wait_clock import WaitClock, wait_clock
+
+# Messages to members that are late, sent by a thread: the others do not wait for their reading.
+
+_POLL_MS = 50
+
+
+class Feed:
+    """Sends messages to members over their connections, to each in order.
+
+    Nothing else may be sent to a member while `is_busy`. A broken connection drops the messages for
+    it: the member's own view is broken then.
+    """
+
+    def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
+        self._sockets = sockets
+        self._pending: dict[int, collections.deque[memoryview]] = {}
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    def send(self, peers: Iterable[int], message: bytes) -> None:
+        """Queues a message for several members; starts the thread if there is none."""
+        with self._changed:
+            for peer in peers:
+                self._pending.setdefault(peer, collections.deque()).append(memoryview(message))
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="stratagem elastic feed", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify_all()
+
+    def free_of(self, peers: Iterable[int]) -> list[int]:
+        """Returns those of some members to which something else may be sent."""
+        if self._thread is None:
+            return list(peers)
+        return [peer for peer in peers if not self.is_busy(peer)]
+
+    def is_busy(self, peer: int) -> bool:
+        """Returns True if messages for a member are waiting."""
+        return bool(self._pending.get(peer))
+
+    def finish(self, limit_s: float) -> None:
+        """Waits until all messages are sent, for no longer than a limit."""
+        deadline = time.monotonic() + limit_s
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not any(self._pending.values()), max(0.0, deadline - time.monotonic())
+            )
+
+    def close(self) -> None:
+        """Ends the thread; messages that wait are dropped."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed or any(self._pending.values()))
+                if self._is_closed:
+                    return
+                peers = [peer for peer, queue in self._pending.items() if queue]
+            poller = select.poll()
+            for peer in peers:
+                if self._sockets[peer].fileno() >= 0:
+                    poller.register(self._sockets[peer], select.POLLOUT)
+            poller.poll(_POLL_MS)
+            for peer in peers:
+                self._send_some(peer)
+
+    def _send_some(self, peer: int) -> None:
+        queue = self._pending[peer]
+        try:
+            count = self._sockets[peer].send(queue[0])
+        except BlockingIOError:
+            return
+        except OSError:
+            queue.clear()
+        else:
+            queue[0] = queue[0][count:]
+            if not queue[0].nbytes:
+                queue.popleft()
+        if not queue:
+            with self._changed:
+                self._changed.notify_all()
+
+
+# The end of sockets that another thread may be using.
+
+
+def close_after_use(sockets: Iterable[socket.socket], use: threading.RLock) -> None:
+    """Ends connections, and closes them once no thread holds `use`.
+
+    The number of a closed file belongs to the next one that any thread opens: a thread that still
+    reads or writes would do so on a connection of another.
+    """
+    sockets = list(sockets)
+    for one in sockets:
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)  # wakes the thread that uses it
+    with use:
+        for one in sockets:
+            one.close()
+
+
+# Time of the operations of an elastic group: waiting for members, and values in transit.
+#
+# An operation begins when this member has computed its values. It then waits until the last of the
+# others has sent its first bytes. The rest of the operation is sending, receiving and adding.
+#
+# The first bytes of a member that is late come late, and all its values follow at once. Over a slow
+# link the first bytes come in time, and the values follow slowly.
+#
+# With backup workers, the first operation of a step waits until enough members have arrived. One
+# that
+# is left out waits for no member, only for values. The others do not wait for it, though its own
+# work
+# takes longer. So the times of steps do not tell who holds up whom, and none are given as a whole.
+
+
+class ExchangeTimes:
+    """Adds the times of operations to a clock; `tasks` has the name of each member's task.
+
+    `waits_for_all` is False if a step may leave members out.
+    """
+
+    def __init__(
+        self, tasks: Mapping[int, str], clock: WaitClock = wait_clock, *, waits_for_all: bool = True
+    ) -> None:
+        self._tasks, self._clock = tasks, clock
+        self._begin_s = self._swap_s = self._waited_s = 0.0
+        self._follows_work = self._counts_peers = False
+        self._heard_s: dict[int, float] = {}
+        clock.measures_transfers, clock.waits_for_all = True, waits_for_all
+
+    def close(self) -> None:
+        """Ends the measurement: later steps of this process may be those of another strategy."""
+        self._clock.measures_transfers, self._clock.waits_for_all = False, True
+
+    def begin_operation(self, *, follows_work: bool) -> None:
+        """Begins an operation; one that does not follow own work waits for values in transit."""
+        self._begin_s, self._waited_s = time.monotonic(), 0.0
+        self._follows_work = self._counts_peers = follows_work
+
+    def end_waiting(self) -> None:
+        """Notes that all members that take part have arrived: the rest of it waits for values."""
+        self._waited_s, self._counts_peers = time.monotonic() - self._begin_s, False
+
+    def follow(self) -> None:
+        """Notes that this member takes no part: it waits for values that others have combined."""
+        self._follows_work = self._counts_peers = False
+
+    def end_operation(self) -> None:
+        """Ends it, also with an error."""
+        self._clock.peers_s += self._waited_s
+        self._clock.transfer_s += time.monotonic() - self._begin_s - self._waited_s
+
+    def begin_swap(self) -> None:
+        """Begins to swap buffers with the other members; an operation may do so twice."""
+        self._swap_s = time.monotonic()
+        self._heard_s.clear()
+
+    def hear(self, peer: int) -> None:
+        """Notes that bytes of a member have arrived."""
+        if peer not in self._heard_s:
+            self._heard_s[peer] = time.monotonic()
+
+    def receive_all(self, peer: int) -> None:
+        """Notes that all bytes of a member have arrived."""
+        if not self._follows_work:
+            return
+        # All begin the second swap of an operation when the first is over: its delay counts, too.
+        begin_s = self._heard_s.get(peer, self._swap_s) if self._counts_peers else self._swap_s
+        task = self._tasks.get(peer, "")
+        received_s = self._clock.received_s
+        received_s[task] = received_s.get(task, 0.0) + time.monotonic() - begin_s
+
+    def end_swap(self) -> None:
+        """Ends the swap."""
+        if self._counts_peers and self._heard_s:
+            self._waited_s += max(self._heard_s.values()) - self._swap_s
+        self._counts_peers = False
+
+
+# View, round, operation in the round, name of the round, bytes that follow.
+_HEADER = struct.Struct("!IQIIQ")
+_POLL_S = 0.2
+# Operation of a message that holds a whole round, for a member that took no part in it.
+_COMBINED = 2**32 - 1
+# Below this size every member sends its whole array to all others, which takes one message less.
+_SMALL_BYTES = 2**16
+_MOST_BUFFERS = 512  # in one call; Linux takes 1,024
+
+Brokenness = Callable[[float], None]
+"""Called with the seconds waited; raises PeerLostError if the view is broken."""
+
+
+class PeerLostError(ConnectionError):
+    """The view is broken: a member was lost, or has left the view because another was."""
+
+
+class DivergedError(RuntimeError):
+    """Members made different calls."""
+
+
+class PeerConnections:
+    """Non-blocking sockets to the other members of a view.
+
+    One thread uses them; any thread may close them.
+    """
+
+    def __init__(
+        self,
+        view: int,
+        members: Sequence[int],
+        own: int,
+        sockets: Mapping[int, socket.socket],
+        check: Brokenness,
+        times: ExchangeTimes | None = None,
+    ) -> None:
+        self._view, self._members, self._own = view, tuple(members), own
+        self._sockets = dict(sockets)
+        self._check, self._times = check, times or ExchangeTimes({}, WaitClock())
+        self._round, self._name, self._op = 0, "", 0
+        self._active, self._scale, self._peers = self._members, 1.0, tuple(sockets)
+        self._feed = Feed(self._sockets)
+        self._use = threading.RLock()
+        for one in self._sockets.values():
+            one.settimeout(0)
+
+    def begin_round(self, number: int, name: str) -> None:
+        """Starts the count of operations; all members use the same number and name."""
+        self._round, self._name, self._op = number, name, 0
+        self._active, self._scale, self._peers = self._members, 1.0, tuple(self._sockets)
+
+    def take_part(self, participants: Sequence[int], scale: float) -> None:
+        """Combines the values of some members in the rest of this round; multiplies their sums.
+
+        All of them have arrived at it.
+        """
+        self._active, self._scale = tuple(participants), scale
+        self._peers = tuple(peer for peer in participants if peer != self._own)
+        self._times.end_waiting()
+
+    def close(self) -> None:
+        """Closes all connections, by which the other members learn that the view is broken."""
+        self._feed.close()
+        close_after_use(self._sockets.values(), self._use)
+
+    def barrier(self, flag: int = 0) -> list[int]:
+        """Returns the flags of all members, each a byte, once all have called it."""
+        return self._gather_array(np.array([flag], np.uint8))[:, 0].tolist()
+
+    def broadcast(self, source: int, targets: Sequence[int], buffers: Sequence[memoryview]) -> None:
+        """Fills the buffers of some members from those of one; all members call it."""
+        outgoing = {target: buffers for target in targets if self._own == source}
+        self._swap(outgoing, {source: buffers} if self._own in targets else {})
+
+    def gather(self, content: bytes) -> list[bytes]:
+        """Returns the bytes of all members, in the order of members."""
+        sizes = self._gather_array(np.array([len(content)], np.uint64))
+        received = {
+            peer: np.empty(int(size), np.uint8)
+            for peer, size in zip(self._members, sizes[:, 0], strict=True)
+            if peer != self._own
+        }
+        own = memoryview(content)
+        self._swap(
+            {peer: [own] for peer in self._peers},
+            {peer: [_bytes_of(array)] for peer, array in received.items()},
+        )
+        return [
+            content if peer == self._own else received[peer].tobytes() for peer in self._members
+        ]
+
+    def gather_into(self, own: np.ndarray[Any, Any], everyone: np.ndarray[Any, Any]) -> None:
+        """Writes flat arrays to the rows of a contiguous array, zeros for who takes no part."""
+        rows = everyone.reshape(len(self._members), own.size)
+        if len(self._active) < len(self._members):
+            rows[...] = 0
+        rows[self._members.index(self._own)] = own
+        self._swap(
+            {peer: [_bytes_of(own)] for peer in self._peers},
+            {peer: [_bytes_of(rows[self._members.index(peer)])] for peer in self._peers},
+        )
+
+    def _gather_array(self, own: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        everyone = np.empty((len(self._members), own.size), own.dtype)
+        self.gather_into(own, everyone)
+        return everyone
+
+    def all_to_all(self, own: np.ndarray[Any, Any], received: np.ndarray[Any, Any]) -> None:
+        """Writes row r of member i to row i of member r; arrays are flat and contiguous."""
+        count = len(self._members)
+        rows, results = own.reshape(count, -1), received.reshape(count, -1)
+        rank = self._members.index(self._own)
+        results[rank] = rows[rank]
+        others = [(place, peer) for place, peer in enumerate(self._members) if peer != self._own]
+        self._swap(
+            {peer: [_bytes_of(rows[place])] for place, peer in others},
+            {peer: [_bytes_of(results[place])] for place, peer in others},
+        )
+
+    def reduce(
+        self, own: np.ndarray[Any, Any], total: np.ndarray[Any, Any], ufunc: np.ufunc
+    ) -> None:
+        """Writes the sum, or another combination, over members to `total`; arrays are flat.
+
+        Every element is combined in the order of members, so the result is bitwise equal on all.
+        Sums of floats are multiplied by the scale of the round.
+        """
+        if own.nbytes <= _SMALL_BYTES:
+            everyone = self._gather_array(own)
+            _combine([everyone[self._members.index(one)] for one in self._active], total, ufunc)
+            self._weigh(total, ufunc)
+            return
+        count = len(self._active)
+        rank = self._active.index(self._own)
+        bounds = [own.size * place // count for place in range(count + 1)]
+        shards = [slice(bounds[place], bounds[place + 1]) for place in range(count)]
+        others = [(place, peer) for place, peer in enumerate(self._active) if peer != self._own]
+        addends: list[Any] = [None] * count
+        addends[rank] = own[shards[rank]]
+        for place, _ in others:
+            addends[place] = np.empty(addends[rank].size, own.dtype)
+        self._swap(
+            {peer: [_bytes_of(own[shards[place]])] for place, peer in others},
+            {peer: [_bytes_of(addends[place])] for place, peer in others},
+        )
+        _combine(addends, total[shards[rank]], ufunc)
+        self._weigh(total[shards[rank]], ufunc)
+        self._swap(
+            {peer: [_bytes_of(total[shards[rank]])] for _, peer in others},
+            {peer: [_bytes_of(total[shards[place]])] for place, peer in others},
+        )
+
+    def send_combined(self, peers: Sequence[int], number: int, content: bytes) -> None:
+        """Starts to send a round to members that took no part in it."""
+        header = _HEADER.pack(self._view, number, _COMBINED, 0, len(content))
+        self._feed.send(peers, header + content)
+
+    def receive_combined(self, peer: int) -> bytearray:
+        """Returns a round that a member sends to this one."""
+        self._times.follow()
+        header = bytearray(_HEADER.size)
+        self._transfer({}, {peer: _Incoming(b"", [memoryview(header)])})
+        view, number, op, _, size = _HEADER.unpack(header)
+        if (view, op) != (self._view, _COMBINED):
+            raise DivergedError(
+                f"process {peer} sent another operation than a whole round: {op} of round {number}"
+            )
+        content = bytearray(size)
+        self._transfer({}, {peer: _Incoming(b"", [memoryview(content)])})
+        return content
+
+    def finish(self, limit_s: float) -> None:
+        """Waits until all rounds are sent to those that took no part, or for a limit."""
+        self._feed.finish(limit_s)
+
+    def _weigh(self, total: np.ndarray[Any, Any], ufunc: np.ufunc) -> None:
+        if self._scale != 1 and ufunc is np.add and total.dtype.kind in "fc":
+            total *= self._scale
+
+    def _swap(
+        self,
+        outgoing: Mapping[int, Sequence[memoryview]],
+        incoming: Mapping[int, Sequence[memoryview]],
+    ) -> None:
+        """Sends buffers to peers while it fills those from them."""
+        self._op += 1
+        name = zlib.crc32(self._name.encode())
+        sending: dict[int, list[memoryview]] = {}
+        receiving: dict[int, _Incoming] = {}
+        for peer, buffers in outgoing.items():
+            size = sum(buffer.nbytes for buffer in buffers)
+            header = _HEADER.pack(self._view, self._round, self._op, name, size)
+            sending[peer] = [memoryview(header), *(one for one in buffers if one.nbytes)]
+        for peer, buffers in incoming.items():
+            size = sum(buffer.nbytes for buffer in buffers)
+            expected = _HEADER.pack(self._view, self._round, self._op, name, size)
+            receiving[peer] = _Incoming(expected, [one for one in buffers if one.nbytes])
+        self._transfer(sending, receiving)
+
+    def _transfer(
+        self, sending: dict[int, list[memoryview]], receiving: dict[int, _Incoming]
+    ) -> None:
+        begun_s = time.monotonic()
+        self._times.begin_swap()
+        with self._use:
+            while sending or receiving:
+                moved = False
+                for peer in self._feed.free_of(sending):
+                    moved |= self._send(peer, sending)
+                for peer in list(receiving):
+                    moved |= self._receive(peer, receiving)
+                if not moved:
+                    self._wait(sending.keys(), receiving.keys())
+                    waited_s = time.monotonic() - begun_s
+                    if waited_s > _POLL_S:
+                        self._check(waited_s)
+        self._times.end_swap()
+
+    def _send(self, peer: int, sending: dict[int, list[memoryview]]) -> bool:
+        buffers = sending[peer]
+        try:
+            count = self._sockets[peer].sendmsg(buffers[:_MOST_BUFFERS])
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise PeerLostError(f"process {peer} cannot be reached: {error}") from error
+        while buffers and count >= buffers[0].nbytes:
+            count -= buffers.pop(0).nbytes
+        if buffers:
+            buffers[0] = buffers[0][count:]
+        else:
+            del sending[peer]
+        return True
+
+    def _receive(self, peer: int, receiving: dict[int, _Incoming]) -> bool:
+        state = receiving[peer]
+        try:
+            count = self._sockets[peer].recv_into(state.target)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise PeerLostError(f"process {peer} cannot be reached: {error}") from error
+        self._times.hear(peer)
+        if not count:
+            raise PeerLostError(f"process {peer} closed its connection")
+        if state.advance(count, peer):
+            del receiving[peer]
+            self._times.receive_all(peer)
+        return True
+
+    def _wait(self, sending: Any, receiving: Any) -> None:
+        poller = select.poll()
+        for peer, one in self._sockets.items():
+            # One that the feed occupies may be writable all the time.
+            may_send = peer in sending and not self._feed.is_busy(peer)
+            events = (select.POLLOUT if may_send else 0) | (
+                select.POLLIN if peer in receiving else 0
+            )
+            if events:
+                poller.register(one, events)
+        is_occupied = any(map(self._feed.is_busy, sending))
+        poller.poll(1 if is_occupied else _POLL_S * 1000)
+
+
+class _Incoming:
+    """A message that is being received: its header first."""
+
+    def __init__(self, expected: bytes, buffers: list[memoryview]) -> None:
+        self._expected = expected
+        self._header = bytearray(len(expected))
+        parts = [memoryview(self._header), *buffers]
+        self._targets = [one for one in parts if one.nbytes]
+
+    @property
+    def target(self) -> memoryview:
+        """Memory for the next bytes."""
+        return self._targets[0]
+
+    def advance(self, count: int, peer: int) -> bool:
+        """Counts received bytes; True if the message is complete. Raises DivergedError."""
+        is_header = self._targets[0].obj is self._header
+        self._targets[0] = self._targets[0][count:]
+        if not self._targets[0].nbytes:
+            del self._targets[0]
+            if is_header and bytes(self._header) != self._expected:
+                raise DivergedError(_difference(bytes(self._header), self._expected, peer))
+        return not self._targets
+
+
+def _difference(received: bytes, expected: bytes, peer: int) -> str:
+    names = ("view", "round", "operation", "name", "size in bytes")
+    theirs, ours = _HEADER.unpack(received), _HEADER.unpack(expected)
+    differing = [
+        f"{name} {one} and {other}"
+        for name, one, other in zip(names, theirs, ours, strict=True)
+        if one != other
+    ]
+    return f"process {peer} and this one differ: {', '.join(differing)}"
+
+
+def _combine(
+    addends: Sequence[np.ndarray[Any, Any]], total: np.ndarray[Any, Any], ufunc: np.ufunc
+) -> None:
+    if len(addends) == 1:
+        total[...] = addends[0]
+        return
+    # `total` may be the memory of an addend of this process, which is not the first on all.
+    first = addends[0] + addends[1] if ufunc is np.add else ufunc(addends[0], addends[1])
+    for addend in addends[2:]:
+        ufunc(first, addend, out=first)
+    total[...] = first
+
+
+def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
+    flat: Any = array.reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+# State of a running training, sent to members that have just joined.
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingState:
+    """State of a training: a JSON document, and arrays in an order that both sides know."""
+
+    document: dict[str, Any]
+    arrays: Sequence[np.ndarray[Any, Any]]
+
+
+def hand_over(
+    connections: PeerConnections,
+    source: int,
+    newcomers: Sequence[int],
+    state: Callable[[], TrainingState] | None,
+) -> None:
+    """Sends the state of member `source` to newcomers; all other members call it as well.
+
+    `state` returns it on the source, and is None on the others. Raises PeerLostError.
+    """
+    if state is None:
+        for _ in range(3):
+            connections.broadcast(source, newcomers, [])
+        return
+    sent = state()
+    arrays = [np.asarray(array, order="C") for array in sent.arrays]
+    buffers = [_bytes_of(array) for array in arrays]
+    layout = [
+        [array.dtype.name, list(array.shape), zlib.crc32(buffer)]
+        for array, buffer in zip(arrays, buffers, strict=True)
+    ]
+    text = json.dumps([sent.document, layout], separators=(",", ":")).encode()
+    size = np.array([len(text), zlib.crc32(text)], np.uint64)
+    connections.broadcast(source, newcomers, [_bytes_of(size)])
+    connections.broadcast(source, newcomers, [memoryview(text)])
+    connections.broadcast(source, newcomers, buffers)
+
+
+def receive(
+    connections: PeerConnections,
+    source: int,
+    newcomers: Sequence[int],
+    check: Callable[[dict[str, Any]], None],
+) -> TrainingState:
+    """Receives what `hand_over` sends; `check` raises an error for a document that does not fit.
+
+    Raises PeerLostError, and DataLossError for data that was changed on its way.
+    """
+    size = np.zeros(2, np.uint64)
+    connections.broadcast(source, newcomers, [_bytes_of(size)])
+    text = np.empty(int(size[0]), np.uint8)
+    connections.broadcast(source, newcomers, [_bytes_of(text)])
+    _check_sum(zlib.crc32(_bytes_of(text)), int(size[1]), "the description of the state")
+    document, layout = json.loads(text.tobytes())
+    check(document)
+    arrays = [np.empty(shape, _dtype(name)) for name, shape, _ in layout]
+    buffers = [_bytes_of(array) for array in arrays]
+    connections.broadcast(source, newcomers, buffers)
+    for place, ((_, _, expected), buffer) in enumerate(zip(layout, buffers, strict=True)):
+        _check_sum(zlib.crc32(buffer), expected, f"array {place}")
+    return TrainingState(document, arrays)
+
+
+def _dtype(name: object) -> np.dtype[Any]:
+    # NumPy would parse anything else as an expression.
+    if not str(name).isidentifier():
+        raise DataLossError(f"received an array of dtype {name!r}")
+    return np.dtype(str(name))
+
+
+def _check_sum(found: int, expected: int, name: str) -> None:
+    if found != expected:
+        raise DataLossError(
+            explain(
+                f"The CRC-32 of {name} that a member sent is {expected:08x}, but that of what "
+                f"arrived is {found:08x}.",
+                expected="the bytes that were sent.",
+                fix="start this process again, and check the memory and network of both hosts.",
+                code="SG506",
+            )
+        )

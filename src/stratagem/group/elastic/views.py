@@ -1,0 +1,219 @@
+"""Views of an elastic group, and the decision that ends one view and begins the next.
+
+Members combine values in rounds. A round ends with a barrier, which a member enters once it has all
+values of the round. Therefore:
+
+- A member that has committed a round proves that every other member has all its values.
+- If any member lacks a value, no member has committed.
+
+So what the members of a broken view report decides for all whether its last round counts.
+
+A process that is started again has the id and address of the one before, and another incarnation, a
+random number. So it is never taken for the process before.
+
+Source: Birman and Joseph, Exploiting virtual synchrony in distributed systems, 1987.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stratagem.errors import DeadlineExceededError, UnavailableError, explain
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """The members between two changes: process ids, ascending.
+
+    `num_rounds` rounds were committed when it began. `incarnations` are those of the members, in
+    their order; empty before the first view. `newcomers` are members without the state of the
+    others. `is_change_due` announces another change at the next safe point. With backup workers,
+    some members may lack the values of the last rounds: `behind` pairs each with the number of
+    rounds that it has.
+    """
+
+    number: int
+    members: tuple[int, ...]
+    num_rounds: int = 0
+    incarnations: tuple[int, ...] = ()
+    newcomers: tuple[int, ...] = ()
+    is_change_due: bool = False
+    behind: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def expected(self) -> dict[int, int]:
+        """The incarnation of each member."""
+        return dict(zip(self.members, self.incarnations, strict=True))
+
+    @classmethod
+    def of_message(cls, message: Mapping[str, Any]) -> View:
+        """Returns the view of a received message; raises TypeError for other fields."""
+        fields: dict[str, Any] = {name: _immutable(value) for name, value in message.items()}
+        return cls(**fields)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """State of a member whose view is broken, or ends to admit others.
+
+    `is_complete` is True if it has all values of the round after its last committed one, in which
+    `participants` take part: all members if it is empty. `is_new` is True if it has not completed
+    its first round, in which it receives the state of the others. `num_backups` members may be left
+    out of a round.
+    """
+
+    member: int
+    view: int
+    num_rounds: int
+    is_complete: bool
+    incarnation: int = 0
+    is_new: bool = False
+    participants: Sequence[int] = ()
+    num_backups: int = 0
+
+
+def next_view(reports: Sequence[Report]) -> View:
+    """Returns the view of the members that report.
+
+    A member whose number of committed rounds is below that of the view commits its complete round.
+    Raises RuntimeError if the reports contradict each other, UnavailableError if no member is left
+    that has the state.
+    """
+    if all(report.is_new for report in reports):
+        raise UnavailableError(
+            explain(
+                "All members that had the values of variables were lost before a process that "
+                "joined had received them.",
+                expected="one member that is left.",
+                fix="start all processes again.",
+                code="SG506",
+            )
+        )
+    most = max(report.num_rounds for report in reports)
+    complete = [one for one in reports if one.num_rounds == most and one.is_complete]
+    takes_part = set(complete[0].participants) if complete else set[int]()
+    concerned = [one for one in reports if not takes_part or one.member in takes_part]
+    if all(one in complete for one in concerned):
+        most += 1
+    behind = [
+        report
+        for report in reports
+        if report.num_rounds != most and not (report.num_rounds == most - 1 and report.is_complete)
+    ]
+    num_backups = {report.num_backups for report in reports}
+    if len(num_backups) > 1 or (behind and num_backups == {0}):
+        raise RuntimeError(
+            f"Members of an elastic group reported states that exclude each other: {reports}."
+        )
+    incarnations = {report.member: report.incarnation for report in reports}
+    members = tuple(sorted(incarnations))
+    return View(
+        max(report.view for report in reports) + 1,
+        members,
+        most,
+        tuple(incarnations[member] for member in members),
+        tuple(sorted(one.member for one in reports if one.is_new and one.num_rounds == most)),
+        behind=tuple(sorted((report.member, report.num_rounds) for report in behind)),
+    )
+
+
+def _immutable(value: object) -> object:
+    return tuple(map(_immutable, value)) if isinstance(value, list) else value
+
+
+def with_newcomers(view: View, candidates: Mapping[int, int]) -> View:
+    """Returns a view with candidates, given by their incarnations, as members without the state."""
+    expected = view.expected | dict(candidates)
+    members = tuple(sorted(expected))
+    return dataclasses.replace(
+        view,
+        members=members,
+        incarnations=tuple(expected[member] for member in members),
+        newcomers=tuple(sorted({*view.newcomers, *candidates})),
+    )
+
+
+# Messages of an elastic group: changes of its members, and errors.
+
+
+class NotAdmittedError(UnavailableError):
+    """The others train already, and admit no process."""
+
+
+def change_text(before: View, after: View, labels: Sequence[str], *, most: int) -> str:
+    """Returns a text about a change of the members, without its end."""
+    old, new = before.expected.items(), after.expected.items()
+    lost = [labels[one] for one, _ in sorted(old - new)]
+    joined = [labels[one] for one, _ in sorted(new - old)]
+    texts = [f"Lost {', '.join(lost)}"] if lost else []
+    texts += [f"{', '.join(joined)} joined"] if joined else []
+    text = "; ".join(texts) or "Lost a connection, and no member"
+    return f"{text}: {len(after.members)} of {most} continue"
+
+
+def not_joined(name: str) -> RuntimeError:
+    """Returns the error of a process that calls a step before it has joined."""
+    return RuntimeError(
+        explain(
+            f"{name!r} was called in a process that has not joined the others yet.",
+            expected="the values of the others, from which it continues.",
+            fix="call strategy.admit() before each step of a custom loop; fit joins by itself.",
+        )
+    )
+
+
+def not_admitted(label: str, own: int, theirs: int) -> NotAdmittedError:
+    """Returns the error of a process that starts while a group with backup workers trains."""
+    return NotAdmittedError(
+        explain(
+            f"{label} has started with num_backup_workers={own}, while the others train with "
+            f"num_backup_workers={theirs}.",
+            expected="no process that joins later if there are backup workers: the members that "
+            "are late would not know of it.",
+            fix="nothing, as the others continue. For processes that join, use "
+            "num_backup_workers=0 on all.",
+            code="SG506",
+        )
+    )
+
+
+def agreement_refused(topic: str) -> NotImplementedError:
+    """Returns the error for an agreement on a step, which a lost member would leave open."""
+    return NotImplementedError(
+        explain(
+            f"{topic!r} was to be agreed on by the processes of an ElasticStrategy.",
+            expected="no PreemptionCheckpointHandler and no BackupAndRestore: members that are "
+            "left need no restart.",
+            fix="save with keras.callbacks.ModelCheckpoint, or use MultiWorkerMirroredStrategy.",
+        )
+    )
+
+
+def waited_too_long(
+    label: str, members: Sequence[str], waited_s: float, limit_s: float, setting: str
+) -> DeadlineExceededError:
+    """Returns the error of a member that waits for others, which run without coming."""
+    return DeadlineExceededError(
+        explain(
+            f"{label} waited {waited_s:.0f} s for values of other members; all of "
+            f"{', '.join(members)} still run.",
+            expected=f"progress within {limit_s:g} s ({setting}).",
+            fix="check what the other processes do; raise the limit if a step takes that long.",
+            code="SG508",
+        )
+    )
+
+
+def diverged(label: str, name: str, error: Exception) -> RuntimeError:
+    """Returns the error of a member whose call of a step differs from that of another."""
+    return RuntimeError(
+        explain(
+            f"{label} called {name}, but {error}.",
+            expected="the same calls and programs on all processes.",
+            fix="compare the functions and their arguments: find a condition on the process, "
+            "another batch size, or an option set on one process only.",
+            code="SG402",
+        )
+    )

@@ -1,0 +1,1 @@
+"""Authenticated messages between a cluster's processes: framing, keys, sockets, shared memory."""

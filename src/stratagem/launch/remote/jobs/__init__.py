@@ -1,0 +1,1 @@
+"""Jobs of a cluster: submitting, running, following and ending them."""

@@ -1,0 +1,1 @@
+"""Ray: the connection, the nodes of a cluster, and its actors."""

@@ -1,0 +1,480 @@
+"""`RemoteCluster`: sends functions and scripts to a cluster of servers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import getpass
+import io
+import logging
+import secrets
+import shlex
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypedDict, Unpack
+
+from stratagem import environment, logs
+from stratagem.cluster.addresses import join_address, split_address
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.cluster.roles import task_count
+from stratagem.cluster.spec import ClusterDef, ClusterSpec
+from stratagem.errors import DeadlineExceededError, UnavailableError, explain
+from stratagem.launch.functions import RemoteError, require_callable
+from stratagem.launch.remote.jobs.job_log import (
+    HEARTBEATS_PER_LIMIT,
+    JobOutput,
+    JobResult,
+    follow,
+    verified,
+)
+from stratagem.launch.remote.jobs.jobs_client import JobsClient
+from stratagem.launch.remote.jobs.lease import Lease
+from stratagem.launch.remote.jobs.local_code import Package, local_modules, pack
+from stratagem.launch.remote.jobs.lockstep import JOB_VARIABLE, JobPlan, answer_key
+from stratagem.launch.remote.ray.leader import leader_of, tasks_of
+from stratagem.launch.remote.ray.ray_nodes import resource_of_task
+from stratagem.launch.restart.task_group import CaughtSignals
+from stratagem.launch.tasks.exit_status import exit_code
+from stratagem.launch.tasks.function_task import CALL, PROGRAM, pack_call, read_result
+from stratagem.launch.tasks.pickling import captured_values, dumps, find_unpicklable
+
+_logger = logging.getLogger(__name__)
+
+_POLL_S = 0.5
+# Ray notices the end of a job a little later than its client.
+_REPORT_WAIT_AFTER_S = 5.0
+# Metadata of a job: user and host of its client.
+_CLIENT = "stratagem_client"
+# Seconds for a program to end after SIGTERM; Ray's default is 3.
+_STOP_S = "10"
+_FUNCTION = ("-c", PROGRAM, ".", "{answer}")
+
+
+class RemoteArguments(TypedDict, total=False):
+    """The keyword arguments of `RemoteCluster`."""
+
+    jobs_port: int | None
+    excludes: Sequence[str]
+    stop_with_client: bool
+    client_timeout_s: float | None
+    join_timeout_s: float | None
+
+
+class RemoteCluster:
+    """Runs functions and scripts of this machine on a cluster of servers.
+
+    A cluster with `ps` tasks runs a program once, as the coordinator; a cluster without, as its
+    chief and each of its workers; a plain Ray cluster, given by its URL, once on its head.
+
+    Args:
+        cluster: the tasks that run `stratagem server`, as a `ClusterSpec`, a dict, a `ClusterDef`
+            or a resolver; or the URL at which the head of a Ray cluster accepts jobs.
+        jobs_port: port of the leader for jobs; None for `STRATAGEM_JOBS_PORT`.
+        excludes: patterns of files that are not sent, such as "*.csv" or "data/raw".
+        stop_with_client: True to end a job when this process ends.
+        client_timeout_s: seconds that a job continues without contact to this process; None for
+            `STRATAGEM_CLIENT_TIMEOUT_S`.
+        join_timeout_s: seconds to wait for missing servers; None for `STRATAGEM_JOIN_TIMEOUT_S`.
+
+    Raises:
+        TypeError: the cluster has the wrong type.
+        ValueError: the cluster has no tasks, or `client_timeout_s` is not positive.
+
+    Example:
+        >>> cluster = sg.remote.RemoteCluster(
+        ...     {"worker": ["localhost:2222"]}, jobs_port=1, join_timeout_s=0)
+        >>> try:
+        ...     cluster.run(pow, (2, 10))  # 1024, once `stratagem server` runs there
+        ... except sg.errors.DeadlineExceededError as error:
+        ...     print(str(error).split(" after")[0])
+        The cluster at http://localhost:1 is incomplete
+
+    Source: specific to Stratagem.
+    """
+
+    def __init__(
+        self,
+        cluster: Mapping[str, Any] | ClusterDef | ClusterSpec | ClusterResolver | str,
+        *,
+        jobs_port: int | None = None,
+        excludes: Sequence[str] = (),
+        stop_with_client: bool = True,
+        client_timeout_s: float | None = None,
+        join_timeout_s: float | None = None,
+    ) -> None:
+        self._spec: ClusterSpec | None = None
+        if isinstance(cluster, str):
+            self._jobs = JobsClient(cluster if "://" in cluster else f"http://{cluster}")
+        else:
+            self._spec = _spec_of(cluster)
+            port = int(_number(jobs_port, "jobs_port"))
+            host, _ = split_address(self._spec.task_address(*leader_of(self._spec)))
+            self._jobs = JobsClient(f"http://{join_address(host, port)}")
+        self._excludes = tuple(excludes)
+        self._lease_s: float | None = None
+        if stop_with_client:
+            self._lease_s = _number(client_timeout_s, "client_timeout_s")
+            if self._lease_s <= 0:
+                raise ValueError(
+                    explain(
+                        f"client_timeout_s={client_timeout_s!r} ends every job at once.",
+                        expected="a number of seconds above 0.",
+                        fix="pass one, or stop_with_client=False for jobs that continue.",
+                    )
+                )
+        self._join_timeout_s = _number(join_timeout_s, "join_timeout_s")
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        answer_of: tuple[str, int] | None = None,
+    ) -> Any:
+        """Calls a function on the cluster and returns its value. Output appears here.
+
+        The function, the variables it captures, and the loaded modules of this machine are sent.
+
+        Args:
+            fn: the function.
+            args: its arguments.
+            kwargs: its keyword arguments.
+            answer_of: type and index of the task whose value is returned, if several tasks call the
+                function; None for the first.
+
+        Returns:
+            The value that the function returns.
+
+        Raises:
+            Exception: raised by the function; the cause has its traceback on the cluster.
+            TypeError: the call or the value cannot be pickled.
+            RuntimeError: the function neither returned nor raised an exception.
+            ValueError: the modules are too large, or `answer_of` does not call the function.
+            DeadlineExceededError: servers are missing.
+            UnavailableError: the connection to the cluster was lost.
+            PermissionError: the cluster has another token.
+        """
+        self._check_task(answer_of)
+        call = _pickled(fn, args, dict(kwargs or {}))
+        package = pack(None, local_modules(), more={CALL: call}, excludes=self._excludes)
+        python = ".".join(map(str, sys.version_info[:2]))
+        plan = dataclasses.replace(self._plan(_FUNCTION), python=python, answers=answer_of)
+        job, nonce = self._run(package, plan)
+        if not job.answer:
+            raise RuntimeError(
+                explain(
+                    f"{fn!r} did not finish on the cluster: exit code {job.code}. {job.notes}",
+                    expected="a function that returns or raises.",
+                    fix="read its last output.",
+                )
+            )
+        result = read_result(io.BytesIO(verified(job.answer, answer_key(nonce))))
+        if result.traceback:
+            error = result.error or _unsendable_error(fn, result.traceback)
+            raise error from RemoteError(*result.traceback)
+        return result.value
+
+    def run_script(
+        self, script: str | Path, args: Sequence[str] = (), *, module: str | None = None
+    ) -> int:
+        """Sends a script with its folder and runs it on the cluster. Output appears here.
+
+        Args:
+            script: a Python file.
+            args: arguments of the script.
+            module: name of the script as a module, to run it as `python -m` does; None to run it as
+                a file.
+
+        Returns:
+            The exit code; negative for a signal.
+
+        Raises:
+            ValueError: the files are larger than `STRATAGEM_UPLOAD_LIMIT_BYTES`.
+            DeadlineExceededError: servers are missing.
+            UnavailableError: the connection to the cluster was lost.
+            PermissionError: the cluster has another token.
+        """
+        path = Path(script).resolve()
+        folder = path.parents[module.count(".")] if module else path.parent
+        command = ("-m", module, *args) if module else (path.name, *args)
+        package = pack(folder, local_modules(), excludes=self._excludes)
+        return self._run(package, self._plan(command))[0].code
+
+    def _check_task(self, task: tuple[str, int] | None) -> None:
+        known = self._plan(()).tasks
+        if task is not None and task not in known:
+            raise ValueError(
+                explain(
+                    f"answer_of={task!r} is not a task that calls the function: {known}.",
+                    expected="type and index of one of these tasks, or None.",
+                    fix="omit answer_of, or pass one of these tasks.",
+                )
+            )
+
+    def _run(self, package: Package, plan: JobPlan) -> tuple[JobResult, str]:
+        self._wait_for_servers()
+        if not self._jobs.has_package(package.name):
+            self._jobs.upload(package.name, package.content)
+        if self._spec is not None:
+            self._wait_for_turn()
+        # If this process exits, cancel the job it started.
+        with CaughtSignals() as caught, contextlib.ExitStack() as stack:
+            if plan.lease_s is not None:
+                stack.enter_context(Lease(self._jobs, plan.nonce, plan.lease_s))
+            job = self._jobs.submit(
+                f"python3 -m stratagem.launch.remote.jobs.job {shlex.quote(plan.to_json())}",
+                {
+                    "working_dir": f"gcs://{package.name}",
+                    "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_S, JOB_VARIABLE: plan.nonce},
+                },
+                **{_CLIENT: f"{getpass.getuser()} at {socket.gethostname()}"},
+            )
+            with self._stopped_on_error(job):
+                output = JobOutput([f"{kind} {index}" for kind, index in plan.tasks])
+                result = follow(
+                    self._jobs, job, plan.nonce, output, lambda: caught.ending is not None
+                )
+                if result is not None:
+                    return result, plan.nonce
+                self._stop(job)
+        assert caught.ending is not None
+        signal.raise_signal(caught.ending)
+        sys.exit(128 + caught.ending)
+
+    def _plan(self, command: Sequence[str]) -> JobPlan:
+        plan = JobPlan(
+            nonce=secrets.token_hex(16),
+            command=tuple(command),
+            lease_s=self._lease_s,
+            heartbeat_s=float(environment.read("peer_timeout_s")) / HEARTBEATS_PER_LIMIT,
+        )
+        spec = self._spec
+        if spec is None:
+            return plan
+        trains = [] if task_count(spec, "ps") else [t for t in tasks_of(spec) if t[0] != "ps"]
+        return dataclasses.replace(
+            plan,
+            cluster=spec.as_dict(),
+            tasks=tuple(trains),
+            head=spec.task_address(*leader_of(spec)),
+            url=self._jobs.url,
+        )
+
+    @contextlib.contextmanager
+    def _stopped_on_error(self, job: str) -> Generator[None]:
+        """Stops a job if following it raises."""
+        try:
+            yield
+        except BaseException:
+            self._stop(job)
+            raise
+
+    def _stop(self, job: str) -> None:
+        if self._lease_s is not None:
+            with contextlib.suppress(UnavailableError):
+                self._jobs.stop(job)
+
+    def _wait_for_turn(self) -> None:
+        """Waits for jobs of other clients: a cluster runs one program at a time."""
+        started_s = time.monotonic()
+        deadline_s = started_s + self._join_timeout_s
+        has_reported = False
+        while others := {
+            job: metadata[_CLIENT]
+            for job, metadata in self._jobs.running().items()
+            if _CLIENT in metadata
+        }:
+            named = ", ".join(f"{job} of {client}" for job, client in others.items())
+            if time.monotonic() > deadline_s:
+                raise DeadlineExceededError(
+                    explain(
+                        f"The cluster at {self._jobs.url} is still busy after "
+                        f"{self._join_timeout_s:g} s: {named}.",
+                        expected="a cluster that runs one program at a time.",
+                        fix="wait, or stop that job; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
+                    )
+                )
+            if not has_reported and time.monotonic() > started_s + _REPORT_WAIT_AFTER_S:
+                logs.announce(_logger, f"Waiting for {named}.")
+                has_reported = True
+            threading.Event().wait(_POLL_S)
+
+    def _wait_for_servers(self) -> None:
+        deadline_s = time.monotonic() + self._join_timeout_s
+        while True:
+            try:
+                missing = self._missing()
+            except UnavailableError as error:
+                if time.monotonic() > deadline_s:
+                    # Only the first sentence of that error: this one has its own fix.
+                    raise self._too_late("its leader", str(error).splitlines()[0]) from error
+            else:
+                if not missing:
+                    return
+                if time.monotonic() > deadline_s:
+                    raise self._too_late(", ".join(missing), "The leader has started.")
+            threading.Event().wait(_POLL_S)
+
+    def _missing(self) -> list[str]:
+        """Returns the tasks whose servers have not joined."""
+        if self._spec is None:
+            self._jobs.version()
+            return []
+        joined = {name for machine in self._jobs.resources() for name in machine}
+        return [
+            f"{kind} {index} ({self._spec.task_address(kind, index)})"
+            for kind, index in tasks_of(self._spec)
+            if resource_of_task(kind, index) not in joined
+        ]
+
+    def _too_late(self, missing: str, details: str) -> DeadlineExceededError:
+        return DeadlineExceededError(
+            explain(
+                f"The cluster at {self._jobs.url} is incomplete after {self._join_timeout_s:g} s; "
+                f"missing: {missing}. {details}",
+                expected="`stratagem server` on each machine, with the same RAY_AUTH_TOKEN.",
+                fix="start the missing servers; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
+                code="SG514",
+            )
+        )
+
+
+def _number(value: float | None, setting: str) -> float:
+    return float(environment.read(setting) if value is None else value)
+
+
+def _spec_of(cluster: object) -> ClusterSpec:
+    if isinstance(cluster, ClusterResolver):
+        cluster = cluster.cluster_spec()
+    if not isinstance(cluster, Mapping | ClusterDef | ClusterSpec):
+        raise TypeError(
+            explain(
+                f"cluster={cluster!r} is of type {type(cluster).__name__}.",
+                expected="a ClusterSpec, a dict, a ClusterDef, a resolver, or the URL of a Ray "
+                "cluster.",
+                fix='pass {"chief": ["host0:2222"], "worker": ["host1:2222"]}, for example.',
+            )
+        )
+    return ClusterSpec(cluster)
+
+
+def _pickled(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    require_callable(fn, "run(train, (3,))")
+    try:
+        return pack_call(dumps((fn, tuple(args), kwargs)), by_value=True)
+    except Exception as error:
+        raise TypeError(
+            explain(
+                f"{_describe_unpicklable(fn, args, kwargs)} cannot be sent to the cluster: {error}",
+                expected="a function whose arguments and captured variables can be pickled.",
+                fix="create the object inside the function.",
+                code="SG606",
+            )
+        ) from error
+
+
+def _describe_unpicklable(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> str:
+    """Describes the part of a call that cannot be pickled."""
+    parts = {f"Argument {index}": value for index, value in enumerate(args)}
+    parts |= {f"Argument {name!r}": value for name, value in kwargs.items()}
+    found = find_unpicklable(parts | captured_values(fn))
+    return f"{fn!r}" if found is None else f"{found[0]} of {fn!r}, {found[1]!r},"
+
+
+def _unsendable_error(fn: Callable[..., Any], lines: Sequence[str]) -> RuntimeError:
+    return RuntimeError(
+        explain(
+            f"{fn!r} raised an exception that cannot be sent back: {lines[-1]}",
+            expected="an exception that can be pickled.",
+            fix="read its traceback, which is the cause of this error.",
+        )
+    )
+
+
+# `connect_to_cluster`: moves the running script to a cluster of servers.
+
+
+def connect_to_cluster(
+    cluster_spec_or_resolver: Mapping[str, Any] | ClusterDef | ClusterSpec | ClusterResolver | str,
+    job_name: str = "localhost",
+    task_index: int = 0,
+    protocol: str | None = None,
+    make_master_device_default: bool = True,
+    cluster_device_filters: None = None,
+    **options: Unpack[RemoteArguments],
+) -> None:
+    """Runs this script on a cluster of servers from its beginning, then exits this process.
+
+    On the cluster this call returns at once. With parameter servers the script runs once, as the
+    coordinator; otherwise as each of the tasks, in lockstep. The folder of the script and the
+    loaded modules are sent. Output appears here. Call it after the imports.
+
+    Args:
+        cluster_spec_or_resolver: the tasks that run `stratagem server`, or the URL at which the
+            head of a Ray cluster accepts jobs.
+        job_name: must be "localhost": this program is not a member of the cluster.
+        task_index: must be 0.
+        protocol: None or "grpc", for compatibility.
+        make_master_device_default: ignored, for compatibility.
+        cluster_device_filters: None, for compatibility.
+        **options: keyword arguments of `RemoteCluster`.
+
+    Raises:
+        SystemExit: the program ended on the cluster; with its exit code.
+        RuntimeError: this is an interactive session without a script.
+        TypeError: the cluster has the wrong type.
+        ValueError: an unsupported value, a cluster without tasks, or too large a folder.
+        DeadlineExceededError: servers are missing.
+        UnavailableError: the connection to the cluster was lost.
+        PermissionError: the cluster has another token.
+
+    Example:
+        >>> from unittest import mock
+        >>> cluster = {"chief": ["a:2222"], "worker": ["b:2222"]}
+        >>> with mock.patch.dict("os.environ", STRATAGEM_REMOTE_JOB="job"):  # as on the cluster
+        ...     sg.connect_to_cluster(cluster)  # elsewhere: sends the script, exits at its end
+
+    Source: TF 2.21 remote.py, connect_to_cluster.
+    """
+    if environment.lookup(JOB_VARIABLE) is not None:
+        return
+    _check_old(job_name, task_index, protocol, cluster_device_filters)
+    cluster = RemoteCluster(cluster_spec_or_resolver, **options)
+    main = sys.modules["__main__"]
+    module = getattr(getattr(main, "__spec__", None), "name", None)
+    code = cluster.run_script(_script_of(main), sys.argv[1:], module=module)
+    sys.exit(exit_code(code))
+
+
+def _script_of(main: ModuleType) -> str:
+    script = getattr(main, "__file__", None)
+    if script is None:
+        raise RuntimeError(
+            explain(
+                "There is no script to send: this is an interactive session.",
+                expected="a program in a file.",
+                fix="save it, or send a function: sg.remote.RemoteCluster(...).run(train).",
+            )
+        )
+    return script
+
+
+def _check_old(job_name: str, task_index: int, protocol: str | None, filters: object) -> None:
+    values = (job_name, task_index, protocol, filters)
+    if values[:2] != ("localhost", 0) or protocol not in (None, "grpc") or filters is not None:
+        raise ValueError(
+            explain(
+                f"job_name, task_index, protocol and cluster_device_filters are {values!r}.",
+                expected='"localhost", 0, None or "grpc", and None: this program is not a task.',
+                fix="omit them; tasks of the cluster run `stratagem server`.",
+            )
+        )

@@ -1,0 +1,1 @@
+"""What a run did: events, goodput, stragglers, watch, report, profiles."""

@@ -1,0 +1,335 @@
+"""Spans of a run's wall time, each with the cause that counts in it."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from stratagem.observe.goodput.failures import Failure
+from stratagem.observe.goodput.history import (
+    CheckpointStall,
+    History,
+    RetainedSteps,
+    Startup,
+    StepInterval,
+)
+from stratagem.observe.run_events.reader import ProcessEvents
+from stratagem.observe.run_events.records import MembersEvent, StartEvent, StepEvent
+
+# Changes of an elastic group's members, each counted once for the run.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemberChange:
+    """The beginning of an elastic group, or a change of its members, as all of them report it.
+
+    Args:
+        at_s: time when training stopped for it, or of the first report if that is unknown.
+        lost: lost tasks, such as "worker 1".
+        joined: tasks that joined.
+        num_members: number of members after it.
+        num_expected: number of members of a full group.
+        change_s: longest time until the members were connected again.
+        pause_s: seconds for which training stood still; None if unknown.
+        resumed_s: end of the first step after it.
+
+    Example:
+        >>> change = sg.goodput.MemberChange(
+        ...     at_s=20.0, lost=("worker 1",), joined=(), num_members=2, num_expected=3,
+        ...     change_s=0.1, pause_s=0.4, resumed_s=20.5)
+        >>> change.cause
+        'members lost'
+
+    Source: specific to Stratagem.
+    """
+
+    at_s: float
+    lost: tuple[str, ...]
+    joined: tuple[str, ...]
+    num_members: int
+    num_expected: int
+    change_s: float
+    pause_s: float | None
+    resumed_s: float
+
+    @property
+    def cause(self) -> str | None:
+        """The cause of its pause, one of `CAUSES`; None at the beginning of a group."""
+        if self.pause_s is None and not (self.lost or self.joined):
+            return None
+        return "members joined" if self.joined and not self.lost else "members lost"
+
+
+@dataclasses.dataclass
+class _Reports:
+    """Events about one view, by the process that wrote them."""
+
+    first_s: float
+    by_process: dict[StartEvent, tuple[float, MembersEvent]]
+
+
+def member_changes(processes: Iterable[ProcessEvents]) -> tuple[MemberChange, ...]:
+    """Returns the changes in order; `processes` are those of a run that train."""
+    found = [
+        (process.at_s(event), process, event)
+        for process in processes
+        for event in process.events
+        if isinstance(event, MembersEvent)
+    ]
+    groups: list[_Reports] = []
+    latest: dict[int, _Reports] = {}  # by view
+    for at_s, process, event in sorted(found, key=lambda one: one[0]):
+        group = latest.get(event.view)
+        # A view of the same number belongs to a later group if its members started after it.
+        is_later = group is None or (
+            process.at_s(process.start) > group.first_s or process.start in group.by_process
+        )
+        if group is None or is_later:
+            group = latest[event.view] = _Reports(at_s, {})
+            groups.append(group)
+        group.by_process[process.start] = at_s, event
+    return tuple(sorted(map(_merged, groups), key=lambda change: change.at_s))
+
+
+def _merged(group: _Reports) -> MemberChange:
+    """Returns the change that takes longest; one that joins reports neither losses nor a pause."""
+    reports = group.by_process.values()
+    resumed_s, event = max(reports, key=lambda one: (_length_s(one[1]), _num_named(one[1]), one[0]))
+    return MemberChange(
+        at_s=resumed_s - _length_s(event),
+        lost=tuple(event.lost),
+        joined=tuple(event.joined),
+        num_members=event.num_members,
+        num_expected=event.num_expected,
+        change_s=max(one.change_s for _, one in reports),
+        pause_s=event.pause_s,
+        resumed_s=resumed_s,
+    )
+
+
+def _length_s(event: MembersEvent) -> float:
+    """Returns the time of the pause and of the step after it; 0 if unknown."""
+    return 0.0 if event.pause_s is None else event.pause_s + (event.step_s or 0.0)
+
+
+def _num_named(event: MembersEvent) -> int:
+    return len(event.lost) + len(event.joined)
+
+
+def lost_processes(
+    processes: Sequence[ProcessEvents], changes: Iterable[MemberChange]
+) -> frozenset[StartEvent]:
+    """Returns the starts of the processes without which the others have continued.
+
+    A lost task is the latest process of it that made no step after the loss: one that is started
+    again may have joined at once.
+    """
+    last_step_s = {
+        process.start: max(
+            (process.at_s(event) for event in process.events if isinstance(event, StepEvent)),
+            default=0.0,
+        )
+        for process in processes
+    }
+    lost: set[StartEvent] = set()
+    for change in changes:
+        for task in change.lost:
+            found = [
+                process
+                for process in processes
+                if process.task == task
+                and process.start not in lost
+                and process.at_s(process.start) <= change.resumed_s
+                and last_step_s[process.start] < change.resumed_s
+            ]
+            if found:
+                lost.add(max(found, key=lambda one: one.at_s(one.start)).start)
+    return frozenset(lost)
+
+
+CAUSES = (
+    "useful",
+    "repeated",
+    "members lost",
+    "members joined",
+    "detecting",
+    "restarting",
+    "saving",
+    "starting",
+    "waiting",
+)
+
+# If several apply at the same time, the first one counts. A step contains the pause before it.
+_SAVED, _LOST, _JOINED, _KEPT, _REPEATED, _DETECTING, _RESTARTING, _NOT_SAVED = range(8)
+_STARTING, _WAITING = range(8, 10)
+_CAUSE_OF = {
+    _SAVED: "saving",
+    _LOST: "members lost",
+    _JOINED: "members joined",
+    _KEPT: "useful",
+    _REPEATED: "repeated",
+    _DETECTING: "detecting",
+    _RESTARTING: "restarting",
+    _NOT_SAVED: "saving",
+    _STARTING: "starting",
+    _WAITING: "waiting",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """An interval of wall time with a single cause.
+
+    Args:
+        begin_s: start, in seconds after the run's start.
+        end_s: end, in seconds after the run's start.
+        cause: one of `CAUSES`.
+
+    Example:
+        >>> span = sg.goodput.Span(begin_s=10.0, end_s=12.5, cause="saving")
+        >>> span.cause in sg.goodput.CAUSES, span.end_s - span.begin_s
+        (True, 2.5)
+
+    Source: specific to Stratagem.
+    """
+
+    begin_s: float
+    end_s: float
+    cause: str
+
+
+def spans_of(
+    histories: Sequence[History],
+    failures: Iterable[Failure],
+    changes: Sequence[MemberChange],
+    retained: RetainedSteps,
+    *,
+    times_s: tuple[float, float, float],
+) -> tuple[Span, ...]:
+    """Returns consecutive spans.
+
+    `times_s` has the beginning of the run, the first start of a process that trains, and the end.
+    """
+    begin_s, first_start_s, end_s = times_s
+    intervals = [interval for history in histories for interval in history.intervals]
+    stalls = [stall for history in histories for stall in history.stalls]
+    layers = [*_step_layers(intervals, retained), *_stall_layers(stalls)]
+    layers += [*_startup_layers(histories, is_elastic=bool(changes)), *_member_layers(changes)]
+    layers += [*_failure_layers(failures, end_s), _Layer(begin_s, first_start_s, _STARTING)]
+    return tuple(_merged_spans(layers, begin_s, end_s))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layer:
+    begin_s: float
+    end_s: float
+    rank: int
+    share: float = 1.0
+    snapshot_share: float = 0.0
+
+
+def _step_layers(intervals: Iterable[StepInterval], retained: RetainedSteps) -> Iterator[_Layer]:
+    for interval in intervals:
+        if not interval.is_first:
+            part = retained.num_useful(interval) / interval.num_steps
+            middle_s = interval.begin_s + part * (interval.end_s - interval.begin_s)
+            shares = (interval.share, interval.snapshot_share)
+            yield _Layer(interval.begin_s, middle_s, _KEPT, *shares)
+            yield _Layer(middle_s, interval.end_s, _REPEATED, *shares)
+
+
+def _stall_layers(stalls: Iterable[CheckpointStall]) -> Iterator[_Layer]:
+    for stall in stalls:
+        yield _Layer(stall.begin_s, stall.end_s, _NOT_SAVED if stall.failed else _SAVED)
+
+
+def _startup_layers(histories: Sequence[History], *, is_elastic: bool) -> Iterator[_Layer]:
+    """Yields the startups of the run; a process that starts while others train is none."""
+    training = _TrainingTimes(histories) if is_elastic else None
+    for history in histories:
+        for startup in history.startups:
+            if training is None or not training.has_steps_in(startup):
+                rank = _STARTING if startup.is_start else _RESTARTING
+                yield _Layer(startup.begin_s, startup.end_s, rank)
+
+
+class _TrainingTimes:
+    """Finds steps, except first ones, within an interval."""
+
+    def __init__(self, histories: Iterable[History]) -> None:
+        ordered = sorted(
+            (interval.begin_s, interval.end_s)
+            for history in histories
+            for interval in history.intervals
+            if not interval.is_first
+        )
+        self._begins_s = [begin_s for begin_s, _ in ordered]
+        ends_s = (end_s for _, end_s in reversed(ordered))
+        self._earliest_ends_s = list(itertools.accumulate(ends_s, min))[::-1]
+
+    def has_steps_in(self, startup: Startup) -> bool:
+        """Returns True if steps began and ended in it."""
+        index = bisect.bisect_left(self._begins_s, startup.begin_s)
+        ends_s = self._earliest_ends_s[index : index + 1]
+        return any(end_s <= startup.end_s for end_s in ends_s)
+
+
+def _member_layers(changes: Iterable[MemberChange]) -> Iterator[_Layer]:
+    for change in changes:
+        if change.pause_s is not None:
+            rank = _JOINED if change.cause == _CAUSE_OF[_JOINED] else _LOST
+            yield _Layer(change.at_s, change.at_s + change.pause_s, rank)
+
+
+def _failure_layers(failures: Iterable[Failure], end_s: float) -> Iterator[_Layer]:
+    for failure in failures:
+        if failure.sign_of_life_s is not None:
+            yield _Layer(failure.sign_of_life_s, failure.told_s, _DETECTING)
+        resumed_s = end_s if failure.resumed_s is None else failure.resumed_s
+        yield _Layer(failure.told_s, resumed_s, _RESTARTING)
+
+
+def _merged_spans(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[Span]:
+    """Yields one span per run of moments with the same cause."""
+    cause, from_s, to_s = "", 0.0, 0.0
+    for moment in _sweep(layers, begin_s, end_s):
+        length_s = moment.end_s - moment.begin_s
+        done_s = moment.begin_s + moment.share * length_s
+        parts = (
+            (done_s, moment.rank),
+            (min(done_s + moment.snapshot_share * length_s, moment.end_s), _SAVED),
+            (moment.end_s, _WAITING),
+        )
+        for part_end_s, part_rank in parts:
+            part_cause = _CAUSE_OF[part_rank]
+            if part_end_s - begin_s <= to_s:
+                continue
+            if part_cause != cause:
+                if cause:
+                    yield Span(from_s, to_s, cause)
+                cause, from_s = part_cause, to_s
+            to_s = part_end_s - begin_s
+    if cause:
+        yield Span(from_s, to_s, cause)
+
+
+def _sweep(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[_Layer]:
+    """Sweeps through time once; at each moment the layer with the lowest rank wins."""
+    waiting = [layer for layer in layers if max(layer.begin_s, begin_s) < min(layer.end_s, end_s)]
+    waiting.sort(key=lambda layer: layer.begin_s, reverse=True)
+    edges = {edge for layer in waiting for edge in (layer.begin_s, layer.end_s)}
+    inside = sorted(edge for edge in edges if begin_s < edge < end_s)
+    # Of layers with the same rank, the least busy one counts: the others waited for it.
+    active: list[tuple[int, float, float, float]] = []
+    for from_s, to_s in itertools.pairwise([begin_s, *inside, end_s]):
+        while waiting and waiting[-1].begin_s <= from_s:
+            layer = waiting.pop()
+            order = (layer.rank, layer.share, layer.snapshot_share, layer.end_s)
+            heapq.heappush(active, order)
+        while active and active[0][-1] <= from_s:
+            heapq.heappop(active)
+        rank, share, snapshot_share = active[0][:-1] if active else (_WAITING, 1.0, 0.0)
+        yield _Layer(from_s, to_s, rank, share, snapshot_share)

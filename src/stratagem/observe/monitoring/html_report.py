@@ -1,0 +1,587 @@
+"""HTML report of a run, or of two side by side: one file that needs no network."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.resources
+import json
+from collections.abc import Callable, Mapping, Sequence, Sized
+from pathlib import Path
+from typing import Any
+
+from stratagem.environment import load
+from stratagem.observe.goodput.account import Account, account_for
+from stratagem.observe.goodput.failures import Failure
+from stratagem.observe.goodput.report import CAUSE_MEANINGS, duration_text
+from stratagem.observe.goodput.time_spans import CAUSES
+from stratagem.observe.monitoring.charts import (
+    COLORS,
+    TimeFrame,
+    cause_role,
+    line_chart,
+    members_chart,
+    straggler_chart,
+    time_chart,
+)
+from stratagem.observe.monitoring.run_series import Line, RunSeries, series_of
+from stratagem.observe.monitoring.terminal_view import bytes_text
+from stratagem.observe.run_events.reader import RunEvents, read_run
+from stratagem.observe.run_events.records import RestartEvent
+from stratagem.observe.stragglers.attribution import RunCost, WorkerCost, sentence
+
+# Cells of a report: the content of a section for one run.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Content of a section for one run: charts and a table, or the reason why it is empty."""
+
+    charts: tuple[str, ...] = ()
+    legend: tuple[tuple[str, str], ...] = ()  # role of the color, and text
+    headers: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    note: str = ""
+    empty: str = ""
+
+
+# A run with everything that its report shows, and its most important figures.
+
+PLAN_FILE = "plan.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportedRun:
+    """A run that a report shows. `plan` is the JSON of `stratagem plan`, or None."""
+
+    name: str
+    run: RunEvents
+    account: Account
+    series: RunSeries
+    plan: dict[str, Any] | None
+    plan_problem: str
+
+
+def load_run(run_dir: Path) -> ReportedRun:
+    """Reads a run and computes what a report shows; raises NotFoundError without events."""
+    run = read_run(run_dir)
+    account = account_for(run)
+    plan, problem = _read_plan(run_dir / PLAN_FILE)
+    return ReportedRun(
+        name=str(run_dir),
+        run=run,
+        account=account,
+        series=series_of(run, account.begin_s, account.whole_s),
+        plan=plan,
+        plan_problem=problem,
+    )
+
+
+def tiles_of(one: ReportedRun) -> list[tuple[str, str, str]]:
+    """Returns the most important figures: a label, a value, and a remark."""
+    account, series = one.account, one.series
+    after, useful = account.goodput_after_startup, duration_text(account.time_s["useful"])
+    rest = duration_text(account.whole_s - account.startup_s)
+    speeds = [value for value in series.speed.values if value > 0]
+    loss = series.values.get("loss")
+    peak = max((max(line.values) for line in series.host_memory.values()), default=None)
+    num_workers = len({process.task for process in one.run.processes if process.trains})
+    return [
+        (
+            "goodput after start-up",
+            "none yet" if after is None else f"{after:.1%}",
+            f"{useful} useful of {rest}",
+        ),
+        (
+            "start-up",
+            duration_text(account.startup_s),
+            f"imports and first compilation; with it, goodput is {account.goodput:.1%} "
+            f"of {duration_text(account.whole_s)}",
+        ),
+        (
+            "steps",
+            f"{account.num_steps:,}",
+            f"{account.num_repeated} run again; {_count(len(account.failures), 'failure')}; "
+            f"{_count(num_workers, 'worker')}",
+        ),
+        (
+            "speed, median",
+            f"{sorted(speeds)[len(speeds) // 2]:.3g}/s" if speeds else "unknown",
+            "steps per second while steps run",
+        ),
+        (
+            "loss, last",
+            "unknown" if loss is None else f"{loss.values[-1]:.4g}",
+            "" if loss is None else f"first recorded: {loss.values[0]:.4g}",
+        ),
+        ("host memory, peak", bytes_text(None if peak is None else int(peak)), "largest process"),
+    ]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _read_plan(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """Returns the plan, and the reason if a file is there and none can be read."""
+    if not path.exists():
+        return None, ""
+    try:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return None, f"{path} cannot be read: {error}"
+    if not isinstance(plan, dict) or "num_devices" not in plan:
+        return None, f"{path} is no plan written by `stratagem plan --json`."
+    return plan, ""
+
+
+# The cell about workers for which the others wait.
+
+_HEADERS = (
+    "worker",
+    "input",
+    "own work",
+    "waits for others",
+    "transfer",
+    "slow in",
+    "the others waited",
+    "of the run",
+)
+_MAX_ROWS = 32
+
+
+def straggler_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
+    """Shows who holds up the others, why, and what it costs."""
+    stragglers, cost = one.series.stragglers, one.series.cost
+    if stragglers is not None:
+        drawn = straggler_chart(stragglers, frame, one.account.whole_s)
+        longest = duration_text(stragglers.longest_s)
+        return Cell(
+            charts=(drawn,),
+            headers=_HEADERS,
+            rows=() if cost is None else tuple(map(_row, _shown(cost))),
+            note=f"{_findings(cost)} Darkest: {longest} per step.",
+        )
+    if len({process.task for process in one.run.processes if process.trains}) < 2:
+        return Cell(empty="A run of one worker has no stragglers.")
+    if one.series.leaves_out:
+        return Cell(
+            empty="With backup workers, a step waits for the first workers only. The time that a "
+            "worker needs does not tell if the others wait for it."
+        )
+    return Cell(
+        empty=f"{one.series.num_unmeasured} lines of steps have no measured waits. `fit` measures "
+        "them; in your own loop, pass waits to the step method of sg.goodput.current_events()."
+    )
+
+
+def _shown(cost: RunCost) -> list[WorkerCost]:
+    """Returns the workers with a row: all, or the slow ones and some of the others."""
+    others = [worker for worker in cost.workers if worker.cause is None]
+    shown = [*cost.slow, *others][:_MAX_ROWS]
+    return [worker for worker in cost.workers if worker in shown]
+
+
+def _row(worker: WorkerCost) -> tuple[str, ...]:
+    return (
+        worker.task,
+        _per_step(worker.input_s),
+        _per_step(worker.work_s),
+        _per_step(worker.peers_s),
+        _per_step(worker.transfer_s),
+        "-" if worker.cause is None else worker.cause.value,
+        duration_text(worker.waited_s),
+        f"{worker.share:.1%}",
+    )
+
+
+def _per_step(time_s: float | None) -> str:
+    return "-" if time_s is None else duration_text(time_s)
+
+
+def _findings(cost: RunCost | None) -> str:
+    """Returns a sentence about each slow worker."""
+    if cost is None or not cost.slow:
+        return "No worker is slow."
+    return " ".join(map(_finding, cost.slow))
+
+
+def _finding(worker: WorkerCost) -> str:
+    assert worker.cause is not None
+    found = sentence(worker.task, worker.cause, worker.late_s, worker.late_step_s)
+    steps = f"{worker.num_late_steps:,} of {worker.num_steps:,} steps"
+    return (
+        f"{found}, in {steps}: {worker.share:.1%} of the run, and "
+        f"{duration_text(worker.replica_s)} of all workers together."
+    )
+
+
+# Cells with charts: time, values, speed, members and memory.
+
+_MAX_CHART_ROWS = 20
+
+
+def time_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
+    """Shows causes over time, and goodput."""
+    account = one.account
+    shown = [cause for cause in CAUSES if account.time_s[cause] > 0]
+    names = {cause: "start-up" if cause == "starting" else cause for cause in CAUSES}
+    rows = tuple(
+        (
+            names[cause],
+            duration_text(account.time_s[cause]),
+            f"{account.time_s[cause] / (account.whole_s or 1.0):.1%}",
+            CAUSE_MEANINGS[cause].removeprefix("start-up: "),
+        )
+        for cause in shown
+    )
+    return Cell(
+        charts=(time_chart(account, frame),),
+        legend=tuple((cause_role(cause), names[cause]) for cause in shown),
+        headers=("cause", "time", "share", "meaning"),
+        rows=rows,
+        note=" ".join(f"Unreadable: {problem}" for problem in one.run.problems),
+    )
+
+
+def values_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
+    """Shows loss and metrics over time."""
+    series = one.series
+    if not series.values:
+        return Cell(
+            empty="No values were recorded. `fit` records them at the end of each epoch; in your "
+            'own loop, call sg.goodput.progress({"loss": loss}).'
+        )
+    loss = {name: line for name, line in series.values.items() if "loss" in name}
+    others = {name: line for name, line in series.values.items() if "loss" not in name}
+    drawn = [
+        line_chart(lines, frame, label)
+        for lines, label in (
+            (loss, "loss"),
+            (others, "metrics" if len(others) > 1 else min(others, default="")),
+        )
+        if lines
+    ]
+    return Cell(charts=tuple(drawn))
+
+
+def speed_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
+    """Shows steps per second over time."""
+    series = one.series
+    if not series.speed.values:
+        return Cell(
+            empty="No step ended after the first. `fit` records steps; in your own loop, call "
+            "sg.goodput.step(step)."
+        )
+    drawn = line_chart(
+        {"speed": series.speed}, frame, "steps/s", top=frame.top_speed, is_stepped=True
+    )
+    return Cell(charts=(drawn,))
+
+
+def members_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
+    """Shows the members of an elastic group over time, and each change of them."""
+    changes = one.account.member_changes
+    if not changes:
+        return Cell(empty="This run has no ElasticStrategy, whose members may change.")
+    rows = [
+        (
+            duration_text(change.at_s),
+            ", ".join(change.lost) or "-",
+            ", ".join(change.joined) or "-",
+            f"{change.num_members} of {change.num_expected}",
+            duration_text(change.change_s),
+            "unknown" if change.pause_s is None else duration_text(change.pause_s),
+        )
+        for change in changes
+        if change.cause is not None
+    ]
+    more = len(rows) - _MAX_CHART_ROWS
+    return Cell(
+        charts=(members_chart(changes, frame, one.account.whole_s),),
+        legend=(("failure", "lost"), ("cause-useful", "joined")),
+        headers=("at", "lost", "joined", "members", "change of the group", "training stood still"),
+        rows=tuple(rows[:_MAX_CHART_ROWS]),
+        note=f"{more} more are left out." if more > 0 else "",
+    )
+
+
+def memory_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
+    """Shows memory of hosts and devices over time."""
+    series = one.series
+    if not series.host_memory and not series.device_memory:
+        return Cell(
+            empty="No memory was recorded. Processes sample it by themselves if STRATAGEM_RUN_DIR "
+            "is set when they start."
+        )
+    drawn = [
+        line_chart(_in_gib(lines), frame, label)
+        for lines, label in (
+            (series.host_memory, "host\nGiB"),
+            (series.device_memory, "device\nGiB"),
+        )
+        if lines
+    ]
+    note = "" if series.device_memory else "Devices reported no memory, as CPUs do not."
+    return Cell(charts=tuple(drawn), note=note)
+
+
+def _in_gib(lines: Mapping[str, Line]) -> dict[str, Line]:
+    return {
+        name: Line(line.times_s, tuple(value / 1024**3 for value in line.values))
+        for name, line in lines.items()
+    }
+
+
+# Cells with tables: failures, checkpoints, the plan and warnings.
+
+_MAX_TABLE_ROWS = 20
+
+
+def failure_cell(one: ReportedRun, _frame: TimeFrame) -> Cell:
+    """Lists failures and restarts."""
+    rows = [
+        (failure.told_s, _failure_row(number, failure))
+        for number, failure in enumerate(one.account.failures, start=1)
+    ]
+    for process in one.run.processes:
+        for event in process.events:
+            if isinstance(event, RestartEvent):
+                at_s = process.at_s(event) - one.account.begin_s
+                what = f"restart {event.attempt}: {event.cause}"
+                rows.append((at_s, (duration_text(at_s), what, "", "")))
+    if not rows:
+        return Cell(empty="No failure and no restart was recorded.")
+    ordered = [row for _, row in sorted(rows)]
+    return Cell(
+        headers=("at", "event", "to detect", "to resume"),
+        rows=tuple(ordered[:_MAX_TABLE_ROWS]),
+        note=_left_out(ordered),
+    )
+
+
+def _failure_row(number: int, failure: Failure) -> tuple[str, ...]:
+    times_s = (failure.detect_s, failure.resume_s)
+    return (
+        duration_text(failure.told_s),
+        f"failure {number}: {failure.what}",
+        *("unknown" if one is None else duration_text(one) for one in times_s),
+    )
+
+
+def save_cell(one: ReportedRun, _frame: TimeFrame) -> Cell:
+    """Lists checkpoints."""
+    if not one.series.saves:
+        return Cell(
+            empty="No checkpoint was written. sg.BackupAndRestore and sg.train.CheckpointManager "
+            "record theirs."
+        )
+    rows = [
+        (
+            duration_text(save.at_s),
+            f"{save.step:,}",
+            duration_text(save.stall_s),
+            duration_text(save.duration_s),
+            f"failed: {save.failed}" if save.failed is not None else "written",
+        )
+        for save in one.series.saves
+    ]
+    stalls = duration_text(sum(save.stall_s for save in one.series.saves))
+    return Cell(
+        headers=("at", "step", "stall", "duration", "result"),
+        rows=tuple(rows[:_MAX_TABLE_ROWS]),
+        note=f"{len(rows)} checkpoints, {stalls} of stalls. {_left_out(rows)}",
+    )
+
+
+def plan_cell(one: ReportedRun, _frame: TimeFrame) -> Cell:
+    """Shows a plan beside the measurement."""
+    plan = one.plan
+    if plan is None:
+        return Cell(
+            empty=one.plan_problem
+            or f"The run folder has no {PLAN_FILE}. Write it with: stratagem plan --target TARGET "
+            f"--json {one.name}/{PLAN_FILE} SCRIPT"
+        )
+    num_devices = plan.get("num_devices")
+    times = [row for row in plan.get("scaling", ()) if row.get("num_devices") == num_devices]
+    step_s = one.series.step_s
+    used = [max(line.values) for line in one.series.device_memory.values()]
+    batch = plan.get("global_batch")
+    speed = [value for value in one.series.speed.values if value > 0]
+    measured_rate = "unknown"
+    if batch and speed:
+        measured_rate = f"{batch * sorted(speed)[len(speed) // 2]:,.0f}/s"
+    planned_s = times[0].get("step_s") if times else None
+    return Cell(
+        headers=("", "plan", "measured"),
+        rows=(
+            ("hardware", str(plan.get("target")), "see the machines of this run"),
+            (
+                "time of a step",
+                "unknown" if planned_s is None else f"{1000 * planned_s:.3g} ms",
+                "unknown" if step_s is None else f"{1000 * step_s:.3g} ms",
+            ),
+            (
+                "examples",
+                "unknown" if not (batch and planned_s) else f"{batch / planned_s:,.0f}/s",
+                measured_rate,
+            ),
+            (
+                "memory per device",
+                bytes_text(plan.get("memory", {}).get("total_bytes")),
+                bytes_text(int(max(used))) if used else "not reported by the devices",
+            ),
+        ),
+    )
+
+
+def warning_cell(one: ReportedRun, _frame: TimeFrame) -> Cell:
+    """Lists warnings."""
+    warnings = one.series.warnings
+    if not warnings:
+        return Cell(empty="No warning was recorded.")
+    rows = [
+        (
+            duration_text(row.at_s),
+            ", ".join(row.tasks[:4]) + (" ..." if len(row.tasks) > 4 else ""),
+            row.category,
+            row.text,
+            row.origin,
+        )
+        for row in warnings
+    ]
+    return Cell(
+        headers=("at", "process", "kind", "warning", "origin"),
+        rows=tuple(rows[:_MAX_TABLE_ROWS]),
+        note=_left_out(rows),
+    )
+
+
+def _left_out(rows: Sized) -> str:
+    more = len(rows) - _MAX_TABLE_ROWS
+    return f"{more} more are left out." if more > 0 else ""
+
+
+# Sections of a report: a title, the way to read it, and a cell per run.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Section:
+    """A section of a report, with one cell per run."""
+
+    title: str
+    reading: str
+    cells: tuple[Cell, ...]
+
+
+_SECTIONS: tuple[tuple[str, str, Callable[[ReportedRun, TimeFrame], Cell]], ...] = (
+    (
+        "Where the time went",
+        "Colors are the causes of the table; dashed red lines are failures. "
+        "The line is goodput after start-up, from the first start to that moment.",
+        time_cell,
+    ),
+    (
+        "Loss and metrics",
+        "As training reported them: at the end of each epoch, and of steps every few seconds.",
+        values_cell,
+    ),
+    (
+        "Speed",
+        "Steps per second, including steps that were lost and run again. "
+        "It is 0 where no step ended.",
+        speed_cell,
+    ),
+    (
+        "Members",
+        "Workers that train in an elastic group. Triangles are losses and joins. Training stands "
+        "still from the last step before a change to the first one after it, less the time of a "
+        "step.",
+        members_cell,
+    ),
+    (
+        "Stragglers",
+        "The redder, the longer a worker keeps the others waiting in each step by its own work. "
+        "Workers without red wait for the red one. Columns up to the transfer are means of a "
+        "step. A slow link lengthens the transfer of all.",
+        straggler_cell,
+    ),
+    (
+        "Failures and restarts",
+        "Times are from the first start. Detection runs from the last step to the "
+        "first report, and resuming from there to the next step.",
+        failure_cell,
+    ),
+    (
+        "Memory",
+        "Resident memory of each process on its host, and memory in use on its fullest "
+        "device, every five seconds.",
+        memory_cell,
+    ),
+    (
+        "Checkpoints",
+        "The stall is the time that training waited, in the slowest process.",
+        save_cell,
+    ),
+    (
+        "Plan and measurement",
+        "A plan is a prediction for its own target; compare it with a run there.",
+        plan_cell,
+    ),
+    (
+        "Warnings",
+        "Warnings of Python and log records from WARNING on, each text once.",
+        warning_cell,
+    ),
+)
+
+
+def sections_of(runs: Sequence[ReportedRun]) -> list[Section]:
+    """Returns the sections; the charts of all runs have the same axes of time and speed."""
+    whole_s = max(one.account.whole_s for one in runs)
+    top_speed = max((value for one in runs for value in one.series.speed.values), default=1.0)
+    frames = [
+        TimeFrame(whole_s, [failure.told_s for failure in one.account.failures], top_speed)
+        for one in runs
+    ]
+    pairs = list(zip(runs, frames, strict=True))
+    return [
+        Section(title=title, reading=reading, cells=tuple(cell(*pair) for pair in pairs))
+        for title, reading, cell in _SECTIONS
+    ]
+
+
+_TEMPLATE = "report.html.j2"
+
+
+def write_report(run_dirs: Sequence[Path], path: Path) -> None:
+    """Writes the report of one or two runs.
+
+    Raises ImportError without matplotlib or Jinja, NotFoundError for a folder without events, and
+    OSError if the file cannot be written.
+    """
+    text = render([load_run(run_dir) for run_dir in run_dirs])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def render(runs: Sequence[ReportedRun]) -> str:
+    """Returns the page."""
+    needs = {"needed_by": "The report of a run", "install": "'stratagem[report]'"}
+    jinja: Any = load("jinja2", **needs)
+    environment = jinja.Environment(
+        autoescape=True, undefined=jinja.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    source = importlib.resources.files("stratagem.observe.monitoring") / _TEMPLATE
+    return environment.from_string(source.read_text(encoding="utf-8")).render(
+        runs=[(one, tiles_of(one), _began(one)) for one in runs],
+        sections=sections_of(runs),
+        colors={role: color for role, color in COLORS.items() if role not in ("text", "faint")},
+    )
+
+
+def _began(one: ReportedRun) -> str:
+    begin = datetime.datetime.fromtimestamp(one.account.begin_s, tz=datetime.UTC)
+    state = "" if one.account.is_over else "; still running or killed"
+    return f"started {begin:%Y-%m-%d %H:%M:%S} UTC{state}"

@@ -1,0 +1,240 @@
+"""Terminal view of a run: one frame from its state and its account."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from stratagem.observe.goodput.account import Account
+from stratagem.observe.goodput.report import changes_line, counts_line, duration_text, goodput_lines
+from stratagem.observe.goodput.time_spans import CAUSES
+from stratagem.observe.monitoring.run_state import RunSnapshot, TaskView, Watcher
+from stratagem.observe.stragglers.attribution import Cause
+
+_PHASE_STYLES = {
+    "starting": "yellow",
+    "restarting": "yellow",
+    "running": "green",
+    "waiting": "cyan",
+    "failed": "bold red",
+    "lost": "bold red",
+    "finished": "blue",
+}
+_CAUSE_STYLES = {
+    "useful": "green",
+    "repeated": "magenta",
+    "members lost": "bright_red",
+    "members joined": "cyan",
+    "detecting": "red",
+    "restarting": "dark_orange",
+    "saving": "blue",
+    "starting": "yellow",
+    "waiting": "bright_black",
+}
+_SPARKS = "▁▂▃▄▅▆▇█"
+_BAR_WIDTH = 60
+_LAUNCHER = "launcher"
+_MAX_TASKS = 32
+_MAX_WARNINGS = 3
+
+
+def frame(name: str, state: RunSnapshot, account: Account | None) -> RenderableType:
+    """Returns one frame of the view; `account` is None before the first is computed."""
+    parts: list[RenderableType] = [_headline(name, state), _progress(state)]
+    if account is not None:
+        parts.append(_goodput(account))
+    # A launcher has nothing to show unless it failed.
+    tasks = [one for one in state.tasks if _LAUNCHER not in one.task or one.phase == "failed"]
+    parts.append(_tasks(tasks))
+    parts += [Text(f"{one}.", "bold red") for one in state.stragglers]
+    if state.warnings:
+        parts.append(_warnings(state))
+    if account is not None:
+        parts += [Text(f"Unreadable: {problem}", style="dim") for problem in account.problems]
+    return Group(*parts)
+
+
+def bytes_text(number: int | None) -> str:
+    """Formats a number of bytes; a dash for None.
+
+    Example:
+        >>> [bytes_text(number) for number in (None, 900, 393_592_832, 80 * 1024**3)]
+        ['-', '0 MiB', '375 MiB', '80.0 GiB']
+    """
+    if number is None:
+        return "-"
+    if number < 1024**3:
+        return f"{number / 1024**2:.0f} MiB"
+    return f"{number / 1024**3:.1f} GiB"
+
+
+def _headline(name: str, state: RunSnapshot) -> RenderableType:
+    text = Text.assemble((name, "bold"), "  ", (_run_phase(state), "bold"))
+    text.append(f"  {duration_text(state.age_s)} since the start")
+    if state.num_members is not None and state.num_expected is not None:
+        is_full = state.num_members >= state.num_expected
+        text.append(
+            f", {state.num_members} of {state.num_expected} workers",
+            style="" if is_full else "yellow",
+        )
+    if state.num_restarts:
+        noun = "restart" if state.num_restarts == 1 else "restarts"
+        text.append(f", {state.num_restarts} {noun}", style="yellow")
+    if state.num_launches > 1:
+        text.append(f"; launch {state.num_launches} in this folder, goodput covers all of them")
+    return text
+
+
+def _run_phase(state: RunSnapshot) -> str:
+    phases = [one.phase for one in state.tasks if not one.task.startswith((_LAUNCHER, "ps"))]
+    if state.is_over:
+        return "failed" if "failed" in phases else "finished"
+    order = ("running", "waiting", "restarting", "starting", "lost", "failed")
+    return next((phase for phase in order if phase in phases), "no workers yet")
+
+
+def _progress(state: RunSnapshot) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    step = "-" if state.step is None else f"{state.step:,}"
+    if state.total_steps:
+        bar = ProgressBar(total=state.total_steps, completed=state.step or 0, width=30)
+        share = min(1.0, (state.step or 0) / state.total_steps)
+        grid.add_row("step", Text(f"{step} of {state.total_steps:,}", "bold"), bar, f"{share:.0%}")
+    else:
+        grid.add_row("step", Text(step, "bold"))
+    if state.num_epochs:
+        grid.add_row("epochs", f"{state.epoch} of {state.num_epochs} completed")
+    if state.steps_per_s:
+        left = "" if state.left_s is None else f"{duration_text(state.left_s)} left"
+        grid.add_row("speed", f"{state.steps_per_s:.4g} steps/s", left)
+    elif state.total_steps or state.step:
+        grid.add_row("speed", "- (no steps after the first yet)")
+    # `loss` is the value with a history.
+    for name in sorted(state.values, key=lambda name: name != "loss"):
+        value = state.values[name]
+        text = Text("not finite", "bold red") if value is None else Text(f"{value:.5g}", "bold")
+        is_first = name == ("loss" if "loss" in state.values else next(iter(state.values)))
+        grid.add_row(name, text, Text(_spark_line(state.history) if is_first else "", "green"))
+    return Padding(grid, (1, 0, 0, 0))
+
+
+def _spark_line(values: Sequence[float]) -> str:
+    if len(values) < 2:
+        return ""
+    low, span = min(values), (max(values) - min(values)) or 1.0
+    return "".join(_SPARKS[int((one - low) / span * (len(_SPARKS) - 1))] for one in values[-30:])
+
+
+def _goodput(account: Account) -> RenderableType:
+    after, whole = goodput_lines(account)
+    bar = Text()
+    legend = Text()
+    done = 0.0
+    for cause in CAUSES:
+        begin = round(done * _BAR_WIDTH)
+        done += account.time_s[cause] / (account.whole_s or 1.0)
+        bar.append("█" * (round(done * _BAR_WIDTH) - begin), style=_CAUSE_STYLES[cause])
+        if account.time_s[cause] >= 0.005 * account.whole_s:
+            name = "start-up" if cause == "starting" else cause
+            legend.append("█ ", style=_CAUSE_STYLES[cause])
+            legend.append(f"{name} {duration_text(account.time_s[cause])}   ")
+    lines = Group(
+        Text(after, "bold"),
+        Text(whole),
+        bar,
+        legend,
+        Text(counts_line(account).partition(";")[0], "dim"),
+        *([Text(changes, "dim")] if (changes := changes_line(account)) else []),
+    )
+    return Padding(lines, (1, 0, 0, 0))
+
+
+def _tasks(tasks: Sequence[TaskView]) -> RenderableType:
+    table = Table(title_justify="left")
+    table.add_column("process", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for name in ("step", "last heard", "holds up a step by", "host memory", "device memory"):
+        table.add_column(name, justify="right")
+    table.add_column("note")
+    for task in tasks[:_MAX_TASKS]:
+        delay = _delay_text(task)
+        limit = f" of {bytes_text(task.device_limit_bytes)}" if task.device_limit_bytes else ""
+        is_done = task.phase in ("finished", "failed")
+        table.add_row(
+            task.task,
+            Text(task.phase, _PHASE_STYLES[task.phase]),
+            "-" if task.step is None else f"{task.step:,}",
+            "-" if is_done else f"{task.heard_s:.0f} s ago",
+            Text(delay, "bold red" if task.is_straggler else ""),
+            bytes_text(task.host_bytes),
+            f"{bytes_text(task.device_bytes)}{limit}",
+            Text(task.note),
+        )
+    more = len(tasks) - _MAX_TASKS
+    if more > 0:
+        table.add_row(f"and {more} more", *[""] * 7)
+    return Padding(table, (1, 0, 0, 0))
+
+
+def _delay_text(task: TaskView) -> str:
+    if task.is_straggler:
+        cause = "" if task.cause in (None, Cause.UNKNOWN.value) else f" ({task.cause})"
+        return f"{duration_text(task.late_s)}{cause}"
+    return "-" if task.delay_s is None else duration_text(task.delay_s)
+
+
+def _warnings(state: RunSnapshot) -> RenderableType:
+    lines = [
+        Text.assemble(
+            (f"{duration_text(one.at_s)} {one.task} ", "dim"),
+            (f"{one.category}: ", "yellow"),
+            one.text.splitlines()[0] if one.text else "",
+        )
+        for one in state.warnings[-_MAX_WARNINGS:]
+    ]
+    number = state.num_warnings
+    title = f"{number} {'warning' if number == 1 else 'warnings'}, the last ones"
+    return Panel(Group(*lines), title=title, title_align="left", border_style="yellow")
+
+
+# Loops over a growing run folder: one frame, a live terminal, or exports only.
+
+# Prometheus scrapes once a minute or more often.
+_LINGER_S = 60.0
+
+
+def print_frame(name: str, watcher: Watcher) -> None:
+    """Prints one frame; raises NotFoundError without events."""
+    state = watcher.poll_existing()
+    Console().print(frame(name, state, watcher.account()))
+
+
+def show(name: str, watcher: Watcher, interval_s: float) -> None:
+    """Shows a frame per interval until the run is over; the last one stays."""
+    with Live(console=Console(), auto_refresh=False, vertical_overflow="crop") as live:
+        while True:
+            state = watcher.poll()
+            live.update(frame(name, state, watcher.account()), refresh=True)
+            if state.is_over:
+                return
+            time.sleep(interval_s)
+
+
+def export(watcher: Watcher, interval_s: float) -> None:
+    """Reads new events until the run has been over for a minute, so that its end is scraped."""
+    over_s: float | None = None
+    while over_s is None or time.monotonic() - over_s < _LINGER_S:
+        is_over = watcher.poll().is_over
+        if not is_over:
+            over_s = None
+        elif over_s is None:
+            over_s = time.monotonic()
+        time.sleep(interval_s)

@@ -1,0 +1,1 @@
+"""Event logs of a run: starts, steps, saves and failures of every process."""

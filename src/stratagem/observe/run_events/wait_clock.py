@@ -1,0 +1,176 @@
+"""Time that this process has waited, by what it waited for.
+
+Code that waits adds to the clock of the process; the recorder of steps reads it before and after a
+step. So a layer that waits needs to know nothing of events.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class StepWaits(NamedTuple):
+    """Seconds of consecutive steps in which a process waited. None is not measured.
+
+    Args:
+        waited_s: waited for devices and for other processes, including the others but `input_s`.
+        idle_s: waited for a program that ran beside the host, which had nothing else to do.
+        input_s: waited for its own data.
+        peers_s: waited until the other processes arrived at a sum, or had their data.
+        transfer_s: sent, received and added values after that.
+        received_s: by task, the time in which its values arrived.
+
+    Example:
+        >>> waits = sg.goodput.StepWaits(waited_s=0.3, input_s=0.1)
+        >>> both = waits.plus(waits)
+        >>> both.waited_s, both.input_s, both.peers_s
+        (0.6, 0.2, None)
+
+    Source: specific to Stratagem.
+    """
+
+    waited_s: float | None = None
+    idle_s: float | None = None
+    input_s: float | None = None
+    peers_s: float | None = None
+    transfer_s: float | None = None
+    received_s: Mapping[str, float] | None = None
+
+    def plus(self, other: StepWaits) -> StepWaits:
+        """Adds the waits of later steps.
+
+        Args:
+            other: waits of the later steps.
+
+        Returns:
+            The sums; a time that either lacks is not measured.
+        """
+        return StepWaits(
+            _sum(self.waited_s, other.waited_s),
+            _sum(self.idle_s, other.idle_s),
+            _sum(self.input_s, other.input_s),
+            _sum(self.peers_s, other.peers_s),
+            _sum(self.transfer_s, other.transfer_s),
+            _sum_by_task(self.received_s, other.received_s),
+        )
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one + other
+
+
+def _sum_by_task(
+    one: Mapping[str, float] | None, other: Mapping[str, float] | None
+) -> dict[str, float] | None:
+    if one is None or other is None:
+        return None
+    return {task: one.get(task, 0.0) + other.get(task, 0.0) for task in {**one, **other}}
+
+
+class WaitReading(NamedTuple):
+    """Totals of a clock at one moment."""
+
+    programs_s: float
+    idle_s: float
+    input_s: float
+    peers_s: float
+    transfer_s: float
+    received_s: Mapping[str, float] | None
+
+
+class WaitClock:
+    """Seconds waited since the process started.
+
+    `programs_s` is the wait for programs, of which `idle_s` for those that ran beside the host.
+    `sizes_s` is the time of exchanges of batch sizes in any thread, and `received_s` has the time
+    in which values of each task arrived. With `measures_transfers`, the waits in sums are counted
+    exactly. `waits_for_all` is False if steps may leave out members of the group: then a wait does
+    not show who is late, and `waited_s` of steps is not given. `waits_for_data` is True while the
+    program waits for its next batch.
+    """
+
+    def __init__(self) -> None:
+        self.programs_s = self.idle_s = self.input_s = self.peers_s = self.transfer_s = 0.0
+        self.sizes_s = 0.0
+        self.received_s: dict[str, float] = {}
+        self.measures_transfers = self.waits_for_data = False
+        self.waits_for_all = True
+
+    @property
+    def waited_s(self) -> float:
+        """Wait for devices and other processes."""
+        return self.programs_s + self.peers_s + self.transfer_s
+
+    def read(self) -> WaitReading:
+        """Returns the totals so far."""
+        return WaitReading(
+            self.programs_s,
+            self.idle_s,
+            self.input_s,
+            self.peers_s,
+            self.transfer_s,
+            dict(self.received_s) if self.measures_transfers else None,
+        )
+
+    def since(self, before: WaitReading) -> StepWaits:
+        """Returns the waits after a reading."""
+        peers_s = self.peers_s - before.peers_s
+        waited_s = self.programs_s - before.programs_s + peers_s
+        idle_s, input_s = self.idle_s - before.idle_s, self.input_s - before.input_s
+        if not self.measures_transfers:
+            return StepWaits(waited_s, idle_s, input_s, peers_s)
+        transfer_s = self.transfer_s - before.transfer_s
+        earlier = before.received_s or {}
+        received_s = {
+            task: time_s - earlier.get(task, 0.0)
+            for task, time_s in dict(self.received_s).items()  # another thread adds
+        }
+        whole_s = waited_s + transfer_s if self.waits_for_all else None
+        return StepWaits(whole_s, idle_s, input_s, peers_s, transfer_s, received_s)
+
+
+class DataWait:
+    """Context in which the program waits for its next batch.
+
+    The part of it in which processes exchanged the sizes of their batches is a wait for the others.
+    A context inside of another one counts nothing.
+    """
+
+    def __init__(self, clock: WaitClock) -> None:
+        self._clock = clock
+        self._counts = False
+        self._begin_s = self._sizes_s = 0.0
+
+    def __enter__(self) -> None:
+        self._counts = not self._clock.waits_for_data
+        self._clock.waits_for_data = True
+        self._begin_s, self._sizes_s = time.monotonic(), self._clock.sizes_s
+
+    def __exit__(self, *error: object) -> None:
+        if not self._counts:
+            return
+        self._clock.waits_for_data = False
+        waited_s = time.monotonic() - self._begin_s
+        peers_s = min(waited_s, self._clock.sizes_s - self._sizes_s)
+        self._clock.input_s += waited_s - peers_s
+        self._clock.peers_s += peers_s
+
+
+class PeerSizesWait:
+    """Context in which a thread waits for the batch sizes of other processes."""
+
+    def __init__(self, clock: WaitClock) -> None:
+        self._clock = clock
+        self._begin_s = 0.0
+
+    def __enter__(self) -> None:
+        self._begin_s = time.monotonic()
+
+    def __exit__(self, *error: object) -> None:
+        self._clock.sizes_s += time.monotonic() - self._begin_s
+
+
+wait_clock = WaitClock()
+"""The clock of this process."""

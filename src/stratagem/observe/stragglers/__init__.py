@@ -1,0 +1,1 @@
+"""Workers for which the others wait: who, why, and what it costs. Does not import JAX."""

@@ -1,0 +1,26 @@
+"""Public names of `sg.coordinator`, after `tf.distribute.coordinator`."""
+
+from stratagem.parameter_server.client.row_cache import RowCache
+from stratagem.parameter_server.cluster.cluster_plan import CoordinatorOptions
+from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
+from stratagem.parameter_server.coordinator.remote_value import RemoteValue, RemoteValueStatus
+from stratagem.parameter_server.coordinator.shipping import PerWorkerDataset, PerWorkerValues
+from stratagem.parameter_server.coordinator.worker import (
+    cache_variable_reads,
+    get_current_worker_index,
+)
+
+options = CoordinatorOptions
+
+__all__ = [
+    "ClusterCoordinator",
+    "CoordinatorOptions",
+    "PerWorkerDataset",
+    "PerWorkerValues",
+    "RemoteValue",
+    "RemoteValueStatus",
+    "RowCache",
+    "cache_variable_reads",
+    "get_current_worker_index",
+    "options",
+]

@@ -1,3 +1,0 @@
-"""Jobs of a cluster: submitting, running, following and ending them."""
-
-__all__ = []

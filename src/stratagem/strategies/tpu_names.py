@@ -1,0 +1,13 @@
+"""Names of `tf.tpu` for programs that train on TPUs.
+
+TPUs need no set-up of their own: JAX starts them, and `sg.TPUStrategy` joins their hosts. What
+TensorFlow's name has besides, such as `tf.tpu.experimental.embedding`, is about tables on the
+hardware of one generation, for which JAX has nothing.
+
+Source: TF 2.21 tpu/__init__.py.
+"""
+
+from stratagem.strategies import tpu_experimental as experimental
+from stratagem.strategies.tpu import initialize_tpu_system, shutdown_tpu_system
+
+__all__ = ["experimental", "initialize_tpu_system", "shutdown_tpu_system"]

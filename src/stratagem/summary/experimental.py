@@ -1,5 +1,0 @@
-"""`sg.summary.experimental`: the default step, under TensorFlow's names."""
-
-from stratagem.summary.settings import get_step, set_step
-
-__all__ = ["get_step", "set_step"]
