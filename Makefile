@@ -260,7 +260,7 @@ test-slurm: $(MAIN) ## scripts of `stratagem slurm render` on a Slurm of three n
 lint: $(MAIN) ## ruff (rules and format), layers of packages, codespell
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
-	.venv/bin/lint-imports --quiet
+	.venv/bin/lint-imports --no-cache --no-logo
 	.venv/bin/codespell
 
 .PHONY: types
