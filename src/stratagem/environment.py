@@ -1,4 +1,4 @@
-"""All access to environment variables: settings of this library, and of JAX, Keras and CUDA."""
+"""The environment of a process: variables and kinds of settings, optional libraries, memory."""
 
 from __future__ import annotations
 

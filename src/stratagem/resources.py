@@ -1,4 +1,4 @@
-"""Temporary folders of a process, and removal of those that killed processes left behind."""
+"""Resources of a process: `with` blocks, folders, temporary folders, processor time."""
 
 from __future__ import annotations
 

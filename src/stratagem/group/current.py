@@ -1,4 +1,4 @@
-"""The group of this process: at most one for the lifetime of the process."""
+"""The group of this process, at most one for its lifetime; its identity; its random numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MultiClassHead: classification with more than two classes."""
+"""Heads for classification: with two classes, and with more."""
 
 from __future__ import annotations
 
