@@ -32,7 +32,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # A room of its own above this one, loaded at its first use.
+    # Loaded at its first use: it needs more than datasets do, such as ZeroMQ.
     if name != "service":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f"{__name__}.{name}")

@@ -466,7 +466,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
 
 
 def install() -> None:
-    """Fills the slots of lower rooms and installs `PATCHES`."""
+    """Fills the slots of lower packages and installs `PATCHES`."""
     assert DefaultStrategy
     set_shape_inference(in_symbolic_scope)
     collector.set_shape_inference(in_symbolic_scope)

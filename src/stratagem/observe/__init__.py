@@ -1,1 +1,1 @@
-"""What a run did: events, goodput, stragglers, watch, report, profiles."""
+"""Records of a run and views of them: events, goodput, stragglers, watch, report, profiles."""
