@@ -1,4 +1,4 @@
-"""Library-wide settings."""
+"""Settings that a program can change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem import config, environment
+from stratagem import config
 from tests.fresh_process import run_fresh
 
 
@@ -44,28 +44,13 @@ def test_run_eagerly_takes_only_a_bool(enabled) -> None:
         config.run_eagerly(enabled)
 
 
-def test_program_cache_size_is_read_when_it_is_asked_for(monkeypatch) -> None:
-    monkeypatch.delenv("STRATAGEM_PROGRAM_CACHE_SIZE", raising=False)
-    assert config.program_cache_size() == 256
-    monkeypatch.setenv("STRATAGEM_PROGRAM_CACHE_SIZE", "3")
-    assert config.program_cache_size() == 3
-
-
 def test_unknown_setting_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'run_greedily'"):
         _ = config.run_greedily
+    with pytest.raises(AttributeError, match="has no attribute 'peer_timeout_s'"):
+        _ = config.peer_timeout_s
 
 
 def test_run_eagerly_starts_from_the_environment() -> None:
     program = "from stratagem import config; print(config.runs_eagerly())"
     assert run_fresh(program, STRATAGEM_RUN_EAGERLY="1") == ["True"]
-
-
-@pytest.mark.parametrize("name", environment.VARIABLES)
-def test_every_setting_has_its_name_in_python_too(monkeypatch, name) -> None:
-    variable = environment.VARIABLES[name]
-    monkeypatch.delenv(variable.name, raising=False)
-    asked = {"run_eagerly": "runs_eagerly", "filter_tracebacks": "filters_tracebacks"}
-    assert name in config.__all__
-    value = getattr(config, asked.get(name, name))()
-    assert str(value).endswith(str(variable.default).removeprefix("~"))

@@ -62,6 +62,13 @@ def test_large_pages_are_requested_for_a_quarter_of_the_memory(after: str) -> No
     assert requested == pytest.approx(memory / 4, rel=0.01)
 
 
+@pytest.mark.skipif(not HAS_MALLOPT, reason="no mallopt")
+@pytest.mark.parametrize(("text", "is_kept"), [("1", "True"), ("0", "False")])
+def test_setting_is_read_when_the_library_is_imported(text: str, is_kept: str) -> None:
+    program = "import stratagem; from stratagem import environment; print(environment._is_kept)"
+    assert run_fresh(program, JAX_PLATFORMS="cpu", STRATAGEM_KEEP_FREED_MEMORY=text) == [is_kept]
+
+
 def test_process_with_little_address_space_starts() -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31)); "
     run_fresh(f"{limit}import stratagem", JAX_PLATFORMS="cpu")
@@ -106,7 +113,7 @@ def calls(monkeypatch) -> list[tuple[int, int]]:
 
     monkeypatch.setattr(ctypes, "CDLL", Library)
     monkeypatch.setattr(sys, "platform", "linux")
-    for name in ("GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "STRATAGEM_KEEP_FREED_MEMORY"):
+    for name in ("GLIBC_TUNABLES", "MALLOC_ARENA_MAX"):
         monkeypatch.delenv(name, raising=False)
     return calls
 
@@ -135,7 +142,6 @@ def test_memory_is_kept_only_for_training_on_cpu(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("STRATAGEM_KEEP_FREED_MEMORY", "0"),
         ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
         ("MALLOC_ARENA_MAX", "2"),
     ],

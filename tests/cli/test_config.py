@@ -11,12 +11,12 @@ import tomllib
 import pytest
 from click.testing import Result
 
-from stratagem import environment
+from stratagem import settings
 from stratagem.cli import main
 from stratagem.cli.config import default_text, effective_values
-from stratagem.cli.config_file import file_options, file_settings, key_of, read_file
-from stratagem.cli.launch import command
+from stratagem.cli.launch import read_file
 from stratagem.launch.plan.options import LaunchOptions
+from stratagem.settings import SETTINGS
 from tests.command_runner import CliRunner
 
 
@@ -44,14 +44,14 @@ def test_default_file_has_every_key_and_changes_nothing(tmp_path) -> None:
     assert result.stderr.startswith("Wrote stratagem.toml. Use it: stratagem launch --config")
     path = tmp_path / "stratagem.toml"
     assert path.read_text() == default_text()
-    assert LaunchOptions(**read_file(path, command).options) == LaunchOptions(log_level="auto")
-    assert read_file(path, command).settings == {}
+    assert LaunchOptions(**read_file(path).options) == LaunchOptions(log_level="auto")
+    assert read_file(path).variables == {}
     # Without the marks of comments, the settings are their defaults.
     lines = [line.removeprefix("# ") for line in default_text().splitlines() if " = " in line]
-    for name, variable in file_settings(command).items():
-        assert tomllib.loads("\n".join(lines))[key_of(name)] == variable.default
-    for name in file_options(command):
-        assert f"\n{key_of(name)} =" in default_text().replace("\n# ", "\n")
+    for setting in SETTINGS.values():
+        if not setting.option:
+            assert tomllib.loads("\n".join(lines))[setting.key] == setting.default
+        assert f"\n{setting.key} =" in default_text().replace("\n# ", "\n")
 
 
 def test_answers_are_written(tmp_path) -> None:
@@ -109,13 +109,12 @@ def test_sources_are_file_environment_and_default(tmp_path) -> None:
 
 def test_every_option_and_setting_is_shown_with_its_default() -> None:
     values = shown()
-    names = [*file_options(command), *file_settings(command)]
-    assert list(values) == list(map(key_of, names))
     assert {source for _, source in values.values()} == {"default"}
-    for name, variable in file_settings(command).items():
-        assert values[key_of(name)][0] == variable.default
+    # Click's value of an option that may be repeated is empty, not None.
+    defaults = {setting.key: setting.default for setting in SETTINGS.values()} | {"env": []}
+    assert {key: value for key, (value, _) in values.items()} == defaults
     assert [one.variable for one in effective_values(None)] == [
-        f"STRATAGEM_{name.upper()}" for name in names
+        setting.variable for setting in SETTINGS.values()
     ]
 
 
@@ -140,7 +139,7 @@ def test_settings_of_a_file_reach_the_tasks(tmp_path, monkeypatch) -> None:
         main(["launch", "--config", "a.toml", "--log-dir", ".", "sh", "-c", f"echo {printed}"])
     assert caught.value.code == 0
     assert (tmp_path / "worker-0.log").read_text() == "5 7 info\n"
-    assert environment.read("peer_timeout_s") == 5
+    assert settings.read("peer_timeout_s") == 5
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,9 @@ import click
 import jsonschema
 import pytest
 
-from stratagem.cli.config_file import (
-    description_of,
-    file_options,
-    file_schema,
-    file_settings,
-    key_of,
-    read_file,
-)
-from stratagem.cli.launch import command
+from stratagem.cli.config import file_schema
+from stratagem.cli.launch import command, read_file
+from stratagem.settings import SETTINGS
 
 STORED = Path(__file__).parents[2] / "docs" / "reference" / "stratagem.schema.json"
 VALID = [
@@ -27,7 +21,7 @@ VALID = [
     "max_restarts = 3\npeer_timeout_s = 5",
     "show = 'leader'\nchief = true\ngrace-s = 2\nlog-dir = 'logs'",
     "peer-timeout-s = 0.5\nrun-eagerly = true\njobs-port = 9000\nlog-format = 'json'",
-    "log-level = 'debug'\ntpu-platform = 'cpu'\ncache-dir = ''",
+    "log-level = 'DEBUG'\ntpu-platform = 'cpu'\ncache-dir = ''",
 ]
 INVALID = [
     "worker = 4",
@@ -50,7 +44,14 @@ INVALID = [
     "help = true",
 ]
 # Click checks these after the file is read, and the schema before.
-INVALID_FOR_CLICK = ["workers = -1", "show = 'some'", "log-level = 'loud'", "grace-s = -0.5"]
+INVALID_FOR_CLICK = [
+    "workers = -1",
+    "show = 'some'",
+    "log-level = 'loud'",
+    "grace-s = -0.5",
+    "evict-slow = 1",
+    "node-timeout-s = 0",
+]
 
 
 def written(tmp_path, text: str) -> Path:
@@ -70,36 +71,38 @@ def accepts(path: Path) -> bool:
 @pytest.mark.parametrize("text", [*VALID, *INVALID, *INVALID_FOR_CLICK])
 def test_schema_and_launcher_accept_the_same_files(tmp_path, text) -> None:
     is_valid = text in VALID
-    schema = jsonschema.Draft202012Validator(file_schema(command))
+    schema = jsonschema.Draft202012Validator(file_schema())
     assert schema.is_valid(tomllib.loads(text)) is is_valid
     assert accepts(written(tmp_path, text)) is is_valid
 
 
 def test_schema_is_a_schema_and_the_stored_one() -> None:
-    schema = file_schema(command)
+    schema = file_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     # Otherwise: stratagem config --schema > docs/reference/stratagem.schema.json
     assert json.loads(STORED.read_text(encoding="utf-8")) == schema
 
 
 def test_schema_explains_every_key_in_both_spellings() -> None:
-    properties = file_schema(command)["properties"]
-    names = [*file_options(command), *file_settings(command)]
-    assert set(properties) == {*names, *map(key_of, names)}
+    properties = file_schema()["properties"]
+    keys = [(setting.name, setting.key) for setting in SETTINGS.values()]
+    assert set(properties) == {key for both in keys for key in both}
     assert all(one["description"].endswith(".") for one in properties.values())
     assert properties["workers"] == {
         "type": "integer",
         "minimum": 0,
         "description": "Number of workers, of each node if there are several.",
+        "default": 1,
     }
+    # What a launch shows, not what a process shows by itself.
+    assert properties["log-level"]["description"].startswith("Lowest level of log records that tas")
 
 
 def test_options_and_settings_are_apart(tmp_path) -> None:
-    values = read_file(written(tmp_path, "workers = 2\npeer-timeout-s = 5"), command)
-    assert values.options == {"workers": 2}
-    assert values.settings == {"peer_timeout_s": "5"}
-    assert not file_options(command).keys() & file_settings(command).keys()
-    assert "log_level" in file_options(command)
+    text = "workers = 2\npeer-timeout-s = 5\nrun-eagerly = true\nlog-level = 'info'"
+    values = read_file(written(tmp_path, text))
+    assert values.options == {"workers": 2, "log_level": "info"}
+    assert values.variables == {"STRATAGEM_PEER_TIMEOUT_S": "5", "STRATAGEM_RUN_EAGERLY": "1"}
 
 
 @pytest.mark.parametrize(
@@ -116,9 +119,5 @@ def test_options_and_settings_are_apart(tmp_path) -> None:
 def test_invalid_file_is_explained(tmp_path, text, words) -> None:
     path = written(tmp_path, text)
     with pytest.raises(click.ClickException) as caught:
-        read_file(path, command)
+        read_file(path)
     assert caught.value.message.startswith(f"{path} {words}")
-
-
-def test_description_is_the_help_without_the_default() -> None:
-    assert description_of(file_options(command)["show"]) == "Tasks whose output is shown here."

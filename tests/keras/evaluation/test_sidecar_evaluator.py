@@ -317,11 +317,6 @@ def test_folder_without_checkpoints_is_an_error_in_the_end(folder, model, monkey
         evaluator.start()
 
 
-def test_limit_is_an_hour_by_default(monkeypatch) -> None:
-    monkeypatch.delenv("STRATAGEM_CHECKPOINT_TIMEOUT_S", raising=False)
-    assert sg.config.checkpoint_timeout_s() == 3600
-
-
 def test_training_that_stops_writing_is_an_error_that_tells_the_last(write, folder, model) -> None:
     write(1)
     evaluator = _evaluator(model, folder, timeout_s=_SHORT_S)
