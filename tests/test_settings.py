@@ -27,7 +27,7 @@ from stratagem.settings import (
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "environment.md"
 OF_LIBRARY = [setting for setting in SETTINGS.values() if setting.meaning]
-OF_LAUNCH = [setting for setting in SETTINGS.values() if setting.option]
+OF_LAUNCH = [setting for setting in SETTINGS.values() if setting.is_option]
 COLORS = choice("a color", ("red", "blue"))
 VALUES = [True, False, 0, 1, -3, 0.5, 1.5, "", "red", "RED", "1", None, [], ["a"], {}]
 
@@ -69,7 +69,8 @@ def test_names_come_from_one_name_and_the_default_from_its_text(setting) -> None
     assert SETTINGS[setting.name] is setting
     assert setting.variable == f"STRATAGEM_{setting.name.upper()}"
     assert setting.key.replace("-", "_") == setting.name
-    assert all(text.endswith(".") for text in (setting.meaning, setting.option) if text)
+    assert setting.description.endswith(".")
+    assert setting.is_option or setting.meaning == setting.description
     if setting.default is not None:
         assert setting.kind.has_type(setting.default)
         assert setting.kind.parse(str(setting.default)) == setting.default

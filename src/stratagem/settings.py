@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from stratagem import environment
@@ -35,7 +36,8 @@ _SWITCHES = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+# Compared by identity: a folder and a text are the same in a file, but not on a command line.
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Kind:
     """Kind of a setting's value.
 
@@ -58,6 +60,10 @@ class Kind:
     def schema(self) -> dict[str, Any]:
         """JSON Schema of a value in a TOML file."""
         return {"type": _TYPES[self.type][0], **self.limits}
+
+    def __call__(self, default: Any, description: str, **rest: Any) -> partial[Setting]:
+        """Returns a setting of this kind, but for its name."""
+        return partial(Setting, kind=self, default=default, description=description, **rest)
 
     def has_type(self, value: object) -> bool:
         """Returns True if a value of a TOML file has the type; Python counts True as an int."""
@@ -95,6 +101,41 @@ class Kind:
             return None
         least, above = self.limits.get("minimum", 0), self.limits.get("exclusiveMinimum", -1)
         return value if value >= least and above < value < math.inf else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One setting.
+
+    `description` says what it does. An option of `stratagem launch` may be a setting of every
+    process, too, and do more there (`in_process`). It may have an `alias`, a `metavar` for its
+    value, and a text for what holds while it is `unset`.
+    """
+
+    name: str
+    kind: Kind
+    default: Any
+    description: str
+    is_option: bool
+    in_process: str = ""
+    alias: str = ""
+    metavar: str | None = None
+    unset: str = ""
+
+    @property
+    def variable(self) -> str:
+        """Environment variable."""
+        return f"STRATAGEM_{self.name.upper()}"
+
+    @property
+    def key(self) -> str:
+        """Key in a TOML file; the option is `--` and the key."""
+        return self.name.replace("_", "-")
+
+    @property
+    def meaning(self) -> str:
+        """What it does in every process; empty for an option of the launcher alone."""
+        return self.in_process or ("" if self.is_option else self.description)
 
 
 def _count(minimum: int) -> Kind:
@@ -139,305 +180,157 @@ FACTOR = Kind(
     type=int | float, limits={"exclusiveMinimum": 1}, name="a factor", noun="a number above 1"
 )
 TEXT = Kind(type=str, noun="a string")
-FOLDER = Kind(type=str, noun="a string", expected="the path of a folder.")
-FILE = Kind(type=str, noun="a string", expected="the path of a file.")
+FOLDER = Kind(type=str, noun="a string")
+FILE = Kind(type=str, noun="a string")
 TEXTS = Kind(type=list, limits={"items": {"type": "string"}})
-NODES = Kind(type=int | str, expected="N, or MIN:MAX.")
+NODES = Kind(type=int | str)
+_SHOWN = choice("a choice", ("all", "leader"))
+_LEVEL = choice("a log level", LOG_LEVELS, any_case=True)
+_FORMAT = choice("a log format", LOG_FORMATS)
+_PLATFORM = choice(
+    "a platform for TPUStrategy",
+    ("tpu", "cpu"),
+    '"tpu", or "cpu" to try a TPU program on this machine.',
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """One setting: its name in Python, the kind of its value, and its default.
+# The table. A row is a kind, called with the default and the description.
 
-    `meaning` is its line in the documentation of environment variables, for a setting that the
-    library reads in every process. `option` is its help as an option of `stratagem launch`. Each is
-    empty where the setting is not read. The option may have an `alias`, a `metavar` for its value,
-    and a text for what holds while it is `unset`.
-    """
-
-    name: str
-    kind: Kind
-    default: Any
-    meaning: str = ""
-    option: str = ""
-    alias: str = ""
-    metavar: str | None = None
-    unset: str = ""
-
-    @property
-    def variable(self) -> str:
-        """Environment variable."""
-        return f"STRATAGEM_{self.name.upper()}"
-
-    @property
-    def key(self) -> str:
-        """Key in a TOML file; the option is `--` and the key."""
-        return self.name.replace("_", "-")
-
-    @property
-    def description(self) -> str:
-        """What it does; of an option with a default of the library, what it does in a launch."""
-        return self.option or self.meaning
-
-
-def _option(name: str, kind: Kind, default: Any, option: str, **rest: Any) -> Setting:
-    return Setting(name, kind, default, option=option, **rest)
-
-
-_TABLE = (
-    # Options of `stratagem launch`, in the order of its help.
-    _option(
-        "workers",
-        NUMBER,
-        1,
-        "Number of workers, of each node if there are several.",
-        alias="nproc-per-node",
+# Options of `stratagem launch`, in the order of its help.
+_OPTIONS = {
+    "workers": NUMBER(
+        1, "Number of workers, of each node if there are several.", alias="nproc-per-node"
     ),
-    _option("chief", SWITCH, False, "Add a chief."),
-    _option("ps", NUMBER, 0, "Number of parameter servers."),
-    _option("evaluator", SWITCH, False, "Add an evaluator."),
-    _option(
-        "input_workers", NUMBER, 0, "Number of input workers, which read datasets for all tasks."
-    ),
-    _option(
-        "devices_per_worker",
-        COUNT,
+    "chief": SWITCH(False, "Add a chief."),
+    "ps": NUMBER(0, "Number of parameter servers."),
+    "evaluator": SWITCH(False, "Add an evaluator."),
+    "input_workers": NUMBER(0, "Number of input workers, which read datasets for all tasks."),
+    "devices_per_worker": COUNT(
         None,
         "GPUs per worker, or virtual CPU devices if there is no GPU.",
         unset="the GPUs shared evenly",
     ),
-    _option("max_restarts", NUMBER, 0, "Maximum number of restarts of all tasks after a failure."),
-    _option(
-        "min_workers",
-        COUNT,
-        None,
-        "After a worker fails, continue without it, with at least this many workers.",
+    "max_restarts": NUMBER(0, "Maximum number of restarts of all tasks after a failure."),
+    "min_workers": COUNT(
+        None, "After a worker fails, continue without it, with at least this many workers."
     ),
-    _option(
-        "max_workers", COUNT, None, "Number of workers once all are back; by default --workers."
+    "max_workers": COUNT(None, "Number of workers once all are back; by default --workers."),
+    "rejoin_after_s": DELAY(60.0, "Seconds that fewer workers run before all restart."),
+    "cold_restarts": SWITCH(
+        False, "Load JAX and Keras again in each restarted task, instead of forking it."
     ),
-    _option("rejoin_after_s", DELAY, 60.0, "Seconds that fewer workers run before all restart."),
-    _option(
-        "cold_restarts",
-        SWITCH,
-        False,
-        "Load JAX and Keras again in each restarted task, instead of forking it.",
+    "survivors": SWITCH(
+        False, "Leave the other workers running if one fails, as ElasticStrategy needs it."
     ),
-    _option(
-        "survivors",
-        SWITCH,
-        False,
-        "Leave the other workers running if one fails, as ElasticStrategy needs it.",
-    ),
-    _option("spares", NUMBER, 0, "Further workers, which wait to take the place of a lost one."),
-    _option(
-        "evict_slow",
-        FACTOR,
+    "spares": NUMBER(0, "Further workers, which wait to take the place of a lost one."),
+    "evict_slow": FACTOR(
         None,
         "End a worker that makes steps take FACTOR times as long, if the others can continue.",
         metavar="FACTOR",
     ),
-    _option("evict_after_s", DELAY, 60.0, "Seconds for which a worker must be that slow."),
-    _option("max_evictions", NUMBER, 1, "Maximum number of workers to end for being slow."),
-    _option("log_dir", FOLDER, None, "Folder for one log file per task."),
-    _option("run_dir", FOLDER, None, "Folder for the run's events, for `stratagem goodput`."),
-    _option(
-        "show", choice("a choice", ("all", "leader")), "all", "Tasks whose output is shown here."
-    ),
-    _option("grace_s", DELAY, 10.0, "Seconds that a task may take to exit before it is killed."),
-    _option(
-        "evaluator_grace_s",
-        DELAY,
-        60.0,
-        "Seconds that the evaluator may run after the workers end.",
-    ),
-    _option(
-        "log_level",
-        choice("a log level", LOG_LEVELS, any_case=True),
+    "evict_after_s": DELAY(60.0, "Seconds for which a worker must be that slow."),
+    "max_evictions": NUMBER(1, "Maximum number of workers to end for being slow."),
+    "log_dir": FOLDER(None, "Folder for one log file per task."),
+    "run_dir": FOLDER(None, "Folder for the run's events, for `stratagem goodput`."),
+    "show": _SHOWN("all", "Tasks whose output is shown here."),
+    "grace_s": DELAY(10.0, "Seconds that a task may take to exit before it is killed."),
+    "evaluator_grace_s": DELAY(60.0, "Seconds that the evaluator may run after the workers end."),
+    "log_level": _LEVEL(
         "auto",
         "Lowest level of log records that tasks show.",
-        meaning="Lowest level of log records shown; `auto`: INFO on the leader, else WARNING.",
+        in_process="Lowest level of log records shown; `auto`: INFO on the leader, else WARNING.",
     ),
-    _option(
-        "nnodes",
-        NODES,
+    "nnodes": NODES(
         None,
         "Number of nodes (machines), each of which runs this command; MIN:MAX continues without "
         "lost ones. By default 1, or the nodes of a Slurm step.",
     ),
-    _option("node_rank", NUMBER, None, "Rank of this node. Node 0 starts and watches all tasks."),
-    _option(
-        "rdzv_endpoint", TEXT, None, "Address of node 0, where the nodes meet.", metavar="HOST:PORT"
+    "node_rank": NUMBER(None, "Rank of this node. Node 0 starts and watches all tasks."),
+    "rdzv_endpoint": TEXT(None, "Address of node 0, where the nodes meet.", metavar="HOST:PORT"),
+    "node_timeout_s": SECONDS(15.0, "Seconds without an answer after which a node is lost."),
+    "hosts": TEXT(None, "Hosts on which `ssh` starts this command.", metavar="A,B,C"),
+    "hostfile": FILE(None, "File with one host per line, optionally with slots=N for its workers."),
+    "ssh_options": TEXT(None, "Options of the `ssh` program, as in a shell."),
+    "env": TEXTS(None, "Variable for all hosts. May be repeated.", metavar="NAME[=VALUE]"),
+}
+# Settings of every process of the library.
+_OF_PROCESSES = {
+    "run_eagerly": SWITCH(
+        False, "Run replica functions op by op, with one thread per replica, for debugging."
     ),
-    _option(
-        "node_timeout_s", SECONDS, 15.0, "Seconds without an answer after which a node is lost."
+    "filter_tracebacks": SWITCH(True, "Hide frames of this library in tracebacks."),
+    "log_format": _FORMAT(
+        "text", "Format of log records on stderr: `text`, or `json` for one object per line."
     ),
-    _option("hosts", TEXT, None, "Hosts on which `ssh` starts this command.", metavar="A,B,C"),
-    _option(
-        "hostfile",
-        FILE,
-        None,
-        "File with one host per line, optionally with slots=N for its workers.",
+    "foreign_lines": SWITCH(
+        False, "Show log lines of Gloo and of JAX's coordination service, for debugging."
     ),
-    _option("ssh_options", TEXT, None, "Options of the `ssh` program, as in a shell."),
-    _option("env", TEXTS, None, "Variable for all hosts. May be repeated.", metavar="NAME[=VALUE]"),
-    # Settings of every process of the library.
-    Setting(
-        "run_eagerly",
-        SWITCH,
-        False,
-        "Run replica functions op by op, with one thread per replica, for debugging.",
+    "program_cache_size": COUNT(
+        256, "Number of compiled replica functions that a strategy caches."
     ),
-    Setting("filter_tracebacks", SWITCH, True, "Hide frames of this library in tracebacks."),
-    Setting(
-        "log_format",
-        choice("a log format", LOG_FORMATS),
-        "text",
-        "Format of log records on stderr: `text`, or `json` for one object per line.",
-    ),
-    Setting(
-        "foreign_lines",
-        SWITCH,
-        False,
-        "Show log lines of Gloo and of JAX's coordination service, for debugging.",
-    ),
-    Setting(
-        "program_cache_size",
-        COUNT,
-        256,
-        "Number of compiled replica functions that a strategy caches.",
-    ),
-    Setting(
-        "cache_dir",
-        FOLDER,
+    "cache_dir": FOLDER(
         "~/.cache/stratagem",
         "Folder for measurements and compiled programs that are cached for later runs.",
     ),
-    Setting(
-        "compilation_cache_bytes",
-        NUMBER,
-        2 * 2**30,
-        "Maximum size of the compiled programs in the cache folder; 0 stores none.",
+    "compilation_cache_bytes": NUMBER(
+        2 * 2**30, "Maximum size of the compiled programs in the cache folder; 0 stores none."
     ),
-    Setting(
-        "keep_freed_memory",
-        SWITCH,
-        True,
-        "Keep memory that a step on CPU devices has freed for the next step (glibc only).",
+    "keep_freed_memory": SWITCH(
+        True, "Keep memory that a step on CPU devices has freed for the next step (glibc only)."
     ),
-    Setting(
-        "fast_convolutions",
-        SWITCH,
-        True,
-        "Compute convolutions on CPU devices in the form that is fastest there.",
+    "fast_convolutions": SWITCH(
+        True, "Compute convolutions on CPU devices in the form that is fastest there."
     ),
-    Setting(
-        "join_timeout_s",
-        SECONDS,
-        300.0,
-        "How long the processes of a cluster wait for each other at startup.",
+    "join_timeout_s": SECONDS(
+        300.0, "How long the processes of a cluster wait for each other at startup."
     ),
-    Setting(
-        "peer_timeout_s",
-        SECONDS,
-        30.0,
-        "How long a process may be silent before the others give up.",
+    "peer_timeout_s": SECONDS(30.0, "How long a process may be silent before the others give up."),
+    "stuck_timeout_s": SECONDS(
+        120.0, "How long a live process may make no progress while others wait for it."
     ),
-    Setting(
-        "stuck_timeout_s",
-        SECONDS,
-        120.0,
-        "How long a live process may make no progress while others wait for it.",
+    "barrier_timeout_s": SECONDS(300.0, "How long processes wait for each other at a barrier."),
+    "checkpoint_timeout_s": SECONDS(3600.0, "How long an evaluator waits for the next checkpoint."),
+    "save_timeout_s": SECONDS(
+        1800.0, "How long processes wait for another to read or write a checkpoint."
     ),
-    Setting(
-        "barrier_timeout_s", SECONDS, 300.0, "How long processes wait for each other at a barrier."
+    "client_timeout_s": SECONDS(
+        60.0, "How long a job that ends with its client runs while the client is silent."
     ),
-    Setting(
-        "checkpoint_timeout_s",
-        SECONDS,
-        3600.0,
-        "How long an evaluator waits for the next checkpoint.",
+    "num_spares": NUMBER(
+        0, "How many of the last processes of an elastic group wait to replace lost ones."
     ),
-    Setting(
-        "save_timeout_s",
-        SECONDS,
-        1800.0,
-        "How long processes wait for another to read or write a checkpoint.",
+    "jobs_port": COUNT(8265, "Port on which the leader's server accepts jobs of clients."),
+    "input_service": TEXT("", "Address of the input service of this run, `HOST:PORT`."),
+    "upload_limit_bytes": COUNT(
+        100 * 2**20, "Maximum size of the files that a client sends with its program."
     ),
-    Setting(
-        "client_timeout_s",
-        SECONDS,
-        60.0,
-        "How long a job that ends with its client runs while the client is silent.",
+    "pod_grace_s": SECONDS(
+        30.0, "The pod's `terminationGracePeriodSeconds`: seconds from SIGTERM to SIGKILL."
     ),
-    Setting(
-        "num_spares",
-        NUMBER,
-        0,
-        "How many of the last processes of an elastic group wait to replace lost ones.",
+    "secret_file": FILE(
+        "", "File of mode 0600 with the secret of the run, if `STRATAGEM_SECRET` is not set."
     ),
-    Setting("jobs_port", COUNT, 8265, "Port on which the leader's server accepts jobs of clients."),
-    Setting("input_service", TEXT, "", "Address of the input service of this run, `HOST:PORT`."),
-    Setting(
-        "upload_limit_bytes",
-        COUNT,
-        100 * 2**20,
-        "Maximum size of the files that a client sends with its program.",
+    "allow_unauthenticated": SWITCH(
+        False, "Run on several hosts without a secret: strangers on the network can join."
     ),
-    Setting(
-        "pod_grace_s",
-        SECONDS,
-        30.0,
-        "The pod's `terminationGracePeriodSeconds`: seconds from SIGTERM to SIGKILL.",
+    "handshake_timeout_s": SECONDS(
+        10.0, "How long a new connection may take to prove the secret, and then to say hello."
     ),
-    Setting(
-        "secret_file",
-        FILE,
-        "",
-        "File of mode 0600 with the secret of the run, if `STRATAGEM_SECRET` is not set.",
+    "max_handshakes": COUNT(
+        256, "Connections of a port that may prove the secret at once; the oldest is closed."
     ),
-    Setting(
-        "allow_unauthenticated",
-        SWITCH,
-        False,
-        "Run on several hosts without a secret: strangers on the network can join.",
+    "max_handshakes_per_address": COUNT(64, "The same limit for the connections from one address."),
+    "tls_dir": FOLDER(
+        "", "Folder with `tls.crt`, `tls.key` and `ca.crt`, to encrypt connections of hosts."
     ),
-    Setting(
-        "handshake_timeout_s",
-        SECONDS,
-        10.0,
-        "How long a new connection may take to prove the secret, and then to say hello.",
+    "tpu_platform": _PLATFORM(
+        "tpu", "With `cpu`, CPU devices stand in for the chips of a TPU, to try a program."
     ),
-    Setting(
-        "max_handshakes",
-        COUNT,
-        256,
-        "Connections of a port that may prove the secret at once; the oldest is closed.",
-    ),
-    Setting(
-        "max_handshakes_per_address",
-        COUNT,
-        64,
-        "The same limit for the connections from one address.",
-    ),
-    Setting(
-        "tls_dir",
-        FOLDER,
-        "",
-        "Folder with `tls.crt`, `tls.key` and `ca.crt`, to encrypt connections of hosts.",
-    ),
-    Setting(
-        "tpu_platform",
-        choice(
-            "a platform for TPUStrategy",
-            ("tpu", "cpu"),
-            '"tpu", or "cpu" to try a TPU program on this machine.',
-        ),
-        "tpu",
-        "With `cpu`, CPU devices stand in for the chips of a TPU, to try a program.",
-    ),
-)
-SETTINGS = {setting.name: setting for setting in _TABLE}
+}
+SETTINGS = {
+    name: row(name=name, is_option=name in _OPTIONS)
+    for name, row in (_OPTIONS | _OF_PROCESSES).items()
+}
 
 
 def read(name: str) -> Any:

@@ -49,7 +49,7 @@ def test_default_file_has_every_key_and_changes_nothing(tmp_path) -> None:
     # Without the marks of comments, the settings are their defaults.
     lines = [line.removeprefix("# ") for line in default_text().splitlines() if " = " in line]
     for setting in SETTINGS.values():
-        if not setting.option:
+        if not setting.is_option:
             assert tomllib.loads("\n".join(lines))[setting.key] == setting.default
         assert f"\n{setting.key} =" in default_text().replace("\n# ", "\n")
 

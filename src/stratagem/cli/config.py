@@ -95,7 +95,7 @@ def effective_values(file: Path | None) -> Iterator[EffectiveValue]:
     path = file or environment.lookup("STRATAGEM_CONFIG")
     written = {} if path is None else read_file(Path(path)).variables
     for setting in SETTINGS.values():
-        if setting.option:
+        if setting.is_option:
             value = context.params[setting.name]
             origin = context.get_parameter_source(setting.name)
         else:
@@ -127,7 +127,7 @@ def default_text() -> str:
     options, others = [_header(), ""], [_OTHERS, ""]
     for setting in SETTINGS.values():
         description, default = f"# {setting.description}", setting.default
-        if not setting.option:
+        if not setting.is_option:
             others += [description, f"# {setting.key} = {_toml(default)}", ""]
         elif default is None:
             options += [description, f"# {setting.key} =", ""]

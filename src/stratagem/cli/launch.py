@@ -62,7 +62,7 @@ class _NumNodes(_TextType):
 def _launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options of the table of settings, in its order."""
     for setting in reversed(SETTINGS.values()):
-        if setting.option:
+        if setting.is_option:
             aliases = [f"--{setting.alias}"] if setting.alias else []
             command = click.option(
                 f"--{setting.key}",
@@ -72,7 +72,7 @@ def _launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 show_envvar=True,
                 help=_help_of(setting),
                 metavar=setting.metavar,
-                **_type_of(setting.kind),
+                **_attributes_of(setting.kind),
             )(command)
     return command
 
@@ -81,11 +81,11 @@ def _help_of(setting: Setting) -> str:
     """Returns the help of an option, with its default; a task has that of a setting anyway."""
     default = setting.unset or setting.default
     if default is None or default is False or setting.meaning:
-        return setting.option
-    return f"{setting.option}  [default: {str(default).removesuffix('.0')}]"
+        return setting.description
+    return f"{setting.description}  [default: {str(default).removesuffix('.0')}]"
 
 
-def _type_of(kind: Kind) -> dict[str, Any]:
+def _attributes_of(kind: Kind) -> dict[str, Any]:
     """Returns the attributes of an option for values of a kind."""
     limits = kind.limits
     if kind is SWITCH:
@@ -188,7 +188,7 @@ def read_file(path: Path) -> FileValues:
             raise click.ClickException(_unknown(path, key))
         setting = SETTINGS[name]
         _check(path, key, value, setting)
-        if setting.option:
+        if setting.is_option:
             found.options[name] = value
         else:
             found.variables[setting.variable] = _text_of(value)
@@ -202,11 +202,11 @@ def _text_of(value: object) -> str:
 def _check(path: Path, key: str, value: object, setting: Setting) -> None:
     kind = setting.kind
     # Click checks the limits of an option, wherever its value comes from.
-    noun = kind.type_noun if setting.option else kind.noun
+    noun = kind.type_noun if setting.is_option else kind.noun
     try:
         if not kind.has_type(value):
             raise ValueError(value)
-        if not setting.option:
+        if not setting.is_option:
             kind.parse(_text_of(value))
     except ValueError as error:
         raise click.ClickException(
@@ -220,7 +220,7 @@ def _check(path: Path, key: str, value: object, setting: Setting) -> None:
 
 def _unknown(path: Path, key: str) -> str:
     keys = [setting.key for setting in SETTINGS.values()]
-    listed = ", ".join(setting.key for setting in SETTINGS.values() if setting.option)
+    listed = ", ".join(setting.key for setting in SETTINGS.values() if setting.is_option)
     return explain(
         f"{path} has the unknown key {key!r}.{suggestion(key.replace('_', '-'), keys)}",
         expected=f"keys among {listed}, or a setting such as peer-timeout-s.",

@@ -461,7 +461,7 @@ def remote_variables(options: LaunchOptions, base: Mapping[str, str]) -> dict[st
     Raises ValueError for a name in `env` that is not set here.
     """
     # They are on the command line, with the values that take precedence.
-    own = {setting.variable for setting in SETTINGS.values() if setting.option}
+    own = {setting.variable for setting in SETTINGS.values() if setting.is_option}
     own |= {"STRATAGEM_CONFIG", "STRATAGEM_SECRET_FILE"}  # names of files of this machine
     variables = {
         name: text for name, text in base.items() if name.startswith(_FORWARDED) and name not in own
