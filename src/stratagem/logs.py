@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stratagem import environment, settings
-from stratagem.settings import LOG_FORMATS, LOG_LEVELS, SETTINGS
+from stratagem.settings import SETTINGS
 
 _ROOT = "stratagem"
 # The handler chooses the records, since this process may become a worker after the import. Another
@@ -76,13 +76,13 @@ def reset() -> None:
 
 
 def log_level() -> str:
-    """Returns the word for the lowest level shown, one of `LOG_LEVELS`."""
-    return _LogState.level or _read("log_level", LOG_LEVELS[0])
+    """Returns the word for the lowest level shown."""
+    return _LogState.level or _read("log_level")
 
 
 def log_format() -> str:
-    """Returns the format, one of `LOG_FORMATS`."""
-    return _LogState.format or _read("log_format", LOG_FORMATS[0])
+    """Returns the format."""
+    return _LogState.format or _read("log_format")
 
 
 def set_task(name: str, process_id: int) -> None:
@@ -205,12 +205,12 @@ def _configured_task() -> _ConfiguredTask | None:
         return None
 
 
-def _read(setting: str, fallback: str) -> str:
+def _read(setting: str) -> str:
     try:
         return settings.read(setting)
     except ValueError as error:  # a wrong word must not stop training, nor `stratagem doctor`
         warnings.warn(str(error), RuntimeWarning, stacklevel=2)
-        return fallback
+        return SETTINGS[setting].default
 
 
 def _as_text(record: logging.LogRecord) -> str:

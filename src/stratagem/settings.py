@@ -19,7 +19,6 @@ from stratagem.errors import explain
 # Kinds of values: how text becomes one, and what JSON Schema says about it.
 
 LOG_LEVELS = ("auto", "debug", "info", "warning", "error")
-LOG_FORMATS = ("text", "json")
 
 # JSON type of a Python type, and its name in messages.
 _TYPES: dict[Any, tuple[str | list[str], str]] = {
@@ -186,7 +185,7 @@ TEXTS = Kind(type=list, limits={"items": {"type": "string"}})
 NODES = Kind(type=int | str)
 _SHOWN = choice("a choice", ("all", "leader"))
 _LEVEL = choice("a log level", LOG_LEVELS, any_case=True)
-_FORMAT = choice("a log format", LOG_FORMATS)
+_FORMAT = choice("a log format", ("text", "json"))
 _PLATFORM = choice(
     "a platform for TPUStrategy",
     ("tpu", "cpu"),

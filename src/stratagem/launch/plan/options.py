@@ -68,7 +68,6 @@ def tasks_of_nodes(
     ]
 
 
-_SHOWN = ("all", "leader")
 _NODE_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "nnodes": ((int, str), 'a number, or "MIN:MAX".'),
     "rdzv_endpoint": ((str,), '"HOST:PORT".'),
@@ -209,11 +208,12 @@ class LaunchOptions:
             value = getattr(self, field.name)
             if value is not None or field.default is not None:
                 _check_kind(field.name, value)
-        if self.show not in _SHOWN:
+        shown = SETTINGS["show"].kind.limits["enum"]
+        if self.show not in shown:
             raise ValueError(
                 explain(
                     f"show={self.show!r} is not a valid choice.",
-                    expected=f"one of {list(_SHOWN)}.",
+                    expected=f"one of {shown}.",
                     fix='pass "all", or "leader" for the output of the leader alone.',
                 )
             )
