@@ -107,6 +107,7 @@ def test_sum_is_shared_out_and_mean_is_given_to_each(tmp_path: Path) -> None:
     assert read("only_first_replica") == [1.0, 1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14),
     reason="this Keras does not read what Orbax wrote",
@@ -205,6 +206,7 @@ def test_layers_of_one_name_are_distinguished(tmp_path: Path) -> None:
 BEHIND = sg.train.CheckpointOptions(enable_async=True)
 
 
+@pytest.mark.slow
 def test_asynchronous_save_writes_the_values_at_its_start(tmp_path: Path) -> None:
     model, total = build(make_strategy("two"), seed=1)
     train(model)

@@ -79,6 +79,7 @@ def assert_has(model: keras.Model, values: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(np.asarray(variable.value), value, err_msg=variable.path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sequential", "subclassed"])
 @pytest.mark.parametrize("name", slow_but_for(["none", "two"], STRATEGIES))
 def test_model_has_the_saved_values_after_build_and_call(name: str, kind: str, saved: Any) -> None:
@@ -157,6 +158,7 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float]]
     return path, trained(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but_for(["none", "two"], STRATEGIES))
 def test_fit_resumes_under_another_strategy(name: str, halfway: Any) -> None:
     path, losses = halfway

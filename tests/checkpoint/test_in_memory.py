@@ -75,6 +75,7 @@ def test_training_resumes_bit_for_bit(num_devices: int, tmp_path: Path) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_each_replica_gets_its_own_part(tmp_path: Path) -> None:
     strategy, model, checkpoint, _ = build(2, seed=1)
     train(model)

@@ -24,6 +24,7 @@ def _call(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["plan", *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_tables_json_and_picture(tmp_path) -> None:
     json_file, picture = tmp_path / "a" / "plan.json", tmp_path / "b" / "plan.png"
     result = _call(_LOOP, "--target", "4xH100", "--output", json_file, "--plot", picture)
@@ -39,6 +40,7 @@ def test_tables_json_and_picture(tmp_path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_links_are_given_and_mapped(tmp_path) -> None:
     picture = tmp_path / "a" / "map.png"
     links = ("--network-bytes-per-s", "1e6", "--network-latency-s", "0.05")

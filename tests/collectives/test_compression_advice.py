@@ -94,6 +94,7 @@ def test_advice_without_a_link_or_gradients() -> None:
     assert advice_lines([], link(1), 2)[-1] == "No gradients are summed."
 
 
+@pytest.mark.slow
 def test_coding_is_measured_for_each_form(monkeypatch) -> None:
     monkeypatch.setattr(compression_advice, "time", ticking())
     times_s = coding_times()

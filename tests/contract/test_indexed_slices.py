@@ -68,6 +68,7 @@ def assert_rows(slices: sg.IndexedSlices, expected: np.ndarray) -> None:
     np.testing.assert_allclose(slices.to_dense(), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_are_reduced_by_index(either_way) -> None:
     n = either_way.num_replicas_in_sync
     value = rows(either_way)
@@ -159,6 +160,7 @@ def test_minima_maxima_and_new_values_of_replicas_have_no_sum(distributing, meth
         distributing.run(lambda: getattr(v, method)(slices_of(1.0)))
 
 
+@pytest.mark.slow
 def test_rows_are_applied_as_they_are_outside_the_replicas(distributing) -> None:
     direct = {method: variable(distributing) for method in METHODS}
     updated = {method: variable(distributing) for method in METHODS}

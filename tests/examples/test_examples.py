@@ -32,6 +32,7 @@ def test_examples_each_promise_their_last_line() -> None:
         assert promised(EXAMPLES / name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

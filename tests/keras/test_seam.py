@@ -19,6 +19,7 @@ def test_keras_that_was_loaded_with_another_backend_is_refused(module: str) -> N
     ]
 
 
+@pytest.mark.slow
 def test_model_of_no_strategy_is_trained_by_plain_keras() -> None:
     program = """
 import stratagem.keras

@@ -102,6 +102,7 @@ def _check(results: _Results, members_of: list[list[int]]) -> np.ndarray:
     return steps
 
 
+@pytest.mark.slow
 def test_fit_goes_on_without_a_late_worker(tmp_path: Path) -> None:
     results = _train(tmp_path, "fit", "1:5:computed", "0:16:late")
     steps = _check(results, [[0, 1, 2]] * (_NUM_EPOCHS * _NUM_BATCHES))

@@ -10,6 +10,7 @@ _PYTEST = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/contract
 _IN_PARTS = {"STRATAGEM_TEST_IN_PARTS": "1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_workers", "num_devices", "group_size", "choice", "variables"),
     [

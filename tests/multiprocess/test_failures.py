@@ -53,6 +53,7 @@ def _check(how: str, loop: str, *, num_workers: int, culprit: int, **variables: 
         assert "done" not in other.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "loop"),
     [("kill", "fit"), pytest.param("other program", "loop", marks=pytest.mark.slow)],
@@ -112,6 +113,7 @@ def test_worker_whose_link_is_down_is_named(loop: str, culprit: int) -> None:
         assert f"worker {named} (10.77.0.{named + 1}:2222) has not answered for" in message
 
 
+@pytest.mark.slow
 def test_program_that_catches_the_loss_does_not_wait_in_jax_without_end() -> None:
     """The step that needs the stopped worker never ends, and JAX waits for it uninterrupted."""
     with started([str(PROGRAMS / "catching.py")], 2, **_LIMITS) as processes:

@@ -40,6 +40,7 @@ def _check_left_together(folder: Path, every: list[Ended], at_step: int) -> None
         assert _saved(folder, index) == [[steps, counted]]
 
 
+@pytest.mark.slow
 def test_all_save_after_one_step_and_leave(tmp_path: Path) -> None:
     every = _run(tmp_path, "save", [[1, 20, "after"]])
     _check_left_together(tmp_path, every, at_step=20)

@@ -95,6 +95,7 @@ ROWS = [
 _IN_EVERY_RUN = {"all-global_clipnorm-scaled-1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", slow_but_for(_IN_EVERY_RUN, ROWS))
 def test_numbers_are_those_of_plain_keras(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Current, "kind", _KINDS[row.kind])

@@ -41,6 +41,7 @@ def _reference_problem(scope: Scope) -> dict[str, Any]:
     return {**measured, "predict": model.predict(x, batch_size=4, verbose=0)}
 
 
+@pytest.mark.slow
 def test_reference_problem_on_replicas_is_that_of_one_device() -> None:
     measured = assert_like_plain_keras(_reference_problem, replicas=(1, 2, 3))
     assert measured["fit loss"][1] < measured["fit loss"][0]
@@ -166,6 +167,7 @@ def _sentences() -> tuple[np.ndarray, np.ndarray]:
     return tokens.astype("int32"), random.uniform(0, 1, (NUM_EXAMPLES, 4, 1)).astype("float32")
 
 
+@pytest.mark.slow
 def test_keras_masks_of_an_embedding_reach_the_loss() -> None:
     # The mask is that of the targets too: the loss is a mean over true tokens, of which replicas
     # have unequal numbers.

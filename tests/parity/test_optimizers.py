@@ -154,6 +154,7 @@ def _optimizer_of_policy(policy: str) -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "tolerance"), _MIXED)
 def test_mixed_precision(policy: str, tolerance: float) -> None:
     def job(scope: Scope) -> dict[str, Any]:

@@ -162,6 +162,7 @@ def test_own_train_step() -> None:
     assert "fit mae" in measured
 
 
+@pytest.mark.slow
 def test_own_train_step_reports_the_loss_of_full_batches() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         x, y = regression(num_examples=12)
@@ -254,6 +255,7 @@ def test_saved_model_goes_on_in_plain_keras_in_a_fresh_process(tmp_path: Path) -
         np.testing.assert_allclose(read["loss"], history["fit loss"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_model_saved_by_plain_keras_goes_on_under_a_strategy(tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
     plain_keras(lambda scope: _save_trained(scope, path))

@@ -75,6 +75,7 @@ def _trained_arrays(strategy: sg.Strategy) -> tuple[keras.Model, dict[int, int]]
     return model, held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "target", "wanted"),
     [
@@ -120,6 +121,7 @@ def test_held_bytes_match_arithmetic_and_arrays_after_fit(strategy, target, want
     assert int(model.optimizer.iterations.value) == 2
 
 
+@pytest.mark.slow
 def test_layouts_are_planned_with_sharded_state() -> None:
     strategy = _divided()
     with strategy.scope():
@@ -202,6 +204,7 @@ def _table() -> keras.Model:
 _IDS = (np.zeros((16, 8), "int32"), np.zeros((16, 1), "float32"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [_table, pytest.param(_table(), marks=pytest.mark.slow)])
 def test_of_a_shared_table_only_rows_are_gathered(make) -> None:
     plan = sg.plan(make, _IDS, "2xH100", shard_state="all")

@@ -27,6 +27,7 @@ def test_speed_is_shown_beside_the_hardware(name: str, tmp_path, monkeypatch) ->
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_failure_names_the_command_that_shows_it_whole() -> None:
     (finding,) = trial.measure(["levitation"])
     assert finding.level is Level.ERROR

@@ -62,6 +62,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "optimizer", "steps"), CASES)
 def test_fit_gives_what_one_device_gives(devices, optimizer, steps) -> None:
     # Of as many replicas: each draws numbers of its own for dropout.
@@ -193,6 +194,7 @@ def test_model_is_called_outside_of_steps(place) -> None:
     np.testing.assert_allclose(called, model.predict(USERS, verbose=0), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rules_that_match_nothing_are_reported_when_training_starts() -> None:
     model = made(hybrid(user="central", embeddings="sharded", bias="mirrored"), "SGD")
     fitted(model)
@@ -202,6 +204,7 @@ def test_rules_that_match_nothing_are_reported_when_training_starts() -> None:
         fitted(model)
 
 
+@pytest.mark.slow
 def test_rule_by_size_need_not_match_in_a_small_model() -> None:
     rules = {sg.placement.at_least_bytes(2**40): "sharded", "users": "central"}
     fitted(made(sg.HybridStrategy(TWO, placement=rules), "SGD"))

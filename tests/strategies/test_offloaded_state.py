@@ -90,6 +90,7 @@ class Runs:
         monkeypatch.setattr(Program, "_call", counted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "optimizer", "steps"),
     [
@@ -132,6 +133,7 @@ def test_fit_gives_what_copies_on_all_devices_give(strategy, optimizer, steps) -
     np.testing.assert_allclose(own(x), own.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_large_is_in_pinned_memory_in_parts_and_tables_are_on_the_host() -> None:
     model = made(central(), "Adagrad")
     assert memory_of(model.get_layer("wide").kernel) == PINNED
@@ -180,6 +182,7 @@ def test_devices_hold_nothing_between_steps() -> None:
     assert held == {(0, PINNED, part): 3, (1, PINNED, part): 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "steps", "kind", "num_calls"),
     [

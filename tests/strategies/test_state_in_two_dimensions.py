@@ -61,6 +61,7 @@ def assert_like_one_device(strategy: sg.Strategy, optimizer: str, **options: Any
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "replicas", "model", "shard_state"),
     [row if row in QUICK else pytest.param(*row, marks=pytest.mark.slow) for row in TABLE],

@@ -56,6 +56,7 @@ def test_it_reads_as_one_array(made) -> None:
     np.testing.assert_allclose(keras.ops.sum(made), VALUES.sum(), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "index",
     [

@@ -58,6 +58,7 @@ def test_torch_has_as_many_and_the_same_shape_of_logits(name: str) -> None:
     assert shape == list(build_model(name).compute_output_shape((8, *WORKLOADS[name].input_shape)))
 
 
+@pytest.mark.slow
 def test_decoder_sees_no_later_token() -> None:
     model = build_model("gpt2")
     tokens, _ = WORKLOADS["gpt2"].batch()
@@ -68,6 +69,7 @@ def test_decoder_sees_no_later_token() -> None:
     assert np.abs(before[:, 40:] - after[:, 40:]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_encoder_sees_the_order_of_tokens() -> None:
     model = build_model("bert")
     tokens, _ = WORKLOADS["bert"].batch()

@@ -54,6 +54,7 @@ def test_flops_of_a_step_of_the_llamas() -> None:
     assert MODELS["llama8b-lora"].flops_per_step(0) == 4 * 2048 * per_token
 
 
+@pytest.mark.slow
 def test_gpt_sees_no_later_token() -> None:
     network, (tokens, _) = _build("gpt"), model_of("gpt", is_tiny=True).arrays()
     before = tokens[:2]

@@ -35,6 +35,7 @@ def _weights_by_hand(model: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recomputes", [True, False])
 def test_losses_and_gradients_by_hand_equal_those_of_keras(recomputes: bool) -> None:
     keras.utils.set_random_seed(1)

@@ -57,6 +57,7 @@ def test_float8_is_that_of_ml_dtypes() -> None:
     np.testing.assert_allclose(coded(setting, ROWS), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Int8, Float8])
 def test_stochastic_rounding_takes_a_neighbor_and_is_right_on_average(kind) -> None:
     rows, num_draws = ROWS[:1, :200], 400

@@ -135,6 +135,7 @@ def test_training_goes_on_wherever_variables_are_kept(kind: str) -> None:
     _assert_same_variables(estimator, (*model.variables, *model.optimizer.variables))
 
 
+@pytest.mark.slow
 def test_cnn_with_batch_normalization_and_dropout() -> None:
     images = np.random.default_rng(1).normal(size=(24, 8, 8, 1)).astype("float32")
     labels = (images.mean(axis=(1, 2, 3)) > 0).astype("int32")
@@ -185,6 +186,7 @@ def _two_headed(*, named: bool) -> keras.Model:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "named"),
     [
@@ -310,6 +312,7 @@ class _Subclassed(keras.Model):
         return {"units": self.units, "name": self.name}
 
 
+@pytest.mark.slow
 def test_subclassed_model_that_can_be_copied() -> None:
     x, y = _vectors(size=3)
     x, y = {"x": x}, [y[:, None].astype("float32")] * 2

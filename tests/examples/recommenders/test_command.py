@@ -28,6 +28,7 @@ def _run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_another_model_is_refused() -> None:
     finished = _run("examples.recommenders", "perceptron")
     assert finished.returncode == 2

@@ -34,6 +34,7 @@ def test_step_that_is_compiled_again_and_again_is_named(strategy, is_function) -
     assert "the values of ['batch'] in it differ" in str(caught[0].message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_function", [False, True])
 def test_the_sixth_kind_of_arguments_names_the_one_that_differs(strategy, is_function) -> None:
     def step(x: Any) -> Any:

@@ -33,6 +33,7 @@ def servers():
         yield servers
 
 
+@pytest.mark.slow
 def test_off_is_plain_iteration_once_per_worker() -> None:
     dataset = sg.input.Dataset(np.arange(7), batch_size=2, shuffle=True, seed=3)
     with input_servers(1) as servers:

@@ -35,6 +35,7 @@ def test_pydataset_is_notified_of_each_epoch(options: dict[str, Any]) -> None:
     assert dataset.calls == ["begin", "end"] * 2
 
 
+@pytest.mark.slow
 def test_pydataset_may_have_processes() -> None:
     source = as_source(Batches(workers=2, use_multiprocessing=True))
     assert values_of(source.open(0)) == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]

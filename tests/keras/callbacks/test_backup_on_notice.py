@@ -43,6 +43,7 @@ def leave() -> None:
     raise AccidentError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "step"), [("none", NUM_BATCHES + 3), ("two", 2)])
 def test_notice_leads_to_one_backup_and_the_next_program_goes_on(
     name: str, step: int, tmp_path: Path

@@ -213,6 +213,7 @@ def test_the_step_is_compiled_for_a_batch_of_the_data_whose_order_stays(skipped)
     assert [np.shape(one) for one in last[:2]] == [(num_last, 4), (num_last,)]
 
 
+@pytest.mark.slow
 def test_a_short_batch_of_a_sparse_array_is_one(skipped) -> None:
     (batch, last), _ = skipped(scipy.sparse.csr_matrix(_X), _Y, _BATCH, look=lambda: None)
     assert batch[0].shape == (_BATCH, 4)

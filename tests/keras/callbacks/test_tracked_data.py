@@ -227,6 +227,7 @@ def test_replicas_go_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
     assert_same(got, wanted)
 
 
+@pytest.mark.slow
 def test_distributed_dataset_goes_on(tmp_path: Path) -> None:
     strategy = strategy_named("two")
 

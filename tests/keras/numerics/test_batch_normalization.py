@@ -111,6 +111,7 @@ def _gradients_on_one_device() -> list[np.ndarray]:
     return [np.asarray(gradient) for gradient in gradients]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["short", "empty"])
 def test_gradients_through_synchronized_statistics_are_those_of_one_device(name: str) -> None:
     sizes = _SIZES[name]
@@ -255,6 +256,7 @@ def test_subclass_keeps_true_rows_and_synchronisation() -> None:
     np.testing.assert_allclose(outputs, 3.0 * _normalised(_ROWS), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_inside", [True, False])
 def test_synchronized_may_be_set_after_construction(is_inside) -> None:
     def job(scope: Scope) -> dict[str, Any]:

@@ -74,6 +74,7 @@ def test_a_label_outside_the_vocabulary_has_no_loss(label: int) -> None:
     assert not jax.grad(lambda one: total(one).sum())(hidden)[0, 0].any()
 
 
+@pytest.mark.slow
 def test_half_precision_sums_in_float32() -> None:
     labels, hidden, kernel, _ = _problem("bfloat16")
     losses = sg.nn.chunked_softmax_cross_entropy(labels, hidden, kernel, chunk_size=4)

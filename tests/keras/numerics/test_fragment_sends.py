@@ -74,6 +74,7 @@ def assert_equal(one, other):
         np.testing.assert_allclose(first, second, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "count", "size"),
     [
@@ -108,6 +109,7 @@ def test_weights_are_those_of_sends_in_the_step(ways, method, count, size) -> No
 METHOD = StreamingDiLoCo(period=4, fragments=2, overlap=3)
 
 
+@pytest.mark.slow
 def test_loops_on_the_devices_send_in_the_step(ways) -> None:
     """An epoch has two executions of 3 steps; its other steps and the next epoch's are single."""
 
@@ -143,6 +145,7 @@ def turn_back(model) -> None:
     model.optimizer.iterations.assign(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [double_weights, turn_back], ids=["weights", "iterations"])
 def test_variables_may_be_set_while_a_fragment_is_under_way(ways, change) -> None:
     """The fragments are sent after steps 2 and 4, and mixed in after steps 5 and 7."""
@@ -226,6 +229,7 @@ def loop(model, after_update=lambda: None, *, optimizers=None, wrap=lambda step:
     return [np.stack(strategy.experimental_local_results(one)) for one in results]
 
 
+@pytest.mark.slow
 def test_own_loop_trains_to_what_sends_in_the_step_do(ways) -> None:
     def train():
         model = made(METHOD)
@@ -235,6 +239,7 @@ def test_own_loop_trains_to_what_sends_in_the_step_do(ways) -> None:
     assert ways.steps == list(range(1, 17))
 
 
+@pytest.mark.slow
 def test_step_that_uses_the_weights_after_its_update_sends_them_itself(ways) -> None:
     def train():
         model = made(METHOD)

@@ -226,6 +226,7 @@ def test_stateless_apply_in_a_scan_sums_over_replicas() -> None:
             np.testing.assert_allclose(np.asarray(part), wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_mirrored_gradients_outside_the_replicas_are_applied_as_they_are() -> None:
     strategy = mirrored(2)
     with strategy.scope():

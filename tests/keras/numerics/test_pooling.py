@@ -45,6 +45,7 @@ def test_values_and_gradients_are_those_of_xla(
     np.testing.assert_array_equal(gradient(incoming)[0], expected_gradient(incoming)[0])
 
 
+@pytest.mark.slow
 def test_forward_and_second_derivatives_exist() -> None:
     inputs, tangent = _with_ties((2, 4, 4, 1)), jnp.arange(32.0).reshape(2, 4, 4, 1)
     _, expected = jax.jvp(lambda x: _reference(x, (2, 2)), (inputs,), (tangent,))

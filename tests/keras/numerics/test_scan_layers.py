@@ -57,6 +57,7 @@ def test_only_calls_of_the_model_are_scanned() -> None:
     np.testing.assert_allclose(model(x), model.predict(x, verbose=0), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_layers_in_sequential_models_and_with_two_equal_arguments() -> None:
     tower = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4) for _ in range(3))])
     assert len(sg.scan_layers(tower, layers="dense")) == 3

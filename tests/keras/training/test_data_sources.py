@@ -129,6 +129,7 @@ def test_source_of_batches(name: str, expected: dict[str, np.ndarray]) -> None:
     assert differences(measured, expected) == []
 
 
+@pytest.mark.slow
 def test_source_read_by_threads() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         def make() -> Any:
@@ -139,6 +140,7 @@ def test_source_read_by_threads() -> None:
     assert differences(_under_two(job), plain_keras(job)) == []
 
 
+@pytest.mark.slow
 def test_weights_come_as_an_array_or_with_the_batches() -> None:
     weighted = plain_keras(lambda scope: _array_job(scope, [_LEFT, _RIGHT], _Y, _WEIGHTS))
     measured = _under_two(lambda scope: _array_job(scope, [_LEFT, _RIGHT], _Y, _WEIGHTS))
@@ -228,6 +230,7 @@ def _distributed(model: Any, dataset: Any) -> Any:
     return model.distribute_strategy.distribute_dataset(dataset)
 
 
+@pytest.mark.slow
 def test_datasets_of_ours_need_no_number_of_steps() -> None:
     def of_arrays(scope: Scope) -> dict[str, Any]:
         model = _two_inputs(scope)
@@ -251,6 +254,7 @@ def test_datasets_of_ours_need_no_number_of_steps() -> None:
     assert differences(measured, expected) == []
 
 
+@pytest.mark.slow
 def test_batches_of_single_replicas_are_kept_apart() -> None:
     """Two batches of 4 a step: the last step has one of 2, and a replica without any."""
 

@@ -149,6 +149,7 @@ def test_program_gets_the_arrays_that_variables_hold(name: str) -> None:
     assert all(len(variable.value.devices()) == 1 for variable in read)
 
 
+@pytest.mark.slow
 def test_calls_of_one_shape_compile_once() -> None:
     model = _made(STRATEGIES["sharded"]())
     before = model.generate(_prompts())

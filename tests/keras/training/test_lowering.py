@@ -52,6 +52,7 @@ def text_of(step: Any) -> str:
     return re.sub(r"module @\S+", "", step.as_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_devices", "num_steps"),
     [
@@ -97,6 +98,7 @@ def test_variables_have_shapes_and_no_values() -> None:
         assert variable.storage.dtype == variable.dtype
 
 
+@pytest.mark.slow
 def test_model_larger_than_any_memory_is_lowered() -> None:
     with CompileOnlyStrategy(jax.devices()[:2]).scope():
         layers = [keras.Input((2**20,)), *(keras.layers.Dense(2**20) for _ in range(3))]

@@ -169,6 +169,7 @@ def _subclassed(scope: Scope) -> Any:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [_filled_in_the_scope, _built_by_fit, _subclassed])
 def test_model_built_late_follows_the_strategy(make: Callable[[Scope], Any]) -> None:
     def job(scope: Scope) -> dict[str, Any]:
@@ -189,6 +190,7 @@ def test_model_built_late_follows_the_strategy(make: Callable[[Scope], Any]) -> 
     assert {kind_of(variable) for variable in made} >= {VariableKind.MIRRORED}
 
 
+@pytest.mark.slow
 def test_model_is_called_as_a_function_in_and_outside_the_scope() -> None:
     strategy, (x, _) = mirrored(2), regression()
     with strategy.scope():
@@ -282,6 +284,7 @@ def test_batch_size_in_the_input_is_the_global_one() -> None:
     assert model.predict(x, batch_size=4, verbose=0).shape == (8, 1)
 
 
+@pytest.mark.slow
 def test_compiling_again_is_seen_by_the_next_fit() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         x, y = regression()

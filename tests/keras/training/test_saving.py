@@ -65,6 +65,7 @@ numpy.savez("read.npz", predicted=model.predict(x, verbose=0), **arrays)
 """
 
 
+@pytest.mark.slow
 def test_file_saved_under_a_strategy_opens_in_plain_keras(distributed: Any, tmp_path: Path) -> None:
     x, _ = regression()
     distributed.save(tmp_path / "model.keras")
@@ -145,6 +146,7 @@ def test_weights_set_and_got_are_those_of_one_device(distributed: Any) -> None:
         np.testing.assert_allclose(value, wanted, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_training_that_goes_on_from_a_file_is_training_that_never_stopped(tmp_path: Path) -> None:
     x, y = regression()
     strategy = mirrored(2)

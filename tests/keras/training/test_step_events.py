@@ -176,6 +176,7 @@ class Looks(keras.callbacks.Callback):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("looks", [True, False])
 def test_step_lasts_until_the_devices_are_done(

@@ -80,6 +80,7 @@ def one_step_at_a_time() -> dict[str, np.ndarray]:
     return plain_keras(lambda scope: _whole_job(scope, steps_per_execution=1))
 
 
+@pytest.mark.slow
 @pytest.mark.compatibility
 @pytest.mark.parametrize(("scope", "steps"), [(_two, 1), (_two, 3), (_two, 7), (_one, 3)])
 def test_groups_of_steps_with_batches_of_many_sizes(
@@ -299,6 +300,7 @@ def test_groups_that_are_transferred_early_train_as_others(
     assert len([*source]) == 2
 
 
+@pytest.mark.slow
 def test_error_of_a_group_that_is_read_early_comes_after_the_groups_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

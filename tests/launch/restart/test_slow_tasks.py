@@ -161,6 +161,7 @@ _RESTARTS = {"max_restarts": 1, "cold_restarts": True}
 _SURVIVORS_AND_RESTARTS = {**_SURVIVORS, **_RESTARTS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

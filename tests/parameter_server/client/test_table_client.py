@@ -50,6 +50,7 @@ def test_training_after_a_restore_is_training_that_continued(versions, options) 
         assert first.state() == second.state()
 
 
+@pytest.mark.slow
 def test_rows_move_to_another_number_of_servers(versions) -> None:
     states, counters, number = [], [], 0
     for num_servers in (3, 5, 2):
@@ -95,6 +96,7 @@ def test_full_table_evicts_what_a_server_has_no_room_for(versions) -> None:
         cluster.tables.restore(versions, number)
 
 
+@pytest.mark.slow
 def test_changes_have_only_changed_rows(versions) -> None:
     with table_cluster(2) as cluster:
         cluster.train(range(100))

@@ -124,6 +124,7 @@ def test_rows_that_change_while_others_are_copied(options, num_servers, monkeypa
         assert total == sum(pushed)
 
 
+@pytest.mark.slow
 def test_a_full_table_keeps_its_rows_and_its_limit() -> None:
     options = {"eviction": {"kind": "LeastRecent"}, "max_rows": 30}
     with table_cluster(3, **options) as cluster:
@@ -213,6 +214,7 @@ def test_a_server_that_is_killed_in_the_middle(method, killed, tmp_path) -> None
         assert cluster.state() == before
 
 
+@pytest.mark.slow
 def test_servers_that_restart_after_the_move_have_the_moved_state(tmp_path) -> None:
     with table_cluster(3, journals=tmp_path) as cluster, table_cluster(1) as plain:
         cluster.reshard(1, has_journals=True)
@@ -232,6 +234,7 @@ def test_servers_that_restart_after_the_move_have_the_moved_state(tmp_path) -> N
         assert cluster.state() == plain.state()
 
 
+@pytest.mark.slow
 def test_a_first_server_that_forgets_the_decision_records_it_again(tmp_path) -> None:
     with table_cluster(2, journals=tmp_path) as cluster:
         cluster.train(range(10))

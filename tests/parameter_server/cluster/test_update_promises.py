@@ -45,6 +45,7 @@ def strategy(request, tmp_path, monkeypatch) -> Iterator[sg.ParameterServerStrat
     assert not list(tmp_path.glob("*journal*"))
 
 
+@pytest.mark.slow
 def test_update_of_a_function_whose_worker_is_killed_counts_once(strategy, tmp_path) -> None:
     coordinator = ClusterCoordinator(strategy)
     with strategy.scope():
@@ -103,6 +104,7 @@ def test_update_of_a_function_whose_worker_is_only_silent_counts_once(tmp_path) 
         np.testing.assert_array_equal(np.asarray(variable.value), 40)
 
 
+@pytest.mark.slow
 def test_updates_lost_with_a_killed_server_are_reported(strategy) -> None:
     coordinator = ClusterCoordinator(strategy)
     with strategy.scope():

@@ -68,6 +68,7 @@ def assert_same(model: keras.Model, other: keras.Model) -> None:
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.compatibility
 @pytest.mark.parametrize(
     ("make", "data", "options"),
@@ -124,6 +125,7 @@ def test_workers_of_several_devices_split_their_batches(make) -> None:
         assert_same(model, mirrored)
 
 
+@pytest.mark.slow
 @pytest.mark.compatibility
 def test_evaluation_counts_every_example_once_on_any_number_of_workers() -> None:
     alone = dense()
@@ -144,6 +146,7 @@ def test_evaluation_counts_every_example_once_on_any_number_of_workers() -> None
         assert int(model.optimizer.iterations) == 3 * 18
 
 
+@pytest.mark.slow
 def test_callbacks_see_batches_and_logs() -> None:
     seen: list[Any] = []
 
@@ -174,6 +177,7 @@ def test_single_batches_give_their_own_numbers() -> None:
         np.testing.assert_allclose(model.predict_on_batch(X), alone.predict_on_batch(X), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.compatibility
 def test_endless_data_need_steps() -> None:
     def endless():
@@ -187,6 +191,7 @@ def test_endless_data_need_steps() -> None:
         assert int(model.optimizer.iterations) == 10
 
 
+@pytest.mark.slow
 def test_own_train_step_runs_on_workers() -> None:
     class Own(keras.Model):
         def __init__(self) -> None:

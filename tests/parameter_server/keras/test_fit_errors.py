@@ -74,6 +74,7 @@ def test_error_in_long_data_is_raised_once(strategy, kind) -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_an_interrupted_epoch_has_left_counts_in_no_other(strategy) -> None:
     model = make(strategy)
     _is_held.clear()

@@ -114,11 +114,13 @@ DENSE: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but_for(["accumulation", "global_clipnorm"], DENSE))
 def test_worker_trains_as_one_device_does(name) -> None:
     check(dense_model, DENSE[name], X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but_for(["scaled_loss"], ["clipnorm", "scaled_loss", "adam"]))
 def test_devices_of_a_worker_train_as_mirrored_ones(name) -> None:
     check(dense_model, DENSE[name], X, devices_per_worker=2)
@@ -137,6 +139,7 @@ TABLES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.compatibility
 @pytest.mark.parametrize("name", slow_but_for(["clipnorm", "schedule"], TABLES))
 def test_rows_of_tables_are_trained_as_on_one_device(name) -> None:
@@ -161,6 +164,7 @@ def undecayed(model: Any, **options: Any) -> Any:
     return optimizer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -183,6 +187,7 @@ def test_weight_decay_leaves_out_what_is_excluded(options) -> None:
 # Optimizers that are built in different places
 
 
+@pytest.mark.slow
 @pytest.mark.compatibility
 def test_optimizer_that_a_worker_builds_is_built_here_too() -> None:
     with coordinated(num_workers=2) as coordinator:
@@ -270,6 +275,7 @@ def test_learning_rate_is_set_between_epochs() -> None:
         assert_same(model.variables, alone.variables)
 
 
+@pytest.mark.slow
 @pytest.mark.compatibility
 @pytest.mark.parametrize("make", [pytest.param(dense_model, marks=pytest.mark.slow), table_model])
 def test_moving_average_of_the_weights_is_what_fit_leaves(make) -> None:
@@ -357,6 +363,7 @@ def test_plain_gradients_at_the_coordinator_update_what_servers_hold(is_in_scope
         assert int(optimizer.iterations) == 2
 
 
+@pytest.mark.slow
 def test_own_train_step_averages_over_the_devices_of_a_worker() -> None:
     class Own(keras.Model):
         """Computes its loss itself, as the mean over its part of the batch."""

@@ -27,6 +27,7 @@ pytestmark = [
 optimizers = keras.optimizers
 
 
+@pytest.mark.slow
 @pytest.mark.compatibility
 def test_model_that_is_compiled_again_begins_with_a_new_optimizer() -> None:
     x, y = np.concatenate(X), np.concatenate(Y)

@@ -206,6 +206,7 @@ def test_what_cannot_leave_the_process_is_reported() -> None:
         pack_object(step, lambda _: None)
 
 
+@pytest.mark.slow
 def test_class_of_a_script_runs_where_the_script_is_not(tmp_path: Path) -> None:
     """Another process, which has neither the file nor its modules."""
     script = """

@@ -100,6 +100,7 @@ def test_without_a_partitioner_nothing_is_one() -> None:
         assert not isinstance(v, sg.ShardedVariable)
 
 
+@pytest.mark.slow
 def test_variable_of_a_layer_that_is_built_late_is_one(strategy) -> None:
     with strategy.scope():
         model = keras.Sequential([keras.layers.Dense(4)])
@@ -167,6 +168,7 @@ def test_name_of_a_shard_is_no_name_of_another_variable(strategy) -> None:
     np.testing.assert_array_equal(other.value, np.zeros((4, 3)))
 
 
+@pytest.mark.slow
 def test_list_of_shards_of_several_variables_is_one(strategy) -> None:
     one, two = variable(strategy), variable(strategy, VALUES * 2)
     both = sg.ShardedVariable([*one, *two])
@@ -401,6 +403,7 @@ def _noted(server: ParameterServer, rows: list[int]) -> Any:
     return noted
 
 
+@pytest.mark.slow
 def test_gradient_by_a_slice_in_a_step(coordinator, strategy) -> None:
     v = variable(strategy)
 

@@ -44,6 +44,7 @@ def strategy(coordinator: ClusterCoordinator) -> ParameterServerStrategy:
 # Creation and reading
 
 
+@pytest.mark.slow
 def test_shapes_are_inferred_without_the_values(strategy, monkeypatch) -> None:
     """A table may be larger than the coordinator."""
     asked: list[str] = []
@@ -303,6 +304,7 @@ def test_layers_read_in_the_dtype_that_they_compute_in(coordinator, strategy) ->
 # Seeds
 
 
+@pytest.mark.slow
 def test_first_worker_draws_as_one_device_and_others_draw_other_numbers(
     coordinator, strategy
 ) -> None:
@@ -322,6 +324,7 @@ def test_first_worker_draws_as_one_device_and_others_draw_other_numbers(
     assert len(np.unique(every)) == 12
 
 
+@pytest.mark.slow
 def test_seed_goes_on_from_function_to_function(coordinator, strategy) -> None:
     alone = keras.random.SeedGenerator(9)
     with strategy.scope():

@@ -135,6 +135,7 @@ def test_averages_of_batch_normalization_are_moved_by_both_workers(coordinator, 
     np.testing.assert_allclose(layer.moving_variance.numpy(), 1 + moved, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_averages_over_the_devices_of_a_worker_are_those_of_mirrored_ones() -> None:
     rng = np.random.default_rng(0)
     batches = [rng.normal(i, 1, (8, 3)).astype("float32") for i in range(3)]

@@ -123,6 +123,7 @@ def _under_two_replicas(case: Case, sample_weight: np.ndarray | None) -> dict[st
     return measure(case, model, sample_weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", slow_but_for(_QUICK, CASES))
 def test_two_replicas_agree_with_tensorflow(case: Case) -> None:
     tensorflow, one_device = MIRRORED.of(case), ONE_DEVICE.of(case)
@@ -134,6 +135,7 @@ def test_two_replicas_agree_with_tensorflow(case: Case) -> None:
     assert _too_large(_differences(measured, right)) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", slow_but_for(_QUICK, UNEQUAL_CASES))
 def test_unequal_parts_weighted_as_by_tensorflow_give_its_weights(case: Case) -> None:
     measured = _under_two_replicas(case, tensorflow_weights(case))

@@ -244,6 +244,7 @@ def test_step_keeps_pieces_and_divides_what_the_optimizer_keeps(optimizer) -> No
         assert optimizer != "adam" or len(slots) == 2
 
 
+@pytest.mark.slow
 def test_bytes_of_a_device_are_divided() -> None:
     """A matrix of 4 MB and two slots of Adam, on two devices a replica: half on each."""
     num_bytes = 1024 * 1024 * 4
