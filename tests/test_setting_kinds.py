@@ -23,7 +23,6 @@ def accepts(kind, value: object) -> bool:
     return True
 
 
-@pytest.mark.every_combination
 @pytest.mark.parametrize("kind", [SWITCH, COUNT, SECONDS, TEXT, COLORS])
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_schema_accepts_what_is_accepted(kind, value) -> None:

@@ -34,6 +34,7 @@ def _shortened(side: Side) -> Side:
     return dataclasses.replace(side, options=dataclasses.replace(side.options, steps_per_epoch=4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ours", "by_hand", "steps_per_call"),
     [

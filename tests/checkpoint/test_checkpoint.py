@@ -241,7 +241,16 @@ def test_write_callbacks_receive_the_path(tmp_path: Path) -> None:
     assert written == paths
 
 
-@pytest.mark.parametrize("heard_in", ["run", "fit", "save", "sync", "run_steps"])
+@pytest.mark.parametrize(
+    "heard_in",
+    [
+        pytest.param("run", marks=pytest.mark.slow),
+        pytest.param("fit", marks=pytest.mark.slow),
+        pytest.param("save", marks=pytest.mark.slow),
+        "sync",
+        pytest.param("run_steps", marks=pytest.mark.slow),
+    ],
+)
 def test_failure_of_an_asynchronous_save_is_raised_at_the_next_step(
     heard_in: str, tmp_path: Path
 ) -> None:

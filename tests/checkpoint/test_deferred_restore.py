@@ -290,7 +290,7 @@ def test_another_number_of_layers_is_refused_when_the_model_is_built(saved: Any)
         model.build((None, 4))
 
 
-@pytest.mark.parametrize("name", ["none", "two"])
+@pytest.mark.parametrize("name", ["none", pytest.param("two", marks=pytest.mark.slow)])
 def test_metric_that_makes_its_state_with_the_first_update(name: str, tmp_path: Path) -> None:
     predicted = ROWS[:, :2]
     whole = keras.metrics.R2Score()

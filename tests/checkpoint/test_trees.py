@@ -107,7 +107,7 @@ def test_optax_state_is_restored(tmp_path: Path) -> None:
     assert_same(after(*checkpoint.train), after(*first))
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_arrays_of_a_strategy_keep_their_shardings(count: int, tmp_path: Path) -> None:
     strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(count)])
 

@@ -86,7 +86,7 @@ def test_another_global_batch() -> None:
     assert "The batch of 64 replaces the script's." in result.stdout
 
 
-@pytest.mark.parametrize("options", [[], ["--workers"]])
+@pytest.mark.parametrize("options", [pytest.param([], marks=pytest.mark.slow), ["--workers"]])
 def test_state_that_the_script_does_not_share_out(options, tmp_path) -> None:
     json_file = tmp_path / "plan.json"
     shared = ("--shard-state", "all", "--output", json_file)

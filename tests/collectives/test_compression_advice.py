@@ -140,7 +140,7 @@ def _training(compression: str | None) -> tuple[sg.Strategy, keras.Model, list[n
     return strategy, model, model.get_weights()
 
 
-@pytest.mark.parametrize("name", ["auto", "AUTO"])
+@pytest.mark.parametrize("name", ["auto", pytest.param("AUTO", marks=pytest.mark.slow)])
 def test_auto_says_and_changes_nothing(name, capsys) -> None:
     strategy, model, weights = _training(name)
     plain, same, wanted = _training(None)

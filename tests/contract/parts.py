@@ -11,9 +11,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import stratagem as sg
 from stratagem.group.current import current_group
+
+# Of a test whose steps take long op by op, or that shows there what other tests show.
+seldom_eager = pytest.mark.parametrize(
+    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
+)
 
 
 def split(strategy: sg.Strategy, part_of: Callable[[int], Any]) -> Any:

@@ -23,13 +23,16 @@ SUM = {4: [3.0, 1.0], 7: [3.0, 3.0]}
 
 @pytest.fixture(
     params=[
-        (name, way)
+        pytest.param(
+            (name, way),
+            id=f"{name}-{way}",
+            marks=() if way in row.quick else pytest.mark.slow,
+        )
         for name, row in ROWS.items()
         for way in ("compiled", "eager")
         # Eight replicas run op by op take ten times as long as two, for the same code.
         if row.num_replicas > 1 and (way == "compiled" or row.num_replicas == 2)
-    ],
-    ids="-".join,
+    ]
 )
 def either_way(request: pytest.FixtureRequest) -> Iterator[sg.Strategy]:
     """Each strategy that has several replicas, compiled; those that have two, eager as well."""

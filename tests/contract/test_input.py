@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.contract.parts import parts_of_all
+from tests.contract.parts import parts_of_all, seldom_eager
 
 _X = np.random.default_rng(0).normal(size=(23, 3)).astype("float32")
 _Y = np.random.default_rng(1).normal(size=(23, 1)).astype("float32")
@@ -40,6 +40,7 @@ def test_parts_of_all_replicas_are_the_batch(strategy: sg.Strategy) -> None:
         np.testing.assert_array_equal(strategy.gather(y, axis=0), whole_y)
 
 
+@seldom_eager
 @pytest.mark.usefixtures("execution")
 def test_replica_function_sees_true_rows_only(strategy: sg.Strategy) -> None:
     @jax.jit
@@ -95,6 +96,7 @@ class _Regression:
         return losses, weights
 
 
+@seldom_eager
 @pytest.mark.usefixtures("execution")
 def test_loop_over_uneven_batches_gives_the_numbers_of_one_device(strategy: sg.Strategy) -> None:
     regression = _Regression(strategy)
@@ -192,6 +194,7 @@ def test_programs_are_shared_by_batches_of_other_strings(distributing: sg.Strate
     assert len(traces) == 1
 
 
+@seldom_eager
 @pytest.mark.usefixtures("execution")
 @pytest.mark.parametrize(
     ("group", "reduce", "buffer_size"), [(1, "sum", 1), (2, None, 0), (20, "sum", 2)]
@@ -213,6 +216,7 @@ def test_many_steps_a_call_are_as_many_calls(
     np.testing.assert_allclose(regression.weights.value, weights, rtol=1e-4, atol=1e-6)
 
 
+@seldom_eager
 @pytest.mark.usefixtures("execution")
 def test_size_of_groups_may_change_between_calls(strategy: sg.Strategy) -> None:
     iterator = iter(_dataset(strategy, per_replica_buffer_size=2))
@@ -232,6 +236,7 @@ def _sum_of_true_rows(batch: Any) -> Any:
     return jnp.sum(jnp.where(mask[:, None], batch[0], 0))
 
 
+@seldom_eager
 @pytest.mark.usefixtures("execution")
 def test_rows_of_many_steps_are_true_rows(strategy: sg.Strategy) -> None:
     iterator = iter(_dataset(strategy))

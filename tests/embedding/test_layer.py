@@ -402,6 +402,7 @@ def test_gradient_that_was_changed_is_refused(in_lockstep) -> None:
         in_lockstep.run(step, args=(sg.embedding.keys(IDS[:2]),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage_dtype", [None, "int8"])
 def test_rows_on_disk_and_in_checkpoints(tmp_path, storage_dtype) -> None:
     """Most rows are on disk while training; a checkpoint has all of them, with the optimizer."""

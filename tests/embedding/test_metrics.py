@@ -80,7 +80,7 @@ def test_whole_weights_count_examples_several_times_and_zero_leaves_them_out() -
     assert float(weighted.result()) == float(repeated.result())
 
 
-@pytest.mark.parametrize("shape", [(2, 1), (2,)])
+@pytest.mark.parametrize("shape", [pytest.param((2, 1), marks=pytest.mark.slow), (2,)])
 def test_weights_of_examples_count_for_each_of_their_predictions(shape: tuple[int, ...]) -> None:
     metric = sg.embedding.AUC(num_buckets=4)
     weights = np.array([2, 1]).reshape(shape)

@@ -85,7 +85,7 @@ def in_numpy(num_steps: int, batch_size: int, rate: float = 0.1) -> tuple[Any, A
     return kernel, bias
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_metrics_are_those_of_gradient_descent_in_numpy(tmp_path, num_replicas) -> None:
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"]) if num_replicas == 2 else None
     estimator = make(tmp_path, strategy=strategy)

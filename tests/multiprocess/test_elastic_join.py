@@ -103,6 +103,7 @@ _EVERYONE = 0b111
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moments",
     [

@@ -18,6 +18,7 @@ from tests.estimator.model_functions import (
 from tests.multiprocess.cluster import PROGRAMS, run_cluster
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_workers_train_one_model(num_devices: int, tmp_path: Path) -> None:
     """38 examples, batches of 8 in all: the second worker gets less of the last one."""

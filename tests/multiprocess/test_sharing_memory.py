@@ -51,6 +51,7 @@ def test_programs_end_while_sums_are_under_way(tmp_path) -> None:
 _SLOW = [pytest.param(how, marks=pytest.mark.slow) for how in ("stop", "raise", "leave")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "midway", *_SLOW])
 def test_the_loss_of_a_process_ends_a_sum(how: str, tmp_path) -> None:
     limits = {**_LIMITS, "STRATAGEM_CACHE_DIR": str(tmp_path)}

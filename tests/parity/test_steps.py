@@ -51,12 +51,14 @@ def one_step_at_a_time() -> dict[str, Any]:
     return plain_keras(_job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [pytest.param(3, marks=pytest.mark.slow), 7])
 def test_several_steps_a_call(steps: int, one_step_at_a_time: dict[str, Any]) -> None:
     measured = carried_out(lambda scope: _job(scope, steps_per_execution=steps), mirrored(2).scope)
     assert differences(measured, one_step_at_a_time) == []
 
 
+@pytest.mark.slow
 def test_eager_training() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         x, y = regression(num_examples=5)
@@ -174,6 +176,7 @@ def test_own_train_step_reports_the_loss_of_full_batches() -> None:
     assert_like_plain_keras(job)
 
 
+@pytest.mark.slow
 def test_early_stopping_decides_alike() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         x, y = regression()

@@ -137,6 +137,7 @@ def mirrored() -> Plan:
     return sg.plan(_model, _BATCH, "4xH100")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard_state", [pytest.param("optimizer", marks=pytest.mark.slow), "all"])
 def test_replicated_plan_shows_sharded_sizes(mirrored, shard_state) -> None:
     """For a model without a strategy, and for one created by a function."""

@@ -216,7 +216,7 @@ def test_stranger_does_not_wait(fake_head, monkeypatch) -> None:
         RemoteCluster(fake_head.url).run(divmod, (1, 1))
 
 
-@pytest.mark.parametrize("stop", [True, False])
+@pytest.mark.parametrize("stop", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_interrupted_client_stops_its_job_if_asked_to(fake_head, monkeypatch, stop) -> None:
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt

@@ -16,6 +16,7 @@ def test_every_measurement_is_run() -> None:
     assert tuple(MEASUREMENTS) == trial.NAMES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but_for(["collective"], trial.NAMES))
 def test_speed_is_shown_beside_the_hardware(name: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)

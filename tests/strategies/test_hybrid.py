@@ -136,7 +136,7 @@ def test_rows_are_read_and_set_outside_of_steps() -> None:
             assert place == ({3} if name == "users" else {0, 1})
 
 
-@pytest.mark.parametrize("place", ["central", "sharded"])
+@pytest.mark.parametrize("place", [pytest.param("central", marks=pytest.mark.slow), "sharded"])
 def test_rows_that_other_rows_ask_for_are_looked_up_in_the_whole_table(place) -> None:
     strategy = hybrid(embeddings=place)
     with strategy.scope():
@@ -173,6 +173,7 @@ def test_rows_that_other_rows_ask_for_are_looked_up_in_the_whole_table(place) ->
     assert lookup.table is first.embeddings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["central", pytest.param("sharded", marks=pytest.mark.slow)])
 def test_model_is_called_outside_of_steps(place) -> None:
     """Values of several places are read on one device; the rows of a large table go there."""

@@ -65,6 +65,7 @@ def made(scope: AbstractContextManager[Any], optimizer: str, steps: int) -> kera
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "optimizer", "steps"),
     [

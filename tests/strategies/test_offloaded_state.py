@@ -242,6 +242,7 @@ def test_rows_are_read_and_set_outside_of_steps() -> None:
     assert memory_of(table) == PINNED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -107,6 +107,7 @@ def test_a_device_holds_a_part_of_each_dimension() -> None:
     assert held["up_0/bias"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "opened_in", [(4, 1, None), pytest.param((4, 2, "optimizer"), marks=pytest.mark.slow)]
 )

@@ -26,7 +26,12 @@ NUM_PARAMETERS = {
 
 
 @pytest.mark.parametrize(
-    "name", ["bert", "gpt2", pytest.param("small_resnet50", marks=pytest.mark.slow)]
+    "name",
+    [
+        pytest.param("bert", marks=pytest.mark.slow),
+        "gpt2",
+        pytest.param("small_resnet50", marks=pytest.mark.slow),
+    ],
 )
 def test_keras_has_so_many_parameters(name: str) -> None:
     model = build_model(name)

@@ -25,7 +25,7 @@ def _build(name: str) -> keras.Model:
     return build_model(model_of(name, is_tiny=True), is_mixed=False)
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt"])
+@pytest.mark.parametrize("name", [pytest.param("bert", marks=pytest.mark.slow), "gpt"])
 def test_parameters(name: str) -> None:
     count = sum(int(np.prod(one.shape)) for one in _build(name).trainable_variables)
     assert count == _NUM_PARAMETERS[name]

@@ -68,6 +68,7 @@ def _assert_same_variables(estimator: Any, variables: Any) -> None:
         np.testing.assert_allclose(value, variable.numpy(), rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "replicas",
     [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)],

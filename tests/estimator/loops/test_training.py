@@ -77,6 +77,7 @@ def test_dense_classifier_is_that_of_one_device(make, num_replicas, tmp_path) ->
     assert estimator.get_variable_value("global_step") == 10
 
 
+@pytest.mark.slow
 @of_strategies("mirrored 2")
 def test_network_with_batch_normalization_is_that_of_one_device(
     make, num_replicas, tmp_path
@@ -218,6 +219,7 @@ def table_of_words(features, labels, mode, params):
     return sg.estimator.EstimatorSpec(mode, loss=loss, train_op=optimizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scales", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_tables_are_trained_wherever_they_are_kept(scales, tmp_path) -> None:
     rng = np.random.default_rng(0)

@@ -16,6 +16,7 @@ def strategy() -> Any:
     return sg.MirroredStrategy(["cpu:0", "cpu:1"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_function", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_step_that_is_compiled_again_and_again_is_named(strategy, is_function) -> None:
     def call(batch: Any) -> Any:

@@ -152,6 +152,7 @@ class Counted(keras.callbacks.Callback):
         self.drawn.append(float(np.random.random()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("freq", [3, pytest.param("epoch", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")  # of Keras
 def test_callbacks_know_what_they_knew(freq: Any, tmp_path: Path) -> None:

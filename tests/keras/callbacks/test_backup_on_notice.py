@@ -105,6 +105,7 @@ def endless() -> Any:
         yield X[first : first + BATCH_SIZE], Y[first : first + BATCH_SIZE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, NUM_BATCHES + 1])
 @pytest.mark.parametrize("source", ["array", "generator", "dataset"])
 def test_notice_before_the_first_step_of_a_program_or_an_epoch(

@@ -181,6 +181,7 @@ def test_global_model_is_the_new_one_once_a_fragment_is_sent(ways) -> None:
     assert np.any(first != second) or np.any(beside[2] != beside[7])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_checkpoint", [False, True], ids=["file", "checkpoint"])
 def test_training_goes_on_from_a_file_of_a_fragment_under_way(
     ways, tmp_path, is_checkpoint

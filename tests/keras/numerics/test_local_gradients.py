@@ -153,6 +153,7 @@ def weighted(state, x, y, weights):
     return jnp.sum(losses * weights) / jnp.sum(weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "size"), [(4, 2), (6, 3), (3, 1)])
 def test_divisor_of_weighted_mean_is_that_of_the_island(count, size) -> None:
     method = LocalSGD(period=3)
@@ -298,7 +299,7 @@ def test_own_train_step_is_averaged_by_examples() -> None:
     assert_same(model, (whole, own, None), 2)
 
 
-@pytest.mark.parametrize(("count", "size"), [(4, 2), (6, 2)])
+@pytest.mark.parametrize(("count", "size"), [pytest.param(4, 2, marks=pytest.mark.slow), (6, 2)])
 def test_own_loop_is_the_algorithm(count, size) -> None:
     method = LocalSGD(period=3)
     model = made(method, count, size)

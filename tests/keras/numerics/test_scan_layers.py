@@ -26,7 +26,10 @@ def _recomputed_scan(model: Any) -> None:
 
 @pytest.mark.parametrize(
     ("scope", "prepare"),
-    [(contextlib.nullcontext, sg.scan_layers), (_sharded, _recomputed_scan)],
+    [
+        pytest.param(contextlib.nullcontext, sg.scan_layers, marks=pytest.mark.slow),
+        (_sharded, _recomputed_scan),
+    ],
     ids=["plain Keras", "sharded and rematerialized"],
 )
 def test_fit_equals_fit_of_single_layers(scope: Any, prepare: Callable[[Any], Any]) -> None:

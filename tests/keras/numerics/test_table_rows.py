@@ -126,7 +126,9 @@ def test_table_with_a_constraint_is_updated_whole() -> None:
     assert whole_tables_made(program.updates[0].jaxpr)
 
 
-@pytest.mark.parametrize("devices", [["cpu:0"], ["cpu:0", "cpu:1"]])
+@pytest.mark.parametrize(
+    "devices", [pytest.param(["cpu:0"], marks=pytest.mark.slow), ["cpu:0", "cpu:1"]]
+)
 def test_replicas_see_no_table(devices) -> None:
     _, (program,) = trained(sg.CentralStorageStrategy(devices, "cpu:2"), OPTIMIZERS["adagrad"][0])
     assert [variable.path for variable in program.trace.read_only] == []

@@ -237,7 +237,11 @@ def one_device() -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     "way",
-    [pytest.param("run_eagerly", marks=pytest.mark.slow), "inside the scope", "several steps"],
+    [
+        pytest.param("run_eagerly", marks=pytest.mark.slow),
+        "inside the scope",
+        pytest.param("several steps", marks=pytest.mark.slow),
+    ],
 )
 def test_every_method_gives_the_numbers_of_one_device(
     way: str, one_device: dict[str, np.ndarray]

@@ -101,7 +101,6 @@ _OUR_DATA = {
 
 
 @pytest.mark.compatibility
-@pytest.mark.every_combination
 @pytest.mark.parametrize("kind", _OUR_DATA)
 @pytest.mark.parametrize("scope", [contextlib.nullcontext, _two])
 def test_groups_of_steps_read_through_our_adapters(
@@ -285,7 +284,7 @@ def test_next_group_is_on_the_devices_before_this_one_runs_if_transfers_wait(
     assert events == order.split() * 2
 
 
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_groups_that_are_transferred_early_train_as_others(
     steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

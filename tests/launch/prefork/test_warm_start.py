@@ -284,7 +284,7 @@ if not loaded and len(starts.read_text()) == 1:
 @pytest.mark.parametrize(
     ("last", "cold", "printed"),
     [
-        ("", False, ["anew", "loaded"]),
+        pytest.param("", False, ["anew", "loaded"], marks=pytest.mark.slow),
         ("", True, ["anew", "anew"]),
         # A program that fails by itself may do so because it was forked.
         pytest.param(
@@ -329,7 +329,9 @@ print("loaded" if loaded else "anew", os.environ.get("KERAS_HOME", "-"))
     ("options", "printed"),
     [
         # One process loads JAX for all, where all are to be forked after a failure anyway.
-        (LaunchOptions(workers=2, max_restarts=1), {"loaded -"}),
+        pytest.param(
+            LaunchOptions(workers=2, max_restarts=1), {"loaded -"}, marks=pytest.mark.slow
+        ),
         (LaunchOptions(workers=2, max_restarts=1, cold_restarts=True), {"anew -"}),
         (LaunchOptions(workers=2), {"anew -"}),
         (LaunchOptions(max_restarts=1), {"anew -"}),

@@ -27,7 +27,14 @@ def versions(tmp_path) -> TableVersions:
     return TableVersions(tmp_path / "saved")
 
 
-@pytest.mark.parametrize("options", [{}, EVICTING, AGING])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param(EVICTING, marks=pytest.mark.slow),
+        pytest.param(AGING, marks=pytest.mark.slow),
+    ],
+)
 def test_training_after_a_restore_is_training_that_continued(versions, options) -> None:
     with table_cluster(2, **options) as first, table_cluster(2, **options) as second:
         first.train(range(20))
@@ -254,7 +261,14 @@ def tiers(folder: Path, memory_bytes: int = 2_000) -> dict[str, Any]:
     return {"tiers": {"memory_bytes": memory_bytes, "folder": str(folder)}}
 
 
-@pytest.mark.parametrize("storage_dtype", [None, "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "storage_dtype",
+    [
+        None,
+        pytest.param("bfloat16", marks=pytest.mark.slow),
+        pytest.param("int8", marks=pytest.mark.slow),
+    ],
+)
 def test_rows_on_disk_are_saved_and_loaded(versions, tmp_path, storage_dtype) -> None:
     options = {"storage_dtype": storage_dtype, **ADMITTING}
     with (
@@ -283,7 +297,7 @@ def test_rows_on_disk_are_saved_and_loaded(versions, tmp_path, storage_dtype) ->
         assert tiered.state() == plain.state()
 
 
-@pytest.mark.parametrize("storage_dtype", [None, "int8"])
+@pytest.mark.parametrize("storage_dtype", [None, pytest.param("int8", marks=pytest.mark.slow)])
 def test_rows_move_between_servers_with_tiers_and_in_memory(
     versions, tmp_path, storage_dtype
 ) -> None:

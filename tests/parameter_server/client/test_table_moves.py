@@ -38,7 +38,14 @@ def names(cluster: TableCluster) -> list[list[str]]:
     return [server.store.names for server in cluster.servers]
 
 
-@pytest.mark.parametrize("options", [{}, ADMITTING, {"storage_dtype": "int8"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param(ADMITTING, marks=pytest.mark.slow),
+        pytest.param({"storage_dtype": "int8"}, marks=pytest.mark.slow),
+    ],
+)
 def test_state_is_that_of_a_table_that_was_never_moved(options, monkeypatch) -> None:
     monkeypatch.setattr(table_moves, "time", ticking())
     with table_cluster(3, **options) as cluster, table_cluster(1, **options) as plain:

@@ -140,6 +140,7 @@ def _kill(servers: Any, coordinator: ClusterCoordinator) -> None:
         servers.kill(0)
 
 
+@pytest.mark.slow
 def test_training_goes_on_with_an_optimizer_of_the_user(strategy) -> None:
     """Its class is defined here: a restarted server cannot import it."""
 

@@ -111,7 +111,14 @@ def scaled() -> keras.Model:
     return model
 
 
-@pytest.mark.parametrize("make", [dense, table, pytest.param(scaled, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(dense, marks=pytest.mark.slow),
+        table,
+        pytest.param(scaled, marks=pytest.mark.slow),
+    ],
+)
 def test_workers_of_several_devices_split_their_batches(make) -> None:
     data = IDS if make is table else X
     fitted: dict[str, Any] = {"batch_size": 16, "shuffle": False, "verbose": 0}

@@ -54,7 +54,14 @@ def make(strategy: RemoteStateStrategy) -> Any:
 
 
 @pytest.mark.compatibility
-@pytest.mark.parametrize("kind", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("fit", marks=pytest.mark.slow),
+        pytest.param("evaluate", marks=pytest.mark.slow),
+        "predict",
+    ],
+)
 def test_error_in_long_data_is_raised_once(strategy, kind) -> None:
     model = make(strategy)
     calls = {

@@ -167,7 +167,10 @@ def test_lost_updates_are_reported_once_for_each_number(tmp_path) -> None:
         np.testing.assert_array_equal(variable.value, [-5, -10])
 
 
-@pytest.mark.parametrize(("mode", "num_in_sync"), [(UpdateMode(), 2), (UpdateMode(3), 6)])
+@pytest.mark.parametrize(
+    ("mode", "num_in_sync"),
+    [(UpdateMode(), 2), pytest.param(UpdateMode(3), 6, marks=pytest.mark.slow)],
+)
 def test_each_worker_makes_its_own_part_of_the_data(cluster, mode, num_in_sync) -> None:
     contexts: list[sg.InputContext] = []
 

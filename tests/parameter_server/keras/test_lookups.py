@@ -151,7 +151,9 @@ def test_only_the_rows_travel(name) -> None:
     assert compare(loss) == (num_rows, [0, 0])
 
 
-@pytest.mark.parametrize("name", ["twice", "negative_and_not"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("twice", marks=pytest.mark.slow), "negative_and_not"]
+)
 def test_rows_of_several_devices_travel_together(name) -> None:
     ids = np.stack([IDS, IDS[::-1] + np.array([[0, 0, 1], [-1, 1, 0]])])
     _, whole = compare(LOSSES[name][0], ids, num_devices=2)
@@ -176,7 +178,15 @@ def _of_gradients(one: Any, two: Any, ids: Any) -> Any:
     return jnp.sum(jnp.square(gradient)) + squares(two, ids)
 
 
-@pytest.mark.parametrize("loss", [_read_as_well, _scanned, _rematerialised, _of_gradients])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(_read_as_well, marks=pytest.mark.slow),
+        _scanned,
+        pytest.param(_rematerialised, marks=pytest.mark.slow),
+        pytest.param(_of_gradients, marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_more_than_a_lookup_reads_the_table(loss) -> None:
     rows, whole = compare(loss)
     assert whole[0] == 2

@@ -146,6 +146,7 @@ def test_rows_of_tables_are_trained_as_on_one_device(name) -> None:
     check(table_model, TABLES[name], IDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but_for(["clipnorm"], ["adagrad", "clipnorm", "clipvalue"]))
 def test_rows_of_tables_in_parts_and_of_several_devices(name) -> None:
     check(

@@ -52,7 +52,9 @@ def _moved(value: Any, known: dict[str, Any]) -> Any:
 
 
 @pytest.mark.compatibility
-@pytest.mark.parametrize("make", [_sequential, _functional, Custom])
+@pytest.mark.parametrize(
+    "make", [pytest.param(_sequential, marks=pytest.mark.slow), _functional, Custom]
+)
 def test_model_comes_back_with_the_same_variables(make) -> None:
     model = make()
     model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])

@@ -88,7 +88,7 @@ def assert_same(model: Any, other: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        (list, {}),
+        pytest.param(list, {}, marks=pytest.mark.slow),
         (list, {"is_built": False}),
         (Reopened, {"steps_per_execution": 4}),
         (Reopened, {"is_built": False}),

@@ -34,6 +34,7 @@ def test_node_that_fails_while_the_head_goes_on_says_why() -> None:
     assert "--no-such-option" in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "signum", "error"),
     [
