@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.slow_rows import slow_but_for
 
 ROWS = np.random.default_rng(0).random((8, 4)).astype("float32")
 TARGETS = ROWS.sum(axis=1, keepdims=True)
@@ -81,7 +80,7 @@ def assert_has(model: keras.Model, values: list[np.ndarray]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sequential", "subclassed"])
-@pytest.mark.parametrize("name", slow_but_for(["none", "two"], STRATEGIES))
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_model_has_the_saved_values_after_build_and_call(name: str, kind: str, saved: Any) -> None:
     path, values = saved
     strategy = STRATEGIES[name]()
@@ -107,7 +106,14 @@ def test_model_has_the_saved_values_after_build_and_call(name: str, kind: str, s
 
 
 @pytest.mark.parametrize("is_eager", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", slow_but_for(["two"], [n for n in STRATEGIES if n != "none"]))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "two" else pytest.mark.slow)
+        for name in STRATEGIES
+        if name != "none"
+    ],
+)
 def test_values_are_there_in_the_step_that_creates_the_variables(
     name: str, is_eager: bool, saved: Any
 ) -> None:
@@ -159,7 +165,7 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", slow_but_for(["none", "two"], STRATEGIES))
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_fit_resumes_under_another_strategy(name: str, halfway: Any) -> None:
     path, losses = halfway
     with scope_of(STRATEGIES[name]()):

@@ -25,7 +25,6 @@ from tests.parity.comparison import (
     fitted,
     with_known_weights,
 )
-from tests.slow_rows import slow_but_for
 
 WIDTH = 32  # a kernel of this width is sharded
 WIDE = 256  # the gradient of such a kernel is not packed with others
@@ -96,7 +95,7 @@ _IN_EVERY_RUN = {"all-global_clipnorm-scaled-1"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", slow_but_for(_IN_EVERY_RUN, ROWS))
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_numbers_are_those_of_plain_keras(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Current, "kind", _KINDS[row.kind])
 
@@ -144,7 +143,7 @@ _MESSAGE_ROWS = [
 ]
 
 
-@pytest.mark.parametrize("row", slow_but_for(_IN_EVERY_RUN, _MESSAGE_ROWS))
+@pytest.mark.parametrize("row", _MESSAGE_ROWS, ids=lambda row: row.name)
 def test_gradients_are_accumulated_in_shards(row: Row) -> None:
     found = messages(row)
     # Of the kernel that is large enough. The rest is as large as a bias, or a norm.

@@ -9,7 +9,6 @@ import pytest
 from stratagem.cli.doctor.settings import Level
 from stratagem.cli.selftest import trial
 from stratagem.cli.selftest.measurements import MEASUREMENTS
-from tests.slow_rows import slow_but_for
 
 
 def test_every_measurement_is_run() -> None:
@@ -17,7 +16,7 @@ def test_every_measurement_is_run() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", slow_but_for(["collective"], trial.NAMES))
+@pytest.mark.parametrize("name", trial.NAMES)
 def test_speed_is_shown_beside_the_hardware(name: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (finding,) = trial.measure([name])

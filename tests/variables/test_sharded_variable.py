@@ -147,6 +147,9 @@ def _whole_numbers(value: np.ndarray) -> keras.Variable:
     return keras.Variable(value, dtype="int32")
 
 
+@pytest.mark.parametrize(
+    "made", [pytest.param("keras", marks=pytest.mark.slow), "mirrored"], indirect=True
+)
 def test_gradients_of_lookups_are_those_of_the_shards(made) -> None:
     def loss() -> Any:
         return jnp.sum(jnp.square(sg.nn.embedding_lookup(made, [3, 5, 3])))

@@ -25,7 +25,6 @@ from tests.keras.callbacks.backups import (
     strategy_named,
     values,
 )
-from tests.slow_rows import slow_but_for
 
 
 class Rows(keras.utils.PyDataset):
@@ -186,7 +185,7 @@ def train(name: str, strategy: Any, make: Any, options: Any, folder: Any, freq: 
 @pytest.mark.filterwarnings("ignore:.*shuffle=True. was passed")
 @pytest.mark.parametrize(
     "name",
-    slow_but_for(QUICK, SOURCES),
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SOURCES],
 )
 def test_goes_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
     """In the second epoch, and once more in the third."""

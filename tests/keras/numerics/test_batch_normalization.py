@@ -52,6 +52,9 @@ def _call(layer: Any, sizes: tuple[int, ...], rows: np.ndarray = _ROWS, **argume
 
 
 @pytest.mark.parametrize("name", _SIZES)
+@pytest.mark.parametrize(
+    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
+)
 def test_each_replica_normalises_with_its_own_true_rows(name: str, execution: str) -> None:
     sizes = _SIZES[name]
     layer = _layer(mirrored(len(sizes)))
@@ -67,6 +70,9 @@ def test_each_replica_normalises_with_its_own_true_rows(name: str, execution: st
 
 
 @pytest.mark.parametrize("name", _SIZES)
+@pytest.mark.parametrize(
+    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
+)
 def test_synchronized_replicas_normalise_with_the_rows_of_all(name: str, execution: str) -> None:
     sizes = _SIZES[name]
     layer = _layer(mirrored(len(sizes)), synchronized=True)

@@ -142,8 +142,15 @@ def test_fragments_are_sent_at_steps_of_their_own_and_mixed_in_later(
         np.testing.assert_allclose(found, own, atol=3e-6)
 
 
-@pytest.mark.parametrize("steps", [1, 4])
-@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("steps", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method",
+    [
+        method if method == LocalSGD(period=3) else pytest.param(method, marks=pytest.mark.slow)
+        for method in METHODS
+    ],
+    ids=str,
+)
 def test_fit_is_the_algorithm(method, steps) -> None:
     model = made(method, steps_per_execution=steps)
     fit(model, epochs=2)

@@ -44,6 +44,9 @@ def test_replicas_and_steps_drop_different_elements() -> None:
     assert {value for parts in steps for part in parts for value in part.flat} == {0.0, 2.0}
 
 
+@pytest.mark.parametrize(
+    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
+)
 def test_first_replica_drops_what_one_device_drops(execution: str) -> None:
     strategy = mirrored(2)
     steps = _dropped(strategy, _dropout(strategy), num_steps=2)

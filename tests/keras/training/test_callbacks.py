@@ -119,7 +119,9 @@ _WAYS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=() if way == "list" else pytest.mark.slow) for way in _WAYS]
+)
 def test_logs_of_batches_are_computed_for_whoever_looks_at_them(way: str) -> None:
     # Without anybody they are left out, as they cost a little time.
     losses: list[float] = []

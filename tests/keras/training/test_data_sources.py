@@ -91,7 +91,10 @@ _ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("name", _ARRAYS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "dict" else pytest.mark.slow) for name in _ARRAYS],
+)
 def test_arrays(name: str, expected: dict[str, np.ndarray]) -> None:
     measured = _under_two(lambda scope: _array_job(scope, _ARRAYS[name], _Y))
     assert differences(measured, expected) == []
@@ -123,7 +126,13 @@ _SOURCES = {
 }
 
 
-@pytest.mark.parametrize("name", _SOURCES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "generator" else pytest.mark.slow)
+        for name in _SOURCES
+    ],
+)
 def test_source_of_batches(name: str, expected: dict[str, np.ndarray]) -> None:
     measured = _under_two(lambda scope: _job(_two_inputs(scope), _SOURCES[name]))
     assert differences(measured, expected) == []

@@ -190,14 +190,17 @@ class _Disturbs(keras.callbacks.Callback):
 @pytest.mark.parametrize(
     "disturb",
     [
-        lambda model: model.reset_metrics(),
+        pytest.param(lambda model: model.reset_metrics(), marks=pytest.mark.slow),
         lambda model: model.evaluate(_X[:4], _Y[:4], verbose=0),
-        lambda model: model.train_on_batch(_X[:4], _Y[:4]),
-        lambda model: model.train_function((), iter([(_X[:4], _Y[:4])])),
+        pytest.param(lambda model: model.train_on_batch(_X[:4], _Y[:4]), marks=pytest.mark.slow),
+        pytest.param(
+            lambda model: model.train_function((), iter([(_X[:4], _Y[:4])])),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["reset", "evaluate", "train_on_batch", "step"],
 )
-@pytest.mark.parametrize("scope", [_one, _two])
+@pytest.mark.parametrize("scope", [_one, pytest.param(_two, marks=pytest.mark.slow)])
 def test_callback_before_changes_nothing_in_the_logs_of_the_step(
     scope: Scope, disturb: Callable[[Any], object]
 ) -> None:

@@ -143,7 +143,13 @@ LOSSES: dict[str, tuple[Callable[[Any, Any, Any], Any], list[int]]] = {
 }
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in {"twice", "negative_and_not"} else pytest.mark.slow)
+        for name in LOSSES
+    ],
+)
 def test_only_the_rows_travel(name) -> None:
     if name == "of_8_bits" and _OLD_EMITTERS in os.environ.get("XLA_FLAGS", ""):
         pytest.skip("XLA's older emitters miscompute rows of 8-bit numbers")

@@ -27,7 +27,6 @@ from tests.parameter_server.keras.trained_models import (
     gradients_of,
     table_model,
 )
-from tests.slow_rows import slow_but_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -115,13 +114,13 @@ DENSE: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", slow_but_for(["accumulation", "global_clipnorm"], DENSE))
+@pytest.mark.parametrize("name", DENSE)
 def test_worker_trains_as_one_device_does(name) -> None:
     check(dense_model, DENSE[name], X)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", slow_but_for(["scaled_loss"], ["clipnorm", "scaled_loss", "adam"]))
+@pytest.mark.parametrize("name", ["clipnorm", "scaled_loss", "adam"])
 def test_devices_of_a_worker_train_as_mirrored_ones(name) -> None:
     check(dense_model, DENSE[name], X, devices_per_worker=2)
 
@@ -141,13 +140,13 @@ TABLES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.compatibility
-@pytest.mark.parametrize("name", slow_but_for(["clipnorm", "schedule"], TABLES))
+@pytest.mark.parametrize("name", TABLES)
 def test_rows_of_tables_are_trained_as_on_one_device(name) -> None:
     check(table_model, TABLES[name], IDS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", slow_but_for(["clipnorm"], ["adagrad", "clipnorm", "clipvalue"]))
+@pytest.mark.parametrize("name", ["adagrad", "clipnorm", "clipvalue"])
 def test_rows_of_tables_in_parts_and_of_several_devices(name) -> None:
     check(
         table_model,

@@ -246,8 +246,17 @@ def test_partitioned_variable_is_one_variable(num_shards) -> None:
         np.testing.assert_allclose(w.numpy(), rows * 3, rtol=1e-6)
 
 
-@pytest.mark.parametrize("num_shards", [1, 3])
-@pytest.mark.parametrize("initializer", ["uniform", "glorot_normal", "orthogonal", "ones"])
+@pytest.mark.parametrize("num_shards", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        "uniform",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("glorot_normal", "orthogonal", "ones")
+        ),
+    ],
+)
 def test_initial_values_of_what_is_large_are_those_of_one_piece(
     monkeypatch, initializer, num_shards
 ) -> None:

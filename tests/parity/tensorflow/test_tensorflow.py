@@ -39,7 +39,6 @@ from tests.parity.tensorflow.cases import (
     measure,
 )
 from tests.parity.tensorflow.one_device import tensorflow_weights
-from tests.slow_rows import slow_but_for
 
 TOLERANCE = 4e-5
 # Far above the tolerance, far below what was measured for each of the three differences.
@@ -124,7 +123,7 @@ def _under_two_replicas(case: Case, sample_weight: np.ndarray | None) -> dict[st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", slow_but_for(_QUICK, CASES))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_two_replicas_agree_with_tensorflow(case: Case) -> None:
     tensorflow, one_device = MIRRORED.of(case), ONE_DEVICE.of(case)
     right = {
@@ -136,7 +135,7 @@ def test_two_replicas_agree_with_tensorflow(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", slow_but_for(_QUICK, UNEQUAL_CASES))
+@pytest.mark.parametrize("case", UNEQUAL_CASES, ids=lambda case: case.name)
 def test_unequal_parts_weighted_as_by_tensorflow_give_its_weights(case: Case) -> None:
     measured = _under_two_replicas(case, tensorflow_weights(case))
     # The weights stand in our training loss, and not in TensorFlow's.
