@@ -124,7 +124,7 @@ def test_another_number_of_rows_is_refused(first: Any, second: Any, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", [2, 5])
 def test_model_that_is_built_after_the_restore(way: Any, tmp_path: Path) -> None:
     """By `build`, with its optimizer, and by `fit`; the table is in shards on the servers."""
     with placed("one device") as scope:

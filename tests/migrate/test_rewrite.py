@@ -41,7 +41,7 @@ def test_files_of_keras_that_use_tensorflow() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [5, 1])
 def test_files_without_tensorflow_stay(every: int) -> None:
     folders = (_REPOSITORY / "examples", _KERAS / "src" / "layers")
     _, others = _split(path for folder in folders for path in folder.rglob("*.py"))

@@ -108,7 +108,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
     "moments",
     [
         ("1:8:in", "join:10"),
-        pytest.param(("0:3", "join:5", "2:13", "join:16"), marks=pytest.mark.slow),
+        ("0:3", "join:5", "2:13", "join:16"),
     ],
     ids=str,
 )

@@ -13,6 +13,8 @@ from stratagem.observe.run_events.records import EndEvent, FailureEvent, StepEve
 from tests.multiprocess.cluster import PROGRAMS, Ended, ended, started
 from tests.multiprocess.namespaces import can_make_hosts, hosts
 
+pytestmark = pytest.mark.slow
+
 _PROGRAM = str(PROGRAMS / "failing.py")
 _LIMITS = {
     "STRATAGEM_PEER_TIMEOUT_S": "4",
@@ -53,10 +55,9 @@ def _check(how: str, loop: str, *, num_workers: int, culprit: int, **variables: 
         assert "done" not in other.output
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "loop"),
-    [("kill", "fit"), pytest.param("other program", "loop", marks=pytest.mark.slow)],
+    [("kill", "fit"), ("other program", "loop")],
 )
 def test_others_end_with_an_error_that_names_the_worker(
     how: str, loop: str, tmp_path: Path
@@ -75,7 +76,6 @@ def test_others_end_with_an_error_that_names_the_worker(
         assert survivor.start.num_processes == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", _WAYS)
 @pytest.mark.parametrize("loop", ["fit", "loop"])
 @pytest.mark.parametrize("culprit", [0, 1, 2])
@@ -85,7 +85,6 @@ def test_every_failure_of_every_worker_is_named(how: str, loop: str, culprit: in
     _check(how, loop, num_workers=3, culprit=culprit)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "stop", "stuck", "leave", "error"])
 def test_every_failure_is_named_where_others_wait_for_its_data_ahead_of_their_steps(
     how: str,
@@ -93,7 +92,6 @@ def test_every_failure_is_named_where_others_wait_for_its_data_ahead_of_their_st
     _check(how, "input", num_workers=2, culprit=1)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not can_make_hosts(), reason="network namespaces need root and iproute2")
 @pytest.mark.parametrize("loop", ["fit", "loop"])
 @pytest.mark.parametrize("culprit", [0, 1, 2])
@@ -113,7 +111,6 @@ def test_worker_whose_link_is_down_is_named(loop: str, culprit: int) -> None:
         assert f"worker {named} (10.77.0.{named + 1}:2222) has not answered for" in message
 
 
-@pytest.mark.slow
 def test_program_that_catches_the_loss_does_not_wait_in_jax_without_end() -> None:
     """The step that needs the stopped worker never ends, and JAX waits for it uninterrupted."""
     with started([str(PROGRAMS / "catching.py")], 2, **_LIMITS) as processes:

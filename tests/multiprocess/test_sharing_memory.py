@@ -24,9 +24,7 @@ _LIMITS = {"STRATAGEM_PEER_TIMEOUT_S": "8", "STRATAGEM_STUCK_TIMEOUT_S": "8"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("num_workers", "num_devices"), [(2, 1), pytest.param(3, 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("num_workers", "num_devices"), [(2, 1), (3, 2)])
 def test_sums_are_those_of_numpy(num_workers: int, num_devices: int, tmp_path) -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     every = run_cluster(
@@ -48,11 +46,8 @@ def test_programs_end_while_sums_are_under_way(tmp_path) -> None:
         assert "ordered 1 of 1" in one.output
 
 
-_SLOW = [pytest.param(how, marks=pytest.mark.slow) for how in ("stop", "raise", "leave")]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["kill", "midway", *_SLOW])
+@pytest.mark.parametrize("how", ["kill", "midway", "stop", "raise", "leave"])
 def test_the_loss_of_a_process_ends_a_sum(how: str, tmp_path) -> None:
     limits = {**_LIMITS, "STRATAGEM_CACHE_DIR": str(tmp_path)}
     with started([_PROGRAM, how], 2, **limits) as processes:

@@ -91,7 +91,7 @@ ROWS = [
     *(Row(kind, "adam", num_steps=3) for kind in sorted(_SHARDED)),
     *(Row(kind, name, is_scaled=True) for kind in _KINDS for name in ("adam", "global_clipnorm")),
 ]
-_IN_EVERY_RUN = {"all-global_clipnorm-scaled-1"}
+_QUICK = "all-global_clipnorm-scaled-1"
 
 
 @pytest.mark.slow
@@ -143,7 +143,13 @@ _MESSAGE_ROWS = [
 ]
 
 
-@pytest.mark.parametrize("row", _MESSAGE_ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row.name, marks=() if row.name == _QUICK else pytest.mark.slow)
+        for row in _MESSAGE_ROWS
+    ],
+)
 def test_gradients_are_accumulated_in_shards(row: Row) -> None:
     found = messages(row)
     # Of the kernel that is large enough. The rest is as large as a bias, or a norm.

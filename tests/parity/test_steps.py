@@ -52,7 +52,7 @@ def one_step_at_a_time() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [pytest.param(3, marks=pytest.mark.slow), 7])
+@pytest.mark.parametrize("steps", [3, 7])
 def test_several_steps_a_call(steps: int, one_step_at_a_time: dict[str, Any]) -> None:
     measured = carried_out(lambda scope: _job(scope, steps_per_execution=steps), mirrored(2).scope)
     assert differences(measured, one_step_at_a_time) == []

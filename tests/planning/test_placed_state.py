@@ -90,18 +90,8 @@ def _trained_arrays(strategy: sg.Strategy) -> tuple[keras.Model, dict[int, int]]
                 8 * ((_KERNELS + _HIDDEN) / 2 + _CLASSES) + 8,
             ),
         ),
-        pytest.param(
-            ("optimizer", 4),
-            "4xH100",
-            (4 * (_KERNELS + _BIASES), 8 * (_KERNELS / 4 + _BIASES) + 8),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("all", 2),
-            "2xH100",
-            (4 * (_KERNELS / 2 + _BIASES), 8 * (_KERNELS / 2 + _BIASES) + 8),
-            marks=pytest.mark.slow,
-        ),
+        (("optimizer", 4), "4xH100", (4 * (_KERNELS + _BIASES), 8 * (_KERNELS / 4 + _BIASES) + 8)),
+        (("all", 2), "2xH100", (4 * (_KERNELS / 2 + _BIASES), 8 * (_KERNELS / 2 + _BIASES) + 8)),
     ],
 )
 def test_held_bytes_match_arithmetic_and_arrays_after_fit(strategy, target, wanted) -> None:
@@ -138,7 +128,7 @@ def mirrored() -> Plan:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard_state", [pytest.param("optimizer", marks=pytest.mark.slow), "all"])
+@pytest.mark.parametrize("shard_state", ["optimizer", "all"])
 def test_replicated_plan_shows_sharded_sizes(mirrored, shard_state) -> None:
     """For a model without a strategy, and for one created by a function."""
     plan = sg.plan(_model, _BATCH, "4xH100", shard_state=shard_state)
@@ -206,7 +196,7 @@ _IDS = (np.zeros((16, 8), "int32"), np.zeros((16, 1), "float32"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [_table, pytest.param(_table(), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [_table, _table()])
 def test_of_a_shared_table_only_rows_are_gathered(make) -> None:
     plan = sg.plan(make, _IDS, "2xH100", shard_state="all")
     table = 4 * _NUM_ROWS * _ROW

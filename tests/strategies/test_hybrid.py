@@ -174,7 +174,7 @@ def test_rows_that_other_rows_ask_for_are_looked_up_in_the_whole_table(place) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["central", pytest.param("sharded", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("place", ["central", "sharded"])
 def test_model_is_called_outside_of_steps(place) -> None:
     """Values of several places are read on one device; the rows of a large table go there."""
     strategy = hybrid(users=place, kernel="central", beta="sharded")

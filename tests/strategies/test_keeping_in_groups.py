@@ -71,7 +71,7 @@ def made(scope: AbstractContextManager[Any], optimizer: str, steps: int) -> kera
     [
         ("hybrid", "Adagrad", 1),
         *(
-            pytest.param(name, optimizer, steps, marks=pytest.mark.slow)
+            (name, optimizer, steps)
             for name in STRATEGIES
             for optimizer, steps in [("Adagrad", 2), ("Adam", 1)]
         ),

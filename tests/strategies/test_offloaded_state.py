@@ -96,7 +96,7 @@ class Runs:
     [
         ("central", "Adagrad", 1),
         *[
-            pytest.param(strategy, optimizer, steps, marks=pytest.mark.slow)
+            (strategy, optimizer, steps)
             for strategy, optimizer, steps in [
                 ("hybrid", "Adam", 3),
                 ("hybrid", "Adagrad", 1),
@@ -188,8 +188,8 @@ def test_devices_hold_nothing_between_steps() -> None:
     [
         ("hybrid", 3, ShardedProgram, 2),  # two full batches, and one short one
         ("sharded table", 1, ShardedProgram, 3),
-        pytest.param("hybrid, 1", 3, ShardedProgram, 2, marks=pytest.mark.slow),
-        pytest.param("central", 3, OffloadedProgram, 3, marks=pytest.mark.slow),  # the table is
+        ("hybrid, 1", 3, ShardedProgram, 2),
+        ("central", 3, OffloadedProgram, 3),  # the table is
     ],
 )
 def test_step_is_one_program_and_many_steps_are_one_call(
@@ -247,8 +247,8 @@ def test_rows_are_read_and_set_outside_of_steps() -> None:
     ("before", "after"),
     [
         ("central", "mirrored"),
-        pytest.param("mirrored", "hybrid", marks=pytest.mark.slow),
-        pytest.param("hybrid", "all on the host", marks=pytest.mark.slow),
+        ("mirrored", "hybrid"),
+        ("hybrid", "all on the host"),
     ],
 )
 def test_checkpoints_go_on_under_another_strategy(before, after, tmp_path) -> None:

@@ -108,9 +108,7 @@ def test_a_device_holds_a_part_of_each_dimension() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "opened_in", [(4, 1, None), pytest.param((4, 2, "optimizer"), marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("opened_in", [(4, 1, None), (4, 2, "optimizer")])
 def test_checkpoint_is_opened_by_other_shapes(tmp_path, opened_in) -> None:
     build = functools.partial(compiled_decoder, num_layers=1)
     first = build(strategy_of(2, 2, "all").scope(), OPTIMIZERS["momentum"]())

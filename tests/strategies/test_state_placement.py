@@ -88,7 +88,7 @@ def test_numbers_are_those_of_copies(optimizer, num_replicas, shard_state, steps
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_replicas", [2, 4])
 def test_memory_of_a_device_is_divided(num_replicas) -> None:
     copies = bytes_by_device(trained(sharing(num_replicas, None), "Adam", 1)[0])
     own = bytes_by_device(trained(sharing(num_replicas, "optimizer"), "Adam", 1)[0])

@@ -14,6 +14,8 @@ from benchmarks.large_models import jax_decoder
 from benchmarks.large_models.cases import DECODERS
 from benchmarks.large_models.keras_decoder import build_decoder, compiled
 
+pytestmark = pytest.mark.slow
+
 _LENGTH, _NUM_DEVICES = 8, 2
 _SIZES = DECODERS["tiny"]
 
@@ -35,7 +37,6 @@ def _weights_by_hand(model: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("recomputes", [True, False])
 def test_losses_and_gradients_by_hand_equal_those_of_keras(recomputes: bool) -> None:
     keras.utils.set_random_seed(1)

@@ -71,7 +71,7 @@ def _assert_same_variables(estimator: Any, variables: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "replicas",
-    [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)],
+    [1, 2, 4],
 )
 def test_training_goes_on_as_fit_does(replicas: int) -> None:
     x, y = _vectors(32 if replicas == 1 else 30)
@@ -191,10 +191,10 @@ def _two_headed(*, named: bool) -> keras.Model:
 @pytest.mark.parametrize(
     ("replicas", "named"),
     [
-        pytest.param(1, True, marks=pytest.mark.slow),
-        pytest.param(1, False, marks=pytest.mark.slow),
+        (1, True),
+        (1, False),
         (2, True),
-        pytest.param(2, False, marks=pytest.mark.slow),
+        (2, False),
     ],
 )
 def test_several_inputs_and_outputs_by_name_with_weights(replicas: int, named: bool) -> None:

@@ -220,7 +220,7 @@ def table_of_words(features, labels, mode, params):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scales", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scales", [False, True])
 def test_tables_are_trained_wherever_they_are_kept(scales, tmp_path) -> None:
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 20_000, (32, 4)).astype("int32")

@@ -17,7 +17,7 @@ def strategy() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_function", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_function", [False, True])
 def test_step_that_is_compiled_again_and_again_is_named(strategy, is_function) -> None:
     def call(batch: Any) -> Any:
         def step() -> Any:

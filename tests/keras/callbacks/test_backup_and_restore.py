@@ -153,7 +153,7 @@ class Counted(keras.callbacks.Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("freq", [3, pytest.param("epoch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("freq", [3, "epoch"])
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")  # of Keras
 def test_callbacks_know_what_they_knew(freq: Any, tmp_path: Path) -> None:
     """A rate that is multiplied at each epoch, one that follows the loss, and what is best."""
@@ -392,8 +392,8 @@ np.savez(result, *values(model))
     ("name", "how"),
     [
         ("none", "save"),
-        pytest.param("none", "batch", marks=pytest.mark.slow),
-        pytest.param("two", "save", marks=pytest.mark.slow),
+        ("none", "batch"),
+        ("two", "save"),
     ],
 )
 def test_killed_program_goes_on_when_it_is_started_again(
@@ -419,8 +419,8 @@ def test_killed_program_goes_on_when_it_is_started_again(
 @pytest.mark.parametrize(
     ("name", "freq", "at_begin"),
     [
-        pytest.param("none", 1, [NUM_BATCHES, NUM_BATCHES + 2], marks=pytest.mark.slow),
-        pytest.param("two", 1, [NUM_BATCHES, NUM_BATCHES + 2], marks=pytest.mark.slow),
+        ("none", 1, [NUM_BATCHES, NUM_BATCHES + 2]),
+        ("two", 1, [NUM_BATCHES, NUM_BATCHES + 2]),
         ("two", 2, [NUM_BATCHES - 1, NUM_BATCHES]),
     ],
 )

@@ -158,14 +158,8 @@ SOURCES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 }
 
 
-# One of each way to go on; the others take minutes together.
-QUICK = (
-    "PyDataset",
-    "generator",
-    "Dataset of arrays",
-    "tf.data",
-    "torch",
-)
+# The others take minutes together.
+QUICK = ("tf.data", "torch")
 
 
 def train(name: str, strategy: Any, make: Any, options: Any, folder: Any, freq: int, *ends: Any):
@@ -209,7 +203,7 @@ def test_goes_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
     "name",
     [
         "PyDataset",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("generator", "Dataset of arrays")),
+        *(n for n in ("generator", "Dataset of arrays")),
     ],
 )
 def test_replicas_go_on_with_the_next_batch(name: str, tmp_path: Path) -> None:

@@ -80,18 +80,8 @@ def assert_equal(one, other):
     [
         (StreamingDiLoCo(period=4, fragments=2, overlap=2), 2, 1),
         (StreamingDiLoCo(period=5, fragments=1, overlap=1, own_share=0.0), 2, 1),
-        pytest.param(
-            StreamingDiLoCo(period=6, fragments=2, overlap=5, warmup_steps=3),
-            3,
-            1,
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            StreamingDiLoCo(period=4, fragments=2, overlap=3, compression="int8"),
-            4,
-            2,
-            marks=pytest.mark.slow,
-        ),
+        (StreamingDiLoCo(period=6, fragments=2, overlap=5, warmup_steps=3), 3, 1),
+        (StreamingDiLoCo(period=4, fragments=2, overlap=3, compression="int8"), 4, 2),
     ],
     ids=str,
 )

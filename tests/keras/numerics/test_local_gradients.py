@@ -175,7 +175,7 @@ def spread(y_true, y_pred):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "size", "eager"),
-    [(4, 2, False), (6, 2, False), (3, 1, False), pytest.param(6, 2, True, marks=pytest.mark.slow)],
+    [(4, 2, False), (6, 2, False), (3, 1, False), (6, 2, True)],
 )
 def test_loss_of_pairs_compares_the_examples_of_an_island(count, size, eager) -> None:
     method = LocalSGD(period=3)

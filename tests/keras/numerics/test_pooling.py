@@ -15,10 +15,10 @@ from tests.parity.comparison import Scope, assert_like_plain_keras, fitted, mirr
 
 _SHAPES_AND_WINDOWS = [
     ((3, 9, 3), (2,)),
-    ((1, 30, 2), (15,)),
-    ((2, 8, 8, 4), (2, 2)),
-    ((2, 7, 9, 3), (2, 3)),
-    ((2, 6, 5, 4, 2), (2, 2, 2)),
+    pytest.param((1, 30, 2), (15,), marks=pytest.mark.slow),
+    pytest.param((2, 8, 8, 4), (2, 2), marks=pytest.mark.slow),
+    pytest.param((2, 7, 9, 3), (2, 3), marks=pytest.mark.slow),
+    pytest.param((2, 6, 5, 4, 2), (2, 2, 2), marks=pytest.mark.slow),
     # More places than a byte counts.
     pytest.param((1, 12, 12, 1), (12, 12), marks=pytest.mark.slow),
 ]
@@ -35,10 +35,7 @@ def _with_ties(shape: tuple[int, ...]) -> Any:
 
 @pytest.mark.parametrize(
     ("shape", "window"),
-    [
-        _SHAPES_AND_WINDOWS[0],
-        *(pytest.param(*row, marks=pytest.mark.slow) for row in _SHAPES_AND_WINDOWS[1:]),
-    ],
+    _SHAPES_AND_WINDOWS,
 )
 def test_values_and_gradients_are_those_of_xla(
     shape: tuple[int, ...], window: tuple[int, ...]

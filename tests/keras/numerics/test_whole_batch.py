@@ -117,7 +117,7 @@ def _all_metrics() -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("replicas", [2, 3])
 def test_metrics_that_are_one_number_a_batch(replicas: int) -> None:
     measured = assert_like_plain_keras(_job("mse", _all_metrics), replicas=(replicas,))
     assert len({key for key in measured if key.startswith("evaluate")}) == 8

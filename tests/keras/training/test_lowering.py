@@ -57,9 +57,9 @@ def text_of(step: Any) -> str:
     ("num_devices", "num_steps"),
     [
         (4, 3),
-        pytest.param(4, 1, marks=pytest.mark.slow),
-        pytest.param(1, 1, marks=pytest.mark.slow),
-        pytest.param(1, 3, marks=pytest.mark.slow),
+        (4, 1),
+        (1, 1),
+        (1, 3),
     ],
 )
 def test_devices_that_are_not_here_get_the_program_of_those_that_are(

@@ -166,8 +166,8 @@ _SURVIVORS_AND_RESTARTS = {**_SURVIVORS, **_RESTARTS}
     "options",
     [
         _SURVIVORS_AND_RESTARTS,
-        pytest.param(_SURVIVORS, marks=pytest.mark.slow),
-        pytest.param(_RESTARTS, marks=pytest.mark.slow),
+        _SURVIVORS,
+        _RESTARTS,
     ],
     ids=str,
 )

@@ -75,8 +75,8 @@ def assert_same(model: keras.Model, other: keras.Model) -> None:
     [
         pytest.param(dense, X, {}, id="dense one"),
         pytest.param(table, IDS, {"steps_per_execution": 3}, id="table three"),
-        pytest.param(dense, X, {"steps_per_execution": 3}, marks=pytest.mark.slow),
-        pytest.param(table, IDS, {}, marks=pytest.mark.slow),
+        (dense, X, {"steps_per_execution": 3}),
+        (table, IDS, {}),
     ],
 )
 def test_one_worker_trains_as_one_device_does(

@@ -168,7 +168,7 @@ def undecayed(model: Any, **options: Any) -> Any:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"var_names": lambda model: ["bias"]}, marks=pytest.mark.slow),
+        {"var_names": lambda model: ["bias"]},
         {"var_list": lambda model: [model.layers[0].kernel]},
     ],
     ids=["names", "variables"],
@@ -277,7 +277,7 @@ def test_learning_rate_is_set_between_epochs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.compatibility
-@pytest.mark.parametrize("make", [pytest.param(dense_model, marks=pytest.mark.slow), table_model])
+@pytest.mark.parametrize("make", [dense_model, table_model])
 def test_moving_average_of_the_weights_is_what_fit_leaves(make) -> None:
     x, y = np.concatenate(X if make is dense_model else IDS), np.concatenate(Y)
 

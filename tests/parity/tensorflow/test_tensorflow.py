@@ -73,19 +73,6 @@ ONE_DEVICE = Reference.read("one_device.npz")
 UNEQUAL_CASES = [case for case in CASES if case.num_in_short_batch % NUM_REPLICAS]
 
 
-# One of each kind of model, and of each kind of last batch.
-_QUICK = {
-    "dense_adam_even",
-    "dense_sample_weight_even",
-    "dense_sgd_odd",
-    "regularised_adam_odd",
-    "embedding_adam_repeated_even",
-    "convolution_sgd_full",
-    "recurrent_sgd_even",
-    "batch_norm_sgd_odd",
-}
-
-
 def _names(cases: Iterable[Case]) -> list[str]:
     return [case.name for case in cases]
 

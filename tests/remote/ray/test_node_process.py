@@ -38,15 +38,8 @@ def test_node_that_fails_while_the_head_goes_on_says_why() -> None:
 @pytest.mark.parametrize(
     ("part", "signum", "error"),
     [
-        pytest.param(
-            "/raylet/raylet", signal.SIGTERM, "its raylet has ended", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "/raylet/raylet",
-            signal.SIGSTOP,
-            "its raylet does not answer",
-            marks=pytest.mark.slow,
-        ),
+        ("/raylet/raylet", signal.SIGTERM, "its raylet has ended"),
+        ("/raylet/raylet", signal.SIGSTOP, "its raylet does not answer"),
         ("/dashboard/dashboard.py", signal.SIGTERM, "its dashboard has ended"),
     ],
 )

@@ -83,7 +83,7 @@ def test_sum_by_every_op_may_be_assigned_where_replicas_must_agree(name) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("eagerly", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("eagerly", [False, True])
 def test_ops_of_ones_own_get_the_gradients_of_all_replicas(eagerly, expected) -> None:
     ops = Recording()
     got = trained_weights(sg.MirroredStrategy(FOUR, cross_device_ops=ops), eagerly=eagerly)
