@@ -142,6 +142,7 @@ def test_custom_loop_keeps_writes_and_losses_of_recomputed_layers() -> None:
 
 
 # Keras 3.16 says that a recurrent layer passes no mask on. No layer follows here.
+@pytest.mark.compatibility
 @pytest.mark.filterwarnings("ignore:Layer 'lstm' .*was passed an input with a mask:UserWarning")
 def test_masks_pass_through_recomputed_layers() -> None:
     model = keras.Sequential([keras.layers.Masking(), keras.layers.Dense(3), keras.layers.LSTM(2)])

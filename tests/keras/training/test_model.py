@@ -38,6 +38,7 @@ def _model(layer: Any = None) -> Any:
     return keras.Sequential([keras.Input((3,)), layer or _dense()])
 
 
+@pytest.mark.compatibility
 def test_model_tells_the_strategy_under_which_its_variables_were_made() -> None:
     for strategy in (mirrored(2), sg.OneDeviceStrategy("cpu:1")):
         with strategy.scope():
@@ -68,6 +69,7 @@ _CALLS: dict[str, Callable[[Any, np.ndarray, np.ndarray], Any]] = {
 }
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("name", _CALLS)
 def test_model_made_outside_is_refused_inside_with_its_first_variable(name: str) -> None:
     model = _model(_dense("made_outside"))
@@ -99,6 +101,7 @@ def test_model_of_two_strategies_is_refused() -> None:
         _ = model.distribute_strategy
 
 
+@pytest.mark.compatibility
 def test_optimizer_of_another_strategy_is_refused() -> None:
     with mirrored(2).scope():
         model = _model()
@@ -118,6 +121,7 @@ def test_model_of_one_strategy_in_the_scope_of_another_is_refused() -> None:
     assert not sg.has_strategy()
 
 
+@pytest.mark.compatibility
 def test_error_in_fit_leaves_no_scope_open() -> None:
     class Fails(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -235,6 +239,7 @@ def one_device() -> dict[str, np.ndarray]:
     return plain_keras(_every_method)
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize(
     "way",
     [

@@ -184,6 +184,7 @@ def test_step_that_returns_logs_of_its_own() -> None:
     assert set(_assert_like_one_device(job)) >= {"fit own_loss", "predict"}
 
 
+@pytest.mark.compatibility
 def test_step_of_ones_own_runs_in_replica_context() -> None:
     seen: list[tuple[int, tuple[int, ...]]] = []
 
@@ -320,6 +321,7 @@ def test_logs_of_a_step_of_ones_own_are_those_of_plain_keras(
     assert differences(plain_keras(lambda _: job(mirrored(num_replicas).scope)), expected) == []
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("num_replicas", [2, _slow(1)])
 def test_step_with_variables_is_that_with_the_state(num_replicas: int) -> None:
     expected = plain_keras(_logs_job(_PlainLogs))

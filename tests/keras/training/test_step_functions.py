@@ -81,7 +81,6 @@ def one_step_at_a_time() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.compatibility
 @pytest.mark.parametrize(("scope", "steps"), [(_two, 1), (_two, 3), (_two, 7), (_one, 3)])
 def test_groups_of_steps_with_batches_of_many_sizes(
     scope: Scope, steps: int, one_step_at_a_time: dict[str, np.ndarray]

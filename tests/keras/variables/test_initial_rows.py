@@ -55,7 +55,6 @@ def test_rows_are_those_of_the_whole(name, shape) -> None:
     assert rows(0, 0).shape == (0, *shape[1:])
 
 
-@pytest.mark.compatibility
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_every_width_of_numbers(dtype) -> None:
     initializer = keras.initializers.RandomUniform(seed=1)

@@ -69,7 +69,6 @@ def assert_same(model: keras.Model, other: keras.Model) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.compatibility
 @pytest.mark.parametrize(
     ("make", "data", "options"),
     [
@@ -133,7 +132,6 @@ def test_workers_of_several_devices_split_their_batches(make) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.compatibility
 def test_evaluation_counts_every_example_once_on_any_number_of_workers() -> None:
     alone = dense()
     with local_strategy(num_workers=3) as strategy:
@@ -172,6 +170,7 @@ def test_callbacks_see_batches_and_logs() -> None:
         assert seen[2] == history.history["mae"][0]
 
 
+@pytest.mark.compatibility
 def test_single_batches_give_their_own_numbers() -> None:
     alone = dense()
     with local_strategy() as strategy:
@@ -185,7 +184,6 @@ def test_single_batches_give_their_own_numbers() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.compatibility
 def test_endless_data_need_steps() -> None:
     def endless():
         while True:

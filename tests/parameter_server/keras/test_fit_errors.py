@@ -53,7 +53,6 @@ def make(strategy: RemoteStateStrategy) -> Any:
     return model
 
 
-@pytest.mark.compatibility
 @pytest.mark.parametrize(
     "kind",
     [

@@ -22,7 +22,6 @@ from tests.parameter_server.clusters import coordinated
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.compatibility,
 ]
 
 SHAPE = (9000, 8)
@@ -143,6 +142,7 @@ LOSSES: dict[str, tuple[Callable[[Any, Any, Any], Any], list[int]]] = {
 }
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize(
     "name",
     [
@@ -184,6 +184,7 @@ def _of_gradients(one: Any, two: Any, ids: Any) -> Any:
     return jnp.sum(jnp.square(gradient)) + squares(two, ids)
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize(
     "loss",
     [
@@ -223,6 +224,7 @@ def in_step(coordinator: ClusterCoordinator, step: Callable[..., Any], *args: An
     ).fetch()
 
 
+@pytest.mark.compatibility
 def test_lookup_without_a_gradient_asks_for_rows(coordinator, table) -> None:
     asked = _Asked(coordinator)
     got = in_step(coordinator, lambda ids: look_up(table, ids), IDS)
@@ -273,6 +275,7 @@ def test_layer_that_nobody_trains_asks_for_rows(coordinator, table) -> None:
     assert (asked.rows[table.place.name], asked.whole[table.place.name]) == (4, 0)
 
 
+@pytest.mark.compatibility
 def test_ids_may_come_from_variables(coordinator, table) -> None:
     with coordinator.strategy.scope():
         offset = sg.Variable(np.array([1, 2], "int32"), trainable=False)
@@ -299,6 +302,7 @@ def test_rows_of_what_was_assigned_are_those(coordinator, table) -> None:
     np.testing.assert_array_equal(own.numpy(), VALUES * 2)
 
 
+@pytest.mark.compatibility
 def test_ids_that_follow_from_rows_are_refused(coordinator, table) -> None:
     def step(ids: Any) -> Any:
         first = look_up(table, ids)
@@ -337,6 +341,7 @@ def test_what_a_step_does_besides_is_done_once(coordinator, table) -> None:
     assert sorted(_calls) == [5, 6]
 
 
+@pytest.mark.compatibility
 def test_ids_may_come_from_a_callback(coordinator, table) -> None:
     def step(ids: Any) -> Any:
         own = jax.pure_callback(lambda ids: np.asarray(ids) + 1, ids, ids)

@@ -139,7 +139,6 @@ TABLES: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.compatibility
 @pytest.mark.parametrize("name", TABLES)
 def test_rows_of_tables_are_trained_as_on_one_device(name) -> None:
     check(table_model, TABLES[name], IDS)
@@ -188,7 +187,6 @@ def test_weight_decay_leaves_out_what_is_excluded(options) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.compatibility
 def test_optimizer_that_a_worker_builds_is_built_here_too() -> None:
     with coordinated(num_workers=2) as coordinator:
         with coordinator.strategy.scope():
@@ -276,7 +274,6 @@ def test_learning_rate_is_set_between_epochs() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.compatibility
 @pytest.mark.parametrize("make", [dense_model, table_model])
 def test_moving_average_of_the_weights_is_what_fit_leaves(make) -> None:
     x, y = np.concatenate(X if make is dense_model else IDS), np.concatenate(Y)

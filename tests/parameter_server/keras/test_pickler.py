@@ -100,7 +100,6 @@ def _submodels() -> keras.Model:
     return _Stepping(inputs, keras.layers.Add()([inner(inputs), inner(inputs / 2.0)]))
 
 
-@pytest.mark.compatibility
 @pytest.mark.parametrize("make", [_sequential, _functional, _submodels])
 def test_model_with_variables_of_its_own_trains_and_saves_alike(make) -> None:
     """Keras finds variables, calls and tracked layers by their ids."""

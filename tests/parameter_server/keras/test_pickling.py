@@ -15,10 +15,10 @@ from tests.parameter_server.clusters import local_strategy
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.compatibility,
 ]
 
 
+@pytest.mark.compatibility
 def test_worker_knows_a_table_that_it_has_no_room_for() -> None:
     shape = (10**12, 8)  # 32 TB
     with local_strategy(num_servers=1) as strategy:

@@ -22,7 +22,6 @@ from tests.parameter_server.clusters import coordinated
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.compatibility,
 ]
 
 VALUES = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
@@ -79,6 +78,7 @@ def variable(strategy: Any, value: Any = VALUES, **options: Any) -> Any:
 # What it is
 
 
+@pytest.mark.compatibility
 def test_what_is_split_is_one_and_a_keras_variable(strategy) -> None:
     v = variable(strategy, name="weights")
     assert isinstance(v, sg.ShardedVariable)
@@ -88,7 +88,14 @@ def test_what_is_split_is_one_and_a_keras_variable(strategy) -> None:
     assert "shape=(10, 3), dtype=float32, 3 shards" in repr(v)
 
 
-@pytest.mark.parametrize("value", [np.float32(2), np.ones((1, 4), "float32"), np.zeros((0, 2))])
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(np.float32(2), marks=pytest.mark.compatibility),
+        np.ones((1, 4), "float32"),
+        np.zeros((0, 2)),
+    ],
+)
 def test_what_is_not_split_is_none(strategy, value) -> None:
     assert not isinstance(variable(strategy, value), sg.ShardedVariable)
 
@@ -122,6 +129,7 @@ def test_variable_that_servers_make_by_themselves_is_one(strategy, monkeypatch) 
 # Its shards
 
 
+@pytest.mark.compatibility
 def test_shards_are_variables_of_their_own_rows(strategy, pulled) -> None:
     v = variable(strategy, name="own")
     first, second, third = v
@@ -188,7 +196,7 @@ def test_list_of_shards_of_several_variables_is_one(strategy) -> None:
 @pytest.mark.parametrize(
     ("index", "rows"),
     [
-        (np.s_[2:9:3], [2, 5, 8]),
+        pytest.param(np.s_[2:9:3], [2, 5, 8], marks=pytest.mark.compatibility),
         (np.s_[8:0:-3, 1], [2, 5, 8]),
         (np.s_[5], [5]),
         (np.s_[-1, 1:], [9]),
@@ -215,6 +223,7 @@ def test_it_reads_as_one_array(strategy) -> None:
     np.testing.assert_allclose(keras.ops.sum(v), VALUES.sum(), rtol=1e-5)
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("value", [VALUES, TABLE], ids=["variable", "table"])
 def test_lookup_outside_of_a_step_asks_for_its_rows(strategy, pulled, value) -> None:
     with strategy.scope():
@@ -252,6 +261,7 @@ def test_rows_of_an_optimizer_are_read_from_what_it_made(coordinator, strategy) 
 # Changes
 
 
+@pytest.mark.compatibility
 def test_values_are_assigned_added_and_subtracted(strategy, pulled) -> None:
     v = variable(strategy)
     assert v.assign(VALUES * 2) is v
@@ -265,7 +275,9 @@ def test_values_are_assigned_added_and_subtracted(strategy, pulled) -> None:
 @pytest.mark.parametrize(
     ("method", "change", "is_read"),
     [
-        ("scatter_add", lambda now, rows: now + rows, False),
+        pytest.param(
+            "scatter_add", lambda now, rows: now + rows, False, marks=pytest.mark.compatibility
+        ),
         ("scatter_sub", lambda now, rows: now - rows, False),
         ("scatter_mul", lambda now, rows: now * rows, True),
         ("scatter_div", lambda now, rows: now / rows, True),
@@ -318,6 +330,7 @@ def test_value_of_another_shape_changes_no_shard(strategy) -> None:
 # On workers
 
 
+@pytest.mark.compatibility
 def test_worker_has_it_in_shards(coordinator, strategy) -> None:
     v = variable(strategy)
 
@@ -350,6 +363,7 @@ def test_shard_is_used_on_a_worker(coordinator, strategy) -> None:
     np.testing.assert_array_equal(v[3:5], VALUES[3:5] * [[1], [2]])
 
 
+@pytest.mark.compatibility
 def test_step_reads_and_changes_it(coordinator, strategy) -> None:
     v, w = variable(strategy), variable(strategy)
 
@@ -368,6 +382,7 @@ def test_step_reads_and_changes_it(coordinator, strategy) -> None:
     np.testing.assert_allclose(w, VALUES - expected, atol=1e-6)
 
 
+@pytest.mark.compatibility
 def test_slice_of_a_table_in_a_step_asks_for_its_rows(coordinator, strategy, monkeypatch) -> None:
     with strategy.scope():
         layer = keras.layers.Embedding(*TABLE.shape)
@@ -416,6 +431,7 @@ def test_gradient_by_a_slice_in_a_step(coordinator, strategy) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
+@pytest.mark.compatibility
 def test_gradient_outside_of_a_step(strategy) -> None:
     v = variable(strategy)
     _, (got,) = sg.value_and_grad(lambda: jnp.sum(jnp.square(v[3:5])), [v])
@@ -427,6 +443,7 @@ def test_gradient_outside_of_a_step(strategy) -> None:
 # What is refused
 
 
+@pytest.mark.compatibility
 def test_traced_index_is_refused(coordinator, strategy) -> None:
     v = variable(strategy)
     coordinator.schedule(

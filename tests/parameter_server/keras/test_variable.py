@@ -22,7 +22,6 @@ from tests.parameter_server.clusters import coordinated, local_strategy
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.compatibility,
 ]
 
 START = np.arange(6, dtype="float32").reshape(2, 3)
@@ -70,7 +69,7 @@ def test_shapes_are_inferred_without_the_values(strategy, monkeypatch) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        START,
+        pytest.param(START, marks=pytest.mark.compatibility),
         np.float32(2.5),
         np.array([1, 2, 3], "int32"),
         np.array([250, 7], "uint8"),
@@ -113,6 +112,7 @@ def test_colon_in_a_name_is_part_of_it(coordinator, strategy) -> None:
     assert float(total.fetch()) == START.sum()
 
 
+@pytest.mark.compatibility
 def test_initial_values_are_those_of_one_device(strategy) -> None:
     def make() -> list[Any]:
         keras.utils.set_random_seed(7)
@@ -131,6 +131,7 @@ def test_initial_values_are_those_of_one_device(strategy) -> None:
 # Changes by the coordinator
 
 
+@pytest.mark.compatibility
 def test_coordinator_assigns_adds_and_subtracts(strategy) -> None:
     with strategy.scope():
         v = sg.Variable(START)
@@ -147,6 +148,7 @@ def test_coordinator_assigns_adds_and_subtracts(strategy) -> None:
     np.testing.assert_array_equal(v.numpy(), START + 1)
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("is_in_step", [False, True], ids=["function", "step"])
 def test_what_all_add_at_the_same_time_adds_up(coordinator, strategy, is_in_step) -> None:
     with strategy.scope():
@@ -194,7 +196,9 @@ def test_scalar_stays_here_until_somebody_needs_it(coordinator, strategy) -> Non
 @pytest.mark.parametrize(
     ("make", "has_rows"),
     [
-        (lambda: keras.layers.Embedding(8192, 8), True),
+        pytest.param(
+            lambda: keras.layers.Embedding(8192, 8), True, marks=pytest.mark.compatibility
+        ),
         (lambda: keras.layers.Embedding(8191, 8), False),  # of less than 65,536 numbers
         (lambda: keras.layers.Dense(512), False),
     ],
@@ -221,6 +225,7 @@ def test_lookup_in_what_is_no_table_is_one_all_the_same(coordinator, strategy) -
     np.testing.assert_array_equal(got, values[[3, 8999, 3]])
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("num_shards", [2, 5])
 def test_partitioned_variable_is_one_variable(num_shards) -> None:
     rows = np.random.default_rng(0).normal(size=(7, 3)).astype("float32")
@@ -295,6 +300,7 @@ def test_initial_rows_of_a_large_table_with_a_seed_of_its_own(monkeypatch) -> No
 # Layers that compute in another dtype
 
 
+@pytest.mark.compatibility
 def test_layers_read_in_the_dtype_that_they_compute_in(coordinator, strategy) -> None:
     with strategy.scope():
         layer = keras.layers.Dense(2, dtype="mixed_bfloat16")
@@ -352,6 +358,7 @@ def test_seed_goes_on_from_function_to_function(coordinator, strategy) -> None:
 # What is refused
 
 
+@pytest.mark.compatibility
 def test_constraints_of_what_no_server_has_whole_are_refused(strategy) -> None:
     table = keras.layers.Embedding(9000, 8, embeddings_constraint="non_neg")
     with (
@@ -379,6 +386,7 @@ def test_use_in_a_compiled_function_of_the_coordinator_is_refused(strategy) -> N
         sg.function(lambda: v.value + 1.0)()
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("is_in_step", [False, True], ids=["function", "step"])
 @pytest.mark.parametrize("start", [START, np.float32(1.0)], ids=["array", "scalar"])
 def test_variables_are_not_created_on_workers(coordinator, start, is_in_step) -> None:
@@ -400,6 +408,7 @@ def test_variable_of_another_strategy_is_refused(coordinator) -> None:
         coordinator.schedule(lambda: sg.get_strategy().run(lambda: foreign.value))
 
 
+@pytest.mark.compatibility
 def test_variable_of_no_strategy_is_a_copy_on_each_worker(coordinator) -> None:
     plain = keras.Variable(START, trainable=False)
 

@@ -22,7 +22,6 @@ from tests.parameter_server.clusters import coordinated
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.compatibility,
 ]
 
 START = np.arange(6, dtype="float32").reshape(2, 3)
@@ -60,6 +59,7 @@ def on_both(coordinator: ClusterCoordinator, step: Any) -> None:
     coordinator.join()
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
@@ -100,6 +100,7 @@ def test_two_steps_at_once(coordinator, strategy, names, expected, is_differenti
     assert v.numpy().tolist() == [expected] * 2
 
 
+@pytest.mark.compatibility
 def test_counters_of_ints_count_all_workers(coordinator, strategy) -> None:
     with strategy.scope():
         counts = sg.Variable(np.array([0, 250], "uint8"), trainable=False)
@@ -112,6 +113,7 @@ def test_counters_of_ints_count_all_workers(coordinator, strategy) -> None:
     assert counts.numpy().tolist() == [2, 0]  # as 8 bits hold it
 
 
+@pytest.mark.compatibility
 def test_averages_of_batch_normalization_are_moved_by_both_workers(coordinator, strategy) -> None:
     rng = np.random.default_rng(0)
     batches = [rng.normal(i, 1, (8, 3)).astype("float32") for i in (1, 2)]
@@ -184,6 +186,7 @@ def test_step_that_fails_leaves_values_alone(coordinator, strategy) -> None:
     assert coordinator.schedule(lambda: v.value).fetch().tolist() == START.tolist()
 
 
+@pytest.mark.compatibility
 def test_assignment_is_seen_by_the_next_step(coordinator, strategy) -> None:
     with strategy.scope():
         v = sg.Variable(np.zeros(2, "float32"))

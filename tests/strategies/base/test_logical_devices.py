@@ -89,8 +89,9 @@ def test_experimental_names_are_the_same_methods() -> None:
     assert own.experimental_split_to_logical_devices is own.split_to_logical_devices
 
 
-@pytest.mark.compatibility
-@pytest.mark.parametrize("groups", [PAIRS, FOURS, [["cpu:1", "cpu:2"]]])
+@pytest.mark.parametrize(
+    "groups", [pytest.param(PAIRS, marks=pytest.mark.compatibility), FOURS, [["cpu:1", "cpu:2"]]]
+)
 def test_value_is_the_same_wherever_it_is_put(groups) -> None:
     strategy = sg.MirroredStrategy(groups)
     count = strategy.topology.num_logical_devices
