@@ -68,11 +68,6 @@ hypothesis.settings.load_profile("ours")
 if "STRATAGEM_TEST_REPLICAS" in os.environ:  # what joining a cluster changes belongs to the process
     stratagem.MultiWorkerMirroredStrategy()
 
-_TESTS = Path(__file__).parent
-
-_RULES = "tests/architecture/"
-_RUN_ALONE = ("tests/architecture/test_docstring_examples.py",)
-
 # Relative tolerance of one operation's result. A GPU multiplies float32 matrices in TF32.
 _RELATIVE_TOLERANCE = {
     "cpu": {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2},
@@ -158,21 +153,6 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)
         gc.enable()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Gives one worker all rules of the source: it parses the repository once."""
-    if config.getoption("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            return _RULES if file.startswith(_RULES) and file not in _RUN_ALONE else file
-
-    return Scheduling(config, log)
 
 
 _KEEP_PROGRAMS_S = 60.0

@@ -363,9 +363,17 @@ def _float(array: Any) -> Any:
     return np.asarray(array, "float32")
 
 
-@pytest.mark.parametrize("unlabeled", ["more", "extra"])  # after and before "labeled"
 @pytest.mark.parametrize(
-    "options", [{}, {"steps_per_execution": 2}, {"run_eagerly": True}], ids=str
+    ("unlabeled", "options"),  # "more" comes after "labeled", "extra" before
+    [
+        ("more", {}),
+        ("extra", {"steps_per_execution": 2}),
+        pytest.param("extra", {}, marks=pytest.mark.slow),
+        pytest.param("more", {"steps_per_execution": 2}, marks=pytest.mark.slow),
+        pytest.param("more", {"run_eagerly": True}, marks=pytest.mark.slow),
+        pytest.param("extra", {"run_eagerly": True}, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_arrays_of_a_batch_may_differ_in_their_rows_on_one_device(unlabeled, options) -> None:
     batches = _uneven_batches(unlabeled)

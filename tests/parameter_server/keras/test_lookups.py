@@ -20,9 +20,7 @@ from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCo
 from stratagem.parameter_server.server.server import ParameterServer
 from tests.parameter_server.clusters import coordinated
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 SHAPE = (9000, 8)
 VALUES = np.random.default_rng(0).normal(size=SHAPE).astype("float32")

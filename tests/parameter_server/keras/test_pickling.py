@@ -13,9 +13,7 @@ from stratagem.parameter_server.keras.pickling import KerasPacking
 from stratagem.parameter_server.strategy.process_parts import worker_parts
 from tests.parameter_server.clusters import local_strategy
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
 @pytest.mark.compatibility
