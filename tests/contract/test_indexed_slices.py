@@ -136,7 +136,14 @@ def slices_of(value: float) -> sg.IndexedSlices:
     return sg.IndexedSlices(jnp.asarray(value)[None], jnp.array([1]))
 
 
-@pytest.mark.parametrize("aggregation", ["sum", "mean", "only_first_replica"])
+@pytest.mark.parametrize(
+    "aggregation",
+    [
+        pytest.param("sum", marks=pytest.mark.slow),
+        pytest.param("mean", marks=pytest.mark.slow),
+        "only_first_replica",
+    ],
+)
 def test_rows_of_replicas_are_aggregated_then_applied(either_way, aggregation) -> None:
     n = either_way.num_replicas_in_sync
     is_sum = aggregation != "only_first_replica"

@@ -149,8 +149,8 @@ def _programs() -> Iterator[Any]:
             yield pytest.param(path, marks=marks, id=name)
 
 
-def test_fragments_exist() -> None:
-    assert [name for name in _FRAGMENTS if not (_DOCS / name).exists()] == []
+def test_named_pages_exist() -> None:
+    assert [name for name in {*_FRAGMENTS, *_SLOW} if not (_DOCS / name).exists()] == []
 
 
 @pytest.mark.parametrize("path", list(_programs()))

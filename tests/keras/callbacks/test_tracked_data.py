@@ -199,13 +199,7 @@ def test_goes_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "PyDataset",
-        *(n for n in ("generator", "Dataset of arrays")),
-    ],
-)
+@pytest.mark.parametrize("name", ["PyDataset", "generator", "Dataset of arrays"])
 def test_replicas_go_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
     """There one group of batches is read ahead, and what it draws is drawn again."""
     make, options = SOURCES[name]

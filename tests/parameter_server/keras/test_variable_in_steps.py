@@ -57,11 +57,10 @@ def on_both(coordinator: ClusterCoordinator, step: Any) -> None:
     coordinator.join()
 
 
-@pytest.mark.compatibility
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["add"], 10.0 + 2 * 3),
+        pytest.param(["add"], 10.0 + 2 * 3, marks=pytest.mark.compatibility),
         (["add", "add"], 10.0 + 4 * 3),
         (["subtract", "add"], 10.0),
         (["set"], 5.0),
