@@ -128,6 +128,7 @@ def _beside() -> list[dict[str, Any]]:
     ]
 
 
+@seldom_eager
 def test_columns_that_no_program_takes_are_passed_by(strategy: sg.Strategy, execution) -> None:
     batches = _beside()
     sums = [np.sum(batch["x"], dtype="float64") for batch in batches]
@@ -197,7 +198,8 @@ def test_programs_are_shared_by_batches_of_other_strings(distributing: sg.Strate
 @seldom_eager
 @pytest.mark.usefixtures("execution")
 @pytest.mark.parametrize(
-    ("group", "reduce", "buffer_size"), [(1, "sum", 1), (2, None, 0), (20, "sum", 2)]
+    ("group", "reduce", "buffer_size"),
+    [pytest.param(1, "sum", 1, marks=pytest.mark.slow), (2, None, 0), (20, "sum", 2)],
 )
 def test_many_steps_a_call_are_as_many_calls(
     strategy: sg.Strategy, reduce: str | None, group: int, buffer_size: int
@@ -248,6 +250,7 @@ def test_rows_of_many_steps_are_true_rows(strategy: sg.Strategy) -> None:
     )
 
 
+@seldom_eager
 @pytest.mark.usefixtures("execution")
 def test_results_of_steps_that_cannot_be_stacked_are_refused(strategy: sg.Strategy) -> None:
     iterator = iter(_dataset(strategy))
