@@ -51,15 +51,14 @@ RELEASE := .venv-release/.complete
 FUZZ := .venv-fuzz/.complete
 DOCS := .venv-docs/.complete
 
-# What is run op by op depends little on versions.
-COMPATIBILITY := -m compatibility -k "not eager"
+COMPATIBILITY := -m compatibility
 
 # Tests that wait for processes leave cores idle. A file's tests share what is dear to make. Files
 # keep their order: sorted by the number of tests, those with one long test would come last.
 IN_PARALLEL := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 # A test or two for each use of JAX's and Keras's insides. These wait for nothing, and `make test` has
 # the runs of two environments at the same time.
-VERSIONS := --numprocesses 0 @tests/versions.txt
+VERSIONS := --numprocesses 0 -m "compatibility and not slow"
 
 # What the tests run is small: most of their time is XLA's, which here compiles for no speed, and
 # each program once for all processes. `make clean` removes the programs.
@@ -168,10 +167,6 @@ test: ## all that CI runs; pytest's own summary comes last
 	@$(MAKE) --jobs 2 TOGETHER=yes $(MAIN) $(OLDEST) lint types compatibility
 	$(MAIN_QUICKLY) .venv/bin/python -m pytest $(IN_PARALLEL) $(TESTS)
 
-.PHONY: check
-check: $(MAIN) ## lint, types and tests of what changed since BASE (main), in about a minute
-	@$(MAIN_QUICKLY) .venv/bin/python -m tests.changed $(or $(BASE),main)
-
 .PHONY: fuzz
 fuzz: $(FUZZ) ## FRAMES (1000000) for each parser of a socket, and EXAMPLES (1000) of its property tests
 	.venv-fuzz/bin/python -m tests.fuzz --frames $(or $(FRAMES),1000000)
@@ -268,10 +263,10 @@ types: $(MAIN) ## pyright, strict on src/
 	.venv/bin/pyright
 
 .PHONY: compatibility
-compatibility: test-newest test-oldest ## tests/versions.txt on the oldest and the newest versions
+compatibility: test-newest test-oldest ## compatibility tests on the oldest and the newest versions
 
 .PHONY: test-oldest
-test-oldest: $(OLDEST) ## tests/versions.txt on the lowest versions that pyproject.toml allows
+test-oldest: $(OLDEST) ## compatibility tests on the lowest versions that pyproject.toml allows
 	$(QUICKLY) $(LIGHTLY) .venv-oldest/bin/python -m pytest --quiet $(VERSIONS)
 
 .PHONY: test-oldest-all
@@ -279,7 +274,7 @@ test-oldest-all: $(OLDEST) ## all compatibility tests on the lowest versions, sl
 	$(QUICKLY) $(LIGHTLY) .venv-oldest/bin/python -m pytest $(IN_PARALLEL) $(COMPATIBILITY)
 
 .PHONY: test-newest
-test-newest: ## tests/versions.txt on the newest Python, JAX and Keras of the lock
+test-newest: ## compatibility tests on the newest Python, JAX and Keras of the lock
 	@if test -n "$(NEWEST_PYTHON)"; then \
 		$(MAKE) --silent $(NEWEST) && $(QUICKLY) $(LIGHTLY) .venv-newest/bin/python -m pytest --quiet $(VERSIONS); \
 	else \

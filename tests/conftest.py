@@ -38,7 +38,6 @@ import pytest
 import stratagem
 from stratagem.launch.plan import ports
 from tests.process_state import ProcessState
-from tests.slow_rows import is_nightly, missing_rows, spare_combinations
 
 # Background jobs of a shell and of nohup ignore some signals, and so would what a test starts.
 for _signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
@@ -69,25 +68,6 @@ hypothesis.settings.load_profile("ours")
 if "STRATAGEM_TEST_REPLICAS" in os.environ:  # what joining a cluster changes belongs to the process
     stratagem.MultiWorkerMirroredStrategy()
 
-# What runs each night on the oldest and the newest versions too: uses of JAX's and Keras's insides.
-_COMPATIBILITY_FILES = (
-    "contract/test_aggregation.py",
-    "contract/test_merge_call.py",
-    "keras/numerics/test_batch_normalization.py",
-    "keras/evaluation/test_checkpoint_files.py",
-    "keras/numerics/test_layers.py",
-    "keras/numerics/test_metrics.py",
-    "keras/training/test_model.py",
-    "keras/training/test_own_steps.py",
-    "keras/training/test_saving.py",
-    "keras/variables/test_variable.py",
-)
-
-_TESTS = Path(__file__).parent
-
-_RULES = "tests/architecture/"
-_RUN_ALONE = ("tests/architecture/test_docstring_examples.py",)
-
 # Relative tolerance of one operation's result. A GPU multiplies float32 matrices in TF32.
 _RELATIVE_TOLERANCE = {
     "cpu": {"float64": 1e-12, "float32": 1e-5, "float16": 2e-3, "bfloat16": 2e-2},
@@ -96,13 +76,10 @@ _RELATIVE_TOLERANCE = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuses a list of missing files; ignores three warnings that are expected here.
+    """Ignores three warnings that are expected here.
 
     JAX 0.12 warns about plain Keras, and rows of a test compile a step each.
     """
-    missing = [name for name in _COMPATIBILITY_FILES if not (_TESTS / name).is_file()]
-    if missing:
-        raise pytest.UsageError(f"_COMPATIBILITY_FILES of tests/conftest.py lacks {missing}")
     ignored = "ignore:Explicitly requested dtype .* requested in ShapeDtypeStruct:UserWarning"
     config.addinivalue_line("filterwarnings", ignored)
     ignored = "ignore:.*was compiled 3 times for arguments of the same kinds:RuntimeWarning"
@@ -118,8 +95,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Skips files without a compatibility test if only those run: loading all takes a minute."""
     is_test = collection_path.match("test_*.py")
     if not is_test or not config.option.markexpr.startswith("compatibility"):
-        return None
-    if collection_path.relative_to(_TESTS).as_posix() in _COMPATIBILITY_FILES:
         return None
     return None if "mark.compatibility" in collection_path.read_text(encoding="utf-8") else True
 
@@ -178,42 +153,6 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.freeze()
         gc.set_threshold(20_000, 20, 50)
         gc.enable()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks whole files, whose promises hold on every version, and what `make test` leaves out."""
-    # The tests of a part, and those of another number of replicas, are not all; and all rows of
-    # what is given by its id run.
-    is_part = any("::" in argument for argument in config.args)
-    is_all = not (is_part or any(name.startswith("STRATAGEM_TEST_") for name in os.environ))
-    if is_all:
-        missing = missing_rows({item.nodeid for item in items})
-        if missing:
-            lists = "tests/nightly.txt and tests/quick_rows.txt"
-            raise pytest.UsageError(f"{lists} name tests that don't exist: {missing}")
-    for item in items:
-        if is_nightly(item.nodeid):
-            item.add_marker(pytest.mark.slow)
-        if item.path.relative_to(_TESTS).as_posix() in _COMPATIBILITY_FILES:
-            item.add_marker(pytest.mark.compatibility)
-    if is_all:
-        for item in spare_combinations(items):
-            item.add_marker(pytest.mark.slow)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Gives one worker all rules of the source: it parses the repository once."""
-    if config.getoption("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            return _RULES if file.startswith(_RULES) and file not in _RUN_ALONE else file
-
-    return Scheduling(config, log)
 
 
 _KEEP_PROGRAMS_S = 60.0

@@ -35,6 +35,7 @@ def page_faults(**variables: str) -> int:
     return int(line.split("page faults:")[1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_MALLOPT, reason="no mallopt")
 def test_steps_find_their_memory_as_they_left_it() -> None:
     by_default = page_faults(STRATAGEM_KEEP_FREED_MEMORY="0")

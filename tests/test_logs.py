@@ -92,7 +92,6 @@ def test_invalid_tf_config_is_no_task(capsys, monkeypatch, text) -> None:
     assert shown_levels(capsys) == ["warning", "error"]
 
 
-@pytest.mark.every_combination
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
 @pytest.mark.parametrize("index", [0, 1])
 def test_level_counts_for_all_tasks(capsys, monkeypatch, level, index) -> None:

@@ -86,7 +86,7 @@ def test_local_results_of_a_pytree_are_one_pytree_a_replica(strategy) -> None:
     assert [*map(float, doubled)] == [0.0, 2.0]
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("eagerly", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_run_steps_calls_a_function_as_run_does(strategy, eagerly) -> None:
     x = np.arange(8.0, dtype="float32")
     dataset = strategy.distribute_dataset(sg.input.Dataset((x, 2 * x), batch_size=4))

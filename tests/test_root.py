@@ -40,6 +40,7 @@ def test_import_before_keras_selects_jax(folder, chosen) -> None:
     assert run_fresh(program, folder=folder, KERAS_BACKEND=chosen) == ["jax"]
 
 
+@pytest.mark.slow
 def test_real_keras_runs_on_jax_when_stratagem_was_imported_first() -> None:
     program = "import stratagem, keras; print(keras.config.backend())"
     assert run_fresh(program, KERAS_BACKEND=None)[-1] == "jax"

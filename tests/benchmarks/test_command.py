@@ -61,6 +61,7 @@ def test_results_are_written(run: Run, tmp_path: Path) -> None:
     assert "2.000" in result.output
 
 
+@pytest.mark.slow
 def test_all_together_only_main_cases_are_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -86,6 +87,7 @@ def test_missing_peers_are_skipped_aloud(run: Run) -> None:
     assert "make peers" in result.output
 
 
+@pytest.mark.slow
 def test_failure_is_reported_and_the_others_go_on(run: Run, tmp_path: Path) -> None:
     bad = fake_case(fake_side("ours", "dies later"), fake_side("reference"))
     good = fake_case(fake_side("ours"), fake_side("reference"))

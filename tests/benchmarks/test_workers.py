@@ -13,6 +13,8 @@ from benchmarks.cases import Environments, Place, Side, jax_side
 from benchmarks.worker_process import WorkerProcess
 from tests.command_runner import CliRunner
 
+pytestmark = pytest.mark.slow
+
 ENVIRONMENTS = Environments()
 LIMIT_S = 120.0
 
@@ -38,7 +40,7 @@ def _shortened(side: Side) -> Side:
     ("ours", "by_hand", "steps_per_call"),
     [
         ("stratagem_fit", "jax_scan_loop", 2),
-        pytest.param("stratagem_run", "jax_step_loop", 1, marks=pytest.mark.slow),
+        ("stratagem_run", "jax_step_loop", 1),
     ],
 )
 def test_both_sides_compute_the_same(ours: str, by_hand: str, steps_per_call: int) -> None:
@@ -47,7 +49,6 @@ def test_both_sides_compute_the_same(ours: str, by_hand: str, steps_per_call: in
     assert got[1] < got[0]
 
 
-@pytest.mark.slow
 def test_loops_over_encoded_images_read_the_same() -> None:
     place = Place("cpu", 1)
     got, wanted = (
@@ -57,7 +58,6 @@ def test_loops_over_encoded_images_read_the_same() -> None:
     assert got == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.slow
 def test_run_overhead_runs(tmp_path: Path) -> None:
     arguments = ["run_overhead", "--quick", "--devices", "2", "--only", "MLP"]
     result = CliRunner().invoke(main, [*arguments, "--output", str(tmp_path)])

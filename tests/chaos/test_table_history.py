@@ -120,6 +120,7 @@ def longest(rows: Rows) -> int:
     return max(rows, key=lambda key: len(rows[key][0]))
 
 
+@pytest.mark.slow
 def test_run_keeps_its_promises(run) -> None:
     assert check_tables(run, PLAN, is_durable=False) == []
     assert check_tables(run, PLAN, is_durable=True) == []
@@ -181,6 +182,7 @@ def test_evicted_row_that_comes_back_is_found(run) -> None:
     assert "back" in kinds(without)
 
 
+@pytest.mark.slow
 def test_delta_of_other_changes_is_found(run) -> None:
     """A version mixes rows of two moments: those that changed are as they were before."""
     earlier = {(part.table, part.server): part.rows for part in run.snapshots[3].parts}
@@ -234,6 +236,7 @@ def test_counters_are_those_of_the_rows(run) -> None:
     assert "counters" in kinds(doctored(run, 4, "recent", one_more))
 
 
+@pytest.mark.slow
 def test_loss_needs_a_lost_server(run) -> None:
     """The state of an earlier version is what a killed server may have, and no other one."""
     late = dataclasses.replace(run.snapshots[3], number=9, begun_s=130, ended_s=131)

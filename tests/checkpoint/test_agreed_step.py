@@ -62,7 +62,7 @@ def test_nothing_is_sent_without_notice(two) -> None:
     assert two.line.sent.empty()
 
 
-@pytest.mark.parametrize("noticed", [0, 1])
+@pytest.mark.parametrize("noticed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_largest_number_of_begun_steps_is_agreed_on(two, noticed) -> None:
     two.begin(0, 5)
     two.begin(1, 6)

@@ -122,6 +122,7 @@ def test_lack_of_memory_raises_and_keeps_the_older_state(disk: Path) -> None:
     assert (np.asarray(value.value) == 1).all()
 
 
+@pytest.mark.slow
 def test_fit_continues_without_memory(
     disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ def test_sum_is_shared_out_and_mean_is_given_to_each(tmp_path: Path) -> None:
     assert read("only_first_replica") == [1.0, 1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14),
     reason="this Keras does not read what Orbax wrote",
@@ -205,6 +206,7 @@ def test_layers_of_one_name_are_distinguished(tmp_path: Path) -> None:
 BEHIND = sg.train.CheckpointOptions(enable_async=True)
 
 
+@pytest.mark.slow
 def test_asynchronous_save_writes_the_values_at_its_start(tmp_path: Path) -> None:
     model, total = build(make_strategy("two"), seed=1)
     train(model)
@@ -239,7 +241,16 @@ def test_write_callbacks_receive_the_path(tmp_path: Path) -> None:
     assert written == paths
 
 
-@pytest.mark.parametrize("heard_in", ["run", "fit", "save", "sync", "run_steps"])
+@pytest.mark.parametrize(
+    "heard_in",
+    [
+        pytest.param("run", marks=pytest.mark.slow),
+        pytest.param("fit", marks=pytest.mark.slow),
+        pytest.param("save", marks=pytest.mark.slow),
+        "sync",
+        pytest.param("run_steps", marks=pytest.mark.slow),
+    ],
+)
 def test_failure_of_an_asynchronous_save_is_raised_at_the_next_step(
     heard_in: str, tmp_path: Path
 ) -> None:

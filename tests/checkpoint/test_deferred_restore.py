@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.slow_rows import slow_but_for
 
 ROWS = np.random.default_rng(0).random((8, 4)).astype("float32")
 TARGETS = ROWS.sum(axis=1, keepdims=True)
@@ -79,8 +78,9 @@ def assert_has(model: keras.Model, values: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(np.asarray(variable.value), value, err_msg=variable.path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sequential", "subclassed"])
-@pytest.mark.parametrize("name", slow_but_for(["none", "two"], STRATEGIES))
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_model_has_the_saved_values_after_build_and_call(name: str, kind: str, saved: Any) -> None:
     path, values = saved
     strategy = STRATEGIES[name]()
@@ -106,7 +106,14 @@ def test_model_has_the_saved_values_after_build_and_call(name: str, kind: str, s
 
 
 @pytest.mark.parametrize("is_eager", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", slow_but_for(["two"], [n for n in STRATEGIES if n != "none"]))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "two" else pytest.mark.slow)
+        for name in STRATEGIES
+        if name != "none"
+    ],
+)
 def test_values_are_there_in_the_step_that_creates_the_variables(
     name: str, is_eager: bool, saved: Any
 ) -> None:
@@ -157,7 +164,8 @@ def halfway(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[float]]
     return path, trained(model)
 
 
-@pytest.mark.parametrize("name", slow_but_for(["none", "two"], STRATEGIES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_fit_resumes_under_another_strategy(name: str, halfway: Any) -> None:
     path, losses = halfway
     with scope_of(STRATEGIES[name]()):
@@ -288,7 +296,7 @@ def test_another_number_of_layers_is_refused_when_the_model_is_built(saved: Any)
         model.build((None, 4))
 
 
-@pytest.mark.parametrize("name", ["none", "two"])
+@pytest.mark.parametrize("name", ["none", pytest.param("two", marks=pytest.mark.slow)])
 def test_metric_that_makes_its_state_with_the_first_update(name: str, tmp_path: Path) -> None:
     predicted = ROWS[:, :2]
     whole = keras.metrics.R2Score()

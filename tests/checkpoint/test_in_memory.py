@@ -56,7 +56,7 @@ def weights(model: keras.Model) -> list[Any]:
     return [np.array(variable.value) for variable in model.variables]
 
 
-@pytest.mark.parametrize("num_devices", [1, 2])
+@pytest.mark.parametrize("num_devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_training_resumes_bit_for_bit(num_devices: int, tmp_path: Path) -> None:
     _, model, checkpoint, reader = build(num_devices, seed=1)
     train(model)
@@ -75,6 +75,7 @@ def test_training_resumes_bit_for_bit(num_devices: int, tmp_path: Path) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_each_replica_gets_its_own_part(tmp_path: Path) -> None:
     strategy, model, checkpoint, _ = build(2, seed=1)
     train(model)

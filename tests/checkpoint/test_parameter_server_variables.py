@@ -70,6 +70,7 @@ def num_shards(variable: Any) -> int:
     return len(variable) if isinstance(variable, sg.ShardedVariable) else 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", WAYS)
 def test_saved_in_some_shards_and_restored_in_others(first: Any, tmp_path: Path) -> None:
     with placed(first) as scope:
@@ -122,7 +123,8 @@ def test_another_number_of_rows_is_refused(first: Any, second: Any, tmp_path: Pa
         assert {"(40, 4)", "(41, 4)"} <= set(re.findall(r"\(\d+, \d+\)", str(raised.value)))
 
 
-@pytest.mark.parametrize("way", [2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [2, 5])
 def test_model_that_is_built_after_the_restore(way: Any, tmp_path: Path) -> None:
     """By `build`, with its optimizer, and by `fit`; the table is in shards on the servers."""
     with placed("one device") as scope:

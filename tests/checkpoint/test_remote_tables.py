@@ -55,6 +55,7 @@ def objects() -> Iterator[Objects]:
         yield Objects(cluster, a="t", b="u")
 
 
+@pytest.mark.slow
 def test_checkpoint_has_the_rows(objects, tmp_path) -> None:
     objects.train(range(10))
     path = objects.checkpoint.save(tmp_path / "ckpt")

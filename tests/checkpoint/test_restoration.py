@@ -60,6 +60,7 @@ class Source:
         self.states.append(state)
 
 
+@pytest.mark.slow
 def test_all_is_restored_in_portions(tmp_path: Path, scarce: list[set[str]]) -> None:
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     saved, other, source = build(strategy, 1), build(strategy, 2), Source()

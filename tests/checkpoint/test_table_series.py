@@ -78,6 +78,7 @@ def bases_in(folder: Path) -> dict[int, bool]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [False, True])
 def test_one_of_some_checkpoints_has_all_rows(objects, tmp_path, is_async) -> None:
     series = Series(objects, tmp_path, full_tables_every=3)
@@ -89,6 +90,7 @@ def test_one_of_some_checkpoints_has_all_rows(objects, tmp_path, is_async) -> No
     series.check()
 
 
+@pytest.mark.slow
 def test_base_of_a_kept_checkpoint_stays(objects, tmp_path) -> None:
     series = Series(objects, tmp_path, full_tables_every=4, max_to_keep=2)
     kept = []
@@ -111,6 +113,7 @@ def test_all_rows_each_time(objects, tmp_path) -> None:
         Series(objects, tmp_path, full_tables_every=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "is_killed"),
     [
@@ -143,6 +146,7 @@ def test_failed_save_breaks_no_chain(objects, tmp_path, monkeypatch, target, is_
     series.check()
 
 
+@pytest.mark.slow
 def test_groups_of_servers_are_saved_together_or_not_at_all(objects, tmp_path, monkeypatch) -> None:
     with table_cluster(1, name="x", **EVICTING) as other:
         tables = {"a": Table(objects.cluster, "t"), "b": Table(other, "x")}
@@ -169,6 +173,7 @@ def failing(*arguments: object, **options: object) -> None:
     raise OSError("no space")
 
 
+@pytest.mark.slow
 def test_next_process_continues(objects, tmp_path) -> None:
     first = Series(objects, tmp_path)
     first.save()
@@ -187,6 +192,7 @@ def test_next_process_continues(objects, tmp_path) -> None:
             series.check()
 
 
+@pytest.mark.slow
 def test_restore_of_an_earlier_checkpoint_is_continued(objects, tmp_path) -> None:
     series = Series(objects, tmp_path)
     paths = [series.save() for _ in range(3)]
@@ -199,6 +205,7 @@ def test_restore_of_an_earlier_checkpoint_is_continued(objects, tmp_path) -> Non
     series.check()
 
 
+@pytest.mark.slow
 def test_damaged_base_is_not_continued(objects, tmp_path) -> None:
     series = Series(objects, tmp_path)
     paths = [series.save() for _ in range(2)]

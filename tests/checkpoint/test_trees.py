@@ -62,6 +62,7 @@ def assert_same(one: Any, two: Any) -> None:
         np.testing.assert_array_equal(as_plain(ours), as_plain(theirs))
 
 
+@pytest.mark.slow
 def test_restored_tree_is_the_attribute_and_has_the_types_of_the_old_one(tmp_path: Path) -> None:
     saved, other = state(5.0, key=1), state()
     path = sg.train.Checkpoint(state=saved, step=sg.Variable(3)).save(tmp_path / "ckpt")
@@ -106,7 +107,7 @@ def test_optax_state_is_restored(tmp_path: Path) -> None:
     assert_same(after(*checkpoint.train), after(*first))
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_arrays_of_a_strategy_keep_their_shardings(count: int, tmp_path: Path) -> None:
     strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(count)])
 
@@ -145,6 +146,7 @@ def test_arrays_of_a_strategy_keep_their_shardings(count: int, tmp_path: Path) -
         sg.train.Checkpoint(tree=other).restore(path)
 
 
+@pytest.mark.slow
 def test_other_shapes_and_dtypes_name_the_path_and_both_shardings(tmp_path: Path) -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("x",))
     sharded = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))

@@ -44,6 +44,7 @@ def trained_model() -> Any:
     return model
 
 
+@pytest.mark.slow
 def test_steps_that_follow_do_not_change_what_is_saved(tmp_path, monkeypatch, gate) -> None:
     stand_in(monkeypatch)
     model = trained_model()

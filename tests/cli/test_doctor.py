@@ -20,6 +20,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_machine_that_can_train_exits_with_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
     finished = _run("doctor")
@@ -38,6 +39,7 @@ def test_error_is_shown_with_its_fix_and_exits_with_1(monkeypatch: pytest.Monkey
     assert "KERAS_BACKEND=jax" in error["fix"]
 
 
+@pytest.mark.slow
 def test_warning_counts_if_strict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_DEBUG_NANS", "true")
     assert _run("doctor", "--json").returncode == 0
@@ -50,6 +52,7 @@ def test_missing_script_is_a_usage_error() -> None:
     assert "missing.py" in finished.stderr
 
 
+@pytest.mark.slow
 def test_env_is_a_table() -> None:
     finished = _run("env")
     assert finished.returncode == 0

@@ -51,6 +51,7 @@ def test_what_is_rendered_is_valid(command) -> None:
     assert (checked.exit_code, checked.stdout.startswith("Valid for Kubernetes 1.")) == (0, True)
 
 
+@pytest.mark.slow
 def test_template_is_printed_edited_and_rendered(tmp_path) -> None:
     printed = _call("template").stdout
     path = tmp_path / "mine.jinja"
@@ -111,6 +112,7 @@ def test_wrong_template_is_named_with_its_line(tmp_path) -> None:
     assert f"{path}, line 2: " in result.stderr
 
 
+@pytest.mark.slow
 def test_each_problem_is_a_line_and_the_exit_code_is_1(tmp_path) -> None:
     path = tmp_path / "manifests.yaml"
     path.write_text(_call("render").stdout.replace("port: 5000", "prot: 5000"))

@@ -308,6 +308,7 @@ def test_page_lists_every_option_with_its_variable_and_default() -> None:
         assert row[1] == (default_in_help(name) or "-"), name
 
 
+@pytest.mark.slow
 def test_example_of_the_page_prints_the_output_shown(tmp_path, monkeypatch, capfd) -> None:
     page = PAGE.read_text(encoding="utf-8")
     blocks = re.findall(r"^```\w+\n(.*?)^```$", page.split("## An example\n")[1], re.M | re.S)

@@ -24,6 +24,7 @@ def _call(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["plan", *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_tables_json_and_picture(tmp_path) -> None:
     json_file, picture = tmp_path / "a" / "plan.json", tmp_path / "b" / "plan.png"
     result = _call(_LOOP, "--target", "4xH100", "--output", json_file, "--plot", picture)
@@ -39,6 +40,7 @@ def test_tables_json_and_picture(tmp_path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_links_are_given_and_mapped(tmp_path) -> None:
     picture = tmp_path / "a" / "map.png"
     links = ("--network-bytes-per-s", "1e6", "--network-latency-s", "0.05")
@@ -84,7 +86,7 @@ def test_another_global_batch() -> None:
     assert "The batch of 64 replaces the script's." in result.stdout
 
 
-@pytest.mark.parametrize("options", [[], ["--workers"]])
+@pytest.mark.parametrize("options", [pytest.param([], marks=pytest.mark.slow), ["--workers"]])
 def test_state_that_the_script_does_not_share_out(options, tmp_path) -> None:
     json_file = tmp_path / "plan.json"
     shared = ("--shard-state", "all", "--output", json_file)

@@ -14,6 +14,7 @@ def _call(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["report", *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_report_is_in_the_folder_of_the_run_by_default(tmp_path) -> None:
     write(tmp_path, straggling())
     result = _call(tmp_path)

@@ -28,6 +28,7 @@ def test_chosen_case_is_run() -> None:
     assert row["case"]["name"] == "default"
 
 
+@pytest.mark.slow
 def test_case_that_fails_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "abacus")
     finished = _run("--only", "default")

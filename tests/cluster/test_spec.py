@@ -77,6 +77,7 @@ _JOBS = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(jobs=_JOBS)
 def test_every_form_of_a_spec_makes_it_again(jobs) -> None:

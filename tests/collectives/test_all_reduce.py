@@ -43,8 +43,17 @@ def of_parts(count: int) -> dict[str, Any]:
     return parts
 
 
-@pytest.mark.parametrize("count", list(AXES))
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "count",
+    [count if count == 2 else pytest.param(count, marks=pytest.mark.slow) for count in AXES],
+)
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        one if one == "shared memory" else pytest.param(one, marks=pytest.mark.slow)
+        for one in ALGORITHMS
+    ],
+)
 def test_every_algorithm_gives_every_replica_the_sum_and_the_mean(
     algorithm, count, tolerance
 ) -> None:

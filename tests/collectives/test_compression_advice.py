@@ -94,6 +94,7 @@ def test_advice_without_a_link_or_gradients() -> None:
     assert advice_lines([], link(1), 2)[-1] == "No gradients are summed."
 
 
+@pytest.mark.slow
 def test_coding_is_measured_for_each_form(monkeypatch) -> None:
     monkeypatch.setattr(compression_advice, "time", ticking())
     times_s = coding_times()
@@ -139,7 +140,7 @@ def _training(compression: str | None) -> tuple[sg.Strategy, keras.Model, list[n
     return strategy, model, model.get_weights()
 
 
-@pytest.mark.parametrize("name", ["auto", "AUTO"])
+@pytest.mark.parametrize("name", ["auto", pytest.param("AUTO", marks=pytest.mark.slow)])
 def test_auto_says_and_changes_nothing(name, capsys) -> None:
     strategy, model, weights = _training(name)
     plain, same, wanted = _training(None)

@@ -27,6 +27,7 @@ TIMES_S = {
 }
 
 
+@pytest.mark.slow
 def test_every_algorithm_is_timed_at_every_size(monkeypatch) -> None:
     monkeypatch.setattr(measurement, "time", ticking())
     times_s = measure_times(Topology(tuple(jax.devices()[:4])), (64, 256), num_rounds=1)

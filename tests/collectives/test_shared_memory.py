@@ -65,8 +65,17 @@ def add(servers: list[SumServer], parts: list[Any], *, in_place: bool = True) ->
     return [one.total for one in sums]
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("count", "in_place"),
+    [
+        (2, True),
+        (3, False),
+        pytest.param(2, False, marks=pytest.mark.slow),
+        pytest.param(3, True, marks=pytest.mark.slow),
+        pytest.param(5, True, marks=pytest.mark.slow),
+        pytest.param(5, False, marks=pytest.mark.slow),
+    ],
+)
 def test_all_replicas_have_the_sum_in_replica_order(count: int, in_place: bool) -> None:
     chance = np.random.default_rng(count)
     per_block = _BLOCK_BYTES // 4

@@ -71,6 +71,7 @@ def test_sums_and_means_of_every_dtype(served, dtype, op) -> None:
         np.testing.assert_array_equal(result[replica], plain)
 
 
+@pytest.mark.slow
 def test_sums_that_do_not_depend_on_each_other_keep_one_order(served) -> None:
     chance = np.random.default_rng(0)
     parts = [chance.normal(size=(2, 1000 + 100_000 * place)).astype("f") for place in range(12)]

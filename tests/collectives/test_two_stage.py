@@ -26,7 +26,10 @@ DTYPES = (np.float32, np.float16, np.dtype(ml_dtypes.bfloat16), np.int32, np.int
 
 
 @pytest.mark.parametrize("name", AXES)
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (12,), (3, 5)])
+@pytest.mark.parametrize(
+    "shape",
+    [(), (3, 5), *(pytest.param(shape, marks=pytest.mark.slow) for shape in [(1,), (7,), (12,)])],
+)
 def test_every_replica_gets_the_sum(name, shape) -> None:
     axis = AXES[name]
     numbers = np.random.default_rng(axis.size).integers(0, 9, (axis.size, *shape))

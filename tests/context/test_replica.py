@@ -173,7 +173,6 @@ CALLS = {
 }
 
 
-@pytest.mark.every_combination
 @pytest.mark.parametrize("method", CALLS)
 @pytest.mark.parametrize("kind", [FrameKind.SCOPE, FrameKind.MERGE, FrameKind.UPDATE])
 def test_method_in_cross_replica_context_is_refused_with_a_fix(context, method, kind) -> None:

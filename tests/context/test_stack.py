@@ -264,6 +264,7 @@ def test_set_strategy_takes_only_strategies(value) -> None:
         set_strategy(value)
 
 
+@pytest.mark.slow
 def test_default_strategy_is_made_once_and_not_before_it_is_asked_for() -> None:
     program = """
 from stratagem import contexts as stack

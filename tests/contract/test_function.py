@@ -60,6 +60,7 @@ class _Training:
         return [np.asarray(variable.value) for variable in self.model.variables]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True], ids=["built before", "built in it"])
 def test_function_gives_the_numbers_of_the_function_itself(
     strategy: sg.Strategy, late: bool

@@ -22,6 +22,7 @@ _GPU = {"platform": "gpu", "kind": "NVIDIA H100", "process": 0, "memory_bytes": 
 _PLUGIN = {"jax-cuda12-plugin": "0.10.2", "jaxlib": "0.10.2"}
 
 
+@pytest.mark.slow
 def test_devices_of_this_machine_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
@@ -31,6 +32,7 @@ def test_devices_of_this_machine_are_found(monkeypatch: pytest.MonkeyPatch) -> N
     assert (finding.level, finding.text) == (Level.OK, "JAX sees 3 x cpu.")
 
 
+@pytest.mark.slow
 def test_unknown_xla_flag_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("XLA_FLAGS", "--xla_make_it_fast=true")
@@ -40,6 +42,7 @@ def test_unknown_xla_flag_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "remove them from XLA_FLAGS" in finding.fix
 
 
+@pytest.mark.slow
 def test_unknown_platform_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "abacus")
     (finding,) = check_devices(probe_devices(), {}, has_gpu=False)

@@ -7,7 +7,9 @@ import pytest
 from stratagem.group.elastic.backed_rounds import CombinedRound, CombinedRounds
 
 
-@pytest.mark.parametrize("results", [(), (b"",), (b"ab", b"", bytes(70_000))])
+@pytest.mark.parametrize(
+    "results", [pytest.param((), marks=pytest.mark.slow), (b"",), (b"ab", b"", bytes(70_000))]
+)
 def test_a_round_is_the_same_after_it_was_sent(results) -> None:
     one = CombinedRound(2**40, (0, 2, 70_000), (0, 70_000), results)
     assert CombinedRound.decode(one.encode()) == one

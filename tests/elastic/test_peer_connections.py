@@ -160,6 +160,7 @@ def test_a_whole_round_is_sent_before_what_follows(peers) -> None:
     peers[0].finish(10)
 
 
+@pytest.mark.slow
 def test_another_message_in_place_of_a_round_is_noticed(peers) -> None:
     def act(i: int) -> object:
         peers[i].begin_round(4, "all")

@@ -55,6 +55,7 @@ def in_lockstep() -> Iterator[Any]:
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_fit_is_that_of_plain_keras(strategy, name) -> None:
     model = compare(strategy, OPTIMIZERS[name])
@@ -72,11 +73,13 @@ def test_fit_op_by_op_is_that_of_plain_keras() -> None:
         compare(strategy, OPTIMIZERS["clipped"], run_eagerly=True)
 
 
+@pytest.mark.slow
 def test_synchronous_workers_are_one_device() -> None:
     with local_strategy(2, mode=UpdateMode(2)) as strategy:
         compare(strategy, OPTIMIZERS["adagrad"])
 
 
+@pytest.mark.slow
 def test_asynchronous_workers_find_one_row_for_each_key() -> None:
     with local_strategy(2) as strategy:
         model = keyed_model(strategy, OPTIMIZERS["adagrad"])
@@ -86,6 +89,7 @@ def test_asynchronous_workers_find_one_row_for_each_key() -> None:
     assert losses[-1] < losses[0] / 2
 
 
+@pytest.mark.slow
 def test_layer_is_built_by_fit(strategy) -> None:
     class Model(keras.Model):
         def __init__(self) -> None:
@@ -103,6 +107,7 @@ def test_layer_is_built_by_fit(strategy) -> None:
     assert sg.embedding.stats(strategy)[path].rows == len(np.unique(IDS[:8]))
 
 
+@pytest.mark.slow
 def test_saved_weights_have_no_rows(strategy, tmp_path) -> None:
     model = keyed_model(strategy, OPTIMIZERS["adagrad"])
     model.fit(sg.embedding.keys(IDS[:8]), Y[:8], verbose=0)
@@ -128,6 +133,7 @@ def test_assignment_is_an_error(strategy) -> None:
             change()
 
 
+@pytest.mark.slow
 def test_norm_of_gradients_by_hand(in_lockstep) -> None:
     """Rows of a key that is looked up twice are added first, as in a dense gradient."""
     keyed = keyed_model(in_lockstep, "sgd")
@@ -149,6 +155,7 @@ def test_norm_of_gradients_by_hand(in_lockstep) -> None:
         np.testing.assert_allclose(one, norm_of(plain, PLACES[:8]), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_only_training_makes_rows(strategy) -> None:
     model = keyed_model(strategy, "sgd")
     before = rows_of(model)
@@ -395,6 +402,7 @@ def test_gradient_that_was_changed_is_refused(in_lockstep) -> None:
         in_lockstep.run(step, args=(sg.embedding.keys(IDS[:2]),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage_dtype", [None, "int8"])
 def test_rows_on_disk_and_in_checkpoints(tmp_path, storage_dtype) -> None:
     """Most rows are on disk while training; a checkpoint has all of them, with the optimizer."""

@@ -24,6 +24,7 @@ def _counted(labels: Any, scores: Any, **options: Any) -> sg.embedding.AUC:
     return metric
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     scores=arrays.arrays(np.float32, 64, elements=_SCORES),
@@ -52,6 +53,7 @@ def test_each_bound_is_attained(is_best: bool, end: int) -> None:
     assert metric.error_bound() > 0.2
 
 
+@pytest.mark.slow
 def test_bounds_are_narrow_on_clicks_of_a_known_law() -> None:
     from examples.clicks.law import ClickLaw
 
@@ -66,6 +68,7 @@ def test_bounds_are_narrow_on_clicks_of_a_known_law() -> None:
         assert abs(float(metric.result()) - exact) <= metric.error_bound() < 2e-4
 
 
+@pytest.mark.slow
 def test_whole_weights_count_examples_several_times_and_zero_leaves_them_out() -> None:
     labels, scores = [0, 1, 1, 0], [0.2, 0.3, 0.9, 0.5]
     weighted = sg.embedding.AUC(num_buckets=7)
@@ -77,7 +80,7 @@ def test_whole_weights_count_examples_several_times_and_zero_leaves_them_out() -
     assert float(weighted.result()) == float(repeated.result())
 
 
-@pytest.mark.parametrize("shape", [(2, 1), (2,)])
+@pytest.mark.parametrize("shape", [pytest.param((2, 1), marks=pytest.mark.slow), (2,)])
 def test_weights_of_examples_count_for_each_of_their_predictions(shape: tuple[int, ...]) -> None:
     metric = sg.embedding.AUC(num_buckets=4)
     weights = np.array([2, 1]).reshape(shape)

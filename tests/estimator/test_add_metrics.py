@@ -27,6 +27,7 @@ def _weighted_error(features: Any, labels: Any, predictions: Any) -> dict[str, A
     return {"weighted": metric}
 
 
+@pytest.mark.slow
 def test_metric_of_features_labels_and_predictions_under_a_strategy() -> None:
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     columns = [sg.feature_column.numeric_column(name) for name in ("x", "weight")]

@@ -25,6 +25,7 @@ def step_of(estimator) -> int:
     return int(estimator.get_variable_value("global_step"))
 
 
+@pytest.mark.slow
 def test_steps_are_more_and_max_steps_are_all(tmp_path) -> None:
     estimator = estimator_of(dense_classifier, tmp_path)
     calls = []
@@ -47,6 +48,7 @@ def test_arrays_are_the_same_batch_in_each_step(tmp_path) -> None:
     assert step_of(estimator.train(lambda: (X, Y), steps=3)) == 3
 
 
+@pytest.mark.slow
 def test_one_seed_gives_one_training(tmp_path) -> None:
     def model_fn(features, labels, mode):
         logits = keras.layers.Dense(3)(keras.layers.Dropout(0.5)(features))
@@ -63,6 +65,7 @@ def test_one_seed_gives_one_training(tmp_path) -> None:
     assert np.abs(kernels[0] - kernels[2]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_input_fn_gets_what_it_takes(tmp_path) -> None:
     seen = []
 
@@ -102,6 +105,7 @@ def test_folders_config_and_params(tmp_path) -> None:
     assert one != other
 
 
+@pytest.mark.slow
 def test_model_fn_can_be_called_by_another_model_function(tmp_path) -> None:
     inner = estimator_of(dense_classifier, tmp_path / "inner")
 

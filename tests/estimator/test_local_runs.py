@@ -85,7 +85,7 @@ def in_numpy(num_steps: int, batch_size: int, rate: float = 0.1) -> tuple[Any, A
     return kernel, bias
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_metrics_are_those_of_gradient_descent_in_numpy(tmp_path, num_replicas) -> None:
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"]) if num_replicas == 2 else None
     estimator = make(tmp_path, strategy=strategy)
@@ -159,6 +159,7 @@ def test_own_exporter_sees_each_evaluation(tmp_path) -> None:
     assert checkpoint == estimator.latest_checkpoint()
 
 
+@pytest.mark.slow
 def test_best_model_is_exported_and_predicts(tmp_path) -> None:
     pytest.importorskip("flatbuffers", reason="exports need stratagem[export]")
     specs = {"x": keras.KerasTensor((None, 3), "float32")}
@@ -181,6 +182,7 @@ def test_best_model_is_exported_and_predicts(tmp_path) -> None:
     assert len(list((tmp_path / "model" / "export" / "final").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_evaluator_beside_follows_the_folder(tmp_path, monkeypatch) -> None:
     make(tmp_path).train(train_fn(), max_steps=12)
     cluster = {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}}
@@ -228,6 +230,7 @@ def test_speed_of_training_is_written(tmp_path) -> None:
     assert all(speed > 0 for _, speed in points)
 
 
+@pytest.mark.slow
 def test_loss_that_diverges_ends_training(tmp_path) -> None:
     estimator = make(tmp_path, rate=1e30)
     with pytest.raises(est.NanLossDuringTrainingError, match="became NaN at global step"):

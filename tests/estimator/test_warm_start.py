@@ -80,6 +80,7 @@ def test_names_may_differ_and_two_may_begin_with_one(trained) -> None:
         )
 
 
+@pytest.mark.slow
 def test_an_estimator_begins_with_them_only_without_checkpoints_of_its_own(
     trained, tmp_path
 ) -> None:

@@ -95,6 +95,7 @@ def test_padding_repeats_a_true_example(strategy, rows) -> None:
         assert set(part.ravel()) <= set(true)
 
 
+@pytest.mark.slow
 def test_results_by_example_are_cut_and_others_are_not(strategy, execution, rows) -> None:
     def step(x):
         return {
@@ -170,6 +171,7 @@ def test_masked_mean_of_ones_own_is_that_of_the_whole_batch(strategy, execution,
         np.testing.assert_allclose(part, np.concatenate(rows).mean(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradient_of_a_gather_ignores_padding(strategy, execution, rows) -> None:
     with strategy.scope():
         weight = sg.Variable(2.0)

@@ -340,6 +340,7 @@ _PROCESSES = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(_PROCESSES, min_size=1, max_size=5))
 def test_parts_sum_to_the_whole_whatever_was_written(processes) -> None:

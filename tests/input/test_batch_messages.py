@@ -86,6 +86,7 @@ def _objects(values: list[Any]) -> np.ndarray:
     return array
 
 
+@pytest.mark.slow
 @given(_TREES)
 def test_any_batch_comes_out_as_it_went_in(batch) -> None:
     _same(_through(batch), batch)

@@ -90,6 +90,7 @@ def test_data_that_is_not_batched_is_refused(name: str) -> None:
         take_batch(_NOT_BATCHED[name], 2)
 
 
+@pytest.mark.slow
 def test_fit_of_batches_with_unequal_sizes_says_that_they_are_not_batched() -> None:
     with mirrored(2).scope():
         model = small_regressor()

@@ -37,6 +37,7 @@ def dataset_on(devices: list[str], *, buffer_size: int, shuffle: bool = False) -
     return sg.MirroredStrategy(devices).distribute_dataset(source, options=options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("devices", DEVICES)
 def test_batches_are_those_without_a_buffer(devices: list[str], shuffle: bool) -> None:

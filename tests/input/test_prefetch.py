@@ -243,6 +243,7 @@ def test_give_up_is_called_even_if_nothing_was_loaded(
     assert is_given_up.is_set()
 
 
+@pytest.mark.slow
 def test_process_ends_while_a_source_is_read() -> None:
     program = (
         "import itertools, stratagem as sg, numpy as np\n"

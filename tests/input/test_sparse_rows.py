@@ -57,6 +57,7 @@ def _trained(model: Any, x: Any) -> dict[str, Any]:
     return result | {"kernel": np.asarray(model.weights[0].value)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_sparse", [False, True])
 @pytest.mark.parametrize("kind", _KINDS)
 def test_model_sees_the_rows_of_sparse_features(kind, is_sparse, expected) -> None:
@@ -100,6 +101,7 @@ def test_parts_that_replicas_read_themselves_may_have_other_numbers_of_entries()
     np.testing.assert_allclose(strategy.gather(results, axis=0), _X[[0, 2, 3]] @ _WEIGHTS)
 
 
+@pytest.mark.slow
 def test_rows_of_tensorflow_and_of_compressed_arrays_are_those_of_coordinates() -> None:
     kind = collections.namedtuple("SparseTensorValue", "indices values dense_shape")  # of tf.data
     where = np.argwhere(_X)

@@ -73,6 +73,7 @@ def _of_keras(module: Module) -> set[str]:
     return names
 
 
+@pytest.mark.slow
 def test_nothing_else_replaces_an_attribute_of_keras() -> None:
     violations = [
         f"{module.at(target.lineno)}: {ast.unparse(target)}"

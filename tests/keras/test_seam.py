@@ -7,7 +7,9 @@ import pytest
 from tests.fresh_process import run_fresh
 
 
-@pytest.mark.parametrize("module", ["stratagem", "stratagem.keras"])
+@pytest.mark.parametrize(
+    "module", [pytest.param("stratagem", marks=pytest.mark.slow), "stratagem.keras"]
+)
 def test_keras_that_was_loaded_with_another_backend_is_refused(module: str) -> None:
     # NumPy is a backend that needs nothing else installed.
     program = f"import keras\ntry:\n    import {module}\nexcept ImportError as e:\n    print(e)"
@@ -19,6 +21,7 @@ def test_keras_that_was_loaded_with_another_backend_is_refused(module: str) -> N
     ]
 
 
+@pytest.mark.slow
 def test_model_of_no_strategy_is_trained_by_plain_keras() -> None:
     program = """
 import stratagem.keras

@@ -152,7 +152,8 @@ print(sg.launch.spawn(lambda: WorkError.__name__))
 )
 
 
-@pytest.mark.parametrize("how", ["script", pytest.param("prompt", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["script", "prompt"])
 def test_function_of_a_program_without_a_guard_is_sent_by_value(folder, how) -> None:
     """The tasks do not run the program: each would start tasks of its own."""
     (folder / "main.py").write_text(UNGUARDED)

@@ -40,7 +40,8 @@ def test_files_of_keras_that_use_tensorflow() -> None:
         assert rewrite(after).after == after, path
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [5, 1])
 def test_files_without_tensorflow_stay(every: int) -> None:
     folders = (_REPOSITORY / "examples", _KERAS / "src" / "layers")
     _, others = _split(path for folder in folders for path in folder.rglob("*.py"))
@@ -103,6 +104,7 @@ def _parses(program: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(programs().filter(_parses))
 def test_any_program_parses_and_a_second_run_changes_nothing(program) -> None:

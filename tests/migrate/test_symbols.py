@@ -179,6 +179,7 @@ def test_same_names_are_the_same() -> None:
     assert differing == []
 
 
+@pytest.mark.slow
 def test_tests_exist() -> None:
     assert sorted({one.test for one in SYMBOLS if one.test and not _has_test(one.test)}) == []
 

@@ -48,7 +48,9 @@ def test_names_are_text_and_no_formulas() -> None:
     assert {"a$b^$", "<script>"} <= set(texts(svg))
 
 
-@pytest.mark.parametrize("values", [(float("nan"),), (0.0,), (-1.0, -2.0), ()])
+@pytest.mark.parametrize(
+    "values", [(float("nan"),), pytest.param((0.0,), marks=pytest.mark.slow), (-1.0, -2.0), ()]
+)
 def test_unusual_values_are_drawn(values) -> None:
     line = Line(tuple(float(index) for index in range(len(values))), values)
     assert line_chart({"loss": line}, FRAME, "loss").startswith("<svg")

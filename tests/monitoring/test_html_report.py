@@ -97,6 +97,7 @@ def _luminance(color: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
+@pytest.mark.slow
 def test_text_has_the_contrast_of_wcag_in_light_and_dark_colors(page) -> None:
     for theme in re.findall(r":root \{(.*?)\}", page.text, re.DOTALL):
         colors = dict(re.findall(r"--([\w-]+): (#\w{6});", theme))

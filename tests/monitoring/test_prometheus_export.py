@@ -131,6 +131,7 @@ def test_other_addresses_need_a_secret(tmp_path, monkeypatch) -> None:
         serve(Watcher(tmp_path), 0, "192.0.2.1")
 
 
+@pytest.mark.slow
 def test_idle_connections_are_limited_and_closed(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(prometheus_export._ScrapeHandler, "timeout", 0.5)
     port, stop = serve(Watcher(tmp_path), 0)

@@ -103,11 +103,12 @@ _EVERYONE = 0b111
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moments",
     [
         ("1:8:in", "join:10"),
-        pytest.param(("0:3", "join:5", "2:13", "join:16"), marks=pytest.mark.slow),
+        ("0:3", "join:5", "2:13", "join:16"),
     ],
     ids=str,
 )

@@ -75,6 +75,7 @@ print(sg.MirroredStrategy().topology.devices[0].id, len(jax.devices("cpu")))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("platform", "ids"),
     [("imitated", "[4, 0, 1]"), ("imitated_alone", "[4, 4]")],

@@ -47,6 +47,7 @@ def test_sum_over_twelve_devices_is_compiled_with_its_memory(tmp_path) -> None:
     assert report["accessed_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_source_that_is_not_there_ends_the_process_with_an_error(tmp_path) -> None:
     done = run(str(tmp_path / "none"), str(tmp_path / "result"))
     assert done.returncode != 0

@@ -62,6 +62,7 @@ def test_local_updates_send_once_a_period() -> None:
     assert step_s(compressed) == pytest.approx(0.1 + int8 / 50)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bfloat16", "int8", "power_sgd", "top_k"])
 def test_messages_are_those_of_the_compiled_step(name) -> None:
     def model() -> keras.Model:
@@ -128,6 +129,7 @@ def test_map_of_nothing_is_refused(target, shapes, methods) -> None:
         link_map(shapes, sg.planning.parse_target(target), 0.1, methods=methods)
 
 
+@pytest.mark.slow
 def test_replicas_of_several_devices_are_refused() -> None:
     with sg.MirroredStrategy([["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]]).scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])

@@ -75,6 +75,7 @@ def _trained_arrays(strategy: sg.Strategy) -> tuple[keras.Model, dict[int, int]]
     return model, held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "target", "wanted"),
     [
@@ -89,18 +90,8 @@ def _trained_arrays(strategy: sg.Strategy) -> tuple[keras.Model, dict[int, int]]
                 8 * ((_KERNELS + _HIDDEN) / 2 + _CLASSES) + 8,
             ),
         ),
-        pytest.param(
-            ("optimizer", 4),
-            "4xH100",
-            (4 * (_KERNELS + _BIASES), 8 * (_KERNELS / 4 + _BIASES) + 8),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("all", 2),
-            "2xH100",
-            (4 * (_KERNELS / 2 + _BIASES), 8 * (_KERNELS / 2 + _BIASES) + 8),
-            marks=pytest.mark.slow,
-        ),
+        (("optimizer", 4), "4xH100", (4 * (_KERNELS + _BIASES), 8 * (_KERNELS / 4 + _BIASES) + 8)),
+        (("all", 2), "2xH100", (4 * (_KERNELS / 2 + _BIASES), 8 * (_KERNELS / 2 + _BIASES) + 8)),
     ],
 )
 def test_held_bytes_match_arithmetic_and_arrays_after_fit(strategy, target, wanted) -> None:
@@ -120,6 +111,7 @@ def test_held_bytes_match_arithmetic_and_arrays_after_fit(strategy, target, want
     assert int(model.optimizer.iterations.value) == 2
 
 
+@pytest.mark.slow
 def test_layouts_are_planned_with_sharded_state() -> None:
     strategy = _divided()
     with strategy.scope():
@@ -135,7 +127,8 @@ def mirrored() -> Plan:
     return sg.plan(_model, _BATCH, "4xH100")
 
 
-@pytest.mark.parametrize("shard_state", [pytest.param("optimizer", marks=pytest.mark.slow), "all"])
+@pytest.mark.slow
+@pytest.mark.parametrize("shard_state", ["optimizer", "all"])
 def test_replicated_plan_shows_sharded_sizes(mirrored, shard_state) -> None:
     """For a model without a strategy, and for one created by a function."""
     plan = sg.plan(_model, _BATCH, "4xH100", shard_state=shard_state)
@@ -202,7 +195,8 @@ def _table() -> keras.Model:
 _IDS = (np.zeros((16, 8), "int32"), np.zeros((16, 1), "float32"))
 
 
-@pytest.mark.parametrize("make", [_table, pytest.param(_table(), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [_table, _table()])
 def test_of_a_shared_table_only_rows_are_gathered(make) -> None:
     plan = sg.plan(make, _IDS, "2xH100", shard_state="all")
     table = 4 * _NUM_ROWS * _ROW

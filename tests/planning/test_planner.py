@@ -182,6 +182,7 @@ def test_step_of_a_loop_of_ones_own() -> None:
     strategy.run(step, args=_BATCH)
 
 
+@pytest.mark.slow
 def test_batch_of_shapes_and_more_devices_than_there_are_here() -> None:
     """Sixteen CPU devices are in a process of their own."""
     shapes = tuple(jax.ShapeDtypeStruct((64, *a.shape[1:]), a.dtype) for a in _BATCH)
@@ -209,6 +210,7 @@ def test_large_model_takes_no_memory_here() -> None:
     assert plan.memory.optimizer_bytes == 8 * (4 * 10**8 + 401) + 8
 
 
+@pytest.mark.slow
 def test_too_large_for_the_device() -> None:
     def build():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2 * 10**8)])
@@ -262,6 +264,7 @@ def test_eager_steps_cannot_be_planned() -> None:
         sg.config.run_eagerly(False)
 
 
+@pytest.mark.slow
 def test_local_updates_send_in_one_of_many_steps() -> None:
     strategy = sg.LocalUpdateStrategy(sg.local_updates.DiLoCo(period=50), ["cpu:0", "cpu:1"])
     plan = sg.plan(_model, _BATCH, "4xH100", strategy=strategy)

@@ -120,7 +120,13 @@ def test_a_billion_parameters_take_no_memory_here() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "batch", "num_parameters"),
     [
-        ("01_train_digits.py", ["--devices", "cpu:0,cpu:1"], 128, 320 + 18_496 + 36_928 + 10_250),
+        pytest.param(
+            "01_train_digits.py",
+            ["--devices", "cpu:0,cpu:1"],
+            128,
+            320 + 18_496 + 36_928 + 10_250,
+            marks=pytest.mark.slow,
+        ),
         ("02_custom_loop.py", [], 64, 160 + 9_280 + 650),
     ],
 )

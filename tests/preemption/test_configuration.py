@@ -88,6 +88,7 @@ def test_templates_take_the_exit_code_for_saved() -> None:
     assert "#SBATCH --signal=TERM@" in render_slurm()
 
 
+@pytest.mark.slow
 def test_function_and_sources_are_listened_to_together() -> None:
     with TerminationConfig(lambda: False, sources=[SignalSource()]).source() as source:
         signal.raise_signal(signal.SIGTERM)

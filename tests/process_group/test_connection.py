@@ -161,6 +161,7 @@ def test_cluster_on_loopback_listens_nowhere_else(two) -> None:
         socket.create_connection(("127.0.0.2", two[0].identity.port), 120)
 
 
+@pytest.mark.slow
 def test_worker_with_another_secret_hears_it_at_once() -> None:
     port, limits = free_port(), dataclasses.replace(_LIMITS)
     have_heard = threading.Barrier(2, lambda: end_joining(limits))
@@ -195,6 +196,7 @@ def test_members_with_the_secret_and_certificates_train(monkeypatch, tmp_path) -
             group.abandon()
 
 
+@pytest.mark.slow
 def test_certificate_that_process_0_does_not_accept_is_named(monkeypatch, tmp_path) -> None:
     """TLS 1.3 refuses it after the client has ended its part."""
     monkeypatch.setenv("STRATAGEM_SECRET", "s" * 32)

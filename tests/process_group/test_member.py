@@ -198,6 +198,7 @@ def test_broken_transport_of_living_members_says_that_all_answer(members) -> Non
     assert "worker 0 (host0:1) lost a connection to another process: reset by peer" in str(error)
 
 
+@pytest.mark.slow
 def test_process_that_does_not_join_is_named_after_progress(capsys) -> None:
     port, said = free_port(), []
     limits = dataclasses.replace(_LIMITS)

@@ -22,7 +22,7 @@ sys.exit(5)
 """
 
 
-@pytest.mark.parametrize("as_module", [False, True])
+@pytest.mark.parametrize("as_module", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_script_runs_there_and_ends_here(fake_head, tmp_path, as_module) -> None:
     folder = tmp_path / "laptop"
     folder.mkdir()

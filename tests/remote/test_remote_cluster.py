@@ -75,6 +75,7 @@ def test_function_returns_and_prints(fake_head, calculations, capfd) -> None:
     assert capfd.readouterr().out == "dividing 1.0\n"
 
 
+@pytest.mark.slow
 def test_second_program_follows_the_first(fake_head, tmp_path, capfd) -> None:
     cluster = RemoteCluster(fake_head.url.removeprefix("http://"))
     program = "import sys, beside; print(sys.argv[1:], beside.NUMBER); sys.exit(3)"
@@ -85,6 +86,7 @@ def test_second_program_follows_the_first(fake_head, tmp_path, capfd) -> None:
     assert fake_head.num_uploads == 1
 
 
+@pytest.mark.slow
 def test_module_runs_as_python_does(fake_head, tmp_path, capfd) -> None:
     script = _script(tmp_path / "project" / "package", "from . import beside; print(__name__)")
     cluster = RemoteCluster(fake_head.url)
@@ -99,12 +101,14 @@ def test_error_of_the_function_is_raised_with_its_traceback(fake_head, calculati
     assert "in divide" in str(raised.value.__cause__)
 
 
+@pytest.mark.slow
 def test_error_that_cannot_be_sent_is_reported(fake_head, calculations) -> None:
     with pytest.raises(RuntimeError, match="an exception that cannot be sent back") as raised:
         RemoteCluster(fake_head.url).run(calculations.fail)
     assert "OddError: 1" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_value_that_cannot_be_sent_is_reported(fake_head) -> None:
     with pytest.raises(TypeError, match="that cannot be sent back"):
         RemoteCluster(fake_head.url).run(threading.Lock)
@@ -120,6 +124,7 @@ def test_other_python_is_reported(fake_head, monkeypatch) -> None:
     assert "The client has Python 3.7" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_function_that_leaves_has_no_answer(fake_head) -> None:
     with pytest.raises(RuntimeError, match="did not finish on the cluster: exit code 4"):
         RemoteCluster(fake_head.url).run(exit, (4,))
@@ -151,6 +156,7 @@ def test_what_cannot_be_sent_is_named() -> None:
         cluster.run(3)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_answer_of_somebody_else_is_not_read(fake_head, monkeypatch) -> None:
     monkeypatch.setattr(remote_cluster, "answer_key", lambda nonce: b"another")
     with pytest.raises(ValueError, match="signature of the job's answer is wrong"):
@@ -163,6 +169,7 @@ def _cluster_at(head: Head, **options: float) -> RemoteCluster:
     return RemoteCluster(SimpleClusterResolver(spec), jobs_port=port, **options)
 
 
+@pytest.mark.slow
 def test_coordinator_learns_its_cluster(fake_head, tmp_path, capfd) -> None:
     fake_head.machines = [{"chief:0": 1}, {"ps:0": 1}, {"worker:0": 1}, {"worker:1": 1, "CPU": 2}]
     program = (
@@ -209,7 +216,7 @@ def test_stranger_does_not_wait(fake_head, monkeypatch) -> None:
         RemoteCluster(fake_head.url).run(divmod, (1, 1))
 
 
-@pytest.mark.parametrize("stop", [True, False])
+@pytest.mark.parametrize("stop", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_interrupted_client_stops_its_job_if_asked_to(fake_head, monkeypatch, stop) -> None:
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
@@ -221,6 +228,7 @@ def test_interrupted_client_stops_its_job_if_asked_to(fake_head, monkeypatch, st
     assert fake_head.stopped == (["job0"] if stop else [])
 
 
+@pytest.mark.slow
 def test_signal_ends_the_job_and_then_this_process(fake_head, monkeypatch) -> None:
     received: list[int] = []
     monkeypatch.setattr(
@@ -241,6 +249,7 @@ def test_signal_ends_the_job_and_then_this_process(fake_head, monkeypatch) -> No
     assert fake_head.processes["job0"].wait(timeout=120) != 0
 
 
+@pytest.mark.slow
 def test_clients_take_turns(fake_head, monkeypatch, capfd, tmp_path) -> None:
     fake_head.machines = [{"chief:0": 1, "ps:0": 1, "worker:0": 1, "worker:1": 1}]
     monkeypatch.setattr(remote_cluster, "_REPORT_WAIT_AFTER_S", 0.0)
@@ -265,6 +274,7 @@ def test_clients_take_turns(fake_head, monkeypatch, capfd, tmp_path) -> None:
     assert "Waiting for job0 of somebody at another." in printed.err
 
 
+@pytest.mark.slow
 def test_job_ends_when_nothing_is_heard_of_its_client(fake_head, monkeypatch, capfd) -> None:
     class Silent(remote_cluster.Lease):
         def _renew(self) -> None:

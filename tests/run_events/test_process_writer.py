@@ -73,6 +73,7 @@ def test_process_by_itself_is_worker_0_and_its_steps_are_written(tmp_path) -> No
     assert (account.num_steps, account.is_over, account.failures) == (3, True, ())
 
 
+@pytest.mark.slow
 def test_steps_of_a_loop_have_the_waits_that_are_counted(tmp_path) -> None:
     """The first step has none, since nothing says when it began."""
     program = (

@@ -9,14 +9,14 @@ import pytest
 from stratagem.cli.doctor.settings import Level
 from stratagem.cli.selftest import trial
 from stratagem.cli.selftest.measurements import MEASUREMENTS
-from tests.slow_rows import slow_but_for
 
 
 def test_every_measurement_is_run() -> None:
     assert tuple(MEASUREMENTS) == trial.NAMES
 
 
-@pytest.mark.parametrize("name", slow_but_for(["collective"], trial.NAMES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", trial.NAMES)
 def test_speed_is_shown_beside_the_hardware(name: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (finding,) = trial.measure([name])
@@ -27,6 +27,7 @@ def test_speed_is_shown_beside_the_hardware(name: str, tmp_path, monkeypatch) ->
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_failure_names_the_command_that_shows_it_whole() -> None:
     (finding,) = trial.measure(["levitation"])
     assert finding.level is Level.ERROR

@@ -127,7 +127,14 @@ def test_other_layouts_are_left_to_orbax(
     np.testing.assert_array_equal(read["a/kernel"], NOISE, strict=True)
 
 
-@pytest.mark.parametrize("damage", [_flip_byte, Path.unlink, lambda file: file.write_bytes(b"")])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _flip_byte,
+        pytest.param(Path.unlink, marks=pytest.mark.slow),
+        pytest.param(lambda file: file.write_bytes(b""), marks=pytest.mark.slow),
+    ],
+)
 def test_damaged_arrays_are_not_returned(saved: Any, damage: Callable[[Path], object]) -> None:
     folder, manifest = saved
     damage(_largest_file(folder / "state"))

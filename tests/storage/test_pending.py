@@ -124,6 +124,7 @@ def test_staging_without_memory_frees_the_device(monkeypatch) -> None:
     assert log == ["free a0", "free a1"]
 
 
+@pytest.mark.slow
 def test_process_that_ends_finishes_the_transfer_first(tmp_path: Path) -> None:
     program = f"""
 import time

@@ -176,6 +176,7 @@ def test_signals_that_end_training_do_not_end_it(process: StorageProcess, tmp_pa
     assert is_whole(tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_signals_may_come_before_it_has_loaded_anything(tmp_path: Path) -> None:
     process = StorageProcess()
     os.kill(process.pid, signal.SIGTERM)
@@ -198,6 +199,7 @@ def test_lost_process_raises_and_is_replaced(tmp_path: Path) -> None:
     assert is_whole(tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_stopped_process_raises_within_the_limit_and_is_replaced(tmp_path, monkeypatch) -> None:
     first = storage_process()
     os.kill(first.pid, signal.SIGSTOP)
@@ -211,6 +213,7 @@ def test_stopped_process_raises_within_the_limit_and_is_replaced(tmp_path, monke
     assert is_whole(tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_pending_write_finishes_when_training_is_killed(tmp_path: Path) -> None:
     program = f"""
 import time

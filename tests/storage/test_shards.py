@@ -75,7 +75,7 @@ def written(folder: Path, num_processes: int, notes: Mapping[str, Any] | None = 
     return folder
 
 
-@pytest.mark.parametrize("num_processes", [1, 3])
+@pytest.mark.parametrize("num_processes", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_orbax_reads_whole_arrays(num_processes: int, tmp_path: Path) -> None:
     folder = written(tmp_path / "one", num_processes)
     assert [path.name for path in tmp_path.iterdir()] == ["one"]

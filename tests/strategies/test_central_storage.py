@@ -96,6 +96,7 @@ def test_fit_gives_what_copies_on_all_devices_give(optimizer, steps) -> None:
     np.testing.assert_allclose(own.predict(X, verbose=0), mirrored.predict(X, verbose=0), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_variables_are_on_the_parameter_device_before_and_after_steps() -> None:
     model = made(central())
     (host,) = [device for device in jax.devices() if device.id == 2]
@@ -109,6 +110,7 @@ def test_variables_are_on_the_parameter_device_before_and_after_steps() -> None:
         model.fit(X, Y, batch_size=8, verbose=0)
 
 
+@pytest.mark.slow
 def test_devices_hold_nothing_between_steps() -> None:
     """Counted by device after a step: the weights and what Adam keeps, three large arrays."""
     sizes = {}
@@ -178,6 +180,7 @@ def test_functions_and_runs_op_by_op_see_the_same_values() -> None:
     assert {device.id for device in devices_of(value.stored)} == {2}
 
 
+@pytest.mark.slow
 def test_model_is_called_where_variables_are() -> None:
     model = made(central())
     model.fit(X, Y, batch_size=8, verbose=0)

@@ -62,6 +62,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "optimizer", "steps"), CASES)
 def test_fit_gives_what_one_device_gives(devices, optimizer, steps) -> None:
     # Of as many replicas: each draws numbers of its own for dropout.
@@ -135,7 +136,7 @@ def test_rows_are_read_and_set_outside_of_steps() -> None:
             assert place == ({3} if name == "users" else {0, 1})
 
 
-@pytest.mark.parametrize("place", ["central", "sharded"])
+@pytest.mark.parametrize("place", [pytest.param("central", marks=pytest.mark.slow), "sharded"])
 def test_rows_that_other_rows_ask_for_are_looked_up_in_the_whole_table(place) -> None:
     strategy = hybrid(embeddings=place)
     with strategy.scope():
@@ -172,7 +173,8 @@ def test_rows_that_other_rows_ask_for_are_looked_up_in_the_whole_table(place) ->
     assert lookup.table is first.embeddings
 
 
-@pytest.mark.parametrize("place", ["central", pytest.param("sharded", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["central", "sharded"])
 def test_model_is_called_outside_of_steps(place) -> None:
     """Values of several places are read on one device; the rows of a large table go there."""
     strategy = hybrid(users=place, kernel="central", beta="sharded")
@@ -193,6 +195,7 @@ def test_model_is_called_outside_of_steps(place) -> None:
     np.testing.assert_allclose(called, model.predict(USERS, verbose=0), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rules_that_match_nothing_are_reported_when_training_starts() -> None:
     model = made(hybrid(user="central", embeddings="sharded", bias="mirrored"), "SGD")
     fitted(model)
@@ -202,6 +205,7 @@ def test_rules_that_match_nothing_are_reported_when_training_starts() -> None:
         fitted(model)
 
 
+@pytest.mark.slow
 def test_rule_by_size_need_not_match_in_a_small_model() -> None:
     rules = {sg.placement.at_least_bytes(2**40): "sharded", "users": "central"}
     fitted(made(sg.HybridStrategy(TWO, placement=rules), "SGD"))

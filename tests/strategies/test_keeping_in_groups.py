@@ -65,12 +65,13 @@ def made(scope: AbstractContextManager[Any], optimizer: str, steps: int) -> kera
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "optimizer", "steps"),
     [
         ("hybrid", "Adagrad", 1),
         *(
-            pytest.param(name, optimizer, steps, marks=pytest.mark.slow)
+            (name, optimizer, steps)
             for name in STRATEGIES
             for optimizer, steps in [("Adagrad", 2), ("Adam", 1)]
         ),

@@ -26,6 +26,7 @@ def test_processes_are_named_by_task_and_address() -> None:
     assert {"the cluster", "jax", "keras", "Python"} <= identity.same.keys()
 
 
+@pytest.mark.slow
 def test_cluster_of_very_many_is_compared_by_its_hash() -> None:
     def same(last: str) -> tuple[str, ...]:
         cluster = {"worker": [*(f"host-{index}:2222" for index in range(9999)), last]}

@@ -166,6 +166,7 @@ PARTED: dict[str, Callable[[], sg.Strategy]] = {
 }
 
 
+@pytest.mark.slow
 def test_copies_do_not_keep_to_the_limit(memory) -> None:
     model = made(sg.MirroredStrategy(FOUR).scope())
     memory.look("built")
@@ -210,6 +211,7 @@ def test_table_of_given_numbers_goes_to_its_place_by_the_host(name, memory) -> N
     np.testing.assert_array_equal(table.numpy(), np.ones((NUM_ROWS, WIDTH)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kept_tables"), [("central", 0), ("hybrid, central", 0), ("hybrid, sharded", 2 / 4)]
 )

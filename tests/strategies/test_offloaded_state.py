@@ -90,12 +90,13 @@ class Runs:
         monkeypatch.setattr(Program, "_call", counted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "optimizer", "steps"),
     [
         ("central", "Adagrad", 1),
         *[
-            pytest.param(strategy, optimizer, steps, marks=pytest.mark.slow)
+            (strategy, optimizer, steps)
             for strategy, optimizer, steps in [
                 ("hybrid", "Adam", 3),
                 ("hybrid", "Adagrad", 1),
@@ -132,6 +133,7 @@ def test_fit_gives_what_copies_on_all_devices_give(strategy, optimizer, steps) -
     np.testing.assert_allclose(own(x), own.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_large_is_in_pinned_memory_in_parts_and_tables_are_on_the_host() -> None:
     model = made(central(), "Adagrad")
     assert memory_of(model.get_layer("wide").kernel) == PINNED
@@ -180,13 +182,14 @@ def test_devices_hold_nothing_between_steps() -> None:
     assert held == {(0, PINNED, part): 3, (1, PINNED, part): 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "steps", "kind", "num_calls"),
     [
         ("hybrid", 3, ShardedProgram, 2),  # two full batches, and one short one
         ("sharded table", 1, ShardedProgram, 3),
-        pytest.param("hybrid, 1", 3, ShardedProgram, 2, marks=pytest.mark.slow),
-        pytest.param("central", 3, OffloadedProgram, 3, marks=pytest.mark.slow),  # the table is
+        ("hybrid, 1", 3, ShardedProgram, 2),
+        ("central", 3, OffloadedProgram, 3),  # the table is
     ],
 )
 def test_step_is_one_program_and_many_steps_are_one_call(
@@ -239,12 +242,13 @@ def test_rows_are_read_and_set_outside_of_steps() -> None:
     assert memory_of(table) == PINNED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"),
     [
         ("central", "mirrored"),
-        pytest.param("mirrored", "hybrid", marks=pytest.mark.slow),
-        pytest.param("hybrid", "all on the host", marks=pytest.mark.slow),
+        ("mirrored", "hybrid"),
+        ("hybrid", "all on the host"),
     ],
 )
 def test_checkpoints_go_on_under_another_strategy(before, after, tmp_path) -> None:

@@ -47,7 +47,7 @@ def adagrad() -> keras.optimizers.Optimizer:
 
 CASES = [
     ({STATE: "pinned_host"}, adam, 1),
-    ({STATE: "pinned_host", "items": "sharded"}, adagrad, 1),
+    pytest.param({STATE: "pinned_host", "items": "sharded"}, adagrad, 1, marks=pytest.mark.slow),
     pytest.param({STATE: "pinned_host", "": "sharded"}, adam, 3, marks=pytest.mark.slow),
     pytest.param({STATE: "sharded", "wide": "pinned_host"}, adam, 1, marks=pytest.mark.slow),
     pytest.param({STATE: "mirrored", "": "sharded"}, adagrad, 3, marks=pytest.mark.slow),

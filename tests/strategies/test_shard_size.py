@@ -48,6 +48,7 @@ def rule() -> keras.optimizers.Optimizer:
     return keras.optimizers.Adam(1e-3, epsilon=1e-4, global_clipnorm=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "shard", "shard_state", "model", "steps"),
     [row if row in QUICK else pytest.param(*row, marks=pytest.mark.slow) for row in TABLE],
@@ -119,6 +120,7 @@ def test_rows_of_a_table_are_exchanged_within_a_copy(optimizer: str) -> None:
     assert largest_difference(several, one) < 1e-5
 
 
+@pytest.mark.slow
 def test_checkpoint_is_opened_with_other_sizes(tmp_path) -> None:
     first = compiled_decoder(strategy_of(2, 2).scope(), rule(), 1)
     first.optimizer.build(first.trainable_variables)
@@ -159,6 +161,7 @@ def test_all_replicas_share_one_copy_or_each_has_its_own() -> None:
     assert copied.stored.addressable_shards[0].data.shape == (64, 32)
 
 
+@pytest.mark.slow
 def test_plan_keeps_the_copies() -> None:
     with strategy_of(2, 4).scope():
         model = keras.Sequential([keras.Input((512,)), keras.layers.Dense(1024)])

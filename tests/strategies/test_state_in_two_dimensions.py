@@ -61,6 +61,7 @@ def assert_like_one_device(strategy: sg.Strategy, optimizer: str, **options: Any
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "replicas", "model", "shard_state"),
     [row if row in QUICK else pytest.param(*row, marks=pytest.mark.slow) for row in TABLE],
@@ -106,9 +107,8 @@ def test_a_device_holds_a_part_of_each_dimension() -> None:
     assert held["up_0/bias"] == 4
 
 
-@pytest.mark.parametrize(
-    "opened_in", [(4, 1, None), pytest.param((4, 2, "optimizer"), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("opened_in", [(4, 1, None), (4, 2, "optimizer")])
 def test_checkpoint_is_opened_by_other_shapes(tmp_path, opened_in) -> None:
     build = functools.partial(compiled_decoder, num_layers=1)
     first = build(strategy_of(2, 2, "all").scope(), OPTIMIZERS["momentum"]())

@@ -65,6 +65,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "num_replicas", "shard_state", "steps"), CASES)
 def test_numbers_are_those_of_copies(optimizer, num_replicas, shard_state, steps) -> None:
     copies, wanted = trained(sharing(num_replicas, None), optimizer, steps)
@@ -86,7 +87,8 @@ def test_numbers_are_those_of_copies(optimizer, num_replicas, shard_state, steps
     )
 
 
-@pytest.mark.parametrize("num_replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_replicas", [2, 4])
 def test_memory_of_a_device_is_divided(num_replicas) -> None:
     copies = bytes_by_device(trained(sharing(num_replicas, None), "Adam", 1)[0])
     own = bytes_by_device(trained(sharing(num_replicas, "optimizer"), "Adam", 1)[0])
@@ -98,6 +100,7 @@ def test_memory_of_a_device_is_divided(num_replicas) -> None:
         assert all_of_it[device] == pytest.approx(whole / num_replicas, rel=0.02)
 
 
+@pytest.mark.slow
 def test_state_survives_being_saved_by_one_and_restored_by_another(tmp_path) -> None:
     parts, _ = trained(sharing(2, "all"), "Adam", 1)
     sg.Checkpoint(model=parts).write(tmp_path / "state")

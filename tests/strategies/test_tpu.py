@@ -288,6 +288,7 @@ def test_slices_are_one_cluster(monkeypatch) -> None:
     assert identities[0].labels == tuple(f"process {index}" for index in range(4))
 
 
+@pytest.mark.slow
 def test_shutting_down_forgets_programs() -> None:
     strategy = sg.TPUStrategy(None, assigned(2))
     with strategy.scope():

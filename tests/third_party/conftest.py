@@ -15,7 +15,6 @@ import jax
 import pytest
 
 import stratagem as sg
-from tests.slow_rows import slow_but_for
 from tests.third_party.comparison import Numbers, plain_numbers
 
 _LIBRARIES = (
@@ -67,7 +66,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.filterwarnings(warning))
 
 
-@pytest.fixture(params=slow_but_for(_QUICK, _STRATEGIES))
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in _STRATEGIES
+    ]
+)
 def strategy(request: pytest.FixtureRequest) -> Iterator[Any]:
     if request.param == _SERVERS and not hasattr(request.module, "PROGRAMS"):
         pytest.skip("a loop in the coordinator of parameter servers is refused")

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.slow_rows import slow_but_for
 from tests.third_party.comparison import Numbers, assert_like_plain_keras
 from tests.third_party.programs.keras_hub_sharded import (
     PROGRAMS,
@@ -40,7 +39,10 @@ def test_decoder_with_all_state_sharded_equals_plain_keras(
     _assert_equal("all", name, plain[name])
 
 
-@pytest.mark.parametrize("name", slow_but_for(_QUICK, PROGRAMS))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in PROGRAMS],
+)
 def test_decoder_with_sharded_optimizer_state_equals_plain_keras(
     plain: Mapping[str, Numbers], name: str
 ) -> None:

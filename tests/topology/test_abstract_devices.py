@@ -21,11 +21,10 @@ from stratagem.devices.finding import find_devices, find_groups, local_devices
 from stratagem.devices.mesh import Topology
 from stratagem.planning.targets import parse_target
 
-pytestmark = pytest.mark.compatibility
-
 _EIGHT = parse_target("8xH100").topology
 
 
+@pytest.mark.compatibility
 def test_large_array_takes_no_memory() -> None:
     large = placeholder((10**6, 10**6), "float64")
     assert (large.shape, large.dtype) == ((10**6, 10**6), np.float32)  # as JAX would have it
@@ -53,6 +52,7 @@ def test_an_absent_topology_is_one_process() -> None:
     assert not Topology(tuple(jax.devices()[:2])).is_abstract
 
 
+@pytest.mark.compatibility
 def test_strategies_have_the_devices_that_are_planned_for() -> None:
     with planning_for(_EIGHT):
         assert local_devices() == _EIGHT.devices
@@ -88,7 +88,12 @@ def test_parameter_servers_are_not_planned(make) -> None:
 @pytest.mark.parametrize(
     ("make", "num_replicas", "size"),
     [
-        (lambda: sg.MirroredStrategy([["gpu:0", "gpu:1"], ["gpu:2", "gpu:3"]]), 8, 2),
+        pytest.param(
+            lambda: sg.MirroredStrategy([["gpu:0", "gpu:1"], ["gpu:2", "gpu:3"]]),
+            8,
+            2,
+            marks=pytest.mark.compatibility,
+        ),
         (lambda: sg.MirroredStrategy([["gpu:0", "gpu:1", "gpu:2", "gpu:3"]]), 1, 4),
         (lambda: sg.MirroredStrategy([["gpu:0"], ["gpu:1"]]), 16, 1),
         (lambda: sg.MultiWorkerMirroredStrategy(devices_per_replica=4), 4, 4),
@@ -119,6 +124,7 @@ def test_names_are_checked_for_absent_devices_too() -> None:
                 find_groups(names) if isinstance(names[0], list) else find_devices(names)
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("shard_state", ["optimizer", "all"])
 def test_state_is_shared_out_as_it_is_asked_for(shard_state) -> None:
     with planning_for(_EIGHT):
@@ -161,6 +167,7 @@ def test_variables_of_absent_devices_take_no_memory() -> None:
     assert after - before < 10**6
 
 
+@pytest.mark.compatibility
 def test_results_on_absent_devices_are_zeros() -> None:
     with planning_for(_EIGHT):
         strategy = sg.MirroredStrategy()

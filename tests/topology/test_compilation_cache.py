@@ -120,6 +120,7 @@ print(os.listdir(os.environ["FOLDER"]))
     assert printed == ["File_too_large", "[]"]
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_writes_leaves_no_part_of_an_entry(tmp_path) -> None:
     program = """
 import os, signal, stratagem as sg

@@ -127,6 +127,7 @@ def test_virtual_cpu_devices_cannot_be_made_after_jax_has_started() -> None:
     assert state == "1 None"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("highest", "num_devices"), [(1, 4), (5, 6)])
 def test_virtual_cpu_devices_that_xla_flags_ask_for_are_never_made_fewer(
     highest, num_devices

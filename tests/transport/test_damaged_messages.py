@@ -196,6 +196,7 @@ def test_server_answers_after_any_request_of_a_member(raw, number, frames) -> No
     raw.settle()
 
 
+@pytest.mark.slow
 def test_server_holds_nothing_of_requests_that_it_refused(raw) -> None:
     rng = np.random.default_rng(0)
     clients = {*raw.server._changes._clients}

@@ -24,6 +24,12 @@ IDS = np.array([9, 0, 4, 3])
 BATCH_CHANGES = [*CHANGES, ("batch_scatter_update", lambda now, rows: rows)]
 
 
+# Of a test whose rows are many, or dear.
+_seldom_keras = pytest.mark.parametrize(
+    "made", [pytest.param("keras", marks=pytest.mark.slow), "mirrored"], indirect=True
+)
+
+
 @pytest.fixture(params=["keras", "mirrored"])
 def made(request: pytest.FixtureRequest) -> sg.ShardedVariable:
     """Of variables of no strategy, and of one that has scatter methods of its own."""
@@ -56,6 +62,7 @@ def test_it_reads_as_one_array(made) -> None:
     np.testing.assert_allclose(keras.ops.sum(made), VALUES.sum(), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "index",
     [
@@ -111,6 +118,7 @@ def test_values_are_assigned_added_and_subtracted(made) -> None:
 
 
 @pytest.mark.parametrize(("method", "change"), BATCH_CHANGES)
+@_seldom_keras
 def test_scattered_rows_reach_their_shards(made, method, change) -> None:
     expected = VALUES.copy()
     expected[IDS] = change(VALUES[IDS], ROWS)
@@ -126,6 +134,7 @@ def test_repeated_negative_and_missing_rows(made) -> None:
 
 
 @pytest.mark.parametrize("ids", [[0, 3, 4, 9], [[6, 6], [-1, -10]], 7, [10, 2, -11], []])
+@_seldom_keras
 def test_lookups_are_those_of_one_table(made, ids) -> None:
     ids = np.array(ids, "int32")
     expected = sg.nn.embedding_lookup(keras.Variable(VALUES), ids)
@@ -146,6 +155,7 @@ def _whole_numbers(value: np.ndarray) -> keras.Variable:
     return keras.Variable(value, dtype="int32")
 
 
+@_seldom_keras
 def test_gradients_of_lookups_are_those_of_the_shards(made) -> None:
     def loss() -> Any:
         return jnp.sum(jnp.square(sg.nn.embedding_lookup(made, [3, 5, 3])))
@@ -206,6 +216,7 @@ def test_traced_index_is_refused(made) -> None:
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow"])
+@_seldom_keras
 def test_it_counts_as_its_value_in_arithmetic(made, name) -> None:
     function = getattr(operator, name)
     positive = np.abs(VALUES) + 1

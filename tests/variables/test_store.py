@@ -35,7 +35,14 @@ def kept_and_topology(request) -> tuple[Store, Topology]:
     return KEEPINGS[request.param]
 
 
-@pytest.mark.parametrize("shape", [(), (8,), (3, 4), (5, 7), (12, 5)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (),
+        (5, 7),
+        *(pytest.param(shape, marks=pytest.mark.slow) for shape in [(8,), (3, 4), (12, 5)]),
+    ],
+)
 def test_what_is_kept_comes_back(kept_and_topology, shape) -> None:
     store, topology = kept_and_topology
     value = np.random.default_rng(0).normal(size=shape).astype("float32")

@@ -41,6 +41,7 @@ def test_ratios_are_those_of_what_auto_took() -> None:
     assert (row["ratio_min"], row["ratio_max"]) == pytest.approx((0.4, 2.0))
 
 
+@pytest.mark.slow
 def test_table_and_plot_show_every_size(tmp_path) -> None:
     alone = Figures(4096, {one.value: 0.001 for one in Algorithm}, "compiler")
     cluster = Cluster(2, devices_per_process=2)

@@ -52,6 +52,7 @@ def test_ratios_are_those_of_saves_stalls_and_restores() -> None:
     )
 
 
+@pytest.mark.slow
 def test_table_and_plot_show_every_side(tmp_path: Path) -> None:
     other = dataclasses.replace(FIGURES, name="other", behind={**BEHIND, "stall": 0.6})
     console = Console(width=150)

@@ -26,7 +26,12 @@ NUM_PARAMETERS = {
 
 
 @pytest.mark.parametrize(
-    "name", ["bert", "gpt2", pytest.param("small_resnet50", marks=pytest.mark.slow)]
+    "name",
+    [
+        pytest.param("bert", marks=pytest.mark.slow),
+        "gpt2",
+        pytest.param("small_resnet50", marks=pytest.mark.slow),
+    ],
 )
 def test_keras_has_so_many_parameters(name: str) -> None:
     model = build_model(name)
@@ -58,6 +63,7 @@ def test_torch_has_as_many_and_the_same_shape_of_logits(name: str) -> None:
     assert shape == list(build_model(name).compute_output_shape((8, *WORKLOADS[name].input_shape)))
 
 
+@pytest.mark.slow
 def test_decoder_sees_no_later_token() -> None:
     model = build_model("gpt2")
     tokens, _ = WORKLOADS["gpt2"].batch()
@@ -68,6 +74,7 @@ def test_decoder_sees_no_later_token() -> None:
     assert np.abs(before[:, 40:] - after[:, 40:]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_encoder_sees_the_order_of_tokens() -> None:
     model = build_model("bert")
     tokens, _ = WORKLOADS["bert"].batch()

@@ -93,6 +93,7 @@ def test_every_round_starts_each_side_again(tmp_path: Path, processes: type[Fake
     assert [one["name"] for one in written["skipped"]] == ["Keras on TensorFlow", "torch.compile"]
 
 
+@pytest.mark.slow
 def test_warm_sides_find_what_their_first_run_left(
     tmp_path: Path, processes: type[FakeProcess]
 ) -> None:
@@ -116,6 +117,7 @@ def test_warm_sides_find_what_their_first_run_left(
     assert torch["ratios"]["first_step_s"] == [1.0]
 
 
+@pytest.mark.slow
 def test_machine_is_warmed_up_once(tmp_path: Path, processes: type[FakeProcess]) -> None:
     measure(tmp_path, only="-")  # GPT-2 and ResNet-50
     names = [name for name, _ in processes.started]

@@ -25,7 +25,7 @@ def _build(name: str) -> keras.Model:
     return build_model(model_of(name, is_tiny=True), is_mixed=False)
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt"])
+@pytest.mark.parametrize("name", [pytest.param("bert", marks=pytest.mark.slow), "gpt"])
 def test_parameters(name: str) -> None:
     count = sum(int(np.prod(one.shape)) for one in _build(name).trainable_variables)
     assert count == _NUM_PARAMETERS[name]
@@ -54,6 +54,7 @@ def test_flops_of_a_step_of_the_llamas() -> None:
     assert MODELS["llama8b-lora"].flops_per_step(0) == 4 * 2048 * per_token
 
 
+@pytest.mark.slow
 def test_gpt_sees_no_later_token() -> None:
     network, (tokens, _) = _build("gpt"), model_of("gpt", is_tiny=True).arrays()
     before = tokens[:2]

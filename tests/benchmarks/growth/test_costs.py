@@ -13,11 +13,11 @@ from benchmarks.growth.costs.serving import cpu_s, elapsed_s, least
 
 # The number of devices of a process is fixed once JAX runs: test_run.py has these axes.
 _HERE = [axis for axis in AXES if axis.module != "steps"]
+_SLOW = {"workers", "simulated workers", "closures", "coordinated workers"}
 
 
 def _marked(axis: Axis) -> Any:
-    is_slow = axis.name == "simulated workers"
-    return pytest.param(axis, id=axis.name, marks=[pytest.mark.slow] if is_slow else [])
+    return pytest.param(axis, id=axis.name, marks=pytest.mark.slow if axis.name in _SLOW else ())
 
 
 @pytest.mark.parametrize("axis", [_marked(axis) for axis in _HERE])

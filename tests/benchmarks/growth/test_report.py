@@ -57,6 +57,7 @@ def test_times_have_units(seconds: float, text: str) -> None:
     assert time_text(seconds) == text
 
 
+@pytest.mark.slow
 def test_picture_is_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     four = [LINEAR, STEEP, ALONE, growth("rows", [1e-6] * 3)]

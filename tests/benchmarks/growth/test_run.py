@@ -52,7 +52,10 @@ def test_failure_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "Failed: 2 replicas" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("only", "sizes"), [("thing", (1, 2)), ("things", (1, 2, 4))])
+@pytest.mark.parametrize(
+    ("only", "sizes"),
+    [pytest.param("thing", (1, 2), marks=pytest.mark.slow), ("things", (1, 2, 4))],
+)
 def test_sizes_that_take_minutes_are_asked_for_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only: str, sizes: tuple[int, ...]
 ) -> None:

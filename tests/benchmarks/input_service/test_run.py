@@ -38,6 +38,7 @@ def test_processor_time_is_that_of_this_process_at_least() -> None:
     assert tree_cpu_s() > before_s > 0
 
 
+@pytest.mark.slow
 def test_batches_follow_from_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("PIL")
     input_work._write_images(tmp_path)

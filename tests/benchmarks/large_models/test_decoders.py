@@ -14,6 +14,8 @@ from benchmarks.large_models import jax_decoder
 from benchmarks.large_models.cases import DECODERS
 from benchmarks.large_models.keras_decoder import build_decoder, compiled
 
+pytestmark = pytest.mark.slow
+
 _LENGTH, _NUM_DEVICES = 8, 2
 _SIZES = DECODERS["tiny"]
 

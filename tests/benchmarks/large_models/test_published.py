@@ -38,6 +38,7 @@ def test_a_throughput_in_flops_is_one_in_tokens() -> None:
     assert per_token * row.tokens == pytest.approx(417.4e12, rel=0.001)
 
 
+@pytest.mark.slow
 def test_table_and_picture(tmp_path) -> None:
     rows = [
         dataclasses.replace(row, sizes=_SMALL, length=32, batch=2)
@@ -54,6 +55,7 @@ def test_table_and_picture(tmp_path) -> None:
     assert (tmp_path / "published.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_loss_of_pytorch_is_the_cross_entropy_and_has_three_arrays_of_logits() -> None:
     logits = np.random.default_rng(0).normal(size=(2, 3, 5)).astype("float32")
     labels = np.array([[0, 4, 2], [1, 1, 3]])

@@ -70,6 +70,7 @@ def test_rows_have_all_that_was_measured() -> None:
     assert first["exchanged_bytes"]["step: all-gather"] == 2e6
 
 
+@pytest.mark.slow
 def test_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "made" / "plot.png"

@@ -40,6 +40,7 @@ def _run(folder: Path, **options: Any) -> tuple[bool, dict[str, Any], str]:
     return went_well, json.loads((folder / "published_scaling.json").read_text()), text.getvalue()
 
 
+@pytest.mark.slow
 def test_results_table_and_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(run, "_compile", _answer)

@@ -89,6 +89,7 @@ def test_rows_are_made_of_what_was_measured() -> None:
     assert [row["side"] for row in without_peers] == ["fit", "fit, apart", "fit"]
 
 
+@pytest.mark.slow
 def test_command_writes_efficiencies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(command, "BENCHMARKS", {"scaling": lambda *arguments: [_fake_case()]})
     monkeypatch.setattr(command, "find_accelerator", lambda *arguments: None)

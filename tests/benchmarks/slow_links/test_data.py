@@ -8,6 +8,7 @@ import pytest
 from benchmarks.slow_links import data
 
 
+@pytest.mark.slow
 def test_text_predicts_the_next_character_of_real_documents() -> None:
     found = data.text()
     assert found.x.shape[1] == data.CONTEXT
@@ -18,6 +19,7 @@ def test_text_predicts_the_next_character_of_real_documents() -> None:
     assert len(found.x) * data.CONTEXT > 500_000
 
 
+@pytest.mark.slow
 def test_validation_text_is_of_other_documents() -> None:
     found = data.text()
     trained = {row.tobytes() for row in found.x}

@@ -70,6 +70,7 @@ def test_links_are_those_of_the_issue() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not _can_make_links(), reason="needs root, iproute2, its tbf, and tunnels")
 def test_a_link_takes_the_time_of_its_rate_and_of_its_delay() -> None:
     with two_hosts(round_trip_s=0.1) as hosts:

@@ -55,6 +55,7 @@ def test_no_claims_without_lockstep() -> None:
     assert claims([_DILOCO]) == []
 
 
+@pytest.mark.slow
 def test_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     draw_curves(tmp_path / "curves.png", [_LOCKSTEP, _DILOCO, _TOP_K], "on two cores")

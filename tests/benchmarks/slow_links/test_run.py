@@ -59,6 +59,7 @@ def _run(folder: Path, **options: Any) -> tuple[bool, dict[str, Any], str]:
     return went_well, json.loads((folder / "slow_links.json").read_text()), text.getvalue()
 
 
+@pytest.mark.slow
 def test_all_trials_and_methods_and_what_failed(tmp_path: Path) -> None:
     went_well, results, printed = _run(tmp_path)
     assert not went_well
@@ -71,6 +72,7 @@ def test_all_trials_and_methods_and_what_failed(tmp_path: Path) -> None:
         assert (tmp_path / f"slow_links_{name.replace(' ', '_')}.png").is_file()
 
 
+@pytest.mark.slow
 def test_a_later_run_of_one_case_keeps_the_others(tmp_path: Path) -> None:
     _run(tmp_path, only="recommender", is_quick=True)
     went_well, results, printed = _run(tmp_path, only="long transformer, lockstep")

@@ -22,6 +22,7 @@ def test_speed_is_the_ratio_of_the_medians() -> None:
     assert [one.speed_over("other") for one in RESULTS] == pytest.approx([3.0, 0.1, 1.0])
 
 
+@pytest.mark.slow
 def test_table_and_plot_show_every_size(tmp_path: Path) -> None:
     console = Console(width=150)
     with console.capture() as capture:

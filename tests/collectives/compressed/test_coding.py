@@ -57,6 +57,7 @@ def test_float8_is_that_of_ml_dtypes() -> None:
     np.testing.assert_allclose(coded(setting, ROWS), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Int8, Float8])
 def test_stochastic_rounding_takes_a_neighbor_and_is_right_on_average(kind) -> None:
     rows, num_draws = ROWS[:1, :200], 400
@@ -73,7 +74,15 @@ def test_stochastic_rounding_takes_a_neighbor_and_is_right_on_average(kind) -> N
     assert np.all(error <= 5 * step * scale / 2 / np.sqrt(num_draws))
 
 
-@pytest.mark.parametrize("setting", [BFloat16(), Float16(), Int8(), Float8()])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        pytest.param(BFloat16(), marks=pytest.mark.slow),
+        Float16(),
+        pytest.param(Int8(), marks=pytest.mark.slow),
+        pytest.param(Float8(), marks=pytest.mark.slow),
+    ],
+)
 def test_zeros_and_short_rows_come_back(setting) -> None:
     rows = np.float32([[0.0, 0.0, 0.0]])
     np.testing.assert_array_equal(coded(setting, rows), rows)

@@ -22,6 +22,7 @@ def test_short_numbers_are_close(setting, bound) -> None:
         assert np.abs(got[0] - exact).max() <= bound * np.abs(exact).max()
 
 
+@pytest.mark.slow
 def test_rounding_by_chance_differs_from_step_to_step_and_repeats() -> None:
     grads, states = gradients(2), first_states(Int8(), 2)
     first, again, later = (one_step(Int8(), 2, grads, states, step)[0][0] for step in (0, 0, 1))

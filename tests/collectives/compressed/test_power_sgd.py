@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from stratagem.devices.compression import PowerSGD
 from tests.collectives.compressed.steps import first_states, gradients, one_step
@@ -24,6 +25,7 @@ def test_low_rank_is_that_of_the_paper() -> None:
         np.testing.assert_array_equal(new["factor"], [new["factor"][0]] * 3)
 
 
+@pytest.mark.slow
 def test_factors_of_repeated_gradients_become_the_best_ones() -> None:
     """Power iteration with a warm start finds the singular vectors, which SVD finds at once."""
     setting = PowerSGD(rank=2, error_feedback=False)

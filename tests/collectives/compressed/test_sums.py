@@ -14,8 +14,13 @@ from tests.collectives.compressed.steps import first_states, gradients, one_step
 ALL = [BFloat16(), Float16(), Int8(), Int8(stochastic=False), Float8(), PowerSGD(rank=2), TopK()]
 
 
-@pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("setting", ALL, ids=str)
+def _marked(quick: object) -> list[object]:
+    """All of them, of which one is quick."""
+    return [pytest.param(one, marks=() if one == quick else pytest.mark.slow) for one in ALL]
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("setting", _marked(BFloat16()), ids=str)
 def test_sums_and_errors_add_up_to_the_gradients(setting, count) -> None:
     """What a step does not send is in the errors, so that in the end all of it is sent."""
     states = first_states(setting, count)
@@ -30,7 +35,7 @@ def test_sums_and_errors_add_up_to_the_gradients(setting, count) -> None:
         states = new_states
 
 
-@pytest.mark.parametrize("setting", ALL, ids=str)
+@pytest.mark.parametrize("setting", _marked(Float16()), ids=str)
 def test_dtype_of_gradients_is_kept(setting) -> None:
     grads = [jnp.ones((40, 30), jnp.bfloat16)]
     state = {name: jnp.ones(size) for name, size in setting.state_shapes((40, 30)).items()}

@@ -9,6 +9,8 @@ import socket
 import warnings
 from typing import Any
 
+import pytest
+
 from stratagem.cli.doctor.network.joining import survey_as_task
 from stratagem.cli.doctor.network.survey import Survey, SurveyedHost, SurveySettings
 from stratagem.launch.plan.ports import free_ports
@@ -57,6 +59,7 @@ def test_task_that_never_comes_is_absent() -> None:
     assert survey.cluster[0][2] == ("refused", "127.0.0.1")
 
 
+@pytest.mark.slow
 def test_task_without_a_leader_names_it() -> None:
     hosts = _hosts(2)
     settings = SurveySettings(wait_s=0.3, limit_s=1.0)
@@ -65,6 +68,7 @@ def test_task_without_a_leader_names_it() -> None:
     assert survey.facts[1] == _facts(0)
 
 
+@pytest.mark.slow
 def test_task_that_is_interrupted_closes_its_connection() -> None:
     hosts = _hosts(2)
 

@@ -40,6 +40,7 @@ def predictions(estimator, name, data=DATA):
     return np.stack([row[name] for row in estimator.predict(data)])
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_the_estimator_for_any_batch(trained, tmp_path) -> None:
     assets = tmp_path / "words.txt"
     assets.write_text("a\nb\n")
@@ -119,6 +120,7 @@ def test_signatures_and_features_that_are_computed(tmp_path) -> None:
     np.testing.assert_array_equal(by_dict["output"], outputs["predict"]["output"])
 
 
+@pytest.mark.slow
 def test_a_convolutional_network_for_any_batch(tmp_path) -> None:
     x, y = examples(8, (6, 6, 2))
     layers = lambda: convolutional_layers(synchronized=False, dropout=0.5)  # noqa: E731

@@ -56,6 +56,7 @@ def test_indicator_counts_as_category_encoding_of_keras() -> None:
     np.testing.assert_array_equal(made, encoding(rows))
 
 
+@pytest.mark.slow
 def test_example_without_values_is_zeros_and_trains_nothing() -> None:
     column = fc.embedding_column(IDS, 2, initializer=keras.initializers.Constant(TABLE), max_norm=1)
     layer = fc.DenseFeatures([column])
@@ -157,6 +158,7 @@ ROWS = {
 LABELS = np.arange(12, dtype=np.float32)[:, None] / 10
 
 
+@pytest.mark.slow
 def test_fit_trains_a_model_of_columns_on_encoded_features() -> None:
     def fitted(strategy) -> list[np.ndarray]:
         with strategy.scope():

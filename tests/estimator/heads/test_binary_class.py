@@ -37,6 +37,7 @@ def test_loss_of_two_classes_is_the_sigmoid_cross_entropy() -> None:
     np.testing.assert_allclose(loss, expected * 5 + 3.0, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [None, WEIGHTS["w"]], ids=["plain", "weighted"])
 def test_metrics_of_two_classes_are_those_of_keras(weights) -> None:
     features = {} if weights is None else {"w": weights}

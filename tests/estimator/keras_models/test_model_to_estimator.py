@@ -68,9 +68,10 @@ def _assert_same_variables(estimator: Any, variables: Any) -> None:
         np.testing.assert_allclose(value, variable.numpy(), rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "replicas",
-    [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)],
+    [1, 2, 4],
 )
 def test_training_goes_on_as_fit_does(replicas: int) -> None:
     x, y = _vectors(32 if replicas == 1 else 30)
@@ -135,6 +136,7 @@ def test_training_goes_on_wherever_variables_are_kept(kind: str) -> None:
     _assert_same_variables(estimator, (*model.variables, *model.optimizer.variables))
 
 
+@pytest.mark.slow
 def test_cnn_with_batch_normalization_and_dropout() -> None:
     images = np.random.default_rng(1).normal(size=(24, 8, 8, 1)).astype("float32")
     labels = (images.mean(axis=(1, 2, 3)) > 0).astype("int32")
@@ -185,13 +187,14 @@ def _two_headed(*, named: bool) -> keras.Model:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "named"),
     [
-        pytest.param(1, True, marks=pytest.mark.slow),
-        pytest.param(1, False, marks=pytest.mark.slow),
+        (1, True),
+        (1, False),
         (2, True),
-        pytest.param(2, False, marks=pytest.mark.slow),
+        (2, False),
     ],
 )
 def test_several_inputs_and_outputs_by_name_with_weights(replicas: int, named: bool) -> None:
@@ -310,6 +313,7 @@ class _Subclassed(keras.Model):
         return {"units": self.units, "name": self.name}
 
 
+@pytest.mark.slow
 def test_subclassed_model_that_can_be_copied() -> None:
     x, y = _vectors(size=3)
     x, y = {"x": x}, [y[:, None].astype("float32")] * 2

@@ -47,6 +47,7 @@ class Seen(sg.estimator.SessionRunHook):
         self.is_chief, self.num_workers = session.is_chief, session.num_workers
 
 
+@pytest.mark.slow
 def test_one_worker_makes_the_updates_of_one_device(tmp_path) -> None:
     expected, seen = Seen(), Seen()
     alone = estimator_of(tmp_path / "alone")
@@ -73,6 +74,7 @@ def test_one_worker_makes_the_updates_of_one_device(tmp_path) -> None:
     assert (seen.at_end[0], seen.is_chief, seen.num_workers) == (7, True, 1)
 
 
+@pytest.mark.slow
 def test_workers_read_their_own_parts_to_the_end(tmp_path) -> None:
     seen = Seen()
     with local_strategy(2) as strategy:

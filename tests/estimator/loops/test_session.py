@@ -47,6 +47,7 @@ X, Y = examples(16)
 DATA = dataset_of(X, Y, 4)
 
 
+@pytest.mark.slow
 def test_hooks_are_called_in_the_order_of_tensorflow(tmp_path) -> None:
     hook = Recorder()
     estimator = estimator_of(dense_classifier, tmp_path)

@@ -62,6 +62,7 @@ def fit_in_order(model, x, y) -> list[float]:
     ]
 
 
+@pytest.mark.slow
 @of_strategies("no strategy", "mirrored 4", "hybrid")
 def test_dense_classifier_is_that_of_one_device(make, num_replicas, tmp_path) -> None:
     x, y = examples(38)  # the last batch is short, and some replicas get none of it
@@ -76,6 +77,7 @@ def test_dense_classifier_is_that_of_one_device(make, num_replicas, tmp_path) ->
     assert estimator.get_variable_value("global_step") == 10
 
 
+@pytest.mark.slow
 @of_strategies("mirrored 2")
 def test_network_with_batch_normalization_is_that_of_one_device(
     make, num_replicas, tmp_path
@@ -98,6 +100,7 @@ def test_network_with_batch_normalization_is_that_of_one_device(
     assert_same_weights(estimator, model)
 
 
+@pytest.mark.slow
 def test_dropout_draws_what_plain_keras_draws(tmp_path) -> None:
     x, y = examples(24, (6, 6, 2))
     layers = lambda: convolutional_layers(synchronized=False, dropout=0.5)  # noqa: E731
@@ -109,6 +112,7 @@ def test_dropout_draws_what_plain_keras_draws(tmp_path) -> None:
     assert_same_weights(estimator, model)
 
 
+@pytest.mark.slow
 def test_training_goes_on_under_another_strategy(tmp_path) -> None:
     x, y = examples(32)
     four = sg.MirroredStrategy([f"cpu:{i}" for i in range(4)])
@@ -215,7 +219,8 @@ def table_of_words(features, labels, mode, params):
     return sg.estimator.EstimatorSpec(mode, loss=loss, train_op=optimizer)
 
 
-@pytest.mark.parametrize("scales", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("scales", [False, True])
 def test_tables_are_trained_wherever_they_are_kept(scales, tmp_path) -> None:
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 20_000, (32, 4)).astype("int32")

@@ -70,6 +70,7 @@ def test_loss_and_step_are_logged(tmp_path, caplog) -> None:
     assert steps == ["1", "5"]
 
 
+@pytest.mark.slow
 def test_scaffold_initializes_only_what_is_not_restored(tmp_path) -> None:
     calls = []
 

@@ -54,6 +54,7 @@ class Watching(sg.estimator.SessionRunHook):
         self.steps.append(run_context.session.global_step)
 
 
+@pytest.mark.slow
 def test_one_worker_makes_the_updates_of_one_device(tmp_path) -> None:
     alone = estimator_of(tmp_path / "alone")
     alone.train(endless, steps=12)
@@ -91,6 +92,7 @@ def test_keras_model_is_trained_on_servers_as_on_one_device(tmp_path) -> None:
         np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_chief_gives_servers_the_checkpoint_of_one_device(tmp_path) -> None:
     alone = estimator_of(tmp_path)
     alone.train(lambda: (X[:8], Y[:8]), steps=5)
@@ -141,6 +143,7 @@ def test_workers_share_the_steps_and_the_chief_alone_saves(tmp_path) -> None:
     assert ahead in (0, 1)
 
 
+@pytest.mark.slow
 def test_worker_that_comes_late_finds_the_variables(tmp_path) -> None:
     goes_on = threading.Event()
     hooks = [Watching(goes_on), Watching()]
@@ -167,6 +170,7 @@ def test_worker_that_comes_late_finds_the_variables(tmp_path) -> None:
     assert hooks[0].steps == [11, 12]
 
 
+@pytest.mark.slow
 def test_training_that_has_nothing_to_do_keeps_nobody_waiting(tmp_path) -> None:
     with own_strategies(2) as strategies:
         chief = estimator_of(tmp_path, strategies[0])

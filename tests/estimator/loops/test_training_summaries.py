@@ -29,6 +29,7 @@ def scalars_in(folder) -> dict[str, list[tuple[int, float]]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_losses_and_what_the_model_function_writes(num_replicas, tmp_path) -> None:
     def model_fn(features, labels, mode):
@@ -74,6 +75,7 @@ def test_hooks_write_in_every_step(tmp_path) -> None:
     assert scalars_in(tmp_path)["hook"] == [(1, 0.5), (2, 0.5)]
 
 
+@pytest.mark.slow
 def test_without_tensorboard_training_goes_on(tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.setattr(training_summaries.importlib.util, "find_spec", lambda name: None)
     caplog.set_level(logging.WARNING, logger="stratagem.estimator")

@@ -17,6 +17,7 @@ def _data(features: dict[str, Any], labels: Any) -> Any:
     return lambda: sg.input.Dataset((features, labels), batch_size=len(labels) // 2)
 
 
+@pytest.mark.slow
 def test_regressor_learns_the_weighted_mean_under_a_strategy() -> None:
     labels = np.array([[1.0], [2.0], [6.0], [7.0]], "float32")
     weights = np.array([1.0, 1.0, 1.0, 5.0], "float32")
@@ -33,6 +34,7 @@ def test_regressor_learns_the_weighted_mean_under_a_strategy() -> None:
     assert regressor.get_variable_names()[:1] == ["baseline/bias"]
 
 
+@pytest.mark.slow
 def test_first_step_of_ftrl_is_that_of_keras() -> None:
     labels = np.array([1, 2, 2, 0, 2, 2])
     classifier = sg.estimator.BaselineClassifier(n_classes=3)

@@ -45,6 +45,7 @@ def assert_deep_weights(estimator, model: keras.Model) -> None:
         )
 
 
+@pytest.mark.slow
 @of_strategies
 def test_dnn_classifier_of_strings_is_that_of_one_device(make, num_replicas, tmp_path) -> None:
     def dnn(**kwargs):

@@ -51,6 +51,7 @@ def train_with_two_optimizers(model, optimizers, labels) -> None:
             optimizer.apply([by_id[id(one)] for one in variables], variables)
 
 
+@pytest.mark.slow
 @of_strategies
 def test_wide_and_deep_has_an_optimizer_for_each_part(make, num_replicas, tmp_path) -> None:
     def combined(**kwargs):

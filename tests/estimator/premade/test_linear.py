@@ -54,6 +54,7 @@ def test_linear_regressor_with_sums_is_that_of_one_device(make, num_replicas, tm
     assert result["prediction/mean"] == pytest.approx(expected.mean(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_one_batch_of_arrays_and_datasets_are_input_too(tmp_path) -> None:
     classifier = sg.estimator.LinearClassifier(
         wide_columns(), n_classes=3, label_vocabulary=VOCABULARY, model_dir=str(tmp_path)

@@ -50,6 +50,7 @@ def test_strategies_and_none_are_themselves() -> None:
     assert training_strategy(sg.estimator.RunConfig()) is None
 
 
+@pytest.mark.slow
 def test_estimator_trains_and_evaluates_with_what_functions_make(tmp_path) -> None:
     from tests.estimator.independent_workers import X, Y, model_fn
 

@@ -30,6 +30,7 @@ def trained(tmp_path_factory):
     return estimator, model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_replicas", [1, 4])
 def test_metrics_and_loss_are_those_of_one_device(trained, num_replicas) -> None:
     estimator, model = trained
@@ -56,6 +57,7 @@ def test_steps_are_batches_of_all_replicas(trained) -> None:
     assert estimator.evaluate(lambda: (x[:16], y[:16]))["loss"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_an_earlier_checkpoint_is_evaluated_by_its_path(tmp_path) -> None:
     x, y = examples(32)
     estimator = estimator_of(dense_classifier, tmp_path, save_checkpoints_steps=2)

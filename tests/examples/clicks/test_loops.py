@@ -19,6 +19,7 @@ LAW = ClickLaw(num_ids=10_000)
 NUM_STEPS, BATCH_SIZE = 60, 256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", loops.LOOPS)
 @pytest.mark.parametrize("name", models.MODELS)
 def test_workers_learn(name, loop) -> None:

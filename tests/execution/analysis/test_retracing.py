@@ -44,6 +44,7 @@ def repeats(x: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, 3, lambda index, v: v @ v.T / (index + 1), jnp.outer(x, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [conditions, loops, scans, derivatives, distinct, repeats])
 def test_gives_what_the_function_gives(function) -> None:
     x = jnp.array([0.5, 2.0, -1.0, 3.0])

@@ -271,6 +271,7 @@ def test_seen_values_may_be_printed(strategy, capsys) -> None:
     assert lines == [f"replica {i}: {i + 0.5}" for i in range(strategy.num_replicas_in_sync)]
 
 
+@pytest.mark.slow
 def test_replicas_may_hold_different_numbers_of_rows_of_a_table() -> None:
     def step():
         count = 1 + context().replica_id_in_sync_group % 2

@@ -125,6 +125,9 @@ def test_lookups_of_several_shapes_and_tables(pair) -> None:
     np.testing.assert_allclose(two.values, np.full((2, 2), 3.0))
 
 
+@pytest.mark.parametrize(
+    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
+)
 def test_what_the_function_assigns_is_kept_once(pair, execution) -> None:
     v = table(pair)
     with pair.scope():

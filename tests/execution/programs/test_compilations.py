@@ -8,6 +8,7 @@ import weakref
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import stratagem as sg
 from stratagem.execution.programs.lockstep import compilations_of, note_compilation
@@ -130,6 +131,7 @@ def test_values_of_a_new_function_are_the_reason() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_strategy_is_not_held() -> None:
     strategy = sg.OneDeviceStrategy("cpu:0")
     note_compilation([strategy], step, "first call")

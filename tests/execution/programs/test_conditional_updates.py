@@ -104,7 +104,9 @@ def count_of(jaxpr: Jaxpr, name: str) -> int:
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("count", [0, 1, 2, 7, -3])
+@pytest.mark.parametrize(
+    "count", [2, -3, *(pytest.param(count, marks=pytest.mark.slow) for count in (0, 1, 7))]
+)
 def test_numbers_are_those_of_the_step(step: Step, count: int) -> None:
     jaxpr, split = jaxprs_of(step)
     for slot in (SLOT, SLOT.at[2].set(np.nan), -SLOT):

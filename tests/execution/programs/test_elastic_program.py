@@ -143,6 +143,7 @@ def _stepped(
     return values, is_committed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _MODELS)
 def test_one_that_is_left_out_has_the_bits_of_the_others(group, name) -> None:
     layers, optimizer = _MODELS[name]

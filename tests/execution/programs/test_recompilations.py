@@ -16,7 +16,8 @@ def strategy() -> Any:
     return sg.MirroredStrategy(["cpu:0", "cpu:1"])
 
 
-@pytest.mark.parametrize("is_function", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_function", [False, True])
 def test_step_that_is_compiled_again_and_again_is_named(strategy, is_function) -> None:
     def call(batch: Any) -> Any:
         def step() -> Any:
@@ -34,6 +35,7 @@ def test_step_that_is_compiled_again_and_again_is_named(strategy, is_function) -
     assert "the values of ['batch'] in it differ" in str(caught[0].message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_function", [False, True])
 def test_the_sixth_kind_of_arguments_names_the_one_that_differs(strategy, is_function) -> None:
     def step(x: Any) -> Any:

@@ -83,6 +83,7 @@ def adam() -> Any:
     return keras.optimizers.Adam(0.1)
 
 
+@pytest.mark.slow
 def test_sum_of_what_is_in_parts_is_made_in_parts() -> None:
     made = Made(sg.MirroredStrategy(TWO, shard_state="all"), adagrad)
     text = made.compiled_text()
@@ -91,6 +92,7 @@ def test_sum_of_what_is_in_parts_is_made_in_parts() -> None:
     assert NUM_KERNEL not in messages(text, "all-reduce")
 
 
+@pytest.mark.slow
 def test_rows_of_a_table_in_parts_are_updated_without_being_sent() -> None:
     made = Made(sg.HybridStrategy(TWO, placement={"embeddings": "sharded"}), adagrad)
     text = made.compiled_text()

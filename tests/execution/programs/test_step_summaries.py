@@ -12,7 +12,6 @@ import pytest
 
 import stratagem as sg
 from stratagem.execution.summary.writer import write_pending
-from tests.slow_rows import slow_but_for
 from tests.summary.events import Read
 
 _TABLE = {"table": "central"}
@@ -122,6 +121,7 @@ def test_steps_write_what_replica_0_computed(name: str, tmp_path: Path) -> None:
     program.check(Read(tmp_path), [*range(NUM_STEPS)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one_device", "mirrored_2", "all_in_parts", "central_storage"])
 def test_many_steps_of_a_call_write_each(name: str, tmp_path: Path) -> None:
     program = program_of(name)
@@ -136,7 +136,13 @@ def test_many_steps_of_a_call_write_each(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    slow_but_for(["default"], ["default", "one_device", "mirrored_2", "all_in_parts"]),
+    [
+        "default",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("one_device", "mirrored_2", "all_in_parts")
+        ),
+    ],
 )
 def test_eager_steps_write_the_same(name: str, tmp_path: Path) -> None:
     program = program_of(name)
@@ -152,6 +158,7 @@ def test_eager_steps_write_the_same(name: str, tmp_path: Path) -> None:
     program.check(Read(tmp_path), [*range(NUM_STEPS)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one_device", "mirrored_2", "groups", "all_in_parts"])
 def test_function_writes_its_own_and_those_of_its_steps(name: str, tmp_path: Path) -> None:
     program = program_of(name)

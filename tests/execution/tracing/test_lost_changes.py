@@ -86,6 +86,7 @@ def test_state_in_state_out_is_the_loop_by_hand(call) -> None:
     assert call(step, dataclasses.asdict(_module())).tolist() == [2, 2, 2]
 
 
+@pytest.mark.slow
 def test_lists_and_dicts_of_a_step_are_its_own(call) -> None:
     def step(state: dict[str, Any]) -> Any:
         state["kernel"] = 2 * state["kernel"]

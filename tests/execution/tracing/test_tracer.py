@@ -145,6 +145,9 @@ def test_variable_of_no_strategy_may_be_written_again_and_again(strategy) -> Non
     assert float(plain.value) == 4.0
 
 
+@pytest.mark.parametrize(
+    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
+)
 def test_layers_random_numbers_differ_by_replica_and_follow_the_seed(pair, execution) -> None:
     generator = keras.random.SeedGenerator(7)
 

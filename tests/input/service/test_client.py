@@ -19,6 +19,7 @@ def servers():
         yield servers
 
 
+@pytest.mark.slow
 def test_the_position_of_an_iterator_is_what_it_returned(servers) -> None:
     dataset = sg.input.Dataset(np.arange(200), batch_size=1, shuffle=True)
     distributed = servers.distribute(dataset, exactly_once=True)

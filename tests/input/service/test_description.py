@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import stratagem as sg
 from stratagem.input.service.dispatching import describe
@@ -13,6 +14,7 @@ def test_nothing_is_described_without_workers_and_jobs() -> None:
     assert describe(Members(None), []) == {"workers": {}, "jobs": []}
 
 
+@pytest.mark.slow
 def test_workers_and_jobs_are_described_while_one_reads() -> None:
     with sg.input.service.start(1) as service:
         distribute = sg.input.service.distribute("distributed_epoch", service.target)

@@ -33,6 +33,7 @@ def servers():
         yield servers
 
 
+@pytest.mark.slow
 def test_off_is_plain_iteration_once_per_worker() -> None:
     dataset = sg.input.Dataset(np.arange(7), batch_size=2, shuffle=True, seed=3)
     with input_servers(1) as servers:
@@ -47,7 +48,9 @@ def test_off_is_plain_iteration_once_per_worker() -> None:
 @pytest.mark.parametrize(
     "dataset",
     [
-        sg.input.Dataset(np.arange(2000), batch_size=3, shuffle=True),
+        pytest.param(
+            sg.input.Dataset(np.arange(2000), batch_size=3, shuffle=True), marks=pytest.mark.slow
+        ),
         sg.input.Dataset(np.arange(7), batch_size=2).repeat(3),
         sg.input.Dataset([np.full(2, number) for number in range(5)]),
         sg.input.Dataset(np.arange(0), batch_size=2),

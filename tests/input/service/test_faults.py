@@ -169,6 +169,7 @@ def test_a_worker_that_reads_again_what_arrived_is_not_stuck() -> None:
         assert sorted(found + _numbers(batches)) == list(range(150))
 
 
+@pytest.mark.slow
 def test_a_consumer_that_was_silent_returns_nothing_that_others_may_have() -> None:
     with input_servers(1) as servers:
         distributed = servers.distribute(_slow_dataset(), job_name="j", exactly_once=True)
@@ -197,6 +198,7 @@ def test_a_consumer_that_was_silent_returns_nothing_that_others_may_have() -> No
         assert servers.dispatcher.describe()["jobs"][0]["num_consumers"] == 0
 
 
+@pytest.mark.slow
 def test_a_dispatcher_that_comes_back_with_its_journal_continues(tmp_path) -> None:
     with input_servers(1, work_dir=str(tmp_path), fault_tolerant_mode=True) as servers:
         distributed = servers.distribute(

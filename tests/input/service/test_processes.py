@@ -72,6 +72,7 @@ def service() -> Iterator[Service]:
     assert not wait_for_end(descendants(os.getpid()) - before)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_its_splits_are_read_at_once(service, tmp_path) -> None:
     batches = service.distribute(
         sg.input.Dataset(Batches(tmp_path), batch_size=1), exactly_once=True
@@ -125,6 +126,7 @@ def test_workers_come_and_go_while_a_job_runs(service, tmp_path) -> None:
     assert len(service.dispatcher.describe()["workers"]) == 2
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_join_is_an_error(monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.5")
     words = r"input worker 0 cannot start: [\s\S]*UnavailableError"

@@ -49,10 +49,21 @@ _DATASETS = {
 }
 
 
-@pytest.mark.parametrize("repeats", [None, 3, (2, 2)], ids=str)
 @pytest.mark.parametrize("name", _DATASETS)
 @pytest.mark.parametrize(
-    "policy", [ShardingPolicy.OFF, ShardingPolicy.DYNAMIC, ShardingPolicy.DATA]
+    ("policy", "repeats"),
+    [
+        (ShardingPolicy.OFF, None),
+        (ShardingPolicy.DYNAMIC, 3),
+        (ShardingPolicy.DATA, (2, 2)),
+        pytest.param(ShardingPolicy.OFF, 3, marks=pytest.mark.slow),
+        pytest.param(ShardingPolicy.OFF, (2, 2), marks=pytest.mark.slow),
+        pytest.param(ShardingPolicy.DYNAMIC, None, marks=pytest.mark.slow),
+        pytest.param(ShardingPolicy.DYNAMIC, (2, 2), marks=pytest.mark.slow),
+        pytest.param(ShardingPolicy.DATA, None, marks=pytest.mark.slow),
+        pytest.param(ShardingPolicy.DATA, 3, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_the_splits_are_the_source(name, policy, repeats) -> None:
     dataset = _DATASETS[name]()

@@ -24,7 +24,9 @@ def test_endless_pydataset_has_no_end() -> None:
     assert [next(reader)[0] for _ in range(6)] == [0, 2, 4, 6, 8, 10]
 
 
-@pytest.mark.parametrize("options", [{}, {"workers": 3}], ids=["alone", "threads"])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"workers": 3}, marks=pytest.mark.slow)], ids=["alone", "threads"]
+)
 def test_pydataset_is_notified_of_each_epoch(options: dict[str, Any]) -> None:
     dataset = Batches(**options)
     source = as_source(dataset)
@@ -35,6 +37,7 @@ def test_pydataset_is_notified_of_each_epoch(options: dict[str, Any]) -> None:
     assert dataset.calls == ["begin", "end"] * 2
 
 
+@pytest.mark.slow
 def test_pydataset_may_have_processes() -> None:
     source = as_source(Batches(workers=2, use_multiprocessing=True))
     assert values_of(source.open(0)) == [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]

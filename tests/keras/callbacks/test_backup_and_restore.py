@@ -104,6 +104,7 @@ def test_many_steps_an_execution_are_saved_at_the_first_boundary(tmp_path: Path)
     assert batches == [8, 2, 5, 8, 2, 5, 8]
 
 
+@pytest.mark.slow
 def test_another_number_of_steps_an_execution_goes_on_from_there(tmp_path: Path) -> None:
     def run(*callbacks: Any) -> Any:
         size = 3 if callbacks else 2
@@ -151,7 +152,8 @@ class Counted(keras.callbacks.Callback):
         self.drawn.append(float(np.random.random()))
 
 
-@pytest.mark.parametrize("freq", [3, pytest.param("epoch", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("freq", [3, "epoch"])
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")  # of Keras
 def test_callbacks_know_what_they_knew(freq: Any, tmp_path: Path) -> None:
     """A rate that is multiplied at each epoch, one that follows the loss, and what is best."""
@@ -213,6 +215,7 @@ def test_finished_training_is_not_done_again_and_more_epochs_are(tmp_path: Path)
     assert_same(more, undisturbed("none")[0])
 
 
+@pytest.mark.slow
 def test_model_that_went_on_begins_its_next_fit_at_the_first_epoch(tmp_path: Path) -> None:
     with pytest.raises(AccidentError):
         train(EndAt(2 * NUM_BATCHES + 1), folder=tmp_path / "backup")
@@ -222,6 +225,7 @@ def test_model_that_went_on_begins_its_next_fit_at_the_first_epoch(tmp_path: Pat
     assert model.fit(X, Y, BATCH_SIZE, epochs=2, verbose=0).epoch == [0, 1]
 
 
+@pytest.mark.slow
 def test_list_of_callbacks_and_one_alone(tmp_path: Path) -> None:
     def run(*ends: Any) -> Any:
         model = build(None)
@@ -248,6 +252,7 @@ def damage(path: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
+@pytest.mark.slow
 def test_damaged_backup_falls_back_to_the_one_before(tmp_path: Path) -> None:
     folder = tmp_path / "backup"
 
@@ -313,6 +318,7 @@ def test_frequency_that_is_none(freq: Any) -> None:
             sg.BackupAndRestore("backup", memory_save_freq=freq)
 
 
+@pytest.mark.slow
 def test_backups_are_written_while_training_goes_on(tmp_path: Path) -> None:
     behind = sg.train.CheckpointOptions(enable_async=True)
 
@@ -347,6 +353,7 @@ def test_model_that_is_not_built_and_no_fit(tmp_path: Path) -> None:
         backup.on_train_begin()
 
 
+@pytest.mark.slow
 def test_files_of_others_in_the_folder_stay(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     train(folder=tmp_path)
@@ -385,8 +392,8 @@ np.savez(result, *values(model))
     ("name", "how"),
     [
         ("none", "save"),
-        pytest.param("none", "batch", marks=pytest.mark.slow),
-        pytest.param("two", "save", marks=pytest.mark.slow),
+        ("none", "batch"),
+        ("two", "save"),
     ],
 )
 def test_killed_program_goes_on_when_it_is_started_again(
@@ -408,11 +415,12 @@ def test_killed_program_goes_on_when_it_is_started_again(
         assert_same([got[key] for key in got], undisturbed(name)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "freq", "at_begin"),
     [
-        pytest.param("none", 1, [NUM_BATCHES, NUM_BATCHES + 2], marks=pytest.mark.slow),
-        pytest.param("two", 1, [NUM_BATCHES, NUM_BATCHES + 2], marks=pytest.mark.slow),
+        ("none", 1, [NUM_BATCHES, NUM_BATCHES + 2]),
+        ("two", 1, [NUM_BATCHES, NUM_BATCHES + 2]),
         ("two", 2, [NUM_BATCHES - 1, NUM_BATCHES]),
     ],
 )

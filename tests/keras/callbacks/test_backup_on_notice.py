@@ -43,6 +43,7 @@ def leave() -> None:
     raise AccidentError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "step"), [("none", NUM_BATCHES + 3), ("two", 2)])
 def test_notice_leads_to_one_backup_and_the_next_program_goes_on(
     name: str, step: int, tmp_path: Path
@@ -104,6 +105,7 @@ def endless() -> Any:
         yield X[first : first + BATCH_SIZE], Y[first : first + BATCH_SIZE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, NUM_BATCHES + 1])
 @pytest.mark.parametrize("source", ["array", "generator", "dataset"])
 def test_notice_before_the_first_step_of_a_program_or_an_epoch(

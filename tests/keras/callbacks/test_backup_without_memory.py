@@ -13,6 +13,7 @@ from stratagem.checkpoint.in_memory import MemoryBackup
 from tests.keras.callbacks.backups import X, Y, assert_same, build, values
 
 
+@pytest.mark.slow
 def test_memory_without_room_is_warned_of_once_and_training_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

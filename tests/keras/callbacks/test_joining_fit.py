@@ -109,7 +109,10 @@ def test_a_member_admits_before_each_batch_and_ends_its_place(whole) -> None:
     ]
 
 
-@pytest.mark.parametrize("step", [0, 1, _NUM_BATCHES, 2 * _NUM_BATCHES + 3])
+@pytest.mark.parametrize(
+    "step",
+    [0, 1, pytest.param(_NUM_BATCHES, marks=pytest.mark.compatibility), 2 * _NUM_BATCHES + 3],
+)
 def test_one_that_joins_ends_with_the_bits_of_the_others(made, whole, step) -> None:
     states, values, logs = whole[0].states, whole[1], whole[2]
     admission = _Admission(made[0], lambda: states[step])
@@ -213,6 +216,7 @@ def test_the_step_is_compiled_for_a_batch_of_the_data_whose_order_stays(skipped)
     assert [np.shape(one) for one in last[:2]] == [(num_last, 4), (num_last,)]
 
 
+@pytest.mark.slow
 def test_a_short_batch_of_a_sparse_array_is_one(skipped) -> None:
     (batch, last), _ = skipped(scipy.sparse.csr_matrix(_X), _Y, _BATCH, look=lambda: None)
     assert batch[0].shape == (_BATCH, 4)

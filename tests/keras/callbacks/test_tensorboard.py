@@ -57,7 +57,15 @@ def fit(model: keras.Model, *callbacks: Any, **options: Any) -> dict[str, list[f
     return model.fit(X, Y, callbacks=[*callbacks], **given).history
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=() if name not in {"one_device", "central_storage"} else pytest.mark.slow
+        )
+        for name in STRATEGIES
+    ],
+)
 def test_epochs_are_those_of_the_history(name: str, tmp_path: Path) -> None:
     model = build(STRATEGIES[name]())
     history = fit(model, sg.TensorBoard(tmp_path), validation_data=(X[:8], Y[:8]))

@@ -25,7 +25,6 @@ from tests.keras.callbacks.backups import (
     strategy_named,
     values,
 )
-from tests.slow_rows import slow_but_for
 
 
 class Rows(keras.utils.PyDataset):
@@ -159,14 +158,8 @@ SOURCES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 }
 
 
-# One of each way to go on; the others take minutes together.
-QUICK = (
-    "PyDataset",
-    "generator",
-    "Dataset of arrays",
-    "tf.data",
-    "torch",
-)
+# The others take minutes together.
+QUICK = ("tf.data", "torch")
 
 
 def train(name: str, strategy: Any, make: Any, options: Any, folder: Any, freq: int, *ends: Any):
@@ -186,7 +179,7 @@ def train(name: str, strategy: Any, make: Any, options: Any, folder: Any, freq: 
 @pytest.mark.filterwarnings("ignore:.*shuffle=True. was passed")
 @pytest.mark.parametrize(
     "name",
-    slow_but_for(QUICK, SOURCES),
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SOURCES],
 )
 def test_goes_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
     """In the second epoch, and once more in the third."""
@@ -206,13 +199,7 @@ def test_goes_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "PyDataset",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("generator", "Dataset of arrays")),
-    ],
-)
+@pytest.mark.parametrize("name", ["PyDataset", "generator", "Dataset of arrays"])
 def test_replicas_go_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
     """There one group of batches is read ahead, and what it draws is drawn again."""
     make, options = SOURCES[name]
@@ -227,6 +214,7 @@ def test_replicas_go_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
     assert_same(got, wanted)
 
 
+@pytest.mark.slow
 def test_distributed_dataset_goes_on(tmp_path: Path) -> None:
     strategy = strategy_named("two")
 

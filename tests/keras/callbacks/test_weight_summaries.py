@@ -47,7 +47,9 @@ def fit(model: keras.Model, *callbacks: Any, **options: Any) -> dict[str, list[f
     return model.fit(X, Y, callbacks=[*callbacks], **given).history
 
 
-@pytest.mark.parametrize("name", ["none", "mirrored", "all_in_parts"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("none", marks=pytest.mark.slow), "mirrored", "all_in_parts"]
+)
 def test_weights_are_those_of_the_model(name: str, tmp_path: Path) -> None:
     layers = [keras.layers.Dense(6, name="wide"), keras.layers.Dense(1, name="out")]
     model = build(STRATEGIES[name](), layers)

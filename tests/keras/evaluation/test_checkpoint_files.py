@@ -80,7 +80,14 @@ def test_folder_that_is_not_there_has_none(tmp_path) -> None:
     assert KerasFiles().find(tmp_path / "later") == []
 
 
-@pytest.mark.parametrize("name", ["a.weights.h5", "a.keras", "a.h5"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("a.weights.h5", marks=pytest.mark.compatibility),
+        pytest.param("a.keras", marks=pytest.mark.compatibility),
+        "a.h5",
+    ],
+)
 def test_file_of_every_kind_is_loaded(name, tmp_path) -> None:
     written, model = _model(), _model()
     written.set_weights([np.full((3, 2), -1.0), np.ones(2)])
@@ -92,6 +99,7 @@ def test_file_of_every_kind_is_loaded(name, tmp_path) -> None:
     np.testing.assert_array_equal(model.get_weights()[1], np.ones(2))
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("name", ["a.weights.h5", "a.keras"])
 @pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.999])
 def test_file_that_is_not_whole_is_unreadable_and_changes_nothing(name, share, tmp_path) -> None:
@@ -127,6 +135,7 @@ def test_file_that_is_open_for_writing_is_unreadable_at_every_moment(tmp_path, m
             KerasFiles().load(KerasFiles().find(tmp_path)[0], model)
 
 
+@pytest.mark.compatibility
 def test_file_of_another_model_is_an_error_that_names_it(tmp_path) -> None:
     _model(5).save_weights(tmp_path / "a.weights.h5")
     (found,) = KerasFiles().find(tmp_path)

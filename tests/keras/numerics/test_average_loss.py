@@ -135,6 +135,9 @@ def test_regularization_loss_in_cross_replica_context_is_refused() -> None:
         sg.scale_regularization_loss(_rows(1, 2))
 
 
+@pytest.mark.parametrize(
+    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
+)
 def test_gradient_of_the_average_is_that_of_one_device(execution: str) -> None:
     strategy = mirrored(3)
     inputs, weight = _rows(1, 2, 4, 7), 3.0

@@ -51,7 +51,11 @@ def _call(layer: Any, sizes: tuple[int, ...], rows: np.ndarray = _ROWS, **argume
     return [np.asarray(part) for part in strategy.local_results(outputs)]
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("name", _SIZES)
+@pytest.mark.parametrize(
+    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
+)
 def test_each_replica_normalises_with_its_own_true_rows(name: str, execution: str) -> None:
     sizes = _SIZES[name]
     layer = _layer(mirrored(len(sizes)))
@@ -66,7 +70,11 @@ def test_each_replica_normalises_with_its_own_true_rows(name: str, execution: st
     np.testing.assert_allclose(np.asarray(layer.moving_mean.value), np.mean(kept, 0), rtol=1e-5)
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("name", _SIZES)
+@pytest.mark.parametrize(
+    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
+)
 def test_synchronized_replicas_normalise_with_the_rows_of_all(name: str, execution: str) -> None:
     sizes = _SIZES[name]
     layer = _layer(mirrored(len(sizes)), synchronized=True)
@@ -111,6 +119,7 @@ def _gradients_on_one_device() -> list[np.ndarray]:
     return [np.asarray(gradient) for gradient in gradients]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["short", "empty"])
 def test_gradients_through_synchronized_statistics_are_those_of_one_device(name: str) -> None:
     sizes = _SIZES[name]
@@ -135,6 +144,7 @@ _SEQUENCES = np.random.RandomState(3).uniform(-2, 5, (5, 4, 2)).astype("float32"
 _MASK = np.arange(4)[None, :] < np.asarray([4, 1, 3, 2, 4])[:, None]
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("is_synchronized", [False, True])
 def test_masked_positions_do_not_count(is_synchronized: bool) -> None:
     sizes = (3, 2, 0)
@@ -153,6 +163,7 @@ def test_masked_positions_do_not_count(is_synchronized: bool) -> None:
     )
 
 
+@pytest.mark.compatibility
 def test_channels_first_is_normalised_over_the_other_axes() -> None:
     images = np.random.RandomState(5).uniform(0, 3, (4, 2, 3, 3)).astype("float32")
     layer = _layer(mirrored(3), (None, 2, 3, 3), axis=1, synchronized=True)
@@ -175,6 +186,7 @@ def test_renormalisation_of_a_replica_without_rows_changes_nothing() -> None:
     assert after[0][0] != before[0][0]
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("is_synchronized", [False, True])
 def test_frozen_layer_uses_and_keeps_its_moving_statistics(is_synchronized: bool) -> None:
     layer = _layer(mirrored(2), synchronized=is_synchronized)
@@ -196,6 +208,7 @@ def test_inference_uses_moving_statistics_without_changing_them() -> None:
     assert components_of(layer.moving_mean) == [[1.0, 2.0]] * 2
 
 
+@pytest.mark.compatibility
 def test_half_precision_rows_give_half_precision_outputs_of_full_precision_statistics() -> None:
     layer = _layer(mirrored(2), synchronized=True, dtype="mixed_bfloat16")
     outputs = _call(layer, (3, 2))
@@ -215,6 +228,7 @@ def test_layer_of_no_strategy_is_that_of_keras() -> None:
         assert layer.synchronized == bool(arguments)
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("is_synchronized", [False, True])
 def test_configuration_survives_a_round_trip(is_synchronized: bool) -> None:
     layer = keras.layers.BatchNormalization(
@@ -255,6 +269,7 @@ def test_subclass_keeps_true_rows_and_synchronisation() -> None:
     np.testing.assert_allclose(outputs, 3.0 * _normalised(_ROWS), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_inside", [True, False])
 def test_synchronized_may_be_set_after_construction(is_inside) -> None:
     def job(scope: Scope) -> dict[str, Any]:

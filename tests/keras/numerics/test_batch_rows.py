@@ -34,6 +34,7 @@ def test_padding_rows_become_zeros() -> None:
     assert true_rows(values, context_of(4)) is values
 
 
+@pytest.mark.slow
 def test_mask_repeats_each_example_where_time_was_flattened() -> None:
     mask = row_mask(jnp.ones((6, 2)), context_of(3, (2, 3)))
     assert mask.shape == (6, 1)

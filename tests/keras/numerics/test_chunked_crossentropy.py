@@ -65,6 +65,7 @@ _SCOPES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "is_tied", "ignore_class"),
     [("plain", True, None), ("one", False, 3), ("two", True, 3), ("sharded", False, None)],

@@ -30,9 +30,11 @@ def _reference(labels: Any, hidden: Any, kernel: Any, bias: Any, soft_cap: float
     return keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
 
 
-@pytest.mark.parametrize("soft_cap", [None, 2.0])
-@pytest.mark.parametrize("has_rows", [False, True])
-@pytest.mark.parametrize("chunk_size", [1, 4, 11, 100])
+@pytest.mark.parametrize("soft_cap", [None, pytest.param(2.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("has_rows", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize(
+    "chunk_size", [*(pytest.param(size, marks=pytest.mark.slow) for size in (1, 4, 11)), 100]
+)
 def test_losses_and_gradients_equal_those_of_whole_logits(
     chunk_size: int, has_rows: bool, soft_cap: float | None
 ) -> None:
@@ -74,6 +76,7 @@ def test_a_label_outside_the_vocabulary_has_no_loss(label: int) -> None:
     assert not jax.grad(lambda one: total(one).sum())(hidden)[0, 0].any()
 
 
+@pytest.mark.slow
 def test_half_precision_sums_in_float32() -> None:
     labels, hidden, kernel, _ = _problem("bfloat16")
     losses = sg.nn.chunked_softmax_cross_entropy(labels, hidden, kernel, chunk_size=4)

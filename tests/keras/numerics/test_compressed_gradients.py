@@ -55,6 +55,7 @@ def errors_of(model):
     return [one for one in model.optimizer.variables if one.path.endswith("kernel_error")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "compression", ["int8", "power_sgd", sg.compression.TopK(fraction=0.1)], ids=str
 )
@@ -66,6 +67,7 @@ def test_training_gets_as_far_as_with_whole_gradients(compression) -> None:
     assert any(np.any(a != b) for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_only_kernels_are_compressed() -> None:
     model = made("int8")
     fit(model)
@@ -95,6 +97,7 @@ def test_compiled_and_eager_steps_agree() -> None:
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["float8", "power_sgd"])
 def test_resumed_training_keeps_the_sum_of_errors(compression, tmp_path) -> None:
     model = made(compression, "adam")
@@ -108,6 +111,7 @@ def test_resumed_training_keeps_the_sum_of_errors(compression, tmp_path) -> None
     assert np.abs(np.asarray(errors_of(loaded)[0].value)).max() > 0
 
 
+@pytest.mark.slow
 def test_checkpoint_has_the_errors(tmp_path) -> None:
     model = made("int8")
     fit(model)
@@ -119,6 +123,7 @@ def test_checkpoint_has_the_errors(tmp_path) -> None:
     np.testing.assert_allclose(np.asarray(errors_of(other)[0].value), wanted, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_file_of_whole_gradients_is_read(tmp_path) -> None:
     model = made(None, "adam")
     fit(model)

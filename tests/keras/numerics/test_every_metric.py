@@ -95,6 +95,7 @@ def _rows_of_test(quick: int, num_modes: int) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # in Keras's own code
 @pytest.mark.parametrize(("rank", "mode"), _rows_of_test(quick=3, num_modes=2))
 def test_metric_of_a_padded_part(rank: int, mode: StepMode) -> None:

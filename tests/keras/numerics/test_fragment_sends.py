@@ -74,23 +74,14 @@ def assert_equal(one, other):
         np.testing.assert_allclose(first, second, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "count", "size"),
     [
         (StreamingDiLoCo(period=4, fragments=2, overlap=2), 2, 1),
         (StreamingDiLoCo(period=5, fragments=1, overlap=1, own_share=0.0), 2, 1),
-        pytest.param(
-            StreamingDiLoCo(period=6, fragments=2, overlap=5, warmup_steps=3),
-            3,
-            1,
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            StreamingDiLoCo(period=4, fragments=2, overlap=3, compression="int8"),
-            4,
-            2,
-            marks=pytest.mark.slow,
-        ),
+        (StreamingDiLoCo(period=6, fragments=2, overlap=5, warmup_steps=3), 3, 1),
+        (StreamingDiLoCo(period=4, fragments=2, overlap=3, compression="int8"), 4, 2),
     ],
     ids=str,
 )
@@ -108,6 +99,7 @@ def test_weights_are_those_of_sends_in_the_step(ways, method, count, size) -> No
 METHOD = StreamingDiLoCo(period=4, fragments=2, overlap=3)
 
 
+@pytest.mark.slow
 def test_loops_on_the_devices_send_in_the_step(ways) -> None:
     """An epoch has two executions of 3 steps; its other steps and the next epoch's are single."""
 
@@ -143,6 +135,7 @@ def turn_back(model) -> None:
     model.optimizer.iterations.assign(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [double_weights, turn_back], ids=["weights", "iterations"])
 def test_variables_may_be_set_while_a_fragment_is_under_way(ways, change) -> None:
     """The fragments are sent after steps 2 and 4, and mixed in after steps 5 and 7."""
@@ -178,6 +171,7 @@ def test_global_model_is_the_new_one_once_a_fragment_is_sent(ways) -> None:
     assert np.any(first != second) or np.any(beside[2] != beside[7])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_checkpoint", [False, True], ids=["file", "checkpoint"])
 def test_training_goes_on_from_a_file_of_a_fragment_under_way(
     ways, tmp_path, is_checkpoint
@@ -226,6 +220,7 @@ def loop(model, after_update=lambda: None, *, optimizers=None, wrap=lambda step:
     return [np.stack(strategy.experimental_local_results(one)) for one in results]
 
 
+@pytest.mark.slow
 def test_own_loop_trains_to_what_sends_in_the_step_do(ways) -> None:
     def train():
         model = made(METHOD)
@@ -235,6 +230,7 @@ def test_own_loop_trains_to_what_sends_in_the_step_do(ways) -> None:
     assert ways.steps == list(range(1, 17))
 
 
+@pytest.mark.slow
 def test_step_that_uses_the_weights_after_its_update_sends_them_itself(ways) -> None:
     def train():
         model = made(METHOD)

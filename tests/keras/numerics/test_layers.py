@@ -43,6 +43,7 @@ class _Counts(keras.layers.Layer):
         return inputs
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_state_of_a_layer_follows_its_annotations(steps_per_execution: int) -> None:
     x, y = regression(12)
@@ -70,6 +71,7 @@ class _Drifts(keras.layers.Layer):
         return inputs
 
 
+@pytest.mark.compatibility
 def test_state_that_would_drift_apart_is_refused() -> None:
     model, layer = _trained(lambda: mirrored(2).scope(), _Drifts)
     with pytest.raises(

@@ -108,6 +108,7 @@ def assert_same(model, expected, size, atol=3e-6):
             np.testing.assert_allclose(parts[0], state[place], atol=atol)
 
 
+@pytest.mark.slow
 def test_islands_differ_between_synchronizations() -> None:
     model = made(LocalSGD(period=100), 4, 2)
     fit(model, epochs=1)
@@ -116,6 +117,7 @@ def test_islands_differ_between_synchronizations() -> None:
     np.testing.assert_array_equal(copies[:2], np.stack([copies[0]] * 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "count", "size", "steps"),
     [
@@ -151,6 +153,7 @@ def weighted(state, x, y, weights):
     return jnp.sum(losses * weights) / jnp.sum(weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "size"), [(4, 2), (6, 3), (3, 1)])
 def test_divisor_of_weighted_mean_is_that_of_the_island(count, size) -> None:
     method = LocalSGD(period=3)
@@ -169,9 +172,10 @@ def spread(y_true, y_pred):
     return keras.ops.mean((error - 0.5 * keras.ops.mean(error)) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "size", "eager"),
-    [(4, 2, False), (6, 2, False), (3, 1, False), pytest.param(6, 2, True, marks=pytest.mark.slow)],
+    [(4, 2, False), (6, 2, False), (3, 1, False), (6, 2, True)],
 )
 def test_loss_of_pairs_compares_the_examples_of_an_island(count, size, eager) -> None:
     method = LocalSGD(period=3)
@@ -191,6 +195,7 @@ def penalized(state, x, y, weights):
     return mean_square(state, x, y, weights) + 0.1 * jnp.sum(state[0] ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("synchronized", [False, True])
 def test_batch_statistics_are_those_of_an_island(synchronized) -> None:
     method = LocalSGD(period=3)
@@ -210,6 +215,7 @@ def test_batch_statistics_are_those_of_an_island(synchronized) -> None:
     assert_same(model, trained(start, method, 4, 2, loss=loss), 2, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_frozen_statistics_are_the_mean_of_an_island() -> None:
     model = made(
         LocalSGD(period=100),
@@ -236,6 +242,7 @@ def test_frozen_statistics_are_the_mean_of_an_island() -> None:
     np.testing.assert_allclose(loss, [np.mean(squares)], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_losses_of_layers_count_once_per_island() -> None:
     method = LocalSGD(period=3)
     layers = lambda: [keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.1))]  # noqa: E731
@@ -292,7 +299,7 @@ def test_own_train_step_is_averaged_by_examples() -> None:
     assert_same(model, (whole, own, None), 2)
 
 
-@pytest.mark.parametrize(("count", "size"), [(4, 2), (6, 2)])
+@pytest.mark.parametrize(("count", "size"), [pytest.param(4, 2, marks=pytest.mark.slow), (6, 2)])
 def test_own_loop_is_the_algorithm(count, size) -> None:
     method = LocalSGD(period=3)
     model = made(method, count, size)
@@ -315,6 +322,7 @@ def test_own_loop_is_the_algorithm(count, size) -> None:
     assert_same(model, trained(start, method, count, size, epochs=1), size)
 
 
+@pytest.mark.slow
 def test_optimizer_state_is_equal_within_an_island() -> None:
     model = made(LocalSGD(period=4), 6, 3, optimizer=keras.optimizers.Adam(RATE))
     fit(model, epochs=1)
@@ -327,6 +335,7 @@ def test_optimizer_state_is_equal_within_an_island() -> None:
         assert np.any(parts[0] != parts[3])
 
 
+@pytest.mark.slow
 def test_metrics_are_of_the_examples_of_all_islands() -> None:
     model = made(
         LocalSGD(period=100), 6, 2, optimizer=keras.optimizers.SGD(0.0), metrics=["mae", "mse"]
@@ -339,6 +348,7 @@ def test_metrics_are_of_the_examples_of_all_islands() -> None:
     np.testing.assert_allclose(history["loss"], [np.mean(error**2)], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_losses_of_outputs_are_of_the_examples_of_all_islands() -> None:
     keras.utils.set_random_seed(0)
     with strategy_of(LocalSGD(period=100), 6, 2).scope():
@@ -352,6 +362,7 @@ def test_losses_of_outputs_are_of_the_examples_of_all_islands() -> None:
     np.testing.assert_allclose(history["b_loss"], [np.mean(np.abs(errors["b"]))], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_messages_between_islands_are_those_of_synchronizations(monkeypatch) -> None:
     """Outside of the branch that ends a period, sums are within islands."""
     sums: set[tuple[bool, str]] = set()
@@ -393,6 +404,7 @@ def test_rows_of_a_table_are_summed_over_an_island() -> None:
     np.testing.assert_array_equal(copies, [first, first, second, second])
 
 
+@pytest.mark.slow
 def test_streamed_fragments_agree_with_single_replicas() -> None:
     """Islands of two train as replicas of their rows do: the examples are the same."""
     method = StreamingDiLoCo(period=4, fragments=2, overlap=1)
@@ -414,6 +426,7 @@ def test_one_island_trains_in_lockstep() -> None:
         np.testing.assert_allclose(one, other, atol=3e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "size"), [(4, 2), (4, 1), (6, 2)])
 def test_training_goes_on_from_a_file(count, size, tmp_path) -> None:
     """At the end of a period the file has all state, whatever islands go on from it."""
@@ -431,6 +444,7 @@ def test_training_goes_on_from_a_file(count, size, tmp_path) -> None:
         assert_same(loaded, trained(start, method, 4, 2), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["int8", "top_k", sg.compression.PowerSGD(rank=2)], ids=str)
 def test_compressed_changes_are_equal_within_an_island(compression) -> None:
     def trained(given):

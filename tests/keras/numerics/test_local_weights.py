@@ -117,6 +117,7 @@ def streamed(method, kernel, place, count=3):
     return whole, own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [
@@ -141,8 +142,15 @@ def test_fragments_are_sent_at_steps_of_their_own_and_mixed_in_later(
         np.testing.assert_allclose(found, own, atol=3e-6)
 
 
-@pytest.mark.parametrize("steps", [1, 4])
-@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("steps", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method",
+    [
+        method if method == LocalSGD(period=3) else pytest.param(method, marks=pytest.mark.slow)
+        for method in METHODS
+    ],
+    ids=str,
+)
 def test_fit_is_the_algorithm(method, steps) -> None:
     model = made(method, steps_per_execution=steps)
     fit(model, epochs=2)
@@ -174,6 +182,7 @@ def test_eager_steps_agree() -> None:
     np.testing.assert_allclose(weights_of(compiled), weights_of(eager), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_examples", [92, 86])  # in the last batch replica 2 has 2, or none
 def test_own_loop_is_the_algorithm(num_examples, monkeypatch) -> None:
     monkeypatch.setitem(globals(), "X", X[:num_examples])
@@ -198,6 +207,7 @@ def test_own_loop_is_the_algorithm(num_examples, monkeypatch) -> None:
     np.testing.assert_allclose(weights_of(model), simulated(method)[0], atol=2e-6)
 
 
+@pytest.mark.slow
 def test_evaluation_and_prediction_use_the_global_model() -> None:
     model = made(LocalSGD(period=100))
     first = weights_of(model)
@@ -239,6 +249,7 @@ def test_optimizer_state_is_each_replicas_own() -> None:
     assert int(model.optimizer.iterations) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_replicas", [3, 2])
 def test_training_goes_on_from_a_file(num_replicas, tmp_path) -> None:
     """At the end of a period all state is in the file; another number of replicas can go on."""
@@ -257,6 +268,7 @@ def test_training_goes_on_from_a_file(num_replicas, tmp_path) -> None:
     assert int(loaded.optimizer.iterations) == 16
 
 
+@pytest.mark.slow
 def test_checkpoint_has_the_global_model_and_its_momentum(tmp_path) -> None:
     model, other = made(DiLoCo(period=4)), made(DiLoCo(period=4))
     fit(model)
@@ -268,6 +280,7 @@ def test_checkpoint_has_the_global_model_and_its_momentum(tmp_path) -> None:
     np.testing.assert_allclose(weights_of(other), weights_of(model), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["int8", sg.compression.PowerSGD(rank=2)], ids=str)
 def test_changes_are_compressed(compression) -> None:
     def trained(given):
@@ -284,6 +297,7 @@ def test_changes_are_compressed(compression) -> None:
     np.testing.assert_allclose(other, kernel, atol=0.1 * np.abs(kernel).max())
 
 
+@pytest.mark.slow
 def test_masks_send_nothing_between_synchronizations() -> None:
     """In lockstep a masked loss sums its divisor over replicas in each step."""
     strategy = strategy_of(LocalSGD(period=50), 2)
@@ -324,6 +338,7 @@ def test_rows_of_a_table_are_trained_locally() -> None:
     np.testing.assert_allclose(changed[[1, 2, 3]], [[-1] * 2, [-2] * 2, [-1] * 2])
 
 
+@pytest.mark.slow
 def test_weights_of_16_bits_keep_their_dtype() -> None:
     keras.utils.set_random_seed(0)
     with strategy_of(DiLoCo(period=2), 2).scope():

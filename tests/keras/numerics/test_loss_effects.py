@@ -64,7 +64,16 @@ def test_functions_of_keras_that_mix_rows_are_the_exceptions() -> None:
     assert not is_by_rows(own_loss)
 
 
-@pytest.mark.parametrize("name", ["circle", "dice", "tversky", "mean_absolute_error", "huber"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("circle", marks=pytest.mark.slow),
+        "dice",
+        "tversky",
+        "mean_absolute_error",
+        "huber",
+    ],
+)
 def test_exceptions_are_the_losses_whose_rows_change_with_other_rows(name) -> None:
     """Changes one row of the predictions, and looks at the value of another."""
     function = getattr(keras.losses, name)

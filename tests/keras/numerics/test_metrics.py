@@ -75,6 +75,7 @@ class _CountsUpdatesToo(_Both):
         self.updates.assign_add(keras.ops.ones((), "int32"))
 
 
+@pytest.mark.compatibility
 def test_each_replica_updates_its_part_and_the_result_is_of_all(execution: str) -> None:
     metric = _updated(keras.metrics.Mean, (2, 2), _VALUES[:4])
     assert components_of(metric.total) == [3.0, 12.0]
@@ -82,6 +83,7 @@ def test_each_replica_updates_its_part_and_the_result_is_of_all(execution: str) 
     assert float(metric.result()) == 15 / 4
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("sizes", _SIZES)
 def test_padding_does_not_count(sizes: tuple[int, ...], execution: str) -> None:
     metric = _updated(keras.metrics.Mean, sizes, _VALUES)
@@ -110,6 +112,7 @@ def test_padding_does_not_count_in_a_metric_without_weights(
     assert components_of(metric.rows) == list(sizes)
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("metric_class", [_Both, _CountsUpdatesToo])
 def test_metric_made_of_metrics(metric_class: Any) -> None:
     metric = _updated(metric_class, (3, 2, 0), _VALUES)
@@ -118,7 +121,14 @@ def test_metric_made_of_metrics(metric_class: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("metric_class", [keras.metrics.Mean, _Largest, _CountsUpdatesToo])
+@pytest.mark.parametrize(
+    "metric_class",
+    [
+        pytest.param(keras.metrics.Mean, marks=pytest.mark.compatibility),
+        _Largest,
+        _CountsUpdatesToo,
+    ],
+)
 def test_reset_empties_every_component(metric_class: Any) -> None:
     metric = _updated(metric_class, (3, 2), _VALUES)
     assert all(any(components_of(variable)) for variable in metric.variables)
@@ -178,6 +188,7 @@ def test_result_may_be_asked_in_between() -> None:
     assert results == [3.0, 15.0]
 
 
+@pytest.mark.compatibility
 def test_metric_with_state_that_is_not_a_sum() -> None:
     class Highest(keras.metrics.Metric):
         def __init__(self) -> None:
@@ -195,6 +206,7 @@ def test_metric_with_state_that_is_not_a_sum() -> None:
     assert float(metric.result()) == 3.0
 
 
+@pytest.mark.compatibility
 def test_metric_called_as_a_function_updates_and_reports() -> None:
     with mirrored(2).scope():
         metric = keras.metrics.Mean()
@@ -202,6 +214,7 @@ def test_metric_called_as_a_function_updates_and_reports() -> None:
         assert float(metric(_VALUES[2:3])) == np.float32(7 / 3)
 
 
+@pytest.mark.compatibility
 def test_metric_of_no_strategy_is_as_ever() -> None:
     metric = keras.metrics.Mean()
     metric.update_state(_VALUES, sample_weight=np.asarray([1, 0, 0, 0, 1], "float32"))
@@ -258,6 +271,7 @@ def test_initial_value_of_a_metric_counts_once() -> None:
     assert float(metric.result()) == 3.0 + float(_VALUES.sum())
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("in_replicas", [True, False])
 def test_metric_that_makes_variables_at_its_first_update(in_replicas: bool) -> None:
     y_true = np.asarray([[1.0], [2.0], [5.0]], "float32")
@@ -274,6 +288,7 @@ def test_metric_that_makes_variables_at_its_first_update(in_replicas: bool) -> N
     np.testing.assert_allclose(float(metric.result()), 1.0 - residual / total, rtol=1e-6)
 
 
+@pytest.mark.compatibility
 def test_metric_made_before_the_scope_moves_to_the_strategy_of_its_model() -> None:
     y_true = np.asarray([[1.0], [2.0], [5.0]], "float32")
     metric = keras.metrics.MeanAbsoluteError()

@@ -69,7 +69,13 @@ def _assert_like_one_device(make_optimizer: Any) -> None:
             np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", _OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "clipvalue" else pytest.mark.slow)
+        for name in _OPTIMIZERS
+    ],
+)
 def test_steps_are_those_of_one_device_with_the_summed_gradients(name: str) -> None:
     _assert_like_one_device(_OPTIMIZERS[name])
 
@@ -95,6 +101,9 @@ def test_clipping_sees_the_sum_and_not_the_part_of_a_replica() -> None:
     np.testing.assert_allclose(np.asarray(variables[1]), 0.5 - 2.5)
 
 
+@pytest.mark.parametrize(
+    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
+)
 def test_eager_step_is_the_compiled_one(execution: str) -> None:
     strategy = mirrored(2)
     with strategy.scope():
@@ -226,6 +235,7 @@ def test_stateless_apply_in_a_scan_sums_over_replicas() -> None:
             np.testing.assert_allclose(np.asarray(part), wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_mirrored_gradients_outside_the_replicas_are_applied_as_they_are() -> None:
     strategy = mirrored(2)
     with strategy.scope():
@@ -325,7 +335,16 @@ def test_optimizer_of_no_strategy_is_that_of_keras() -> None:
     np.testing.assert_allclose(measured[0], [0.8, -2.45], rtol=1e-6)
 
 
-@pytest.mark.parametrize("how", ["skip_gradients_aggregation", "experimental_aggregate_gradients"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("skip_gradients_aggregation", marks=pytest.mark.slow),
+        "experimental_aggregate_gradients",
+    ],
+)
+@pytest.mark.parametrize(
+    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
+)
 def test_gradients_that_are_reduced_already_are_taken_as_they_are(how: str, execution: str) -> None:
     strategy = mirrored(2)
     with strategy.scope():

@@ -15,10 +15,10 @@ from tests.parity.comparison import Scope, assert_like_plain_keras, fitted, mirr
 
 _SHAPES_AND_WINDOWS = [
     ((3, 9, 3), (2,)),
-    ((1, 30, 2), (15,)),
-    ((2, 8, 8, 4), (2, 2)),
-    ((2, 7, 9, 3), (2, 3)),
-    ((2, 6, 5, 4, 2), (2, 2, 2)),
+    pytest.param((1, 30, 2), (15,), marks=pytest.mark.slow),
+    pytest.param((2, 8, 8, 4), (2, 2), marks=pytest.mark.slow),
+    pytest.param((2, 7, 9, 3), (2, 3), marks=pytest.mark.slow),
+    pytest.param((2, 6, 5, 4, 2), (2, 2, 2), marks=pytest.mark.slow),
     # More places than a byte counts.
     pytest.param((1, 12, 12, 1), (12, 12), marks=pytest.mark.slow),
 ]
@@ -33,7 +33,10 @@ def _with_ties(shape: tuple[int, ...]) -> Any:
     return jnp.asarray(np.random.default_rng(0).integers(-2, 3, shape), "float32")
 
 
-@pytest.mark.parametrize(("shape", "window"), _SHAPES_AND_WINDOWS)
+@pytest.mark.parametrize(
+    ("shape", "window"),
+    _SHAPES_AND_WINDOWS,
+)
 def test_values_and_gradients_are_those_of_xla(
     shape: tuple[int, ...], window: tuple[int, ...]
 ) -> None:
@@ -45,6 +48,7 @@ def test_values_and_gradients_are_those_of_xla(
     np.testing.assert_array_equal(gradient(incoming)[0], expected_gradient(incoming)[0])
 
 
+@pytest.mark.slow
 def test_forward_and_second_derivatives_exist() -> None:
     inputs, tangent = _with_ties((2, 4, 4, 1)), jnp.arange(32.0).reshape(2, 4, 4, 1)
     _, expected = jax.jvp(lambda x: _reference(x, (2, 2)), (inputs,), (tangent,))

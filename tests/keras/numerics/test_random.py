@@ -35,6 +35,7 @@ def _dropout(strategy: Any, seed: int | None = 11) -> Any:
     return layer
 
 
+@pytest.mark.slow
 def test_replicas_and_steps_drop_different_elements() -> None:
     strategy = mirrored(3)
     steps = _dropped(strategy, _dropout(strategy), num_steps=2)
@@ -43,6 +44,9 @@ def test_replicas_and_steps_drop_different_elements() -> None:
     assert {value for parts in steps for part in parts for value in part.flat} == {0.0, 2.0}
 
 
+@pytest.mark.parametrize(
+    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
+)
 def test_first_replica_drops_what_one_device_drops(execution: str) -> None:
     strategy = mirrored(2)
     steps = _dropped(strategy, _dropout(strategy), num_steps=2)
@@ -69,6 +73,7 @@ def test_layers_of_one_seed_draw_alike_and_of_another_seed_do_not() -> None:
     assert (np.asarray(first) != np.asarray(other)).any()
 
 
+@pytest.mark.slow
 def test_one_seed_gives_one_run_however_many_steps_a_call() -> None:
     def job(steps_per_execution: int) -> dict[str, Any]:
         x, y = regression()

@@ -23,6 +23,7 @@ def _reference() -> Any:
     return fitted(_scope())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
     ["full", "dots", "offload", "offload_dots", jax.checkpoint_policies.everything_saveable],

@@ -37,6 +37,7 @@ def _reference(scope: str) -> Any:
     return fitted(_SCOPES[scope]())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scope", "mode"),
     [
@@ -69,6 +70,7 @@ def _num_recomputed(model: Any) -> int:
     return len(equations(jax.make_jaxpr(jax.grad(loss))(trainable).jaxpr, "remat2"))
 
 
+@pytest.mark.slow
 def test_each_layer_is_recomputed_once_and_as_a_whole() -> None:
     with keras.RematScope(mode="full"):
         model = decoder()
@@ -106,6 +108,7 @@ def test_an_embedding_keeps_gradients_of_rows() -> None:
     assert strategy.run(step, args=(np.array([3, 4], "int32"),)).shape == (2, 4)
 
 
+@pytest.mark.slow
 def test_custom_loop_keeps_writes_and_losses_of_recomputed_layers() -> None:
     results = []
     for is_recomputed in (False, True):
@@ -139,6 +142,7 @@ def test_custom_loop_keeps_writes_and_losses_of_recomputed_layers() -> None:
 
 
 # Keras 3.16 says that a recurrent layer passes no mask on. No layer follows here.
+@pytest.mark.compatibility
 @pytest.mark.filterwarnings("ignore:Layer 'lstm' .*was passed an input with a mask:UserWarning")
 def test_masks_pass_through_recomputed_layers() -> None:
     model = keras.Sequential([keras.layers.Masking(), keras.layers.Dense(3), keras.layers.LSTM(2)])

@@ -26,7 +26,10 @@ def _recomputed_scan(model: Any) -> None:
 
 @pytest.mark.parametrize(
     ("scope", "prepare"),
-    [(contextlib.nullcontext, sg.scan_layers), (_sharded, _recomputed_scan)],
+    [
+        pytest.param(contextlib.nullcontext, sg.scan_layers, marks=pytest.mark.slow),
+        (_sharded, _recomputed_scan),
+    ],
     ids=["plain Keras", "sharded and rematerialized"],
 )
 def test_fit_equals_fit_of_single_layers(scope: Any, prepare: Callable[[Any], Any]) -> None:
@@ -57,6 +60,7 @@ def test_only_calls_of_the_model_are_scanned() -> None:
     np.testing.assert_allclose(model(x), model.predict(x, verbose=0), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_layers_in_sequential_models_and_with_two_equal_arguments() -> None:
     tower = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4) for _ in range(3))])
     assert len(sg.scan_layers(tower, layers="dense")) == 3

@@ -135,6 +135,7 @@ def test_round_that_begins_with_a_rate_of_zero_ends_with_training(total_steps, e
     assert synced_steps(model, last=10, epochs=2, callbacks=[setter]) == expected
 
 
+@pytest.mark.slow
 def test_round_goes_on_from_a_file(tmp_path) -> None:
     """A file of the middle of a round has its end."""
     rule = QuadraticPeriod(base=2, growth=0.1)

@@ -84,6 +84,7 @@ def whole_tables_made(jaxpr: Any) -> int:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_numbers_are_those_of_whole_updates(name, monkeypatch) -> None:
     make, takes_rows = OPTIMIZERS[name]
@@ -116,6 +117,7 @@ def test_weight_decay_may_leave_a_table_out() -> None:
     assert whole_tables_made(program.trace.jaxpr.jaxpr) == 0
 
 
+@pytest.mark.slow
 def test_table_with_a_constraint_is_updated_whole() -> None:
     make, _ = OPTIMIZERS["sgd"]
     copies, _ = trained(sg.MirroredStrategy(TWO), make, "unit_norm")
@@ -124,7 +126,9 @@ def test_table_with_a_constraint_is_updated_whole() -> None:
     assert whole_tables_made(program.updates[0].jaxpr)
 
 
-@pytest.mark.parametrize("devices", [["cpu:0"], ["cpu:0", "cpu:1"]])
+@pytest.mark.parametrize(
+    "devices", [pytest.param(["cpu:0"], marks=pytest.mark.slow), ["cpu:0", "cpu:1"]]
+)
 def test_replicas_see_no_table(devices) -> None:
     _, (program,) = trained(sg.CentralStorageStrategy(devices, "cpu:2"), OPTIMIZERS["adagrad"][0])
     assert [variable.path for variable in program.trace.read_only] == []

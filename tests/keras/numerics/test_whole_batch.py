@@ -116,7 +116,8 @@ def _all_metrics() -> list[Any]:
     return [*functions, _MeanOfRoots(name="roots"), _Dice(), _Largest()]
 
 
-@pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [2, 3])
 def test_metrics_that_are_one_number_a_batch(replicas: int) -> None:
     measured = assert_like_plain_keras(_job("mse", _all_metrics), replicas=(replicas,))
     assert len({key for key in measured if key.startswith("evaluate")}) == 8
@@ -129,6 +130,7 @@ def test_metrics_that_are_one_number_a_batch_in_eager_replicas_and_many_steps() 
     assert_like_plain_keras(_job("mse", _all_metrics, run_eagerly=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss",
     [

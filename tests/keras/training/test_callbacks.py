@@ -67,6 +67,7 @@ def _assert_same_calls(one: _Everything, other: _Everything) -> None:
             np.testing.assert_allclose(logs[key], value, rtol=1e-5, atol=1e-6, err_msg=message)
 
 
+@pytest.mark.slow
 def test_callback_of_every_kind_learns_what_one_device_tells() -> None:
     def recorded(scope: Scope) -> _Everything:
         model, callback = _model(scope), _Everything()
@@ -118,7 +119,9 @@ _WAYS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("way", _WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=() if way == "list" else pytest.mark.slow) for way in _WAYS]
+)
 def test_logs_of_batches_are_computed_for_whoever_looks_at_them(way: str) -> None:
     # Without anybody they are left out, as they cost a little time.
     losses: list[float] = []
@@ -174,6 +177,7 @@ def _numbers(text: str) -> list[str]:
     return re.findall(r"\d+/\d+|\w+: -?\d+\.\d+", text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verbose", [1, 2])
 def test_progress_bar_shows_the_numbers_of_one_device(
     verbose: int, capsys: pytest.CaptureFixture[str]

@@ -91,7 +91,10 @@ _ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("name", _ARRAYS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "dict" else pytest.mark.slow) for name in _ARRAYS],
+)
 def test_arrays(name: str, expected: dict[str, np.ndarray]) -> None:
     measured = _under_two(lambda scope: _array_job(scope, _ARRAYS[name], _Y))
     assert differences(measured, expected) == []
@@ -123,12 +126,19 @@ _SOURCES = {
 }
 
 
-@pytest.mark.parametrize("name", _SOURCES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "generator" else pytest.mark.slow)
+        for name in _SOURCES
+    ],
+)
 def test_source_of_batches(name: str, expected: dict[str, np.ndarray]) -> None:
     measured = _under_two(lambda scope: _job(_two_inputs(scope), _SOURCES[name]))
     assert differences(measured, expected) == []
 
 
+@pytest.mark.slow
 def test_source_read_by_threads() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         def make() -> Any:
@@ -139,6 +149,7 @@ def test_source_read_by_threads() -> None:
     assert differences(_under_two(job), plain_keras(job)) == []
 
 
+@pytest.mark.slow
 def test_weights_come_as_an_array_or_with_the_batches() -> None:
     weighted = plain_keras(lambda scope: _array_job(scope, [_LEFT, _RIGHT], _Y, _WEIGHTS))
     measured = _under_two(lambda scope: _array_job(scope, [_LEFT, _RIGHT], _Y, _WEIGHTS))
@@ -228,6 +239,7 @@ def _distributed(model: Any, dataset: Any) -> Any:
     return model.distribute_strategy.distribute_dataset(dataset)
 
 
+@pytest.mark.slow
 def test_datasets_of_ours_need_no_number_of_steps() -> None:
     def of_arrays(scope: Scope) -> dict[str, Any]:
         model = _two_inputs(scope)
@@ -251,6 +263,7 @@ def test_datasets_of_ours_need_no_number_of_steps() -> None:
     assert differences(measured, expected) == []
 
 
+@pytest.mark.slow
 def test_batches_of_single_replicas_are_kept_apart() -> None:
     """Two batches of 4 a step: the last step has one of 2, and a replica without any."""
 
@@ -350,9 +363,17 @@ def _float(array: Any) -> Any:
     return np.asarray(array, "float32")
 
 
-@pytest.mark.parametrize("unlabeled", ["more", "extra"])  # after and before "labeled"
 @pytest.mark.parametrize(
-    "options", [{}, {"steps_per_execution": 2}, {"run_eagerly": True}], ids=str
+    ("unlabeled", "options"),  # "more" comes after "labeled", "extra" before
+    [
+        ("more", {}),
+        ("extra", {"steps_per_execution": 2}),
+        pytest.param("extra", {}, marks=pytest.mark.slow),
+        pytest.param("more", {"steps_per_execution": 2}, marks=pytest.mark.slow),
+        pytest.param("more", {"run_eagerly": True}, marks=pytest.mark.slow),
+        pytest.param("extra", {"run_eagerly": True}, marks=pytest.mark.slow),
+    ],
+    ids=str,
 )
 def test_arrays_of_a_batch_may_differ_in_their_rows_on_one_device(unlabeled, options) -> None:
     batches = _uneven_batches(unlabeled)

@@ -56,6 +56,7 @@ class Endless(keras.utils.PyDataset):
 KINDS: list[Callable[[list[Any]], Any]] = [list, lambda batches: (one for one in batches)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=["length known", "length unknown"])
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_strategy_trains_on_what_the_function_makes(kind, num_replicas) -> None:

@@ -58,6 +58,7 @@ def _job(model: Any, as_data: Callable[[Any], Any], **arguments: Any) -> dict[st
     return {key: np.asarray(value) for key, value in results.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_replicas", "steps", "arguments"),
     [
@@ -97,6 +98,7 @@ def test_floats_of_other_types_are_cast_as_by_keras(programs: list[Any]) -> None
     np.testing.assert_array_equal(predicted, model.predict(np.asarray(x), verbose=0))
 
 
+@pytest.mark.slow
 def test_eager_models_and_models_without_a_strategy_get_what_keras_gives(
     programs: list[Any],
 ) -> None:
@@ -110,6 +112,7 @@ def test_eager_models_and_models_without_a_strategy_get_what_keras_gives(
     model.fit(x, jnp.asarray(_Y), verbose=0)
 
 
+@pytest.mark.slow
 def test_model_without_a_shape_is_built_from_arrays_on_a_device(programs: list[Any]) -> None:
     with mirrored(2).scope():
         model = keras.Sequential([keras.layers.Dense(1)])

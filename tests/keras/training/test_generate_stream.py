@@ -14,7 +14,6 @@ import pytest
 
 import stratagem as sg
 from tests.keras.training.small_decoder import STRATEGIES, Decoder, Letters, Sampler
-from tests.slow_rows import slow_but_for
 
 _STRATEGIES: dict[str, Callable[[], Any]] = {"none": lambda: None, **STRATEGIES}
 _TEXTS = ["ab", "cde", "fghi", "jk"]
@@ -44,7 +43,10 @@ def _joined(columns: Iterator[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("seed", [pytest.param(None, marks=pytest.mark.slow), 7])
-@pytest.mark.parametrize("name", slow_but_for(("both",), _STRATEGIES))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "both" else pytest.mark.slow) for name in _STRATEGIES],
+)
 def test_tokens_equal_those_of_generate(name: str, seed: int | None) -> None:
     model = _sampling(_made(_STRATEGIES[name]()), Sampler(seed))
     expected = [model.generate(_prompts(), stop_token_ids=None) for _ in range(2)]

@@ -19,7 +19,6 @@ import stratagem as sg
 from stratagem.variables.registry import VariableKind
 from tests.keras.replicas import kind_of
 from tests.keras.training.small_decoder import DEVICES, STRATEGIES
-from tests.slow_rows import slow_but_for
 
 _VOCABULARY_SIZE, _WIDTH, _LENGTH = 32, 64, 2
 
@@ -131,7 +130,13 @@ def _expected() -> list[np.ndarray]:
     return _generated(_made())
 
 
-@pytest.mark.parametrize("name", slow_but_for(("mirrored", "both"), STRATEGIES))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "mirrored" else pytest.mark.slow)
+        for name in STRATEGIES
+    ],
+)
 def test_tokens_equal_those_without_a_strategy(name: str) -> None:
     tokens = _generated(_made(STRATEGIES[name]()))
     assert all(map(np.array_equal, tokens, _expected()))
@@ -149,6 +154,7 @@ def test_program_gets_the_arrays_that_variables_hold(name: str) -> None:
     assert all(len(variable.value.devices()) == 1 for variable in read)
 
 
+@pytest.mark.slow
 def test_calls_of_one_shape_compile_once() -> None:
     model = _made(STRATEGIES["sharded"]())
     before = model.generate(_prompts())

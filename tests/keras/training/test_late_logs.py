@@ -158,6 +158,7 @@ def _seen(callback: _Reads, *args: Any, **arguments: Any) -> list[dict[str, floa
     return [dict(logs) for logs in callback.seen]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("kind", [keras.Sequential, _Custom, _Nested])
 @pytest.mark.parametrize("scope", [_one, _two])
@@ -189,14 +190,17 @@ class _Disturbs(keras.callbacks.Callback):
 @pytest.mark.parametrize(
     "disturb",
     [
-        lambda model: model.reset_metrics(),
+        pytest.param(lambda model: model.reset_metrics(), marks=pytest.mark.slow),
         lambda model: model.evaluate(_X[:4], _Y[:4], verbose=0),
-        lambda model: model.train_on_batch(_X[:4], _Y[:4]),
-        lambda model: model.train_function((), iter([(_X[:4], _Y[:4])])),
+        pytest.param(lambda model: model.train_on_batch(_X[:4], _Y[:4]), marks=pytest.mark.slow),
+        pytest.param(
+            lambda model: model.train_function((), iter([(_X[:4], _Y[:4])])),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["reset", "evaluate", "train_on_batch", "step"],
 )
-@pytest.mark.parametrize("scope", [_one, _two])
+@pytest.mark.parametrize("scope", [_one, pytest.param(_two, marks=pytest.mark.slow)])
 def test_callback_before_changes_nothing_in_the_logs_of_the_step(
     scope: Scope, disturb: Callable[[Any], object]
 ) -> None:
@@ -268,6 +272,7 @@ class _Slow(keras.callbacks.Callback):
         self.bar.progbar.interval = self._interval_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("interval_s", "expected"), [(0.0, 12), (1e9, 2)])
 def test_progress_bar_uses_the_logs_only_when_it_is_drawn(
     monkeypatch: pytest.MonkeyPatch, interval_s: float, expected: int
@@ -308,6 +313,7 @@ def test_step_function_called_by_hand_returns_logs_that_last() -> None:
     assert len({one["loss"] for one in kept}) == 3
 
 
+@pytest.mark.slow
 def test_batch_trained_by_a_callback_takes_none_from_the_epoch() -> None:
     def weights(scope: Scope) -> list[np.ndarray]:
         model = _model(scope)

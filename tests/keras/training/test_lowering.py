@@ -52,13 +52,14 @@ def text_of(step: Any) -> str:
     return re.sub(r"module @\S+", "", step.as_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_devices", "num_steps"),
     [
         (4, 3),
-        pytest.param(4, 1, marks=pytest.mark.slow),
-        pytest.param(1, 1, marks=pytest.mark.slow),
-        pytest.param(1, 3, marks=pytest.mark.slow),
+        (4, 1),
+        (1, 1),
+        (1, 3),
     ],
 )
 def test_devices_that_are_not_here_get_the_program_of_those_that_are(
@@ -97,6 +98,7 @@ def test_variables_have_shapes_and_no_values() -> None:
         assert variable.storage.dtype == variable.dtype
 
 
+@pytest.mark.slow
 def test_model_larger_than_any_memory_is_lowered() -> None:
     with CompileOnlyStrategy(jax.devices()[:2]).scope():
         layers = [keras.Input((2**20,)), *(keras.layers.Dense(2**20) for _ in range(3))]

@@ -47,7 +47,14 @@ def _labels(kind):
     return {"one": _Y, "two": _Y.astype(np.float32)} if kind == "two_outputs" else _Y
 
 
-@pytest.mark.parametrize("kind", ["sequential", "functional", "two_outputs"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("sequential", marks=pytest.mark.slow),
+        "functional",
+        pytest.param("two_outputs", marks=pytest.mark.slow),
+    ],
+)
 def test_a_model_is_traced_once_and_reports_what_keras_reports(kind) -> None:
     keras.utils.set_random_seed(0)
     plain = _model(kind)

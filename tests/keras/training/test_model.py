@@ -38,6 +38,7 @@ def _model(layer: Any = None) -> Any:
     return keras.Sequential([keras.Input((3,)), layer or _dense()])
 
 
+@pytest.mark.compatibility
 def test_model_tells_the_strategy_under_which_its_variables_were_made() -> None:
     for strategy in (mirrored(2), sg.OneDeviceStrategy("cpu:1")):
         with strategy.scope():
@@ -68,6 +69,7 @@ _CALLS: dict[str, Callable[[Any, np.ndarray, np.ndarray], Any]] = {
 }
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("name", _CALLS)
 def test_model_made_outside_is_refused_inside_with_its_first_variable(name: str) -> None:
     model = _model(_dense("made_outside"))
@@ -99,6 +101,7 @@ def test_model_of_two_strategies_is_refused() -> None:
         _ = model.distribute_strategy
 
 
+@pytest.mark.compatibility
 def test_optimizer_of_another_strategy_is_refused() -> None:
     with mirrored(2).scope():
         model = _model()
@@ -118,6 +121,7 @@ def test_model_of_one_strategy_in_the_scope_of_another_is_refused() -> None:
     assert not sg.has_strategy()
 
 
+@pytest.mark.compatibility
 def test_error_in_fit_leaves_no_scope_open() -> None:
     class Fails(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -169,6 +173,7 @@ def _subclassed(scope: Scope) -> Any:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [_filled_in_the_scope, _built_by_fit, _subclassed])
 def test_model_built_late_follows_the_strategy(make: Callable[[Scope], Any]) -> None:
     def job(scope: Scope) -> dict[str, Any]:
@@ -189,6 +194,7 @@ def test_model_built_late_follows_the_strategy(make: Callable[[Scope], Any]) -> 
     assert {kind_of(variable) for variable in made} >= {VariableKind.MIRRORED}
 
 
+@pytest.mark.slow
 def test_model_is_called_as_a_function_in_and_outside_the_scope() -> None:
     strategy, (x, _) = mirrored(2), regression()
     with strategy.scope():
@@ -233,9 +239,14 @@ def one_device() -> dict[str, np.ndarray]:
     return plain_keras(_every_method)
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize(
     "way",
-    [pytest.param("run_eagerly", marks=pytest.mark.slow), "inside the scope", "several steps"],
+    [
+        pytest.param("run_eagerly", marks=pytest.mark.slow),
+        "inside the scope",
+        pytest.param("several steps", marks=pytest.mark.slow),
+    ],
 )
 def test_every_method_gives_the_numbers_of_one_device(
     way: str, one_device: dict[str, np.ndarray]
@@ -282,6 +293,7 @@ def test_batch_size_in_the_input_is_the_global_one() -> None:
     assert model.predict(x, batch_size=4, verbose=0).shape == (8, 1)
 
 
+@pytest.mark.slow
 def test_compiling_again_is_seen_by_the_next_fit() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         x, y = regression()

@@ -72,6 +72,7 @@ class _AddsToLogs(keras.Model):
         return {"twice": outputs * 2.0, "input": data}, non_trainable
 
 
+@pytest.mark.slow
 def test_steps_that_add_to_those_of_keras() -> None:
     measured = _assert_like_one_device(
         lambda scope: _flat(_job(_AddsToLogs, metrics=_METRICS)(scope))
@@ -140,6 +141,7 @@ class _DerivedMetrics(keras.Model):
         return {**results, "twice": 2.0 * results["mean_absolute_error"], "squared": squared}
 
 
+@pytest.mark.slow
 def test_metrics_of_ones_own_count_true_examples() -> None:
     measured = _assert_like_one_device(_job(_OwnMetrics, num_examples=11))
     assert "fit largest" in measured
@@ -173,6 +175,7 @@ class _WholeStep(keras.Model):
         return {"own_loss": loss}, (trainable, non_trainable, optimizer_state, metrics)
 
 
+@pytest.mark.slow
 def test_step_that_returns_logs_of_its_own() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         measured = _job(_WholeStep)(scope)
@@ -181,6 +184,7 @@ def test_step_that_returns_logs_of_its_own() -> None:
     assert set(_assert_like_one_device(job)) >= {"fit own_loss", "predict"}
 
 
+@pytest.mark.compatibility
 def test_step_of_ones_own_runs_in_replica_context() -> None:
     seen: list[tuple[int, tuple[int, ...]]] = []
 
@@ -295,6 +299,7 @@ def _slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_class", "num_replicas", "steps_per_execution"),
     [
@@ -316,6 +321,7 @@ def test_logs_of_a_step_of_ones_own_are_those_of_plain_keras(
     assert differences(plain_keras(lambda _: job(mirrored(num_replicas).scope)), expected) == []
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("num_replicas", [2, _slow(1)])
 def test_step_with_variables_is_that_with_the_state(num_replicas: int) -> None:
     expected = plain_keras(_logs_job(_PlainLogs))
@@ -323,6 +329,7 @@ def test_step_with_variables_is_that_with_the_state(num_replicas: int) -> None:
     assert differences(plain_keras(lambda _: job(mirrored(num_replicas).scope)), expected) == []
 
 
+@pytest.mark.slow
 def test_early_stopping_watches_the_loss_of_a_step_of_ones_own() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         x, y = regression(8)
@@ -337,6 +344,7 @@ def test_early_stopping_watches_the_loss_of_a_step_of_ones_own() -> None:
     assert len(measured["fit loss"]) == 6
 
 
+@pytest.mark.slow
 def test_numbers_made_of_results_in_a_step_of_ones_own_are_of_all_replicas() -> None:
     class Squares(_GuideStep):
         def _measure(self, metrics_variables: Any, loss: Any, y: Any, y_pred: Any) -> Any:

@@ -65,6 +65,7 @@ numpy.savez("read.npz", predicted=model.predict(x, verbose=0), **arrays)
 """
 
 
+@pytest.mark.slow
 def test_file_saved_under_a_strategy_opens_in_plain_keras(distributed: Any, tmp_path: Path) -> None:
     x, _ = regression()
     distributed.save(tmp_path / "model.keras")
@@ -82,6 +83,7 @@ def test_file_saved_under_a_strategy_opens_in_plain_keras(distributed: Any, tmp_
         np.testing.assert_allclose(read["predicted"], np.asarray(alone(x)), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("num_replicas", [2, 3])
 def test_file_opens_in_the_scope_of_any_strategy(
     num_replicas: int, distributed: Any, tmp_path: Path
@@ -99,6 +101,7 @@ def test_file_opens_in_the_scope_of_any_strategy(
     assert len(copies_of(loaded.optimizer.variables[-1])) == num_replicas
 
 
+@pytest.mark.compatibility
 def test_file_of_plain_keras_opens_in_a_scope(tmp_path: Path) -> None:
     plain = _trained()
     plain.save(tmp_path / "model.keras")
@@ -112,6 +115,7 @@ def test_file_of_plain_keras_opens_in_a_scope(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.compatibility
 def test_moving_statistics_are_saved_as_the_mean_of_the_components(
     distributed: Any, tmp_path: Path
 ) -> None:
@@ -125,6 +129,7 @@ def test_moving_statistics_are_saved_as_the_mean_of_the_components(
     )
 
 
+@pytest.mark.compatibility
 def test_weights_loaded_in_place_reach_every_copy_and_component(
     distributed: Any, tmp_path: Path
 ) -> None:
@@ -137,6 +142,7 @@ def test_weights_loaded_in_place_reach_every_copy_and_component(
             np.testing.assert_allclose(copy.reshape(wanted.shape), wanted, rtol=1e-6)
 
 
+@pytest.mark.compatibility
 def test_weights_set_and_got_are_those_of_one_device(distributed: Any) -> None:
     with mirrored(2).scope():
         other = keras.models.clone_model(distributed)
@@ -145,6 +151,7 @@ def test_weights_set_and_got_are_those_of_one_device(distributed: Any) -> None:
         np.testing.assert_allclose(value, wanted, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_training_that_goes_on_from_a_file_is_training_that_never_stopped(tmp_path: Path) -> None:
     x, y = regression()
     strategy = mirrored(2)

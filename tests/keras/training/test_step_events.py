@@ -73,8 +73,13 @@ def _whole(lines: list[tuple[int, int]]) -> tuple[int, int]:
     return reached, sum(num_steps for _, num_steps in lines)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("steps_per_execution", [1, 4])
+@pytest.mark.parametrize(
+    ("strategy", "steps_per_execution"),
+    [
+        *((strategy, 1) for strategy in STRATEGIES),
+        *(pytest.param(strategy, 4, marks=pytest.mark.slow) for strategy in STRATEGIES),
+    ],
+)
 def test_every_step_of_fit_is_reported(
     lines: Callable[[], Any], strategy: str, steps_per_execution: int
 ) -> None:
@@ -176,6 +181,7 @@ class Looks(keras.callbacks.Callback):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("looks", [True, False])
 def test_step_lasts_until_the_devices_are_done(

@@ -80,7 +80,7 @@ def one_step_at_a_time() -> dict[str, np.ndarray]:
     return plain_keras(lambda scope: _whole_job(scope, steps_per_execution=1))
 
 
-@pytest.mark.compatibility
+@pytest.mark.slow
 @pytest.mark.parametrize(("scope", "steps"), [(_two, 1), (_two, 3), (_two, 7), (_one, 3)])
 def test_groups_of_steps_with_batches_of_many_sizes(
     scope: Scope, steps: int, one_step_at_a_time: dict[str, np.ndarray]
@@ -100,7 +100,6 @@ _OUR_DATA = {
 
 
 @pytest.mark.compatibility
-@pytest.mark.every_combination
 @pytest.mark.parametrize("kind", _OUR_DATA)
 @pytest.mark.parametrize("scope", [contextlib.nullcontext, _two])
 def test_groups_of_steps_read_through_our_adapters(
@@ -284,7 +283,7 @@ def test_next_group_is_on_the_devices_before_this_one_runs_if_transfers_wait(
     assert events == order.split() * 2
 
 
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_groups_that_are_transferred_early_train_as_others(
     steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +298,7 @@ def test_groups_that_are_transferred_early_train_as_others(
     assert len([*source]) == 2
 
 
+@pytest.mark.slow
 def test_error_of_a_group_that_is_read_early_comes_after_the_groups_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -30,8 +30,21 @@ INITIALIZERS = {
 
 
 @pytest.mark.compatibility
-@pytest.mark.parametrize("name", INITIALIZERS)
-@pytest.mark.parametrize("shape", [(37, 5), (64,), (9, 2, 3)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in {"uniform", "normal"} else pytest.mark.slow)
+        for name in INITIALIZERS
+    ],
+)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (37, 5),
+        pytest.param((64,), marks=pytest.mark.slow),
+        pytest.param((9, 2, 3), marks=pytest.mark.slow),
+    ],
+)
 def test_rows_are_those_of_the_whole(name, shape) -> None:
     initializer = INITIALIZERS[name]
     whole = np.asarray(initializer(shape, "float32"))
@@ -42,7 +55,6 @@ def test_rows_are_those_of_the_whole(name, shape) -> None:
     assert rows(0, 0).shape == (0, *shape[1:])
 
 
-@pytest.mark.compatibility
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_every_width_of_numbers(dtype) -> None:
     initializer = keras.initializers.RandomUniform(seed=1)

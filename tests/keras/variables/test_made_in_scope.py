@@ -104,7 +104,11 @@ def _with_lora(model: Any) -> None:
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize`")
 @pytest.mark.parametrize(
     "change",
-    [pytest.param(_quantized, marks=pytest.mark.slow), _quantized_layer_without_bias, _with_lora],
+    [
+        pytest.param(_quantized, marks=pytest.mark.slow),
+        pytest.param(_quantized_layer_without_bias, marks=pytest.mark.slow),
+        _with_lora,
+    ],
 )
 def test_weights_that_a_layer_adds_later_belong_to_its_strategy(change) -> None:
     def job(scope: Scope) -> dict[str, Any]:

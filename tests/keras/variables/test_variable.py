@@ -64,6 +64,7 @@ class _Hits(keras.metrics.Metric):
         self.hits = self.add_variable((), "zeros", dtype="int32", name="hits")
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("name", _VARIABLES)
 def test_kind_of_variable_under_several_replicas(name: str) -> None:
     make, kind, aggregation = _VARIABLES[name]
@@ -76,6 +77,7 @@ def test_kind_of_variable_under_several_replicas(name: str) -> None:
     assert [copy.shape for copy in copies_of(variable)] == [copy_shape] * 2
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("name", _VARIABLES)
 def test_kind_of_variable_with_one_replica_and_without_a_strategy(name: str) -> None:
     make, _, _ = _VARIABLES[name]
@@ -88,6 +90,7 @@ def test_kind_of_variable_with_one_replica_and_without_a_strategy(name: str) -> 
     assert type(outside) is keras.Variable
 
 
+@pytest.mark.compatibility
 def test_variable_takes_the_arguments_of_tensorflow_in_its_order() -> None:
     with mirrored(2).scope():
         variable = sg.Variable(lambda: [1.0, 2.0], False, "weights", "float16", "on_write", "sum")
@@ -96,6 +99,7 @@ def test_variable_takes_the_arguments_of_tensorflow_in_its_order() -> None:
     np.testing.assert_array_equal(np.asarray(variable), [1.0, 2.0])
 
 
+@pytest.mark.compatibility
 def test_dtype_of_variable_is_that_of_its_value() -> None:
     with mirrored(2).scope():
         dtypes = [
@@ -104,6 +108,7 @@ def test_dtype_of_variable_is_that_of_its_value() -> None:
     assert dtypes == ["int32", "float32", "bool", "int8", "float16"]
 
 
+@pytest.mark.compatibility
 def test_variable_made_from_another_variable_has_its_value() -> None:
     with mirrored(2).scope():
         first = sg.Variable([1.0, 2.0])
@@ -112,6 +117,7 @@ def test_variable_made_from_another_variable_has_its_value() -> None:
     np.testing.assert_array_equal(np.asarray(second), [1.0, 2.0])
 
 
+@pytest.mark.compatibility
 def test_random_initial_value_is_the_same_on_all_copies_and_as_on_one_device() -> None:
     def kernel() -> Any:
         keras.utils.set_random_seed(5)
@@ -127,6 +133,7 @@ def test_random_initial_value_is_the_same_on_all_copies_and_as_on_one_device() -
         np.testing.assert_array_equal(copy, expected)
 
 
+@pytest.mark.compatibility
 def test_each_component_of_on_read_starts_with_the_whole_value() -> None:
     with mirrored(3).scope():
         variable = sg.Variable(2.0, synchronization="on_read", aggregation="sum")
@@ -142,6 +149,7 @@ def test_variable_that_could_not_be_made_leaves_nothing_behind() -> None:
     assert strategy.variables.uninitialized() == []
 
 
+@pytest.mark.compatibility
 def test_mixed_precision_reads_a_mirrored_variable_in_the_compute_dtype() -> None:
     with mirrored(2).scope():
         layer = keras.layers.Dense(1, dtype="mixed_bfloat16")

@@ -116,6 +116,7 @@ def test_model_of_a_strategy_may_be_compiled_by_names_outside_its_scope(optimize
     assert_like_plain_keras(job, replicas=(2,))
 
 
+@pytest.mark.slow
 def test_optimizer_and_metric_objects_given_to_compile_move_to_the_strategy_of_the_model() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         x, y = regression()

@@ -252,6 +252,7 @@ _RECORDS = _changed(
 )
 
 
+@pytest.mark.slow
 @fuzz
 @given(st.lists(_HELLOS, max_size=10), st.lists(_RECORDS, max_size=10))
 def test_any_message_is_recorded_or_invalid(rendezvous, hellos, records) -> None:

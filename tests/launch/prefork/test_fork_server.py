@@ -202,6 +202,7 @@ def test_nothing_is_left_when_who_started_it_is_killed() -> None:
         assert not wait_for_end(started)
 
 
+@pytest.mark.slow
 def test_backend_that_has_started_is_refused() -> None:
     server = ForkServer(["jax", "tests.launch.prefork.starts_backend"], _VARIABLES)
     with pytest.raises(RuntimeError, match="A JAX backend has started"):

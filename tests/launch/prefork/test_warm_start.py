@@ -79,6 +79,7 @@ def ended(process: TaskProcess) -> tuple[int, str, str]:
     return code, out, err
 
 
+@pytest.mark.slow
 def test_script_is_the_main_module_with_its_arguments_and_its_folder(forked, tmp_path) -> None:
     (tmp_path / "beside.py").write_text("word = 'found'")
     text = """from __future__ import annotations
@@ -188,6 +189,7 @@ def test_faulthandler_is_as_in_a_new_process(forked) -> None:
     assert ended(forked(text))[:2] == (0, "False\n")
 
 
+@pytest.mark.slow
 def test_setting_that_comes_too_late_is_reported(forked, tmp_path) -> None:
     (tmp_path / "settings.py").write_text("import os\nos.environ['JAX_ENABLE_X64'] = '1'")
     text = "import settings\nimport stratagem as sg\nsg.MirroredStrategy()"
@@ -202,6 +204,7 @@ def test_task_with_other_settings_is_started_anew(warm, tmp_path) -> None:
     assert warm.start(plan, {}) is None
 
 
+@pytest.mark.slow
 def test_tasks_die_with_what_they_are_forked_from(tmp_path) -> None:
     """And later ones are started anew."""
     (tmp_path / "wait.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(1000)")
@@ -219,6 +222,7 @@ def test_tasks_die_with_what_they_are_forked_from(tmp_path) -> None:
         assert warm.start(plan, {}) is None
 
 
+@pytest.mark.slow
 def test_server_that_does_not_reply_is_abandoned(tmp_path, monkeypatch) -> None:
     (tmp_path / "parent.py").write_text("import os\nprint(os.getppid(), flush=True)")
     plan = plan_of(tmp_path / "parent.py")
@@ -280,7 +284,7 @@ if not loaded and len(starts.read_text()) == 1:
 @pytest.mark.parametrize(
     ("last", "cold", "printed"),
     [
-        ("", False, ["anew", "loaded"]),
+        pytest.param("", False, ["anew", "loaded"], marks=pytest.mark.slow),
         ("", True, ["anew", "anew"]),
         # A program that fails by itself may do so because it was forked.
         pytest.param(
@@ -325,7 +329,9 @@ print("loaded" if loaded else "anew", os.environ.get("KERAS_HOME", "-"))
     ("options", "printed"),
     [
         # One process loads JAX for all, where all are to be forked after a failure anyway.
-        (LaunchOptions(workers=2, max_restarts=1), {"loaded -"}),
+        pytest.param(
+            LaunchOptions(workers=2, max_restarts=1), {"loaded -"}, marks=pytest.mark.slow
+        ),
         (LaunchOptions(workers=2, max_restarts=1, cold_restarts=True), {"anew -"}),
         (LaunchOptions(workers=2), {"anew -"}),
         (LaunchOptions(max_restarts=1), {"anew -"}),
@@ -353,6 +359,7 @@ def test_tasks_that_load_with_other_variables_start_anew(folder, capfd) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_program_that_fails_for_having_been_forked_starts_anew(folder, capfd) -> None:
     (folder / "train.py").write_text(FIRST + "if loaded: raise ValueError")
     options = LaunchOptions(workers=2, max_restarts=1)
@@ -361,6 +368,7 @@ def test_program_that_fails_for_having_been_forked_starts_anew(folder, capfd) ->
     assert [line for line in lines if "anew" in line] != []
 
 
+@pytest.mark.slow
 def test_script_is_named_as_python_names_it(folder, capfd) -> None:
     """Absolute in `__file__` and in tracebacks, and as it was given in `sys.argv`."""
     lines = "import sys, stratagem, traceback\nprint(__file__, sys.argv)\ntraceback.print_stack()"
@@ -376,6 +384,7 @@ def test_script_is_named_as_python_names_it(folder, capfd) -> None:
     assert len(printed[0]) == 2
 
 
+@pytest.mark.slow
 def test_loading_is_given_up_when_the_launcher_is_to_end() -> None:
     with WarmStart(base_variables()) as warm:
         plan = plan_of("x.py")

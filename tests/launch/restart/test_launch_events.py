@@ -76,6 +76,7 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_run_of_real_tasks_tells_what_happened_to_them(script, folder, capfd) -> None:
     """In tasks that change their folder; the one that fails tells of itself too."""
     path = script(

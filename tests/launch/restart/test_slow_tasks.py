@@ -161,12 +161,13 @@ _RESTARTS = {"max_restarts": 1, "cold_restarts": True}
 _SURVIVORS_AND_RESTARTS = {**_SURVIVORS, **_RESTARTS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         _SURVIVORS_AND_RESTARTS,
-        pytest.param(_SURVIVORS, marks=pytest.mark.slow),
-        pytest.param(_RESTARTS, marks=pytest.mark.slow),
+        _SURVIVORS,
+        _RESTARTS,
     ],
     ids=str,
 )

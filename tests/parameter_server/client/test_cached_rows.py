@@ -182,6 +182,7 @@ def test_memory_is_bounded_and_used(max_rows, num_rows) -> None:
 KEYS = st.sampled_from([0, -1, 1, 2**63 - 1, -(2**63), 2**32, 2**31, -(2**31), 5, 1 << 40])
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     st.lists(

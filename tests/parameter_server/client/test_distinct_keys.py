@@ -26,11 +26,13 @@ def check(keys: np.ndarray) -> None:
     assert len(np.unique(found)) == len(np.unique(keys))
 
 
+@pytest.mark.slow
 @given(ANY_KEYS)
 def test_equal_keys_and_only_these_have_one_representative(keys) -> None:
     check(keys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", ["apart", "colliding"])
 @given(ANY_KEYS)
 def test_keys_with_equal_hashes_are_told_apart(second, keys) -> None:

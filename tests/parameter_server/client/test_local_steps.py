@@ -53,6 +53,7 @@ def test_steps_that_do_not_train_use_the_global_model(strategy) -> None:
     assert seen == [2, 1, 2, 0, -1, -2]
 
 
+@pytest.mark.slow
 def test_only_rows_of_tables_are_sent_in_a_step(strategy, monkeypatch) -> None:
     with strategy.scope():
         model = table(keras.optimizers.SGD(0.1))
@@ -69,6 +70,7 @@ def test_only_rows_of_tables_are_sent_in_a_step(strategy, monkeypatch) -> None:
     np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_single_batches_train_in_rounds(strategy, monkeypatch) -> None:
     alone = dense(keras.optimizers.Adam(0.01))
     with strategy.scope():

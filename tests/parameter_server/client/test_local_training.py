@@ -197,6 +197,7 @@ def test_worker_that_died_loses_its_round_and_begins_with_the_global_model(clust
         assert int(optimizer.iterations) == 6
 
 
+@pytest.mark.slow
 def test_server_that_restarts_gets_the_rules_again(tmp_path) -> None:
     cluster: Any = OneThatDies(tmp_path)
     mode = mode_of(sg.local_updates.DiLoCo(period=2), 1)
@@ -215,6 +216,7 @@ def test_server_that_restarts_gets_the_rules_again(tmp_path) -> None:
         assert int(model.optimizer.iterations) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Parameter servers restarted:RuntimeWarning")
 def test_server_that_restarts_at_once_knows_the_rule_of_averages(tmp_path) -> None:
     cluster: Any = OneThatDies(tmp_path)

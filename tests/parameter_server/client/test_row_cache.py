@@ -52,6 +52,7 @@ def train(row_cache: sg.coordinator.RowCache | None) -> tuple[list[float], dict[
         return losses, coordinator.row_cache_counts()
 
 
+@pytest.mark.slow
 def test_rows_that_others_do_not_train_make_no_difference() -> None:
     wanted, counts = train(None)
     assert counts == {"hits": 0, "misses": 0}
@@ -76,6 +77,7 @@ def test_own_updates_may_come_late() -> None:
     assert counts["hits"] == num_reads - counts["misses"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [

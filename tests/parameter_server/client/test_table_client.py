@@ -27,7 +27,14 @@ def versions(tmp_path) -> TableVersions:
     return TableVersions(tmp_path / "saved")
 
 
-@pytest.mark.parametrize("options", [{}, EVICTING, AGING])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param(EVICTING, marks=pytest.mark.slow),
+        pytest.param(AGING, marks=pytest.mark.slow),
+    ],
+)
 def test_training_after_a_restore_is_training_that_continued(versions, options) -> None:
     with table_cluster(2, **options) as first, table_cluster(2, **options) as second:
         first.train(range(20))
@@ -50,6 +57,7 @@ def test_training_after_a_restore_is_training_that_continued(versions, options) 
         assert first.state() == second.state()
 
 
+@pytest.mark.slow
 def test_rows_move_to_another_number_of_servers(versions) -> None:
     states, counters, number = [], [], 0
     for num_servers in (3, 5, 2):
@@ -95,6 +103,7 @@ def test_full_table_evicts_what_a_server_has_no_room_for(versions) -> None:
         cluster.tables.restore(versions, number)
 
 
+@pytest.mark.slow
 def test_changes_have_only_changed_rows(versions) -> None:
     with table_cluster(2) as cluster:
         cluster.train(range(100))
@@ -252,7 +261,14 @@ def tiers(folder: Path, memory_bytes: int = 2_000) -> dict[str, Any]:
     return {"tiers": {"memory_bytes": memory_bytes, "folder": str(folder)}}
 
 
-@pytest.mark.parametrize("storage_dtype", [None, "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "storage_dtype",
+    [
+        None,
+        pytest.param("bfloat16", marks=pytest.mark.slow),
+        pytest.param("int8", marks=pytest.mark.slow),
+    ],
+)
 def test_rows_on_disk_are_saved_and_loaded(versions, tmp_path, storage_dtype) -> None:
     options = {"storage_dtype": storage_dtype, **ADMITTING}
     with (
@@ -281,7 +297,7 @@ def test_rows_on_disk_are_saved_and_loaded(versions, tmp_path, storage_dtype) ->
         assert tiered.state() == plain.state()
 
 
-@pytest.mark.parametrize("storage_dtype", [None, "int8"])
+@pytest.mark.parametrize("storage_dtype", [None, pytest.param("int8", marks=pytest.mark.slow)])
 def test_rows_move_between_servers_with_tiers_and_in_memory(
     versions, tmp_path, storage_dtype
 ) -> None:

@@ -38,7 +38,14 @@ def names(cluster: TableCluster) -> list[list[str]]:
     return [server.store.names for server in cluster.servers]
 
 
-@pytest.mark.parametrize("options", [{}, ADMITTING, {"storage_dtype": "int8"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param(ADMITTING, marks=pytest.mark.slow),
+        pytest.param({"storage_dtype": "int8"}, marks=pytest.mark.slow),
+    ],
+)
 def test_state_is_that_of_a_table_that_was_never_moved(options, monkeypatch) -> None:
     monkeypatch.setattr(table_moves, "time", ticking())
     with table_cluster(3, **options) as cluster, table_cluster(1, **options) as plain:
@@ -124,6 +131,7 @@ def test_rows_that_change_while_others_are_copied(options, num_servers, monkeypa
         assert total == sum(pushed)
 
 
+@pytest.mark.slow
 def test_a_full_table_keeps_its_rows_and_its_limit() -> None:
     options = {"eviction": {"kind": "LeastRecent"}, "max_rows": 30}
     with table_cluster(3, **options) as cluster:
@@ -213,6 +221,7 @@ def test_a_server_that_is_killed_in_the_middle(method, killed, tmp_path) -> None
         assert cluster.state() == before
 
 
+@pytest.mark.slow
 def test_servers_that_restart_after_the_move_have_the_moved_state(tmp_path) -> None:
     with table_cluster(3, journals=tmp_path) as cluster, table_cluster(1) as plain:
         cluster.reshard(1, has_journals=True)
@@ -232,6 +241,7 @@ def test_servers_that_restart_after_the_move_have_the_moved_state(tmp_path) -> N
         assert cluster.state() == plain.state()
 
 
+@pytest.mark.slow
 def test_a_first_server_that_forgets_the_decision_records_it_again(tmp_path) -> None:
     with table_cluster(2, journals=tmp_path) as cluster:
         cluster.train(range(10))

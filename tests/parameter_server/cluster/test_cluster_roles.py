@@ -61,7 +61,6 @@ _STRANGE = [
 ]
 
 
-@pytest.mark.every_combination
 @pytest.mark.parametrize("make", [_simple, _union], ids=["simple", "union"])
 @pytest.mark.parametrize(("jobs", "task", "message"), _STRANGE)
 def test_clusters_that_cannot_be_are_refused_at_once(make, jobs, task, message) -> None:
@@ -101,7 +100,6 @@ def test_a_chief_needs_no_index_and_no_resolver_is_this_machine() -> None:
     assert not checked_cluster(None, "a test")[1]
 
 
-@pytest.mark.every_combination
 @pytest.mark.parametrize("independent", [False, True])
 @pytest.mark.parametrize("task", ["chief", "ps"])
 @pytest.mark.parametrize(("name", "job"), [("num_workers", "worker"), ("num_servers", "ps")])

@@ -58,6 +58,7 @@ def test_workers_train_and_evaluate(strategy, model) -> None:
     assert sum(client.staleness().values()) == num_pushes + 80
 
 
+@pytest.mark.slow
 def test_functions_of_a_killed_worker_run_elsewhere(strategy, model) -> None:
     coordinator = ClusterCoordinator(strategy)
     with strategy.scope():

@@ -66,6 +66,7 @@ def _ask(keys: ClusterKeys, address: str, *variables: str) -> dict[str, Any]:
         ).fields
 
 
+@pytest.mark.slow
 def test_stopped_standby_is_replaced_and_those_forked_from_it_go_on(
     keys, tmp_path, monkeypatch
 ) -> None:
@@ -87,6 +88,7 @@ def test_stopped_standby_is_replaced_and_those_forked_from_it_go_on(
     assert not wait_for_end({int(parent), *processes.pids})
 
 
+@pytest.mark.slow
 def test_process_that_starts_after_another_has_failed_is_closed(keys, standby, tmp_path) -> None:
     """A killed one would leave its files."""
     arguments = [(keys, str(tmp_path))] * 2
@@ -130,6 +132,7 @@ def test_processes_serve_return_after_a_kill_and_close(keys, standby, tmp_path, 
     ]
 
 
+@pytest.mark.slow
 def test_another_standby_takes_the_place_of_one_that_was_killed(keys) -> None:
     with (
         SharedStandby(_MODULES, dict(os.environ)) as standby,
@@ -272,6 +275,7 @@ def test_closing_before_the_start_leaves_nothing(keys) -> None:
     assert not wait_for_end(descendants(os.getpid()) - before)
 
 
+@pytest.mark.slow
 def test_errors_are_printed_on_the_stream_of_errors(standby, capsys) -> None:
     with LocalProcesses("ps", served.serve_and_complain, [()], standby=standby) as processes:
         assert processes.addresses == ["nowhere"]

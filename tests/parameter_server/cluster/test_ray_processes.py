@@ -66,6 +66,7 @@ def _is_alive(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.slow
 def test_servers_hold_variables_and_one_that_was_killed_returns_empty(keys) -> None:
     with RayProcesses("ps", served.serve_parameters, [(keys,)] * 2) as servers:
         addresses = servers.addresses
@@ -90,6 +91,7 @@ def test_servers_hold_variables_and_one_that_was_killed_returns_empty(keys) -> N
             assert connections.ask(0, Message("describe"), timeout_s=120.0).fields["names"] == []
 
 
+@pytest.mark.slow
 def test_variables_are_set_before_jax_is_loaded(keys, tmp_path) -> None:
     chosen = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=3"}
     with RayProcesses(
@@ -102,6 +104,7 @@ def test_variables_are_set_before_jax_is_loaded(keys, tmp_path) -> None:
         assert not any(one["had_jax"] for one in told)
 
 
+@pytest.mark.slow
 def test_restart_that_raises_here_is_tried_again(keys, monkeypatch) -> None:
     with RayProcesses("ps", served.serve_parameters, [(keys,)]) as servers:
         watched = Watched(servers)
@@ -119,6 +122,7 @@ def test_restart_that_raises_here_is_tried_again(keys, monkeypatch) -> None:
         assert not errors
 
 
+@pytest.mark.slow
 def test_closing_closes_what_is_served_then_ends_the_processes(keys, tmp_path) -> None:
     processes = RayProcesses("worker", served.serve_told, [(keys, str(tmp_path))] * 2)
     assert len(processes.addresses) == 2
@@ -149,6 +153,7 @@ def test_error_of_a_start_is_raised_with_its_traceback() -> None:
     assert "in serve_nothing" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_process_that_dies_while_it_starts_is_reported() -> None:
     with (
         RayProcesses("worker", served.die, [()]) as processes,
@@ -172,6 +177,7 @@ def test_process_without_a_place_is_named(keys, monkeypatch) -> None:
     assert "STRATAGEM_JOIN_TIMEOUT_S" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_process_that_cannot_start_again_is_given_up(keys, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(restarts, "_FIRST_DELAY_S", 0.01)
     with RayProcesses("ps", served.serve_once, [(keys, str(tmp_path))]) as processes:
@@ -188,6 +194,7 @@ def test_process_that_cannot_start_again_is_given_up(keys, tmp_path, monkeypatch
     assert "no second time" in told
 
 
+@pytest.mark.slow
 def test_process_that_may_not_start_again_is_given_up(keys) -> None:
     with RayProcesses("ps", served.serve_parameters, [(keys,)], max_restarts=0) as processes:
         watched = Watched(processes)
@@ -199,6 +206,7 @@ def test_process_that_may_not_start_again_is_given_up(keys) -> None:
             raise error
 
 
+@pytest.mark.slow
 def test_process_that_cannot_be_reached_is_not_taken_for_dead(keys) -> None:
     """Ray tells that a call has failed while the machine may still be there."""
     with RayProcesses("ps", served.serve_parameters, [(keys,)]) as processes:
@@ -218,6 +226,7 @@ def test_process_that_cannot_be_reached_is_not_taken_for_dead(keys) -> None:
         assert watched.told.empty()
 
 
+@pytest.mark.slow
 def test_error_of_a_watcher_ends_no_watching(keys) -> None:
     def fail(index: int, why: str) -> None:
         raise KeyError("who was told failed")
@@ -231,6 +240,7 @@ def test_error_of_a_watcher_ends_no_watching(keys) -> None:
     assert isinstance(error, KeyError)
 
 
+@pytest.mark.slow
 def test_process_is_forked_again_where_it_was_and_anew_where_its_keeper_died(
     keys, tmp_path
 ) -> None:
@@ -255,6 +265,7 @@ def test_process_is_forked_again_where_it_was_and_anew_where_its_keeper_died(
         assert _ask(keys, address)["pid"] == processes.pids[0] != pid
 
 
+@pytest.mark.slow
 def test_processes_are_watched_once(keys) -> None:
     with RayProcesses("ps", served.serve_parameters, [(keys,)]) as processes:
         Watched(processes)

@@ -45,6 +45,7 @@ def strategy(request, tmp_path, monkeypatch) -> Iterator[sg.ParameterServerStrat
     assert not list(tmp_path.glob("*journal*"))
 
 
+@pytest.mark.slow
 def test_update_of_a_function_whose_worker_is_killed_counts_once(strategy, tmp_path) -> None:
     coordinator = ClusterCoordinator(strategy)
     with strategy.scope():
@@ -103,6 +104,7 @@ def test_update_of_a_function_whose_worker_is_only_silent_counts_once(tmp_path) 
         np.testing.assert_array_equal(np.asarray(variable.value), 40)
 
 
+@pytest.mark.slow
 def test_updates_lost_with_a_killed_server_are_reported(strategy) -> None:
     coordinator = ClusterCoordinator(strategy)
     with strategy.scope():
@@ -138,6 +140,7 @@ def _kill(servers: Any, coordinator: ClusterCoordinator) -> None:
         servers.kill(0)
 
 
+@pytest.mark.slow
 def test_training_goes_on_with_an_optimizer_of_the_user(strategy) -> None:
     """Its class is defined here: a restarted server cannot import it."""
 

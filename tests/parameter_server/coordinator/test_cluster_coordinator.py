@@ -287,6 +287,7 @@ def test_result_of_another_coordinator_is_refused(coordinator) -> None:
 # Many functions
 
 
+@pytest.mark.slow
 def test_each_of_many_functions_counts_once(coordinator) -> None:
     with coordinator.strategy.scope():
         metric = keras.metrics.Mean()

@@ -63,6 +63,7 @@ def test_step_that_is_left_alone_is_made_in_the_end() -> None:
         np.testing.assert_array_equal(np.asarray(variable.value), [-3.0] * 3)
 
 
+@pytest.mark.slow
 def test_functions_that_only_one_worker_may_run_are_no_hope_for_it() -> None:
     with coordinated(num_workers=2, mode=UpdateMode(num_needed=2)) as coordinator:
         step, variable = _step(coordinator.strategy)

@@ -37,6 +37,7 @@ def clipped() -> Any:
     return keras.optimizers.Adam(0.01, global_clipnorm=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "steps_per_call"), [("local", 1), ("DiLoCo", 2)])
 def test_synchronous_workers_equal_replicas_in_lockstep(method: str, steps_per_call: int) -> None:
     with apart_in_lockstep(METHODS[method]).scope():
@@ -101,6 +102,7 @@ def test_one_worker_trains_as_one_device_does() -> None:
         )
 
 
+@pytest.mark.slow
 def test_learning_rate_of_a_callback_counts_from_the_next_round() -> None:
     def rate_of(epoch: int, rate: float) -> float:
         del epoch
@@ -121,6 +123,7 @@ def test_learning_rate_of_a_callback_counts_from_the_next_round() -> None:
         assert_same(model.variables, alone.variables)
 
 
+@pytest.mark.slow
 def test_rows_of_tables_are_sent_in_each_step() -> None:
     alone = table(keras.optimizers.Adagrad(0.1))
     alone.fit(IDS, Y, **FIT)
@@ -134,6 +137,7 @@ def test_rows_of_tables_are_sent_in_each_step() -> None:
         assert sum(counts) >= 2 * 8 + 2  # rows in each step, other weights once in each epoch
 
 
+@pytest.mark.slow
 def test_workers_share_what_they_learn_at_the_end_of_an_epoch() -> None:
     seen: list[float] = []
 
@@ -152,6 +156,7 @@ def test_workers_share_what_they_learn_at_the_end_of_an_epoch() -> None:
         assert model.evaluate(X, Y, verbose=0)[0] == pytest.approx(history["val_loss"][-1])
 
 
+@pytest.mark.slow
 def test_independent_workers_train_apart() -> None:
     cluster = LastingCluster()
     mode = mode_of(sg.local_updates.LocalSGD(period=3), 1)

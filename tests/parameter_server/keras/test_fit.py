@@ -68,14 +68,14 @@ def assert_same(model: keras.Model, other: keras.Model) -> None:
         np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.compatibility
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "data", "options"),
     [
         pytest.param(dense, X, {}, id="dense one"),
         pytest.param(table, IDS, {"steps_per_execution": 3}, id="table three"),
-        pytest.param(dense, X, {"steps_per_execution": 3}, marks=pytest.mark.slow),
-        pytest.param(table, IDS, {}, marks=pytest.mark.slow),
+        (dense, X, {"steps_per_execution": 3}),
+        (table, IDS, {}),
     ],
 )
 def test_one_worker_trains_as_one_device_does(
@@ -110,7 +110,14 @@ def scaled() -> keras.Model:
     return model
 
 
-@pytest.mark.parametrize("make", [dense, table, pytest.param(scaled, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(dense, marks=pytest.mark.slow),
+        table,
+        pytest.param(scaled, marks=pytest.mark.slow),
+    ],
+)
 def test_workers_of_several_devices_split_their_batches(make) -> None:
     data = IDS if make is table else X
     fitted: dict[str, Any] = {"batch_size": 16, "shuffle": False, "verbose": 0}
@@ -124,7 +131,7 @@ def test_workers_of_several_devices_split_their_batches(make) -> None:
         assert_same(model, mirrored)
 
 
-@pytest.mark.compatibility
+@pytest.mark.slow
 def test_evaluation_counts_every_example_once_on_any_number_of_workers() -> None:
     alone = dense()
     with local_strategy(num_workers=3) as strategy:
@@ -144,6 +151,7 @@ def test_evaluation_counts_every_example_once_on_any_number_of_workers() -> None
         assert int(model.optimizer.iterations) == 3 * 18
 
 
+@pytest.mark.slow
 def test_callbacks_see_batches_and_logs() -> None:
     seen: list[Any] = []
 
@@ -162,6 +170,7 @@ def test_callbacks_see_batches_and_logs() -> None:
         assert seen[2] == history.history["mae"][0]
 
 
+@pytest.mark.compatibility
 def test_single_batches_give_their_own_numbers() -> None:
     alone = dense()
     with local_strategy() as strategy:
@@ -174,7 +183,7 @@ def test_single_batches_give_their_own_numbers() -> None:
         np.testing.assert_allclose(model.predict_on_batch(X), alone.predict_on_batch(X), rtol=1e-5)
 
 
-@pytest.mark.compatibility
+@pytest.mark.slow
 def test_endless_data_need_steps() -> None:
     def endless():
         while True:
@@ -187,6 +196,7 @@ def test_endless_data_need_steps() -> None:
         assert int(model.optimizer.iterations) == 10
 
 
+@pytest.mark.slow
 def test_own_train_step_runs_on_workers() -> None:
     class Own(keras.Model):
         def __init__(self) -> None:

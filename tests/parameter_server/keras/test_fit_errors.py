@@ -53,8 +53,14 @@ def make(strategy: RemoteStateStrategy) -> Any:
     return model
 
 
-@pytest.mark.compatibility
-@pytest.mark.parametrize("kind", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("fit", marks=pytest.mark.slow),
+        pytest.param("evaluate", marks=pytest.mark.slow),
+        "predict",
+    ],
+)
 def test_error_in_long_data_is_raised_once(strategy, kind) -> None:
     model = make(strategy)
     calls = {
@@ -74,6 +80,7 @@ def test_error_in_long_data_is_raised_once(strategy, kind) -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_an_interrupted_epoch_has_left_counts_in_no_other(strategy) -> None:
     model = make(strategy)
     _is_held.clear()

@@ -77,6 +77,7 @@ def test_it_has_no_coordinator(cluster) -> None:
         sg.coordinator.ClusterCoordinator(strategy)
 
 
+@pytest.mark.slow
 def test_one_worker_trains_as_one_device_does(cluster) -> None:
     alone = model(3)
     expected = alone.fit(X, Y, validation_data=(X[:20], Y[:20]), **FIT).history
@@ -93,6 +94,7 @@ def test_one_worker_trains_as_one_device_does(cluster) -> None:
         np.testing.assert_allclose(got, predicted, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_workers_find_what_others_have_made_and_learned(cluster) -> None:
     with worker(cluster, 0) as first, worker(cluster, 1, num_devices=2) as second:
         with first.scope():
@@ -129,6 +131,7 @@ def test_loop_of_ones_own_trains_on_the_servers(cluster) -> None:
         assert int(optimizer.iterations) == 3
 
 
+@pytest.mark.slow
 def test_other_optimizer_of_the_same_variables_is_refused(cluster) -> None:
     with worker(cluster, 0) as first, worker(cluster, 1) as second:
         with first.scope():
@@ -164,7 +167,10 @@ def test_lost_updates_are_reported_once_for_each_number(tmp_path) -> None:
         np.testing.assert_array_equal(variable.value, [-5, -10])
 
 
-@pytest.mark.parametrize(("mode", "num_in_sync"), [(UpdateMode(), 2), (UpdateMode(3), 6)])
+@pytest.mark.parametrize(
+    ("mode", "num_in_sync"),
+    [(UpdateMode(), 2), pytest.param(UpdateMode(3), 6, marks=pytest.mark.slow)],
+)
 def test_each_worker_makes_its_own_part_of_the_data(cluster, mode, num_in_sync) -> None:
     contexts: list[sg.InputContext] = []
 

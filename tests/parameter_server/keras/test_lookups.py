@@ -20,10 +20,7 @@ from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCo
 from stratagem.parameter_server.server.server import ParameterServer
 from tests.parameter_server.clusters import coordinated
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.compatibility,
-]
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 SHAPE = (9000, 8)
 VALUES = np.random.default_rng(0).normal(size=SHAPE).astype("float32")
@@ -143,7 +140,14 @@ LOSSES: dict[str, tuple[Callable[[Any, Any, Any], Any], list[int]]] = {
 }
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.compatibility
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in {"twice", "negative_and_not"} else pytest.mark.slow)
+        for name in LOSSES
+    ],
+)
 def test_only_the_rows_travel(name) -> None:
     if name == "of_8_bits" and _OLD_EMITTERS in os.environ.get("XLA_FLAGS", ""):
         pytest.skip("XLA's older emitters miscompute rows of 8-bit numbers")
@@ -151,7 +155,9 @@ def test_only_the_rows_travel(name) -> None:
     assert compare(loss) == (num_rows, [0, 0])
 
 
-@pytest.mark.parametrize("name", ["twice", "negative_and_not"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("twice", marks=pytest.mark.slow), "negative_and_not"]
+)
 def test_rows_of_several_devices_travel_together(name) -> None:
     ids = np.stack([IDS, IDS[::-1] + np.array([[0, 0, 1], [-1, 1, 0]])])
     _, whole = compare(LOSSES[name][0], ids, num_devices=2)
@@ -176,7 +182,16 @@ def _of_gradients(one: Any, two: Any, ids: Any) -> Any:
     return jnp.sum(jnp.square(gradient)) + squares(two, ids)
 
 
-@pytest.mark.parametrize("loss", [_read_as_well, _scanned, _rematerialised, _of_gradients])
+@pytest.mark.compatibility
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(_read_as_well, marks=pytest.mark.slow),
+        _scanned,
+        pytest.param(_rematerialised, marks=pytest.mark.slow),
+        pytest.param(_of_gradients, marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_more_than_a_lookup_reads_the_table(loss) -> None:
     rows, whole = compare(loss)
     assert whole[0] == 2
@@ -207,6 +222,7 @@ def in_step(coordinator: ClusterCoordinator, step: Callable[..., Any], *args: An
     ).fetch()
 
 
+@pytest.mark.compatibility
 def test_lookup_without_a_gradient_asks_for_rows(coordinator, table) -> None:
     asked = _Asked(coordinator)
     got = in_step(coordinator, lambda ids: look_up(table, ids), IDS)
@@ -257,6 +273,7 @@ def test_layer_that_nobody_trains_asks_for_rows(coordinator, table) -> None:
     assert (asked.rows[table.place.name], asked.whole[table.place.name]) == (4, 0)
 
 
+@pytest.mark.compatibility
 def test_ids_may_come_from_variables(coordinator, table) -> None:
     with coordinator.strategy.scope():
         offset = sg.Variable(np.array([1, 2], "int32"), trainable=False)
@@ -283,6 +300,7 @@ def test_rows_of_what_was_assigned_are_those(coordinator, table) -> None:
     np.testing.assert_array_equal(own.numpy(), VALUES * 2)
 
 
+@pytest.mark.compatibility
 def test_ids_that_follow_from_rows_are_refused(coordinator, table) -> None:
     def step(ids: Any) -> Any:
         first = look_up(table, ids)
@@ -321,6 +339,7 @@ def test_what_a_step_does_besides_is_done_once(coordinator, table) -> None:
     assert sorted(_calls) == [5, 6]
 
 
+@pytest.mark.compatibility
 def test_ids_may_come_from_a_callback(coordinator, table) -> None:
     def step(ids: Any) -> Any:
         own = jax.pure_callback(lambda ids: np.asarray(ids) + 1, ids, ids)

@@ -27,7 +27,6 @@ from tests.parameter_server.keras.trained_models import (
     gradients_of,
     table_model,
 )
-from tests.slow_rows import slow_but_for
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -114,12 +113,14 @@ DENSE: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but_for(["accumulation", "global_clipnorm"], DENSE))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DENSE)
 def test_worker_trains_as_one_device_does(name) -> None:
     check(dense_model, DENSE[name], X)
 
 
-@pytest.mark.parametrize("name", slow_but_for(["scaled_loss"], ["clipnorm", "scaled_loss", "adam"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["clipnorm", "scaled_loss", "adam"])
 def test_devices_of_a_worker_train_as_mirrored_ones(name) -> None:
     check(dense_model, DENSE[name], X, devices_per_worker=2)
 
@@ -137,13 +138,14 @@ TABLES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.compatibility
-@pytest.mark.parametrize("name", slow_but_for(["clipnorm", "schedule"], TABLES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLES)
 def test_rows_of_tables_are_trained_as_on_one_device(name) -> None:
     check(table_model, TABLES[name], IDS)
 
 
-@pytest.mark.parametrize("name", slow_but_for(["clipnorm"], ["adagrad", "clipnorm", "clipvalue"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adagrad", "clipnorm", "clipvalue"])
 def test_rows_of_tables_in_parts_and_of_several_devices(name) -> None:
     check(
         table_model,
@@ -161,10 +163,11 @@ def undecayed(model: Any, **options: Any) -> Any:
     return optimizer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"var_names": lambda model: ["bias"]}, marks=pytest.mark.slow),
+        {"var_names": lambda model: ["bias"]},
         {"var_list": lambda model: [model.layers[0].kernel]},
     ],
     ids=["names", "variables"],
@@ -183,7 +186,7 @@ def test_weight_decay_leaves_out_what_is_excluded(options) -> None:
 # Optimizers that are built in different places
 
 
-@pytest.mark.compatibility
+@pytest.mark.slow
 def test_optimizer_that_a_worker_builds_is_built_here_too() -> None:
     with coordinated(num_workers=2) as coordinator:
         with coordinator.strategy.scope():
@@ -270,8 +273,8 @@ def test_learning_rate_is_set_between_epochs() -> None:
         assert_same(model.variables, alone.variables)
 
 
-@pytest.mark.compatibility
-@pytest.mark.parametrize("make", [pytest.param(dense_model, marks=pytest.mark.slow), table_model])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [dense_model, table_model])
 def test_moving_average_of_the_weights_is_what_fit_leaves(make) -> None:
     x, y = np.concatenate(X if make is dense_model else IDS), np.concatenate(Y)
 
@@ -357,6 +360,7 @@ def test_plain_gradients_at_the_coordinator_update_what_servers_hold(is_in_scope
         assert int(optimizer.iterations) == 2
 
 
+@pytest.mark.slow
 def test_own_train_step_averages_over_the_devices_of_a_worker() -> None:
     class Own(keras.Model):
         """Computes its loss itself, as the mean over its part of the batch."""

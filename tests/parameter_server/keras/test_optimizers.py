@@ -27,7 +27,7 @@ pytestmark = [
 optimizers = keras.optimizers
 
 
-@pytest.mark.compatibility
+@pytest.mark.slow
 def test_model_that_is_compiled_again_begins_with_a_new_optimizer() -> None:
     x, y = np.concatenate(X), np.concatenate(Y)
     fitted: dict[str, Any] = {"batch_size": 40, "epochs": 2, "shuffle": False, "verbose": 0}

@@ -52,7 +52,9 @@ def _moved(value: Any, known: dict[str, Any]) -> Any:
 
 
 @pytest.mark.compatibility
-@pytest.mark.parametrize("make", [_sequential, _functional, Custom])
+@pytest.mark.parametrize(
+    "make", [pytest.param(_sequential, marks=pytest.mark.slow), _functional, Custom]
+)
 def test_model_comes_back_with_the_same_variables(make) -> None:
     model = make()
     model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
@@ -98,7 +100,6 @@ def _submodels() -> keras.Model:
     return _Stepping(inputs, keras.layers.Add()([inner(inputs), inner(inputs / 2.0)]))
 
 
-@pytest.mark.compatibility
 @pytest.mark.parametrize("make", [_sequential, _functional, _submodels])
 def test_model_with_variables_of_its_own_trains_and_saves_alike(make) -> None:
     """Keras finds variables, calls and tracked layers by their ids."""
@@ -206,6 +207,7 @@ def test_what_cannot_leave_the_process_is_reported() -> None:
         pack_object(step, lambda _: None)
 
 
+@pytest.mark.slow
 def test_class_of_a_script_runs_where_the_script_is_not(tmp_path: Path) -> None:
     """Another process, which has neither the file nor its modules."""
     script = """

@@ -29,7 +29,7 @@ def strategy(request: pytest.FixtureRequest) -> Iterator[sg.HybridStrategy]:
         yield made
 
 
-@pytest.mark.parametrize("is_eager", [False, True])
+@pytest.mark.parametrize("is_eager", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_model_built_in_its_first_step_is_updated_once_a_step(strategy, is_eager) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(4, 3)).astype("float32")

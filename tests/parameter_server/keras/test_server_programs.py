@@ -15,7 +15,6 @@ import stratagem as sg
 from tests.parameter_server.keras import user_kinds
 from tests.parameter_server.keras.server_programs import PROGRAMS
 from tests.parameter_server.keras.user_kinds import KINDS
-from tests.slow_rows import slow_but_for
 from tests.third_party.comparison import assert_like_plain_keras
 from tests.third_party.programs.measuring import Place, run_program
 
@@ -40,14 +39,23 @@ def ordinary_process() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", slow_but_for(_QUICK, PROGRAMS))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in PROGRAMS],
+)
 def test_program_equals_one_device(servers: Any, name: str) -> None:
     one = sg.OneDeviceStrategy("cpu:0")
     expected = run_program(PROGRAMS[name], Place(one.scope, one))
     assert_like_plain_keras(PROGRAMS[name], servers, expected)
 
 
-@pytest.mark.parametrize("kind", slow_but_for(("metric", "schedule"), KINDS))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in {"metric", "schedule"} else pytest.mark.slow)
+        for kind in KINDS
+    ],
+)
 def test_classes_of_no_module_equal_one_device(servers: Any, kind: str) -> None:
     """They are sent by value, as those of a script."""
     trained = runpy.run_path(user_kinds.__file__)["trained"]

@@ -20,10 +20,7 @@ from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.strategy.parameter_server_strategy import ParameterServerStrategy
 from tests.parameter_server.clusters import coordinated
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.compatibility,
-]
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 VALUES = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
 TABLE = np.random.default_rng(1).normal(size=(9000, 8)).astype("float32")
@@ -79,6 +76,7 @@ def variable(strategy: Any, value: Any = VALUES, **options: Any) -> Any:
 # What it is
 
 
+@pytest.mark.compatibility
 def test_what_is_split_is_one_and_a_keras_variable(strategy) -> None:
     v = variable(strategy, name="weights")
     assert isinstance(v, sg.ShardedVariable)
@@ -88,7 +86,14 @@ def test_what_is_split_is_one_and_a_keras_variable(strategy) -> None:
     assert "shape=(10, 3), dtype=float32, 3 shards" in repr(v)
 
 
-@pytest.mark.parametrize("value", [np.float32(2), np.ones((1, 4), "float32"), np.zeros((0, 2))])
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(np.float32(2), marks=pytest.mark.compatibility),
+        np.ones((1, 4), "float32"),
+        np.zeros((0, 2)),
+    ],
+)
 def test_what_is_not_split_is_none(strategy, value) -> None:
     assert not isinstance(variable(strategy, value), sg.ShardedVariable)
 
@@ -100,6 +105,7 @@ def test_without_a_partitioner_nothing_is_one() -> None:
         assert not isinstance(v, sg.ShardedVariable)
 
 
+@pytest.mark.slow
 def test_variable_of_a_layer_that_is_built_late_is_one(strategy) -> None:
     with strategy.scope():
         model = keras.Sequential([keras.layers.Dense(4)])
@@ -121,6 +127,7 @@ def test_variable_that_servers_make_by_themselves_is_one(strategy, monkeypatch) 
 # Its shards
 
 
+@pytest.mark.compatibility
 def test_shards_are_variables_of_their_own_rows(strategy, pulled) -> None:
     v = variable(strategy, name="own")
     first, second, third = v
@@ -167,6 +174,7 @@ def test_name_of_a_shard_is_no_name_of_another_variable(strategy) -> None:
     np.testing.assert_array_equal(other.value, np.zeros((4, 3)))
 
 
+@pytest.mark.slow
 def test_list_of_shards_of_several_variables_is_one(strategy) -> None:
     one, two = variable(strategy), variable(strategy, VALUES * 2)
     both = sg.ShardedVariable([*one, *two])
@@ -186,7 +194,7 @@ def test_list_of_shards_of_several_variables_is_one(strategy) -> None:
 @pytest.mark.parametrize(
     ("index", "rows"),
     [
-        (np.s_[2:9:3], [2, 5, 8]),
+        pytest.param(np.s_[2:9:3], [2, 5, 8], marks=pytest.mark.compatibility),
         (np.s_[8:0:-3, 1], [2, 5, 8]),
         (np.s_[5], [5]),
         (np.s_[-1, 1:], [9]),
@@ -213,6 +221,7 @@ def test_it_reads_as_one_array(strategy) -> None:
     np.testing.assert_allclose(keras.ops.sum(v), VALUES.sum(), rtol=1e-5)
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("value", [VALUES, TABLE], ids=["variable", "table"])
 def test_lookup_outside_of_a_step_asks_for_its_rows(strategy, pulled, value) -> None:
     with strategy.scope():
@@ -250,6 +259,7 @@ def test_rows_of_an_optimizer_are_read_from_what_it_made(coordinator, strategy) 
 # Changes
 
 
+@pytest.mark.compatibility
 def test_values_are_assigned_added_and_subtracted(strategy, pulled) -> None:
     v = variable(strategy)
     assert v.assign(VALUES * 2) is v
@@ -263,7 +273,9 @@ def test_values_are_assigned_added_and_subtracted(strategy, pulled) -> None:
 @pytest.mark.parametrize(
     ("method", "change", "is_read"),
     [
-        ("scatter_add", lambda now, rows: now + rows, False),
+        pytest.param(
+            "scatter_add", lambda now, rows: now + rows, False, marks=pytest.mark.compatibility
+        ),
         ("scatter_sub", lambda now, rows: now - rows, False),
         ("scatter_mul", lambda now, rows: now * rows, True),
         ("scatter_div", lambda now, rows: now / rows, True),
@@ -316,6 +328,7 @@ def test_value_of_another_shape_changes_no_shard(strategy) -> None:
 # On workers
 
 
+@pytest.mark.compatibility
 def test_worker_has_it_in_shards(coordinator, strategy) -> None:
     v = variable(strategy)
 
@@ -348,6 +361,7 @@ def test_shard_is_used_on_a_worker(coordinator, strategy) -> None:
     np.testing.assert_array_equal(v[3:5], VALUES[3:5] * [[1], [2]])
 
 
+@pytest.mark.compatibility
 def test_step_reads_and_changes_it(coordinator, strategy) -> None:
     v, w = variable(strategy), variable(strategy)
 
@@ -366,6 +380,7 @@ def test_step_reads_and_changes_it(coordinator, strategy) -> None:
     np.testing.assert_allclose(w, VALUES - expected, atol=1e-6)
 
 
+@pytest.mark.compatibility
 def test_slice_of_a_table_in_a_step_asks_for_its_rows(coordinator, strategy, monkeypatch) -> None:
     with strategy.scope():
         layer = keras.layers.Embedding(*TABLE.shape)
@@ -401,6 +416,7 @@ def _noted(server: ParameterServer, rows: list[int]) -> Any:
     return noted
 
 
+@pytest.mark.slow
 def test_gradient_by_a_slice_in_a_step(coordinator, strategy) -> None:
     v = variable(strategy)
 
@@ -413,6 +429,7 @@ def test_gradient_by_a_slice_in_a_step(coordinator, strategy) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
+@pytest.mark.compatibility
 def test_gradient_outside_of_a_step(strategy) -> None:
     v = variable(strategy)
     _, (got,) = sg.value_and_grad(lambda: jnp.sum(jnp.square(v[3:5])), [v])
@@ -424,6 +441,7 @@ def test_gradient_outside_of_a_step(strategy) -> None:
 # What is refused
 
 
+@pytest.mark.compatibility
 def test_traced_index_is_refused(coordinator, strategy) -> None:
     v = variable(strategy)
     coordinator.schedule(

@@ -46,6 +46,7 @@ def synchronous(num_workers: int, *, backup_workers: int = 0) -> Any:
     return local_strategy(num_workers, mode=UpdateMode(num_workers - backup_workers))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"steps_per_execution": 2}], ids=["one", "two"])
 def test_four_workers_equal_four_mirrored_replicas(options: dict[str, Any]) -> None:
     fitted: dict[str, Any] = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
@@ -78,6 +79,7 @@ def test_rows_of_tables_are_added_up() -> None:
         np.testing.assert_allclose(one, three, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_more_workers_than_rows_are_waited_for() -> None:
     alone = dense()
     alone.fit(X[:2], Y[:2], shuffle=False, verbose=0)
@@ -90,6 +92,7 @@ def test_more_workers_than_rows_are_waited_for() -> None:
             np.testing.assert_allclose(one.value, two.value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_backup_workers_are_not_waited_for() -> None:
     with synchronous(3, backup_workers=1) as strategy:
         with strategy.scope():
@@ -120,6 +123,7 @@ def test_shares_are_all_of_a_batch() -> None:
     assert [weight for _, weight in shares_of(batch, 9)][-2:] == [0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_steps_that_took_too_long_are_run_again() -> None:
     bounded = UpdateMode(max_staleness=0)
     with local_strategy(3, num_servers=1, mode=bounded) as strategy:
@@ -139,6 +143,7 @@ def test_steps_that_took_too_long_are_run_again() -> None:
         )
 
 
+@pytest.mark.slow
 def test_batches_are_shared_by_those_that_were_not_given_up() -> None:
     fitted: dict[str, Any] = {"batch_size": 16, "shuffle": False, "verbose": 0}
     alone = dense()

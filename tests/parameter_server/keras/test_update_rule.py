@@ -51,7 +51,13 @@ def test_another_rate_is_another_rule_unless_it_comes_with_each_push(is_told) ->
 
 
 @pytest.mark.compatibility
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in {"sgd", "adam"} else pytest.mark.slow)
+        for name in OPTIMIZERS
+    ],
+)
 def test_update_is_that_of_the_optimizer(name) -> None:
     optimizer = OPTIMIZERS[name]
     rng = np.random.default_rng(0)

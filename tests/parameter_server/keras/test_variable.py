@@ -20,10 +20,7 @@ from stratagem.parameter_server.keras.variable import ParameterServerVariable
 from stratagem.parameter_server.strategy.parameter_server_strategy import ParameterServerStrategy
 from tests.parameter_server.clusters import coordinated, local_strategy
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.compatibility,
-]
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 START = np.arange(6, dtype="float32").reshape(2, 3)
 
@@ -44,6 +41,7 @@ def strategy(coordinator: ClusterCoordinator) -> ParameterServerStrategy:
 # Creation and reading
 
 
+@pytest.mark.slow
 def test_shapes_are_inferred_without_the_values(strategy, monkeypatch) -> None:
     """A table may be larger than the coordinator."""
     asked: list[str] = []
@@ -69,7 +67,7 @@ def test_shapes_are_inferred_without_the_values(strategy, monkeypatch) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        START,
+        pytest.param(START, marks=pytest.mark.compatibility),
         np.float32(2.5),
         np.array([1, 2, 3], "int32"),
         np.array([250, 7], "uint8"),
@@ -112,6 +110,7 @@ def test_colon_in_a_name_is_part_of_it(coordinator, strategy) -> None:
     assert float(total.fetch()) == START.sum()
 
 
+@pytest.mark.compatibility
 def test_initial_values_are_those_of_one_device(strategy) -> None:
     def make() -> list[Any]:
         keras.utils.set_random_seed(7)
@@ -130,6 +129,7 @@ def test_initial_values_are_those_of_one_device(strategy) -> None:
 # Changes by the coordinator
 
 
+@pytest.mark.compatibility
 def test_coordinator_assigns_adds_and_subtracts(strategy) -> None:
     with strategy.scope():
         v = sg.Variable(START)
@@ -146,6 +146,7 @@ def test_coordinator_assigns_adds_and_subtracts(strategy) -> None:
     np.testing.assert_array_equal(v.numpy(), START + 1)
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("is_in_step", [False, True], ids=["function", "step"])
 def test_what_all_add_at_the_same_time_adds_up(coordinator, strategy, is_in_step) -> None:
     with strategy.scope():
@@ -193,7 +194,9 @@ def test_scalar_stays_here_until_somebody_needs_it(coordinator, strategy) -> Non
 @pytest.mark.parametrize(
     ("make", "has_rows"),
     [
-        (lambda: keras.layers.Embedding(8192, 8), True),
+        pytest.param(
+            lambda: keras.layers.Embedding(8192, 8), True, marks=pytest.mark.compatibility
+        ),
         (lambda: keras.layers.Embedding(8191, 8), False),  # of less than 65,536 numbers
         (lambda: keras.layers.Dense(512), False),
     ],
@@ -220,6 +223,7 @@ def test_lookup_in_what_is_no_table_is_one_all_the_same(coordinator, strategy) -
     np.testing.assert_array_equal(got, values[[3, 8999, 3]])
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("num_shards", [2, 5])
 def test_partitioned_variable_is_one_variable(num_shards) -> None:
     rows = np.random.default_rng(0).normal(size=(7, 3)).astype("float32")
@@ -245,8 +249,17 @@ def test_partitioned_variable_is_one_variable(num_shards) -> None:
         np.testing.assert_allclose(w.numpy(), rows * 3, rtol=1e-6)
 
 
-@pytest.mark.parametrize("num_shards", [1, 3])
-@pytest.mark.parametrize("initializer", ["uniform", "glorot_normal", "orthogonal", "ones"])
+@pytest.mark.parametrize("num_shards", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "initializer",
+    [
+        "uniform",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("glorot_normal", "orthogonal", "ones")
+        ),
+    ],
+)
 def test_initial_values_of_what_is_large_are_those_of_one_piece(
     monkeypatch, initializer, num_shards
 ) -> None:
@@ -285,6 +298,7 @@ def test_initial_rows_of_a_large_table_with_a_seed_of_its_own(monkeypatch) -> No
 # Layers that compute in another dtype
 
 
+@pytest.mark.compatibility
 def test_layers_read_in_the_dtype_that_they_compute_in(coordinator, strategy) -> None:
     with strategy.scope():
         layer = keras.layers.Dense(2, dtype="mixed_bfloat16")
@@ -303,6 +317,7 @@ def test_layers_read_in_the_dtype_that_they_compute_in(coordinator, strategy) ->
 # Seeds
 
 
+@pytest.mark.slow
 def test_first_worker_draws_as_one_device_and_others_draw_other_numbers(
     coordinator, strategy
 ) -> None:
@@ -322,6 +337,7 @@ def test_first_worker_draws_as_one_device_and_others_draw_other_numbers(
     assert len(np.unique(every)) == 12
 
 
+@pytest.mark.slow
 def test_seed_goes_on_from_function_to_function(coordinator, strategy) -> None:
     alone = keras.random.SeedGenerator(9)
     with strategy.scope():
@@ -340,6 +356,7 @@ def test_seed_goes_on_from_function_to_function(coordinator, strategy) -> None:
 # What is refused
 
 
+@pytest.mark.compatibility
 def test_constraints_of_what_no_server_has_whole_are_refused(strategy) -> None:
     table = keras.layers.Embedding(9000, 8, embeddings_constraint="non_neg")
     with (
@@ -367,6 +384,7 @@ def test_use_in_a_compiled_function_of_the_coordinator_is_refused(strategy) -> N
         sg.function(lambda: v.value + 1.0)()
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("is_in_step", [False, True], ids=["function", "step"])
 @pytest.mark.parametrize("start", [START, np.float32(1.0)], ids=["array", "scalar"])
 def test_variables_are_not_created_on_workers(coordinator, start, is_in_step) -> None:
@@ -388,6 +406,7 @@ def test_variable_of_another_strategy_is_refused(coordinator) -> None:
         coordinator.schedule(lambda: sg.get_strategy().run(lambda: foreign.value))
 
 
+@pytest.mark.compatibility
 def test_variable_of_no_strategy_is_a_copy_on_each_worker(coordinator) -> None:
     plain = keras.Variable(START, trainable=False)
 

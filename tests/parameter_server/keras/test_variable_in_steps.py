@@ -20,10 +20,7 @@ from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.strategy.parameter_server_strategy import ParameterServerStrategy
 from tests.parameter_server.clusters import coordinated
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.compatibility,
-]
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 START = np.arange(6, dtype="float32").reshape(2, 3)
 _LIMIT_S = 60.0
@@ -63,7 +60,7 @@ def on_both(coordinator: ClusterCoordinator, step: Any) -> None:
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["add"], 10.0 + 2 * 3),
+        pytest.param(["add"], 10.0 + 2 * 3, marks=pytest.mark.compatibility),
         (["add", "add"], 10.0 + 4 * 3),
         (["subtract", "add"], 10.0),
         (["set"], 5.0),
@@ -100,6 +97,7 @@ def test_two_steps_at_once(coordinator, strategy, names, expected, is_differenti
     assert v.numpy().tolist() == [expected] * 2
 
 
+@pytest.mark.compatibility
 def test_counters_of_ints_count_all_workers(coordinator, strategy) -> None:
     with strategy.scope():
         counts = sg.Variable(np.array([0, 250], "uint8"), trainable=False)
@@ -112,6 +110,7 @@ def test_counters_of_ints_count_all_workers(coordinator, strategy) -> None:
     assert counts.numpy().tolist() == [2, 0]  # as 8 bits hold it
 
 
+@pytest.mark.compatibility
 def test_averages_of_batch_normalization_are_moved_by_both_workers(coordinator, strategy) -> None:
     rng = np.random.default_rng(0)
     batches = [rng.normal(i, 1, (8, 3)).astype("float32") for i in (1, 2)]
@@ -135,6 +134,7 @@ def test_averages_of_batch_normalization_are_moved_by_both_workers(coordinator, 
     np.testing.assert_allclose(layer.moving_variance.numpy(), 1 + moved, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_averages_over_the_devices_of_a_worker_are_those_of_mirrored_ones() -> None:
     rng = np.random.default_rng(0)
     batches = [rng.normal(i, 1, (8, 3)).astype("float32") for i in range(3)]
@@ -183,6 +183,7 @@ def test_step_that_fails_leaves_values_alone(coordinator, strategy) -> None:
     assert coordinator.schedule(lambda: v.value).fetch().tolist() == START.tolist()
 
 
+@pytest.mark.compatibility
 def test_assignment_is_seen_by_the_next_step(coordinator, strategy) -> None:
     with strategy.scope():
         v = sg.Variable(np.zeros(2, "float32"))

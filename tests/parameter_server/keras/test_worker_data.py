@@ -88,7 +88,7 @@ def assert_same(model: Any, other: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        (list, {}),
+        pytest.param(list, {}, marks=pytest.mark.slow),
         (list, {"is_built": False}),
         (Reopened, {"steps_per_execution": 4}),
         (Reopened, {"is_built": False}),
@@ -105,6 +105,7 @@ def test_one_worker_trains_as_one_device_does(kind, options) -> None:
         assert_same(model, alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "num_workers"), [(Reopened, 2), (list, 4)])
 def test_each_example_is_read_once(kind, num_workers) -> None:
     with local_strategy(num_workers) as strategy:
@@ -131,6 +132,7 @@ def test_each_example_is_read_once(kind, num_workers) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "options"), [(list, {}), (Reopened, {"steps_per_execution": 2})])
 def test_synchronous_workers_make_a_step_of_a_batch_of_each(kind, options) -> None:
     """Of three: two steps of three batches, of which the last one is a half."""
@@ -153,6 +155,7 @@ def test_synchronous_workers_make_a_step_of_a_batch_of_each(kind, options) -> No
         assert_same(model, alone)
 
 
+@pytest.mark.slow
 def test_synchronous_workers_go_on_when_one_has_no_more_data() -> None:
     """Of four with 2, 2, 1 and 1 batches: the second step is that of the first two."""
     alone = model_of()
@@ -175,6 +178,7 @@ def test_synchronous_workers_go_on_when_one_has_no_more_data() -> None:
             model.fit(empty, verbose=0)
 
 
+@pytest.mark.slow
 def test_backup_workers_are_not_waited_for() -> None:
     with local_strategy(3, mode=UpdateMode(num_needed=2)) as strategy:
         with strategy.scope():
@@ -272,6 +276,7 @@ def test_batches_themselves_are_there_for_who_knows_no_tickets() -> None:
             np.testing.assert_array_equal(np.concatenate(read), X)
 
 
+@pytest.mark.slow
 def test_backup_of_fit_reads_the_same_data(tmp_path) -> None:
     """It follows the batches, and so has them sent through the coordinator."""
     alone = model_of()

@@ -56,6 +56,7 @@ def quietly():
         yield
 
 
+@pytest.mark.slow
 @fuzz
 @given(data=st.data())
 def test_damaged_journal_has_the_first_records_or_is_refused(journal, tmp_path, data) -> None:

@@ -80,6 +80,7 @@ def test_journal_is_never_read_as_a_whole(tmp_path) -> None:
     assert peak_bytes < count * values.nbytes / 8
 
 
+@pytest.mark.slow
 def test_unfinished_record_is_cut_off_wherever_the_writer_died(tmp_path) -> None:
     path = tmp_path / "journal"
     sizes = write(path, 3)

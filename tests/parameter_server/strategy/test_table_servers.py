@@ -154,6 +154,7 @@ def trained(mixed) -> tuple[keras.Model, keras.Model]:
     return model, alone
 
 
+@pytest.mark.slow
 def test_fit_gives_what_one_device_gives(mixed, trained) -> None:
     model, alone = trained
     assert_equal(model, alone)
@@ -223,6 +224,7 @@ def test_every_way_gives_what_one_device_gives(name, placement, devices, steps) 
         assert_equal(model, alone)
 
 
+@pytest.mark.slow
 def test_loop_of_ones_own_op_by_op_and_compiled(mixed) -> None:
     strategy, _ = mixed
     ids = np.int32([[3, 7, 3], [8999, -1, 7]])

@@ -23,6 +23,7 @@ from tests.remote.ray.answering import answering
 pytestmark = pytest.mark.usefixtures("ray_settings")
 
 
+@pytest.mark.slow
 def test_node_that_fails_while_the_head_goes_on_says_why() -> None:
     with (
         answering() as head,
@@ -33,18 +34,12 @@ def test_node_that_fails_while_the_head_goes_on_says_why() -> None:
     assert "--no-such-option" in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "signum", "error"),
     [
-        pytest.param(
-            "/raylet/raylet", signal.SIGTERM, "its raylet has ended", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "/raylet/raylet",
-            signal.SIGSTOP,
-            "its raylet does not answer",
-            marks=pytest.mark.slow,
-        ),
+        ("/raylet/raylet", signal.SIGTERM, "its raylet has ended"),
+        ("/raylet/raylet", signal.SIGSTOP, "its raylet does not answer"),
         ("/dashboard/dashboard.py", signal.SIGTERM, "its dashboard has ended"),
     ],
 )
@@ -89,6 +84,7 @@ with start_head(sys.argv[1], jobs_port=int(sys.argv[2])) as node:
 """
 
 
+@pytest.mark.slow
 def test_agent_that_was_stopped_ends_with_a_killed_node(monkeypatch) -> None:
     """A dashboard agent also outlives a killed node after a jump of the clock."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")

@@ -63,6 +63,7 @@ def test_start_that_takes_too_long_is_reported_and_leaves_nothing(monkeypatch) -
     assert wait_for_end(descendants(os.getpid()) - before) == set()
 
 
+@pytest.mark.slow
 def test_head_that_cannot_start_says_why(monkeypatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/no/such/file")  # which Ray takes for fatal

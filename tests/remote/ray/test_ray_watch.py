@@ -43,6 +43,7 @@ def test_process_that_was_stopped_is_named(losses) -> None:
     assert f"Ray's raylet at {stopped} has not answered for 2 s: no answer within 1 s" in str(error)
 
 
+@pytest.mark.slow
 def test_process_that_is_restarted_in_time_is_not_lost(losses) -> None:
     with socket.create_server(("127.0.0.1", 0)) as first:
         port = first.getsockname()[1]

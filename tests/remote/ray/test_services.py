@@ -75,6 +75,7 @@ def test_service_that_answers_is_not_lost_and_others_are(give_up_early) -> None:
         assert gone.has_ended
 
 
+@pytest.mark.slow
 def test_service_that_may_still_start_has_more_time(monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "3")
     (port,) = free_ports(1)

@@ -59,6 +59,7 @@ def expected() -> list[np.ndarray]:
     return trained_weights(sg.OneDeviceStrategy("cpu:0"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(BUILT_IN))
 def test_training_by_every_op_gives_the_weights_of_one_device(name, expected) -> None:
     strategy = sg.MirroredStrategy(FOUR, cross_device_ops=BUILT_IN[name])
@@ -81,7 +82,8 @@ def test_sum_by_every_op_may_be_assigned_where_replicas_must_agree(name) -> None
     np.testing.assert_array_equal(total.value, [6.0, 6.0, 6.0])
 
 
-@pytest.mark.parametrize("eagerly", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("eagerly", [False, True])
 def test_ops_of_ones_own_get_the_gradients_of_all_replicas(eagerly, expected) -> None:
     ops = Recording()
     got = trained_weights(sg.MirroredStrategy(FOUR, cross_device_ops=ops), eagerly=eagerly)
@@ -90,6 +92,7 @@ def test_ops_of_ones_own_get_the_gradients_of_all_replicas(eagerly, expected) ->
         np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_many_values_come_to_batch_reduce_together() -> None:
     batches = []
 

@@ -41,6 +41,7 @@ def servers(monkeypatch) -> Iterator[InputServers]:
         yield servers
 
 
+@pytest.mark.slow
 def test_fit_with_a_worker_of_its_own_is_plain_fit() -> None:
     before = descendants(os.getpid())
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])

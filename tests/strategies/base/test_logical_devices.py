@@ -89,8 +89,9 @@ def test_experimental_names_are_the_same_methods() -> None:
     assert own.experimental_split_to_logical_devices is own.split_to_logical_devices
 
 
-@pytest.mark.compatibility
-@pytest.mark.parametrize("groups", [PAIRS, FOURS, [["cpu:1", "cpu:2"]]])
+@pytest.mark.parametrize(
+    "groups", [pytest.param(PAIRS, marks=pytest.mark.compatibility), FOURS, [["cpu:1", "cpu:2"]]]
+)
 def test_value_is_the_same_wherever_it_is_put(groups) -> None:
     strategy = sg.MirroredStrategy(groups)
     count = strategy.topology.num_logical_devices
@@ -244,6 +245,7 @@ def test_step_keeps_pieces_and_divides_what_the_optimizer_keeps(optimizer) -> No
         assert optimizer != "adam" or len(slots) == 2
 
 
+@pytest.mark.slow
 def test_bytes_of_a_device_are_divided() -> None:
     """A matrix of 4 MB and two slots of Adam, on two devices a replica: half on each."""
     num_bytes = 1024 * 1024 * 4

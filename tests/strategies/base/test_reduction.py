@@ -209,6 +209,7 @@ def test_mean_of_one_key_on_all_replicas_is_that_key(strategy_of_keys) -> None:
     assert (float(mean["w"]), _bits(mean["keys"])) == (1.0, _bits(keys))
 
 
+@pytest.mark.slow
 def test_keys_are_gathered(strategy_of_keys) -> None:
     strategy, keys = strategy_of_keys, jax.random.split(jax.random.key(3), 2)
     count = strategy.num_replicas_in_sync

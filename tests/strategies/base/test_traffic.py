@@ -111,6 +111,7 @@ def _sent_by_the_program(strategy: sg.Strategy) -> float:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", _OPS.values(), ids=_OPS)
 def test_compressed_sums_send_as_much_as_the_compiled_step(make) -> None:
     strategy = sg.MirroredStrategy(_DEVICES, cross_device_ops=make())
@@ -126,6 +127,7 @@ def test_compressed_sums_send_as_much_as_the_compiled_step(make) -> None:
     assert described < 0.6 * 2 * sum(sizes) * (_COUNT - 1) / _COUNT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", _METHODS.values(), ids=_METHODS)
 def test_local_updates_send_as_much_as_the_compiled_step_on_average(method) -> None:
     strategy = sg.LocalUpdateStrategy(method, _DEVICES)

@@ -144,6 +144,7 @@ def test_loads_before_a_journal_entry_keep_the_rows_that_the_journal_has(tmp_pat
     one.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loses_writes", [False, True], ids=["process", "machine"])
 def test_kill_at_any_step_of_a_load(tmp_path, monkeypatch, loses_writes) -> None:
     kills = Kills(monkeypatch, loses_writes=loses_writes)

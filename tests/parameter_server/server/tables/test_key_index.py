@@ -92,6 +92,7 @@ def test_index_has_the_slots_of_a_dictionary(operations) -> None:
         reference.check([*POOL, *keys, *reference.slots])
 
 
+@pytest.mark.slow
 def test_index_grows_and_shrinks_as_a_dictionary_does() -> None:
     rng = np.random.default_rng(0)
     reference = Reference(None)
@@ -138,6 +139,7 @@ def test_search_ends_after_many_keys_came_and_left() -> None:
     reference.check([*range(5000, 7000)])
 
 
+@pytest.mark.slow
 def test_full_segment_is_an_error() -> None:
     index = KeyIndex(2048, seed=0)
     index.grow(2048)

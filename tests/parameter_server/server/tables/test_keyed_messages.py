@@ -119,6 +119,7 @@ def test_synchronous_update_is_one_sighting(client) -> None:
     assert client.pull(4) == [0.9]
 
 
+@pytest.mark.slow
 def test_every_row_update_is_accounted_for_through_kills(server, client) -> None:
     client.create(
         admission={"kind": "AfterSightings", "sightings": 2},

@@ -373,6 +373,7 @@ def test_an_entry_has_the_changed_rows_alone(tmp_path, started) -> None:
     assert_restored(tmp_path / "journal", state)
 
 
+@pytest.mark.slow
 def test_journal_is_written_anew_while_rows_come_and_go(tmp_path, started, monkeypatch) -> None:
     monkeypatch.setattr(shards, "_PIECE_BYTES", 1000)
     monkeypatch.setattr(state_journal, "_SLACK_BYTES", 0)

@@ -213,6 +213,7 @@ class Kills:
         raise KilledError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loses_writes", [False, True], ids=["process", "machine"])
 @pytest.mark.usefixtures("small_journals")
 def test_kill_at_any_step_of_a_flush(tmp_path, monkeypatch, loses_writes) -> None:

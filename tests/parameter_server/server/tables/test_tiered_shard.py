@@ -176,6 +176,7 @@ def test_scatter_reads_and_makes_rows(tmp_path) -> None:
     assert_same(store, wanted)
 
 
+@pytest.mark.slow
 def test_pulls_see_whole_rows_while_others_come_and_go(tmp_path) -> None:
     store = made(eviction={"kind": "LeastRecent"}, max_rows=1500, **tiers(tmp_path, 200))
     is_over = threading.Event()

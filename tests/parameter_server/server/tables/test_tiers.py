@@ -28,6 +28,7 @@ def train(client: Client, rounds: int) -> None:
             client.change("push", *push_of(*range(first, first + 20)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_durable", [False, True])
 def test_server_restores_rows_of_disk_and_journal(tmp_path, is_durable) -> None:
     server = Server(tmp_path, is_durable=is_durable)
