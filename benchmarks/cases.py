@@ -147,6 +147,10 @@ class Environments:
         target = _TARGETS.get(side.environment, "peers-recommenders")
         return f"{self.interpreter(side).parent.parent.name} is not there, `make {target}` makes it"
 
+    def anywhere(self, side: Side) -> Side:
+        """Returns a side of ours, in our own environment where the one it asks for is missing."""
+        return side if self.why_not(side) is None else dataclasses.replace(side, environment="ours")
+
     def command(self, side: Side) -> list[str]:
         options = json.dumps(dataclasses.asdict(side.options))
         return [str(self.interpreter(side)), "-m", side.module, options]

@@ -1,0 +1,150 @@
+"""Each benchmark runs at its smallest size, writes its figures, and draws them.
+
+Left out, because nothing of them runs on a CPU within a minute: `gpu.language_models` (KerasHub,
+and the memory of a GPU), `large_models` (libtpu, or XLA's compiler for GPUs), `large_models.
+published` (searches for machines of 1,024 devices), and `slow_links.turns` (an hour of turns).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_REPOSITORY = Path(__file__).parents[1]
+_LIMIT_S = 300.0
+# What is measured is more than nothing: seconds, speeds, and ratios of them.
+_MEASURED = re.compile(r"ours|reference|ratio\w*|seconds|times_s|whole|step_s|epochs_s|\w+_per_s")
+
+# A benchmark, with `--only` after a colon, and the number of its plots.
+_BY_NAME = {
+    "run_overhead": 1,
+    "fit_overhead": 1,
+    "callbacks": 1,
+    "fit_peers": 1,
+    "loop": 1,
+    "input": 1,
+    "files": 1,
+    "scaling": 2,
+    "allreduce": 1,
+    "backup_workers": 0,
+    "checkpoint": 1,
+    "first_step": 1,
+    "first_step:imports": 0,
+    "first_step:two workers": 0,
+    "growth:variables": 1,
+    "growth:replicas": 1,
+    "growth:workers": 1,
+    "growth:closures": 1,
+    "growth:rows": 1,
+    "growth:keys": 1,
+    "growth:shards": 1,
+    "growth:checkpoint arrays": 1,
+    "growth:events": 1,
+    "input_service": 1,
+    "parameter_server": 0,  # its bars are ratios to the peer
+    "parameter_server_failures": 1,
+    "plan": 0,
+    "placement": 1,
+    "published_scaling": 1,
+    "recommenders": 1,
+    "recovery": 1,
+    "slow_links": 1,
+    "survivors": 0,
+    "transport": 1,
+}
+# Other commands, OUT for the folder of their results; those that write none print them.
+_COMMANDS = (
+    "compare HEAD run_overhead --only 'MLP, 1 CPU' --starts 1 --rounds 1 --round-s 0.05"
+    " --output OUT",
+    "gpu --tiny --only mlp-fit-100-a-call --rounds 1 --output OUT",
+    "gpu_plan --tiny --only mlp --at-once 1 --output OUT",
+    "gpu_profile --tiny --only mlp --output OUT",
+    "gpu_profile.gaps fit mlp --tiny --output OUT/gaps.json",
+    "large_models.exactness --only 'float32 none'",
+    "overview --results benchmarks/results --picture OUT/overview.png",
+    "reshard.move_run --rows 2000 --batch 100 --servers 1 2",
+    "tiers.engine_run file 2000 8 OUT",
+    "tiers.table_run --rows 2000 --batch 200 --steps 4 --memory-bytes 100000 --folder OUT",
+    "transport.batches --seconds 0.2 --megabytes 0.6",
+)
+# A comparison says with these that one tree is slower, and that something else runs.
+_CODES = {"compare": (0, 1, 4)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", _BY_NAME)
+def test_smallest_size(row: str, tmp_path: Path) -> None:
+    name, _, only = row.partition(":")
+    if name == "slow_links" and (os.geteuid() or not shutil.which("ip")):
+        pytest.skip("Links of other speeds need root and iproute2.")
+    arguments = [name, "--smallest", "--only", only, "--peers", "nowhere"]
+    _run(["benchmarks", *arguments, "--output", str(tmp_path)], (0,))
+    assert [one.name for one in tmp_path.iterdir()] == ["smallest"]
+    (path,) = (tmp_path / "smallest").glob("*.json")
+    results = json.loads(path.read_text(encoding="utf-8"))
+    assert (path.stem, results["is_smallest"], results.get("failures", [])) == (name, True, [])
+    _check(results)
+    pictures = [one.read_bytes() for one in path.parent.glob("*.png")]
+    assert len(pictures) == _BY_NAME[row]
+    assert all(one.startswith(b"\x89PNG") for one in pictures)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_other_commands(command: str, tmp_path: Path) -> None:
+    name, *arguments = shlex.split(command.replace("OUT", str(tmp_path)))
+    told = _run([f"benchmarks.{name}", *arguments], _CODES.get(name, (0,)))
+    found = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    found += [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+    parts = tmp_path / "parts.json"
+    if parts.exists():
+        assert set(json.loads(parts.read_text()).values()) == {0}  # exit codes
+    if "OUT" in command and name != "overview":
+        _check(found)
+
+
+def _run(arguments: list[str], codes: tuple[int, ...]) -> str:
+    paths = [str(_REPOSITORY / "src"), os.environ.get("PYTHONPATH", "")]
+    ended = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=_REPOSITORY,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+        check=False,
+    )
+    assert ended.returncode in codes, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def _check(results: Any) -> None:
+    """All numbers are finite, and what is measured is more than nothing."""
+    numbers = [*_numbers(results)]
+    assert all(math.isfinite(number) for _, number in numbers)
+    measured = [number for is_measured, number in numbers if is_measured]
+    assert measured
+    assert min(measured) > 0
+
+
+def _numbers(found: Any, *, is_measured: bool = False) -> Iterator[tuple[bool, float]]:
+    if isinstance(found, dict):
+        for key, value in found.items():
+            is_named = _MEASURED.fullmatch(key) is not None
+            yield from _numbers(value, is_measured=is_measured or is_named)
+    elif isinstance(found, list):
+        for one in found:
+            yield from _numbers(one, is_measured=is_measured)
+    elif isinstance(found, int | float) and not isinstance(found, bool):
+        yield is_measured, found
