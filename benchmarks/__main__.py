@@ -87,7 +87,7 @@ _WHOLE = {
 }
 _WIDTH_OF_A_FILE = 120
 _SMALLEST = Effort(num_rounds=1, round_s=0.05)
-# The part of a benchmark that runs at the smallest size, where it is not the first case.
+# What the smallest size runs, where that is less than all, or another case than the first.
 _SMALLEST_ONLY = {
     "backup_workers": "1",
     "files": "images in folders",
@@ -95,11 +95,12 @@ _SMALLEST_ONLY = {
     "input_service": "Objects",
     "parameter_server": "empty closures",
     "parameter_server_failures": "workers",
+    "placement": "Adagrad",
     "recommenders": "1 M x 64 keys",
     "recovery": "Stratagem, cold",
     "scaling": "MLP",
     "slow_links": "recommender, lockstep",
-    "survivors": "12/6/0.05",
+    "survivors": "8/4/0.02",
 }
 _ALL_TOGETHER = Effort(num_rounds=3, is_brief=True)
 
