@@ -225,12 +225,12 @@ def main(
 
 
 def _smallest(case: Case, environments: Environments, console: Console) -> Case:
-    """Returns a case with short epochs; ours once more in place of references that are missing."""
+    """Returns a case with short epochs; without the references that are missing."""
     ours = environments.anywhere(case.ours)
-    references = [side for side in case.references if environments.why_not(side) is None]
-    if not references:
-        console.print(f"No reference is installed: {ours.name} runs beside itself.", markup=False)
-        references = [dataclasses.replace(ours, name=f"{ours.name}, again")]
+    for side in case.references:
+        if reason := environments.why_not(side):
+            console.print(f"Skipped: {side.name}: {reason}.", markup=False)
+    references = environments.references(ours, case.references)
     num_steps = max(side.options.steps_per_call for side in (ours, *references))
 
     def shortened(side: Side) -> Side:

@@ -50,12 +50,14 @@ def run_input_service(
         Whether all went well.
     """
     sides: list[Side] = []
-    for one in SIDES:
-        side = environments.anywhere(one) if is_smallest and one is SIDES[0] else one
+    for side in SIDES:
         if reason := environments.why_not(side):
             console.print(f"Skipped: {side.name}: {reason}.")
         else:
             sides.append(side)
+    if is_smallest:
+        ours = environments.anywhere(SIDES[0])
+        sides = [ours, *environments.references(ours, SIDES[1:])]
     run = _Run(environments, effort, sides, _SMALLEST_S if is_smallest else _ROUND_S)
     works = by_name(only, is_smallest=is_smallest)
     with console.status("input_service") as status:

@@ -53,13 +53,12 @@ def run_recommenders(
     versions: dict[str, dict[str, str]] = {}
     failures: list[dict[str, str]] = []
     for one in by_options(only, is_smallest=is_smallest):
-        reason = environments.why_not(one.peer)
-        if reason and is_smallest:
-            again = dataclasses.replace(one.sides[0], name=f"{one.sides[0].name}, again")
-            one, reason = dataclasses.replace(one, peer=again), None
-        if reason:
+        if reason := environments.why_not(one.peer):
             console.print(f"Skipped: {one.title}: {reason}.")
-            continue
+            if not is_smallest:
+                continue
+            (peer,) = environments.references(one.sides[0], [])
+            one = dataclasses.replace(one, peer=peer)
         with console.status(f"recommenders: {one.title}") as status:
             try:
                 figures += _measure(one, environments, effort, versions, status.update, is_smallest)

@@ -139,7 +139,8 @@ def _hello(index: int, count: int) -> bytes:
 
 
 def _beat(position: str, step: int) -> bytes:
-    return frame({"kind": "beat", "position": position, "name": "train", "step": step, "moves": 1})
+    told = {"position": position, "name": "train", "step": step, "moves": 1, "calls": 0}
+    return frame({"kind": "beat", **told})
 
 
 def _exchange() -> dict[str, Any]:
