@@ -43,7 +43,7 @@ from benchmarks.transport import run_transport
 from benchmarks.worker_process import WorkerError, WorkerProcess
 from benchmarks.workers.protocol import WorkerOptions
 
-__all__ = ["find_accelerator", "main", "run_benchmark"]
+__all__ = ["BENCHMARKS", "WHOLE", "main"]
 
 BENCHMARKS: dict[str, Callable[[Sequence[Place], Environments], list[Case]]] = {
     "run_overhead": run_overhead.make_cases,
@@ -67,7 +67,7 @@ _ONLY_BY_NAME = (
     "slow_links",
     "survivors",
 )
-_WHOLE = {
+WHOLE = {
     "allreduce": run_allreduce,
     "backup_workers": run_backup_workers,
     "checkpoint": run_checkpoint,
@@ -174,10 +174,10 @@ def main(
     recommenders peers of their own, slow_links root and an hour, and survivors two hours: they run
     only by their names.
     """
-    unknown = sorted(set(names) - {*BENCHMARKS, *_WHOLE})
+    unknown = sorted(set(names) - {*BENCHMARKS, *WHOLE})
     if unknown:
         raise click.UsageError(
-            f"No benchmark {', '.join(unknown)}: there is {', '.join((*BENCHMARKS, *_WHOLE))}."
+            f"No benchmark {', '.join(unknown)}: there is {', '.join((*BENCHMARKS, *WHOLE))}."
         )
     console = _make_console()
     effort = _SMALLEST if smallest else Effort() if names else _ALL_TOGETHER
@@ -190,12 +190,12 @@ def main(
     if places is None:
         places = [Place("cpu", 1), Place("cpu", 2), *([Place("gpu", 1)] if accelerator else [])]
     failed = False
-    for name in names or [one for one in (*BENCHMARKS, *_WHOLE) if one not in _ONLY_BY_NAME]:
+    for name in names or [one for one in (*BENCHMARKS, *WHOLE) if one not in _ONLY_BY_NAME]:
         begin_s = time.monotonic()
         part = only or (_SMALLEST_ONLY.get(name, "") if smallest else "")
-        if name in _WHOLE:
+        if name in WHOLE:
             arguments = {"size_bytes": int(gigabytes * 1e9)} if name == "checkpoint" else {}
-            went_well = _WHOLE[name](
+            went_well = WHOLE[name](
                 environments, effort, console, output, only=part, is_smallest=smallest, **arguments
             )
         else:
