@@ -123,7 +123,6 @@ def accepts(kind: Kind, value: object) -> bool:
     return True
 
 
-@pytest.mark.every_combination
 @pytest.mark.parametrize(
     "kind", [SWITCH, COUNT, NUMBER, SECONDS, DELAY, FACTOR, TEXT, TEXTS, COLORS]
 )

@@ -33,9 +33,9 @@ _FUNCTION_S = 1e-5
 _RESULT = pickle.dumps(None)
 
 
-def measure(size: int, *, is_quick: bool) -> Answer:
+def measure(size: int, *, is_smallest: bool) -> Answer:
     """Returns the times of 20,000 functions on `size` workers: scheduled, run and joined."""
-    num_closures = 200 if is_quick else _NUM_CLOSURES
+    num_closures = 200 if is_smallest else _NUM_CLOSURES
     parts = coordinator_parts(_Cluster(size), None, ASYNCHRONOUS, 60.0)
     with RemoteStateStrategy(parts, CoordinatorOptions(start_delay_s=0.0)) as strategy:
         coordinator = sg.coordinator.ClusterCoordinator(strategy)
