@@ -83,7 +83,7 @@ def test_missing_peers_are_skipped_aloud(run: Run) -> None:
     assert [row["reference_name"] for row in written["rows"]] == ["reference"]
     assert written["skipped"][0]["reference_name"] == "peer"
     assert "Skipped: case, peer" in result.output
-    assert "make peers" in result.output
+    assert ".venv-peers" in result.output
 
 
 def test_failure_is_reported_and_the_others_go_on(run: Run, tmp_path: Path) -> None:

@@ -24,11 +24,10 @@ _EFFORT = Effort(num_rounds=1)
 
 def test_missing_peers_are_skipped_and_named(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=200)
-    nowhere = Environments(peers=tmp_path, ray_data=tmp_path)
+    nowhere = Environments(peers=tmp_path)
     assert run_input_service(nowhere, _EFFORT, console, tmp_path, only="nothing")
     text = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    assert text.count("`make peers` makes it") == 2
-    assert text.count("`make peers-input` makes it") == 1
+    assert text.count("`make .venv-peers/.complete` makes it") == 3
     assert json.loads((tmp_path / "input_service.json").read_text())["rows"] == []
 
 
