@@ -1,1 +1,1 @@
-"""Checks beside the tests: with libraries of others, on clusters, for hours. `make test-external`."""
+"""Checks with libraries of others, on clusters, for hours: `make test-external`."""

@@ -117,10 +117,7 @@ CHECKS = {
     "tpu": Check(
         "training steps compiled for TPUs of 8 to 256 chips. Needs no TPU",
         _EXTERNAL,
-        (
-            "pytest tests/programs tests/planning/test_tpu.py"
-            " --ignore tests/programs/test_gpu.py",
-        ),
+        ("pytest tests/programs tests/planning/test_tpu.py --ignore tests/programs/test_gpu.py",),
     ),
 }
 
