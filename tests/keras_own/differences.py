@@ -106,7 +106,8 @@ def write(reasons: Reasons) -> str:
         entries[reason, tuple(names)].append(test)
     lines = [
         "# Keras's own tests that differ under a strategy, and why.",
-        "# `make test-external NAME=keras` holds this list; with ARGS=--record it writes it anew and keeps the reasons.",
+        "# `make test-external NAME=keras` holds this list; with ARGS=--record it writes it anew",
+        "# and keeps the reasons.",
     ]
     for (reason, names), tests in entries.items():
         lines += ["", "[[difference]]", f"reason = {_quoted(reason)}"]

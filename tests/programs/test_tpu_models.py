@@ -1,7 +1,7 @@
 """Training steps of `fit` compiled by the TPU's own compiler, for slices of 8, 64 and 256 chips.
 
-Needs libtpu, and no TPU: `make test-external NAME=tpu`. What is checked is stated as arithmetic: how
-many sums over replicas there are and of how many bytes, and what a chip holds.
+Needs libtpu, and no TPU: `make test-external NAME=tpu`. What is checked is stated as arithmetic:
+how many sums over replicas there are and of how many bytes, and what a chip holds.
 
 The compiler is told to spend little time: it makes the same sums then, and temporary memory of
 about the same size, in a tenth of the time (the transformer: 41 s instead of 499 s).
