@@ -140,17 +140,17 @@ COMPATIBLE := --quiet --numprocesses 0 -m "compatibility and not slow"
 
 # At night all of `make test` on the newest. What is run op by op depends little on versions.
 .PHONY: test-compat
-test-compat: $(if $(filter newest,$(ALL)),,$(OLDEST)) ## on the oldest and the newest versions; ALL=oldest, ALL=newest: the long runs of the night
+.SECONDEXPANSION:
+test-compat: $$(if $$(filter newest,$$(ALL)),,$(OLDEST)) $$(if $$(filter oldest,$$(ALL)),,$$(if $$(NEWEST_PYTHON),$(NEWEST))) ## on the oldest and the newest versions; ALL=oldest, ALL=newest: the long runs of the night
 	@case "$(ALL)/$(NEWEST_PYTHON)" in \
 	oldest/*) $(ON_OLDEST) $(IN_PARALLEL) -m compatibility -k "not eager" $(TESTS);; \
 	newest/) echo "No Python 3.12 to 3.14 found: install one." >&2; exit 1;; \
-	newest/*) $(MAKE) --silent $(NEWEST) && $(ON_NEWEST) $(IN_PARALLEL) $(TESTS);; \
+	newest/*) $(ON_NEWEST) $(IN_PARALLEL) $(TESTS);; \
 	/) echo "Skipped: the tests on the newest JAX. It needs Python 3.12 to 3.14, and"; \
 		echo "none is on PATH or under pyenv. The main environment has the newest for its Python."; \
 		$(ON_OLDEST) $(COMPATIBLE) $(TESTS);; \
-	/*) $(ON_OLDEST) $(COMPATIBLE) $(TESTS) & oldest=$$!; \
-		$(MAKE) --silent $(NEWEST) && $(ON_NEWEST) $(COMPATIBLE) $(TESTS); newest=$$?; \
-		wait $$oldest && exit $$newest;; \
+	*) $(ON_OLDEST) $(COMPATIBLE) $(TESTS) & oldest=$$!; \
+		$(ON_NEWEST) $(COMPATIBLE) $(TESTS); newest=$$?; wait $$oldest && exit $$newest;; \
 	esac
 
 .PHONY: test-external
