@@ -11,7 +11,8 @@ import os
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
@@ -34,13 +35,13 @@ class Check:
         shows: what it is good for.
         environment: the folder whose interpreter runs it; None for the one of this program.
         commands: modules with their arguments.
-        is_quick: whether programs are compiled for no speed.
+        variables: of the environment, where the shell has no others.
     """
 
     shows: str
     environment: str | None
     commands: tuple[str, ...]
-    is_quick: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 CHECKS = {
@@ -61,6 +62,7 @@ CHECKS = {
         "1000000 frames for each parser of a socket; --frames, --only",
         _EXTERNAL,
         ("tests.fuzz", f"{_PYTEST} -m fuzz"),
+        variables={"FUZZ_EXAMPLES": "1000"},
     ),
     "gpu-compiler": Check(
         "the training step compiled for eight H100. Needs no GPU",
@@ -89,19 +91,19 @@ CHECKS = {
         "the page about R, by R; installs R and reticulate from Debian's packages",
         _MAIN,
         ("validation.r",),
-        is_quick=True,
+        variables=_QUICKLY,
     ),
     "ray": Check(
         "strategies inside Ray Train, Ray Tune and Ray jobs, on a cluster of one machine",
         _EXTERNAL,
         ("pytest tests/on_ray",),
-        is_quick=True,
+        variables=_QUICKLY,
     ),
     "slurm": Check(
         "scripts of `stratagem slurm render` on a Slurm of three nodes. Needs root on Debian",
         _MAIN,
         ("tests.slurm_cluster",),
-        is_quick=True,
+        variables=_QUICKLY,
     ),
     "soak": Check(
         "4 hours of training, a process killed every two minutes: nothing may grow; --hours",
@@ -112,7 +114,7 @@ CHECKS = {
         "KerasHub, KerasRS, KerasTuner, Optax, Flax, Haiku and Equinox under strategies",
         _EXTERNAL,
         (f"{_PYTEST} tests/third_party",),
-        is_quick=True,
+        variables=_QUICKLY,
     ),
     "tpu": Check(
         "training steps compiled for TPUs of 8 to 256 chips. Needs no TPU",
@@ -138,7 +140,7 @@ def main() -> int:
     if check.environment is not None:
         subprocess.run(["make", f"{check.environment}/.complete"], cwd=_ROOT, check=True)
         python = str(_ROOT / check.environment / "bin" / "python")
-    variables = {**os.environ, **(_QUICKLY if check.is_quick else {})}
+    variables = {**check.variables, **os.environ}
     for command in check.commands:
         words = [python, "-m", *shlex.split(command), *arguments]
         print(shlex.join(words[1:]), flush=True)
