@@ -147,7 +147,7 @@ class _Places(click.ParamType):
     "--peers",
     type=click.Path(path_type=Path),
     default=Environments.peers,
-    help="Interpreter that has the other frameworks; what `make peers` makes if not given.",
+    help="Interpreter that has the other frameworks; that of .venv-peers if not given.",
 )
 @click.option(
     "--output",

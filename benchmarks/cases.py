@@ -25,8 +25,6 @@ __all__ = [
 
 _ROOT = Path(__file__).parents[1]
 _PEERS = _ROOT / ".venv-peers" / "bin" / "python"
-# What makes an environment, where it is not the one for recommenders.
-_TARGETS = {"peers": "peers", "ray_data": "peers-input"}
 
 # What a shell may have set and one side would follow and another not.
 _OWN_VARIABLES = (
@@ -92,7 +90,7 @@ class Side:
         module: the worker's program.
         options: what it trains.
         variables: of its environment, beside those of the shell.
-        environment: "ours", "peers", "torchrec", "tfra" or "ray_data": which packages it needs.
+        environment: "ours", "peers" or "tfra": which packages it needs.
     """
 
     name: str
@@ -126,16 +124,12 @@ class Environments:
     Args:
         ours: the one with Stratagem.
         peers: the one with the other frameworks.
-        torchrec: the one with TorchRec.
-        tfra: the one with TensorFlow's recommenders-addons.
-        ray_data: the one with Ray Data.
+        tfra: the one with TensorFlow's recommenders-addons; docs/design/dependencies.md makes it.
     """
 
     ours: Path = Path(sys.executable)
     peers: Path = _PEERS
-    torchrec: Path = _ROOT / ".venv-torchrec" / "bin" / "python"
-    tfra: Path = _ROOT / ".venv-tfra" / "bin" / "python"
-    ray_data: Path = _ROOT / ".venv-ray-data" / "bin" / "python"
+    tfra: Path = _ROOT / "build" / "tfra" / "bin" / "python"
 
     def interpreter(self, side: Side) -> Path:
         """Returns the interpreter that has a side's packages."""
@@ -145,8 +139,11 @@ class Environments:
         """Says why a side cannot run here; None if it can."""
         if side.environment == "ours" or self.interpreter(side).is_file():
             return None
-        target = _TARGETS.get(side.environment, "peers-recommenders")
-        return f"{self.interpreter(side).parent.parent.name} is not there, `make {target}` makes it"
+        how = {
+            "peers": "`make .venv-peers/.complete` makes it",
+            "tfra": "docs/design/dependencies.md says how to make it",
+        }[side.environment]
+        return f"{self.interpreter(side)} is not there, {how}"
 
     def anywhere(self, side: Side) -> Side:
         """Returns a side of ours, in our own environment where the one it asks for is missing."""

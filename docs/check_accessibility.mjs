@@ -4,7 +4,7 @@
 //
 //     node docs/check_accessibility.mjs build/docs/0.1.0
 //
-// `make docs-check` installs what it imports into build/docs-check.
+// `make docs CHECK=yes` installs what it imports into build/docs-check.
 
 import { existsSync } from "node:fs";
 import { createRequire } from "node:module";

@@ -65,7 +65,7 @@ def run_allreduce(
         versions |= told
         console.print(make_table(cluster, figures))
     if results and "peers" not in versions:
-        console.print(f"Skipped: {PEER}: make it with `make peers`.")
+        console.print(f"Skipped: {PEER}: `make .venv-peers/.complete` makes its environment.")
     machine = describe_machine(None)
     write_json(output / "allreduce.json", _as_json(results, versions, machine, failures))
     if results:

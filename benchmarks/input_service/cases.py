@@ -26,7 +26,7 @@ SIDES = (
     # In the environment of TensorFlow, so that both have the same interpreter and libraries.
     _side("Stratagem", "stratagem_input_service", "peers"),
     _side("tf.data service", "tensorflow_input_service", "peers"),
-    _side("Ray Data", "ray_data_input", "ray_data"),
+    _side("Ray Data", "ray_data_input", "peers"),
 )
 
 
@@ -70,4 +70,4 @@ def by_name(only: str, *, is_smallest: bool) -> list[Starved]:
 
 def can_run(side: Side, num_workers: int) -> bool:
     """Returns False for Ray Data without a worker: it has no such way."""
-    return num_workers > 0 or side.environment != "ray_data"
+    return num_workers > 0 or side.name != "Ray Data"

@@ -1,7 +1,7 @@
 """Compiles training steps of large decoders: `python -m benchmarks.large_models --output DIR`.
 
 Each program is compiled in a process of its own, for devices that are not here: this needs libtpu,
-or JAX's plugin for CUDA (`.venv-tpu`, `.venv-gpu`). A folder with results is continued, so that an
+or JAX's plugin for CUDA (`.venv-external`). A folder with results is continued, so that an
 interrupted run loses one program.
 """
 

@@ -21,8 +21,8 @@ from benchmarks.workers.protocol import WorkerOptions
 
 __all__ = ["run_published_scaling"]
 
-# The environment with XLA's compiler for GPUs, which `make test-gpu` makes, too.
-_WITH_COMPILER = Path(__file__).parents[2] / ".venv-gpu" / "bin" / "python"
+# The environment with XLA's compiler for GPUs.
+_WITH_COMPILER = Path(__file__).parents[2] / ".venv-external" / "bin" / "python"
 _SMALLEST = "resnet50"
 
 

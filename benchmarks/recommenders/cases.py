@@ -15,7 +15,7 @@ _SMALLEST_ROWS, _SMALLEST_IDS = 20_000, 1_000
 
 _QUIET = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
 _OURS = whole_side("Stratagem", "stratagem_tables")
-_TORCHREC = whole_side("TorchRec", "torchrec_tables", environment="torchrec")
+_TORCHREC = whole_side("TorchRec", "torchrec_tables", environment="peers")
 _TENSORFLOW = dataclasses.replace(
     whole_side("TensorFlow", "tensorflow_tables", environment="peers"), variables=_QUIET
 )

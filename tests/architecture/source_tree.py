@@ -89,7 +89,7 @@ def everything() -> list[Module]:
     """All Python files of the repository that are ours, tests and examples included."""
     return [
         module
-        for folder in ("src", "tests", "benchmarks", "examples")
+        for folder in ("src", "tests", "validation", "benchmarks", "examples")
         for module in load(REPOSITORY / folder, under=REPOSITORY)
     ]
 

@@ -79,4 +79,4 @@ def test_plot_without_matplotlib_names_the_package(tmp_path, monkeypatch) -> Non
     result = _call(tmp_path, "--plot", tmp_path / "run.png")
     assert (result.exit_code, result.stdout) == (1, "")
     assert "The plot of a run needs matplotlib.figure" in result.stderr
-    assert "pip install 'stratagem[plots]'" in result.stderr
+    assert "pip install 'stratagem[observe]'" in result.stderr

@@ -159,7 +159,7 @@ def test_library_that_is_missing_is_named_without_a_traceback(monkeypatch) -> No
     monkeypatch.setitem(sys.modules, "jinja2", None)
     result = _call("render")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "Fix: pip install 'stratagem[manifests]'" in result.stderr
+    assert "Fix: pip install 'stratagem[clusters]'" in result.stderr
 
 
 def test_ray_form_is_rendered_valid_and_printed(tmp_path) -> None:

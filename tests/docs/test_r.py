@@ -1,4 +1,4 @@
-"""The page about R, run by R: `make test-r` installs it from Debian's packages."""
+"""The page about R, run by R: `make test-external NAME=r` installs it from Debian's packages."""
 
 from __future__ import annotations
 

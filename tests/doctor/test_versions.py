@@ -96,9 +96,8 @@ def test_libtpu_of_another_jax_is_an_error() -> None:
 def test_optional_package_outside_of_its_extra_is_a_warning() -> None:
     required = [
         "keras>=3.12",
-        'ray>=3 ; extra == "dev"',
         'ray[default]>=2.59 ; extra == "ray"',
-        'grain>=1 ; extra == "grain"',
+        'grain>=1 ; extra == "data"',
     ]
     assert check_extras(required, {"ray": "2.60.0", "keras": "1.0"}) == []
     (finding,) = check_extras(required, {"ray": "2.9.0"})

@@ -80,7 +80,7 @@ def test_another_format_and_no_library(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with (
         table_cluster(1) as cluster,
-        pytest.raises(ImportError, match=r"export needs pyarrow(.|\n)*pip install 'stratagem\[ar"),
+        pytest.raises(ImportError, match=r"export needs pyarrow(.|\n)*pip install 'stratagem\[da"),
     ):
         export(tmp_path / "rows", strategy=strategy_of(cluster))
     assert not os.listdir(tmp_path)

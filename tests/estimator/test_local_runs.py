@@ -161,7 +161,7 @@ def test_own_exporter_sees_each_evaluation(tmp_path) -> None:
 
 @pytest.mark.slow
 def test_best_model_is_exported_and_predicts(tmp_path) -> None:
-    pytest.importorskip("flatbuffers", reason="exports need stratagem[export]")
+    pytest.importorskip("flatbuffers", reason="exports need stratagem[checkpoint]")
     specs = {"x": keras.KerasTensor((None, 3), "float32")}
     receiver_fn = est.export.build_raw_serving_input_receiver_fn(specs)
     exporters = [est.BestExporter("best", receiver_fn), est.FinalExporter("final", receiver_fn)]

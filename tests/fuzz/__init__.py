@@ -1,1 +1,1 @@
-"""Coverage-guided fuzzing of the parsers that read sockets: `make fuzz FRAMES=1000000`."""
+"""Coverage-guided fuzzing of the parsers that read sockets: `make test-external NAME=fuzz`."""

@@ -34,7 +34,7 @@ def _close_failures() -> RunEvents:
 
 def _texts(figure: Any) -> dict[str, Any]:
     """The places of all texts that are drawn: of ticks, those between the limits."""
-    # The tests of the oldest versions load this module without the extra `plots`.
+    # The tests of the oldest versions load this module without the extra `observe`.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Text
 

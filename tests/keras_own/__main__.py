@@ -1,4 +1,4 @@
-"""Runs Keras's own tests plain and in the scope of each strategy: `make test-keras`."""
+"""Runs Keras's own tests plain and in each strategy's scope: `make test-external NAME=keras`."""
 
 from __future__ import annotations
 

@@ -105,8 +105,9 @@ def write(reasons: Reasons) -> str:
     for (reason, test), names in sorted(strategies.items()):
         entries[reason, tuple(names)].append(test)
     lines = [
-        "# Keras's own tests that differ under a strategy, and why. `make test-keras` holds this",
-        "# list; `make test-keras ARGS=--record` writes it anew and keeps the reasons.",
+        "# Keras's own tests that differ under a strategy, and why.",
+        "# `make test-external NAME=keras` holds this list; with ARGS=--record it writes it anew",
+        "# and keeps the reasons.",
     ]
     for (reason, names), tests in entries.items():
         lines += ["", "[[difference]]", f"reason = {_quoted(reason)}"]

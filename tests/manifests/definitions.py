@@ -1,6 +1,6 @@
 """Definitions of custom resources: open ones that admit any field, and those that projects release.
 
-Released ones are downloaded by `make crds`; `crds.toml` names their versions and checksums.
+`make test-external NAME=crds` downloads the released ones; `crds.toml` has their checksums.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def released_definitions() -> CustomResources:
     for name, one in RELEASED.items():
         file = FOLDER / f"{name}.yaml"
         if not file.exists():
-            pytest.skip(f"needs {file.name} of {one['repository']}: make crds")
+            pytest.skip(f"needs {file.name} of {one['repository']}: make test-external NAME=crds")
         content = file.read_bytes()
         assert hashlib.sha256(content).hexdigest() == one["sha256"], f"{file} is another version"
         texts.append(content.decode())

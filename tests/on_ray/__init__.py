@@ -1,1 +1,1 @@
-"""Programs inside Ray Train, Ray Tune and Ray jobs, by `make test-ray`."""
+"""Programs inside Ray Train, Ray Tune and Ray jobs, by `make test-external NAME=ray`."""

@@ -1,4 +1,4 @@
-"""One Ray cluster for all tests of the folder, which `make test-ray` installs beside ours.
+"""One Ray cluster for all tests of the folder, which `make test-external NAME=ray` runs.
 
 Elsewhere these tests are not collected, so that a run of all tests does not need Ray Train.
 """
@@ -28,7 +28,9 @@ if _missing:
 
 def pytest_report_header() -> str | None:
     """Says what is missing where this folder is asked for by name."""
-    return f"tests/on_ray needs {', '.join(_missing)}: run `make test-ray`" if _missing else None
+    if not _missing:
+        return None
+    return f"tests/on_ray needs {', '.join(_missing)}: run `make test-external NAME=ray`"
 
 
 @pytest.fixture(scope="session")

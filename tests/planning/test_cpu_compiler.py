@@ -27,7 +27,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_sum_over_twelve_devices_is_compiled_with_its_memory(tmp_path) -> None:
-    pytest.importorskip("flatbuffers", reason="exports need it: pip install 'stratagem[export]'")
+    pytest.importorskip(
+        "flatbuffers", reason="exports need it: pip install 'stratagem[checkpoint]'"
+    )
     mesh = AbstractMesh((12,), ("replica",))
     sharded = NamedSharding(mesh, PartitionSpec("replica"))
     shape = jax.ShapeDtypeStruct((24, 5), np.float32, sharding=sharded)

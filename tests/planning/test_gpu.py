@@ -1,4 +1,4 @@
-"""Plans with the GPU compiler: need JAX's CUDA plugin, but no GPU (`make test-gpu`)."""
+"""Plans with the GPU compiler, without a GPU: `make test-external NAME=gpu-compiler`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stratagem.planning.result import Plan
 
 pytestmark = pytest.mark.skipif(
     missing_compiler("gpu") is not None,
-    reason="JAX's CUDA plugin is not installed: `make test-gpu` has it",
+    reason="JAX's CUDA plugin is not installed: `make test-external NAME=gpu-compiler` has it",
 )
 
 _NUM_PARAMETERS = 4 * (2048 * 2048 + 2048) + 2048 * 10 + 10

@@ -1,4 +1,4 @@
-"""Plans with the TPU compiler: need libtpu, but no TPU (`make test-tpu`)."""
+"""Plans with the TPU compiler: need libtpu, but no TPU (`make test-external NAME=tpu`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import stratagem as sg
 from stratagem.planning.result import Plan
 
-pytest.importorskip("libtpu", reason="libtpu is not installed: `make test-tpu` has it")
+pytest.importorskip("libtpu", reason="no libtpu: `make test-external NAME=tpu` has it")
 
 _NUM_PARAMETERS = 1024 * 4096 + 4096 + 4096 * 1024 + 1024
 

@@ -1,6 +1,6 @@
 """A training step of `fit`, compiled for eight H100: needs JAX's plugin for CUDA, and no GPU.
 
-`make test-gpu` runs this in an environment that has the plugin.
+`make test-external NAME=gpu-compiler` runs this in an environment that has the plugin.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.programs.training_steps import dense_step
 
 pytestmark = pytest.mark.skipif(
     missing_compiler("gpu") is not None,
-    reason="JAX's CUDA plugin is not installed: `make test-gpu` has it",
+    reason="JAX's CUDA plugin is not installed: `make test-external NAME=gpu-compiler` has it",
 )
 
 # What XLA knows of a GPU that it compiles for: NVIDIA's figures for an H100 SXM.

@@ -1,6 +1,6 @@
 """Steps with variables in pinned memory of the host, compiled for TPUs: what is where, and travels.
 
-Needs libtpu, and no TPU: `make test-tpu` has it.
+Needs libtpu, and no TPU: `make test-external NAME=tpu` has it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stratagem.planning.targets import parse_target
 from tests.programs.absent_chips import QUICKLY, chips_of
 from tests.programs.schedule import Schedule
 
-pytest.importorskip("libtpu", reason="libtpu is not installed: `make test-tpu` has it")
+pytest.importorskip("libtpu", reason="no libtpu: `make test-external NAME=tpu` has it")
 
 NUM_CHIPS, WIDTH, NUM_LAYERS, NUM_STEPS = 8, 1024, 4, 5
 KERNEL_BYTES = 4 * WIDTH * WIDTH

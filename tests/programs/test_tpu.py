@@ -1,6 +1,6 @@
 """A training step of `fit`, compiled for eight TPU chips: needs libtpu, and no TPU.
 
-`make test-tpu` runs this in an environment that has libtpu.
+`make test-external NAME=tpu` runs this in an environment that has libtpu.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.programs.absent_chips import chips_of
 from tests.programs.schedule import Schedule, share_behind
 from tests.programs.training_steps import dense_step
 
-pytest.importorskip("libtpu", reason="libtpu is not installed: `make test-tpu` has it")
+pytest.importorskip("libtpu", reason="no libtpu: `make test-external NAME=tpu` has it")
 
 _REDUCTION = re.compile(r"= (.*) all-reduce(?:-start)?\(")
 _SHAPE = re.compile(r"f32\[([\d,]*)\]")

@@ -1,7 +1,7 @@
 """Training steps of `fit` compiled by the TPU's own compiler, for slices of 8, 64 and 256 chips.
 
-Needs libtpu, and no TPU: `make test-tpu` has it. What is checked is stated as arithmetic: how many
-sums over replicas there are and of how many bytes, and what a chip holds.
+Needs libtpu, and no TPU: `make test-external NAME=tpu`. What is checked is stated as arithmetic:
+how many sums over replicas there are and of how many bytes, and what a chip holds.
 
 The compiler is told to spend little time: it makes the same sums then, and temporary memory of
 about the same size, in a tenth of the time (the transformer: 41 s instead of 499 s).
@@ -27,7 +27,7 @@ from tests.programs import models
 from tests.programs.absent_chips import QUICKLY, chips_of
 from tests.programs.schedule import Schedule
 
-pytest.importorskip("libtpu", reason="libtpu is not installed: `make test-tpu` has it")
+pytest.importorskip("libtpu", reason="no libtpu: `make test-external NAME=tpu` has it")
 
 # Sums travel together up to about this size.
 _COMBINED_BYTES = 120 * 2**20

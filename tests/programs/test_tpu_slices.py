@@ -21,7 +21,7 @@ from stratagem.strategies.compile_only import CompileOnlyStrategy
 from tests.programs import models
 from tests.programs.absent_chips import QUICKLY, chips_of
 
-pytest.importorskip("libtpu", reason="libtpu is not installed: `make test-tpu` has it")
+pytest.importorskip("libtpu", reason="no libtpu: `make test-external NAME=tpu` has it")
 
 _NUM_SLICES, _CHIPS = 2, 8
 _SLICE = "0,1,2,3,4,5,6,7"

@@ -18,7 +18,7 @@ _PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "iproute2", "util-l
 
 def main() -> int:
     if os.geteuid() != 0:
-        print("make test-slurm needs root: it makes namespaces, and installs Slurm.")
+        print("make test-external NAME=slurm needs root: it makes namespaces, and installs Slurm.")
         return 1
     os.environ["PATH"] += ":/usr/sbin:/sbin"
     if not all(map(shutil.which, _PROGRAMS)):

@@ -1,4 +1,4 @@
-"""Tests on a Slurm cluster, which `make test-slurm` makes. Elsewhere they are not collected."""
+"""Tests on a Slurm cluster, of `make test-external NAME=slurm`. Elsewhere not collected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pytest_report_header() -> str | None:
     """Says what is missing where this folder is asked for by name."""
     if _FOLDER is not None:
         return None
-    return "tests/slurm_cluster needs namespaces and Slurm: run `make test-slurm`"
+    return "tests/slurm_cluster needs namespaces and Slurm: run `make test-external NAME=slurm`"
 
 
 @pytest.fixture(scope="session")

@@ -1,1 +1,1 @@
-"""Hours of training with a fault every two minutes: nothing may grow. `make soak HOURS=4`."""
+"""Hours of training with faults: nothing may grow. `make test-external NAME=soak`."""

@@ -1,4 +1,4 @@
-"""`python -m tests.soak lockstep --hours 4`: results and a plot in runs/soak."""
+"""`python -m tests.soak --hours 4`, or of one kind, `lockstep`: results and plots in runs/soak."""
 
 from __future__ import annotations
 
@@ -22,12 +22,19 @@ _UNITS = {"memory_bytes": (2**20, "MiB of memory")}
 
 
 @click.command()
-@click.argument("name", type=click.Choice(sorted(_SOAKS)))
+@click.argument("names", nargs=-1, type=click.Choice(sorted(_SOAKS)))
 @click.option("--hours", type=float, default=4.0, show_default=True)
 @click.option("--kill-every-s", type=float, default=120.0, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), default=Path("runs/soak"))
-def main(name: str, hours: float, kill_every_s: float, output: Path) -> None:
+def main(names: tuple[str, ...], hours: float, kill_every_s: float, output: Path) -> None:
     """Trains for hours, kills a process now and then, and measures what grows."""
+    grown = {name: _soak(name, hours, kill_every_s, output) for name in names or sorted(_SOAKS)}
+    if any(grown.values()):
+        raise SystemExit(f"Series that grew: {grown}.")
+
+
+def _soak(name: str, hours: float, kill_every_s: float, output: Path) -> int:
+    """Returns how many series grew."""
     folder = output.resolve() / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -47,8 +54,7 @@ def main(name: str, hours: float, kill_every_s: float, output: Path) -> None:
     draw(samples, folder / "soak.png")
     console.print(_table(found))
     console.print_json(data=result, default=str)
-    if grown := [one for one in found if not one.is_flat]:
-        raise SystemExit(f"{len(grown)} of {len(found)} series grew.")
+    return sum(not one.is_flat for one in found)
 
 
 def _table(found: list[Growth]) -> Table:

@@ -1,4 +1,4 @@
-"""Tests with libraries of others, which `make test-third-party` installs beside ours.
+"""Tests with libraries of others, which `make test-external NAME=third-party` installs beside ours.
 
 Elsewhere these tests are not collected, so that a run of all tests needs none of the libraries.
 """
@@ -47,7 +47,8 @@ def pytest_report_header() -> str | None:
     """Says what is missing where this folder is asked for by name."""
     if not _missing:
         return None
-    return f"tests/third_party needs {', '.join(_missing)}: run `make test-third-party`"
+    libraries = ", ".join(_missing)
+    return f"tests/third_party needs {libraries}: run `make test-external NAME=third-party`"
 
 
 # Of other libraries about each other. Ours are RuntimeWarnings, which stay errors.

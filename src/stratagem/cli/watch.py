@@ -103,7 +103,7 @@ PURPOSE = "telemetry"
 """Purpose of the key whose hexadecimal digits are the token of a scrape."""
 _MAX_CONNECTIONS = 32
 
-_NEEDS = {"needed_by": "The export to Prometheus", "install": "'stratagem[prometheus]'"}
+_NEEDS = {"needed_by": "The export to Prometheus", "install": "'stratagem[observe]'"}
 
 
 class _ScrapeHandler(wsgiref.simple_server.WSGIRequestHandler):

@@ -45,7 +45,7 @@ from typing import Any, NoReturn
 import jax
 from jax.core import Tracer
 
-# Those of the paragraphs above. `make test-latest` names the ones that a new JAX lacks.
+# Those of the paragraphs above. `python -m validation latest` names the ones that a new JAX lacks.
 NAMES = (
     "jax._src.compilation_cache.put_executable_and_time",
     "jax._src.compiler._cache_write",

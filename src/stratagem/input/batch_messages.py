@@ -52,7 +52,7 @@ def is_available() -> bool:
 
 
 def _library() -> Any:
-    return load("zstandard", needed_by="compression of batches", install="stratagem[zstd]")
+    return load("zstandard", needed_by="compression of batches", install="stratagem[data]")
 
 
 def compressed(message: Message) -> Message:

@@ -62,7 +62,7 @@ def draw_link_map(found: LinkMap, path: str | Path) -> None:
 
 def link_map_figure(found: LinkMap) -> Figure:
     """Returns a matplotlib figure; ImportError without matplotlib."""
-    by, install = "Drawing a map of links", "'stratagem[plots]'"
+    by, install = "Drawing a map of links", "'stratagem[observe]'"
     figure = load("matplotlib.figure", needed_by=by, install=install).Figure(
         figsize=_SIZE_IN, layout="constrained"
     )

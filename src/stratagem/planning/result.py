@@ -409,7 +409,7 @@ def draw(plan: Plan, path: str | Path) -> None:
 def figure_of(plan: Plan) -> Figure:
     """Returns a matplotlib figure: device memory against its limits, and step times below it."""
     figure_module = load(
-        "matplotlib.figure", needed_by="Plotting a plan", install="'stratagem[plots]'"
+        "matplotlib.figure", needed_by="Plotting a plan", install="'stratagem[observe]'"
     )
     figure = figure_module.Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained")
     memory, steps = figure.subplots(2, 1, height_ratios=(1, 1.7))

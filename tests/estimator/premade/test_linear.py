@@ -70,7 +70,9 @@ def test_one_batch_of_arrays_and_datasets_are_input_too(tmp_path) -> None:
 
 
 def test_export_predicts_of_encoded_features_what_the_estimator_predicts(tmp_path) -> None:
-    pytest.importorskip("flatbuffers", reason="exports need it: pip install 'stratagem[export]'")
+    pytest.importorskip(
+        "flatbuffers", reason="exports need it: pip install 'stratagem[checkpoint]'"
+    )
     columns = wide_columns()
     classifier = sg.estimator.LinearClassifier(
         columns, n_classes=3, label_vocabulary=VOCABULARY, model_dir=str(tmp_path / "model")

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.mark.parametrize("counts", [{0: 5, 1: 90, 7: 2}, {0: 4}, {}])
 def test_picture_is_drawn(tmp_path, counts) -> None:
-    # The tests of the oldest versions load this module without the extra `plots`.
+    # The tests of the oldest versions load this module without the extra `observe`.
     from examples.clicks.picture import draw_staleness
 
     path = tmp_path / "new" / "staleness.png"

@@ -1,4 +1,4 @@
-"""The same files through TensorFlow's data service and ours: `make test-peers` has TensorFlow."""
+"""The same files through TensorFlow's data service and ours: `make test-external NAME=peers`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NUM_WORKERS = 2
 @pytest.fixture(scope="module")
 def tf() -> Any:
     if _TENSORFLOW is None:
-        pytest.skip("TensorFlow is not installed: `make test-peers` has it")
+        pytest.skip("TensorFlow is not installed: `make test-external NAME=peers` has it")
     return _TENSORFLOW
 
 

@@ -1,4 +1,4 @@
-"""Datasets of TensorFlow, PyTorch and Hugging Face: `make test-peers` has all of these."""
+"""Datasets of TensorFlow, PyTorch and Hugging Face: `make test-external NAME=peers`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LIBRARIES = {
 
 def _library(name: str, called: str) -> Any:
     if _LIBRARIES[name] is None:
-        pytest.skip(f"{called} is not installed: `make test-peers` has it")
+        pytest.skip(f"{called} is not installed: `make test-external NAME=peers` has it")
     return _LIBRARIES[name]
 
 

@@ -1,6 +1,6 @@
 """Carries out the loops under TensorFlow's MirroredStrategy with two replicas; writes `loops.npz`.
 
-Run it from the repository's root, in the environment of `make peers`:
+Run it from the repository's root, with `.venv-peers`, which `make .venv-peers/.complete` makes:
 
     KERAS_BACKEND=tensorflow python -m tests.parity.tensorflow.loop_reference
 """

@@ -1,6 +1,7 @@
 """Measures the cases without Stratagem and writes down what came out, for the tests to read.
 
-Run it from the repository's root, in the environment of `make peers`, once with either backend:
+Run it from the repository's root, with `.venv-peers`, which `make .venv-peers/.complete` makes,
+once with either backend:
 
     KERAS_BACKEND=tensorflow python -m tests.parity.tensorflow.reference
     KERAS_BACKEND=jax        python -m tests.parity.tensorflow.reference

@@ -1,6 +1,6 @@
 """Trains with PyTorch's own methods and writes down the losses, for the tests to read.
 
-Run it from the repository's root, in the environment of `make peers`:
+Run it from the repository's root, with `.venv-peers`, which `make .venv-peers/.complete` makes:
 
     python -m tests.parity.torch.reference
 

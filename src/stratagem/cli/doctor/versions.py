@@ -36,8 +36,6 @@ PACKAGES = (
 )
 # Built for exactly one version of jaxlib; JAX ignores the plugin if they differ.
 _PLUGINS = tuple(name for name in PACKAGES if name.startswith("jax-cuda"))
-# Extras of contributors, which repeat the requirements of others.
-_DEVELOPMENT = ("dev", "docs", "test")
 _CHECKED = ("stratagem", "jax", "keras", "orbax-checkpoint", "ray")
 
 
@@ -98,7 +96,7 @@ def check_extras(required: Iterable[str], installed: Mapping[str, str]) -> list[
         requirement = Requirement(text)
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", str(requirement.marker or ""))
         version = installed.get(requirement.name)
-        if extra is None or extra[1] in _DEVELOPMENT or version is None:
+        if extra is None or version is None:
             continue
         if _allows(requirement, version):
             continue

@@ -12,7 +12,7 @@ from stratagem.errors import explain
 
 # YAML documents of a manifest, parsed strictly, and the problems found in them.
 
-_REQUIREMENT = {"needed_by": "Validating manifests", "install": "'stratagem[manifests]'"}
+_REQUIREMENT = {"needed_by": "Validating manifests", "install": "'stratagem[clusters]'"}
 
 
 @dataclasses.dataclass(frozen=True)

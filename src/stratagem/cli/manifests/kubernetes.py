@@ -334,7 +334,7 @@ def _selects(service: dict[str, Any], pod: Pod) -> bool:
 # They
 # have no form of quantities either.
 
-_REQUIREMENT = {"needed_by": "Validating manifests", "install": "'stratagem[manifests]'"}
+_REQUIREMENT = {"needed_by": "Validating manifests", "install": "'stratagem[clusters]'"}
 _DEFINITIONS = "https://kubernetes.io/api/_definitions.json"
 # Such as 10Gi, 0.5, 100m and 1e3.
 _QUANTITY = r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_VARIABLE_BYTES = 128 * 1024
 """Linux's limit for one environment variable, including its name and the final zero byte."""
 
-_REQUIREMENT = {"needed_by": "Rendering", "install": "'stratagem[manifests]'"}
+_REQUIREMENT = {"needed_by": "Rendering", "install": "'stratagem[clusters]'"}
 _TRUTH = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off", ""), False),

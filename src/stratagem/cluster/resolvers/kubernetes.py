@@ -132,7 +132,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
 def core_api(location: KubernetesExecutableLocation, *, needed_by: str) -> Any:
     """Returns a `kubernetes.client.CoreV1Api`, if the package `kubernetes` is installed."""
-    needed = {"needed_by": needed_by, "install": "'stratagem[kubernetes]'"}
+    needed = {"needed_by": needed_by, "install": "'stratagem[clusters]'"}
     config = load("kubernetes.config", **needed)
     if location is KubernetesExecutableLocation.OFF_CLUSTER:
         config.load_kube_config()

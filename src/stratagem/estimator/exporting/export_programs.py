@@ -103,7 +103,7 @@ def read_signatures(folder: Path) -> dict[str, Signature]:
 
 def _load_serialization() -> None:
     """Loads the package that JAX serializes exported functions with."""
-    load("flatbuffers", needed_by="An exported model", install="'stratagem[export]'")
+    load("flatbuffers", needed_by="An exported model", install="'stratagem[checkpoint]'")
 
 
 class _SignatureFunction:

@@ -1,7 +1,8 @@
 """Table of the private names of Keras in use, each with the reason. Keras 3.12 to 3.16.
 
 `missing` finds all that the installed Keras lacks, so that one look at a new release tells what
-moved. It imports nothing of Stratagem, which fails then: `make test-latest` runs it as a file.
+moved. It imports nothing of Stratagem, which fails then: `python -m validation latest` runs it
+as a file.
 """
 
 from __future__ import annotations

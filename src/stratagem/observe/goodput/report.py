@@ -206,7 +206,7 @@ def draw(account: Account, path: str | Path) -> None:
 def figure_of(account: Account) -> Figure:
     """Returns a matplotlib figure: the time line on top, the lost time by cause below."""
     figure_module = load(
-        "matplotlib.figure", needed_by="The plot of a run", install="'stratagem[plots]'"
+        "matplotlib.figure", needed_by="The plot of a run", install="'stratagem[observe]'"
     )
     figure = figure_module.Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained")
     over_time, totals = figure.subplots(2, 1, height_ratios=(1, 2))

@@ -184,7 +184,7 @@ def _draw_cells(
 
 def _svg(draw: Callable[[Sequence[Axes]], None], frame: TimeFrame, heights: Sequence[float]) -> str:
     """Draws axes below each other with a common axis of time, and returns the SVG element."""
-    needs = {"needed_by": "The report of a run", "install": "'stratagem[report]'"}
+    needs = {"needed_by": "The report of a run", "install": "'stratagem[observe]'"}
     matplotlib: Any = load("matplotlib", **needs)
     figure_module: Any = load("matplotlib.figure", **needs)
     style = {

@@ -568,7 +568,7 @@ def write_report(run_dirs: Sequence[Path], path: Path) -> None:
 
 def render(runs: Sequence[ReportedRun]) -> str:
     """Returns the page."""
-    needs = {"needed_by": "The report of a run", "install": "'stratagem[report]'"}
+    needs = {"needed_by": "The report of a run", "install": "'stratagem[observe]'"}
     jinja: Any = load("jinja2", **needs)
     environment = jinja.Environment(
         autoescape=True, undefined=jinja.StrictUndefined, trim_blocks=True, lstrip_blocks=True

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
 
-_NEEDS = {"needed_by": "The export to OpenTelemetry", "install": "'stratagem[opentelemetry]'"}
+_NEEDS = {"needed_by": "The export to OpenTelemetry", "install": "'stratagem[observe]'"}
 _NAMES: dict[type[Event], str] = {
     StartEvent: "process started",
     SaveEndedEvent: "checkpoint",

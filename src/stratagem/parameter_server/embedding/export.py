@@ -37,7 +37,7 @@ def export(
 
     The column `row` has lists of numbers, as float32 for bfloat16 tables. The rows are as they are
     between two updates; while training continues, rows may be of different moments. The folder is
-    complete or does not exist. Needs `pip install 'stratagem[arrow]'`.
+    complete or does not exist. Needs `pip install 'stratagem[data]'`.
 
     Args:
         folder: new folder, on this machine.
@@ -64,7 +64,7 @@ def export(
     """
     _check_format(format)
     client = client_of(strategy)
-    arrow = load("pyarrow", needed_by="sg.embedding.export", install="'stratagem[arrow]'")
+    arrow = load("pyarrow", needed_by="sg.embedding.export", install="'stratagem[data]'")
     if with_keys:
         _check_keys(client)
     with _new_folder(Path(os.fspath(folder)).absolute()) as (new, final):
@@ -147,11 +147,11 @@ def _writer(path: Path, schema: Any, kind: str) -> Generator[Callable[[Any], Non
     """Yields a function that writes a record batch."""
     if kind == "parquet":
         parquet = load(
-            "pyarrow.parquet", needed_by="sg.embedding.export", install="'stratagem[arrow]'"
+            "pyarrow.parquet", needed_by="sg.embedding.export", install="'stratagem[data]'"
         )
         with parquet.ParquetWriter(path, schema) as writer:
             yield writer.write_batch
         return
-    ipc = load("pyarrow.ipc", needed_by="sg.embedding.export", install="'stratagem[arrow]'")
+    ipc = load("pyarrow.ipc", needed_by="sg.embedding.export", install="'stratagem[data]'")
     with ipc.new_file(str(path), schema) as writer:
         yield writer.write_batch

@@ -34,7 +34,7 @@ def draw(survey: Survey, path: Path) -> None:
 def figure_of(survey: Survey) -> Figure:
     """Returns a matplotlib figure: bandwidth on the left, round trips on the right."""
     module = load(
-        "matplotlib.figure", needed_by="The picture of a cluster", install="'stratagem[plots]'"
+        "matplotlib.figure", needed_by="The picture of a cluster", install="'stratagem[observe]'"
     )
     side_in = 2.5 + _INCHES_PER_HOST * min(len(survey.hosts), _MAX_NUMBERED)
     figure = module.Figure(figsize=(2 * side_in, side_in), layout="constrained")

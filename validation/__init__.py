@@ -1,0 +1,1 @@
+"""Checks with libraries of others, on clusters, for hours: `make test-external`."""
