@@ -15,8 +15,8 @@ from stratagem.devices.mesh import Topology
 from stratagem.strategies.placement_rules import pinned_host_store
 from stratagem.variables.placement import UniformPlacement
 from stratagem.variables.sharded_store import ShardedStore
-from tests.on_gpu.devices import selected_platform
-from tests.parameter_server.clusters import ThreadCluster
+from tests.platforms import selected_platform
+from tests.unit.parameter_server.clusters import ThreadCluster
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,8 +17,8 @@ import pytest
 from sklearn import cluster, ensemble
 
 import stratagem as sg
-from tests.estimator.migration_lines import LINES
-from tests.estimator.tensorflow_symbols import SYMBOLS
+from tests.unit.estimator.migration_lines import LINES
+from tests.unit.estimator.tensorflow_symbols import SYMBOLS
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

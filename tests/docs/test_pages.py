@@ -27,13 +27,13 @@ _FRAGMENTS = (
     "clusters/remote.md",
     "design/architecture.md",
     "guides/estimator_clusters.md",
-    "guides/fine_tune.md",  # with KerasHub: tests/third_party
+    "guides/fine_tune.md",  # with KerasHub: validation/third_party
     "guides/keras.md",
     "guides/large_models.md",
     "guides/loops.md",
     "guides/many_workers.md",
     "guides/parameter_servers.md",
-    "how_to/flax_nnx.md",  # this one and the other libraries' pages: tests/third_party
+    "how_to/flax_nnx.md",  # this one and the other libraries' pages: validation/third_party
     "how_to/goodput.md",
     "how_to/keras_hub.md",
     "how_to/keras_rs.md",

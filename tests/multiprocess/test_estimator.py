@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.estimator.model_functions import (
+from tests.multiprocess.cluster import PROGRAMS, run_cluster
+from tests.unit.estimator.model_functions import (
     dense_layers,
     examples,
     plain_model,
     weights_of_model,
 )
-from tests.multiprocess.cluster import PROGRAMS, run_cluster
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ import pytest
 from stratagem.estimator.steps.variable_store import read_variable
 from tests.multiprocess.cluster import PROGRAMS, addresses
 from tests.multiprocess.programs import estimated
-from tests.remote.living import descendants, wait_for_end
+from tests.unit.launch.remote.living import descendants, wait_for_end
 
 _ROOT = Path(__file__).parents[2]
 _LIMIT_S = 240.0

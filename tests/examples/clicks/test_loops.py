@@ -11,7 +11,7 @@ import pytest
 import stratagem as sg
 from examples.clicks import loops, models
 from examples.clicks.law import NUM_FIELDS, NUM_NUMBERS, ClickLaw, area_under_curve
-from tests.parameter_server.clusters import local_strategy
+from tests.unit.parameter_server.clusters import local_strategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

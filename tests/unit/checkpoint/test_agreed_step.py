@@ -1,0 +1,285 @@
+"""Agreement on the step to save, with no notice, one, several, and errors."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from stratagem.checkpoint.preemption_exit import AgreedStep, PreemptionAction
+from stratagem.cluster.preemption.configuration import TerminationConfig
+from stratagem.errors import DeadlineExceededError, UnavailableError
+from stratagem.group.verdict import GroupLimits
+from tests.unit.checkpoint.groups import LIMIT_S, Bell, Line
+from tests.unit.group.process_group.members import joined, together
+
+
+class Several:
+    """Agreed steps of the members of a line, each with its own bell."""
+
+    def __init__(self, count: int, *, grace_s: float = 0.0, barrier_s: float = LIMIT_S) -> None:
+        self.line = Line(count, barrier_s=barrier_s)
+        self.bells = [Bell() for _ in range(count)]
+        self.steps: list[Any] = []
+        for bell, member in zip(self.bells, self.line.members, strict=True):
+            config = TerminationConfig(sources=[bell], grace_period=grace_s)
+            self.steps.append(AgreedStep(config, member))
+        for step in self.steps:
+            step.start()
+
+    def begin(self, index: int, count: int) -> None:
+        """Begins steps of one process."""
+        assert [self.steps[index].next_step() for _ in range(count)] == [None] * count
+
+    def deliver(self, count: int) -> list[tuple[int, list[int]]]:
+        return [self.line.deliver() for _ in range(count)]
+
+    def stop(self) -> None:
+        for step in self.steps:
+            step.stop()
+
+
+@pytest.fixture
+def made() -> Iterator[list[Several]]:
+    several: list[Several] = []
+    yield several
+    for one in several:
+        one.stop()
+
+
+@pytest.fixture
+def two(made) -> Several:
+    made.append(Several(2))
+    return made[0]
+
+
+def test_nothing_is_sent_without_notice(two) -> None:
+    for index in range(2):
+        two.begin(index, 1000)
+    assert two.line.sent.empty()
+
+
+@pytest.mark.parametrize("noticed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_largest_number_of_begun_steps_is_agreed_on(two, noticed) -> None:
+    two.begin(0, 5)
+    two.begin(1, 6)
+    two.bells[noticed].ring()
+    assert two.deliver(3) == [(noticed, [1]), (0, [1, 5, 1]), (1, [1, 6, 1])]
+    two.begin(0, 1)
+    assert [step.next_step() for step in two.steps] == [
+        PreemptionAction.EXIT,
+        PreemptionAction.EXIT,
+    ]
+
+
+def test_no_process_begins_a_step_before_all_have_reported_theirs(two) -> None:
+    two.begin(0, 5)
+    two.begin(1, 5)
+    two.bells[1].ring()
+    two.line.deliver(to=[0])
+    asked: list[Any] = []
+    thread = threading.Thread(target=lambda: asked.append(two.steps[0].next_step()), daemon=True)
+    thread.start()
+    two.begin(1, 1)  # has not heard of it yet, and is a step further now
+    two.line.members[1].listener(1, [1])
+    assert two.deliver(2) == [(0, [1, 5, 1]), (1, [1, 6, 1])]
+    thread.join(LIMIT_S)
+    assert asked == [None]
+    assert [step.next_step() for step in two.steps] == [
+        PreemptionAction.EXIT,
+        PreemptionAction.EXIT,
+    ]
+
+
+def test_two_notices_at_once_are_one_agreement(two) -> None:
+    two.begin(0, 3)
+    two.begin(1, 4)
+    for bell in two.bells:
+        bell.ring()
+        bell.ring()
+    two.line.wait_for(2)
+    delivered = two.deliver(4)
+    assert sorted(delivered) == [(0, [1]), (0, [1, 3, 1]), (1, [1]), (1, [1, 4, 1])]
+    two.begin(0, 1)
+    assert [step.next_step() for step in two.steps] == [
+        PreemptionAction.EXIT,
+        PreemptionAction.EXIT,
+    ]
+    for index in range(2):  # `exit_fn` has returned
+        two.begin(index, 3)
+    assert two.line.sent.empty()
+
+
+def test_notice_before_the_first_step_is_agreed_on_at_none(two) -> None:
+    two.bells[0].ring()
+    two.deliver(3)
+    assert [step.next_step() for step in two.steps] == [
+        PreemptionAction.EXIT,
+        PreemptionAction.EXIT,
+    ]
+
+
+def test_process_that_stopped_or_ended_its_loop_still_reports_its_step(two) -> None:
+    for index in range(2):
+        two.begin(index, 2)
+    two.steps[0].stop()
+    two.bells[1].ring()
+    assert two.deliver(3)[1:] == [(0, [1, 2, 1]), (1, [1, 2, 1])]
+
+
+def test_grace_is_trained_through_until_it_is_nearly_over(made) -> None:
+    made.append(Several(2, grace_s=3600))
+    (several,) = made
+    several.begin(0, 2)
+    several.begin(1, 2)
+    several.bells[1].ring()
+    assert several.deliver(3)[1:] == [(0, [1, 2, 0]), (1, [1, 2, 0])]
+    assert [step.next_step() for step in several.steps] == [
+        PreemptionAction.SAVE,
+        PreemptionAction.SAVE,
+    ]
+    several.begin(0, 10)
+    several.begin(1, 11)
+    assert several.line.sent.empty()
+    several.bells[0].ring(ago_s=3600)  # a later notice to another process leaves no time
+    assert several.deliver(3) == [(0, [2]), (0, [2, 12, 1]), (1, [2, 13, 1])]
+    several.begin(0, 1)
+    assert [step.next_step() for step in several.steps] == [
+        PreemptionAction.EXIT,
+        PreemptionAction.EXIT,
+    ]
+
+
+def test_steps_and_saves_that_take_long_shorten_the_grace(made) -> None:
+    made.append(Several(2, grace_s=3600))
+    (several,) = made
+    several.bells[0].ring()
+    several.deliver(3)
+    assert [step.next_step() for step in several.steps] == [
+        PreemptionAction.SAVE,
+        PreemptionAction.SAVE,
+    ]
+    several.begin(0, 1)
+    assert several.line.sent.empty()
+    several.steps[0].save_s = 1801.0
+    assert several.deliver(3) == [(0, [2]), (0, [2, 1, 1]), (1, [2, 0, 1])]
+
+
+def test_notice_that_leaves_no_time_is_to_leave_at_once_whatever_the_grace(made) -> None:
+    made.append(Several(2, grace_s=3600))
+    (several,) = made
+    several.bells[0].ring(ago_s=60, grace_s=30)
+    assert several.deliver(3)[1:] == [(0, [1, 0, 1]), (1, [1, 0, 0])]
+    assert [step.next_step() for step in several.steps] == [
+        PreemptionAction.EXIT,
+        PreemptionAction.EXIT,
+    ]
+
+
+def test_process_that_has_not_saved_yet_receives_the_last_agreement(made) -> None:
+    made.append(Several(2, grace_s=3600))
+    (several,) = made
+    several.begin(0, 1)
+    several.begin(1, 2)
+    several.bells[1].ring()
+    several.deliver(3)
+    assert several.steps[1].next_step() is PreemptionAction.SAVE
+    several.bells[1].ring(ago_s=3600)
+    assert several.deliver(3) == [(1, [2]), (0, [2, 1, 1]), (1, [2, 2, 1])]
+    several.begin(0, 1)
+    assert [several.steps[0].next_step() for _ in range(2)] == [
+        PreemptionAction.SAVE,
+        PreemptionAction.EXIT,
+    ]
+    assert several.steps[1].next_step() is PreemptionAction.EXIT
+
+
+def test_one_that_does_not_say_how_far_it_is_is_named(made) -> None:
+    made.append(Several(3, barrier_s=0.05))
+    (several,) = made
+    several.bells[0].ring()
+    several.line.deliver(to=[0, 2])
+    several.deliver(2)
+    with pytest.raises(
+        DeadlineExceededError,
+        match=r"but worker 1 \(host1:1\) did not report its step within 0.05 s(?s:.)*every process",
+    ):
+        several.steps[0].next_step()
+
+
+def test_end_of_the_group_ends_the_wait(two) -> None:
+    two.line.members[0].error = UnavailableError("worker 1 (host1:1) died")
+    two.bells[0].ring()
+    two.line.deliver()
+    with pytest.raises(UnavailableError, match="worker 1"):
+        two.steps[0].next_step()
+
+
+def test_invalid_announcement_is_ignored(two) -> None:
+    for numbers in ([], [1, 2], [1, 2, 3, 4], [7]):
+        two.line.members[0].listener(1, numbers)
+    two.begin(0, 3)
+    assert two.line.sent.empty()
+
+
+def test_error_of_the_watcher_is_raised_where_the_steps_are(made) -> None:
+    def watch() -> bool:
+        raise OSError("no such file: /run/notice")
+
+    step = AgreedStep(TerminationConfig(watch))
+    step.start()
+    for thread in threading.enumerate():
+        if thread.name == "stratagem-notice-poll":
+            thread.join(LIMIT_S)
+    with pytest.raises(OSError, match="/run/notice"):
+        step.next_step()
+    step.stop()
+
+
+def test_alone_a_notice_is_acted_on_before_the_next_step() -> None:
+    bell = Bell()
+    step = AgreedStep(TerminationConfig(sources=[bell], grace_period=3600))
+    step.start()
+    assert [step.next_step() for _ in range(3)] == [None] * 3
+    bell.ring()
+    assert [step.next_step() for _ in range(3)] == [PreemptionAction.SAVE, None, None]
+    assert step.notice.source == "bell"
+    bell.ring(ago_s=3600)
+    assert [step.next_step() for _ in range(3)] == [PreemptionAction.EXIT, None, None]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_all_leave_after_one_step_whose_parts_wait_for_each_other(seed) -> None:
+    """Real groups with one thread per process; a step ends when all have begun it."""
+    chance = random.Random(seed)
+    count = 3
+    groups = joined(
+        count, GroupLimits(join_s=LIMIT_S, peer_s=LIMIT_S, stuck_s=600, barrier_s=LIMIT_S)
+    )
+    bells = [Bell() for _ in range(count)]
+    noticed = {index: chance.randrange(50) for index in chance.sample(range(count), 1 + seed % 2)}
+    barrier = threading.Barrier(count)
+
+    def train(index: int) -> int:
+        config = TerminationConfig(sources=[bells[index]], grace_period=0)
+        step = AgreedStep(config, groups[index])
+        step.start()
+        try:
+            for number in range(100_000):
+                if step.next_step() is PreemptionAction.EXIT:
+                    return number
+                if noticed.get(index) == number:
+                    bells[index].ring()
+                barrier.wait(LIMIT_S)
+        finally:
+            step.stop()
+        raise AssertionError("nobody left")
+
+    left = together(count, train)
+    for group in groups:
+        group.abandon()
+    assert len(set(left)) == 1, left
+    assert left[0] > min(noticed.values())

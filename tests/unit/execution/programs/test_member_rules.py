@@ -1,0 +1,145 @@
+"""Collectives of a step, by operations of a group of members that are threads of this process."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from stratagem.devices.collectives.elastic_rounds import RoundOperation
+from stratagem.devices.mesh import REPLICA_AXIS
+from stratagem.execution.analysis.retracing import retrace
+from stratagem.execution.programs.member_rules import member_rules
+from stratagem.group.elastic.peer_connections import PeerConnections
+from tests.unit.group.process_group.members import together
+
+_COUNT = 2
+_UFUNCS = {
+    RoundOperation.SUM: np.add,
+    RoundOperation.MAX: np.maximum,
+    RoundOperation.MIN: np.minimum,
+}
+
+
+class _EagerRounds:
+    """Operations that run at once, instead of within a program."""
+
+    def __init__(self, peers: PeerConnections) -> None:
+        self._peers = peers
+
+    def combine(self, operation: RoundOperation, array: Any) -> jax.Array:
+        own = np.asarray(array)
+        result = np.empty(own.size, own.dtype)
+        self._peers.reduce(own.ravel(), result, _UFUNCS[operation])
+        return jnp.asarray(result.reshape(own.shape))
+
+    def gather(self, array: Any, num_members: int) -> jax.Array:
+        own = np.asarray(array)
+        result = np.empty((num_members, *own.shape), own.dtype)
+        self._peers.gather_into(own.ravel(), result.reshape(-1))
+        return jnp.asarray(result)
+
+    def all_to_all(self, array: Any) -> jax.Array:
+        own = np.ascontiguousarray(array)
+        result = np.empty_like(own)
+        self._peers.all_to_all(own.ravel(), result.reshape(-1))
+        return jnp.asarray(result)
+
+
+def _by_members(step: Callable[[Any], Any], values: np.ndarray) -> list[Any]:
+    """Returns the result of each member, from one trace of the step."""
+    traced = jax.make_jaxpr(step, axis_env=[(REPLICA_AXIS, _COUNT)])(values[0])
+    sockets: list[dict[int, socket.socket]] = [{} for _ in range(_COUNT)]
+    for one, other in itertools.combinations(range(_COUNT), 2):
+        sockets[one][other], sockets[other][one] = socket.socketpair()
+
+    def run(rank: int) -> Any:
+        peers = PeerConnections(0, range(_COUNT), rank, sockets[rank], lambda waited_s: None)
+        rounds: Any = _EagerRounds(peers)
+        rules = member_rules(rounds, jnp.int32(rank), _COUNT)
+        try:
+            return [np.asarray(one) for one in retrace(traced, [values[rank]], rules=rules)]
+        finally:
+            peers.close()
+
+    return together(_COUNT, run)
+
+
+def _by_jax(step: Callable[[Any], Any], values: np.ndarray) -> list[Any]:
+    mesh = Mesh(np.array(jax.devices("cpu")[:_COUNT]), (REPLICA_AXIS,))
+    spec = PartitionSpec(REPLICA_AXIS)
+
+    def body(part: Any) -> list[Any]:
+        return [one[None] for one in jax.tree.leaves(step(part[0]))]
+
+    run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+    return [[np.asarray(one[rank]) for one in run(values)] for rank in range(_COUNT)]
+
+
+_STEPS = {
+    "psum": lambda x: jax.lax.psum(x * 2, REPLICA_AXIS),
+    "psum of two": lambda x: jax.lax.psum((x, x.sum()), REPLICA_AXIS),
+    "pmean": lambda x: jax.lax.pmean(x, REPLICA_AXIS),
+    "pmax": lambda x: jax.lax.pmax(x, REPLICA_AXIS),
+    "pmin": lambda x: jax.lax.pmin(-x, REPLICA_AXIS),
+    "index": lambda x: x + jax.lax.axis_index(REPLICA_AXIS).astype(x.dtype),
+    "index in a loop": lambda x: jax.lax.fori_loop(
+        0, 3, lambda i, y: y + (i * jax.lax.axis_index(REPLICA_AXIS)).astype(y.dtype), x
+    ),
+    "all_gather": lambda x: jax.lax.all_gather(x, REPLICA_AXIS, axis=1),
+    "all_gather, tiled": lambda x: jax.lax.all_gather(x, REPLICA_AXIS, axis=1, tiled=True),
+    "psum_scatter": lambda x: jax.lax.psum_scatter(
+        x, REPLICA_AXIS, scatter_dimension=1, tiled=True
+    ),
+    "all_to_all": lambda x: jax.lax.all_to_all(x, REPLICA_AXIS, split_axis=1, concat_axis=0),
+    "all_to_all, tiled": lambda x: jax.lax.all_to_all(
+        x, REPLICA_AXIS, split_axis=0, concat_axis=1, tiled=True
+    ),
+    "ppermute": lambda x: jax.lax.ppermute(x, REPLICA_AXIS, [(0, 1)]),
+    "in a function": lambda x: jax.jit(lambda y: jax.lax.psum(y, REPLICA_AXIS))(x),
+    "gradient": jax.grad(lambda x: (jax.lax.psum(x, REPLICA_AXIS) ** 2).sum()),
+}
+
+
+@pytest.mark.parametrize("name", _STEPS)
+def test_members_compute_what_devices_do(name) -> None:
+    values = np.random.default_rng(0).normal(size=(_COUNT, 4, 2)).astype(np.float32)
+    found, expected = _by_members(_STEPS[name], values), _by_jax(_STEPS[name], values)
+    for mine, theirs in zip(found, expected, strict=True):
+        for one, other in zip(mine, theirs, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def _in_loop(x: Any) -> Any:
+    return jax.lax.fori_loop(0, 2, lambda i, y: jax.lax.psum(y, REPLICA_AXIS), x)
+
+
+def _in_groups(x: Any) -> Any:
+    return jax.lax.psum(x, REPLICA_AXIS, axis_index_groups=[[0], [1]])
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [(_in_loop, "calls psum in a branch or a loop"), (_in_groups, "over groups of replicas")],
+)
+def test_what_has_no_order_is_refused(step, words) -> None:
+    for error in _by_members(step, np.ones((_COUNT, 2), np.float32)):
+        assert isinstance(error, NotImplementedError)
+        assert words in str(error)
+
+
+def test_another_axis_is_refused() -> None:
+    def step(x: Any) -> Any:
+        return jax.lax.psum(x, (REPLICA_AXIS, "other"))
+
+    traced = jax.make_jaxpr(step, axis_env=[(REPLICA_AXIS, 2), ("other", 1)])(np.float32(1))
+    rounds: Any = None
+    with pytest.raises(NotImplementedError, match="the axis 'replica' alone"):
+        retrace(traced, [np.float32(1)], rules=member_rules(rounds, jnp.int32(0), 2))
