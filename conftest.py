@@ -76,7 +76,7 @@ _RELATIVE_TOLERANCE = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Ignores three warnings that are expected here.
+    """Ignores four warnings that are expected here.
 
     JAX 0.12 warns about plain Keras, and rows of a test compile a step each.
     """
@@ -86,6 +86,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", ignored)
     if _PLATFORM != "cpu":  # what JAX says of a GPU tells of no error of ours
         config.addinivalue_line("filterwarnings", "default:::jax")
+    # Keras's variables take part in NumPy's conversion by an older protocol, as when it saves them.
+    ignored = "ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"
+    config.addinivalue_line("filterwarnings", ignored)
     # Another process may be writing the program that is read; JAX then compiles it.
     ignored = "ignore:Error (reading|writing) persistent compilation cache:UserWarning"
     config.addinivalue_line("filterwarnings", ignored)

@@ -14,9 +14,6 @@ import pytest
 import stratagem as sg
 from tests.architecture.source_tree import package
 
-# Keras 3.15 converts its own variables in a manner that NumPy 2 warns about.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
-
 # What the examples take for granted.
 _NAMES: dict[str, Any] = {"sg": sg, "np": np, "jax": jax, "keras": keras}
 _OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

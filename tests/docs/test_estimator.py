@@ -20,8 +20,6 @@ import stratagem as sg
 from tests.unit.estimator.migration_lines import LINES
 from tests.unit.estimator.tensorflow_symbols import SYMBOLS
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 _FOLDER = Path(__file__).parents[2] / "docs" / "guides"
 _PAGE = (_FOLDER / "estimator.md").read_text(encoding="utf-8")
 _ROW = re.compile(r"^\| (?P<names>`tf\..*?) \| (?P<ours>none|`sg\.[\w.]+`) \| (?P<note>.*?) ?\|$")

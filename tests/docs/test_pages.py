@@ -97,8 +97,6 @@ def differences(page: str, name: str) -> list[str]:
 
 
 _MARKS = {
-    # Keras itself reads a variable so, for the configuration of an optimizer.
-    "estimator": pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     # Keras warns at the end of each dataset whose length is unknown.
     "input_workers": pytest.mark.filterwarnings("ignore:Your input ran out of data"),
 }

@@ -99,8 +99,6 @@ def _reference() -> tuple[list[np.ndarray], list[float]]:
 
 
 _EVERYONE = 0b111
-# Keras reads the learning rate for the logs.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
 @pytest.mark.slow

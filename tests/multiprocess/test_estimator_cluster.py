@@ -191,7 +191,6 @@ def one_device(num_steps: int, global_batch_size: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_two_workers_in_lockstep_train_what_one_device_does(tmp_path: Path) -> None:
     num_steps = 45
     jobs = {"worker": 2, "evaluator": 1}

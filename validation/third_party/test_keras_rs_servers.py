@@ -11,8 +11,6 @@ from tests.unit.parameter_server.clusters import local_strategy
 from validation.third_party.comparison import Numbers, assert_like_plain_keras
 from validation.third_party.programs.keras_rs_servers import PROGRAMS
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_tables_on_two_servers(plain: Mapping[str, Numbers], name: str) -> None:

@@ -13,8 +13,6 @@ from examples.clicks import loops, models
 from examples.clicks.law import NUM_FIELDS, NUM_NUMBERS, ClickLaw, area_under_curve
 from tests.unit.parameter_server.clusters import local_strategy
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 LAW = ClickLaw(num_ids=10_000)
 NUM_STEPS, BATCH_SIZE = 60, 256
 

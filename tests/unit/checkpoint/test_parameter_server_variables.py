@@ -15,10 +15,7 @@ import pytest
 import stratagem as sg
 from tests.unit.parameter_server.clusters import local_strategy
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy"),
-]
+pytestmark = []
 
 NUM_ROWS = 41
 WAYS = ["one device", 1, 2, 5]  # or the number of shards on two servers

@@ -10,8 +10,6 @@ import pytest
 
 import stratagem as sg
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 X = np.arange(6, dtype="float32")
 Y = (2 * X + 1)[:, None]
 WEIGHTS = np.array([1, 0, 1, 0, 2, 0], "float32")

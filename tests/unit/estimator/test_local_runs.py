@@ -15,8 +15,6 @@ import stratagem as sg
 from stratagem import estimator as est
 from tests.unit.estimator.hooks.read_scalars import read_scalars
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 _RANDOM = np.random.default_rng(7)
 X = _RANDOM.normal(size=(22, 3)).astype("float32")
 Y = (X @ np.array([1.0, -2.0, 0.5], "float32") + 0.25).astype("float32")

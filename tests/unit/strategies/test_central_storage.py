@@ -19,8 +19,6 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(22, 6)).astype("float32")
 Y = RNG.normal(size=(22, 2)).astype("float32")
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 def central() -> sg.CentralStorageStrategy:
     return sg.CentralStorageStrategy(TWO, HOST)

@@ -20,8 +20,6 @@ LAYOUTS = {".*/experts_(in|out)": ("logical", None, None)}
 RNG = np.random.default_rng(11)
 X, Y = RNG.normal(size=(2, 8, 6, WIDTH)).astype("float32")
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 class Experts(keras.layers.Layer):
     """Two experts of four for each token, with a loss that balances them over the global batch."""

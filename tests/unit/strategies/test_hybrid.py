@@ -25,8 +25,6 @@ PLACEMENT = {
     sg.placement.at_least_bytes(2**14): "sharded",
 }
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 def hybrid(devices: list[str] = TWO, **placement: str) -> sg.HybridStrategy:
     return sg.HybridStrategy(devices, placement=placement or PLACEMENT, parameter_device=HOST)

@@ -22,8 +22,6 @@ WORDS[::2, 0] = 5
 Y = RNG.normal(size=(11, 4)).astype("float32")
 WEIGHTS = RNG.uniform(0.2, 2.0, size=11).astype("float32")
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 def layouts_of_keras() -> Any:
     """What a user of Keras's own ModelParallel has; the axis is as long as a group."""

@@ -30,8 +30,6 @@ IDS = RNG.integers(0, NUM_ROWS, (22, 3), dtype="int32")
 IDS[::3, 0] = 7
 Y = RNG.normal(size=(22, 1)).astype("float32")
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 @dataclasses.dataclass
 class Memory:

@@ -28,8 +28,6 @@ X = RNG.normal(size=(22, 64)).astype("float32")
 IDS = RNG.integers(0, ROWS, (22,), dtype="int32")
 Y = RNG.normal(size=(22, 3)).astype("float32")
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 def central(devices: list[str] = TWO) -> sg.CentralStorageStrategy:
     return sg.CentralStorageStrategy(devices, PINNED)

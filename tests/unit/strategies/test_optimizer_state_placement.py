@@ -17,8 +17,6 @@ X = RNG.normal(size=(22, 64)).astype("float32")
 IDS = RNG.integers(0, 8192, (22,), dtype="int32")
 Y = RNG.normal(size=(22, 3)).astype("float32")
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 def made(strategy: sg.Strategy | None, optimizer: Any, steps: int = 1) -> keras.Model:
     keras.utils.set_random_seed(3)

@@ -28,8 +28,6 @@ TABLE = [
     for steps in (1, 2)
 ]
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 def strategy_of(
     data: int, shard: int, shard_state: str | None = "all", model: int = 1

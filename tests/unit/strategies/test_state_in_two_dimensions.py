@@ -36,8 +36,6 @@ TABLE = [
 ]
 QUICK = [("momentum", 2, 2, "all"), ("Adam", 2, 4, "optimizer")]
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 def strategy_of(replicas: int, model: int, shard_state: str | None) -> sg.Strategy:
     names = [f"cpu:{index}" for index in range(replicas * model)]

@@ -16,8 +16,6 @@ IDS = RNG.integers(0, 8192, (22, 3), dtype="int32")
 IDS[:, 0] = 5
 Y = RNG.normal(size=(22, 1)).astype("float32")
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 def sharing(num_replicas: int, shard_state: str | None) -> sg.MirroredStrategy:
     names = [f"cpu:{index}" for index in range(num_replicas)]

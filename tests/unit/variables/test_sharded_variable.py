@@ -14,9 +14,6 @@ import pytest
 import stratagem as sg
 from tests.unit.variables.row_methods import CHANGES
 
-# Keras 3.15 converts its own variables in a manner that NumPy 2 warns about.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
-
 VALUES = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
 ENDS = [4, 7]
 ROWS = np.random.default_rng(1).uniform(1, 2, size=(4, 3)).astype("float32")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import keras
 import numpy as np
-import pytest
 
 from stratagem.cli.selftest import cases as reference
 
@@ -24,7 +23,6 @@ def test_training_goes_toward_the_weights_that_made_the_labels() -> None:
     assert error < 0.5 * np.mean(labels**2)
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_keras_alone_reaches_the_same_weights() -> None:
     features, labels = reference.data()
     model = keras.Sequential(

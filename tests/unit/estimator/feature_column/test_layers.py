@@ -8,8 +8,6 @@ import pytest
 
 import stratagem as sg
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 fc = sg.feature_column
 IDS = fc.categorical_column_with_identity("id", 3)
 WEIGHTED = fc.weighted_categorical_column(IDS, "w")

@@ -7,7 +7,6 @@ import pytest
 
 import stratagem as sg
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 LABELS = np.array([[1], [1], [0], [1], [0]], np.int32)
 LOGITS = np.array([[-2.0], [3.0], [0.5], [1.5], [-1.0]], np.float32)
 

@@ -50,7 +50,6 @@ def test_predictions_are_means() -> None:
     np.testing.assert_array_equal(shared["logits"], LOGITS)
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_estimator_with_such_a_head_finds_the_mean() -> None:
     counts = np.array([[2.0], [3.0], [4.0], [3.0]], "float32")
     head = PoissonRegressionHead()

@@ -13,8 +13,6 @@ from keras import layers
 from stratagem.estimator.keras_models.model_to_estimator import KerasModelFunction
 from stratagem.estimator.steps.model_function import ModelFunction
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 X = np.arange(12, dtype="float32").reshape(4, 3)
 Y = X[:, :1]
 

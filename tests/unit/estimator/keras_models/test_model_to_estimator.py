@@ -15,8 +15,6 @@ from stratagem.estimator.exporting.export_programs import load_exported
 from stratagem.estimator.keras_models.model_to_estimator import model_to_estimator
 from stratagem.estimator.settings.run_config import RunConfig
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 _BATCH = 8
 
 

@@ -13,8 +13,6 @@ from tests.unit.estimator.independent_workers import X, Y, endless, model_fn
 from tests.unit.parameter_server.clusters import local_strategy
 from tests.unit.parameter_server.local_models import training_apart
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 def estimator_of(folder: Path, strategy: Any = None, **options: Any) -> sg.estimator.Estimator:
     config = sg.estimator.RunConfig(train_distribute=strategy, **options)

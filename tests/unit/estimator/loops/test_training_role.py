@@ -21,8 +21,6 @@ from tests.unit.estimator.independent_workers import (
     own_strategies,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 def estimator_of(folder: Path, strategy: Any = None, **options: Any) -> sg.estimator.Estimator:
     config = sg.estimator.RunConfig(train_distribute=strategy, **options)

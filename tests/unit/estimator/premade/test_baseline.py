@@ -10,8 +10,6 @@ import pytest
 
 import stratagem as sg
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 def _data(features: dict[str, Any], labels: Any) -> Any:
     return lambda: sg.input.Dataset((features, labels), batch_size=len(labels) // 2)

@@ -32,8 +32,6 @@ from tests.unit.estimator.premade.training import (
     weights_of,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 def assert_deep_weights(estimator, model: keras.Model) -> None:
     trained = weights_of(estimator)

@@ -28,8 +28,6 @@ from tests.unit.estimator.premade.training import (
     weights_of,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 def train_with_two_optimizers(model, optimizers, labels) -> None:
     """Trains one epoch with JAX gradients on one device."""

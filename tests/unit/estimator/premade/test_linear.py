@@ -23,8 +23,6 @@ from tests.unit.estimator.premade.training import (
     of_strategies,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 @pytest.mark.slow
 @of_strategies

@@ -16,8 +16,6 @@ from stratagem.estimator.premade.premade_estimator import (
     Network,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 X = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
 COLUMNS = (sg.feature_column.numeric_column("x", shape=(3,)),)
 

@@ -14,8 +14,6 @@ from tests.unit.estimator.premade.rows import (
     wide_columns,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 @pytest.mark.parametrize(
     ("call", "message"),

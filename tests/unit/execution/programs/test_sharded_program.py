@@ -20,8 +20,6 @@ TWO = ["cpu:0", "cpu:1"]
 WIDTH, ROWS, ROW = 64, 8192, 8
 NUM_KERNEL, NUM_TABLE = WIDTH * WIDTH, ROWS * ROW
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 class Made:
     """A table and a kernel under a strategy, and one step of them.

@@ -29,8 +29,6 @@ RNG = np.random.default_rng(7)
 WORDS, NEXT_WORDS = RNG.integers(0, NUM_WORDS, (2, 7, 8), dtype="int32")
 FIT: dict[str, Any] = {"batch_size": 6, "epochs": 2, "verbose": 0, "shuffle": False}
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 def strategy_of(replicas: int, parts: int, **options: Any) -> sg.MirroredStrategy:
     names = [f"cpu:{index}" for index in range(replicas * parts)]

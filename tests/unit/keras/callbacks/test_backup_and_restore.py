@@ -154,7 +154,6 @@ class Counted(keras.callbacks.Callback):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("freq", [3, "epoch"])
-@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")  # of Keras
 def test_callbacks_know_what_they_knew(freq: Any, tmp_path: Path) -> None:
     """A rate that is multiplied at each epoch, one that follows the loss, and what is best."""
 

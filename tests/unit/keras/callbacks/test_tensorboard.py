@@ -15,8 +15,6 @@ from stratagem.keras.callbacks import tensorboard
 from tests.unit.execution.summary.events import Read
 from tests.unit.observe.run_events.test_wait_clock import ticking
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 NUM_ROWS, BATCH_SIZE, EPOCHS = 40, 8, 2
 STEPS = NUM_ROWS // BATCH_SIZE
 X = np.random.default_rng(0).random((NUM_ROWS, 4), np.float32)

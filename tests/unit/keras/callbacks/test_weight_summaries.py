@@ -13,7 +13,6 @@ import pytest
 import stratagem as sg
 from tests.unit.execution.summary.events import Read
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 NUM_ROWS, BATCH_SIZE, EPOCHS = 40, 8, 2
 
 X = np.random.default_rng(0).random((NUM_ROWS, 4), np.float32)

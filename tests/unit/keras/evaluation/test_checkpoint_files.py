@@ -19,9 +19,6 @@ from stratagem.keras.evaluation.checkpoint_loop import (
 )
 from tests.fresh_process import run_fresh
 
-# Keras 3.15 converts its own variables in a manner that NumPy 2 warns about.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
-
 
 def _model(num_units: int = 2) -> Any:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(num_units, name="dense")])

@@ -19,9 +19,6 @@ from stratagem.keras.evaluation import checkpoint_loop
 from stratagem.keras.evaluation.checkpoint_loop import KerasFiles, StopNotice
 from tests.parity.comparison import mirrored, regression
 
-# Keras 3.15 converts its own variables in a manner that NumPy 2 warns about.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
-
 _X, _Y = regression(11)
 _SHORT_S = 0.02
 

@@ -14,9 +14,6 @@ from tests.parity.comparison import regression
 
 _X, _Y = regression(8)
 
-# Keras 3.15 converts its own variables in a manner that NumPy 2 warns about.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
-
 
 def _model() -> Any:
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])

@@ -19,7 +19,6 @@ TWO = ["cpu:0", "cpu:1"]
 NUM_ROWS, WIDTH = 9000, 8
 IDS = np.array([[[1, 5], [5, 8999]], [[2, 5], [-3, 1]]], "int32")
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 OPTIMIZERS = {
     "sgd": (lambda: keras.optimizers.SGD(0.5), True),

@@ -12,11 +12,7 @@ import pytest
 
 import stratagem as sg
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    # By Keras, at the end of the first pass over data whose length it did not know.
-    pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 6)).astype("float32")

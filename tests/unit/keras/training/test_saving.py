@@ -16,9 +16,6 @@ from tests.fresh_process import run_fresh
 from tests.parity.comparison import mirrored, regression
 from tests.unit.keras.replicas import copies_of, kind_of, values_of
 
-# Keras 3.15 converts its own variables in a manner that NumPy 2 warns about.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
-
 
 def _trained(scope: Callable[[], Any] = contextlib.nullcontext) -> Any:
     """A model with every kind of state: weights, moving statistics, seeds, slots, a loss scale."""

@@ -138,7 +138,6 @@ def _preset(group: Any, monkeypatch: pytest.MonkeyPatch) -> Preset:
 
 
 # Keras 3.15 converts its own variables in a manner that NumPy 2 warns about.
-@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
 @pytest.mark.parametrize("process_id", [0, 1])
 def test_process_0_writes_all_files_of_a_preset(
     process_id: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -150,7 +149,6 @@ def test_process_0_writes_all_files_of_a_preset(
     assert group.sent == [_message(None) if process_id == 0 else None]  # one exchange, at the end
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
 @pytest.mark.parametrize(
     ("save", "name"),
     [

@@ -21,9 +21,6 @@ from stratagem.devices import shards
 from stratagem.keras.variables.stored_value import draws_same_again
 from tests.fresh_process import run_fresh
 
-# Keras 3.15 converts its own variables in a manner that NumPy 2 warns about.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
-
 _DEVICES = [f"cpu:{index}" for index in range(4)]
 _SHAPE = (512, 1024)
 _LAYOUTS = {".*weight": (None, "logical")}

@@ -100,7 +100,6 @@ def _with_lora(model: Any) -> None:
     model.layers[0].enable_lora(2, a_initializer="ones", b_initializer="ones")
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation")  # of Keras itself
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize`")
 @pytest.mark.parametrize(
     "change",

@@ -16,8 +16,6 @@ from stratagem.parameter_server.server.updates import UpdateMode
 from tests.unit.parameter_server.clusters import coordinated
 from tests.unit.parameter_server.shared_with_workers import forget, go_on, started, wait_to_go_on
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 NUM_ROWS = 9000  # times 8: large enough for rows to be asked for
 
 

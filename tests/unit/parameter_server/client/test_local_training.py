@@ -28,8 +28,6 @@ from tests.unit.parameter_server.local_models import (
 )
 from tests.unit.parameter_server.shared_with_workers import LIMIT_S
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 START = np.float32([1, 2, 3])
 GRADIENTS = np.random.default_rng(4).normal(size=(12, 3)).astype("float32")
 

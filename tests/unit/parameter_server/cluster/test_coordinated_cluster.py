@@ -17,7 +17,6 @@ from stratagem.parameter_server.cluster.cluster_plan import ClusterPlan
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning"),
     pytest.mark.filterwarnings("ignore:Parameter servers restarted:RuntimeWarning"),
 ]

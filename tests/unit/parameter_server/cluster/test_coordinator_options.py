@@ -15,8 +15,6 @@ from stratagem.parameter_server.coordinator.coordinated_workers import WorkerLin
 from tests.unit.parameter_server.clusters import coordinated, local_strategy
 from tests.unit.parameter_server.shared_with_workers import LIMIT_S, forget, note, seen, times_seen
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 @pytest.mark.parametrize(
     "given",

@@ -43,7 +43,6 @@ print(json.dumps(losses), flush=True)
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Parameter servers restarted:RuntimeWarning"),
 ]
 

@@ -12,8 +12,6 @@ import pytest
 import stratagem as sg
 from tests.unit.parameter_server.clusters import coordinated
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 def test_steps_that_run_op_by_op_are_refused() -> None:
     with coordinated() as coordinator:

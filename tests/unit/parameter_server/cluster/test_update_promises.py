@@ -20,7 +20,6 @@ import stratagem as sg
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Parameter servers restarted:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:A function ran again on:RuntimeWarning"),
 ]

@@ -33,10 +33,7 @@ from tests.unit.parameter_server.shared_with_workers import (
 )
 from tests.unit.test_rendering import require_plain
 
-pytestmark = [
-    pytest.mark.usefixtures("nothing_shared"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = pytest.mark.usefixtures("nothing_shared")
 
 
 # The coordinator

@@ -26,7 +26,6 @@ from tests.unit.launch.remote.living import descendants, name_of, wait_for_end
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Parameter servers restarted:RuntimeWarning"),
 ]
 

@@ -25,10 +25,7 @@ from tests.unit.parameter_server.shared_with_workers import (
     wait_to_go_on,
 )
 
-pytestmark = [
-    pytest.mark.usefixtures("nothing_shared"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = pytest.mark.usefixtures("nothing_shared")
 
 
 # Workers

@@ -14,8 +14,6 @@ import stratagem as sg
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from tests.unit.parameter_server.local_models import FIT, X, Y, dense, training_apart
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 def test_join_sends_what_workers_have_trained() -> None:
     method = sg.local_updates.LocalSGD(period=100)

@@ -16,8 +16,6 @@ from stratagem.parameter_server.coordinator.coordinated_workers import StallWatc
 from stratagem.parameter_server.server.updates import UpdateMode
 from tests.unit.parameter_server.clusters import coordinated
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 @pytest.mark.parametrize(
     ("running", "idle", "num_queued", "waiting", "wanted"),

@@ -30,8 +30,6 @@ from tests.unit.parameter_server.embedding.keyed_models import (
 )
 from tests.unit.parameter_server.strategy.test_table_servers import hybrid
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1),
     "adagrad": lambda: keras.optimizers.Adagrad(0.1),

@@ -25,8 +25,6 @@ from tests.unit.parameter_server.local_models import (
     weights,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 METHODS = {
     "local": sg.local_updates.LocalSGD(period=2),
     "DiLoCo": sg.local_updates.DiLoCo(period=4, warmup_steps=2),

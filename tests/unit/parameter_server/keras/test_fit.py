@@ -16,9 +16,7 @@ import stratagem as sg
 from stratagem.parameter_server.server.updates import UpdateMode
 from tests.unit.parameter_server.clusters import local_strategy
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = []
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(70, 6)).astype("float32")

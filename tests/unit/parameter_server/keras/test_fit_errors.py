@@ -14,9 +14,7 @@ import stratagem as sg
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
 from tests.unit.parameter_server.clusters import local_strategy
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = []
 
 X = np.random.default_rng(0).normal(size=(120, 3)).astype("float32")
 Y = X[:, :1]

@@ -17,8 +17,6 @@ from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.strategy.process_parts import independent_parts
 from tests.unit.parameter_server.clusters import OneThatDies, ThreadCluster
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 6)).astype("float32")
 Y = RNG.normal(size=(64, 2)).astype("float32")

@@ -10,8 +10,6 @@ import pytest
 import stratagem as sg
 from tests.unit.parameter_server.local_models import FIT, IDS, X, Y, dense, table, training_apart
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 METHOD = sg.local_updates.LocalSGD(period=2)
 
 

@@ -20,8 +20,6 @@ from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCo
 from stratagem.parameter_server.server.server import ParameterServer
 from tests.unit.parameter_server.clusters import coordinated
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 SHAPE = (9000, 8)
 VALUES = np.random.default_rng(0).normal(size=SHAPE).astype("float32")
 IDS = np.array([[3, 7, 3], [8999, 7, 0]])

@@ -28,8 +28,6 @@ from tests.unit.parameter_server.keras.trained_models import (
     table_model,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 optimizers = keras.optimizers
 schedules = keras.optimizers.schedules
 

@@ -20,9 +20,7 @@ from tests.unit.parameter_server.keras.trained_models import (
     gradients_of,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = []
 
 optimizers = keras.optimizers
 

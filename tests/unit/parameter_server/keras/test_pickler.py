@@ -15,9 +15,6 @@ import pytest
 
 from stratagem.parameter_server.keras.pickler import pack_object, unpack_object
 
-# Keras reads the learning rate in a way that NumPy 2 does not like.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 class Custom(keras.Model):
     """A model that no file of Keras's own can hold without being told of its class."""

@@ -13,8 +13,6 @@ from stratagem.parameter_server.keras.pickling import KerasPacking
 from stratagem.parameter_server.strategy.process_parts import worker_parts
 from tests.unit.parameter_server.clusters import local_strategy
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 @pytest.mark.compatibility
 def test_worker_knows_a_table_that_it_has_no_room_for() -> None:

@@ -18,8 +18,6 @@ from tests.unit.parameter_server.keras.user_kinds import KINDS
 from validation.third_party.comparison import assert_like_plain_keras
 from validation.third_party.programs.measuring import Place, run_program
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 _QUICK = ("functional_model_with_a_stateless_step", "optimizer_without_a_config")
 
 

@@ -20,8 +20,6 @@ from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.strategy.parameter_server_strategy import ParameterServerStrategy
 from tests.unit.parameter_server.clusters import coordinated
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 VALUES = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
 TABLE = np.random.default_rng(1).normal(size=(9000, 8)).astype("float32")
 ROWS = np.random.default_rng(2).uniform(1, 2, size=(4, 3)).astype("float32")

@@ -18,8 +18,6 @@ from stratagem.parameter_server.server.updates import UpdateMode
 from tests.unit.parameter_server.clusters import local_strategy
 from tests.unit.parameter_server.shared_with_workers import LIMIT_S
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 RNG = np.random.default_rng(1)
 X = RNG.normal(size=(50, 6)).astype("float32")
 Y = RNG.normal(size=(50, 2)).astype("float32")

@@ -13,9 +13,6 @@ from stratagem.parameter_server.keras.update_rule import KerasUpdate, is_element
 from stratagem.parameter_server.server.shards import ShardSpec
 from stratagem.parameter_server.server.store import ServerVariables
 
-# Keras reads the learning rate in a way that NumPy 2 does not like.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 OPTIMIZERS: dict[str, Any] = {
     "adadelta": keras.optimizers.Adadelta(0.5),
     "adagrad": keras.optimizers.Adagrad(0.1),

@@ -14,9 +14,6 @@ from stratagem.parameter_server.keras.update_rule import KerasUpdate
 from stratagem.parameter_server.server.shards import ShardSpec
 from stratagem.parameter_server.server.store import ServerVariables
 
-# Keras reads the learning rate in a way that NumPy 2 does not like.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 OPTIMIZERS = {
     "sgd": keras.optimizers.SGD(0.1),
     "momentum": keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),

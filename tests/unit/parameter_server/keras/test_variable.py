@@ -20,8 +20,6 @@ from stratagem.parameter_server.keras.variable import ParameterServerVariable
 from stratagem.parameter_server.strategy.parameter_server_strategy import ParameterServerStrategy
 from tests.unit.parameter_server.clusters import coordinated, local_strategy
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 START = np.arange(6, dtype="float32").reshape(2, 3)
 
 

@@ -20,8 +20,6 @@ from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.strategy.parameter_server_strategy import ParameterServerStrategy
 from tests.unit.parameter_server.clusters import coordinated
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 START = np.arange(6, dtype="float32").reshape(2, 3)
 _LIMIT_S = 60.0
 _both = threading.Barrier(2)

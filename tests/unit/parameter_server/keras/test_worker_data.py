@@ -24,11 +24,7 @@ from tests.unit.parameter_server.shared_with_workers import (
     wait_to_go_on,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    # By Keras, at the end of the first pass over data whose length it did not know.
-    pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(44, 6)).astype("float32")

@@ -29,8 +29,6 @@ MIXED = {"users": "server", "items": "sharded", sg.placement.in_layer("artists")
 EVERYTHING = {"": "server"}
 FIT: dict[str, Any] = {"batch_size": 8, "epochs": 2, "verbose": 0, "shuffle": False}
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 class Watched(ThreadCluster):
     """Servers of threads, which note what they are asked for."""

@@ -23,8 +23,6 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(22, 6)).astype("float32")
 Y = RNG.normal(size=(22, 4)).astype("float32")
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 
 def pairs(**options: Any) -> sg.MirroredStrategy:
     return sg.MirroredStrategy(PAIRS, **options)
