@@ -16,7 +16,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "training": (
         "tests/unit/keras/training",
         "tests/unit/keras/variables",
-        "tests/unit/keras/test_patches.py",
+        "tests/unit/keras/test_keras.py",
     ),
     "programs": ("tests/unit/execution",),
     "variables": (
@@ -40,16 +40,16 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "input": ("tests/unit/input",),
     "collectives": ("tests/unit/devices/collectives",),
     "machine": (
-        "tests/unit/cli/doctor/test_accelerators.py",
         "tests/unit/cli/doctor/test_examination.py",
-        "tests/unit/cli/doctor/test_machine.py",
-        "tests/unit/cli/doctor/test_versions.py",
-        "tests/unit/cli/test_devices.py",
-        "tests/unit/cli/test_doctor.py",
+        "tests/unit/cli/doctor/test_examination.py",
+        "tests/unit/cli/doctor/test_examination.py",
+        "tests/unit/cli/doctor/test_settings.py",
+        "tests/unit/cli/test_config_file.py",
+        "tests/unit/cli/test_kubernetes.py",
         "tests/unit/cli/selftest",
         "tests/unit/cluster/test_accelerators.py",
-        "tests/unit/test_host_memory.py",
-        "tests/unit/test_config.py",
+        "tests/unit/test_environment.py",
+        "tests/unit/test_errors.py",
         "tests/unit/devices/topology",
     ),
     "servers": (
@@ -62,12 +62,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
 
 # Start of a test's id, and why it says nothing with a GPU in the place of the CPU.
 _BY_NUMBER = "numbers count the CPU devices of the default platform; with a GPU there is one device"
-_MIRRORED = "tests/unit/strategies/test_mirrored.py::"
+_MIRRORED = "tests/unit/strategies/test_elastic_admission.py::"
 NOT_FOR_A_GPU: dict[str, str] = {
     f"{_MIRRORED}test_mirrored_takes_devices_by_name_index_or_as_they_are[[1, 3]]": _BY_NUMBER,
     f"{_MIRRORED}test_mirrored_refuses_what_names_no_devices[['cpu:0', 0]-": _BY_NUMBER,
     f"{_MIRRORED}test_mirrored_refuses_what_names_no_devices[['gpu:0']-": "here is a GPU",
-    "tests/unit/strategies/test_one_device.py::test_one_device_takes_a_device[3]": _BY_NUMBER,
+    "tests/unit/strategies/test_elastic.py::test_one_device_takes_a_device[3]": _BY_NUMBER,
     "tests/unit/strategies/base/test_logical_devices.py::"
     "test_neighbouring_devices_of_a_worker_form_groups": "needs eight devices of one platform",
 }

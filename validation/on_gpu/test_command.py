@@ -51,8 +51,8 @@ def test_list_names_rooms_and_files_and_runs_nothing(tmp_path: Path) -> None:
     command = ["--list", "--rooms", "profiling", "--output", str(tmp_path / "none")]
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 0, result.output
-    assert "tests/unit/observe/profiling/test_trace.py" in result.output
-    assert "tests/unit/strategies/test_mirrored.py" not in result.output
+    assert "tests/unit/observe/profiling/test_summary.py" in result.output
+    assert "tests/unit/strategies/test_elastic_admission.py" not in result.output
     assert not (tmp_path / "none").exists()
 
 

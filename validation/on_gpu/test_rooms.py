@@ -44,4 +44,7 @@ def test_tests_that_are_left_out_exist_and_have_a_reason() -> None:
         assert not_for_a_gpu(f"{start}[row]" if name and "[" not in name else start) == reason
     for file in {one.partition("::")[0] for one in needs_several()}:
         assert (ROOT / file).is_file(), f"{file} of needs_several.txt"
-    assert not_for_a_gpu("tests/unit/strategies/test_mirrored.py::test_none_of_this_name") is None
+    assert (
+        not_for_a_gpu("tests/unit/strategies/test_elastic_admission.py::test_none_of_this_name")
+        is None
+    )

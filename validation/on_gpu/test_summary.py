@@ -9,7 +9,7 @@ from typing import Any
 from validation.on_gpu.recording import NOT_REACHED, missing_library
 from validation.on_gpu.summary import read_record, results, summarize, to_text, write_summary
 
-_FILE = "tests/unit/strategies/test_mirrored.py"
+_FILE = "tests/unit/strategies/test_elastic_admission.py"
 
 
 def _entry(name: str, outcome: str, **fields: Any) -> dict[str, Any]:

@@ -6,6 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stratagem.cluster.processes import Processes, check_cluster, processes_of_task
+from stratagem.cluster.roles import (
+    collective_leader,
+    id_in_cluster,
+    is_chief,
+    normalize_cluster_spec,
+    task_count,
+    worker_count,
+)
 from stratagem.cluster.spec import ClusterDef, ClusterSpec, JobDef, parse_task_index
 from tests.unit.test_rendering import require_plain
 
@@ -174,3 +183,236 @@ def test_many_tasks_are_counted() -> None:
     html = ClusterSpec({"worker": [f"h{index}:1" for index in range(1000)]})._repr_html_()
     assert "... 968 more" in html
     assert html.count("<tr>") == 34
+
+
+# Roles and ranks of tasks, compared with TensorFlow's.
+
+_FULL = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
+_WORKERS = {"worker": ["b:1", "c:1"]}
+_EVALUATED = {"worker": ["b:1"], "evaluator": ["e:1"]}
+_CHIEF, _WORKER = "/job:chief/replica:0/task:0", "/job:worker/replica:0/task:0"
+_NO = ValueError
+
+# TF 2.21 multi_worker_util: cluster, task type, task id, then is_chief, worker_count, id_in_cluster
+# and collective_leader. Where TensorFlow raises KeyError for an evaluator outside of the cluster,
+# its worker_count is 1 here.
+RECORDED_OF_ROLES = [
+    (_FULL, "chief", 0, (True, 3, 0, _CHIEF)),
+    (_FULL, "worker", 0, (False, 3, 1, _CHIEF)),
+    (_FULL, "worker", 1, (False, 3, 2, _CHIEF)),
+    (_FULL, "worker", 2, (_NO, 3, _NO, _NO)),
+    (_FULL, "ps", 0, (False, _NO, _NO, _CHIEF)),
+    (_FULL, "evaluator", 0, (True, 1, 0, "")),
+    (_FULL, None, None, (False, _NO, _NO, _CHIEF)),
+    (_FULL, "gpu", 0, (_NO, _NO, _NO, _NO)),
+    (_WORKERS, "chief", 0, (_NO, _NO, _NO, _NO)),
+    (_WORKERS, "worker", 0, (True, 2, 0, _WORKER)),
+    (_WORKERS, "worker", 1, (False, 2, 1, _WORKER)),
+    (_WORKERS, "ps", 0, (_NO, _NO, _NO, _NO)),
+    (_WORKERS, "evaluator", 0, (True, 1, 0, "")),
+    (_WORKERS, None, None, (False, _NO, _NO, _WORKER)),
+    (_EVALUATED, "worker", 0, (True, 1, 0, _WORKER)),
+    (_EVALUATED, "worker", 1, (_NO, 1, _NO, _NO)),
+    (_EVALUATED, "evaluator", 0, (True, 1, 0, "")),
+    ({"chief": ["a:1", "b:1"]}, "chief", 0, (_NO, _NO, _NO, _NO)),
+    ({"evaluator": ["a:1", "b:1"]}, "evaluator", 0, (_NO, _NO, _NO, _NO)),
+    ({"master": ["a:1"]}, None, None, (_NO, _NO, _NO, _NO)),
+    ({}, "worker", 0, (_NO, _NO, _NO, "")),
+    ({}, "evaluator", 0, (True, 1, 0, "")),
+    ({}, None, None, (False, _NO, _NO, "")),
+]
+
+
+def _outcome(function, *arguments) -> object:
+    try:
+        return function(*arguments)
+    except ValueError as error:
+        return type(error)
+
+
+@pytest.mark.parametrize(("cluster", "task_type", "task_id", "expected"), RECORDED_OF_ROLES)
+def test_roles_are_tensorflow_s(cluster, task_type, task_id, expected) -> None:
+    for spec in (cluster, ClusterSpec(cluster), ClusterSpec(cluster).as_cluster_def()):
+        assert (
+            _outcome(is_chief, spec, task_type, task_id),
+            _outcome(worker_count, spec, task_type),
+            _outcome(id_in_cluster, spec, task_type, task_id),
+            _outcome(collective_leader, spec, task_type, task_id),
+        ) == expected
+
+
+def test_index_as_a_string_is_the_same_task() -> None:
+    assert is_chief(_WORKERS, "worker", "0")
+    assert id_in_cluster(_FULL, "worker", "1") == 2
+
+
+def test_ids_of_the_workers_are_all_numbers_below_their_count() -> None:
+    tasks = [("chief", 0), ("worker", 0), ("worker", 1)]
+    ids = [id_in_cluster(_FULL, *task) for task in tasks]
+    assert ids == list(range(worker_count(_FULL, "worker")))
+
+
+def test_sparse_job_has_the_indices_it_has() -> None:
+    sparse = {"worker": {0: "a:1", 2: "b:1"}}
+    assert id_in_cluster(sparse, "worker", 2) == 2
+    with pytest.raises(ValueError, match=r"Task id 1 of 'worker' is not in the cluster"):
+        id_in_cluster(sparse, "worker", 1)
+
+
+def test_tasks_of_a_type_are_counted() -> None:
+    spec = ClusterSpec(_FULL)
+    assert [task_count(spec, job) for job in ("worker", "ps", "evaluator")] == [2, 1, 0]
+
+
+def test_spec_is_kept_and_other_forms_become_one() -> None:
+    spec = ClusterSpec(_WORKERS)
+    assert normalize_cluster_spec(spec) is spec
+    assert normalize_cluster_spec(_WORKERS) == spec
+    with pytest.raises(ValueError, match=r"is of type list(?s:.)*a dict, a ClusterDef or a"):
+        normalize_cluster_spec(["a:1"])
+
+
+@pytest.mark.parametrize(
+    ("cluster", "task_type", "task_id", "message"),
+    [
+        (
+            {"master": ["a:1"]},
+            None,
+            None,
+            r"The cluster has unknown jobs \['master'\](?s:.)*is 'chief'",
+        ),
+        ({"chief": ["a:1", "b:1"]}, None, None, "has 2 tasks in job 'chief'(?s:.)*at most one"),
+        ({"evaluator": ["a:1", "b:1"]}, None, None, "has 2 tasks in job 'evaluator'"),
+        (_WORKERS, "gpu", 0, "Task type 'gpu' is unknown(?s:.)*correct the type"),
+        (_WORKERS, "ps", 0, "Task type 'ps' is not in the cluster"),
+        (_WORKERS, "worker", None, "Task type 'worker' was passed without a task id"),
+        (
+            _WORKERS,
+            "worker",
+            2,
+            r"Task id 2 of 'worker' is not in the cluster(?s:.)*one of \[0, 1\]",
+        ),
+        (_WORKERS, "worker", "x", "Task index 'x' is invalid"),
+        (_EVALUATED, "evaluator", 1, "Task id 1 of 'evaluator' is not in the cluster"),
+        (_WORKERS, "evaluator", 1, "Task id 1 of 'evaluator' is not in the cluster"),
+    ],
+)
+def test_wrong_clusters_are_rejected(cluster, task_type, task_id, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        is_chief(cluster, task_type, task_id)
+
+
+def test_parameter_server_has_no_number_among_workers() -> None:
+    with pytest.raises(ValueError, match="A task of type 'ps' has no rank"):
+        id_in_cluster(_FULL, "ps", 0)
+    with pytest.raises(ValueError, match="task_type='ps' does not count as a worker"):
+        worker_count(_FULL, "ps")
+
+
+def test_cluster_of_servers_alone_has_no_leader() -> None:
+    with pytest.raises(
+        ValueError, match=r"The cluster has neither a chief nor a worker, only the jobs \['ps'\]"
+    ):
+        collective_leader({"ps": ["a:1"]}, "ps", 0)
+
+
+# Number, rank and coordinator of processes.
+
+_FULL_OF_PROCESSES = {"chief": ["a:1"], "worker": ["b:1", "grpc://c:1"], "ps": ["d:1"]}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "task_type", "task_id", "expected"),
+    [
+        (_FULL_OF_PROCESSES, "chief", 0, Processes(3, 0, "a:1")),
+        (_FULL_OF_PROCESSES, "worker", 1, Processes(3, 2, "a:1")),
+        (_FULL_OF_PROCESSES, "evaluator", 0, Processes(1, 0)),
+        ({"worker": ["grpc://b:1", "c:1"]}, "worker", "1", Processes(2, 1, "b:1")),
+        ({"worker": ["b:1"]}, None, None, Processes(1, 0, "b:1")),
+        ({"worker": ["b:1"], "chief": []}, "worker", 0, Processes(1, 0, "b:1")),
+        ({}, None, None, Processes(1, 0)),
+    ],
+)
+def test_processes_are_the_chief_and_the_workers(cluster, task_type, task_id, expected) -> None:
+    assert processes_of_task(ClusterSpec(cluster), task_type, task_id) == expected
+
+
+@pytest.mark.parametrize(
+    ("cluster", "task_type", "task_id", "message"),
+    [
+        (_FULL_OF_PROCESSES, "ps", 0, "A task of type 'ps' has no rank"),
+        (_FULL_OF_PROCESSES, "worker", 2, "Task id 2 of 'worker' is not in the cluster"),
+        ({"worker": {0: "a:1", 2: "b:1"}}, "worker", 0, r"The cluster lists only workers \[0, 2\]"),
+        ({"worker": ["a:1", "a:1"]}, "worker", 0, "worker 0 and worker 1 have the same address"),
+    ],
+)
+def test_task_that_cannot_train_with_others_is_refused(
+    cluster, task_type, task_id, message
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        processes_of_task(ClusterSpec(cluster), task_type, task_id)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((2, 2, "a:1"), "process_id=2 is out of range for num_processes=2"),
+        ((0, 0), "process_id=0 is out of range for num_processes=0"),
+        (
+            (2, -1, "a:1"),
+            "process_id=-1 is out of range for num_processes=2(?s:.)*number processes from 0",
+        ),
+        ((2, 0, "a:1", 1, 1), "local_process_id=1 is out of range for num_local_processes=1"),
+        ((2, 0), "2 processes have no coordinator_address"),
+        ((2, 0, "a"), "Address 'a' is not of the form host:port"),
+    ],
+)
+def test_processes_that_cannot_be_are_refused(arguments, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Processes(*arguments)
+
+
+# Valid and invalid clusters.
+
+RIGHT = [
+    ({"worker": ["a:1", "b:1"]}, "worker", 1),
+    ({"worker": ["a:1", "a:2"], "ps": ["a:3"]}, "ps", "0"),
+    ({"worker": ["localhost:1", "127.0.0.1:2", "[::1]:3"]}, "worker", 2),
+    ({"worker": ["[fd00::1]:1", "[fd00::2]:1"]}, "worker", 0),
+    ({"worker": ["a:1", "b:1"]}, "evaluator", 0),
+    ({"worker": {1: "a:1"}}, "worker", 1),
+    ({"worker": ["a:1"]}, None, None),
+    ({"worker": ["localhost:1"]}, "worker", 0),
+    ({}, None, None),
+    ({}, "worker", 0),
+]
+WRONG = [
+    ({"worker": ["a:1", "b:1", "A:1"]}, "worker", 0, "worker 0 and worker 2 have the same addr"),
+    ({"worker": ["a:1"], "ps": ["grpc://a:1"]}, "ps", 0, "worker 0 and ps 0 have the same addre"),
+    ({"worker": ["a:1", "b:1"]}, "worker", 2, "Task id 2 of 'worker' is not in the cluster"),
+    ({"worker": ["a:1", "b:1"]}, "chief", 0, "Task type 'chief' is not in the cluster"),
+    ({"worker": {1: "a:1"}}, "worker", 0, "Task id 0 of 'worker' is not in the cluster"),
+    (
+        {"worker": ["a:1", "b:1"]},
+        None,
+        None,
+        "The cluster has 2 tasks, but the task of this process is",
+    ),
+    ({"worker": ["a:1", "localhost:1"]}, "worker", 0, "worker 1 has the loopback address 'localho"),
+    ({"worker": ["127.0.0.1:1", "a:1"]}, "worker", 1, "worker 0 has the loopback address '127"),
+    ({"worker": ["a:1"], "ps": ["0.0.0.0:1"]}, "worker", 0, "ps 0 has the loopback address '0."),
+    ({"worker": ["a:1", "b"]}, "worker", 0, "Address 'b' is not of the form host:port"),
+    ({"chief": ["a:1", "b:1"]}, "chief", 0, "has 2 tasks in job 'chief'"),
+    ({"boss": ["a:1"]}, None, None, r"The cluster has unknown jobs \['boss'\]"),
+]
+
+
+@pytest.mark.parametrize(("cluster", "task_type", "task_id"), RIGHT)
+def test_cluster_that_can_be_passes(cluster, task_type, task_id) -> None:
+    check_cluster(ClusterSpec(cluster), task_type, task_id)
+
+
+@pytest.mark.parametrize(("cluster", "task_type", "task_id", "message"), WRONG)
+def test_cluster_that_cannot_be_right_is_refused(cluster, task_type, task_id, message) -> None:
+    with pytest.raises(ValueError, match=rf"{message}(?s:.)*\nExpected (?s:.)*\nFix: "):
+        check_cluster(ClusterSpec(cluster), task_type, task_id)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import collections
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import jax
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
+from jax.experimental import sparse
 
 import stratagem as sg
 from stratagem.input.sources.source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from tests.parity.comparison import mirrored, with_known_weights
 
 
 def _batches() -> Iterator[Any]:
@@ -181,3 +187,217 @@ def test_fit_of_a_dataset_without_end_needs_a_number_of_steps() -> None:
     data = strategy.distribute_dataset(list(_pairs())).repeat()
     with pytest.raises(ValueError, match="DistributedDataset that is infinite, but no number"):
         _model(strategy).fit(data, verbose=0)
+
+
+# Batches with sparse arrays are split by rows, like dense ones.
+
+# Rows of 1, 0, 3, 2 and 1 entries.
+_X = np.array(
+    [[0, 2, 0, 0], [0, 0, 0, 0], [1, 3, 0, -1], [0, 0, 4, 5], [6, 0, 0, 0]], dtype="float32"
+)
+_Y = np.arange(10, dtype="float32").reshape(5, 2)
+_WEIGHTS = np.arange(8, dtype="float32").reshape(4, 2)
+
+_KINDS_OF_SPARSE_ROWS = {
+    "csr": scipy.sparse.csr_matrix,
+    "array": scipy.sparse.coo_array,
+    "BCOO": sparse.BCOO.fromdense,
+}
+
+
+def _mirrored() -> Any:
+    return sg.MirroredStrategy(["cpu:0", "cpu:1"])
+
+
+def _model_of_sparse_rows(*, run_eagerly: bool = False, is_sparse: bool = False) -> Any:
+    inputs = keras.Input((4,), sparse=is_sparse)
+    model = with_known_weights(keras.Model(inputs, keras.layers.Dense(2)(inputs)))
+    model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse", run_eagerly=run_eagerly)
+    return model
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    """Plain Keras with dense arrays."""
+    model = _model_of_sparse_rows()
+    return _trained(model, _X)
+
+
+def _trained(model: Any, x: Any) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"batch_size": 3, "verbose": 0}
+    result = {
+        "predict": model.predict(x, **arguments),
+        "evaluate": model.evaluate(x, _Y, **arguments),
+        "fit": model.fit(x, _Y, shuffle=False, **arguments).history["loss"],
+    }
+    return result | {"kernel": np.asarray(model.weights[0].value)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize("kind", _KINDS_OF_SPARSE_ROWS)
+def test_model_sees_the_rows_of_sparse_features(kind, is_sparse, expected) -> None:
+    with _mirrored().scope():
+        model = _model_of_sparse_rows(is_sparse=is_sparse)
+    measured = _trained(model, _KINDS_OF_SPARSE_ROWS[kind](_X))
+    for name, value in expected.items():
+        np.testing.assert_allclose(measured[name], value, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_eager_replicas_see_the_rows_of_sparse_features(expected) -> None:
+    with _mirrored().scope():
+        model = _model_of_sparse_rows(run_eagerly=True)
+    measured = _trained(model, _KINDS_OF_SPARSE_ROWS["csr"](_X))
+    for name, value in expected.items():
+        np.testing.assert_allclose(measured[name], value, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_replica_function_gets_a_bcoo_array_of_its_rows(num_replicas) -> None:
+    strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(num_replicas)])
+    rows = scipy.sparse.csr_matrix(_X)
+    dataset = strategy.distribute_dataset([(rows[:3], _Y[:3]), (rows[3:], _Y[3:])])
+
+    def step(x: Any, y: Any) -> Any:
+        assert isinstance(x, sparse.BCOO)
+        assert x.shape[0] == y.shape[0]
+        return x @ _WEIGHTS
+
+    results = [strategy.gather(strategy.run(step, args=batch), axis=0) for batch in dataset]
+    np.testing.assert_allclose(np.concatenate(results), _X @ _WEIGHTS)
+
+
+def test_parts_that_replicas_read_themselves_may_have_other_numbers_of_entries() -> None:
+    strategy = _mirrored()
+    parts = iter([scipy.sparse.csr_matrix(_X[:1]), scipy.sparse.csr_matrix(_X[2:4])])
+    dataset = strategy.distribute_datasets_from_function(lambda context: list(parts))
+    (batch, *_) = dataset
+    results = strategy.run(lambda x: x @ _WEIGHTS, args=(batch,))
+    np.testing.assert_allclose(strategy.gather(results, axis=0), _X[[0, 2, 3]] @ _WEIGHTS)
+
+
+@pytest.mark.slow
+def test_rows_of_tensorflow_and_of_compressed_arrays_are_those_of_coordinates() -> None:
+    kind = collections.namedtuple("SparseTensorValue", "indices values dense_shape")  # of tf.data
+    where = np.argwhere(_X)
+    tensor = kind(where, _X[tuple(where.T)], np.array(_X.shape))
+    strategy = _mirrored()
+    for batch in strategy.distribute_dataset([tensor, sparse.BCSR.fromdense(_X)]):
+        results = strategy.run(lambda x: x.todense(), args=(batch,))
+        np.testing.assert_array_equal(strategy.gather(results, axis=0), _X)
+
+
+def test_sparse_gradients_are_applied() -> None:
+    strategy = _mirrored()
+    with strategy.scope():
+        variable = sg.Variable(np.zeros((3, 2), "float32"))
+        optimizer = keras.optimizers.SGD(1.0)
+
+    def step() -> None:
+        gradient = sparse.BCOO.fromdense(jax.numpy.ones((3, 2)).at[1].set(0), nse=4)
+        optimizer.apply([gradient], [variable])
+
+    strategy.run(step)
+    np.testing.assert_allclose(variable.value, [[-2, -2], [0, 0], [-2, -2]])
+
+
+# sg.input.Dataset: batches of any source, distributed in a strategy's scope.
+
+
+def _parts(batch: Any) -> list[list[Any]]:
+    return [np.asarray(part).tolist() for part in batch.components]
+
+
+def _flat(lists: Iterable[list[Any]]) -> list[Any]:
+    return list(itertools.chain.from_iterable(lists))
+
+
+def test_a_dataset_is_distributed_in_scope_and_plain_outside() -> None:
+    dataset = sg.input.Dataset({"x": np.arange(5)}, batch_size=3)
+    assert [batch["x"].tolist() for batch in dataset] == [[0, 1, 2], [3, 4]]
+    for strategy in (mirrored(2), mirrored(3)):
+        size = -(-3 // strategy.num_replicas_in_sync)
+        with strategy.scope():
+            first, _ = dataset
+        assert _parts(first["x"])[0] == list(range(size))
+        assert len(_parts(first["x"])) == strategy.num_replicas_in_sync
+
+
+def test_epochs_in_scope_follow_one_another() -> None:
+    dataset = sg.input.Dataset(np.arange(8), batch_size=8, shuffle=True)
+    with mirrored(2).scope():
+        orders = {tuple(_flat(_parts(batch))) for _ in range(3) for batch in dataset}
+    assert len(orders) == 3
+    plain = sg.input.Dataset(np.arange(8), batch_size=8, shuffle=True)
+    assert {tuple(batch.tolist()) for _ in range(3) for batch in plain} == orders
+
+
+def test_dataset_of_batches_goes_through_as_it_is() -> None:
+    dataset = sg.input.Dataset([np.zeros(2), np.ones(1)])
+    assert len(dataset) == dataset.cardinality == 2
+    assert [batch.tolist() for batch in dataset] == [[0, 0], [1]]
+    assert dataset.element_spec == sg.input.ArraySpec((None,), "float64")
+
+
+def test_a_short_last_batch_can_be_dropped() -> None:
+    dataset = sg.input.Dataset(np.arange(7), batch_size=3, drop_remainder=True)
+    assert [batch.tolist() for batch in dataset] == [[0, 1, 2], [3, 4, 5]]
+    assert len(dataset) == 2
+
+
+def test_examples_with_numbers_are_stacked() -> None:
+    class Examples:
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {"x": np.full(2, index), "y": index}
+
+    first, second = sg.input.Dataset(Examples(), batch_size=3)
+    np.testing.assert_array_equal(first["x"], [[0, 0], [1, 1], [2, 2]])
+    np.testing.assert_array_equal(second["y"], [3, 4])
+    shuffled = sg.input.Dataset(Examples(), batch_size=5, shuffle=True)
+    (batch,) = shuffled
+    assert sorted(batch["y"].tolist()) == list(range(5))
+
+
+def test_unknown_length_has_no_len() -> None:
+    with pytest.raises(TypeError, match=r"len\(\) was called on a dataset of unknown"):
+        len(sg.input.Dataset(iter([np.zeros(2)])))
+
+
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"drop_remainder": True}])
+def test_options_of_batching_need_a_batch_size(options: dict[str, bool]) -> None:
+    with pytest.raises(ValueError, match="were passed without batch_size"):
+        sg.input.Dataset([np.zeros(2)], **options)
+
+
+@pytest.mark.parametrize("arrays", [np.zeros((4, 2)), (np.zeros(4), np.zeros(4)), {"x": [1, 2]}])
+def test_arrays_without_a_batch_size_are_refused(arrays: Any) -> None:
+    with pytest.raises(ValueError, match="Unbatched arrays were passed as a dataset"):
+        sg.input.Dataset(arrays)
+
+
+@pytest.mark.parametrize("arrays", [(np.zeros(4), np.zeros(5)), (np.float32(1), np.float32(2))])
+def test_arrays_must_agree_in_length(arrays: Any) -> None:
+    with pytest.raises(ValueError, match="A dataset cannot be made from arrays of shapes"):
+        sg.input.Dataset(arrays, batch_size=2)
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_batch_size_must_be_positive(batch_size: int) -> None:
+    with pytest.raises(
+        ValueError, match=f"batch_size={batch_size} is out of range.\nExpected 1 or more examples"
+    ):
+        sg.input.Dataset(np.zeros(4), batch_size=batch_size)
+
+
+def test_examples_without_numbers_cannot_be_batched() -> None:
+    with pytest.raises(TypeError, match="batch_size=2 was passed with an object of type list_iter"):
+        sg.input.Dataset(iter([1, 2]), batch_size=2)
+
+
+def test_other_objects_are_rejected_as_datasets() -> None:
+    with pytest.raises(TypeError, match="7 of type int was passed as a dataset"):
+        sg.input.Dataset(7)

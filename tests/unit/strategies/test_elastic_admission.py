@@ -9,17 +9,20 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 import keras
 import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.cluster.processes import Processes
 from stratagem.errors import NOT_NEEDED, DataLossError, UnavailableError
 from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
 from stratagem.group.elastic.inbox import RunningGroup
 from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
 from stratagem.strategies import elastic_admission
 from stratagem.strategies.elastic_admission import ElasticAdmission
+from stratagem.strategies.membership import identity_of, own_accelerators
 from tests.unit.group.process_group.members import together
 
 
@@ -314,3 +317,231 @@ def test_an_error_after_it_has_joined_stays_an_error() -> None:
 def test_one_that_waits_has_no_values() -> None:
     side = _Side(1.0, is_candidate=True)
     assert not side.admission.has_values(side.strategy.topology)
+
+
+# Members as a user sees them, and `admit`, with a group that is made up.
+
+
+class _Admission:
+    """Joins with one call of `prepare` for each number of members that is expected."""
+
+    def __init__(self, *, is_waiting: bool, num_sizes: int = 1) -> None:
+        self.is_waiting, self._num_sizes = is_waiting, num_sizes
+        self.calls: list[str] = []
+
+    def admit(self) -> None:
+        self.calls.append("admit")
+
+    def join_loop(self, prepare: Callable[[], None]) -> None:
+        for _ in range(self._num_sizes):
+            prepare()
+        self.calls.append("join")
+        self.is_waiting = False
+
+
+@pytest.fixture
+def strategy() -> Any:
+    """A strategy of this process alone."""
+    return sg.ElasticStrategy()
+
+
+@pytest.fixture
+def compiled(strategy, monkeypatch) -> list[Any]:
+    """Calls that the executor compiles; each has the current strategy before it."""
+    calls: list[Any] = []
+    executor = ElasticLockstep(strategy)
+    monkeypatch.setattr(strategy, "executor", executor)
+    monkeypatch.setattr(
+        executor, "compile_call", lambda *call: calls.append((sg.get_strategy(), *call))
+    )
+    return calls
+
+
+def test_a_process_alone_is_its_only_member_and_admits_nobody(strategy) -> None:
+    assert strategy.members == strategy.participants == (0,)
+    assert strategy.admit(print, args=(1,)) is None
+    assert strategy.cluster_resolver.processes().num_processes == 1
+
+
+def test_members_are_those_of_the_view_and_participants_those_of_the_last_step(strategy) -> None:
+    view = types.SimpleNamespace(members=(0, 2))
+    strategy._group = types.SimpleNamespace(view=view, participants=(0, 1, 2))
+    assert strategy.members == (0, 2)
+    assert strategy.participants == (0, 1, 2)
+
+
+def test_a_member_admits_others_without_compiling(strategy, compiled) -> None:
+    admission = strategy._admission = _Admission(is_waiting=False)
+    strategy.admit(print, args=(1,))
+    assert admission.calls == ["admit"]
+    assert compiled == []
+
+
+def test_a_process_that_joins_compiles_its_step_for_each_expected_size(strategy, compiled) -> None:
+    admission = strategy._admission = _Admission(is_waiting=True, num_sizes=2)
+
+    def step(x: Any, *, scale: float) -> Any:
+        return x * scale
+
+    x = np.ones(2)
+    strategy.admit(step, args=(x,), kwargs={"scale": 2.0})
+    assert admission.calls == ["join"]
+    assert compiled == [(strategy, step, (x,), {"scale": 2.0})] * 2
+    strategy.admit(step, args=(x,))
+    assert admission.calls == ["join", "admit"]
+
+
+def test_without_a_function_nothing_is_compiled(strategy, compiled) -> None:
+    admission = strategy._admission = _Admission(is_waiting=True)
+    strategy.admit()
+    assert admission.calls == ["join"]
+    assert compiled == []
+
+
+def test_an_error_of_a_step_that_is_compiled_ends_the_call(strategy, compiled, monkeypatch) -> None:
+    def fail(*call: object) -> None:
+        raise TypeError("step() takes no arguments")
+
+    monkeypatch.setattr(strategy.executor, "compile_call", fail)
+    admission = strategy._admission = _Admission(is_waiting=True)
+    with pytest.raises(TypeError, match="takes no arguments"):
+        strategy.admit(print, args=(1,))
+    assert admission.calls == []
+
+
+# Who this process is among those that train together.
+
+
+def _identity(cluster: dict, task_type: str, task_id: int):
+    resolver = sg.cluster_resolver.SimpleClusterResolver(
+        sg.ClusterSpec(cluster), task_type=task_type, task_id=task_id
+    )
+    return identity_of(resolver, resolver.processes())
+
+
+def test_processes_are_named_by_task_and_address() -> None:
+    cluster = {"chief": ["a:1"], "worker": ["b:2", "c:3"], "ps": ["d:4"], "evaluator": ["e:5"]}
+    identity = _identity(cluster, "worker", 1)
+    assert identity.labels == ("chief (a:1)", "worker 0 (b:2)", "worker 1 (c:3)")
+    assert identity.label == "worker 1 (c:3)"
+    assert (identity.host, identity.port) == ("a", 1)
+    assert identity.addresses == (("a", 1), ("b", 2), ("c", 3))
+    assert {"the cluster", "jax", "keras", "Python"} <= identity.same.keys()
+
+
+@pytest.mark.slow
+def test_cluster_of_very_many_is_compared_by_its_hash() -> None:
+    def same(last: str) -> tuple[str, ...]:
+        cluster = {"worker": [*(f"host-{index}:2222" for index in range(9999)), last]}
+        return tuple(_identity(cluster, "worker", index).same["the cluster"] for index in (0, 7))
+
+    here, there = same("a:1"), same("b:1")
+    assert here[0] == here[1]
+    assert here[0] != there[0]
+    assert len(here[0]) < 3000
+    assert "host-0:2222" in here[0]
+
+
+def test_processes_without_addresses_are_numbered() -> None:
+    processes = Processes(3, 1, "a:1")
+    resolver = sg.cluster.ProcessClusterResolver(processes, "torchrun")
+    identity = identity_of(resolver, processes)
+    assert identity.labels == ("process 0", "process 1", "process 2")
+    assert identity.process_id == 1
+    assert (identity.host, identity.addresses) == ("a", ())
+
+
+def test_processes_of_one_machine_meet_on_loopback() -> None:
+    """Whatever the launcher calls the machine, so they need no secret."""
+    processes = Processes(3, 1, "a:1", local_process_id=1, num_local_processes=3)
+    resolver = sg.cluster.ProcessClusterResolver(processes, "torchrun")
+    identity = identity_of(resolver, processes)
+    assert (identity.host, identity.port, identity.addresses) == ("127.0.0.1", 1, ())
+
+
+@pytest.mark.parametrize(
+    ("visible", "local", "share"),
+    [
+        ("0,1,2,3", (0, 2), [0, 1]),
+        ("0,1,2,3", (1, 2), [2, 3]),
+        ("0,1", (2, 4), None),  # fewer than processes: nothing to deal out
+        (None, (1, 2), [1]),
+        ("0,1", (0, 1), None),
+        ("0,1", (None, None), None),
+    ],
+)
+def test_gpus_of_a_host_are_dealt_out(monkeypatch, visible, local, share) -> None:
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert own_accelerators(Processes(4, 1, "a:1", *local)) == share
+
+
+# Devices that MirroredStrategy takes and refuses, and the order of its replicas.
+
+
+def test_mirrored_takes_every_local_device_when_none_is_named() -> None:
+    strategy = sg.MirroredStrategy()
+    assert strategy.topology.devices == tuple(jax.local_devices())
+    assert strategy.num_replicas_in_sync == jax.local_device_count()
+    assert strategy.cluster_resolver is None
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        ["cpu:1", "cpu:3"],
+        ("/cpu:1", "/device:CPU:3"),
+        ["CPU:1", "/job:localhost/replica:0/task:0/device:CPU:3"],
+        [1, 3],
+        [jax.devices()[1], "cpu:3"],
+    ],
+    ids=str,
+)
+def test_mirrored_takes_devices_by_name_index_or_as_they_are(devices) -> None:
+    strategy = sg.MirroredStrategy(devices)
+    assert strategy.topology.devices == (jax.devices()[1], jax.devices()[3])
+    assert strategy.num_replicas_in_sync == 2
+    assert repr(strategy) == "MirroredStrategy(cpu:1, cpu:3)"
+
+
+def test_replicas_are_in_the_order_of_the_devices() -> None:
+    strategy = sg.MirroredStrategy(["cpu:5", "cpu:2"])
+    value = strategy.run(lambda: sg.get_replica_context().replica_id_in_sync_group)
+    assert [int(part) for part in strategy.local_results(value)] == [0, 1]
+    devices = [part.devices() for part in strategy.local_results(value)]
+    assert devices == [{jax.devices()[5]}, {jax.devices()[2]}]
+
+
+def test_one_name_alone_is_one_device() -> None:
+    assert sg.MirroredStrategy("cpu:4").topology.devices == (jax.devices()[4],)
+
+
+@pytest.mark.parametrize(
+    ("devices", "error", "words"),
+    [
+        ([], ValueError, r"devices=\[\] is empty"),
+        (["cpu:0", "cpu:0"], ValueError, "more than once"),
+        (["cpu:0", 0], ValueError, "more than once"),
+        (["cpu:99"], ValueError, r"(?s)device cpu:99 does not exist.*jax_num_cpu_devices"),
+        (["gpu:0"], ValueError, r"(?s)device gpu:0 does not exist\.\nExpected one of cpu:0"),
+        ([8], ValueError, "device number 8 does not exist"),
+        ([-1], ValueError, "device number -1 does not exist"),
+        (["nonsense"], ValueError, "'nonsense' is not a device name"),
+        (["cpu:x"], ValueError, "'cpu:x' is not a device name"),
+        ([None], TypeError, "device None is of type NoneType"),
+        ([1.0], TypeError, r"device 1\.0 is of type float"),
+        ([True], TypeError, "device True is of type bool"),
+    ],
+    ids=str,
+)
+def test_mirrored_refuses_what_names_no_devices(devices, error, words) -> None:
+    with pytest.raises(error, match=words):
+        sg.MirroredStrategy(devices)
+
+
+def test_mirrored_refuses_cross_device_ops_of_another_type() -> None:
+    with pytest.raises(TypeError, match=r"cross_device_ops='nccl' is of type str"):
+        sg.MirroredStrategy(["cpu:0"], cross_device_ops="nccl")
+    assert sg.MirroredStrategy(["cpu:0"], None).num_replicas_in_sync == 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.server
+import signal
 import threading
+import time
 import urllib.error
 import urllib.parse
 from collections.abc import Iterator
@@ -11,7 +13,17 @@ from collections.abc import Iterator
 import pytest
 
 from stratagem.cluster.preemption import configuration as google_cloud
-from stratagem.cluster.preemption.configuration import GoogleCloudSource, on_google_cloud
+from stratagem.cluster.preemption.configuration import (
+    GoogleCloudSource,
+    PolledSource,
+    PreemptionWatcher,
+    TerminationConfig,
+    name_of_environment,
+    on_google_cloud,
+    pod_time_left,
+    slurm_time_left,
+)
+from stratagem.cluster.preemption.signals import SignalSource
 
 TIMEOUT_S = 60
 PREEMPTED = "instance/preempted"
@@ -208,3 +220,216 @@ def test_machine_is_known_by_the_address_of_the_server(monkeypatch, name) -> Non
     assert not on_google_cloud()
     monkeypatch.setenv(name, "169.254.169.254")
     assert on_google_cloud()
+
+
+# A user's function is polled until it returns True; its errors are raised.
+
+NAME = "stratagem-notice-poll"
+
+
+def join_polls() -> None:
+    for thread in threading.enumerate():
+        if thread.name == NAME:
+            thread.join(timeout=60)
+            assert not thread.is_alive()
+
+
+def test_function_is_asked_until_there_is_notice() -> None:
+    answers = [False, False, True]
+    with PolledSource(lambda: answers.pop(0), interval_s=0.001) as source:
+        notice = source.wait(timeout_s=60)
+        join_polls()
+    assert notice is not None
+    assert (notice.source, notice.grace_s) == ("termination_watcher_fn", None)
+    assert notice.message == "The termination_watcher_fn returned True."
+    assert (answers, source.notices) == ([], (notice,))
+
+
+def test_function_is_not_called_after_stop() -> None:
+    asked = threading.Event()
+    calls: list[None] = []
+
+    def watch() -> bool:
+        calls.append(None)
+        asked.set()
+        return False
+
+    source = PolledSource(watch, interval_s=3600)
+    source.start()
+    assert asked.wait(60)
+    source.stop()
+    join_polls()
+    assert len(calls) == 1
+    assert source.notice is None
+
+
+def test_answer_that_comes_after_the_end_is_no_notice() -> None:
+    called, released = threading.Event(), threading.Event()
+
+    def watch() -> bool:
+        called.set()
+        return released.wait(60)
+
+    with PolledSource(watch) as source:
+        assert called.wait(60)
+    released.set()
+    join_polls()
+    assert source.notice is None
+
+
+def test_error_in_the_function_is_raised_where_somebody_looks() -> None:
+    def watch() -> bool:
+        raise LookupError("no such file: /run/notice")
+
+    with PolledSource(watch) as source:
+        with pytest.raises(LookupError, match="no such file: /run/notice"):
+            source.wait(timeout_s=60)
+        with pytest.raises(LookupError, match="no such file"):
+            _ = source.notice
+
+
+@pytest.mark.parametrize("answer", [None, "NONE", "TRUE", 2])
+def test_answer_that_is_no_truth_value_is_an_error(answer) -> None:
+    with (
+        PolledSource(lambda: answer) as source,
+        pytest.raises(TypeError, match=f"termination_watcher_fn returned {answer!r}"),
+    ):
+        source.wait(timeout_s=60)
+
+
+@pytest.mark.parametrize("interval_s", [0, -1.0, float("inf"), float("nan")])
+def test_pause_has_to_be_above_0(interval_s) -> None:
+    with pytest.raises(ValueError, match=rf"interval_s={interval_s!r} is out of range"):
+        PolledSource(lambda: False, interval_s=interval_s)
+
+
+# Detection of failures that are due to preemption.
+
+
+def watcher_with_grace(grace_s: float) -> PreemptionWatcher:
+    source = SignalSource(time_left_s=lambda: grace_s)
+    return PreemptionWatcher(TerminationConfig(sources=[source]))
+
+
+def test_message_tells_of_a_preemption(received) -> None:
+    with PreemptionWatcher() as watcher:
+        assert watcher.preemption_message is None
+        signal.raise_signal(signal.SIGTERM)
+        message = watcher.preemption_message
+        assert message is not None
+        assert message.startswith("SIGTERM was sent to process")
+    assert received == []
+    signal.raise_signal(signal.SIGTERM)
+    assert received == [signal.SIGTERM]
+    assert watcher.preemption_message == message
+
+
+def test_error_of_the_source_is_raised() -> None:
+    failed = threading.Event()
+
+    def watch() -> bool:
+        failed.set()
+        raise OSError("no such file: /run/notice")
+
+    with PreemptionWatcher(TerminationConfig(watch)) as watcher:
+        assert failed.wait(60)
+        for thread in threading.enumerate():
+            if thread.name == "stratagem-notice-poll":
+                thread.join(60)
+        with pytest.raises(OSError, match="no such file: /run/notice"):
+            _ = watcher.preemption_message
+        with pytest.raises(OSError, match="no such file"):
+            watcher.block_until_worker_exit()
+
+
+def test_machine_without_notice_is_not_waited_for() -> None:
+    with watcher_with_grace(3600.0) as watcher:
+        watcher.block_until_worker_exit()
+        assert watcher.preemption_message is None
+
+
+def test_notice_that_tells_no_time_is_not_waited_for() -> None:
+    with PreemptionWatcher() as watcher:
+        signal.raise_signal(signal.SIGTERM)
+        watcher.block_until_worker_exit()
+        assert watcher.preemption_message is not None
+
+
+def test_machine_that_got_notice_is_waited_for() -> None:
+    with watcher_with_grace(0.05) as watcher:
+        before_s = time.monotonic()
+        signal.raise_signal(signal.SIGTERM)
+        watcher.block_until_worker_exit()
+        assert time.monotonic() >= before_s + 0.05
+
+
+def test_waiting_ends_with_the_watcher() -> None:
+    with watcher_with_grace(3600.0) as watcher:
+        signal.raise_signal(signal.SIGTERM)
+        thread = threading.Thread(target=watcher.block_until_worker_exit)
+        thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+# Detection of the environment and of the time it leaves.
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({}, None),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "Kubernetes"),
+        ({"SLURM_JOB_ID": "7"}, "Slurm"),
+        ({"GCE_METADATA_IP": "169.254.169.254"}, "Google Cloud"),
+        ({"GCE_METADATA_IP": "169.254.169.254", "SLURM_JOB_ID": "7"}, "Slurm"),
+        (
+            {"GCE_METADATA_IP": "169.254.169.254", "KUBERNETES_SERVICE_HOST": "10.0.0.1"},
+            "Kubernetes",
+        ),
+    ],
+)
+def test_scheduler_stands_before_the_cloud(monkeypatch, variables, name) -> None:
+    for variable, text in variables.items():
+        monkeypatch.setenv(variable, text)
+    assert name_of_environment() == name
+
+
+def test_pod_uses_its_grace_period(monkeypatch) -> None:
+    assert pod_time_left()() == 30.0
+    monkeypatch.setenv("STRATAGEM_POD_GRACE_S", "120")
+    assert pod_time_left()() == 120.0
+    assert pod_time_left(90)() == 90.0
+
+
+@pytest.mark.parametrize("grace_s", [0, -3.0, float("inf"), float("nan")])
+def test_pod_without_time_is_refused(grace_s) -> None:
+    with pytest.raises(ValueError, match=rf"A pod's grace_s={grace_s!r} is out of range"):
+        pod_time_left(grace_s)
+
+
+def test_pod_whose_variable_is_no_time_is_refused(monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_POD_GRACE_S", "2m")
+    with pytest.raises(ValueError, match="STRATAGEM_POD_GRACE_S: '2m' is not a time limit"):
+        pod_time_left()
+
+
+def test_slurm_job_has_the_time_until_its_limit(monkeypatch) -> None:
+    assert slurm_time_left() is None
+    end_s = int(time.time()) + 500
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(end_s))
+    left = slurm_time_left()
+    assert left is not None
+    before_s = time.time()
+    left_s = left()
+    assert end_s - time.time() <= left_s <= end_s - before_s
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1000")
+    over = slurm_time_left()
+    assert over is not None
+    assert over() == 0.0
+
+
+def test_end_of_a_slurm_job_that_is_no_time_is_refused(monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "UNLIMITED")
+    with pytest.raises(ValueError, match="SLURM_JOB_END_TIME='UNLIMITED' is not a time"):
+        slurm_time_left()

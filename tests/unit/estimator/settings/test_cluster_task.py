@@ -120,3 +120,41 @@ def test_model_dir_is_the_arguments_or_the_variables(monkeypatch) -> None:
     set_tf_config(monkeypatch, None, None, model_dir="")
     with pytest.raises(ValueError, match="model_dir is the empty string"):
         RunConfig()
+
+
+# Strategies and clusters that a DistributeConfig takes and refuses.
+
+
+def test_strategies_come_from_either_place() -> None:
+    a, b = sg.OneDeviceStrategy("cpu:0"), sg.OneDeviceStrategy("cpu:1")
+    config = RunConfig(experimental_distribute=DistributeConfig(a, b))
+    assert config.train_distribute is a
+    assert config.eval_distribute is b
+    mixed = RunConfig(train_distribute=a, experimental_distribute=DistributeConfig(None, b))
+    assert (mixed.train_distribute, mixed.eval_distribute) == (a, b)
+    other = config.replace(experimental_distribute=DistributeConfig(b))
+    assert (other.train_distribute, other.eval_distribute) == (b, None)
+    assert config.replace(tf_random_seed=2).eval_distribute is b
+    with pytest.raises(ValueError, match="train_distribute is set both directly"):
+        RunConfig(train_distribute=a, experimental_distribute=DistributeConfig(b))
+    with pytest.raises(ValueError, match="eval_distribute is set both directly"):
+        config.replace(eval_distribute=a)
+
+
+def test_what_is_no_strategy_is_an_error() -> None:
+    with pytest.raises(TypeError, match="train_distribute='mirrored' is of type str"):
+        RunConfig(train_distribute="mirrored")
+    with pytest.raises(TypeError, match="eval_distribute='mirrored' is of type str"):
+        DistributeConfig(None, "mirrored")
+    with pytest.raises(TypeError, match=r"experimental_distribute=.* is of type OneDevice"):
+        RunConfig(experimental_distribute=sg.OneDeviceStrategy("cpu:0"))
+
+
+def test_remote_cluster_is_a_clients(monkeypatch) -> None:
+    both = DistributeConfig(sg.OneDeviceStrategy("cpu:0"), remote_cluster=WORKERS)
+    assert both.remote_cluster == sg.ClusterSpec(WORKERS)
+    config = RunConfig(experimental_distribute=both)
+    assert (bool(config.cluster_spec), config.is_chief) == (False, True)
+    set_tf_config(monkeypatch, WORKERS, {"type": "worker", "index": 0})
+    with pytest.raises(ValueError, match="TF_CONFIG makes this process a task of"):
+        RunConfig(experimental_distribute=both)

@@ -7,17 +7,26 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import stratagem as sg
 from stratagem import contexts as stack
 from stratagem.contexts import (
     ContextFrame,
     FrameKind,
+    FunctionTrace,
+    KnownBuilds,
+    NeedsInitialization,
+    current_function_trace,
     get_strategy,
     has_strategy,
     in_cross_replica_context,
     in_update_context,
     set_strategy,
+    tracing_function,
 )
 from stratagem.execution.context.replica import get_replica_context
 from tests.fresh_process import run_fresh
@@ -274,3 +283,88 @@ print(made)
 print([stack.get_strategy(), stack.get_strategy()], made)
 """
     assert run_fresh(program) == ["[]", "['default', 'default'] ['made']"]
+
+
+# Reads and assignments of variables that a trace of an `sg.function` records.
+
+
+class Variable:
+    """Anything with an identity."""
+
+
+def test_input_is_read_and_a_value_that_was_assigned_is_read_again() -> None:
+    variable = Variable()
+    trace = FunctionTrace({id(variable): "input"})
+    assert trace.load(variable, "stored") == "input"
+    trace.store(variable, "assigned")
+    assert trace.load(variable, "stored") == trace.value_of(variable) == "assigned"
+    assert list(trace.read.values()) == list(trace.written.values()) == [variable]
+    assert not trace.missed
+
+
+def test_variable_that_is_no_input_is_missed_and_has_its_stored_value() -> None:
+    read, written, empty = Variable(), Variable(), Variable()
+    trace = FunctionTrace({})
+    assert trace.load(read, "stored") == "stored"
+    trace.store(written, "assigned")
+    assert trace.load(empty, None) is None
+    assert list(trace.missed.values()) == [read, written]
+    assert not trace.read
+    assert trace.load(written, "stored") == "assigned"
+
+
+def test_variable_that_was_not_assigned_has_no_value_at_the_end() -> None:
+    with pytest.raises(KeyError):
+        FunctionTrace({}).value_of(Variable())
+
+
+def test_strategy_is_recorded_once() -> None:
+    trace, strategy = FunctionTrace({}), object()
+    for _ in range(2):
+        trace.note_strategy(strategy)
+    assert trace.strategies == [strategy]
+    builds = KnownBuilds(["layer"])
+    assert FunctionTrace({}, builds).builds is builds
+
+
+def test_current_trace_is_the_innermost_of_its_thread() -> None:
+    outer, inner = FunctionTrace({}), FunctionTrace({})
+    with tracing_function(outer):
+        with tracing_function(inner):
+            assert current_function_trace() is inner
+        with pytest.raises(NeedsInitialization) as caught, tracing_function(inner):
+            raise NeedsInitialization(["layer"])
+        assert caught.value.builds == ["layer"]
+        assert not isinstance(caught.value, Exception)
+        assert current_function_trace() is outer
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            assert threads.submit(current_function_trace).result() is None
+    assert current_function_trace() is None
+
+
+# `sg.all_gather`, inside and outside of replicas.
+
+
+def test_all_rows_on_each_replica_and_the_gradient_of_its_own() -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    (rows,) = strategy.distribute_dataset([np.asarray([1.0, 2.0, 6.0], "float32")])
+
+    def step(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        scale = jnp.asarray([1.0, 10.0, 100.0])
+        return jax.value_and_grad(lambda rows: jnp.sum(sg.all_gather(rows) * scale))(rows)
+
+    values, gradients = strategy.run(step, args=(rows,))
+    assert [float(value) for value in strategy.local_results(values)] == [621.0, 621.0]
+    np.testing.assert_array_equal(strategy.gather(gradients, axis=0), [2.0, 20.0, 200.0])
+
+
+def test_one_replica_has_all_rows() -> None:
+    np.testing.assert_array_equal(sg.all_gather(np.ones((2, 3)), axis=1), np.ones((2, 3)))
+
+
+def test_cross_replica_context_is_refused() -> None:
+    with (
+        sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope(),
+        pytest.raises(RuntimeError, match=r"cross-replica.*\n.*\nFix: use strategy.gather"),
+    ):
+        sg.all_gather(np.ones(2))

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import sys
+import threading
 import types
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
+from jax.experimental import io_callback
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import Mesh, PartitionSpec
 
 import stratagem as sg
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
+from stratagem.execution.embeddings.lookups import as_row_numbers
 from stratagem.execution.tracing import function_identity
 from stratagem.execution.tracing.function_identity import function_key
+from stratagem.execution.tracing.garbage_collection import paused_garbage_collection
+from stratagem.execution.tracing.remote_state import (
+    UNTOUCHED,
+    Lookup,
+    local_jaxpr,
+    without_unused,
+    without_unused_variables,
+)
+from tests.parity.comparison import mirrored
 
 RATE = 1.0
 
@@ -242,3 +260,229 @@ def test_masked_arrays_are_not_compared() -> None:
     plain = np.array([1.0, 2.0])
     assert function_key(lambda: plain) is not None
     assert function_key(lambda: np.ma.masked) is not None  # of a library: not walked
+
+
+# What a step needs from outside: unused parts left out, and lookups that are told apart.
+
+_seen: list[float] = []
+
+
+def _note(value: Any) -> None:
+    _seen.append(float(np.asarray(value)))
+
+
+def reduced(
+    function: Callable[..., Any], *args: Any, kept: Any = None, **options: Any
+) -> tuple[ClosedJaxpr, list[bool]]:
+    closed = jax.make_jaxpr(function)(*args)
+    is_kept = kept or [False] * len(closed.jaxpr.invars)
+    jaxpr, stays = without_unused(closed.jaxpr, is_kept, **options)
+    return ClosedJaxpr(jaxpr, closed.consts), stays
+
+
+def names_of(closed: ClosedJaxpr) -> list[str]:
+    return [eqn.primitive.name for eqn in closed.jaxpr.eqns]
+
+
+def test_what_no_result_depends_on_is_left_out() -> None:
+    def function(a: Any, b: Any, c: Any) -> Any:
+        unused = jnp.sin(b) * c
+        assert unused.shape == ()
+        return jnp.cos(a) * 2.0
+
+    closed, stays = reduced(function, 1.0, 2.0, 3.0)
+    assert stays == [True, False, False]
+    assert names_of(closed) == ["cos", "mul"]
+    np.testing.assert_allclose(jaxpr_as_fun(closed)(0.5), [2 * np.cos(0.5)], rtol=1e-6)
+
+
+def test_inputs_that_are_kept_stay_in_their_places() -> None:
+    closed, stays = reduced(lambda a, b, c: a - c, 5.0, 7.0, 3.0, kept=[False, True, False])
+    assert stays == [True, True, True]
+    np.testing.assert_allclose(jaxpr_as_fun(closed)(5.0, 7.0, 3.0), [2.0])
+    closed, stays = reduced(lambda a, b, c: b * 1.0, 5.0, 7.0, 3.0, kept=[True, False, False])
+    assert stays == [True, True, False]
+    np.testing.assert_allclose(jaxpr_as_fun(closed)(5.0, 7.0), [7.0])
+
+
+def test_results_that_are_inputs_or_numbers_need_nothing() -> None:
+    closed, stays = reduced(lambda a, b: (b, 3.0, b), 1.0, 2.0)
+    assert stays == [False, True]
+    assert names_of(closed) == []
+    assert [float(one) for one in jaxpr_as_fun(closed)(2.0)] == [2.0, 3.0, 2.0]
+
+
+def test_constants_are_kept() -> None:
+    table = np.arange(4.0, dtype="float32")
+    closed, stays = reduced(lambda a, b: jnp.asarray(table)[a], 2, 1.0)
+    assert stays == [True, False]
+    assert float(jaxpr_as_fun(closed)(jnp.asarray(2))[0]) == 2.0
+
+
+def test_all_results_of_what_is_needed_in_part_are_computed() -> None:
+    def function(a: Any, b: Any) -> Any:
+        (first, _), _ = jax.lax.scan(lambda c, _: ((c[0] + 1.0, c[1] * b), None), (a, b), length=3)
+        return first
+
+    closed, stays = reduced(function, 1.0, 2.0)
+    assert stays == [True, True]
+    np.testing.assert_allclose(jaxpr_as_fun(closed)(1.0, 2.0), [4.0])
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("kind", ["io_callback", "debug"])
+def test_what_is_done_besides_stays_where_it_is_to(kind, keeps) -> None:
+    def function(a: Any, b: Any) -> Any:
+        if kind == "debug":
+            jax.debug.callback(_note, b)
+        else:
+            io_callback(_note, None, b)
+        return a + 1.0
+
+    closed, stays = reduced(function, 1.0, 2.0, keeps_effects=keeps)
+    assert stays == [True, keeps]
+    _seen.clear()
+    args = [value for value, stay in zip((1.0, 2.0), stays, strict=True) if stay]
+    results = jax.jit(jaxpr_as_fun(closed))(*map(jnp.asarray, args))
+    np.testing.assert_allclose(results, [2.0])
+    jax.effects_barrier()
+    assert _seen == ([2.0] if keeps else [])
+
+
+def test_callback_whose_result_is_needed_stays() -> None:
+    def function(a: Any) -> Any:
+        return io_callback(lambda a: np.float32(a) * 3, jnp.zeros(()), a)
+
+    closed, stays = reduced(function, 2.0, keeps_effects=False)
+    assert stays == [True]
+    np.testing.assert_allclose(jax.jit(jaxpr_as_fun(closed))(jnp.asarray(2.0)), [6.0])
+
+
+def test_naming_a_mesh_axis_is_no_reason_to_stay() -> None:
+    mesh = mirrored(2).topology.mesh
+
+    def step(a: Any, b: Any) -> Any:
+        jax.lax.psum(b, REPLICA_AXIS)
+        return a * 2.0
+
+    split = jax.sharding.PartitionSpec(REPLICA_AXIS)
+    closed = jax.make_jaxpr(
+        jax.shard_map(step, mesh=mesh, in_specs=(split, split), out_specs=split, check_vma=False)
+    )(np.ones(2, "float32"), np.ones(2, "float32"))
+    (eqn,) = [one for one in closed.jaxpr.eqns if one.primitive.name == "shard_map"]
+    jaxpr, stays = without_unused(eqn.params["jaxpr"], [False, False])
+    assert stays == [True, False]
+    assert [one.primitive.name for one in jaxpr.eqns] == ["mul"]
+
+
+def test_lookups_are_alike_in_one_table_and_of_one_shape() -> None:
+    one, two = (keras.Variable(np.zeros((4, 2), "float32")) for _ in range(2))
+    lookup = Lookup(one, (3, 2), "float32")
+    assert lookup.is_like(Lookup(one, (3, 2), "float32"))
+    assert not lookup.is_like(Lookup(one, (2, 2), "float32"))
+    assert not lookup.is_like(Lookup(two, (3, 2), "float32"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [("uint8", "int32"), ("int8", "int32"), ("int16", "int32"), ("int32", "int32")],
+)
+def test_ids_of_few_bits_become_numbers_of_rows(dtype, expected) -> None:
+    ids = as_row_numbers(jnp.asarray([1, 100], dtype))
+    assert ids.dtype == expected
+    assert ids.tolist() == [1, 100]
+
+
+# The program of one replica, without inputs that nothing reads.
+
+CONSTANT = np.arange(3, dtype=np.float32)
+
+
+def test_one_replica_is_the_program_itself_without_untouched_inputs() -> None:
+    closed = jax.make_jaxpr(lambda a, unused, b: a * b + CONSTANT)(*np.ones((3, 3), np.float32))
+    sources = [("argument", 0), UNTOUCHED, ("argument", 1)]
+    program, inputs, constants = local_jaxpr(closed, sources, Topology(None))
+    values = {("argument", 0): 2 * CONSTANT, ("argument", 1): 3 * CONSTANT}
+    values |= {("constant", index): value for index, value in enumerate(constants)}
+    assert set(inputs) == set(values)
+    (result,) = jaxpr_as_fun(program)(*[jnp.asarray(values[source]) for source in inputs])
+    np.testing.assert_allclose(result, 6 * CONSTANT**2 + CONSTANT)
+
+
+def test_program_of_a_replica_is_inside_of_shard_map() -> None:
+    topology = Topology(tuple(jax.devices()[:2]))
+    mesh = Mesh(np.array(topology.devices), ("replica",))
+    mapped = jax.shard_map(
+        lambda part, shared, unused: part * shared,
+        mesh=mesh,
+        in_specs=(PartitionSpec("replica"), PartitionSpec(), PartitionSpec()),
+        out_specs=PartitionSpec("replica"),
+        check_vma=False,
+    )
+    closed = jax.make_jaxpr(mapped)(np.ones((2, 3), np.float32), CONSTANT, CONSTANT)
+    sources = [("stacked", 0), ("shared", 0), UNTOUCHED]
+    program, inputs, constants = local_jaxpr(closed, sources, topology)
+    assert inputs == sources[:2]
+    assert constants == []
+    assert [aval.shape for aval in program.in_avals] == [(1, 3), (3,)]
+    (result,) = jaxpr_as_fun(program)(jnp.full((1, 3), 2.0), jnp.asarray(CONSTANT))
+    np.testing.assert_array_equal(result, [2 * CONSTANT])
+
+
+def test_read_only_variables_without_use_are_dropped_and_others_renumbered() -> None:
+    closed = jax.make_jaxpr(lambda a, b, c, d: (a + c, d))(*np.ones((4, 2), np.float32))
+    inputs = [("read_only", 0), ("read_only", 1), ("read_only", 2), ("argument", 7)]
+    program, remaining, used, _ = without_unused_variables(closed, inputs, ["va", "vb", "vc"])
+    assert remaining == [("read_only", 0), ("read_only", 1), ("argument", 7)]
+    assert used == ["va", "vc"]
+    a, c, d = (jnp.full(2, value) for value in (1.0, 10.0, 100.0))
+    np.testing.assert_array_equal(jaxpr_as_fun(program)(a, c, d)[0], [11, 11])
+
+
+# Pause of garbage collection.
+
+
+def test_collection_is_paused_while_a_step_is_traced_and_goes_on_after() -> None:
+    seen = []
+    strategy = sg.OneDeviceStrategy("cpu:0")
+    strategy.run(lambda: seen.append(gc.isenabled()))
+    assert seen == [False]
+    assert gc.isenabled()
+
+
+def test_an_error_in_the_step_ends_the_pause() -> None:
+    def step() -> None:
+        raise ValueError("of the step")
+
+    with pytest.raises(ValueError, match="of the step"):
+        sg.OneDeviceStrategy("cpu:0").run(step)
+    assert gc.isenabled()
+
+
+def test_collection_that_the_program_turned_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with paused_garbage_collection():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_the_last_of_two_threads_ends_the_pause() -> None:
+    inside, may_leave = threading.Event(), threading.Event()
+
+    def trace() -> None:
+        with paused_garbage_collection():
+            inside.set()
+            may_leave.wait(120)
+
+    thread = threading.Thread(target=trace)
+    thread.start()
+    assert inside.wait(120)
+    with paused_garbage_collection():
+        pass
+    assert not gc.isenabled()
+    may_leave.set()
+    thread.join()
+    assert gc.isenabled()

@@ -5,22 +5,29 @@ from __future__ import annotations
 import dataclasses
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import pytest
 
-from stratagem.errors import UnavailableError
+from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.group.elastic import inbox as candidacy
+from stratagem.group.elastic.changes import SafePoint, ViewChanges
 from stratagem.group.elastic.inbox import (
+    DATA,
     Candidacy,
     EndedError,
     Inbox,
     RunningGroup,
     Stage,
+    receive_message,
     send_message,
 )
-from stratagem.group.elastic.views import View
+from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
+from stratagem.group.elastic.rounds import Admissions, connect_view
+from stratagem.group.elastic.views import Report, View
+from stratagem.group.verdict import GroupLimits
+from tests.unit.group.process_group.members import together
 
 _JOINED = View(5, (1, 2, 3), 7, (11, 12, 13), newcomers=(3,))
 
@@ -266,3 +273,339 @@ def test_a_spare_of_a_group_that_ends_gets_the_reason(make_cluster) -> None:
         spare.join("loop", look)
     thread.join()
     assert spare.is_candidate
+
+
+# Decisions of the lowest member that is left, with peers that are made up.
+
+_LABELS = tuple(f"worker {member}" for member in range(4))
+
+
+class _ChangesPeers:
+    """Peers of member 0."""
+
+    own, labels, incarnation = 0, _LABELS, 0
+
+    def __init__(self, lost: Collection[int] = (), silent: Collection[int] = ()) -> None:
+        self._lost, self._silent = {*lost, *silent}, silent
+
+    def is_lost(self, member: int) -> bool:
+        return member in self._lost
+
+    def is_silent(self, member: int) -> bool:
+        return member in self._silent
+
+
+def _changes(
+    peers: Any, *members: int, waiting: Collection[int] = ()
+) -> tuple[ViewChanges, list[socket.socket]]:
+    """Returns changes for which members have reported, and the other sides of the connections.
+
+    Those that wait to join come last.
+    """
+    inbox = Inbox()
+    sides: list[socket.socket] = []
+    for member in members:
+        theirs, ours = socket.socketpair()
+        report = {"member": member, "view": 0, "num_rounds": 5, "is_complete": False}
+        send_message(theirs, report, 1)
+        inbox.admit(ours, f"report {member} 0")
+        sides.append(theirs)
+    inbox.tell(stage=Stage.TRAINS)
+    for member in waiting:
+        theirs, ours = socket.socketpair()
+        inbox.admit(ours, f"ready {member} {100 + member} fit:1")
+        sides.append(theirs)
+    return ViewChanges(peers, inbox, _LIMITS, most=4), sides
+
+
+_LIMITS = GroupLimits(join_s=0.1, peer_s=1, stuck_s=0.1, barrier_s=1)
+_OWN = Report(0, 0, 5, is_complete=True)
+_VIEW = View(0, (0, 1, 2, 3), 0, (0, 0, 0, 0))
+
+
+def test_all_get_the_view_of_those_that_are_left() -> None:
+    changes, sides = _changes(_ChangesPeers(lost=[2]), 1, 3)
+    assert changes.next_view(View(0, (0, 1, 2, 3)), _OWN) == View(1, (0, 1, 3), 5, (0, 0, 0))
+    for one in sides:
+        assert View.of_message(receive_message(one, 1)) == View(1, (0, 1, 3), 5, (0, 0, 0))
+        one.close()
+
+
+def test_half_of_the_members_go_on_if_the_others_have_ended() -> None:
+    changes, (side,) = _changes(_ChangesPeers(lost=[2, 3]), 1)
+    assert changes.next_view(View(0, (0, 1, 2, 3)), _OWN).members == (0, 1)
+    side.close()
+
+
+def test_half_of_the_members_stop_if_the_others_may_go_on() -> None:
+    changes, (side,) = _changes(_ChangesPeers(lost=[2], silent=[3]), 1)
+    with pytest.raises(UnavailableError, match="only 2 of 4 members are left"):
+        changes.next_view(View(0, (0, 1, 2, 3)), _OWN)
+    assert "more than half of the members" in receive_message(side, 1)["error"]
+    side.close()
+
+
+def test_most_members_go_on_without_a_silent_one() -> None:
+    changes, sides = _changes(_ChangesPeers(silent=[3]), 1, 2)
+    assert changes.next_view(View(0, (0, 1, 2, 3)), _OWN).members == (0, 1, 2)
+    for one in sides:
+        one.close()
+
+
+def test_a_member_that_runs_and_does_not_report_is_named() -> None:
+    changes, _ = _changes(_ChangesPeers())
+    with pytest.raises(DeadlineExceededError, match="worker 1 still runs, but has not reached"):
+        changes.next_view(View(0, (0, 1)), _OWN)
+
+
+def _close(changes: ViewChanges, sides: list[socket.socket]) -> None:
+    changes._inbox.close()
+    for one in sides:
+        one.close()
+
+
+def test_a_process_that_waits_takes_the_place_of_a_lost_member() -> None:
+    changes, sides = _changes(_ChangesPeers(lost=[2]), 1, 3, waiting=[2])
+    found = changes.next_view(_VIEW, _OWN, SafePoint("fit:1", 5))
+    assert found == View(1, (0, 1, 2, 3), 5, (0, 0, 102, 0), newcomers=(2,))
+    for one in sides:
+        assert View.of_message(receive_message(one, 1)) == found
+    _close(changes, sides)
+
+
+@pytest.mark.parametrize(
+    ("safe", "is_due"),
+    [(None, False), (SafePoint("fit:1", 4), True), (SafePoint("fit:2", 5), False)],
+    ids=["unsafe", "after a round", "at another place"],
+)
+def test_a_process_that_waits_is_not_added_elsewhere(safe, is_due) -> None:
+    changes, sides = _changes(_ChangesPeers(lost=[2]), 1, 3, waiting=[2])
+    found = changes.next_view(_VIEW, _OWN, safe)
+    assert found == View(1, (0, 1, 3), 5, (0, 0, 0), is_change_due=is_due)
+    _close(changes, sides)
+
+
+def test_a_full_group_adds_nobody() -> None:
+    changes, sides = _changes(_ChangesPeers(), 1, 2, 3, waiting=[4])
+    found = changes.next_view(_VIEW, _OWN, SafePoint("fit:1", 5))
+    assert found.members == (0, 1, 2, 3)
+    _close(changes, sides)
+
+
+def test_one_that_waited_and_ended_is_not_added() -> None:
+    changes, sides = _changes(_ChangesPeers(lost=[2]), 1, 3, waiting=[2])
+    sides.pop().close()
+    found = changes.next_view(_VIEW, _OWN, SafePoint("fit:1", 5))
+    assert found.members == (0, 1, 3)
+    _close(changes, sides)
+
+
+def test_one_that_was_added_can_report_at_once_that_the_view_is_broken() -> None:
+    """Before the lowest member begins to connect: it must not take it for a stranger."""
+    changes, sides = _changes(_ChangesPeers(lost=[2]), 1, 3, waiting=[2])
+    changes._inbox.begin_view(_VIEW.number, _VIEW.expected)
+    changes.next_view(_VIEW, _OWN, SafePoint("fit:1", 5))
+    theirs, ours = socket.socketpair()
+    sides.append(theirs)
+    changes._inbox.admit(ours, "report 2 102")
+    assert changes._inbox.has_report()
+    _close(changes, sides)
+
+
+# Connections of a view between members in threads, with peers that are made up.
+
+_VIEW_OF_VIEW_CONNECTIONS = View(4, (0, 2, 5), 9, (10, 12, 15))
+_LIMIT_S = 120.0
+
+
+class _ViewConnectionsPeers:
+    """Peers of one member, which reach the inboxes of the others without a network."""
+
+    def __init__(self, own: int, inboxes: dict[int, Inbox], lost: tuple[int, ...] = ()) -> None:
+        self.own, self._inboxes, self._lost = own, inboxes, lost
+        self.expected: dict[int, int] = {}
+        self.have_started = False
+        self.dialed: list[socket.socket] = []
+
+    def dial_data(self, member: int, view: int) -> socket.socket:
+        if member in self._lost:
+            raise ConnectionRefusedError(f"member {member} has ended")
+        theirs, ours = socket.socketpair()
+        self._inboxes[member].admit(theirs, f"{DATA} {view} {self.own}")
+        self.dialed.append(ours)
+        return ours
+
+
+@pytest.fixture
+def inboxes() -> Iterator[dict[int, Inbox]]:
+    made = {member: Inbox() for member in _VIEW_OF_VIEW_CONNECTIONS.members}
+    yield made
+    for inbox in made.values():
+        inbox.close()
+
+
+def _never(waited_s: float) -> None:
+    assert waited_s < _LIMIT_S
+
+
+def _connect(peers: Any, inbox: Inbox, check: Any = _never) -> PeerConnections:
+    return connect_view(_VIEW_OF_VIEW_CONNECTIONS, peers, inbox, check)
+
+
+def test_all_members_are_connected_with_all_others(inboxes) -> None:
+    peers = {
+        member: _ViewConnectionsPeers(member, inboxes)
+        for member in _VIEW_OF_VIEW_CONNECTIONS.members
+    }
+
+    def act(rank: int) -> list[int]:
+        own = _VIEW_OF_VIEW_CONNECTIONS.members[rank]
+        connections = _connect(peers[own], inboxes[own])
+        try:
+            connections.begin_round(1, "round")
+            return connections.barrier(own)
+        finally:
+            connections.close()
+
+    assert together(3, act) == [[0, 2, 5]] * 3
+    for one in peers.values():
+        assert one.expected == {0: 10, 2: 12, 5: 15}
+        assert one.have_started
+
+
+def test_a_lower_member_that_has_ended_breaks_the_view(inboxes) -> None:
+    peers = _ViewConnectionsPeers(5, inboxes, lost=(2,))
+    with pytest.raises(PeerLostError, match="member 2 has ended"):
+        _connect(peers, inboxes[5])
+    (opened,) = peers.dialed
+    assert opened.fileno() == -1
+    assert not peers.have_started
+
+
+def test_a_higher_member_that_does_not_come_breaks_the_view(inboxes) -> None:
+    """The check is asked while it waits, and ends the connections that there are."""
+    theirs, ours = socket.socketpair()
+    inboxes[0].admit(ours, f"{DATA} 4 2")
+    waits: list[float] = []
+
+    def check(waited_s: float) -> None:
+        waits.append(waited_s)
+        if len(waits) == 3:
+            raise PeerLostError("process 5 does not answer")
+
+    with theirs, pytest.raises(PeerLostError, match="process 5 does not answer"):
+        _connect(_ViewConnectionsPeers(0, inboxes), inboxes[0], check)
+    assert waits == sorted(waits)
+    assert ours.fileno() == -1
+
+
+def test_a_connection_for_another_view_is_not_taken(inboxes) -> None:
+    sides = [socket.socketpair() for _ in range(2)]
+    for (_, ours), view in zip(sides, (3, 5), strict=True):
+        inboxes[2].admit(ours, f"{DATA} {view} 5")
+
+    def check(waited_s: float) -> None:
+        raise PeerLostError("no connection of view 4")
+
+    with pytest.raises(PeerLostError, match="no connection of view 4"):
+        _connect(_ViewConnectionsPeers(2, inboxes), inboxes[2], check)
+    assert [ours.fileno() == -1 for _, ours in sides] == [True, False]
+    for theirs, _ in sides:
+        theirs.close()
+
+
+def test_one_that_leaves_while_it_connects_keeps_no_connections(inboxes) -> None:
+    peers = _ViewConnectionsPeers(5, inboxes)
+    inboxes[5].close()
+    with pytest.raises(RuntimeError, match="has left its elastic group"):
+        _connect(peers, inboxes[5])
+    assert [one.fileno() for one in peers.dialed] == [-1, -1]
+    assert not peers.have_started
+
+
+# What members say in commits, and when they admit others.
+
+_VIEW_OF_ADMISSIONS = View(1, (0, 2), 5, (10, 12))
+
+
+@pytest.fixture
+def inbox_of_admissions():
+    """An inbox in which process 1 waits to join `fit`."""
+    made, (theirs, ours) = Inbox(), socket.socketpair()
+    made.tell(stage=Stage.TRAINS)
+    made.admit(ours, "ready 1 11 fit:1")
+    yield made
+    made.close()
+    theirs.close()
+
+
+def _admissions(
+    inbox_of_admissions: Inbox, own: int = 0, *, most: int = 3, prepares: bool = False
+) -> Admissions:
+    made = Admissions(inbox_of_admissions, own, most=most, prepares=prepares)
+    made.safe = SafePoint("fit:1", 5)
+    return made
+
+
+def test_the_first_member_wants_a_change_that_all_agree_on(inbox_of_admissions) -> None:
+    first, second = _admissions(inbox_of_admissions), _admissions(Inbox(), own=2)
+    flags = [first.flag(_VIEW_OF_ADMISSIONS), second.flag(_VIEW_OF_ADMISSIONS)]
+    for one in (first, second):
+        one.note(flags)
+        assert one.wanted_size == 3
+        assert one.is_change_due
+
+
+def test_all_wait_for_one_that_is_not_prepared(inbox_of_admissions) -> None:
+    first, second = _admissions(inbox_of_admissions), _admissions(Inbox(), own=2, prepares=True)
+    first.note([first.flag(_VIEW_OF_ADMISSIONS), second.flag(_VIEW_OF_ADMISSIONS)])
+    assert first.wanted_size == 3
+    assert not first.is_change_due
+    second.prepared_for = 3
+    first.note([first.flag(_VIEW_OF_ADMISSIONS), second.flag(_VIEW_OF_ADMISSIONS)])
+    assert first.is_change_due
+
+
+@pytest.mark.parametrize("change", ["full", "elsewhere", "unsafe", "ended"])
+def test_nothing_is_wanted_without_room_or_a_process_at_this_place(
+    inbox_of_admissions, change
+) -> None:
+    first = _admissions(inbox_of_admissions, most=2 if change == "full" else 3)
+    if change == "elsewhere":
+        first.safe = SafePoint("fit:2", 5)
+    if change == "unsafe":
+        first.safe = None
+    if change == "ended":
+        inbox_of_admissions.close()
+    first.note([first.flag(_VIEW_OF_ADMISSIONS), 2])
+    assert first.wanted_size is None
+    assert not first.is_change_due
+
+
+def test_one_with_backups_takes_no_candidate() -> None:
+    made, (theirs, ours) = Inbox(num_backups=1), socket.socketpair()
+    made.tell(stage=Stage.TRAINS)
+    made.admit(ours, "ready 1 11 fit:1")
+    assert theirs.recv(1) == b""
+    assert not made.has_candidate("fit:1", _VIEW_OF_ADMISSIONS.members)
+    theirs.close()
+
+
+def test_a_new_view_starts_again(inbox_of_admissions) -> None:
+    first = _admissions(inbox_of_admissions)
+    first.note([first.flag(_VIEW_OF_ADMISSIONS), 2])
+    first.begin_view(View(2, (0, 1, 2), 5, (10, 11, 12), newcomers=(1,)))
+    assert not first.is_change_due
+    assert first.newcomers == (1,)
+    assert not first.is_new
+
+
+def test_a_round_that_is_no_step_adds_no_member_after_a_loss(inbox_of_admissions) -> None:
+    """Those that join begin with a step, and would not take part in it."""
+    one = _admissions(inbox_of_admissions)
+    one.pass_by()
+    assert one.safe is not None
+    assert (one.safe.place, one.safe.num_rounds) == ("fit:1", -1)
+    one.end_place()
+    one.pass_by()
+    assert one.safe is None

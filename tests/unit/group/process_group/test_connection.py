@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import gc
 import http.server
+import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stratagem.group.authentication import secret as gate
 from stratagem.group.authentication.secret import Credentials, Secret
+from stratagem.group.hub import Hub
 from stratagem.group.member import Group
+from stratagem.group.protocol import frame, read_frame
 from stratagem.group.verdict import GroupLimits
+from stratagem.group.wire import decode, encode
+from tests.fuzzing import JSON, fuzz
 from tests.unit.group.authentication import peers
 from tests.unit.group.authentication.certificates import make_certificates
 from tests.unit.group.process_group.members import (
@@ -288,3 +298,234 @@ def test_loop_of_the_group_does_no_handshake(two, monkeypatch) -> None:
     with connected(two[0].identity.port, claim="member 1"):
         until(lambda: threads)
     assert threads == {"stratagem-gate"}
+
+
+# Control messages of process 0: their bytes grow as the number of processes does.
+
+_BARRIER = {
+    "kind": "exchange",
+    "stream": "main",
+    "number": 0,
+    "name": "barrier",
+    "value": None,
+    "limit_s": 20.0,
+    "setting": "S",
+}
+
+
+class _Wire:
+    """The connection of one process, both ends."""
+
+    def __init__(self) -> None:
+        self.reader = asyncio.StreamReader()
+        self.received = asyncio.StreamReader()
+        self.num_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        self.num_bytes += len(data)
+        self.received.feed_data(data)
+
+    def get_extra_info(self, name: str) -> tuple[str, int]:
+        return "127.0.0.1", len(name)
+
+    async def drain(self) -> None:
+        pass
+
+
+async def _joined(hub: Any, count: int) -> list[_Wire]:
+    wires = [_Wire() for _ in range(count)]
+    for index, wire in enumerate(wires):
+        hub._hold_reference(asyncio.create_task(_serve(hub, hello(index, count), wire)))
+    for wire in wires:
+        assert await _next(wire, "welcome") == {"kind": "welcome", "address": "127.0.0.1"}
+    return wires
+
+
+async def _serve(hub: Any, said: dict[str, Any], wire: _Wire) -> None:
+    with contextlib.suppress(ConnectionError):
+        await hub._serve_member(said, wire.reader, wire)
+
+
+async def _next(wire: _Wire, kind: str) -> dict[str, Any]:
+    message = await asyncio.wait_for(read_frame(wire.received), 120)
+    assert message["kind"] == kind
+    return message
+
+
+async def _join(wires: list[_Wire]) -> None:
+    """Nothing more than joining."""
+
+
+async def _barrier(wires: list[_Wire]) -> None:
+    for wire in wires:
+        wire.reader.feed_data(frame(_BARRIER))
+    for wire in wires:
+        assert (await _next(wire, "exchanged"))["runs"] == [[None, len(wires)]]
+
+
+async def _end(wires: list[_Wire]) -> None:
+    for wire in wires:
+        wire.reader.feed_data(frame({"kind": "gone"}))
+    for wire in wires:
+        await _next(wire, "gone")
+        wire.reader.feed_eof()
+
+
+async def _lose_one(wires: list[_Wire]) -> None:
+    wires[-1].reader.feed_eof()
+    for wire in wires[:-1]:
+        assert "died" in (await _next(wire, "verdict"))["message"]
+        wire.reader.feed_eof()
+
+
+@pytest.mark.parametrize("act", [_join, _barrier, _end, _lose_one])
+def test_bytes_to_all_grow_in_proportion(act: Callable[[list[_Wire]], Any]) -> None:
+    async def num_bytes(count: int) -> int:
+        labels = [f"worker {index}" for index in range(count)]
+        wires = await _joined(Hub(labels, _LIMITS, 0, Credentials(), 20), count)
+        await act(wires)
+        return sum(wire.num_bytes for wire in wires)
+
+    small, large = asyncio.run(num_bytes(100)), asyncio.run(num_bytes(400))
+    assert large < 4.4 * small
+
+
+def test_announcements_at_one_time_are_one_message_to_each_and_come_before_what_follows() -> None:
+    async def act() -> None:
+        hub = Hub(["a", "b", "c"], _LIMITS, 0, Credentials(), 20)
+        wires = await _joined(hub, 3)
+        for index, wire in enumerate(wires):
+            announcement = {"kind": "announce", "topic": "t", "numbers": [index]}
+            wire.reader.feed_data(frame(announcement) + frame(_BARRIER))
+        for wire in wires:
+            said = await _next(wire, "announced")
+            assert said["announcements"] == [["t", 0, [0]], ["t", 1, [1]], ["t", 2, [2]]]
+            await _next(wire, "exchanged")
+
+    asyncio.run(act())
+
+
+def test_missing_processes_are_told_while_all_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stratagem.group.hub._JUDGE_INTERVAL_S", 0.01)
+
+    async def act() -> None:
+        hub: Any = Hub([f"worker {index}" for index in range(200)], _LIMITS, 0, Credentials(), 20)
+        wire = _Wire()
+        hub._hold_reference(asyncio.create_task(_serve(hub, hello(3, 200), wire)))
+        hub.start()
+        while (said := await read_frame(wire.received))["kind"] != "progress":
+            pass
+        assert said["num_missing"] == 199
+        assert said["missing"].startswith("worker 0, worker 1, worker 2, worker 4, worker 5, ")
+        assert said["missing"].endswith("worker 64 and 135 more")
+        for task in hub._tasks:
+            task.cancel()
+
+    asyncio.run(act())
+
+
+# Encoding of values between processes.
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        -3,
+        2.5,
+        "text: {}",
+        b"\x00\xff",
+        [],
+        [1, [2, "a"]],
+        (1, (2, None)),
+        {"a": (1,), "tuple": [2], "bytes": b"x"},
+    ],
+)
+def test_values_come_back_as_they_were(value) -> None:
+    text = json.dumps(encode(value))
+    back = decode(json.loads(text))
+    assert back == value
+    assert type(back) is type(value)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype="int32").reshape(2, 3),
+        np.zeros((0, 4), "float16"),
+        np.array(2.5),
+        np.array([True, False]),
+        np.array([1.5, -2.0], ml_dtypes.bfloat16),
+        np.arange(6.0).reshape(2, 3).T,
+        np.array([["a", "b\0c"], ["", "é"]]),
+        np.array([b"\x00\xff", b"x"]),
+        np.zeros((0, 2), "U3"),
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_arrays_come_back_with_their_shape_and_dtype(array) -> None:
+    back = decode(json.loads(json.dumps(encode({"a": array}))))["a"]
+    assert back.dtype == array.dtype
+    assert back.shape == array.shape
+    np.testing.assert_array_equal(back, array)
+    back[...] = 1  # it is a copy of one's own
+
+
+@pytest.mark.parametrize("value", [object(), {1: 2}, {"a": {3}}, np.array(["a"], object), len])
+def test_values_that_need_pickling_are_rejected(value) -> None:
+    with pytest.raises(TypeError, match=r"cannot be sent to other processes(?s:.)*pickled"):
+        encode(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"tuple": 3},
+        {"bytes": "a"},
+        {"array": ["object", [1], "AAAAAAAAAAA="]},
+        {"array": ["V8", [1], "AAAAAAAAAAA="]},
+        {"array": ["int32", [2**70], ""]},
+        {"array": ["int32", [3], "AAAA"]},
+        {"strings": ["int32", [1], ["1"]]},
+        {"strings": ["<U1", [2], ["a"]]},
+        {"strings": ["<U99999999", [1], ["a"]]},
+        {"strings": ["<U1,int32", [1], ["a"]]},
+        {"dict": []},
+        {"a": 1, "b": 2},
+    ],
+    ids=str,
+)
+def test_what_no_process_encodes_is_a_value_error(value) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - from several libraries
+        decode(value)
+
+
+@pytest.mark.parametrize("dtype", [",bstey ", "i4,(", "i4,i4", "O", "V8", "U4", "", "int32\n", 3])
+def test_only_names_of_numeric_types_are_decoded(dtype) -> None:
+    with pytest.raises(ValueError, match="no encoded value"):
+        decode({"array": [dtype, [0], ""]})
+
+
+def test_deep_nesting_is_a_value_error() -> None:
+    value: list[object] = []
+    for _ in range(10_000):
+        value = [value]
+    with pytest.raises(ValueError, match="no encoded value"):
+        decode(value)
+
+
+_ENCODED = st.builds(
+    lambda kind, content: {kind: content},
+    st.sampled_from(["tuple", "bytes", "array", "dict"]),
+    JSON | st.tuples(st.sampled_from(["int8", "float64", "O", "U3"]), JSON, st.just("AAAA")),
+)
+
+
+@fuzz
+@given(st.lists(st.one_of(JSON, _ENCODED, st.lists(_ENCODED, max_size=3)), max_size=20))
+def test_any_json_is_a_value_or_a_value_error(values) -> None:
+    for value in values:
+        with contextlib.suppress(ValueError):
+            decode(value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -12,11 +14,21 @@ import pytest
 import zmq
 
 from stratagem.errors import UnavailableError
-from stratagem.group.transport.connection import Connections, ServerError
+from stratagem.group.transport.connection import (
+    ConnectionPool,
+    Connections,
+    ConnectionSet,
+    Question,
+    ServerError,
+    wait,
+)
+from stratagem.group.transport.journal import frames_in, last_frame_offset, record_at, write_record
 from stratagem.group.transport.keys import ClusterKeys
 from stratagem.group.transport.listener import Listener, Request
-from stratagem.group.transport.server_connections import Peer, ServerConnection
-from stratagem.group.transport.wire import Message
+from stratagem.group.transport.local_sockets import LocalSocket
+from stratagem.group.transport.server_connections import Peer, Place, ServerConnection
+from stratagem.group.transport.wire import Message, pack
+from tests.unit.group.transport.cut_connection import CutLine
 
 Starts = Callable[..., Listener]
 
@@ -261,3 +273,243 @@ def test_listener_ends_twice_without_harm(listen) -> None:
     listener = listen(_echo)
     listener.close()
     listener.close()
+
+
+# Lines to servers: by TCP first, then by the Unix socket that the server has told of.
+
+NUMBER = bytes(7) + b"\1"
+
+
+@pytest.fixture
+def listener(keys) -> Iterator[Listener]:
+    def handle(request: Request) -> None:
+        request.answer(request.message)
+
+    with Listener(keys, handle) as listener:
+        yield listener
+
+
+@pytest.fixture
+def peer(listener) -> Peer:
+    return Peer("Server 0", listener.address)
+
+
+@pytest.fixture
+def connections(keys, peer) -> Iterator[ConnectionSet]:
+    pool = ConnectionPool(keys, [peer])
+    connections = ConnectionSet(pool)
+    yield connections
+    connections.close()
+    pool.close()
+    pool.end()
+
+
+def ask(connections: ConnectionSet) -> None:
+    frames = pack(Message("x"))
+    connection = connections.to(0)
+    question = Question(
+        connection, NUMBER, frames, locate=lambda: None, silence_s=30.0, limit_s=30.0
+    )
+    wait([question], connections)
+    assert question.answer == Message("x", {}, [])
+
+
+def test_unix_socket_is_used_from_the_second_request(connections, peer, listener) -> None:
+    ask(connections)
+    assert connections.to(0).place == peer.place == Place(listener.address, listener.local)
+    assert connections.to(0).socket.last_endpoint == listener.local.address.encode()
+    ask(connections)
+    assert connections.to(0).place.local == listener.local
+
+
+def test_server_without_one_is_asked_by_tcp(keys, monkeypatch) -> None:
+    monkeypatch.setattr(LocalSocket, "make", lambda: None)
+    with Listener(keys, lambda request: request.answer(request.message)) as listener:
+        pool = ConnectionPool(keys, [Peer("Server 0", listener.address)])
+        connections = ConnectionSet(pool)
+        for _ in range(2):
+            ask(connections)
+            assert connections.to(0).place == Place(listener.address)
+        connections.close()
+        pool.end()
+
+
+def test_line_that_was_refused_sends_nothing_and_does_not_wait(connections, peer, listener) -> None:
+    peer.place = Place(listener.address, LocalSocket(listener.local.path, b"not the password"))
+    connection = connections.to(0)
+    while connection.socket.poll(10, zmq.POLLOUT):  # until the connection is gone
+        pass
+    connection.send(NUMBER, pack(Message("x")))
+    connection.ping(NUMBER, b"token")
+    assert not connection.socket.poll(100)
+
+
+def test_unix_socket_of_another_machine_is_not_used(connections, peer, monkeypatch) -> None:
+    monkeypatch.setattr(LocalSocket, "is_reachable", lambda self: False)
+    for _ in range(2):
+        ask(connections)
+        assert peer.place.local is None
+
+
+def test_unix_socket_by_which_nothing_was_heard_is_left_for_good(
+    connections, peer, listener
+) -> None:
+    ask(connections)
+    connections.to(0).leave_dead_socket()
+    for _ in range(2):
+        ask(connections)
+        assert peer.place == Place(listener.address)
+
+
+def test_busy_server_is_not_left_while_its_unix_socket_is_there(
+    connections, peer, listener
+) -> None:
+    for _ in range(2):
+        ask(connections)
+    connections.to(0).leave_dead_socket()
+    assert peer.place.local == listener.local
+    listener.local.remove()
+    connection = connections.to(0)
+    connection.leave_dead_socket()
+    assert connection.is_astray
+    assert not connection.is_at_best
+    ask(connections)
+    assert connections.to(0).place == Place(listener.address)
+
+
+def test_socket_whose_handshake_ends_after_that_of_the_next_takes_nothing_from_it(
+    connections, peer, listener, monkeypatch
+) -> None:
+    """On busy cores ZeroMQ is late to close the old one, which then is still let in."""
+    monkeypatch.setattr(LocalSocket, "is_reachable", lambda self: False)
+    late = CutLine(listener.address, is_held=True)
+    peer.move(late.address)
+    connection = connections.to(0)
+    with connection.socket as old:
+        peer.move(listener.address)
+        connection.open()
+        ask(connections)
+        late.release()
+        assert old.poll(30_000)  # it was let in, and is told what it has asked
+        ask(connections)
+    ask(connections)
+    late.close()
+
+
+def test_what_an_old_address_tells_is_not_believed_of_the_new(peer, listener) -> None:
+    old = peer.place.address
+    peer.move("tcp://127.0.0.1:1")
+    peer.note_local(old, listener.local)
+    assert peer.place == Place("tcp://127.0.0.1:1")
+
+
+def test_move_to_the_same_address_keeps_lines_and_takes_a_lost_server_back(
+    connections, peer
+) -> None:
+    ask(connections)
+    before = peer.place
+    peer.abandon("it ended.")
+    with pytest.raises(UnavailableError, match=r"Server 0 at tcp.* was lost: it ended\."):
+        peer.require_present()
+    peer.move(before.address)
+    peer.require_present()
+    assert peer.place is before
+
+
+def test_set_that_is_woken_often_does_not_block_who_wakes_it(connections) -> None:
+    for _ in range(100_000):  # more than its socket holds
+        connections.wake()
+    ask(connections)
+    connections.end()
+    with pytest.raises(UnavailableError, match="connections to the servers were closed before"):
+        ask(connections)
+
+
+def test_who_waits_for_a_server_that_is_given_up_gets_an_error_though_it_is_back_at_once() -> None:
+    """Even before the thread that waits looks: what it has asked is not for the next process."""
+    peer = Peer("Worker 0", "tcp://127.0.0.1:1")
+    before = peer.num_losses
+    peer.abandon("it ended.")
+    peer.move("tcp://127.0.0.1:2")
+    peer.require_present()  # who asks now asks the new one
+    peer.require_present(peer.num_losses)
+    with pytest.raises(UnavailableError, match="was lost: it ended"):
+        peer.require_present(before)
+
+
+# Connections that no thread uses, and those of one thread.
+
+_ABSENT = "tcp://127.0.0.1:1"
+
+
+def test_pool_has_more_connections_than_zeromq_has_sockets_by_default() -> None:
+    num_servers = zmq.Context.instance().max_sockets + 1
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 4 * num_servers
+    if hard < needed:
+        pytest.skip(f"the limit of open files is {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
+    pool = ConnectionPool(ClusterKeys.make(), [Peer("Server", _ABSENT)] * num_servers)
+    try:
+        for server in range(num_servers):
+            pool.give_back(server, pool.take(server))
+    finally:
+        pool.close()
+        pool.end()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_released_connection_is_used_again_for_its_server() -> None:
+    pool = ConnectionPool(
+        ClusterKeys.make(), [Peer("Server 0", _ABSENT), Peer("Server 1", _ABSENT)]
+    )
+    first, second = ConnectionSet(pool), ConnectionSet(pool)
+    to_0, to_1 = first.to(0), first.to(1)
+    assert first.to(0) is to_0
+    assert second.to(0) is not to_0
+    first.release()
+    assert second.to(1) is to_1
+    assert first.to(0) is to_0
+    for one in (first, second):
+        one.close()
+    pool.close()
+    pool.end()
+
+
+# Records with checksums.
+
+FRAMES = [b"first", b"", b"third" * 50]
+
+
+def written() -> bytes:
+    file = io.BytesIO(b"head")
+    file.seek(4)
+    write_record(file, FRAMES)
+    return file.getvalue()
+
+
+def test_frames_come_back_from_the_middle_of_a_file() -> None:
+    data = memoryview(written() + b"more")
+    found = record_at(lambda begin, end: data[begin:end], 4, len(data))
+    assert found is not None
+    begin, end = found
+    assert [*map(bytes, frames_in(data[begin:end]))] == FRAMES
+    assert bytes(data[end:]) == b"more"
+    offset = 4 + last_frame_offset([len(frame) for frame in FRAMES[:-1]])
+    assert bytes(data[offset:end]) == FRAMES[-1]
+
+
+def test_each_changed_byte_is_found() -> None:
+    data = written()
+    for place in range(4, len(data)):
+        changed = bytearray(data)
+        changed[place] ^= 1
+        assert record_at(lambda a, b, one=changed: memoryview(one)[a:b], 4, len(data)) is None
+    for length in range(4, len(data)):
+        cut = memoryview(data)[:length]
+        assert record_at(lambda a, b, one=cut: one[a:b], 4, length) is None
+
+
+def test_body_that_is_no_record() -> None:
+    with pytest.raises(ConnectionError, match="invalid frames"):
+        frames_in(memoryview(b"\xff" * 4))

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import zmq
+from zmq.utils import z85
 
+from stratagem.group.transport import listener as module
 from stratagem.group.transport.connection import Connections, ServerError
 from stratagem.group.transport.keys import ClusterKeys
-from stratagem.group.transport.listener import Listener, Request
+from stratagem.group.transport.listener import Admission, Listener, Request
 from stratagem.group.transport.wire import Message
 from tests.fresh_process import run_fresh
 from tests.unit.group.transport.cut_connection import CutLine
+from tests.unit.group.transport.strangers import (
+    connect,
+    flood,
+    greeting,
+    is_closed,
+    long_frame,
+    resident_bytes,
+)
 
 _LIMIT_S = 120
 _HEADER = b'{"kind":"x","fields":{},"arrays":[]}'
@@ -321,3 +336,176 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 print("end")
 """
     assert run_fresh(program) == ["end"]
+
+
+# Peers without the keys of the cluster: they cost a server neither memory nor connections.
+
+_FLOOD_BYTES = 2**27
+# Of one frame that may be announced, and of buffers of the socket and of ZeroMQ.
+_MOST_GROWTH_BYTES = 2**23
+_PROGRAM = """
+import sys
+from stratagem.parameter_server.server.server import ParameterServer
+from stratagem.group.transport.keys import ClusterKeys
+with ParameterServer(ClusterKeys.from_json(sys.stdin.readline())) as server:
+    print(server.address, flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def keys_of_strangers() -> ClusterKeys:
+    return ClusterKeys.make()
+
+
+@pytest.fixture
+def server(keys_of_strangers) -> Iterator[tuple[int, str]]:
+    """Process id and address of a server in a process of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{keys_of_strangers.as_json()}\n")
+    process.stdin.flush()
+    yield process.pid, process.stdout.readline().strip()
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write("\n")
+    process.stdin.close()
+    process.wait(60)
+    process.stdout.close()
+
+
+def serves(keys_of_strangers: ClusterKeys, address: str) -> bool:
+    with Connections(keys_of_strangers, [address]) as connections:
+        answer = connections.ask(0, Message("describe"), timeout_s=60.0)
+    return answer.kind == "ok"
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        greeting(b"CURVE") + long_frame(2**40),
+        greeting(b"CURVE") + long_frame(_FLOOD_BYTES),
+        greeting(b"CURVE") + long_frame(_FLOOD_BYTES, is_command=False),
+        greeting(b"PLAIN") + long_frame(_FLOOD_BYTES),
+        greeting(b"NULL") + long_frame(_FLOOD_BYTES),
+        b"\xff" + (2**40).to_bytes(8, "big"),
+        b"\x01\x00" * 1000,
+        b"GET / HTTP/1.1\r\n",
+        b"\xff" * 64,
+    ],
+    ids=["1TiB", "CURVE", "message", "PLAIN", "NULL", "ZMTP1", "old", "HTTP", "ones"],
+)
+def test_frame_before_the_handshake_takes_no_memory(keys_of_strangers, server, begin) -> None:
+    pid, address = server
+    assert serves(keys_of_strangers, address)
+    before_bytes = resident_bytes(pid)
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            stranger = stack.enter_context(connect(address))
+            stranger.settimeout(2.0)  # a stranger that the server stopped to read
+            with contextlib.suppress(OSError):
+                stranger.sendall(begin)
+            flood(stranger, _FLOOD_BYTES // 4)
+        assert resident_bytes(pid) - before_bytes < _MOST_GROWTH_BYTES
+    assert serves(keys_of_strangers, address)
+
+
+def test_handshake_that_does_not_end_is_closed_and_clients_are_served_meanwhile(
+    keys_of_strangers, monkeypatch
+) -> None:
+    monkeypatch.setattr(module, "_HANDSHAKE_MS", 500)
+
+    def handle(request: Request) -> None:
+        request.answer(request.message)
+
+    with (
+        Listener(keys_of_strangers, handle) as listener,
+        Connections(keys_of_strangers, [listener.address]) as connections,
+        contextlib.ExitStack() as stack,
+    ):
+        strangers = [stack.enter_context(connect(listener.address)) for _ in range(50)]
+        for place, stranger in enumerate(strangers):
+            stranger.sendall(greeting(b"CURVE")[: place + 14])
+        array = np.arange(2**20)  # in more than one frame
+        answer = connections.ask(0, Message("x", {}, [array]), timeout_s=60.0)
+        np.testing.assert_array_equal(answer.arrays[0], array)
+        assert all(is_closed(stranger, 120.0) for stranger in strangers)
+        assert connections.ask(0, Message("y"), timeout_s=60.0).kind == "y"
+
+
+def test_no_handshake_may_take_longer_than_ten_seconds() -> None:
+    assert module._HANDSHAKE_MS <= 10_000
+
+
+# Who is let in, asked as ZeroMQ asks (RFC 27).
+
+KEYS = ClusterKeys.make()
+KEY = z85.decode(KEYS.client_public)
+OTHER = z85.decode(KEYS.server_public)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "credentials", "password", "status"),
+    [
+        (b"CURVE", [KEY], b"word", b"200"),
+        (b"CURVE", [KEY], None, b"200"),
+        (b"CURVE", [OTHER], b"word", b"400"),
+        (b"CURVE", [KEY[:-1]], b"word", b"400"),
+        (b"CURVE", [], b"word", b"400"),
+        (b"PLAIN", [b"client", b"word"], b"word", b"200"),
+        (b"PLAIN", [b"client", b"wor"], b"word", b"400"),
+        (b"PLAIN", [b"client", b""], b"word", b"400"),
+        (b"PLAIN", [b"client", b""], None, b"400"),
+        (b"PLAIN", [], b"word", b"400"),
+        (b"NULL", [], None, b"400"),
+        (b"GSSAPI", [b"client"], b"word", b"400"),
+    ],
+)
+def test_only_clients_of_the_cluster_are_let_in(mechanism, credentials, password, status) -> None:
+    with zmq.Context() as context:
+        admission = Admission(context, KEYS.client_public, password)
+        with context.socket(zmq.REQ) as asking:
+            asking.linger = 0
+            asking.connect("inproc://zeromq.zap.01")
+            about = [b"domain", b"127.0.0.1", b"identity"]
+            asking.send_multipart([b"1.0", b"7", *about, mechanism, *credentials])
+            admission.answer()
+            answer = asking.recv_multipart()
+        assert answer[:3] == [b"1.0", b"7", status]
+        assert len(answer) == 6
+        admission.socket.close()
+
+
+# The keys of a cluster.
+
+
+def test_keys_are_new_each_time_and_come_back_from_text() -> None:
+    one, other = ClusterKeys.make(), ClusterKeys.make()
+    assert not set(dataclasses.astuple(one)) & set(dataclasses.astuple(other))
+    assert ClusterKeys.from_json(one.as_json()) == one
+
+
+def test_secrets_are_not_shown() -> None:
+    keys = ClusterKeys.make()
+    for shown in (repr(keys), str(keys), f"{keys}"):
+        assert keys.server_secret.decode() not in shown
+        assert keys.client_secret.decode() not in shown
+
+
+@pytest.mark.parametrize("key", [b"short", "x" * 40, None])
+def test_what_is_no_key_is_refused_and_not_shown(key) -> None:
+    with pytest.raises(ValueError, match=r"client_secret is not a valid key\.") as raised:
+        dataclasses.replace(ClusterKeys.make(), client_secret=key)
+    assert "short" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"server_public": 1}', '{"other": "key"}', "é"])
+def test_what_are_no_keys_are_refused(text) -> None:
+    with pytest.raises(ValueError, match="cluster keys cannot be parsed"):
+        ClusterKeys.from_json(text)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+import random
+import types
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.keras.callbacks import backup_and_restore as keeping_pace
+from stratagem.keras.callbacks.backup_and_restore import (
+    FitPosition,
+    SnapshotInterval,
+    callback_states,
+    set_callback_states,
+)
+from stratagem.keras.numerics.random_state import Draws
 from stratagem.observe.profiling.recorder import current_observer
 from stratagem.observe.profiling.trace import read_trace
 
@@ -212,3 +224,264 @@ def test_model_without_a_strategy(tmp_path, capfd) -> None:
     # It ends with the training, and is printed then.
     _fit(_model(), sg.profile(steps=(9, 99), folder=tmp_path / "d"), verbose=0)
     assert "Worker 0, steps 9 to 15: 7 steps of" in capfd.readouterr().out
+
+
+# Position of a `fit` as JSON, with data that is made up.
+
+
+class _Data:
+    """Data whose position is the number of batches used."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def state(self, batch: int, now: Draws, *, is_within: bool) -> dict[str, Any]:
+        return {"read": batch, "is_within": is_within, "numpy": now.as_json["numpy"]}
+
+    def go_to(self, state: Mapping[str, Any], batch: int) -> None:
+        self.calls.append((state["read"], batch))
+
+
+class _Counter:
+    """A callback with a state."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+    def get_state(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def set_state(self, state: Mapping[str, int]) -> None:
+        self.count = state["count"]
+
+
+def _position(*callbacks: object) -> tuple[FitPosition, _Data]:
+    data: Any = _Data()
+    return FitPosition(data, callbacks), data
+
+
+def _model_of_fit_position(*, is_stopped: bool = False) -> Any:
+    return types.SimpleNamespace(stop_training=is_stopped, _initial_epoch=None)
+
+
+def _saved(position: FitPosition, *, is_stopped: bool = False, is_within: bool = True) -> Any:
+    state = position.state(_model_of_fit_position(is_stopped=is_stopped), 4, 3, is_within=is_within)
+    return json.loads(json.dumps(state))
+
+
+def test_another_fit_begins_at_the_position_with_the_same_random_numbers() -> None:
+    np.random.seed(6)
+    random.seed(7)
+    state = _saved(_position(_Counter(11), object(), _Counter(12))[0])
+    expected = np.random.random(3).tolist(), random.random()
+    np.random.seed(60)
+    random.seed(70)
+    callbacks = [_Counter(), object(), _Counter()]
+    position, data = _position(*callbacks)
+    model = _model_of_fit_position()
+    position.go_to(model, 9, state)
+    assert model._initial_epoch == 4
+    assert data.calls == [(3, 3)]
+    assert [one.count for one in callbacks if isinstance(one, _Counter)] == [11, 12]
+    assert (np.random.random(3).tolist(), random.random()) == expected
+
+
+def test_a_training_that_a_callback_has_stopped_has_no_epochs_left() -> None:
+    position, _ = _position()
+    model = _model_of_fit_position()
+    position.go_to(model, 9, _saved(position, is_stopped=True))
+    assert model._initial_epoch == 9
+
+
+def test_the_position_of_the_data_is_of_the_same_moment_as_the_random_state() -> None:
+    state = _saved(_position()[0], is_within=False)
+    assert state["data"]["numpy"] == state["random"]["numpy"]
+    assert not state["data"]["is_within"]
+
+
+def test_the_random_state_and_callbacks_can_be_set_again_without_moving() -> None:
+    """At the start of an epoch, after what Keras and callbacks have changed."""
+    counter = _Counter(5)
+    position, data = _position(counter)
+    state = _saved(position)
+    expected = np.random.random(3).tolist()
+    counter.count = 6
+    position.set_state(state)
+    assert np.random.random(3).tolist() == expected
+    assert counter.count == 5
+    assert data.calls == []
+
+
+def test_a_callback_that_the_other_run_did_not_have_stays_as_it_is() -> None:
+    state = _saved(_position(_Counter(11))[0])
+    first, second = _Counter(1), _Counter(2)
+    _position(first, second)[0].set_state(state)
+    assert (first.count, second.count) == (11, 2)
+
+
+def test_a_state_without_a_generator_is_refused() -> None:
+    position, _ = _position()
+    state = _saved(position)
+    del state["random"]["keras"]
+    with pytest.raises(ValueError, match=r"RandomState.set_state received"):
+        position.set_state(state)
+
+
+@pytest.mark.parametrize("missing", ["epoch", "data", "batch", "random", "callbacks"])
+def test_a_state_of_another_kind_is_refused(missing) -> None:
+    position, _ = _position()
+    state = _saved(position)
+    del state[missing]
+    with pytest.raises(KeyError, match=missing):
+        position.go_to(_model_of_fit_position(), 9, state)
+
+
+# How often the state is kept in memory, by a clock that the test sets.
+
+
+class Clock:
+    now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(keeping_pace, "time", clock)
+    return clock
+
+
+def calls(
+    interval: SnapshotInterval,
+    clock: Clock,
+    num: int,
+    *,
+    call_s: float,
+    cost_s: float,
+    batches: int = 1,
+) -> list[int]:
+    """After which of these calls the state was kept."""
+    kept: list[int] = []
+    for call in range(1, num + 1):
+        clock.now_s += call_s
+        if interval.is_due(batches):
+            clock.now_s += cost_s
+            interval.note(cost_s)
+            kept.append(call)
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("batches", "kept"), [(1, [3, 6, 9]), (2, [2, 4, 6, 8, 10]), (5, [*range(1, 11)])]
+)
+def test_every_few_batches(clock: Clock, batches: int, kept: list[int]) -> None:
+    interval = SnapshotInterval(3)
+    assert calls(interval, clock, 10, call_s=0.1, cost_s=9.0, batches=batches) == kept
+    interval.end_epoch()
+    assert interval.num_batches == 3
+
+
+@pytest.mark.parametrize(("batches", "num_batches"), [(1, 30), (4, 120)])
+def test_takes_a_two_hundredth_of_the_time(clock: Clock, batches: int, num_batches: int) -> None:
+    """Fifteen hundredths of a call are a two-hundredth of thirty calls."""
+    interval = SnapshotInterval("auto")
+    first = calls(interval, clock, 16, call_s=0.125, cost_s=0.0187, batches=batches)
+    assert first == list(range(1, 16))  # while it is measured
+    assert interval.num_batches == num_batches
+    assert calls(interval, clock, 75, call_s=0.125, cost_s=0.0187, batches=batches) == [29, 59]
+    interval.end_epoch()
+    assert calls(interval, clock, 40, call_s=0.125, cost_s=0.0187, batches=batches) == [30]
+
+
+def test_each_batch_where_batches_are_long(clock: Clock) -> None:
+    interval = SnapshotInterval("auto")
+    assert calls(interval, clock, 40, call_s=2.0, cost_s=0.01) == list(range(1, 41))
+
+
+def test_follows_what_changes_at_the_end_of_an_epoch(clock: Clock) -> None:
+    interval = SnapshotInterval("auto")
+    calls(interval, clock, 40, call_s=0.125, cost_s=0.06)
+    assert interval.num_batches == 96
+    clock.now_s += 1000.0  # an evaluation
+    interval.end_epoch()
+    clock.now_s += 1000.0
+    calls(interval, clock, 900, call_s=2.0, cost_s=0.06)
+    interval.end_epoch()
+    assert interval.num_batches == 96  # soon after the first decision
+    calls(interval, clock, 100, call_s=2.0, cost_s=0.06)
+    assert interval.num_batches == 96  # within an epoch
+    interval.end_epoch()
+    assert interval.num_batches == 6
+
+
+def test_where_nothing_was_measured_each_batch_is_kept(clock: Clock) -> None:
+    interval = SnapshotInterval("auto")
+    for _ in range(2000):
+        assert interval.is_due(1)
+    interval.end_epoch()
+    assert interval.num_batches == 1
+
+
+# State of callbacks as JSON: names, selected attributes, and callbacks without a state.
+
+
+class Counter(keras.callbacks.Callback):
+    """A callback with a state of its own."""
+
+    def __init__(self, count: int = 0) -> None:
+        super().__init__()
+        self.count = count
+
+    def get_state(self) -> Any:
+        return {"count": np.int64(self.count)}
+
+    def set_state(self, state: Any) -> None:
+        self.count = int(state["count"])
+
+
+def stopping(wait: int) -> keras.callbacks.EarlyStopping:
+    callback = keras.callbacks.EarlyStopping(patience=3)
+    callback.on_train_begin()
+    callback.wait, callback.best = wait, 0.5
+    callback.best_weights = [np.arange(3, dtype=np.float32)]
+    return callback
+
+
+def test_states_come_back_by_class_and_number() -> None:
+    callbacks = [Counter(3), stopping(1), Counter(5), stopping(2)]
+    states = json.loads(json.dumps(callback_states(callbacks)))
+    assert list(states) == ["Counter 1", "EarlyStopping 1", "Counter 2", "EarlyStopping 2"]
+    others = [stopping(0), stopping(0), Counter(), Counter()]
+    set_callback_states(others, states)
+    assert [one.count for one in others[2:]] == [3, 5]
+    assert [one.wait for one in others[:2]] == [1, 2]
+    assert others[0].best == 0.5
+    np.testing.assert_array_equal(others[0].best_weights[0], [0, 1, 2])
+
+
+def test_arguments_of_keras_callbacks_are_no_state() -> None:
+    (state,) = callback_states([stopping(1)]).values()
+    assert set(state) == {"best", "best_epoch", "best_weights", "stopped_epoch", "wait"}
+    history = keras.callbacks.History()
+    history.on_train_begin()
+    history.history = {"loss": [1.0, 0.5]}
+    assert callback_states([history]) == {
+        "History 1": {"epoch": [], "history": {"loss": [1.0, 0.5]}}
+    }
+
+
+def test_callbacks_without_a_state_or_an_entry_stay_unchanged() -> None:
+    plain = keras.callbacks.LambdaCallback()
+    assert callback_states([plain]) == {}
+    counter = Counter(7)
+    set_callback_states([plain, counter], {"Counter 2": {"count": 1}})
+    assert counter.count == 7
+
+
+def test_attribute_that_is_not_there_yet_is_left_out() -> None:
+    callback = keras.callbacks.EarlyStopping()
+    names = set(next(iter(callback_states([callback]).values())))
+    assert names == {name for name in names if hasattr(callback, name)}
+    assert "patience" not in names

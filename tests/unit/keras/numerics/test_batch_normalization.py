@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
 import stratagem as sg
+from stratagem.keras.numerics.step_mode import StepMode, step_mode
 from tests.parity.comparison import (
     Scope,
     assert_like_plain_keras,
+    evaluated,
     fitted,
     mirrored,
     regression,
@@ -283,3 +289,332 @@ def test_synchronized_may_be_set_after_construction(is_inside) -> None:
         return fitted(model, x, y)
 
     assert_like_plain_keras(job, replicas=(2,))
+
+
+# Losses and metrics whose examples depend on one another: the numbers of one device.
+
+_NUM_ROWS = 7  # batches of 4 and 3: two replicas have 2 and 2 rows, then 2 and 1
+
+
+def _accuracy(y_true: Any, y_pred: Any) -> Any:
+    return ops.mean(ops.cast(ops.argmax(y_true, -1) == ops.argmax(y_pred, -1), "float32"))
+
+
+def _root(y_true: Any, y_pred: Any) -> Any:
+    return ops.sqrt(ops.mean(ops.square(y_true - y_pred)))
+
+
+def _by_rows(y_true: Any, y_pred: Any) -> Any:
+    return ops.max(ops.abs(y_true - y_pred), axis=-1)
+
+
+class _MeanOfRoots(keras.metrics.Mean):
+    """Takes one number of a batch itself, and leaves the average over batches to Keras."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(_root(y_true, y_pred), sample_weight=None)
+
+
+class _Dice(keras.metrics.Metric):
+    """A ratio over a batch, and a count of batches."""
+
+    def __init__(self, name: str = "own_dice") -> None:
+        super().__init__(name=name)
+        self.total = self.add_variable((), "zeros", name="total")
+        self.batches = self.add_variable((), "zeros", dtype="int32", name="batches")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        both = ops.sum(y_true * y_pred)
+        self.total.assign_add(2.0 * both / (ops.sum(y_true) + ops.sum(y_pred)))
+        self.batches.assign_add(ops.ones((), "int32"))
+
+    def result(self) -> Any:
+        return self.total / ops.cast(self.batches, "float32")
+
+
+class _Largest(keras.metrics.Metric):
+    """A maximum, which is no sum, from a state that is not zero."""
+
+    def __init__(self, name: str = "largest") -> None:
+        super().__init__(name=name)
+        self.value = self.add_variable((), keras.initializers.Constant(-3.0), name="value")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.value.assign(ops.maximum(self.value, ops.max(y_pred - y_true)))
+
+    def reset_state(self) -> None:
+        self.value.assign(ops.full((), -3.0))
+
+    def result(self) -> Any:
+        return self.value.value
+
+
+def _pairs(y_true: Any, y_pred: Any) -> Any:
+    """In-batch negatives: each row against all."""
+    logits = ops.matmul(y_pred, ops.transpose(y_true))
+    return -ops.diagonal(ops.log_softmax(logits, axis=-1))
+
+
+def _by_columns(y_true: Any, y_pred: Any) -> Any:
+    return ops.mean(ops.square(y_true - y_pred), axis=0)
+
+
+def _circle(y_true: Any, y_pred: Any) -> Any:
+    return keras.losses.circle(ops.argmax(y_true, axis=-1), ops.normalize(y_pred))
+
+
+def _data(num_rows: int = _NUM_ROWS) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.RandomState(3)
+    x = random.standard_normal((num_rows, 3)).astype("float32")
+    return x, np.eye(3, dtype="float32")[random.randint(0, 3, num_rows)]
+
+
+def _job(
+    loss: Any, metrics: Callable[[], list[Any]] = list, **compile_arguments: Any
+) -> Callable[[Scope], dict[str, Any]]:
+    def job(scope: Scope) -> dict[str, Any]:
+        x, y = _data()
+        with scope():
+            model = keras.Sequential(
+                [keras.Input((3,)), keras.layers.Dense(3, "softmax", kernel_initializer="ones")]
+            )
+            optimizer = keras.optimizers.SGD(0.25)
+            model.compile(optimizer, loss, metrics=metrics(), **compile_arguments)
+        return fitted(model, x, y, batch_size=4) | evaluated(model, x, y, batch_size=4)
+
+    return job
+
+
+def _constant(y_true: Any, y_pred: Any) -> Any:
+    return ops.full((), 0.25)
+
+
+def _all_metrics() -> list[Any]:
+    functions = [_accuracy, _root, _by_rows, _constant]
+    return [*functions, _MeanOfRoots(name="roots"), _Dice(), _Largest()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_metrics_that_are_one_number_a_batch(replicas: int) -> None:
+    measured = assert_like_plain_keras(_job("mse", _all_metrics), replicas=(replicas,))
+    assert len({key for key in measured if key.startswith("evaluate")}) == 8
+
+
+@pytest.mark.slow
+def test_metrics_that_are_one_number_a_batch_in_eager_replicas_and_many_steps() -> None:
+    expected = assert_like_plain_keras(_job("mse", _all_metrics, steps_per_execution=2))
+    assert expected
+    assert_like_plain_keras(_job("mse", _all_metrics, run_eagerly=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "loss",
+    [
+        _pairs,
+        pytest.param(keras.losses.Dice(), id="dice", marks=pytest.mark.slow),
+        pytest.param(lambda t, p: ops.sum(ops.square(t - p)), id="sum"),
+        pytest.param(
+            lambda t, p: ops.mean(ops.square(t - p), axis=0), id="axis", marks=pytest.mark.slow
+        ),
+        pytest.param(_root, id="root"),
+        pytest.param(keras.losses.Tversky(), id="tversky", marks=pytest.mark.slow),
+        pytest.param(_circle, id="circle", marks=pytest.mark.slow),
+    ],
+)
+def test_loss_of_examples_that_depend_on_one_another(loss: Any) -> None:
+    assert_like_plain_keras(_job(loss), replicas=(2,))
+
+
+class _PairsLoss(keras.losses.Loss):
+    """In-batch negatives, one loss for each row."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return _pairs(y_true, y_pred)
+
+
+@pytest.mark.parametrize("mode", [StepMode.OWN, StepMode.MEAN])
+def test_loss_of_pairs_in_a_step_of_ones_own_is_a_warning(mode: StepMode) -> None:
+    strategy, loss = mirrored(2), _PairsLoss(reduction=None, name="pairs")
+
+    def step(x: Any, y: Any) -> Any:
+        with step_mode(mode):
+            return loss(y, x)
+
+    (batch,) = strategy.distribute_dataset([_data(4)])
+    with pytest.warns(
+        UserWarning, match=r"'pairs' compares examples with one another.*\n.*\nFix: gather"
+    ):
+        strategy.run(step, args=batch)
+
+
+def test_loss_of_gathered_pairs_is_no_warning() -> None:
+    strategy, loss = mirrored(2), _PairsLoss(reduction=None)
+
+    def step(x: Any, y: Any) -> Any:
+        return loss(sg.all_gather(y), sg.all_gather(x))
+
+    x, y = _data(4)
+    (batch,) = strategy.distribute_dataset([(x, y)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        values = strategy.run(step, args=batch)
+    for part in strategy.local_results(values):
+        np.testing.assert_allclose(part, np.asarray(_pairs(y, x)), rtol=1e-5)
+
+
+# Keras loss objects in replicas: in a step of one's own, and with batches that are padded.
+
+_TARGETS = np.asarray([[1, 2], [0, 1], [3, 3], [5, 1], [2, 2]], "float32")
+_PREDICTED = np.asarray([[2, 2], [1, 3], [0, 3], [5, 0], [4, 2]], "float32")
+_WEIGHTS = np.asarray([1.0, 0.5, 2.0, 0.0, 3.0], "float32")
+
+
+class _WithMask(keras.layers.Layer):
+    """Hands on its first input with the second one as the Keras mask."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs[0] + 0.0
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        return inputs[1]
+
+
+def _split_of_losses(array: np.ndarray, sizes: tuple[int, ...]) -> list[np.ndarray]:
+    return np.split(array, np.cumsum(sizes)[:-1])
+
+
+def _losses(
+    loss: Any,
+    sizes: tuple[int, ...],
+    *,
+    mode: StepMode,
+    weights: np.ndarray | None = None,
+    mask: np.ndarray | None = None,
+) -> list[Any]:
+    """What a loss object gives on each replica, of which each holds some of the five rows."""
+    strategy = mirrored(len(sizes))
+
+    def step(targets: Any, predicted: Any, weight: Any, keep: Any) -> Any:
+        if keep is not None:
+            predicted = _WithMask()([predicted, keep])
+        with step_mode(mode, []):
+            return loss(targets, predicted, sample_weight=weight)
+
+    arguments = [
+        None if value is None else per_replica(strategy, _split_of_losses(value, sizes))
+        for value in (_TARGETS, _PREDICTED, weights, mask)
+    ]
+    return [np.asarray(part) for part in strategy.local_results(strategy.run(step, args=arguments))]
+
+
+# Five rows: all of them, a short part, a replica without any.
+_SIZES_OF_LOSSES = [(3, 2), (2, 2, 1), (3, 2, 0)]
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_shares_of_a_fit_step_add_up_to_the_loss_of_one_device(
+    reduction: str, is_weighted: bool
+) -> None:
+    loss = keras.losses.MeanSquaredError(reduction=reduction)
+    weights = _WEIGHTS if is_weighted else None
+    expected = float(loss(_TARGETS, _PREDICTED, sample_weight=weights))
+    for sizes in _SIZES_OF_LOSSES:
+        shares = _losses(loss, sizes, mode=StepMode.SHARE, weights=weights)
+        np.testing.assert_allclose(sum(shares), expected, rtol=1e-6, err_msg=str(sizes))
+
+
+def test_shares_of_masked_values_add_up_to_the_loss_of_one_device() -> None:
+    # One value an element and a mask of elements: replicas keep 3, 1 and 2 of theirs.
+    class Squares(keras.losses.Loss):
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return keras.ops.square(y_true - y_pred)
+
+    mask = np.asarray([[1, 1], [0, 1], [0, 1], [0, 0], [1, 1]], bool)
+    squares = (_TARGETS - _PREDICTED) ** 2
+    shares = _losses(Squares(), (2, 2, 1), mode=StepMode.SHARE, mask=mask)
+    np.testing.assert_allclose(sum(shares), squares[mask].mean(), rtol=1e-6)
+
+
+def test_loss_in_a_mode_of_means_is_the_mean_of_the_replicas_own_examples() -> None:
+    loss = keras.losses.MeanSquaredError()
+    means = _losses(loss, (2, 2, 1), mode=StepMode.MEAN)
+    per_row = np.mean((_TARGETS - _PREDICTED) ** 2, axis=1)
+    expected = [per_row[:2].mean(), per_row[2:4].mean(), per_row[4]]
+    np.testing.assert_allclose(means, expected, rtol=1e-6)
+
+
+def test_loss_of_a_replica_without_examples_is_zero_and_no_nan() -> None:
+    loss = keras.losses.MeanSquaredError()
+    for mode in (StepMode.SHARE, StepMode.MEAN):
+        assert _losses(loss, (3, 2, 0), mode=mode)[2] == 0.0
+
+
+def test_losses_without_reduction_are_of_true_rows_only(execution: str) -> None:
+    loss = keras.losses.MeanSquaredError(reduction=None)
+    parts = _losses(loss, (3, 2), mode=StepMode.OWN, weights=_WEIGHTS)
+    expected = np.mean((_TARGETS - _PREDICTED) ** 2, axis=1) * _WEIGHTS
+    assert [len(part) for part in parts] == [3, 2]
+    np.testing.assert_allclose(np.concatenate(parts), expected, rtol=1e-6)
+
+
+def test_mask_of_padded_losses_leaves_elements_out() -> None:
+    loss = keras.losses.MeanSquaredError(reduction=None)
+    mask = np.asarray([True, False, True, True, False])
+    parts = _losses(loss, (3, 2), mode=StepMode.OWN, mask=mask)
+    expected = np.mean((_TARGETS - _PREDICTED) ** 2, axis=1) * mask
+    np.testing.assert_allclose(np.concatenate(parts), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean", "mean_with_sample_weight"])
+def test_averaging_loss_in_a_step_of_ones_own_warns(reduction: str) -> None:
+    loss = keras.losses.MeanSquaredError(reduction=reduction, name="averaging")
+    with pytest.warns(UserWarning, match="The loss 'averaging' averages over this replica's"):
+        means = _losses(loss, (3, 2), mode=StepMode.OWN)
+    per_row = np.mean((_TARGETS - _PREDICTED) ** 2, axis=1)
+    np.testing.assert_allclose(means, [per_row[:3].mean(), per_row[3:].mean()], rtol=1e-6)
+
+
+def test_averaging_loss_warns_once_however_often_it_is_called() -> None:
+    strategy = mirrored(2)
+    loss = keras.losses.MeanSquaredError(name="often")
+    parts = per_replica(strategy, [_TARGETS[:2], _TARGETS[2:4]])
+
+    def step(rows: Any) -> Any:
+        return loss(rows, rows + 1.0) + loss(rows, rows)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            strategy.run(step, args=(parts,))
+        sizes_change = per_replica(strategy, [_TARGETS[:2], _TARGETS[2:3]])
+        strategy.run(step, args=(sizes_change,))
+    assert len([warning for warning in caught if "often" in str(warning.message)]) == 1
+
+
+@pytest.mark.parametrize("reduction", [None, "none", "sum"])
+def test_other_reductions_do_not_warn(reduction: str | None) -> None:
+    loss = keras.losses.MeanSquaredError(reduction=reduction)
+    parts = _losses(loss, (3, 2), mode=StepMode.OWN)
+    assert np.isfinite(np.concatenate([np.ravel(part) for part in parts])).all()
+
+
+def test_averaging_loss_with_one_replica_does_not_warn() -> None:
+    strategy = sg.OneDeviceStrategy("cpu:0")
+    loss = keras.losses.MeanSquaredError()
+    value = strategy.run(lambda: loss(jnp.asarray(_TARGETS), jnp.asarray(_PREDICTED)))
+    np.testing.assert_allclose(float(value), np.mean((_TARGETS - _PREDICTED) ** 2), rtol=1e-6)
+
+
+def test_loss_outside_every_scope_is_that_of_keras() -> None:
+    value = keras.losses.MeanSquaredError()(_TARGETS, _PREDICTED, _WEIGHTS)
+    expected = np.mean(np.mean((_TARGETS - _PREDICTED) ** 2, axis=1) * _WEIGHTS)
+    np.testing.assert_allclose(float(value), expected, rtol=1e-6)
+
+
+def test_loss_in_a_scope_is_computed_once_for_all_replicas() -> None:
+    with mirrored(2).scope():
+        value = keras.losses.MeanSquaredError()(_TARGETS, _PREDICTED)
+    np.testing.assert_allclose(float(value), np.mean((_TARGETS - _PREDICTED) ** 2), rtol=1e-6)

@@ -7,10 +7,12 @@ import itertools
 import sys
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
 import ml_dtypes
 import numpy as np
@@ -18,7 +20,13 @@ import pytest
 
 import stratagem as sg
 from stratagem.devices import shards
-from stratagem.keras.variables.stored_value import draws_same_again
+from stratagem.execution.tracing.functionalize import on_global_model
+from stratagem.keras.variables.copied_assignments import _digest, _digest_on_device
+from stratagem.keras.variables.stored_value import (
+    draws_same_again,
+    reading_as_stored,
+    reads_as_stored,
+)
 from tests.fresh_process import run_fresh
 
 _DEVICES = [f"cpu:{index}" for index in range(4)]
@@ -250,3 +258,106 @@ def test_reading_weights_takes_the_memory_of_shards_and_one_array(
     (line,) = run_fresh(_LOADING, JAX_PLATFORMS="cpu")
     array_mib = 2048**2 * 4 / 2**20
     assert float(line.split("peak:")[1]) < 1.2 * 24 * array_mib + array_mib
+
+
+# Reads of variables as they are stored.
+
+_DEVICES_OF_STORED_READS = ["cpu:0", "cpu:1"]
+
+
+def _made(strategy: Any, **options: Any) -> Any:
+    with strategy.scope():
+        return keras.Variable(np.arange(2048.0, dtype=np.float32), **options)
+
+
+def test_only_variables_of_the_strategy_are_read_as_stored() -> None:
+    strategy, other = (
+        sg.MirroredStrategy(_DEVICES_OF_STORED_READS, shard_state="all") for _ in range(2)
+    )
+    own, foreign = _made(strategy), _made(other)
+    with reading_as_stored(strategy):
+        assert own.value is own.stored
+        assert len(foreign.value.devices()) == 1
+        with reading_as_stored(None):
+            assert len(own.value.devices()) == 1
+    np.testing.assert_array_equal(own.stored, own.value)
+
+
+def test_aggregate_of_components_is_on_all_devices() -> None:
+    strategy = sg.MirroredStrategy(_DEVICES_OF_STORED_READS)
+    variable = _made(strategy, synchronization="on_read", aggregation="mean", trainable=False)
+    with reading_as_stored(strategy):
+        value = variable.value
+    assert value.shape == variable.shape
+    assert value.sharding == strategy.topology.replicated
+    np.testing.assert_array_equal(value, np.arange(2048.0))
+
+
+def test_reads_of_other_threads_and_after_an_error_are_on_one_device() -> None:
+    variable = _made(sg.MirroredStrategy(_DEVICES_OF_STORED_READS, shard_state="all"))
+    strategy = variable.distribute_strategy
+    with ThreadPoolExecutor(1) as pool, reading_as_stored(strategy):
+        assert pool.submit(reads_as_stored, strategy).result() is False
+    with pytest.raises(KeyError), reading_as_stored(strategy):
+        raise KeyError
+    assert len(variable.value.devices()) == 1
+
+
+# Local copies: what a variable stands for in a training step, and outside.
+
+
+def test_variable_stands_for_its_copy_in_a_replica_function_only() -> None:
+    strategy = sg.LocalUpdateStrategy(devices=["cpu:0", "cpu:1"])
+    with strategy.scope():
+        variable = keras.Variable(1.0)
+        optimizer = keras.optimizers.SGD()
+        optimizer.build([variable])
+    ids = sg.PerReplica(stacked=np.array([10.0, 20.0], "float32"))
+
+    def assign(value):
+        variable.assign(value)
+        with on_global_model():
+            whole = variable.value + 0.0
+        return variable.value + 0.0, whole
+
+    own, whole = strategy.run(assign, args=(ids,))
+    assert [float(one) for one in strategy.local_results(own)] == [10.0, 20.0]
+    assert [float(one) for one in strategy.local_results(whole)] == [1.0, 1.0]
+    assert float(variable.value) == 1.0
+    np.testing.assert_array_equal(variable.local_copy.storage, [10.0, 20.0])
+    variable.assign(5.0)
+    np.testing.assert_array_equal(variable.local_copy.storage, [5.0, 5.0])
+
+
+def test_variable_without_an_optimizer_has_no_copy() -> None:
+    with sg.LocalUpdateStrategy(devices=["cpu:0", "cpu:1"]).scope():
+        variable = keras.Variable(1.0)
+    assert variable.local_copy is None
+    assert not variable.outer_state
+
+
+# Digests of assigned values: any bit counts, and a digest takes no copy from an accelerator.
+
+
+@pytest.mark.parametrize("digest", [_digest, _digest_on_device], ids=["host", "device"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float16", "int8", "uint32", "bool", "complex64"]
+)
+def test_any_change_changes_the_digest(dtype: str, digest: Any) -> None:
+    value = np.asarray([[1, 0, 1], [0, 1, 1]]).astype(jnp.dtype(dtype))
+    seen = {int(digest(jnp.asarray(value)))}
+    for place in np.ndindex(value.shape):
+        changed = value.copy()
+        changed[place] = not changed[place]
+        seen.add(int(digest(jnp.asarray(changed))))
+    seen.add(int(digest(jnp.asarray(value[::-1]))))
+    assert len(seen) == 1 + value.size + 1
+    assert digest(jnp.asarray(value)) == digest(jnp.asarray(value.copy()))
+    _ = int(digest(jnp.zeros((0, 3), dtype))), int(digest(jnp.ones((), dtype)))
+
+
+def test_digests_of_the_host_are_those_of_its_devices() -> None:
+    value = np.arange(6, dtype="float32").reshape(2, 3)
+    on_device = jax.device_put(value, jax.devices("cpu")[0])
+    assert _digest(value) == _digest(on_device) == _digest(np.asfortranarray(value))
+    assert _digest(None) is None

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stratagem.group.authentication.secret import Credentials, Secret
 from stratagem.group.protocol import frame
 from stratagem.launch.nodes.agent import NodeLink
+from stratagem.launch.nodes.launch_nodes import NodeTask
 from stratagem.launch.nodes.rendezvous import (
     _INVALID,
     MeetingPoint,
@@ -20,9 +28,12 @@ from stratagem.launch.nodes.rendezvous import (
     _record,
     beat_s,
 )
+from stratagem.launch.nodes.ssh_launch import VARIABLE
 from stratagem.launch.plan.ports import free_ports
+from stratagem.launch.plan.task_plan import TaskPlan
 from tests.fuzzing import JSON, fuzz
-from tests.unit.group.authentication.peers import dialed, key, prove
+from tests.unit.group.authentication.certificates import make_certificates
+from tests.unit.group.authentication.peers import admit, dialed, key, prove
 from tests.unit.launch.waiting import until
 
 HELLO = {"token": "t", "rank": 1, "workers": 2, "input_workers": 0, "nnodes": [2, 3]}
@@ -273,3 +284,218 @@ def test_any_message_is_recorded_or_invalid(rendezvous, hellos, records) -> None
     for record in records:
         with contextlib.suppress(*_INVALID):
             _record(node, record)
+
+
+# Connection of a node: no node 0, and one that falls silent or goes away.
+
+
+def point_of(port: int) -> MeetingPoint:
+    return MeetingPoint(least=2, most=2, rank=1, host="127.0.0.1", port=port)
+
+
+@contextlib.contextmanager
+def connected(timeout_s: float) -> Iterator[tuple[NodeLink, socket.socket]]:
+    """A link, and the other end of its connection, on which nothing is sent."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        point = point_of(server.getsockname()[1])
+        with NodeLink(point, {}, timeout_s=timeout_s, join_s=60.0) as link:
+            other, _ = server.accept()
+            with other:
+                assert admit(other, key("rendezvous")) == "node"
+                yield link, other
+
+
+def test_absence_of_node_0_is_reported_after_the_limit() -> None:
+    with NodeLink(point_of(*free_ports(1)), {}, timeout_s=60.0, join_s=0.0) as link:
+        message = link.take(60.0)
+    assert message is not None
+    assert message["kind"] == "absent"
+    assert "refused" in message["reason"] or "Connect call failed" in message["reason"]
+
+
+def test_silence_of_node_0_names_the_limit() -> None:
+    with connected(timeout_s=0.2) as (link, _):
+        reason = "no answer from node 0 for 0.2 s, the limit of --node-timeout-s"
+        assert link.take(60.0) == {"kind": "lost", "reason": reason}
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 8])
+def test_end_of_the_connection_or_an_invalid_frame_is_a_loss(data) -> None:
+    with connected(timeout_s=60.0) as (link, other):
+        other.sendall(data)
+        other.shutdown(socket.SHUT_RDWR)
+        message = link.take(60.0)
+    assert message is not None
+    assert message["kind"] == "lost"
+    assert "node 0 closed the connection" in message["reason"]
+
+
+def test_nothing_to_take_and_nowhere_to_send_is_no_error() -> None:
+    with connected(timeout_s=60.0) as (link, _):
+        assert link.take(0) is None
+    link.send({"kind": "beat"})
+
+
+def test_other_program_at_the_address_is_named_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        point = point_of(server.getsockname()[1])
+        with NodeLink(point, {}, timeout_s=60.0, join_s=60.0) as link:
+            other, _ = server.accept()
+            with other:
+                other.sendall(b"220 mail.example.org\r\n")
+                message = link.take(60.0)
+    assert message is not None
+    assert (message["kind"], message["is_final"]) == ("refused", True)
+    assert f"Another program has taken port {point.port} of node 0" in message["text"]
+
+
+def test_node_with_another_secret_is_refused_at_once() -> None:
+    point = point_of(*free_ports(1))
+    credentials = Credentials(Secret("a" * 32))
+    with (
+        Rendezvous(point, 60.0, print, Credentials(Secret("b" * 32))) as rendezvous,
+        NodeLink(point, {}, credentials, timeout_s=60.0, join_s=60.0) as link,
+    ):
+        message = link.take(60.0)
+        assert rendezvous.members() == []
+    assert message is not None
+    assert "do not have the same secret" in message["text"]
+
+
+def test_nodes_with_certificates_meet(monkeypatch, tmp_path) -> None:
+    for name, text in make_certificates(tmp_path).items():
+        monkeypatch.setenv(name, text)
+    credentials = Credentials.find("This launcher", ["127.0.0.1"])
+    hello = {"token": "t", "rank": 1, "workers": 1, "input_workers": 0, "nnodes": [2, 2]}
+    point = point_of(*free_ports(1))
+    with (
+        Rendezvous(point, 60.0, print, credentials),
+        NodeLink(point, hello, credentials, timeout_s=60.0, join_s=60.0) as link,
+    ):
+        assert link.take(60.0) == {"kind": "welcome", "rank": 1}
+
+
+# Task of another node: what has arrived about it, and what is sent to it.
+
+PLAN = TaskPlan(task_type="worker", index=2, command=(), variables={}, node="node 1 (b)")
+
+
+@pytest.fixture
+def node() -> Node:
+    writer: Any = mock.Mock()
+    return Node(
+        rank=1,
+        host="b",
+        address="",
+        workers=1,
+        input_workers=0,
+        token="",
+        writer=writer,
+        received_s=0.0,
+    )
+
+
+@pytest.fixture
+def sent() -> list[dict[str, Any]]:
+    return []
+
+
+@pytest.fixture
+def task(node, sent) -> NodeTask:
+    return NodeTask(PLAN, node, 4, sent.append)
+
+
+def test_running_task_has_not_ended(task) -> None:
+    assert task.returncode() is None
+    assert not task.look_for_members()
+    assert (task.reason, task.last_lines()) == ("", ())
+
+
+def test_end_of_another_start_is_not_its_end(node, task) -> None:
+    node.exits[3, "worker 2"] = {"returncode": 1, "lines": ()}
+    node.gone.add((3, "worker 2"))
+    assert task.returncode() is None
+    assert not task.look_for_members()
+
+
+def test_end_arrives_before_the_last_process_is_gone(node, task) -> None:
+    node.exits[4, "worker 2"] = {"returncode": -9, "lines": ("x",), "reason": "killed"}
+    assert (task.returncode(), task.last_lines(), task.reason) == (-9, ("x",), "killed")
+    assert not task.look_for_members()
+    node.gone.add((4, "worker 2"))
+    assert task.look_for_members()
+    assert task.is_gone
+
+
+def test_task_is_lost_with_its_node(node, task) -> None:
+    node.reason = "no answer"
+    assert (task.returncode(), task.reason) == (-signal.SIGKILL, "no answer")
+    assert task.look_for_members()
+
+
+def test_task_that_ended_before_its_node_was_lost_has_its_own_end(node, task) -> None:
+    node.exits[4, "worker 2"] = {"returncode": 3, "lines": ("x",)}
+    node.reason = "no answer"
+    assert (task.returncode(), task.reason) == (3, "")
+
+
+def test_signals_are_sent_and_remembered(task, sent) -> None:
+    task.send(signal.SIGTERM)
+    assert task.signals == {signal.SIGTERM}
+    assert sent == [{"kind": "signal", "start": 4, "task": "worker 2", "signum": 15}]
+
+
+# Standard input of a launcher that was started by SSH.
+
+PROGRAM = """
+import os, signal, sys, time
+from stratagem.launch.nodes import ssh_launch as ssh_lease
+ssh_lease._LIMIT_S, ssh_lease._LEASE_MARGIN_S = map(float, sys.argv[1:])
+for signum in (signal.SIGUSR1, signal.SIGTERM):
+    signal.signal(signum, lambda signum, frame: print(signum, flush=True))
+ssh_lease.hold_lease(0.0)
+print(os.environ.get("STRATAGEM_SSH_LEASE"), flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def leased(monkeypatch):
+    """Starts a program that holds a lease, and reads its first line."""
+    monkeypatch.setenv(VARIABLE, "1")
+    started: list[subprocess.Popen[str]] = []
+
+    def start(limit_s: float, margin_s: float) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(limit_s), str(margin_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "None\n"  # children do not get the variable
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        with process:  # closes its pipes
+            pass
+
+
+@pytest.mark.slow
+def test_lines_are_signals_and_the_end_is_a_notice_and_then_a_kill(leased) -> None:
+    process = leased(60.0, 0.2)
+    process.stdin.write(f"\n{int(signal.SIGUSR1)}\n\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == f"{int(signal.SIGUSR1)}\n"
+    process.stdin.close()
+    assert process.stdout.readline() == f"{int(signal.SIGTERM)}\n"
+    assert process.wait(60) == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_silence_is_an_end(leased) -> None:
+    process = leased(0.1, 0.0)
+    assert process.wait(60) == -signal.SIGKILL

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 import jax
 import pytest
 
 from stratagem.observe.profiling import recorder as module
 from stratagem.observe.profiling.recorder import (
+    UNOBSERVED,
     StepRecorder,
     current_observer,
+    end_observation,
+    find_traces,
     observe,
+    observed_call,
     read_profile,
+    read_profiles,
 )
-from tests.unit.observe.profiling.fabricated import cpu_trace, step, two_steps, write
+from tests.unit.observe.profiling.fabricated import OPERATIONS, cpu_trace, step, two_steps, write
 
 
 class Profiler:
@@ -172,3 +180,109 @@ def test_failing_devices_end_the_recording(profiler, monkeypatch) -> None:
     with pytest.raises(RuntimeError, match="a device failed"):
         recorder.close()
     assert profiler.notes[-1] == "stop"
+
+
+# Traces found in folders, with the layers written beside them.
+
+
+def _trace(folder: Path, worker: int, time: str, operations: object = None) -> Path:
+    path = folder / f"worker-{worker}" / "plugins" / "profile" / time / "vm.xplane.pb"
+    return write(path, two_steps(), operations)
+
+
+def test_latest_profile_of_each_worker(tmp_path) -> None:
+    _trace(tmp_path, 0, "2026_01_01_10_00_00")
+    latest = _trace(tmp_path, 0, "2026_01_01_11_00_00")
+    other = _trace(tmp_path, 1, "2026_01_01_10_30_00")
+    assert find_traces(tmp_path) == [latest, other]
+    assert list(read_profiles(tmp_path)) == [latest, other]
+    assert find_traces(latest.parent) == [latest]
+
+
+def test_file_and_the_one_for_perfetto_beside_it(tmp_path) -> None:
+    trace = _trace(tmp_path, 0, "a", OPERATIONS)
+    beside = trace.with_name("vm.trace.json.gz")
+    beside.write_bytes(b"")
+    for path in (trace, beside, tmp_path, str(tmp_path)):
+        assert read_profile(path).operations[0].layer == "model/dense"
+
+
+def test_trace_of_another_tool_has_no_layers(tmp_path) -> None:
+    assert read_profile(_trace(tmp_path, 0, "a")).operations[0].layer == ""
+
+
+def test_several_workers_are_no_single_profile(tmp_path) -> None:
+    _trace(tmp_path, 0, "a")
+    _trace(tmp_path, 1, "a")
+    with pytest.raises(ValueError, match="has traces of 2 workers") as caught:
+        read_profile(tmp_path)
+    assert "worker-1" in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "why"), [("", "has no trace"), ("missing", "does not exist")])
+def test_folder_without_a_trace(name, why, tmp_path) -> None:
+    with pytest.raises(FileNotFoundError, match=rf"{why}\.\nExpected a \.xplane\.pb file"):
+        find_traces(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"programs": {"jit_step": {"dot": ["a"]}}}',
+        '{"programs": {}, "host": {"processor_s": 1.0}}',
+        '{"programs": {}, "host": {"processor_s": "?", "num_cores": 2}}',
+    ],
+)
+def test_damaged_layers_are_an_error(text, tmp_path) -> None:
+    trace = _trace(tmp_path, 0, "a")
+    trace.with_name("operations.json").write_text(text)
+    with pytest.raises(ValueError, match=r"operations\.json cannot be read"):
+        read_profile(trace)
+
+
+# The one observer of training steps.
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.notes: list[object] = []
+
+    @contextlib.contextmanager
+    def step(self, num_steps, results):
+        self.notes.append(num_steps)
+        yield
+        self.notes.append(results())
+
+    def end_if_done(self) -> None:
+        self.notes.append("other work")
+
+
+@pytest.fixture
+def observer():
+    counting = Counting()
+    observe(counting)
+    yield counting
+    end_observation(counting)
+
+
+def test_calls_are_steps_or_other_work(observer) -> None:
+    with observed_call(4, lambda: "ready", trains=True):
+        observer.notes.append("runs")
+    with observed_call(1, tuple, trains=False):
+        pass
+    assert observer.notes == [4, "runs", "ready", "other work"]
+
+
+def test_second_observer_is_refused(observer) -> None:
+    with pytest.raises(RuntimeError, match="while another profile is active"):
+        observe(Counting())
+    assert current_observer() is observer
+    end_observation(Counting())  # not the registered one
+    assert current_observer() is observer
+
+
+def test_nothing_is_observed_without_one() -> None:
+    assert current_observer() is None
+    assert observed_call(1, tuple, trains=True) is UNOBSERVED

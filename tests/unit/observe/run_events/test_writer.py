@@ -17,9 +17,18 @@ from typing import Any
 import pytest
 
 from stratagem.observe.goodput.account import account_for
+from stratagem.observe.run_events import writer as event_log
 from stratagem.observe.run_events.reader import read_run
 from stratagem.observe.run_events.records import MembersEvent
-from stratagem.observe.run_events.writer import EventWriter
+from stratagem.observe.run_events.wait_clock import StepWaits
+from stratagem.observe.run_events.writer import (
+    NO_WAITS,
+    EventLog,
+    EventWriter,
+    StepAggregator,
+    StepRecord,
+    restart_count,
+)
 
 _KILLED = """
 import os, signal, sys
@@ -311,3 +320,164 @@ def test_step_with_a_pause_is_written_by_itself(tmp_path) -> None:
     assert (before["step"], before["num_steps"]) == (3, 2)
     assert (event["kind"], event["lost"], event["num_members"]) == ("members", ["worker 1"], 2)
     assert [(one["step"], one["num_steps"]) for one in after] == [(4, 1), (6, 2)]
+
+
+# Aggregation of steps into records.
+
+
+def test_first_step_is_a_line_and_the_rest_one_an_interval() -> None:
+    lines = StepAggregator(1.0, 0.0)
+    assert lines.add(1, 1, None, 5.0) == (StepRecord(0.0, 5.0, 1, 1, 5.0),)
+    written = [lines.add(2 + n, 1, 0.1, 5.25 + n * 0.25) for n in range(7)]
+    # Those between, and at 6.0 the line of all; it begins where the one before has ended.
+    assert [len(one) for one in written] == [0, 0, 0, 1, 0, 0, 0]
+    (line,) = written[3]
+    assert (line.begin_s, line.end_s, line.step, line.num_steps) == (5.0, 6.0, 5, 4)
+    assert round(line.duration_s, 6) == 0.4
+    rest = lines.take()
+    assert rest is not None
+    assert (rest.begin_s, rest.end_s, rest.step, rest.num_steps) == (6.0, 6.75, 8, 3)
+    assert lines.take() is None
+
+
+def test_several_steps_of_a_call() -> None:
+    lines = StepAggregator(1.0, 0.0)
+    assert lines.add(50, 50, 2.0, 2.0) == (StepRecord(0.0, 2.0, 50, 50, 2.0),)
+    assert lines.add(100, 50, None, 2.5) == ()
+    assert lines.add(150, 50, None, 3.0) == (StepRecord(2.0, 3.0, 150, 100, 1.0),)
+
+
+def test_long_pause_is_not_in_a_line() -> None:
+    lines = StepAggregator(1.0, 0.0)
+    lines.add(1, 1, 1.0, 1.0)
+    lines.add(2, 1, 0.5, 1.5)
+    assert lines.add(3, 1, 0.5, 60.0) == (
+        StepRecord(1.0, 1.5, 2, 1, 0.5),
+        StepRecord(59.5, 60.0, 3, 1, 0.5),
+    )
+
+
+def test_steps_that_do_not_follow_are_apart() -> None:
+    lines = StepAggregator(10.0, 0.0)
+    lines.add(7, 1, 1.0, 1.0)
+    lines.add(8, 1, 1.0, 2.0)
+    assert lines.add(3, 1, 1.0, 3.0) == (StepRecord(1.0, 2.0, 8, 1, 1.0),)
+    assert lines.take() == StepRecord(2.0, 3.0, 3, 1, 1.0)
+
+
+def test_time_of_something_else_is_in_no_line() -> None:
+    lines = StepAggregator(10.0, 0.0)
+    lines.add(1, 1, None, 1.0)
+    lines.interrupt(4.0, is_restart=False)
+    assert lines.add(2, 1, None, 5.0) == ()
+    assert lines.take() == StepRecord(4.0, 5.0, 2, 1, 1.0)
+    lines.interrupt(6.0, is_restart=True)
+    assert lines.add(3, 1, None, 7.0) == (StepRecord(6.0, 7.0, 3, 1, 1.0),)
+    # The call has begun before the failure that it has met.
+    lines.interrupt(8.0, is_restart=True)
+    assert lines.add(4, 1, 2.0, 9.0) == (StepRecord(7.0, 9.0, 4, 1, 2.0),)
+
+
+def test_state_kept_in_memory_belongs_to_the_time_before_the_next_step() -> None:
+    lines = StepAggregator(10.0, 0.0)
+    lines.keep(0.25)
+    assert lines.add(1, 1, 0.5, 1.0) == (StepRecord(0.0, 1.0, 1, 1, 0.5, 0.25),)
+    lines.keep(0.25)
+    assert lines.add(2, 1, 0.5, 2.0) == ()
+    lines.keep(0.125)
+    lines.keep(0.125)
+    assert lines.add(3, 1, None, 3.0) == ()  # all the time but that
+    assert lines.take() == StepRecord(1.0, 3.0, 3, 2, 1.25, 0.5)
+    lines.keep(0.25)
+    lines.interrupt(4.0, is_restart=False)
+    lines.add(4, 1, None, 5.0)
+    assert lines.take() == StepRecord(4.0, 5.0, 4, 1, 1.0)
+    # A pause that is longer than a line is in none, with all that was in it.
+    lines.keep(0.25)
+    assert lines.add(5, 1, 1.0, 30.0) == (StepRecord(29.0, 30.0, 5, 1, 1.0),)
+
+
+def test_interval_of_nothing_is_a_line_a_call() -> None:
+    lines = StepAggregator(0.0, 0.0)
+    assert [len(lines.add(step, 1, None, float(step))) for step in range(1, 5)] == [1, 1, 1, 1]
+
+
+def test_waits_of_a_line_are_added_up() -> None:
+    lines = StepAggregator(10.0, 0.0)
+    one = StepWaits(waited_s=0.5, input_s=0.25, received_s={"worker 1": 0.125})
+    lines.add(1, 1, 1.0, 1.0, one)  # a line by itself
+    lines.add(2, 1, 1.0, 2.0, one)
+    lines.add(3, 1, 1.0, 3.0, one)
+    record = lines.take()
+    assert record is not None
+    assert record.waits == one.plus(one)
+    event = record.event(7.0)
+    assert (event.time_s, event.monotonic_s, event.step, event.num_steps) == (7.0, 3.0, 3, 2)
+    assert (event.waited_s, event.input_s, event.peers_s) == (1.0, 0.5, None)
+    assert event.received_s == {"worker 1": 0.25}
+
+
+def test_waits_that_one_step_lacks_are_unknown() -> None:
+    lines = StepAggregator(10.0, 0.0)
+    for step, waits in enumerate((NO_WAITS, StepWaits(waited_s=0.5), NO_WAITS), start=1):
+        lines.add(step, 1, 1.0, float(step), waits)
+    record = lines.take()
+    assert record is not None
+    assert record.event(0.0).waited_s is None
+
+
+# Lines of an event file, and disks that take none.
+
+
+def test_lines_are_written_at_once_and_not_after_the_end(tmp_path) -> None:
+    log = EventLog(tmp_path / "new", "worker-0")
+    log.write("first")
+    assert (tmp_path / "new" / "worker-0.jsonl").read_text() == "first\n"
+    log.close()
+    log.close()
+    log.write("second")
+    assert (tmp_path / "new" / "worker-0.jsonl").read_text() == "first\n"
+
+
+def test_process_of_the_same_name_gets_a_file_of_its_own(tmp_path) -> None:
+    for _ in range(3):
+        EventLog(tmp_path, "worker-0").close()
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["worker-0.2.jsonl", "worker-0.3.jsonl", "worker-0.jsonl"]
+
+
+def test_torn_line_is_ended_before_the_next_one(tmp_path, monkeypatch) -> None:
+    log = EventLog(tmp_path, "worker-0")
+    real = os.write
+    monkeypatch.setattr(event_log.os, "write", lambda file, data: real(file, data[:3]))
+    with pytest.warns(RuntimeWarning, match="only part"):
+        log.write("first")
+    monkeypatch.setattr(event_log.os, "write", real)
+    log.write("second")
+    log.close()
+    assert (tmp_path / "worker-0.jsonl").read_text() == "fir\nsecond\n"
+
+
+def test_folder_that_cannot_be_made_warns_once(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.warns(RuntimeWarning, match="Events of this run are lost"):
+        log = EventLog(tmp_path / "file", "worker-0")
+    log.write("lost without another warning, which would be an error here")
+
+
+# Number of earlier starts, read from the environment.
+
+
+@pytest.mark.parametrize(("text", "count"), [(None, 0), ("", 0), ("0", 0), ("12", 12)])
+def test_count(monkeypatch, text, count) -> None:
+    monkeypatch.delenv("STRATAGEM_RESTART_COUNT", raising=False)
+    if text is not None:
+        monkeypatch.setenv("STRATAGEM_RESTART_COUNT", text)
+    assert restart_count() == count
+
+
+@pytest.mark.parametrize("text", ["often", "-1", "1.5"])
+def test_count_that_is_none_is_refused(monkeypatch, text) -> None:
+    monkeypatch.setenv("STRATAGEM_RESTART_COUNT", text)
+    with pytest.raises(ValueError, match=f"STRATAGEM_RESTART_COUNT='{text}' is not a count"):
+        restart_count()

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import stat
+import struct
+import subprocess
+import sys
+import threading
 import tracemalloc
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from stratagem.errors import DataLossError
+from stratagem.errors import DataLossError, UnavailableError
+from stratagem.group.transport import journal_folders as module
+from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.journal import _RECORD, MARK, Journal, frames_in
-from stratagem.group.transport.wire import Message
+from stratagem.group.transport.journal_folders import remove_journal, sweep_journals
+from stratagem.group.transport.journal_lock import JournalLock
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.wire import Message, pack
+from stratagem.parameter_server.client.client import ServerClient
+from stratagem.parameter_server.client.shard_layout import ShardLayout
+from stratagem.parameter_server.server.server import ParameterServer
+from tests.fuzzing import JSON, fuzz
+from tests.unit.parameter_server.fuzzing import damaged
+from tests.unit.parameter_server.server.update_rules import Momentum
 
 
 def message(number: int) -> Message:
@@ -275,3 +294,205 @@ def test_disk_that_is_full_in_the_middle_of_a_record_leaves_the_journal_as_it_wa
         journal.append(message(3))
     with Journal(path) as journal:
         assert numbers(journal) == [1, 3]
+
+
+# Fuzz tests of journals: what is read is what was written, or the damage is named.
+
+_KEYS = ClusterKeys.make()
+
+
+@pytest.fixture(scope="module")
+def journal_of_damaged_journal(tmp_path_factory) -> Path:
+    """A journal of all that a server writes."""
+    path = tmp_path_factory.mktemp("journal_of_damaged_journal") / "journal_of_damaged_journal"
+    with (
+        ParameterServer(_KEYS, journal=path, journal_interval_s=1e6) as server,
+        Connections(_KEYS, [server.address]) as connections,
+    ):
+        client = ServerClient(connections)
+        client.create(ShardLayout("v", (3,), "float32", (0,), (3,)), np.ones(3, np.float32))
+        table = ShardLayout("table", (40, 2), "float32", (0,), (40,), has_rows=True)
+        client.create(table, np.ones((40, 2), np.float32))
+        client.set_rule(Momentum(), ["v", "table"])
+        for number in range(3):
+            rows = {"table": (np.array([number]), np.ones((1, 2), np.float32))}
+            assert client.push({"v": np.ones(3, np.float32)}, rows).is_used
+            client.journal()
+    return path
+
+
+@contextlib.contextmanager
+def quietly():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+
+
+@pytest.mark.slow
+@fuzz
+@given(data=st.data())
+def test_damaged_journal_has_the_first_records_or_is_refused(
+    journal_of_damaged_journal, tmp_path, data
+) -> None:
+    path = tmp_path / "journal_of_damaged_journal"
+    changed = data.draw(damaged(journal_of_damaged_journal.read_bytes()))
+    path.write_bytes(changed)
+    with Journal(journal_of_damaged_journal) as whole:
+        wanted = [[bytes(frame) for frame in pack(one)] for one in whole.messages]
+    try:
+        with quietly(), Journal(path) as read:
+            got = [[bytes(frame) for frame in pack(one)] for one in read.messages]
+            num_dropped = read.num_dropped
+    except DataLossError:
+        assert path.read_bytes() == changed
+        return
+    if changed.startswith(journal_of_damaged_journal.read_bytes()[:20]):
+        # A record that was doubled is intact too.
+        assert all(one in wanted for one in got)
+    # The head of an earlier version is renewed.
+    assert num_dropped or path.read_bytes()[20 : len(changed)] == changed[20:]
+
+
+def test_refused_journal_of_an_earlier_version_keeps_its_head(
+    journal_of_damaged_journal, tmp_path
+) -> None:
+    path = tmp_path / "journal_of_damaged_journal"
+    whole = journal_of_damaged_journal.read_bytes()
+    changed = whole[:18] + b"2" + whole[19:21] + bytes([whole[21] ^ 1]) + whole[22:]
+    path.write_bytes(changed)
+    with pytest.raises(DataLossError, match="fails its checksum"):
+        Journal(path)
+    assert path.read_bytes() == changed
+
+
+@fuzz
+@given(data=st.data())
+def test_forged_journal_is_restored_or_refused(journal_of_damaged_journal, tmp_path, data) -> None:
+    """All of its checksums are right."""
+    path = tmp_path / "journal_of_damaged_journal"
+    with Journal(journal_of_damaged_journal) as whole:
+        entry = whole.messages[0]
+        frames = [bytes(frame) for frame in pack(entry)]
+    head = frames[0].partition(b"\0")
+    header = json.loads(head[0])
+    change = data.draw(st.sampled_from(["field", "part", "bytes"]))
+    if change == "field":
+        header["fields"][data.draw(st.sampled_from([*header["fields"]]))] = data.draw(JSON)
+    elif change == "part":
+        part = data.draw(st.sampled_from(header["fields"]["parts"]))
+        part[data.draw(st.sampled_from([*part]))] = data.draw(JSON)
+        part.get("spec") and part["spec"] and isinstance(part["spec"], dict) and part[
+            "spec"
+        ].update(shape=data.draw(st.lists(st.integers(-2, 2**50), max_size=3)))
+    frames[0] = json.dumps(header, separators=(",", ":")).encode() + head[1] + head[2]
+    if change == "bytes":
+        frames[0] = data.draw(damaged(frames[0]))
+    lengths = struct.pack(f"<{len(frames)}Q", *map(len, frames))
+    body = struct.pack("<I", len(frames)) + lengths + b"".join(frames)
+    record = _RECORD.pack(MARK, len(body), zlib.crc32(body))
+    whole_head = journal_of_damaged_journal.read_bytes()[:20]
+    path.write_bytes(whole_head + record + zlib.crc32(record).to_bytes(4, "little") + body)
+    with contextlib.suppress(DataLossError), quietly():
+        ParameterServer(_KEYS, journal=path, journal_interval_s=1e6).close()
+
+
+# Who may write a journal.
+
+_KEEP = (
+    "import sys\n"
+    "from pathlib import Path\n"
+    "from stratagem.group.transport.journal_lock import JournalLock\n"
+    "lock = JournalLock(Path(sys.argv[1]))\n"
+    "print('there', flush=True)\n"
+    "sys.stdin.read()\n"
+)
+
+
+def _keeper(path: Path) -> subprocess.Popen[str]:
+    keeper = subprocess.Popen(
+        [sys.executable, "-c", _KEEP, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert keeper.stdout is not None
+    assert keeper.stdout.readline() == "there\n"
+    return keeper
+
+
+def test_lock_of_another_process_is_refused_until_that_one_is_killed(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "journal.lock"
+    with _keeper(path) as keeper:
+        monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.1")
+        with pytest.raises(UnavailableError, match="is in use by process") as raised:
+            JournalLock(path)
+        assert f"process {keeper.pid} on " in str(raised.value)
+        monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "60")
+        taken: list[JournalLock] = []
+        waiting = threading.Thread(target=lambda: taken.append(JournalLock(path)))
+        waiting.start()
+        assert waiting.is_alive()
+        keeper.kill()
+        waiting.join()
+        taken[0].close()
+        taken[0].close()
+
+
+def test_journal_is_of_one_server(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.1")
+    keys, path = ClusterKeys.make(), tmp_path / "folder" / "server-0.journal"
+    with (
+        ParameterServer(keys, journal=path),
+        pytest.raises(UnavailableError, match="is in use by process"),
+    ):
+        ParameterServer(keys, journal=path)
+    ParameterServer(keys, journal=path).close()
+
+
+def test_journal_that_cannot_be_read_is_given_free(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.1")
+    keys, path = ClusterKeys.make(), tmp_path / "server-0.journal"
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        ParameterServer(keys, journal=path)
+    path.rmdir()
+    ParameterServer(keys, journal=path).close()
+
+
+# Journals that no run uses any more.
+
+
+def age(path: Path, age_s: float) -> None:
+    changed_s = path.stat().st_mtime - age_s
+    for one in (*path.iterdir(), path):
+        os.utime(one, (changed_s, changed_s))
+
+
+def test_journal_is_removed_with_what_is_empty_then(tmp_path) -> None:
+    base = tmp_path / "journals"
+    journals = [base / "run" / f"server-{index}.journal" for index in range(2)]
+    for journal in journals:
+        JournalLock(Path(f"{journal}.lock")).close()
+        journal.write_bytes(b"x")
+    remove_journal(journals[0])
+    assert sorted(path.name for path in journals[1].parent.iterdir()) == [
+        "server-1.journal",
+        "server-1.journal.lock",
+    ]
+    remove_journal(journals[1])
+    remove_journal(journals[1])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_journals_that_no_process_used_for_a_day_are_removed(tmp_path) -> None:
+    folders = {name: tmp_path / name for name in ("abandoned", "used", "recent")}
+    for folder in folders.values():
+        JournalLock(folder / "server-0.journal.lock").close()
+        (folder / "server-0.journal").write_bytes(b"x")
+    with JournalLock(folders["used"] / "server-0.journal.lock"):
+        for folder in folders.values():
+            age(folder, module._ABANDONED_S + 1)
+        os.utime(folders["recent"] / "server-0.journal")
+        sweep_journals(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["recent", "used"]
+    sweep_journals(tmp_path / "not there")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
@@ -14,7 +17,13 @@ from stratagem.parameter_server.server.pushes import (
     SynchronousSums,
     SynchronousUpdates,
 )
-from stratagem.parameter_server.server.store import ServerVariables
+from stratagem.parameter_server.server.store import Rules, ServerVariables
+from stratagem.parameter_server.server.updates import (
+    LocalRounds,
+    OuterUpdate,
+    outer_name,
+    stored_name,
+)
 from tests.unit.parameter_server.server.test_store import make_store
 from tests.unit.parameter_server.server.update_rules import Momentum
 
@@ -225,3 +234,160 @@ def test_sums_do_not_wait_for_lost_workers_nor_outlive_their_update() -> None:
     assert len(asked.answers) == 2
     asked.sums.flush()
     assert asked.answers[2:] == [("a", [10.0])]
+
+
+# The servers' update under local updates, beside Keras's SGD.
+
+RNG = np.random.default_rng(5)
+START = RNG.normal(size=(2, 3)).astype("float32")
+CHANGES = RNG.normal(size=(6, 2, 3)).astype("float32")
+
+
+def store_of(value: np.ndarray = START, **options: Any) -> ServerVariables:
+    store = make_store(w=value)
+    store.set_rule(OuterUpdate(LocalRounds(period=4, **options)), ["w"], "outer")
+    return store
+
+
+def pushed(store: ServerVariables, changes: Sequence[np.ndarray]) -> list[np.ndarray]:
+    values: list[np.ndarray] = []
+    for change in changes:
+        store.update({"w": change}, {}, {"w": "outer"})
+        values.append(np.array(store.pull(["w"])[0]))
+    return values
+
+
+def nesterov(changes: Sequence[np.ndarray], rate: float, momentum: float) -> np.ndarray:
+    """Keras's SGD; a change is a negative gradient."""
+    variable = keras.Variable(START)
+    optimizer = keras.optimizers.SGD(rate, momentum, nesterov=True)
+    for change in changes:
+        optimizer.apply([-change], [variable])
+    return np.asarray(variable.value)
+
+
+def test_local_sgd_adds_the_mean_of_the_changes() -> None:
+    values = pushed(store_of(num_workers=3, num_pushes=3), CHANGES[:3])
+    np.testing.assert_allclose(values[0], START + CHANGES[0] / 3, rtol=1e-6)
+    np.testing.assert_allclose(values[-1], START + CHANGES[:3].mean(0), rtol=1e-5)
+
+
+def test_synchronous_changes_are_those_of_nesterov_momentum() -> None:
+    options: Mapping[str, Any] = {"learning_rate": 0.7, "momentum": 0.9}
+    values = pushed(store_of(num_workers=3, num_pushes=1, **options), CHANGES)
+    np.testing.assert_allclose(values[-1], nesterov(CHANGES, 0.7, 0.9), rtol=1e-4, atol=1e-6)
+
+
+def test_pushes_of_all_workers_are_one_step_of_nesterov_momentum() -> None:
+    store = store_of(num_workers=3, num_pushes=3, learning_rate=0.7, momentum=0.9)
+    values = pushed(store, CHANGES)
+    means = [CHANGES[:3].mean(0), CHANGES[3:].mean(0)]
+    np.testing.assert_allclose(values[2], nesterov(means[:1], 0.7, 0.9), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(values[5], nesterov(means, 0.7, 0.9), rtol=1e-5, atol=1e-6)
+    # In between there is no momentum, which a stale change would multiply.
+    np.testing.assert_allclose(values[3], values[2] + 0.7 * CHANGES[3] / 3, rtol=1e-5, atol=1e-6)
+
+
+def test_half_precision_has_momentum_in_float32() -> None:
+    store = store_of(START.astype("float16"), num_workers=2, num_pushes=2, momentum=0.5)
+    pushed(store, CHANGES[:2].astype("float16"))
+    value, momentum, total = store.pull(["w", "w:outer.outer_momentum", "w:outer.outer_sum"])
+    assert (value.dtype, momentum.dtype, total.dtype) == ("float16", "float32", "float32")
+    np.testing.assert_allclose(momentum, CHANGES[:2].mean(0), rtol=1e-2, atol=1e-3)
+    assert not total.any()
+
+
+@pytest.mark.parametrize("num_pushing", [2, 3])
+def test_synchronous_update_averages_over_those_that_pushed(num_pushing: int) -> None:
+    store = store_of(num_workers=3, num_pushes=1)
+    updates = SynchronousUpdates(store, num_pushing, averages=True)
+    answers: list[bool] = []
+
+    def answer(version: int, *, is_used: bool) -> None:
+        answers.append(is_used)
+
+    for worker in range(num_pushing):
+        whole = {"w": CHANGES[worker]}
+        updates.add(Contribution(str(worker), 0, whole, {}, answer, answers.append, {"w": "outer"}))
+    assert answers == [True] * num_pushing
+    expected = START + CHANGES[:num_pushing].mean(0)
+    np.testing.assert_allclose(store.pull(["w"])[0], expected, rtol=1e-5)
+
+
+def test_another_method_is_another_rule() -> None:
+    rounds = LocalRounds(period=4, num_workers=2, num_pushes=2)
+    assert OuterUpdate(rounds).describe() == {
+        "outer_learning_rate": 1.0,
+        "outer_momentum": None,
+        "num_pushes": 2,
+    }
+    assert outer_name("adam") == "outer_adam"
+
+
+# Optimizers of a server by name, and their scalars.
+
+
+class Rule:
+    """A rule with a step count and a rate; it updates nothing."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def scalars(self) -> dict[str, np.ndarray]:
+        return {"step": np.zeros((), np.int64), "rate": np.array(self.rate, np.float32)}
+
+    def slots(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Any]:
+        return []
+
+    def apply(self, state: Any, grads: Any) -> Any:
+        return state
+
+    def describe(self) -> dict[str, Any]:
+        return {"rate": self.rate}
+
+
+@pytest.fixture
+def rules() -> Rules:
+    made = Rules()
+    made.set("sgd", Rule(0.1))
+    made.set("adam", Rule(0.01))
+    return made
+
+
+def test_scalars_are_listed_by_optimizer_and_name(rules) -> None:
+    assert rules.names == ["sgd", "adam"]
+    assert {name: float(value) for name, value in rules.scalars.items()} == {
+        stored_name("sgd", "step"): 0,
+        stored_name("sgd", "rate"): pytest.approx(0.1),
+        stored_name("adam", "step"): 0,
+        stored_name("adam", "rate"): pytest.approx(0.01),
+    }
+
+
+def test_same_rule_again_keeps_its_scalars_and_another_one_is_refused(rules) -> None:
+    rules.keep("sgd", {"step": np.array(5), "rate": np.array(0.2)})
+    same = Rule(0.1)
+    rules.set("sgd", same)
+    assert rules.find("sgd", []) is same
+    assert rules.scalars_of("sgd")["step"] == 5
+    with pytest.raises(ValueError, match="already have another optimizer with this name"):
+        rules.set("sgd", Rule(0.5))
+    assert rules.find("sgd", []) is same
+
+
+def test_scalar_is_set_in_its_own_dtype_for_its_optimizer_alone(rules) -> None:
+    rules.set_scalar(stored_name("adam", "step"), np.array(7.0))
+    assert rules.scalars_of("adam")["step"].dtype == np.int64
+    assert (rules.scalars_of("adam")["step"], rules.scalars_of("sgd")["step"]) == (7, 0)
+    for name in (stored_name("adam", "momentum"), stored_name("ftrl", "step"), "step"):
+        with pytest.raises(KeyError, match="no scalar"):
+            rules.set_scalar(name, np.array(1))
+
+
+def test_optimizer_that_is_missing_or_dropped_is_named_by_its_variables(rules) -> None:
+    rules.drop("sgd")
+    rules.drop("never there")
+    assert rules.names == ["adam"]
+    assert stored_name("sgd", "step") not in rules.scalars
+    with pytest.raises(RuntimeError, match=r"Gradients of \['kernel'\] were pushed before"):
+        rules.find("sgd", ["kernel"])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import collections
+import copy
+import json
+from typing import Any
 
 import jax
 import keras
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from tests.parity.comparison import mirrored
 from tests.unit.test_rendering import require_plain
 
 _DEVICES = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
@@ -157,3 +161,133 @@ def test_notebook_shows_a_small_table(make) -> None:
 def test_many_devices_are_shortened() -> None:
     devices = [jax.devices("cpu")[index] for index in range(4)]
     assert "cpu:3" in sg.MirroredStrategy(devices)._repr_html_()
+
+
+# What distribute_dataset, distribute_datasets_from_function and run_steps refuse.
+
+_PER_REPLICA = sg.InputOptions(replication_mode=sg.InputReplicationMode.PER_REPLICA)
+
+
+def _iterator(strategy: sg.Strategy) -> sg.DistributedIterator:
+    return iter(strategy.distribute_dataset([np.zeros(2)]))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "error", "message"),
+    [
+        ([np.zeros(2)], _PER_REPLICA, NotImplementedError, "call distribute_datasets_from_func"),
+        ([np.zeros(2)], {"buffer": 1}, TypeError, "options={'buffer': 1} is of type dict"),
+        (3, None, TypeError, "3 of type int was passed as a dataset"),
+        (np.zeros((2, 2)), None, ValueError, "Unbatched arrays were passed as a dataset"),
+    ],
+)
+def test_dataset_that_cannot_be_distributed_is_refused(
+    dataset: Any, options: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        mirrored(2).distribute_dataset(dataset, options)
+
+
+def test_distributed_dataset_is_not_distributed_again() -> None:
+    strategy = mirrored(2)
+    with pytest.raises(TypeError, match="received a dataset that is distributed"):
+        strategy.distribute_dataset(strategy.distribute_dataset([np.zeros(2)]))
+
+
+@pytest.mark.parametrize(
+    ("dataset_fn", "message"),
+    [([1], "received .1. of type list"), (lambda _: None, "dataset_fn returned None")],
+)
+def test_function_that_makes_no_dataset_is_refused(dataset_fn: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        mirrored(2).distribute_datasets_from_function(dataset_fn)
+
+
+@pytest.mark.parametrize("name", ["distribute_dataset", "distribute_datasets_from_function"])
+def test_tensorflow_s_long_names_are_the_same(name: str) -> None:
+    assert getattr(sg.Strategy, f"experimental_{name}") is getattr(sg.Strategy, name)
+
+
+def test_datasets_are_not_made_in_a_replica_function() -> None:
+    strategy = mirrored(2)
+    for wrong in (
+        lambda: strategy.distribute_dataset([np.zeros(2)]),
+        lambda: strategy.distribute_datasets_from_function(lambda _: [np.zeros(2)]),
+        lambda: strategy.run_steps(np.sum, _iterator(strategy), 1),
+    ):
+        with pytest.raises(RuntimeError, match="cross-replica context"):
+            strategy.run(wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"fn": 3}, TypeError, "run_steps received fn=3 of type int"),
+        ({"iterator": [1]}, TypeError, r"received iterator=\[1\] of type list"),
+        ({"num_steps": 1.5}, TypeError, "received num_steps=1.5 of type float"),
+        ({"num_steps": True}, TypeError, "received num_steps=True of type bool"),
+        ({"num_steps": 0}, ValueError, "received num_steps=0"),
+        ({"iterator": _iterator(mirrored(3))}, ValueError, "received an iterator of Mirrored"),
+        ({"reduce": "max"}, ValueError, "is not a reduction"),
+    ],
+)
+def test_steps_that_cannot_be_run_are_refused(
+    wrong: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    strategy = mirrored(2)
+    call = {"fn": np.sum, "iterator": _iterator(strategy), "num_steps": 1, **wrong}
+    with pytest.raises(error, match=message):
+        strategy.run_steps(**call)
+
+
+# A strategy records its constructor call, so that another process can repeat it.
+
+
+def test_strategy_is_recreated_with_its_arguments() -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=sg.RingAllReduce())
+    assert strategy.recreate is not None
+    again = strategy.recreate()
+    assert again is not strategy
+    assert repr(again) == repr(strategy)
+    assert type(again.cross_device_ops) is sg.RingAllReduce
+
+
+def test_copy_can_be_recreated() -> None:
+    copied = copy.deepcopy(sg.MirroredStrategy(["cpu:0", "cpu:1"]))
+    assert copied.recreate is not None
+    assert copied.recreate().num_replicas_in_sync == 2
+
+
+def test_strategy_without_a_recorded_call_has_none() -> None:
+    assert sg.get_strategy().recreate is None
+
+
+def test_argument_of_tensorflow_names_the_new_one() -> None:
+    with pytest.raises(TypeError, match=r"received num_gpus=2.*\n.*\n?Fix: write"):
+        sg.MirroredStrategy(num_gpus=2)  # pyright: ignore[reportCallIssue]
+
+
+# A strategy in a task that does not train is an error at every entry, and names the task.
+
+
+@pytest.fixture
+def strategy_of_non_training(monkeypatch) -> sg.ParameterServerStrategy:
+    jobs = ("chief", "ps", "worker")
+    cluster = {job: [f"127.0.0.1:{port}"] for port, job in enumerate(jobs, start=1)}
+    text = json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}})
+    monkeypatch.setenv("TF_CONFIG", text)
+    return sg.ParameterServerStrategy()
+
+
+def test_every_entry_is_refused(strategy_of_non_training) -> None:
+    message = "was used in ps 0, which does not train"
+    batches = iter(strategy_of_non_training.distribute_dataset([np.arange(2)]))
+    with pytest.raises(RuntimeError, match=message), strategy_of_non_training.scope():
+        pass
+    with pytest.raises(RuntimeError, match=message):
+        strategy_of_non_training.run(lambda: 1)
+    with pytest.raises(RuntimeError, match=message):
+        strategy_of_non_training.run_steps(np.sum, batches, 1)
+    with pytest.raises(RuntimeError, match=message):
+        sg.coordinator.ClusterCoordinator(strategy_of_non_training)
+    assert sg.get_strategy() is not strategy_of_non_training

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from stratagem.parameter_server.server.tables import row_formats
-from stratagem.parameter_server.server.tables.row_formats import RowFormat
+from stratagem.parameter_server.server.tables.row_formats import RowFormat, mix64, seeded
 from tests.unit.parameter_server.server.tables.scalar_hash import (
     GOLDEN,
     KEYS,
@@ -266,3 +266,27 @@ def test_memory_of_a_row(storage_dtype, value_bytes) -> None:
     table = store.tables["t"]
     others = table["bytes"] - 5000 * (value_bytes + 16)  # the slot is float32
     assert 25 * 5000 < others < 50 * 5000
+
+
+# Mixed bits of keys, against MurmurHash3 in Python integers.
+
+
+def test_numbers_are_mixed_as_murmurhash_does() -> None:
+    numbers = [0, 1, 2**63, 2**64 - 1, 0x0123456789ABCDEF]
+    got = mix64(np.array(numbers, np.uint64))
+    assert [*map(int, got)] == [*map(mixed, numbers)]
+    assert int(got[1]) == 0xB456BCFC34C2CB2C  # fmix64(1) of the reference implementation
+
+
+def test_seed_changes_the_bits_of_a_key() -> None:
+    keys = np.array(KEYS, np.int64)
+    for seed in (0, 1, 2**63 - 1):
+        assert [*map(int, seeded(keys, seed))] == [seeded_key(key, seed) for key in KEYS]
+    assert (seeded(keys, 0) != seeded(keys, 1)).all()
+
+
+def test_each_bit_of_the_input_changes_half_of_the_output() -> None:
+    numbers = np.random.default_rng(0).integers(0, 2**63, 2000).astype(np.uint64)
+    for bit in range(64):
+        changed = mix64(numbers) ^ mix64(numbers ^ np.uint64(1 << bit))
+        assert abs(np.bitwise_count(changed).mean() - 32) < 0.6  # 6 deviations of the mean
