@@ -169,7 +169,10 @@ def _train(environments: Environments, num_backup_workers: int, num_steps: int) 
     workload = WORKLOADS["mlp"]
     batch_size = _NUM_WORKERS * workload.batch_size
     with tempfile.TemporaryDirectory() as folder:
-        arrays = dataclasses.replace(workload, batch_size=batch_size).arrays()
+        steps_per_epoch = min(workload.steps_per_epoch, 3 * num_steps)
+        arrays = dataclasses.replace(
+            workload, batch_size=batch_size, steps_per_epoch=steps_per_epoch
+        ).arrays()
         for array, path in zip(arrays, ("x", "y"), strict=True):
             np.save(Path(folder) / f"{path}.npy", array)
         options = {
