@@ -160,7 +160,7 @@ def test_missing_library_is_named(tmp_path, monkeypatch, missing) -> None:
 
     write(tmp_path, straggling())
     monkeypatch.setattr(optional_libraries, "importlib", type("", (), {"import_module": without}))
-    with pytest.raises(ImportError, match=rf"(?s)needs {missing}.*stratagem\[report\]"):
+    with pytest.raises(ImportError, match=rf"(?s)needs {missing}.*stratagem\[observe\]"):
         write_report([tmp_path], tmp_path / "report.html")
 
 
@@ -247,7 +247,7 @@ def test_span_export_missing_library_is_named(monkeypatch) -> None:
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(optional_libraries, "importlib", type("", (), {"import_module": without}))
-    with pytest.raises(ImportError, match=r"(?s)OpenTelemetry needs.*stratagem\[opentelemetry\]"):
+    with pytest.raises(ImportError, match=r"(?s)OpenTelemetry needs.*stratagem\[observe\]"):
         SpanExport("runs/digits")
 
 
