@@ -45,11 +45,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tests/unit/cli/doctor/test_examination.py",
         "tests/unit/cli/doctor/test_settings.py",
         "tests/unit/cli/test_config_file.py",
-        "tests/unit/cli/test_kubernetes.py",
+        "tests/unit/cli/test_other_commands.py",
         "tests/unit/cli/selftest",
         "tests/unit/cluster/test_accelerators.py",
         "tests/unit/test_environment.py",
-        "tests/unit/test_errors.py",
+        "tests/unit/test_public_names.py",
         "tests/unit/devices/topology",
     ),
     "servers": (

@@ -329,7 +329,7 @@ def test_members_of_a_group_are_counted() -> None:
     assert "workers" not in shown(gang_restart(), 30).splitlines()[0]
 
 
-# Loops over a growing folder; tests/unit/cli/test_kubernetes.py has one in a terminal.
+# Loops over a growing folder; tests/unit/cli/test_other_commands.py has one in a terminal.
 
 
 def test_frame_of_a_run(tmp_path, capsys) -> None:
