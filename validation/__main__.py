@@ -79,6 +79,12 @@ CHECKS = {
         None,
         ("validation.latest",),
     ),
+    "mutants": Check(
+        "coverage by package, and 40 small mistakes in each: how many the quick tests notice",
+        _EXTERNAL,
+        ("validation.mutants",),
+        variables=_QUICKLY,
+    ),
     "peers": Check(
         "datasets of TensorFlow, PyTorch and Hugging Face, and TensorFlow's data service",
         _PEERS,
