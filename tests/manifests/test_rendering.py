@@ -138,5 +138,5 @@ def test_value_too_long_for_a_process_is_refused() -> None:
 
 def test_library_that_is_missing_is_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ImportError, match=r"Rendering needs jinja2(?s:.)*'stratagem\[manifests\]'"):
+    with pytest.raises(ImportError, match=r"Rendering needs jinja2(?s:.)*'stratagem\[clusters\]'"):
         Template("")

@@ -124,5 +124,5 @@ def test_missing_library_is_named(tmp_path, monkeypatch, missing) -> None:
 
     write(tmp_path, straggling())
     monkeypatch.setattr(optional_libraries, "importlib", type("", (), {"import_module": without}))
-    with pytest.raises(ImportError, match=rf"(?s)needs {missing}.*stratagem\[report\]"):
+    with pytest.raises(ImportError, match=rf"(?s)needs {missing}.*stratagem\[observe\]"):
         write_report([tmp_path], tmp_path / "report.html")

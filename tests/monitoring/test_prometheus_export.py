@@ -151,5 +151,5 @@ def test_missing_library_is_named(tmp_path, monkeypatch) -> None:
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(optional_libraries, "importlib", type("", (), {"import_module": without}))
-    with pytest.raises(ImportError, match=r"(?s)Prometheus needs.*stratagem\[prometheus\]"):
+    with pytest.raises(ImportError, match=r"(?s)Prometheus needs.*stratagem\[observe\]"):
         serve(Watcher(tmp_path), 0)

@@ -89,5 +89,5 @@ def test_missing_library_is_named(monkeypatch) -> None:
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(optional_libraries, "importlib", type("", (), {"import_module": without}))
-    with pytest.raises(ImportError, match=r"(?s)OpenTelemetry needs.*stratagem\[opentelemetry\]"):
+    with pytest.raises(ImportError, match=r"(?s)OpenTelemetry needs.*stratagem\[observe\]"):
         SpanExport("runs/digits")

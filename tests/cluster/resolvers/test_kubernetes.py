@@ -107,7 +107,7 @@ def test_library_that_is_missing_is_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes.config", None)
     with pytest.raises(
         ImportError,
-        match=r"KubernetesClusterResolver needs kubernetes.config(?s:.)*'stratagem\[kubernetes\]'",
+        match=r"KubernetesClusterResolver needs kubernetes.config(?s:.)*'stratagem\[clusters\]'",
     ):
         KubernetesClusterResolver()
 
