@@ -3,7 +3,7 @@
 # or pyproject.toml changes.
 #
 #   PYTHON=...   interpreter of the main environment (3.11 to 3.14)
-#   TESTS=...    what pytest gets, for example TESTS="tests/context -x"
+#   TESTS=...    what pytest gets, for example TESTS="tests/unit/execution/context -x"
 #   ARGS=...     arguments of the program behind train, test-external, bench-compare or release-check
 #   BENCH=...    one benchmark by name; without it, all
 
@@ -204,9 +204,9 @@ gpu: $(if $(filter .venv/bin/python,$(GPU_PYTHON)),.venv/.cuda) ## checks, tests
 	export STRATAGEM_GPU_RESULTS=$(CURDIR)/runs/gpu/checks; \
 	run() { echo "== $$*"; $(GPU_PYTHON) -m "$$@" || failed="$$failed $$1"; }; \
 	run stratagem doctor; \
-	run tests.gpu --resume --processes 4 --limit 900; \
-	run tests.gpu --resume --alone --limit 600; \
-	run tests.on_gpu --platform gpu_alone --limit-s 1500 --output runs/gpu/suites; \
+	run validation.gpu --resume --processes 4 --limit 900; \
+	run validation.gpu --resume --alone --limit 600; \
+	run validation.on_gpu --platform gpu_alone --limit-s 1500 --output runs/gpu/suites; \
 	run benchmarks.gpu --resume --profile --budget-s 1800 --output runs/gpu/bench; \
 	run benchmarks.gpu.report runs/gpu/bench/results.json --output runs/gpu/report; \
 	for side in fit scan; do run benchmarks.gpu_profile.gaps $$side resnet50 --output runs/gpu/gaps-$$side.json; done; \

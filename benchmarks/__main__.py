@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -42,7 +43,7 @@ from benchmarks.transport import run_transport
 from benchmarks.worker_process import WorkerError, WorkerProcess
 from benchmarks.workers.protocol import WorkerOptions
 
-__all__ = ["find_accelerator", "main", "run_benchmark"]
+__all__ = ["BENCHMARKS", "WHOLE", "main"]
 
 BENCHMARKS: dict[str, Callable[[Sequence[Place], Environments], list[Case]]] = {
     "run_overhead": run_overhead.make_cases,
@@ -66,7 +67,7 @@ _ONLY_BY_NAME = (
     "slow_links",
     "survivors",
 )
-_WHOLE = {
+WHOLE = {
     "allreduce": run_allreduce,
     "backup_workers": run_backup_workers,
     "checkpoint": run_checkpoint,
@@ -85,7 +86,22 @@ _WHOLE = {
     "transport": run_transport,
 }
 _WIDTH_OF_A_FILE = 120
-_QUICK = Effort(num_rounds=2, round_s=0.2)
+_SMALLEST = Effort(num_rounds=1, round_s=0.05)
+# What the smallest size runs, where that is less than all, or another case than the first.
+_SMALLEST_ONLY = {
+    "backup_workers": "1",
+    "files": "images in folders",
+    "first_step": "MLP",
+    "input_service": "Objects",
+    "parameter_server": "empty closures",
+    "parameter_server_failures": "workers",
+    "placement": "Adagrad",
+    "recommenders": "1 M x 64 keys",
+    "recovery": "Stratagem, cold",
+    "scaling": "MLP",
+    "slow_links": "recommender, lockstep",
+    "survivors": "8/4/0.02",
+}
 _ALL_TOGETHER = Effort(num_rounds=3, is_brief=True)
 
 
@@ -107,7 +123,12 @@ class _Places(click.ParamType):
     type=click.IntRange(1),
     help="If not given, 5, or 3 where all benchmarks run.",
 )
-@click.option("--quick", is_flag=True, help="Two short rounds: to see that it runs.")
+@click.option(
+    "--smallest",
+    is_flag=True,
+    help="One case, one short round, into the folder `smallest` of the results: shows that it "
+    "runs, and measures nothing.",
+)
 @click.option(
     "--devices",
     "places",
@@ -137,7 +158,7 @@ class _Places(click.ParamType):
 def main(
     names: tuple[str, ...],
     num_rounds: int | None,
-    quick: bool,
+    smallest: bool,
     places: list[Place] | None,
     only: str,
     gigabytes: float,
@@ -153,45 +174,84 @@ def main(
     recommenders peers of their own, slow_links root and an hour, and survivors two hours: they run
     only by their names.
     """
-    unknown = sorted(set(names) - {*BENCHMARKS, *_WHOLE})
+    unknown = sorted(set(names) - {*BENCHMARKS, *WHOLE})
     if unknown:
         raise click.UsageError(
-            f"No benchmark {', '.join(unknown)}: there is {', '.join((*BENCHMARKS, *_WHOLE))}."
+            f"No benchmark {', '.join(unknown)}: there is {', '.join((*BENCHMARKS, *WHOLE))}."
         )
     console = _make_console()
-    effort = _QUICK if quick else Effort() if names else _ALL_TOGETHER
+    effort = _SMALLEST if smallest else Effort() if names else _ALL_TOGETHER
+    if smallest:
+        output /= "smallest"  # where it replaces nothing that was measured
     if num_rounds is not None:
         effort = dataclasses.replace(effort, num_rounds=num_rounds)
     environments = Environments(peers=peers)
-    accelerator = find_accelerator(environments, effort)
+    accelerator = None if smallest else find_accelerator(environments, effort)
     if places is None:
         places = [Place("cpu", 1), Place("cpu", 2), *([Place("gpu", 1)] if accelerator else [])]
     failed = False
-    for name in names or [one for one in (*BENCHMARKS, *_WHOLE) if one not in _ONLY_BY_NAME]:
+    for name in names or [one for one in (*BENCHMARKS, *WHOLE) if one not in _ONLY_BY_NAME]:
         begin_s = time.monotonic()
-        if name in _WHOLE:
+        part = only or (_SMALLEST_ONLY.get(name, "") if smallest else "")
+        if name in WHOLE:
             arguments = {"size_bytes": int(gigabytes * 1e9)} if name == "checkpoint" else {}
-            went_well = _WHOLE[name](
-                environments, effort, console, output, only=only, is_quick=quick, **arguments
+            went_well = WHOLE[name](
+                environments, effort, console, output, only=part, is_smallest=smallest, **arguments
             )
         else:
             cases = [
                 case
                 for case in BENCHMARKS[name](places, environments)
-                if only in case.name and (case.is_main or not effort.is_brief)
+                if part in case.name and (case.is_main or not effort.is_brief)
             ]
+            if smallest:
+                cases = [_smallest(case, environments, console) for case in cases[:1]]
             results = run_benchmark(name, cases, environments, effort, accelerator, console)
             if name in _OUTLOOKS:
-                told = {"only": only, "is_quick": quick or effort.is_brief}
+                told = {"only": part, "is_smallest": smallest or effort.is_brief}
                 predicted = _OUTLOOKS[name](environments, effort, console, output, **told)
                 results["failures"] += predicted.pop("failures")
                 results["predicted"] = predicted
             went_well = _keep(name, results, accelerator, console, output)
+        if smallest:
+            _mark(name, output)
+            console.print("Smallest size: it runs; these figures measure nothing.")
         failed = failed or not went_well
         console.print(f"{name} took {time.monotonic() - begin_s:.0f} s.")
-    _draw_together(names, console, output)
+    if not smallest:
+        _draw_together(names, console, output)
     if failed:
         raise SystemExit(1)
+
+
+def _smallest(case: Case, environments: Environments, console: Console) -> Case:
+    """Returns a case with short epochs; without the references that are missing."""
+    ours = environments.anywhere(case.ours)
+    for side in case.references:
+        if reason := environments.why_not(side):
+            console.print(f"Skipped: {side.name}: {reason}.", markup=False)
+    references = environments.references(ours, case.references)
+    num_steps = max(side.options.steps_per_call for side in (ours, *references))
+
+    def shortened(side: Side) -> Side:
+        options = dataclasses.replace(side.options, steps_per_epoch=num_steps)
+        return dataclasses.replace(side, options=options)
+
+    return dataclasses.replace(
+        case, ours=shortened(ours), references=tuple(map(shortened, references))
+    )
+
+
+def _mark(name: str, output: Path) -> None:
+    """Says in results and plots of the smallest size that they measure nothing."""
+    from PIL import Image, ImageDraw
+
+    for path in output.glob(f"{name}*.json"):
+        write_json(path, {"is_smallest": True, **json.loads(path.read_text(encoding="utf-8"))})
+    for path in output.glob(f"{name}*.png"):
+        with Image.open(path) as picture:
+            ImageDraw.Draw(picture).text((8, 8), "smallest size: measures nothing", fill="red")
+            picture.save(path)
 
 
 def _make_console() -> Console:

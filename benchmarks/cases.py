@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,15 @@ class Environments:
             "tfra": "docs/design/dependencies.md says how to make it",
         }[side.environment]
         return f"{self.interpreter(side)} is not there, {how}"
+
+    def anywhere(self, side: Side) -> Side:
+        """Returns a side of ours, in our own environment where the one it asks for is missing."""
+        return side if self.why_not(side) is None else dataclasses.replace(side, environment="ours")
+
+    def references(self, ours: Side, wanted: Sequence[Side]) -> list[Side]:
+        """Returns the sides that can run here, for the smallest size; ours again if none can."""
+        possible = [side for side in wanted if self.why_not(side) is None]
+        return possible or [dataclasses.replace(ours, name=f"{ours.name}, again")]
 
     def command(self, side: Side) -> list[str]:
         options = json.dumps(dataclasses.asdict(side.options))

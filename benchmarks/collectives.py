@@ -14,6 +14,7 @@ _COLLECTIVE = re.compile(
     r"(?P<kind>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
     r"|collective-broadcast)(?P<start>-start)?\("
 )
+_PAIR = re.compile(r"\{(\d+),(\d+)\}")
 _ARRAY = re.compile(r"\b(?P<dtype>pred|bf16|[a-z]\d+)\[(?P<sizes>[\d,]*)\]")
 
 
@@ -65,6 +66,8 @@ class Collective:
             "all-gather": others,
             "reduce-scatter": others * num_devices,
             "all-to-all": others,
+            # Each pair is a device that sends all of its array, and one that gets it.
+            "collective-permute": sum(one != other for one, other in _PAIR.findall(self.line)),
         }
         if self.kind not in factors:
             raise ValueError(

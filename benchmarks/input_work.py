@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["WORK", "make_batch", "prepare_files"]
+__all__ = ["WORK", "make_batch"]
 
 Arrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
@@ -32,25 +32,16 @@ def make_batch(work: str, number: int) -> Arrays:
     return {"jpeg": _images, "tokens": _tokens, "objects": _object}[work](number)
 
 
-def prepare_files() -> Path:
-    """Writes images, texts, a tokenizer and objects, once on this machine; returns their folder."""
-    folder = Path(tempfile.gettempdir(), f"stratagem-bench-{os.getuid()}", "input_service")
+@functools.cache
+def _folder(work: str) -> Path:
+    """Writes what the batches of a work are made from, once on this machine; returns its folder."""
+    folder = Path(tempfile.gettempdir(), f"stratagem-bench-{os.getuid()}", f"input_service_{work}")
     if not folder.exists():
         folder.parent.mkdir(exist_ok=True)
         new = Path(tempfile.mkdtemp(dir=folder.parent))
-        _write_images(new)
-        _write_texts(new)
-        for number in range(_NUM_OBJECTS):
-            rng = np.random.default_rng(number)
-            shape = _BATCH_OF_IMAGES, _SIZE, _SIZE, 3
-            np.save(new / f"object-{number}.npy", rng.integers(0, 256, shape, np.uint8))
+        {"jpeg": _write_images, "tokens": _write_texts, "objects": _write_objects}[work](new)
         new.rename(folder)
     return folder
-
-
-@functools.cache
-def _folder() -> Path:
-    return prepare_files()
 
 
 def _images(number: int) -> Arrays:
@@ -61,7 +52,7 @@ def _images(number: int) -> Arrays:
     pixels = np.empty((_BATCH_OF_IMAGES, _SIZE, _SIZE, 3), np.uint8)
     first = number * _BATCH_OF_IMAGES
     for place in range(_BATCH_OF_IMAGES):
-        encoded = (_folder() / f"{(first + place) % _NUM_IMAGES}.jpeg").read_bytes()
+        encoded = (_folder("jpeg") / f"{(first + place) % _NUM_IMAGES}.jpeg").read_bytes()
         image = Image.open(io.BytesIO(encoded)).convert("RGB")
         width, height = image.size
         side = int(min(width, height) * rng.uniform(0.5, 1))
@@ -76,7 +67,7 @@ def _images(number: int) -> Arrays:
 
 @functools.cache
 def _texts() -> list[str]:
-    return (_folder() / "texts.txt").read_text(encoding="utf-8").splitlines()
+    return (_folder("tokens") / "texts.txt").read_text(encoding="utf-8").splitlines()
 
 
 @functools.cache
@@ -84,7 +75,7 @@ def _tokenizer() -> Any:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker is one core
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(_folder() / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(_folder("tokens") / "tokenizer.json"))
     tokenizer.enable_truncation(_NUM_TOKENS)
     tokenizer.enable_padding(length=_NUM_TOKENS)
     return tokenizer
@@ -100,7 +91,7 @@ def _tokens(number: int) -> Arrays:
 
 def _object(number: int) -> Arrays:
     time.sleep(_LATENCY_S)
-    pixels = np.load(_folder() / f"object-{number % _NUM_OBJECTS}.npy")
+    pixels = np.load(_folder("objects") / f"object-{number % _NUM_OBJECTS}.npy")
     return pixels, np.full(len(pixels), number % _NUM_CLASSES, np.int32)
 
 
@@ -134,3 +125,10 @@ def _write_texts(folder: Path) -> None:
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def _write_objects(folder: Path) -> None:
+    for number in range(_NUM_OBJECTS):
+        rng = np.random.default_rng(number)
+        shape = _BATCH_OF_IMAGES, _SIZE, _SIZE, 3
+        np.save(folder / f"object-{number}.npy", rng.integers(0, 256, shape, np.uint8))

@@ -1,6 +1,6 @@
 """Plugin that makes a run of the tests as unlike the usual one as another machine might.
 
-`CLOCK_STEP_S=0.01 ORDER_SEED=3 python -m pytest -p tests.other_machine tests/elastic` floors all
+`CLOCK_STEP_S=0.01 ORDER_SEED=3 python -m pytest -p tests.other_machine tests/unit/group` floors all
 clocks of Python to 10 ms, as some systems do, and shuffles the files, and the tests of each.
 """
 

@@ -48,31 +48,31 @@ CHECKS = {
     "chaos": Check(
         "1000 faults at random times and places; --number, --seed. Needs root, tc and iptables",
         _MAIN,
-        ("tests.chaos",),
+        ("validation.chaos",),
     ),
     "crds": Check(
         "manifests against the definitions of JobSet, TrainJob and KubeRay; --renew. Needs GitHub",
         _MAIN,
         (
-            "tests.manifests.download_crds",
-            "pytest -m 'slow or not slow' tests/manifests/test_custom_resources.py",
+            "tests.unit.cli.manifests.download_crds",
+            "pytest -m 'slow or not slow' tests/unit/cli/manifests/test_custom_resources.py",
         ),
     ),
     "fuzz": Check(
         "1000000 frames for each parser of a socket; --frames, --only",
         _EXTERNAL,
-        ("tests.fuzz", f"{_PYTEST} -m fuzz"),
+        ("validation.fuzz", f"{_PYTEST} -k fuzzed tests/unit"),
         variables={"FUZZ_EXAMPLES": "1000"},
     ),
     "gpu-compiler": Check(
         "the training step compiled for eight H100. Needs no GPU",
         _EXTERNAL,
-        ("pytest tests/programs/test_gpu.py tests/planning/test_gpu.py",),
+        ("pytest tests/unit/planning/programs/test_gpu.py tests/unit/planning/test_gpu.py",),
     ),
     "keras": Check(
         "Keras's own tests with each strategy as the current one; --record renews the list",
         _MAIN,
-        ("tests.keras_own",),
+        ("validation.keras_own",),
     ),
     "latest": Check(
         "the nightly Keras and JAX: what they moved, and the compatibility tests; --released",
@@ -83,8 +83,8 @@ CHECKS = {
         "datasets of TensorFlow, PyTorch and Hugging Face, and TensorFlow's data service",
         _PEERS,
         (
-            "pytest tests/input/sources tests/input/service/test_tf_data_service.py"
-            " tests/keras/training/test_data_sources.py",
+            "pytest tests/unit/input/sources tests/unit/input/service/test_tf_data_service.py"
+            " tests/unit/keras/training/test_data_sources.py",
         ),
     ),
     "r": Check(
@@ -96,30 +96,33 @@ CHECKS = {
     "ray": Check(
         "strategies inside Ray Train, Ray Tune and Ray jobs, on a cluster of one machine",
         _EXTERNAL,
-        ("pytest tests/on_ray",),
+        ("pytest validation/ray",),
         variables=_QUICKLY,
     ),
     "slurm": Check(
         "scripts of `stratagem slurm render` on a Slurm of three nodes. Needs root on Debian",
         _MAIN,
-        ("tests.slurm_cluster",),
+        ("validation.slurm",),
         variables=_QUICKLY,
     ),
     "soak": Check(
         "4 hours of training, a process killed every two minutes: nothing may grow; --hours",
         _MAIN,
-        ("tests.soak",),
+        ("validation.soak",),
     ),
     "third-party": Check(
         "KerasHub, KerasRS, KerasTuner, Optax, Flax, Haiku and Equinox under strategies",
         _EXTERNAL,
-        (f"{_PYTEST} tests/third_party",),
+        (f"{_PYTEST} validation/third_party",),
         variables=_QUICKLY,
     ),
     "tpu": Check(
         "training steps compiled for TPUs of 8 to 256 chips. Needs no TPU",
         _EXTERNAL,
-        ("pytest tests/programs tests/planning/test_tpu.py --ignore tests/programs/test_gpu.py",),
+        (
+            "pytest tests/unit/planning/programs tests/unit/planning/test_tpu.py"
+            " --ignore tests/unit/planning/programs/test_gpu.py",
+        ),
     ),
 }
 

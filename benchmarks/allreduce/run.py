@@ -21,7 +21,7 @@ __all__ = ["CLUSTERS", "SIZES_BYTES", "run_allreduce"]
 CLUSTERS = (Cluster(2), Cluster(4), Cluster(2, devices_per_process=2))
 SIZES_BYTES = tuple(2**power for power in (12, 14, 16, 18, 20, 22, 24, 26, 28))
 _BRIEF_SIZES_BYTES = tuple(2**power for power in (12, 18, 24, 26))
-_QUICK_SIZES_BYTES = SIZES_BYTES[:2]
+_SMALLEST_SIZES_BYTES = SIZES_BYTES[:1]
 
 
 def run_allreduce(
@@ -31,7 +31,7 @@ def run_allreduce(
     output: Path,
     *,
     only: str = "",
-    is_quick: bool = False,
+    is_smallest: bool = False,
 ) -> bool:
     """Measures, prints a table for each cluster and writes figures and plot.
 
@@ -41,7 +41,7 @@ def run_allreduce(
         console: of the tables.
         output: folder of the results.
         only: clusters whose name contains this.
-        is_quick: the two smallest sizes only.
+        is_smallest: two processes and the smallest size.
 
     Returns:
         Whether all went well.
@@ -50,8 +50,8 @@ def run_allreduce(
     versions: dict[str, dict[str, str]] = {}
     failures: list[dict[str, str]] = []
     sizes = _BRIEF_SIZES_BYTES if effort.is_brief else SIZES_BYTES
-    sizes = _QUICK_SIZES_BYTES if is_quick else sizes
-    for cluster in CLUSTERS[:2] if effort.is_brief else CLUSTERS:
+    sizes = _SMALLEST_SIZES_BYTES if is_smallest else sizes
+    for cluster in CLUSTERS[: 1 if is_smallest else 2 if effort.is_brief else None]:
         if only not in str(cluster):
             continue
         with console.status(str(cluster)) as status:

@@ -30,7 +30,7 @@ _SIDE = whole_side("Stratagem", "backup_workers_fit")
 _NUM_WORKERS = 4
 # A pause is some steps long here, as one of a garbage collector or of a neighbor on the host.
 _SHARE, _PAUSE_S, _WORK_S = 0.1, 0.25, 0.05
-_NUM_STEPS, _BRIEF_NUM_STEPS = 300, 60
+_NUM_STEPS, _BRIEF_NUM_STEPS, _SMALLEST_NUM_STEPS = 300, 60, 10
 _LIMIT_S = 300.0
 
 
@@ -129,7 +129,7 @@ def run_backup_workers(
     output: Path,
     *,
     only: str = "",
-    is_quick: bool = False,
+    is_smallest: bool = False,
 ) -> bool:
     """Measures, prints a table and writes the figures.
 
@@ -139,15 +139,16 @@ def run_backup_workers(
         console: of the table.
         output: folder of the results.
         only: a number of backup workers, "" for none and one.
-        is_quick: one round of short parts.
+        is_smallest: one round of short parts.
 
     Returns:
         Whether all went well.
     """
-    num_steps = _BRIEF_NUM_STEPS if is_quick or effort.is_brief else _NUM_STEPS
+    num_steps = _BRIEF_NUM_STEPS if effort.is_brief else _NUM_STEPS
+    num_steps = _SMALLEST_NUM_STEPS if is_smallest else num_steps
     numbers = [int(only)] if only else [0, 1]
     trainings: list[Training] = []
-    for number_of_round in range(1 if is_quick else effort.num_rounds):
+    for number_of_round in range(1 if is_smallest else effort.num_rounds):
         for number in numbers:
             try:
                 with console.status(f"round {number_of_round + 1}, {number} backup workers"):
@@ -168,7 +169,10 @@ def _train(environments: Environments, num_backup_workers: int, num_steps: int) 
     workload = WORKLOADS["mlp"]
     batch_size = _NUM_WORKERS * workload.batch_size
     with tempfile.TemporaryDirectory() as folder:
-        arrays = dataclasses.replace(workload, batch_size=batch_size).arrays()
+        steps_per_epoch = min(workload.steps_per_epoch, 3 * num_steps)
+        arrays = dataclasses.replace(
+            workload, batch_size=batch_size, steps_per_epoch=steps_per_epoch
+        ).arrays()
         for array, path in zip(arrays, ("x", "y"), strict=True):
             np.save(Path(folder) / f"{path}.npy", array)
         options = {

@@ -26,7 +26,7 @@ from benchmarks.worker_process import WorkerError, WorkerProcess
 
 __all__ = ["SIDES", "run_checkpoint"]
 
-_QUICK_SIZE_BYTES, _BRIEF_SIZE_BYTES = 10**6, 250 * 10**6
+_SMALLEST_SIZE_BYTES, _BRIEF_SIZE_BYTES = 10**6, 250 * 10**6
 _NUM_ROUNDS = 5
 
 
@@ -44,7 +44,7 @@ def run_checkpoint(
     output: Path,
     *,
     only: str = "",
-    is_quick: bool = False,
+    is_smallest: bool = False,
     size_bytes: int = 10**9,
 ) -> bool:
     """Measures, prints a table and writes figures and plot.
@@ -55,14 +55,14 @@ def run_checkpoint(
         console: of the table.
         output: folder of the results.
         only: sides whose name contains this.
-        is_quick: a state of 1 MB.
+        is_smallest: a state of 1 MB.
         size_bytes: of the state; the disk needs room for it once.
 
     Returns:
         Whether all went well.
     """
-    if is_quick or effort.is_brief:
-        size_bytes = min(size_bytes, _QUICK_SIZE_BYTES if is_quick else _BRIEF_SIZE_BYTES)
+    if is_smallest or effort.is_brief:
+        size_bytes = min(size_bytes, _SMALLEST_SIZE_BYTES if is_smallest else _BRIEF_SIZE_BYTES)
     num_rounds = min(effort.num_rounds, _NUM_ROUNDS)
     results: list[Figures] = []
     versions: dict[str, Any] = {}

@@ -9,11 +9,12 @@ from pathlib import Path
 from benchmarks.cases import Place, Side, jax_side, tensorflow_side
 from benchmarks.workers.protocol import WorkerOptions
 
-__all__ = ["HEAVY", "LIGHT", "PEERS", "REFERENCE", "FirstStepSide", "first_step_sides"]
+__all__ = ["HEAVY", "LIGHT", "PEERS", "REFERENCE", "SMALLEST", "FirstStepSide", "first_step_sides"]
 
 HEAVY, LIGHT = ("bert", "gpt2", "small_resnet50"), "mlp"
 REFERENCE = "Keras on JAX"
 _ONE_DEVICE, _TWO_DEVICES = "Stratagem, 1 device", "Stratagem, 2 devices"
+SMALLEST = _ONE_DEVICE
 _DATA_PARALLEL = "Keras DataParallel, 2 devices"
 PEERS = {
     _ONE_DEVICE: REFERENCE,

@@ -13,7 +13,14 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.cases import Environments
-from benchmarks.first_step.cases import HEAVY, LIGHT, FirstStepSide, first_step_sides
+from benchmarks.first_step.cases import (
+    HEAVY,
+    LIGHT,
+    REFERENCE,
+    SMALLEST,
+    FirstStepSide,
+    first_step_sides,
+)
 from benchmarks.first_step.report import (
     SECONDS,
     FirstStep,
@@ -47,7 +54,7 @@ def run_first_step(
     output: Path,
     *,
     only: str = "",
-    is_quick: bool = False,
+    is_smallest: bool = False,
 ) -> bool:
     """Measures, prints tables and writes figures and plot.
 
@@ -58,22 +65,22 @@ def run_first_step(
         output: folder of the results.
         only: workloads whose title contains this, "imports" or "two workers"; without it, one of
             the heavy workloads, in fewer rounds, and without compilers that take a minute.
-        is_quick: the MLP alone, once.
+        is_smallest: the MLP alone, once, by us and by Keras on one device.
 
     Returns:
         Whether all went well.
     """
     num_heavy = min(effort.num_rounds, _MAX_ROUNDS) if only else 1
-    num_light = 1 if is_quick else num_heavy * _LIGHT_ROUNDS_PER_ROUND if only else 2
+    num_light = 1 if is_smallest else num_heavy * _LIGHT_ROUNDS_PER_ROUND if only else 2
     machine = describe_machine(None)
-    results = _Results(environments, effort, console, has_slow=bool(only))
+    results = _Results(environments, effort, console, has_slow=bool(only), is_smallest=is_smallest)
 
     def keep() -> None:
         """Writes what there is so far: the whole takes long."""
         told = {"machine": machine, "rounds": {"light": num_light, "heavy": num_heavy}}
         write_json(output / "first_step.json", {**told, **results.described()})
 
-    heavy = () if is_quick or effort.is_brief else HEAVY if only else HEAVY[:1]
+    heavy = () if is_smallest or effort.is_brief else HEAVY if only else HEAVY[:1]
     workloads = (*heavy, LIGHT)
     for workload in workloads:
         if only in WORKLOADS[workload].title:
@@ -97,7 +104,13 @@ class _Results:
     """Everything measured so far; failures are shown at once."""
 
     def __init__(
-        self, environments: Environments, effort: Effort, console: Console, *, has_slow: bool
+        self,
+        environments: Environments,
+        effort: Effort,
+        console: Console,
+        *,
+        has_slow: bool,
+        is_smallest: bool,
     ) -> None:
         self.rows: list[FirstStep] = []
         self.starts: list[Start] = []
@@ -106,7 +119,7 @@ class _Results:
         self.failures: list[dict[str, str]] = []
         self._environments, self._effort, self._console = environments, effort, console
         self._has_slow = has_slow
-        self._is_warmed_up = False
+        self._is_smallest = self._is_warmed_up = is_smallest
 
     def described(self) -> dict[str, Any]:
         """Returns the content of the file."""
@@ -125,6 +138,8 @@ class _Results:
         title = WORKLOADS[workload].title
         self._warm_up()
         wanted = first_step_sides(workload, has_slow=self._has_slow)
+        if self._is_smallest:
+            wanted = [one for one in wanted if one.name in (REFERENCE, SMALLEST)]
         sides = [one for one in wanted if self._can_run(one)]
         found: dict[str, list[dict[str, float]]] = {one.name: [] for one in sides}
         with tempfile.TemporaryDirectory() as folder, self._console.status(title) as status:

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget-s", type=float, default=1800.0, help="seconds of all parts")
     parser.add_argument("--parts", default=",".join(_KEPT_S), help="of sides, checks and cards")
     parser.add_argument("--only", default="llama", help="sides, as for benchmarks.gpu")
-    parser.add_argument("--checks", default=",".join(CHECKS), help="names, as for tests.gpu")
+    parser.add_argument("--checks", default=",".join(CHECKS), help="names, as for validation.gpu")
     parser.add_argument("--chip", default="H200", help="of the programs for 8 and 64 cards")
     parser.add_argument("--tiny", action="store_true", help="small sizes, on the CPU")
     parsed = parser.parse_args(arguments)
@@ -85,7 +85,7 @@ def _commands(name: str, parsed: argparse.Namespace, limit_s: float) -> dict[str
         return {name: [*sides, *sizes, *folder, *tiny]}
     if name == "checks":
         limit = ["--processes", "2", "--limit", f"{limit_s:.0f}"]
-        return {name: ["-m", "tests.gpu", "--resume", *limit, *parsed.checks.split(",")]}
+        return {name: ["-m", "validation.gpu", "--resume", *limit, *parsed.checks.split(",")]}
     decoder, length = ("tiny", 16) if parsed.tiny else ("1B", 2048)
     cases = [
         Case(decoder, f"{count}x{parsed.chip}", "shard_state=all", "mixed_bfloat16", length=length)

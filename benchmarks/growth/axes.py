@@ -32,7 +32,7 @@ class Axis:
         costs: what its answers tell, by key.
         sizes: in ascending order.
         long_sizes: further sizes that take minutes, for a benchmark of this axis only.
-        quick_sizes: to see that it runs.
+        smallest_sizes: to see that it runs.
         argument: name of the size in a question.
         others: the rest of the question.
     """
@@ -41,14 +41,14 @@ class Axis:
     module: str
     costs: Mapping[str, Cost]
     sizes: tuple[int, ...]
-    quick_sizes: tuple[int, ...]
+    smallest_sizes: tuple[int, ...]
     long_sizes: tuple[int, ...] = ()
     argument: str = "size"
     others: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
-    def question(self, size: int, *, is_quick: bool) -> dict[str, Any]:
+    def question(self, size: int, *, is_smallest: bool) -> dict[str, Any]:
         """Returns the question about one size."""
-        return {self.argument: size, **self.others, "is_quick": is_quick}
+        return {self.argument: size, **self.others, "is_smallest": is_smallest}
 
 
 _STEPS = {
@@ -63,7 +63,7 @@ AXES = (
         module="steps",
         costs=_STEPS,
         sizes=(10, 100, 1000, 2500, 5000),
-        quick_sizes=(10, 20),
+        smallest_sizes=(10, 20),
         argument="num_variables",
         others={"num_replicas": 1},
     ),
@@ -72,7 +72,7 @@ AXES = (
         module="steps",
         costs=_STEPS,
         sizes=(1, 2, 4, 8, 16, 32, 64),
-        quick_sizes=(1, 2),
+        smallest_sizes=(1, 2),
         argument="num_replicas",
         others={"num_variables": 10},
     ),
@@ -86,7 +86,7 @@ AXES = (
             "verdict_s": Cost("verdict on a killed process", "elapsed"),
         },
         sizes=(2, 4, 8, 16, 32, 64),
-        quick_sizes=(2, 3),
+        smallest_sizes=(2, 3),
     ),
     Axis(
         name="simulated workers",
@@ -99,7 +99,7 @@ AXES = (
             "verdict_s": Cost("verdict on a lost process"),
         },
         sizes=(10, 100, 1000, 3000, 10_000),
-        quick_sizes=(10, 20),
+        smallest_sizes=(10, 20),
     ),
     Axis(
         name="closures",
@@ -111,7 +111,7 @@ AXES = (
         },
         sizes=(1000, 10_000, 30_000),
         long_sizes=(100_000, 1_000_000),
-        quick_sizes=(10, 20),
+        smallest_sizes=(10, 20),
     ),
     Axis(
         name="coordinated workers",
@@ -121,7 +121,7 @@ AXES = (
             "all_s": Cost("20,000 closures: scheduled and joined", "elapsed"),
         },
         sizes=(2, 20, 200),
-        quick_sizes=(2, 4),
+        smallest_sizes=(2, 4),
     ),
     Axis(
         name="rows",
@@ -134,7 +134,7 @@ AXES = (
             "journal_s": Cost("push and journal entry"),
         },
         sizes=(10_000, 100_000, 1_000_000, 10_000_000, 100_000_000),
-        quick_sizes=(2000, 4000),
+        smallest_sizes=(2000, 4000),
     ),
     Axis(
         name="keys",
@@ -147,7 +147,7 @@ AXES = (
         },
         sizes=(10_000, 100_000, 1_000_000, 10_000_000),
         long_sizes=(100_000_000,),
-        quick_sizes=(2000, 4000),
+        smallest_sizes=(2000, 4000),
     ),
     Axis(
         name="shards",
@@ -158,7 +158,7 @@ AXES = (
             "resume_s": Cost("resume after 500 steps"),
         },
         sizes=(1000, 10_000, 100_000, 1_000_000),
-        quick_sizes=(64, 128),
+        smallest_sizes=(64, 128),
     ),
     Axis(
         name="checkpoint arrays",
@@ -170,7 +170,7 @@ AXES = (
             "restore_cpu_s": Cost("restore"),
         },
         sizes=(10, 100, 1000, 3000, 10_000),
-        quick_sizes=(2, 4),
+        smallest_sizes=(2, 4),
     ),
     Axis(
         name="events",
@@ -183,6 +183,6 @@ AXES = (
         },
         sizes=(10_000, 100_000, 1_000_000),
         long_sizes=(10_000_000,),
-        quick_sizes=(1000, 2000),
+        smallest_sizes=(1000, 2000),
     ),
 )

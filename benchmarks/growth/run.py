@@ -30,7 +30,7 @@ def run_growth(
     output: Path,
     *,
     only: str = "",
-    is_quick: bool = False,
+    is_smallest: bool = False,
 ) -> bool:
     """Measures, prints a table and writes figures and plot.
 
@@ -40,7 +40,7 @@ def run_growth(
         console: of the table.
         output: folder of the results.
         only: axes whose name contains this; a whole name adds the sizes that take minutes.
-        is_quick: small sizes.
+        is_smallest: small sizes, whose growth says nothing.
 
     Returns:
         Whether all went well.
@@ -54,11 +54,11 @@ def run_growth(
         sizes = (*axis.sizes, *(axis.long_sizes if only == axis.name else ()))
         answers: dict[int, Mapping[str, Any]] = {}
         sizes = axis.sizes[:-1] if effort.is_brief else sizes
-        for size in axis.quick_sizes if is_quick else sizes:
+        for size in axis.smallest_sizes if is_smallest else sizes:
             with console.status(f"{size:,} {axis.name}"):
                 try:
                     versions, answers[size] = _measure(
-                        axis, size, environments, effort, is_quick=is_quick
+                        axis, size, environments, effort, is_smallest=is_smallest
                     )
                 except WorkerError as error:
                     failures.append({"case": f"{size} {axis.name}", "error": str(error)})
@@ -73,7 +73,8 @@ def run_growth(
         console.print(make_table(results))
         draw_growth(output / "growth.png", results, f"{machine['cpu']}, {machine['cores']} cores")
     console.print(f"Results and plot: {output / 'growth'}.json, .png", soft_wrap=True)
-    return not failures and not any(one.is_steep for one in results)
+    is_steep = not is_smallest and any(one.is_steep for one in results)
+    return not failures and not is_steep
 
 
 def _growth(axis: Axis, key: str, answers: Mapping[int, Mapping[str, Any]]) -> Growth:
@@ -92,10 +93,11 @@ def _growth(axis: Axis, key: str, answers: Mapping[int, Mapping[str, Any]]) -> G
 
 
 def _measure(
-    axis: Axis, size: int, environments: Environments, effort: Effort, *, is_quick: bool
+    axis: Axis, size: int, environments: Environments, effort: Effort, *, is_smallest: bool
 ) -> tuple[dict[str, str], dict[str, Any]]:
     command = [str(environments.ours), "-m", f"benchmarks.growth.costs.{axis.module}"]
     variables = environments.shell_variables() | _OWN_VARIABLES
     with WorkerProcess(f"{size} {axis.name}", command, variables) as worker:
         versions = worker.read_answer(effort.start_limit_s)["versions"]
-        return versions, worker.ask(axis.question(size, is_quick=is_quick), effort.answer_limit_s)
+        question = axis.question(size, is_smallest=is_smallest)
+        return versions, worker.ask(question, effort.answer_limit_s)

@@ -60,10 +60,12 @@ _WORK = (
 )
 
 
-def by_name(only: str, *, is_quick: bool) -> list[Starved]:
+def by_name(only: str, *, is_smallest: bool) -> list[Starved]:
     """Returns what is measured: all, or what the name asks for."""
     chosen = [one for one in _WORK if only in one.title]
-    return [dataclasses.replace(one, num_workers=(0, 1)) for one in chosen] if is_quick else chosen
+    if not is_smallest:
+        return chosen
+    return [dataclasses.replace(one, num_workers=(0, 1)) for one in chosen]
 
 
 def can_run(side: Side, num_workers: int) -> bool:

@@ -40,8 +40,8 @@ def draw_busy(path: Path, rows: Sequence[Mapping[str, Any]], subtitle: str) -> N
                 places,
                 middle,
                 yerr=[low, high],
-                color=_COLORS[name],
-                marker=_MARKS[name],
+                color=_COLORS.get(name),
+                marker=_MARKS.get(name),
                 capsize=3,
                 label=name,
             )

@@ -21,7 +21,7 @@ from benchmarks.worker_process import WorkerError, WorkerProcess
 
 __all__ = ["run_input_service"]
 
-_ROUND_S, _QUICK_S = 6.0, 1.0
+_ROUND_S, _SMALLEST_S = 6.0, 1.0
 _CHECK_OF_LOAD_S = 1.0
 
 Figures = dict[tuple[Starved, int, str], list[dict[str, float]]]
@@ -34,7 +34,7 @@ def run_input_service(
     output: Path,
     *,
     only: str = "",
-    is_quick: bool = False,
+    is_smallest: bool = False,
 ) -> bool:
     """Measures, prints a table and writes figures and plot.
 
@@ -44,7 +44,7 @@ def run_input_service(
         console: of the table.
         output: folder of the results.
         only: work whose title contains this.
-        is_quick: one worker at most, and short rounds.
+        is_smallest: one worker at most, and short rounds.
 
     Returns:
         Whether all went well.
@@ -55,8 +55,11 @@ def run_input_service(
             console.print(f"Skipped: {side.name}: {reason}.")
         else:
             sides.append(side)
-    run = _Run(environments, effort, sides, _QUICK_S if is_quick else _ROUND_S)
-    works = by_name(only, is_quick=is_quick)
+    if is_smallest:
+        ours = environments.anywhere(SIDES[0])
+        sides = [ours, *environments.references(ours, SIDES[1:])]
+    run = _Run(environments, effort, sides, _SMALLEST_S if is_smallest else _ROUND_S)
+    works = by_name(only, is_smallest=is_smallest)
     with console.status("input_service") as status:
         run.write(output)
         for number in range(effort.num_rounds):

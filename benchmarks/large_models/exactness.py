@@ -25,6 +25,8 @@ __all__ = ["MESHES", "POLICIES", "TECHNIQUES", "Mesh", "Row", "compare", "make_t
 
 _NUM_DEVICES = 8
 POLICIES = ("float32", "mixed_bfloat16")
+# So much may a weight differ from that of one device; where it does, the command exits with 1.
+_BOUNDS = {"float32": 1e-5, "mixed_bfloat16": 2e-2}
 TECHNIQUES = ("none", "LoRA", "accumulation", "recomputation", "LoRA on int8")
 # Matrices of more than 1,024 elements are sharded.
 _SIZES = Decoder(64, 4, 2, 128, 2, 96)
@@ -167,6 +169,8 @@ def main(only: str) -> None:
                 rows.append(compare(policy, technique))
                 print(rows[-1], flush=True)
     print(make_table(rows))
+    if any(max(row.differences.values()) > _BOUNDS[row.policy] for row in rows):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

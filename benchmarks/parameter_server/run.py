@@ -34,7 +34,7 @@ def run_parameter_server(
     output: Path,
     *,
     only: str = "",
-    is_quick: bool = False,
+    is_smallest: bool = False,
 ) -> bool:
     """Measures, prints a table and writes figures and plot.
 
@@ -44,7 +44,7 @@ def run_parameter_server(
         console: of the table.
         output: folder of the results.
         only: cases whose name contains this.
-        is_quick: said by `effort` already.
+        is_smallest: said by `effort` already.
 
     Returns:
         Whether all went well.

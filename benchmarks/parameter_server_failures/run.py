@@ -39,7 +39,7 @@ _KILLS = {
     "servers": {"before_s": 10.0, "every_s": 8.0, "count": 5, "after_s": 10.0},
 }
 _BRIEF_COUNTS = {"workers": 8, "servers": 2}
-_QUICK_COUNTS = {"workers": 3, "servers": 1}
+_SMALLEST_COUNTS = {"workers": 3, "servers": 1}
 _TITLES = {"workers": "Functions on 4 workers", "servers": "Steps of fit, with 2 servers"}
 _RUN_S = 10.0
 _LIMIT_S = 120.0
@@ -54,7 +54,7 @@ def run_parameter_server_failures(
     output: Path,
     *,
     only: str = "",
-    is_quick: bool = False,
+    is_smallest: bool = False,
 ) -> bool:
     """Measures, prints a table and writes figures and a plot.
 
@@ -64,7 +64,7 @@ def run_parameter_server_failures(
         console: of the table.
         output: folder of the results.
         only: of "workers", "servers" and "coordinator" those whose name contains this.
-        is_quick: a few kills.
+        is_smallest: a few kills.
 
     Returns:
         Whether all went well, and was as it is promised.
@@ -80,7 +80,7 @@ def run_parameter_server_failures(
                 if kind == "coordinator":
                     resumed = _kill_coordinator(environments)
                 else:
-                    told[kind] = _ask(kind, environments, effort, is_quick=is_quick)
+                    told[kind] = _ask(kind, environments, effort, is_smallest=is_smallest)
         except WorkerError as error:
             failures.append({"case": kind, "error": str(error)})
             console.print(f"Failed: {kind}\n{error}", style="red", markup=False)
@@ -107,13 +107,13 @@ def run_parameter_server_failures(
 
 
 def _ask(
-    kind: str, environments: Environments, effort: Effort, *, is_quick: bool
+    kind: str, environments: Environments, effort: Effort, *, is_smallest: bool
 ) -> dict[str, Any]:
     program, flag, module, _ = environments.command(_SIDE)
     cluster = json.dumps(dataclasses.asdict(_CLUSTERS[kind]))
     options = dict(_KILLS[kind])
-    if is_quick or effort.is_brief:
-        counts = _QUICK_COUNTS if is_quick else _BRIEF_COUNTS
+    if is_smallest or effort.is_brief:
+        counts = _SMALLEST_COUNTS if is_smallest else _BRIEF_COUNTS
         options.update(before_s=3.0, count=counts[kind], after_s=8.0)
     with WorkerProcess(
         _SIDE.name, [program, flag, module, cluster], environments.variables(_SIDE)

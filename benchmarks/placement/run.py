@@ -30,7 +30,7 @@ def run_placement(
     output: Path,
     *,
     only: str = "",
-    is_quick: bool = False,
+    is_smallest: bool = False,
 ) -> bool:
     """Measures, prints a table for each case and writes figures and picture.
 
@@ -40,13 +40,13 @@ def run_placement(
         console: of the tables.
         output: folder of the results.
         only: cases whose name contains this.
-        is_quick: small tables, and no GPU.
+        is_smallest: small tables, and no GPU.
 
     Returns:
         Whether all went well.
     """
     load_before = os.getloadavg()[0]
-    cases, accelerator = _choose_cases(environments, effort, console, only, is_quick=is_quick)
+    cases, accelerator = _choose_cases(environments, effort, console, only, is_smallest=is_smallest)
     results: dict[str, list[Figures]] = {}
     rows: list[dict[str, Any]] = []
     versions: dict[str, str] = {}
@@ -82,12 +82,12 @@ def run_placement(
 
 
 def _choose_cases(
-    environments: Environments, effort: Effort, console: Console, only: str, *, is_quick: bool
+    environments: Environments, effort: Effort, console: Console, only: str, *, is_smallest: bool
 ) -> tuple[list[Case], str | None]:
     """Returns what is to be measured here, and on which GPU; says what is not."""
     cases = [case for case in CASES if only in case.name][: 1 if effort.is_brief else None]
-    if is_quick:
-        return [case.quick() for case in cases], None
+    if is_smallest:
+        return [case.smallest() for case in cases], None
     if only not in _GPU_NAME:
         return cases, None
     memory = _ask_memory(environments, effort)

@@ -23,7 +23,7 @@ ONE_DEVICE, TARGET = "1xH100", "8xH100"
 # not among them: its max pooling is another on CPUs (keras/numerics/pooling.py).
 _ON_GPU = {"mlp": 128, "resnet50": 256, "large_transformer": 32, "billion_transformer": 8}
 _ON_CPU = {"mlp": 128, "transformer": 64, "large_transformer": 2, "resnet50": 8}
-_QUICK, _BRIEF = ("mlp",), ("mlp", "transformer", "large_transformer")
+_SMALLEST, _BRIEF = ("mlp",), ("mlp", "transformer", "large_transformer")
 
 
 def run_plan(
@@ -33,7 +33,7 @@ def run_plan(
     output: Path,
     *,
     only: str = "",
-    is_quick: bool = False,
+    is_smallest: bool = False,
 ) -> bool:
     """Plans and measures, prints a table and writes figures.
 
@@ -43,14 +43,14 @@ def run_plan(
         console: of the table.
         output: folder of the results.
         only: workloads whose title contains this.
-        is_quick: the smallest alone.
+        is_smallest: the smallest alone.
 
     Returns:
         Whether all went well, and every plan is within a tenth of what was measured.
     """
     place, device = _place(environments, effort)
     batch_sizes = _ON_GPU if place.platform == "gpu" else _ON_CPU
-    wanted = _QUICK if is_quick else _BRIEF if effort.is_brief else tuple(batch_sizes)
+    wanted = _SMALLEST if is_smallest else _BRIEF if effort.is_brief else tuple(batch_sizes)
     rows: list[Comparison] = []
     failures: list[dict[str, str]] = []
     for workload, batch_size in batch_sizes.items():

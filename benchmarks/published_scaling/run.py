@@ -23,7 +23,7 @@ __all__ = ["run_published_scaling"]
 
 # The environment with XLA's compiler for GPUs.
 _WITH_COMPILER = Path(__file__).parents[2] / ".venv-external" / "bin" / "python"
-_QUICK = ("resnet50",)
+_SMALLEST = "resnet50"
 
 
 def run_published_scaling(
@@ -33,7 +33,7 @@ def run_published_scaling(
     output: Path,
     *,
     only: str = "",
-    is_quick: bool = False,
+    is_smallest: bool = False,
 ) -> bool:
     """Compiles, predicts, prints a table and writes figures and plot.
 
@@ -43,7 +43,7 @@ def run_published_scaling(
         console: of the table.
         output: folder of the results.
         only: models whose name contains this.
-        is_quick: ResNet-50 alone.
+        is_smallest: the first measurements of ResNet-50 alone.
 
     Returns:
         Whether all programs were compiled.
@@ -51,11 +51,9 @@ def run_published_scaling(
     # Importing Stratagem sets variables that workers of the other benchmarks would inherit.
     from benchmarks.published_scaling.prediction import Program, needed_batches, scaled_rows
 
-    groups = [
-        group
-        for group in read_groups()
-        if only in group.model and (not is_quick or group.program in _QUICK)
-    ]
+    groups = [group for group in read_groups() if only in group.model]
+    if is_smallest:
+        groups = [group for group in groups if group.program == _SMALLEST][:1]
     if _WITH_COMPILER.is_file():
         environments = dataclasses.replace(environments, ours=_WITH_COMPILER)
     answers, failures = _compile_all(needed_batches(groups), environments, effort, console)

@@ -11,7 +11,7 @@ from benchmarks.workers.table_work import TableOptions
 __all__ = ["COMPARISONS", "NUM_IDS", "Comparison", "by_options"]
 
 NUM_IDS = (1_000, 10_000, 100_000)
-_QUICK_ROWS, _QUICK_IDS = 20_000, 1_000
+_SMALLEST_ROWS, _SMALLEST_IDS = 20_000, 1_000
 
 _QUIET = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
 _OURS = whole_side("Stratagem", "stratagem_tables")
@@ -50,14 +50,14 @@ class Comparison:
         """Name of the table and of the peer."""
         return f"{self.name}, {self.peer.name}"
 
-    def quick(self) -> Comparison:
+    def smallest(self) -> Comparison:
         """Returns the same with a small table."""
-        options = dataclasses.replace(self.options, num_rows=_QUICK_ROWS, row_size=16)
+        options = dataclasses.replace(self.options, num_rows=_SMALLEST_ROWS, row_size=16)
         return dataclasses.replace(self, options=options)
 
-    def num_ids(self, *, is_quick: bool) -> tuple[int, ...]:
+    def num_ids(self, *, is_smallest: bool) -> tuple[int, ...]:
         """Returns the numbers of ids in a call."""
-        return (_QUICK_IDS,) if is_quick else NUM_IDS
+        return (_SMALLEST_IDS,) if is_smallest else NUM_IDS
 
     def arguments(self) -> dict[str, Any]:
         """Returns the options of a worker."""
@@ -85,7 +85,7 @@ COMPARISONS = (
 )
 
 
-def by_options(only: str, *, is_quick: bool) -> list[Comparison]:
+def by_options(only: str, *, is_smallest: bool) -> list[Comparison]:
     """Returns what is measured: large tables where `only` names them."""
     chosen = [one for one in COMPARISONS if only in one.title and (only or not one.is_large)]
-    return [one.quick() for one in chosen] if is_quick else chosen
+    return [one.smallest() for one in chosen] if is_smallest else chosen

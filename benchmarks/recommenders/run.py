@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ def run_recommenders(
     output: Path,
     *,
     only: str = "",
-    is_quick: bool = False,
+    is_smallest: bool = False,
 ) -> bool:
     """Measures, prints a table and writes figures and plot.
 
@@ -43,7 +44,7 @@ def run_recommenders(
         console: of the table.
         output: folder of the results.
         only: tables and peers whose title contains this.
-        is_quick: a small table, and few ids.
+        is_smallest: a small table, and few ids.
 
     Returns:
         Whether all went well.
@@ -51,13 +52,16 @@ def run_recommenders(
     figures: list[Figures] = []
     versions: dict[str, dict[str, str]] = {}
     failures: list[dict[str, str]] = []
-    for one in by_options(only, is_quick=is_quick):
+    for one in by_options(only, is_smallest=is_smallest):
         if reason := environments.why_not(one.peer):
             console.print(f"Skipped: {one.title}: {reason}.")
-            continue
+            if not is_smallest:
+                continue
+            (peer,) = environments.references(one.sides[0], [])
+            one = dataclasses.replace(one, peer=peer)
         with console.status(f"recommenders: {one.title}") as status:
             try:
-                figures += _measure(one, environments, effort, versions, status.update, is_quick)
+                figures += _measure(one, environments, effort, versions, status.update, is_smallest)
             except WorkerError as error:
                 failures.append({"case": one.title, "error": str(error)})
                 console.print(f"Failed: {one.title}\n{error}", style="red", markup=False)
@@ -78,7 +82,7 @@ def _measure(
     effort: Effort,
     versions: dict[str, dict[str, str]],
     progress: Callable[[str], None],
-    is_quick: bool,
+    is_smallest: bool,
 ) -> list[Figures]:
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(_started(side, one, environments)) for side in one.sides]
@@ -92,7 +96,7 @@ def _measure(
             row_bytes.append(worker.ask({"kind": "memory"}, limit_s)["row_bytes"])
         figures: list[Figures] = []
         for kind in _KINDS:
-            for num_ids in one.num_ids(is_quick=is_quick):
+            for num_ids in one.num_ids(is_smallest=is_smallest):
                 progress(f"{one.title}: {kind}, {num_ids:,} ids")
                 question = {"kind": kind, "num_ids": num_ids}
                 amount, told = _rounds(workers, question, effort)

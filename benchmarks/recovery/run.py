@@ -100,7 +100,7 @@ def run_recovery(
     output: Path,
     *,
     only: str = "",
-    is_quick: bool = False,
+    is_smallest: bool = False,
 ) -> bool:
     """Measures, prints tables and writes figures and plots.
 
@@ -110,7 +110,7 @@ def run_recovery(
         console: of the tables.
         output: folder of the results.
         only: sides whose name contains this, or "long run" for one of ten minutes alone.
-        is_quick: a kill a side, soon, and a short run.
+        is_smallest: a kill a side, soon, and a short run.
 
     Returns:
         Whether all went well.
@@ -132,7 +132,7 @@ def run_recovery(
             if reason := environments.why_not(side):
                 console.print(f"Skipped: {side.name}: {reason}.")
                 continue
-            pauses_s = [5.0] if is_quick else _pauses_s(side, effort)
+            pauses_s = [5.0] if is_smallest else _pauses_s(side, effort)
             try:
                 with console.status(side.name):
                     told = _train(side, _folder(base, str(place)), environments, pauses_s)
@@ -143,7 +143,7 @@ def run_recovery(
             console.print(make_table(_NUM_WORKERS, results))
         if SIDES[0] in sides or only == _LONG_RUN:
             run_s = _LONG_RUN_S if only == _LONG_RUN else _RUN_S
-            run_s = _BRIEF_RUN_S if is_quick or effort.is_brief else run_s
+            run_s = _BRIEF_RUN_S if is_smallest or effort.is_brief else run_s
             try:
                 account = _long_run(base, environments, console, output, run_s)
             except WorkerError as error:
@@ -282,7 +282,7 @@ def _launched(
             stdout=log,
             stderr=log,
             cwd=_REPOSITORY,
-            env={**variables, "PYTHONPATH": str(_REPOSITORY)},
+            env={**variables, "PYTHONPATH": f"{_REPOSITORY / 'src'}{os.pathsep}{_REPOSITORY}"},
         )
         try:
             yield launcher

@@ -15,10 +15,11 @@ import threading
 import time
 from typing import Any
 
+import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
+
 import keras
 import numpy as np
 
-import stratagem as sg
 from benchmarks.tiers.table_run import keys_of
 from stratagem.parameter_server.keras.optimizer import give_to_servers
 

@@ -55,7 +55,7 @@ def look_ahead(
     folder: Path,
     *,
     only: str = "",
-    is_quick: bool = False,
+    is_smallest: bool = False,
 ) -> dict[str, Any]:
     """Compiles the steps, predicts, prints the tables and draws them.
 
@@ -65,13 +65,13 @@ def look_ahead(
         console: to print to.
         folder: for the picture.
         only: workloads whose title contains this.
-        is_quick: leaves out what takes long to compile.
+        is_smallest: leaves out what takes long to compile.
 
     Returns:
         What is written to the file: the rows, the constants, the assumptions, and what failed.
     """
     names = [name for name in _BATCH_SIZES if only in WORKLOADS[name].title]
-    if is_quick:
+    if is_smallest:
         names = [name for name in names if name not in _SLOW_TO_COMPILE]
     steps: list[StepProgram] = []
     failures: list[dict[str, str]] = []

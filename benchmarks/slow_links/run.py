@@ -31,7 +31,7 @@ def run_slow_links(
     output: Path,
     *,
     only: str = "",
-    is_quick: bool = False,
+    is_smallest: bool = False,
 ) -> bool:
     """Trains, prints a table for each trial and writes figures and plots. Needs root and iproute2.
 
@@ -41,7 +41,7 @@ def run_slow_links(
         console: of the tables.
         output: folder of the results; those of earlier runs stay.
         only: what contains this of "trial, method".
-        is_quick: a few steps of two methods.
+        is_smallest: a few steps of two methods.
 
     Returns:
         Whether all went well.
@@ -52,7 +52,7 @@ def run_slow_links(
     shown: list[str] = []
     with two_hosts() as hosts, tempfile.TemporaryDirectory() as caches:
         for name, whole in TRIALS.items():
-            trial = whole.brief() if is_quick else whole
+            trial = whole.brief() if is_smallest else whole
             for method in trial.methods:
                 case = f"{name}, {method.name}"
                 if only not in case:

@@ -44,7 +44,7 @@ def run_survivors(
     output: Path,
     *,
     only: str = "",
-    is_quick: bool = False,
+    is_smallest: bool = False,
 ) -> bool:
     """Measures, prints figures and writes them.
 
@@ -55,12 +55,12 @@ def run_survivors(
         output: folder of the results.
         only: seconds of the run, between kills, and least of a step, such as "600/6/0"; "" for an
             hour, 36 and 0.1.
-        is_quick: a run of a minute.
+        is_smallest: a run of a minute.
 
     Returns:
         Whether all went well: a replay of the participants has the same bits.
     """
-    is_brief = is_quick or effort.is_brief
+    is_brief = is_smallest or effort.is_brief
     run_s, between_s, step_s = _BRIEF_TIMES_S if is_brief else _TIMES_S
     if "/" in only:
         run_s, between_s, step_s = map(float, only.split("/"))

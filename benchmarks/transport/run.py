@@ -21,7 +21,7 @@ from benchmarks.worker_process import WorkerError, WorkerProcess
 __all__ = ["DIRECTIONS", "SIDES", "SIZES_BYTES", "calls_of_round", "run_transport"]
 
 SIZES_BYTES = tuple(10**power for power in (3, 4, 5, 6, 7, 8))
-_QUICK_SIZES_BYTES = SIZES_BYTES[:2]
+_SMALLEST_SIZES_BYTES = SIZES_BYTES[:1]
 DIRECTIONS = ("pull", "push")
 _ROUND_BYTES = 10**8
 _MIN_CALLS, _MAX_CALLS = 2, 100
@@ -41,7 +41,7 @@ def run_transport(
     output: Path,
     *,
     only: str = "",
-    is_quick: bool = False,
+    is_smallest: bool = False,
 ) -> bool:
     """Measures, prints a table and writes figures and plot.
 
@@ -51,7 +51,7 @@ def run_transport(
         console: of the table.
         output: folder of the results.
         only: sides whose name contains this.
-        is_quick: the two smallest sizes only.
+        is_smallest: the smallest size only.
 
     Returns:
         Whether all went well.
@@ -60,7 +60,7 @@ def run_transport(
     if not sides:
         console.print(f"No side of transport is called {only!r}.", markup=False)
         return True
-    sizes = _QUICK_SIZES_BYTES if is_quick else SIZES_BYTES
+    sizes = _SMALLEST_SIZES_BYTES if is_smallest else SIZES_BYTES
     results: list[Figures] = []
     versions: dict[str, dict[str, str]] = {}
     failures: list[dict[str, str]] = []

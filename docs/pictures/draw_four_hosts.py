@@ -19,8 +19,8 @@ from docs.generate_tool_pages import insert, redact
 from docs.pictures.draw_run_report import draw_report
 from stratagem.observe.run_events.reader import read_run
 from stratagem.observe.run_events.records import StepEvent
-from tests.launch.nodes.ssh_hosts import reason_to_skip, ssh_hosts
-from tests.launch.waiting import until
+from tests.unit.launch.nodes.ssh_hosts import reason_to_skip, ssh_hosts
+from tests.unit.launch.waiting import until
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "clusters" / "many_machines.md"

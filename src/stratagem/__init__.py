@@ -11,8 +11,8 @@ import importlib
 from typing import Any
 
 from stratagem import environment as _environment
-from stratagem import environment as _host_memory
 from stratagem import logs as _logs
+from stratagem import settings as _settings
 from stratagem.errors import OLD_NAMES as _OLD_NAMES
 
 __version__ = "0.1.0"
@@ -33,7 +33,8 @@ _WITHOUT_JAX = (
 
 _environment.select_keras_backend()
 _logs.attach_handler()
-_host_memory.keep_freed_memory()
+if _settings.read("keep_freed_memory"):
+    _environment.keep_freed_memory()
 
 
 @functools.cache

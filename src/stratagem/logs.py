@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stratagem import environment
-from stratagem.environment import LOG_FORMATS, LOG_LEVELS
+from stratagem import environment, settings
+from stratagem.settings import SETTINGS
 
 _ROOT = "stratagem"
 # The handler chooses the records, since this process may become a worker after the import. Another
@@ -65,9 +65,9 @@ def show_logs(level: str | None = None, format: str | None = None) -> None:
     Raises ValueError for another word.
     """
     if level is not None:
-        _LogState.level = environment.VARIABLES["log_level"].parse(level)
+        _LogState.level = SETTINGS["log_level"].kind.parse(level)
     if format is not None:
-        _LogState.format = environment.VARIABLES["log_format"].parse(format)
+        _LogState.format = SETTINGS["log_format"].kind.parse(format)
 
 
 def reset() -> None:
@@ -76,13 +76,13 @@ def reset() -> None:
 
 
 def log_level() -> str:
-    """Returns the word for the lowest level shown, one of `LOG_LEVELS`."""
-    return _LogState.level or _read("log_level", LOG_LEVELS[0])
+    """Returns the word for the lowest level shown."""
+    return _LogState.level or _read("log_level")
 
 
 def log_format() -> str:
-    """Returns the format, one of `LOG_FORMATS`."""
-    return _LogState.format or _read("log_format", LOG_FORMATS[0])
+    """Returns the format."""
+    return _LogState.format or _read("log_format")
 
 
 def set_task(name: str, process_id: int) -> None:
@@ -205,12 +205,12 @@ def _configured_task() -> _ConfiguredTask | None:
         return None
 
 
-def _read(setting: str, fallback: str) -> str:
+def _read(setting: str) -> str:
     try:
-        return environment.read(setting)
+        return settings.read(setting)
     except ValueError as error:  # a wrong word must not stop training, nor `stratagem doctor`
         warnings.warn(str(error), RuntimeWarning, stacklevel=2)
-        return fallback
+        return SETTINGS[setting].default
 
 
 def _as_text(record: logging.LogRecord) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from stratagem import settings
 from stratagem.errors import explain
 
 # Base class of objects that a `with` block closes.
@@ -154,13 +155,18 @@ def checked_folder(name: str, folder: str | os.PathLike[str]) -> str:
     return path
 
 
-def programs_folder(cache_dir: Path) -> Path:
+def cache_dir() -> Path:
+    """Returns the folder for what is cached for later runs; it may not exist."""
+    return Path(settings.read("cache_dir")).expanduser()
+
+
+def programs_folder(cache: Path) -> Path:
     """Returns the folder of programs that were compiled for this machine's CPU; it may not exist.
 
     Programs for a CPU use the instruction sets of the machine that compiled them, and a home folder
     can be shared by several machines.
     """
-    return cache_dir / "programs" / hashlib.sha256(_cpu().encode()).hexdigest()[:12]
+    return cache / "programs" / hashlib.sha256(_cpu().encode()).hexdigest()[:12]
 
 
 @functools.cache

@@ -14,12 +14,65 @@ import pytest
 import stratagem as sg
 from tests.architecture.source_tree import package
 
-# Keras 3.15 converts its own variables in a manner that NumPy 2 warns about.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
-
 # What the examples take for granted.
 _NAMES: dict[str, Any] = {"sg": sg, "np": np, "jax": jax, "keras": keras}
 _OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+# These train a model or start processes: seconds each. By the ends of their names.
+_SLOW = (
+    ".BackupAndRestore",
+    ".BaselineClassifier",
+    ".BaselineEstimator",
+    ".BaselineRegressor",
+    ".BinaryClassHead",
+    ".ChunkedSparseCategoricalCrossentropy",
+    ".ClusterCoordinator",
+    ".DNNClassifier",
+    ".DNNEstimator",
+    ".DNNLinearCombinedClassifier",
+    ".DNNLinearCombinedEstimator",
+    ".DNNLinearCombinedRegressor",
+    ".DNNRegressor",
+    ".DatasetCreator",
+    ".DynamicEmbedding",
+    ".Estimator",
+    ".ExportedModel",
+    ".Exporter",
+    ".LinearClassifier",
+    ".LinearEstimator",
+    ".LinearRegressor",
+    ".LoadStatus",
+    ".MemoryPlan",
+    ".ParameterServerStrategy",
+    ".Plan",
+    ".PlanChoice",
+    ".RandomState",
+    ".RemoteCluster",
+    ".RowUpdates.scatter_add",
+    ".ShardedVariable",
+    ".add_metrics",
+    ".changed_rows",
+    ".chunked_softmax_cross_entropy",
+    ".load_exported",
+    ".make_early_stopping_hook",
+    ".metrics.AUC",
+    ".model_to_estimator",
+    ".plan_step",
+    ".planner.plan",
+    ".remat",
+    ".saving.publish",
+    ".saving.reshard",
+    ".saving.restore",
+    ".saving.rollback",
+    ".saving.save",
+    ".serving.Tables",
+    ".spawn",
+    ".starting.start",
+    ".stop_if_higher_hook",
+    ".stop_if_lower_hook",
+    ".table_stats.stats",
+    ".train_and_evaluate",
+)
 
 
 def _examples() -> list[doctest.DocTest]:
@@ -31,7 +84,17 @@ def _examples() -> list[doctest.DocTest]:
     return found
 
 
-@pytest.mark.parametrize("example", _examples(), ids=lambda example: example.name)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(
+            example,
+            id=example.name,
+            marks=pytest.mark.slow if example.name.endswith(_SLOW) else (),
+        )
+        for example in _examples()
+    ],
+)
 def test_example_gives_what_it_says(
     example: doctest.DocTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,9 +16,9 @@ import stratagem
 from stratagem import logs
 from stratagem.launch.plan.ports import free_ports
 from stratagem.observe.run_events.wait_clock import wait_clock
-from tests.elastic.members import Cluster
 from tests.other_machine import floored, shuffled
 from tests.process_state import ProcessState
+from tests.unit.group.elastic.members import Cluster
 
 
 def test_nothing_left_is_no_change() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import pytest
@@ -53,22 +53,26 @@ def execution(request: pytest.FixtureRequest) -> Iterator[str]:
     sg.config.run_eagerly(False)
 
 
-# Many steps of a call are single steps in a loop when they run op by op; other tests run those.
-_SLOW_WHEN_EAGER = {
-    "test_many_steps_a_call_are_as_many_calls",
-    "test_rows_of_many_steps_are_true_rows",
+# The one row that runs on other versions, by the fixture that gives it.
+_ON_OTHER_VERSIONS = {
+    "strategy": "mirrored_2",
+    "distributing": "mirrored_2",
+    "copyable": "mirrored_2",
+    "sole": "default",
 }
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Moves to the slow tests what tells of a row only what is told of another one already."""
+    """Marks rows as slow that are not `quick`, and leaves one to the compatibility tests."""
     for item in items:
-        words = re.split(r"[\[\]-]", item.name)
-        if "eager" in words and words[0] in _SLOW_WHEN_EAGER:
-            item.add_marker(pytest.mark.slow)
-        for row in (ROWS[word] for word in words if word in ROWS):
-            is_told = row.told_by is None or item.path.stem in row.told_by
-            runs_eagerly = row.told_by is None and row.runs_eagerly
-            if not is_told or ("eager" in words and not runs_eagerly):
+        if not isinstance(item, pytest.Function) or item.path.parent != Path(__file__).parent:
+            continue
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        execution = params.get("execution", "compiled")
+        for fixture in _ON_OTHER_VERSIONS.keys() & params.keys():
+            if execution not in ROWS[params[fixture]].quick:
                 item.add_marker(pytest.mark.slow)
+            if (params[fixture], execution) != (_ON_OTHER_VERSIONS[fixture], "compiled"):
+                kept = [mark for mark in item.own_markers if mark.name != "compatibility"]
+                item.own_markers[:] = kept

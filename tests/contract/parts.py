@@ -5,15 +5,24 @@ Replicas are counted by the strategy itself, so that a process may hold some of 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import stratagem as sg
 from stratagem.group.current import current_group
+
+# Of a test whose steps take long op by op, or that shows there what other tests show. A cluster has
+# one row only.
+_EAGER_MARKS = () if "STRATAGEM_TEST_REPLICAS" in os.environ else pytest.mark.slow
+seldom_eager = pytest.mark.parametrize(
+    "execution", ["compiled", pytest.param("eager", marks=_EAGER_MARKS)], indirect=True
+)
 
 
 def split(strategy: sg.Strategy, part_of: Callable[[int], Any]) -> Any:

@@ -15,8 +15,8 @@ from stratagem.devices.mesh import Topology
 from stratagem.strategies.placement_rules import pinned_host_store
 from stratagem.variables.placement import UniformPlacement
 from stratagem.variables.sharded_store import ShardedStore
-from tests.on_gpu.devices import selected_platform
-from tests.parameter_server.clusters import ThreadCluster
+from tests.platforms import selected_platform
+from tests.unit.parameter_server.clusters import ThreadCluster
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,16 +24,14 @@ class Row:
     """One strategy under contract.
 
     `make` returns a new one, except that of the default strategy there is only one. `is_cluster`
-    tells that it cannot be copied. `told_by` are the files of this suite, compiled, that tell how
-    it differs from the other rows; all others are for the slow tests. None for every file, both
-    ways, unless `runs_eagerly` is False: another row tells what happens op by op.
+    tells that it cannot be copied. `quick` are the executions that run in `make test`: all others
+    are slow tests. A test without the `execution` fixture counts as compiled.
     """
 
     make: Callable[[], sg.Strategy]
     num_replicas: int
     is_cluster: bool = False
-    told_by: tuple[str, ...] | None = None
-    runs_eagerly: bool = True
+    quick: tuple[str, ...] = ()
 
     @contextlib.contextmanager
     def made(self) -> Iterator[sg.Strategy]:
@@ -50,9 +48,9 @@ def _names(num_replicas: int) -> list[str]:
     return [f"cpu:{index}" for index in range(num_replicas)]
 
 
-def _mirrored(num_replicas: int, told_by: tuple[str, ...] | None = None) -> Row:
+def _mirrored(num_replicas: int, *quick: str) -> Row:
     make = functools.partial(sg.MirroredStrategy, _names(num_replicas))
-    return Row(make, num_replicas, told_by=told_by)
+    return Row(make, num_replicas, quick=quick)
 
 
 def _tpu(num_replicas: int) -> sg.Strategy:
@@ -76,32 +74,37 @@ def _workers() -> sg.Strategy:
 # In a process of a cluster (tests/multiprocess) the suite runs on that cluster: each of its
 # processes runs the same tests in the same order.
 _CLUSTER = {
-    "workers": Row(_workers, int(os.environ.get("STRATAGEM_TEST_REPLICAS", "0")), is_cluster=True),
+    "workers": Row(
+        _workers,
+        int(os.environ.get("STRATAGEM_TEST_REPLICAS", "0")),
+        is_cluster=True,
+        quick=("compiled", "eager"),
+    ),
 }
 
 
-def _central(num_replicas: int, *told_by: str) -> Row:
+def _central(num_replicas: int) -> Row:
     make = functools.partial(sg.CentralStorageStrategy, _names(num_replicas), "cpu:0")
-    return Row(make, num_replicas, told_by=told_by)
+    return Row(make, num_replicas)
 
 
-def _hybrid(num_replicas: int, place: str, *told_by: str) -> Row:
+def _hybrid(num_replicas: int, place: str, *quick: str) -> Row:
     """All variables in one place, those too that are too small for it to be of use."""
     make = functools.partial(sg.HybridStrategy, _names(num_replicas), placement={"": place})
-    return Row(make, num_replicas, told_by=told_by)
+    return Row(make, num_replicas, quick=quick)
 
 
-def _pinned(num_replicas: int, *told_by: str) -> Row:
+def _pinned(num_replicas: int) -> Row:
     """All variables in pinned memory, those too that are too small for it to be of use."""
 
     def make() -> sg.Strategy:
         topology = Topology(find_devices(_names(num_replicas)))
         return sg.Strategy(topology, placement=UniformPlacement(pinned_host_store(topology)))
 
-    return Row(make, num_replicas, told_by=told_by)
+    return Row(make, num_replicas)
 
 
-def _served(num_replicas: int, *told_by: str) -> Row:
+def _served(num_replicas: int, *quick: str) -> Row:
     """All variables on a parameter server, but what each process has for itself."""
 
     def make() -> sg.Strategy:
@@ -109,74 +112,56 @@ def _served(num_replicas: int, *told_by: str) -> Row:
         with mock.patch(maker, lambda plan: ThreadCluster(plan.num_servers, [])):
             return sg.HybridStrategy(_names(num_replicas), placement={"": "server"}, num_servers=1)
 
-    return Row(make, num_replicas, is_cluster=True, told_by=told_by)
+    return Row(make, num_replicas, is_cluster=True, quick=quick)
 
 
-def _logical(num_replicas: int, num_logical: int, *told_by: str) -> Row:
+def _logical(num_replicas: int, num_logical: int) -> Row:
     names = [
         [f"cpu:{num_logical * replica + index}" for index in range(num_logical)]
         for replica in range(num_replicas)
     ]
-    return Row(functools.partial(sg.MirroredStrategy, names), num_replicas, told_by=told_by)
+    return Row(functools.partial(sg.MirroredStrategy, names), num_replicas)
 
 
 _LOCAL = {
-    "default": Row(sg.get_strategy, 1, runs_eagerly=False),
-    "one_device": Row(lambda: sg.OneDeviceStrategy("cpu:0"), 1),
-    "mirrored_1": _mirrored(1, ("test_members", "test_run")),
-    "mirrored_2": _mirrored(2),
-    "mirrored_8": _mirrored(8, ("test_members", "test_run", "test_collectives")),
+    "default": Row(sg.get_strategy, 1, quick=("compiled",)),
+    "one_device": Row(lambda: sg.OneDeviceStrategy("cpu:0"), 1, quick=("eager",)),
+    "mirrored_1": _mirrored(1),
+    "mirrored_2": _mirrored(2, "compiled", "eager"),
+    "mirrored_8": _mirrored(8),
     "central_1": _central(1),
-    "central_2": _central(
-        2,
-        "test_members",
-        "test_run",
-        "test_variables",
-        "test_aggregation",
-        "test_returned_variables",
-        "test_builds_in_steps",
-        "test_apply_outside",
-    ),
+    "central_2": _central(2),
     "central_4": _central(4),
-    "hybrid_2": _hybrid(
-        2,
-        "sharded",
-        "test_members",
-        "test_aggregation",
-        "test_returned_variables",
-        "test_apply_outside",
-    ),
+    "hybrid_2": _hybrid(2, "sharded", "compiled"),
     "hybrid_4": _hybrid(4, "sharded"),
     "hybrid_central_2": _hybrid(2, "central"),
     "hybrid_central_4": _hybrid(4, "central"),
-    "hybrid_pinned_2": _pinned(2, "test_members"),
+    "hybrid_pinned_2": _pinned(2),
     "hybrid_pinned_4": _pinned(4),
     "hybrid_server_1": _served(1),
-    "hybrid_server_2": _served(
-        2, "test_aggregation", "test_returned_variables", "test_apply_outside"
-    ),
+    "hybrid_server_2": _served(2, "compiled"),
     "logical_1x2": _logical(1, 2),
-    "logical_2x2": _logical(2, 2, "test_members"),
+    "logical_2x2": _logical(2, 2),
     "logical_2x4": _logical(2, 4),
-    "tpu_2": Row(lambda: _tpu(2), 2, told_by=("test_members", "test_apply_outside")),
-    "tpu_4": Row(lambda: _tpu(4), 4, told_by=()),
+    "tpu_2": Row(lambda: _tpu(2), 2),
+    "tpu_4": Row(lambda: _tpu(4), 4),
 }
 
 
 def _beside_a_gpu(rows: dict[str, Row]) -> dict[str, Row]:
-    """Rows of one replica compute on the GPU: each runs every file. Of the others, two do.
+    """Rows of one replica compute on the GPU: each is quick. Of the others, `mirrored_2` stays so.
 
     A row of several replicas says nothing where a test gets the GPU alone.
     """
-    others = () if selected_platform().endswith("_alone") else ("mirrored_2", "central_2")
+    other = "" if selected_platform().endswith("_alone") else "mirrored_2"
     widened = {
-        name: dataclasses.replace(rows[name], told_by=None, runs_eagerly=False)
+        name: dataclasses.replace(rows[name], quick=("compiled",))
         for name in ("mirrored_1", "hybrid_pinned_1")
     }
     on_cpu = {
-        name: dataclasses.replace(row, told_by=())
+        name: dataclasses.replace(row, quick=())
         for name, row in rows.items()
-        if row.num_replicas > 1 and name not in others
+        if row.num_replicas > 1 and name != other
     }
     return rows | on_cpu | widened
 

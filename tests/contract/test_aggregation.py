@@ -47,11 +47,13 @@ def on_read(n: int) -> dict[str, float]:
     return {"sum": 10.0 * n + n * (n + 1) / 2, "mean": 10 + (n + 1) / 2, "only_first_replica": 11.0}
 
 
+@pytest.mark.compatibility
 def test_the_tables_for_two_replicas_are_the_stated_ones() -> None:
     assert on_write(2) == STATED_FOR_TWO
     assert on_read(2) == STATED_ON_READ_FOR_TWO
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("synchronization", ["auto", "on_write"])
 def test_on_write_table(strategy, execution, synchronization) -> None:
     with strategy.scope():
@@ -74,6 +76,7 @@ def test_on_write_table(strategy, execution, synchronization) -> None:
         assert_parts(strategy, copies[key], lambda _, number=number: number)
 
 
+@pytest.mark.compatibility
 def test_on_read_table(strategy, execution) -> None:
     with strategy.scope():
         variables = {
@@ -94,6 +97,7 @@ def test_on_read_table(strategy, execution) -> None:
             np.testing.assert_allclose(np.asarray(variables[name]), expected, rtol=1e-6)
 
 
+@pytest.mark.compatibility
 def test_on_read_assign_and_assign_sub_touch_only_this_component(strategy, execution) -> None:
     with strategy.scope():
         assigned = sg.Variable([10.0, 10.0], synchronization="on_read", aggregation="sum")
@@ -112,6 +116,7 @@ def test_on_read_assign_and_assign_sub_touch_only_this_component(strategy, execu
     np.testing.assert_allclose(lowered.value, np.full(2, 10 - (n + 1) / 2))
 
 
+@pytest.mark.compatibility
 def test_on_read_without_aggregation_cannot_be_read_outside(distributing) -> None:
     with distributing.scope():
         variable = sg.Variable(10.0, synchronization="on_read")
@@ -121,6 +126,7 @@ def test_on_read_without_aggregation_cannot_be_read_outside(distributing) -> Non
         np.asarray(variable)
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("method", METHODS)
 def test_assignment_without_aggregation_that_may_differ_is_refused(
     distributing, execution, method
@@ -134,6 +140,7 @@ def test_assignment_without_aggregation_that_may_differ_is_refused(
     assert_parts(distributing, distributing.run(lambda: variable.value), lambda _: 10.0)
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("method", METHODS)
 def test_assignment_without_aggregation_on_one_replica_is_plain(sole, execution, method) -> None:
     with sole.scope():
@@ -142,6 +149,7 @@ def test_assignment_without_aggregation_on_one_replica_is_plain(sole, execution,
     assert float(variable.value) == {"assign": 1.0, "assign_add": 11.0, "assign_sub": 9.0}[method]
 
 
+@pytest.mark.compatibility
 def test_assignment_without_aggregation_of_the_same_value_passes(strategy, execution) -> None:
     """From a shared argument, the variable itself, a constant, and a sum over replicas."""
     n = strategy.num_replicas_in_sync
@@ -159,6 +167,7 @@ def test_assignment_without_aggregation_of_the_same_value_passes(strategy, execu
     assert got == [5.0, 30.0, 9.0, n * (n + 1) / 2]
 
 
+@pytest.mark.compatibility
 def test_last_of_several_assignments_counts(strategy, execution) -> None:
     """SUM aggregates each assignment; NONE is judged by what is written in the end."""
     n = strategy.num_replicas_in_sync
@@ -177,6 +186,7 @@ def test_last_of_several_assignments_counts(strategy, execution) -> None:
     assert float(plain.value) == 4.0
 
 
+@pytest.mark.compatibility
 def test_python_number_to_a_sum_variable_is_refused(distributing, execution) -> None:
     with distributing.scope():
         variable = sg.Variable(10.0, aggregation="sum", name="total")
@@ -189,6 +199,7 @@ def test_python_number_to_a_sum_variable_is_refused(distributing, execution) -> 
     assert float(variable.value) == 10.0 + distributing.num_replicas_in_sync
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("aggregation", ["mean", "only_first_replica"])
 def test_python_number_is_clear_where_replicas_do_not_add_up(
     strategy, execution, aggregation
@@ -199,6 +210,7 @@ def test_python_number_is_clear_where_replicas_do_not_add_up(
     assert float(variable.value) == 11.0
 
 
+@pytest.mark.compatibility
 def test_integers_are_summed_and_taken_from_the_first_replica(strategy, execution) -> None:
     n = strategy.num_replicas_in_sync
     with strategy.scope():
@@ -214,6 +226,7 @@ def test_integers_are_summed_and_taken_from_the_first_replica(strategy, executio
     assert (total.value.dtype, first.value.dtype) == (jnp.int32, jnp.uint8)
 
 
+@pytest.mark.compatibility
 def test_only_first_replica_ignores_what_others_hold(distributing, execution) -> None:
     """Not a number on the others must not reach the variable."""
     with distributing.scope():
@@ -226,6 +239,7 @@ def test_only_first_replica_ignores_what_others_hold(distributing, execution) ->
     assert float(variable.value) == 4.0
 
 
+@pytest.mark.compatibility
 def test_per_replica_assigned_in_a_replica_is_refused(distributing, execution) -> None:
     with distributing.scope():
         variables = [
@@ -242,6 +256,7 @@ def test_per_replica_assigned_in_a_replica_is_refused(distributing, execution) -
                 distributing.run(lambda v=variable, m=method: getattr(v, m)(value))
 
 
+@pytest.mark.compatibility
 @pytest.mark.parametrize("method", METHODS)
 def test_per_replica_assigned_outside_is_aggregated(distributing, method) -> None:
     n = distributing.num_replicas_in_sync

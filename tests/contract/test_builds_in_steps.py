@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.contract.parts import assert_parts, contribution
+from tests.contract.parts import assert_parts, contribution, seldom_eager
 
 _FIRST = np.array([1.0, -2.0], "float32")
 _GRADIENT = np.array([0.5, 0.25], "float32")
@@ -46,6 +46,7 @@ def _by_keras() -> Any:
     return np.asarray(weight)
 
 
+@seldom_eager
 def test_optimizer_that_copies_weights_is_built_by_its_first_step(strategy, execution) -> None:
     n = strategy.num_replicas_in_sync
     with strategy.scope():
@@ -56,6 +57,7 @@ def test_optimizer_that_copies_weights_is_built_by_its_first_step(strategy, exec
     np.testing.assert_allclose(weight.value, _by_keras(), rtol=1e-5)
 
 
+@seldom_eager
 def test_layer_that_assigns_is_built_in_a_loss(strategy, execution) -> None:
     with strategy.scope():
         layer = _Counting()
@@ -91,6 +93,7 @@ def test_values_that_follow_from_the_arguments(strategy, execution) -> None:
             assert_parts(strategy, parts, lambda _, k=number: 10.0 + k)
 
 
+@seldom_eager
 def test_function_keeps_what_a_build_assigns(strategy, execution) -> None:
     n = strategy.num_replicas_in_sync
     with strategy.scope():

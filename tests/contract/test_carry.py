@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import stratagem as sg
-from tests.contract.parts import assert_parts, contribution
+from tests.contract.parts import assert_parts, contribution, seldom_eager
 
 _BATCHES = [np.arange(8, dtype="float32") + step for step in range(5)] + [np.ones(3, "float32")]
 
@@ -37,6 +37,7 @@ def _totals(strategy: sg.Strategy, num_steps: int) -> list[list[float]]:
     return np.cumsum(sums, axis=0).tolist()
 
 
+@seldom_eager
 def test_carry_goes_from_step_to_step_and_from_call_to_call(strategy, execution) -> None:
     iterator = _iterator(strategy)
     initial = {"total": jnp.float32(0), "count": 0}

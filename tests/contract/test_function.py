@@ -13,8 +13,6 @@ import pytest
 import stratagem as sg
 from tests.contract.parts import parts_of_all, split
 
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 _X = np.random.default_rng(0).normal(size=(13, 3)).astype("float32")
 _Y = np.random.default_rng(1).normal(size=(13, 1)).astype("float32")
 
@@ -60,6 +58,7 @@ class _Training:
         return [np.asarray(variable.value) for variable in self.model.variables]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True], ids=["built before", "built in it"])
 def test_function_gives_the_numbers_of_the_function_itself(
     strategy: sg.Strategy, late: bool

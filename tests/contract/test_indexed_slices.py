@@ -23,13 +23,16 @@ SUM = {4: [3.0, 1.0], 7: [3.0, 3.0]}
 
 @pytest.fixture(
     params=[
-        (name, way)
+        pytest.param(
+            (name, way),
+            id=f"{name}-{way}",
+            marks=() if way in row.quick else pytest.mark.slow,
+        )
         for name, row in ROWS.items()
         for way in ("compiled", "eager")
         # Eight replicas run op by op take ten times as long as two, for the same code.
         if row.num_replicas > 1 and (way == "compiled" or row.num_replicas == 2)
-    ],
-    ids="-".join,
+    ]
 )
 def either_way(request: pytest.FixtureRequest) -> Iterator[sg.Strategy]:
     """Each strategy that has several replicas, compiled; those that have two, eager as well."""
@@ -68,6 +71,7 @@ def assert_rows(slices: sg.IndexedSlices, expected: np.ndarray) -> None:
     np.testing.assert_allclose(slices.to_dense(), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_are_reduced_by_index(either_way) -> None:
     n = either_way.num_replicas_in_sync
     value = rows(either_way)
@@ -132,7 +136,14 @@ def slices_of(value: float) -> sg.IndexedSlices:
     return sg.IndexedSlices(jnp.asarray(value)[None], jnp.array([1]))
 
 
-@pytest.mark.parametrize("aggregation", ["sum", "mean", "only_first_replica"])
+@pytest.mark.parametrize(
+    "aggregation",
+    [
+        pytest.param("sum", marks=pytest.mark.slow),
+        pytest.param("mean", marks=pytest.mark.slow),
+        "only_first_replica",
+    ],
+)
 def test_rows_of_replicas_are_aggregated_then_applied(either_way, aggregation) -> None:
     n = either_way.num_replicas_in_sync
     is_sum = aggregation != "only_first_replica"
@@ -159,6 +170,7 @@ def test_minima_maxima_and_new_values_of_replicas_have_no_sum(distributing, meth
         distributing.run(lambda: getattr(v, method)(slices_of(1.0)))
 
 
+@pytest.mark.slow
 def test_rows_are_applied_as_they_are_outside_the_replicas(distributing) -> None:
     direct = {method: variable(distributing) for method in METHODS}
     updated = {method: variable(distributing) for method in METHODS}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.contract.parts import parts_of_all
+from tests.contract.parts import parts_of_all, seldom_eager
 
 _X = np.random.default_rng(0).normal(size=(23, 3)).astype("float32")
 _Y = np.random.default_rng(1).normal(size=(23, 1)).astype("float32")
@@ -40,6 +40,7 @@ def test_parts_of_all_replicas_are_the_batch(strategy: sg.Strategy) -> None:
         np.testing.assert_array_equal(strategy.gather(y, axis=0), whole_y)
 
 
+@seldom_eager
 @pytest.mark.usefixtures("execution")
 def test_replica_function_sees_true_rows_only(strategy: sg.Strategy) -> None:
     @jax.jit
@@ -95,6 +96,7 @@ class _Regression:
         return losses, weights
 
 
+@seldom_eager
 @pytest.mark.usefixtures("execution")
 def test_loop_over_uneven_batches_gives_the_numbers_of_one_device(strategy: sg.Strategy) -> None:
     regression = _Regression(strategy)
@@ -126,6 +128,7 @@ def _beside() -> list[dict[str, Any]]:
     ]
 
 
+@seldom_eager
 def test_columns_that_no_program_takes_are_passed_by(strategy: sg.Strategy, execution) -> None:
     batches = _beside()
     sums = [np.sum(batch["x"], dtype="float64") for batch in batches]
@@ -192,9 +195,11 @@ def test_programs_are_shared_by_batches_of_other_strings(distributing: sg.Strate
     assert len(traces) == 1
 
 
+@seldom_eager
 @pytest.mark.usefixtures("execution")
 @pytest.mark.parametrize(
-    ("group", "reduce", "buffer_size"), [(1, "sum", 1), (2, None, 0), (20, "sum", 2)]
+    ("group", "reduce", "buffer_size"),
+    [pytest.param(1, "sum", 1, marks=pytest.mark.slow), (2, None, 0), (20, "sum", 2)],
 )
 def test_many_steps_a_call_are_as_many_calls(
     strategy: sg.Strategy, reduce: str | None, group: int, buffer_size: int
@@ -213,6 +218,7 @@ def test_many_steps_a_call_are_as_many_calls(
     np.testing.assert_allclose(regression.weights.value, weights, rtol=1e-4, atol=1e-6)
 
 
+@seldom_eager
 @pytest.mark.usefixtures("execution")
 def test_size_of_groups_may_change_between_calls(strategy: sg.Strategy) -> None:
     iterator = iter(_dataset(strategy, per_replica_buffer_size=2))
@@ -232,6 +238,7 @@ def _sum_of_true_rows(batch: Any) -> Any:
     return jnp.sum(jnp.where(mask[:, None], batch[0], 0))
 
 
+@seldom_eager
 @pytest.mark.usefixtures("execution")
 def test_rows_of_many_steps_are_true_rows(strategy: sg.Strategy) -> None:
     iterator = iter(_dataset(strategy))
@@ -243,6 +250,7 @@ def test_rows_of_many_steps_are_true_rows(strategy: sg.Strategy) -> None:
     )
 
 
+@seldom_eager
 @pytest.mark.usefixtures("execution")
 def test_results_of_steps_that_cannot_be_stacked_are_refused(strategy: sg.Strategy) -> None:
     iterator = iter(_dataset(strategy))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import stratagem as sg
-from tests.contract.parts import assert_parts, contribution, replica_ids
+from tests.contract.parts import assert_parts, contribution, replica_ids, seldom_eager
 from tests.contract.rows import ROWS
 
 
@@ -75,6 +75,7 @@ def test_variables_that_nobody_holds_are_forgotten(strategy) -> None:
     assert reference() is None
 
 
+@seldom_eager
 def test_same_program_for_every_replica_of_this_process(strategy, execution) -> None:
     """What runs once a replica and what runs once give the same: eager and compiled agree."""
     n = strategy.num_replicas_in_sync

@@ -16,6 +16,7 @@ def merged(fn, *args, **kwargs):
     return sg.get_replica_context().merge_call(fn, args=args, kwargs=kwargs)
 
 
+@pytest.mark.compatibility
 def test_reduction_goes_back_to_all_replicas(strategy, execution) -> None:
     """[2. | 5. | 8. | ...]: 7. with two replicas."""
     n = strategy.num_replicas_in_sync
@@ -26,6 +27,7 @@ def test_reduction_goes_back_to_all_replicas(strategy, execution) -> None:
     assert_parts(strategy, result, lambda _: 2 * n + 3 * n * (n - 1) / 2)
 
 
+@pytest.mark.compatibility
 def test_function_runs_once_and_sees_the_strategy_and_per_replica_arguments(
     strategy, execution
 ) -> None:
@@ -42,12 +44,14 @@ def test_function_runs_once_and_sees_the_strategy_and_per_replica_arguments(
     assert (second[1], kwargs) == ("text", {"third": None})
 
 
+@pytest.mark.compatibility
 def test_per_replica_result_is_handed_out_by_replica(strategy, execution) -> None:
     result = strategy.run(lambda: merged(lambda _, v: {"back": v, "n": 3}, contribution()))
     assert_parts(strategy, result["back"], lambda i: i + 1)
     assert result["n"] == 3
 
 
+@pytest.mark.compatibility
 def test_reduce_and_gather_and_batch_reduce_to_inside(strategy, execution) -> None:
     n = strategy.num_replicas_in_sync
 
@@ -81,6 +85,7 @@ def test_reduce_and_gather_and_batch_reduce_to_inside(strategy, execution) -> No
         assert_parts(strategy, got[name], lambda _, numbers=numbers: numbers)
 
 
+@pytest.mark.compatibility
 def test_update_inside_changes_every_copy_and_is_seen_afterwards(strategy, execution) -> None:
     n = strategy.num_replicas_in_sync
     with strategy.scope():
@@ -99,6 +104,7 @@ def test_update_inside_changes_every_copy_and_is_seen_afterwards(strategy, execu
     np.testing.assert_allclose(weight.value, expected, rtol=1e-6)
 
 
+@pytest.mark.compatibility
 def test_variables_assigned_before_are_seen_inside(strategy, execution) -> None:
     n = strategy.num_replicas_in_sync
     with strategy.scope():
@@ -111,6 +117,7 @@ def test_variables_assigned_before_are_seen_inside(strategy, execution) -> None:
     assert_parts(strategy, strategy.run(step), lambda _: 2 + n * (n + 1))
 
 
+@pytest.mark.compatibility
 def test_calls_follow_one_another_and_nest_in_functions(strategy, execution) -> None:
     n = strategy.num_replicas_in_sync
 
@@ -138,6 +145,7 @@ def test_what_cannot_be_called_is_refused(strategy, execution) -> None:
         strategy.run(lambda: sg.get_replica_context().merge_call(3))
 
 
+@pytest.mark.compatibility
 def test_merge_call_works_outside_every_scope() -> None:
     context = sg.get_replica_context()
     result = context.merge_call(
@@ -159,11 +167,13 @@ def test_different_numbers_of_calls_are_reported_eagerly(distributing) -> None:
         sg.config.run_eagerly(False)
 
 
+@pytest.mark.compatibility
 def test_run_is_refused_while_a_step_runs(strategy, execution) -> None:
     with pytest.raises(RuntimeError, match="run was called in merge_call"):
         strategy.run(lambda: merged(lambda inner: inner.run(contribution)))
 
 
+@pytest.mark.compatibility
 def test_calls_that_not_every_replica_makes_are_refused(distributing) -> None:
     def total(value):
         return merged(lambda strategy, part: strategy.reduce("SUM", part, axis=None), value)
@@ -186,6 +196,7 @@ def test_calls_that_not_every_replica_makes_are_refused(distributing) -> None:
     assert_parts(distributing, distributing.run(by_agreement), lambda _: n * n * (n + 1) / 2)
 
 
+@pytest.mark.compatibility
 def test_variables_that_replicas_write_are_seen_as_from_outside(distributing, execution) -> None:
     n = distributing.num_replicas_in_sync
     with distributing.scope():
@@ -213,6 +224,7 @@ def test_variables_that_replicas_write_are_seen_as_from_outside(distributing, ex
         distributing.run(lambda: merged(lambda _: summed.assign_add(1.0)))
 
 
+@pytest.mark.compatibility
 def test_variable_without_aggregation_can_be_assigned_from_outside(distributing) -> None:
     with distributing.scope():
         kept = sg.Variable(1.0, synchronization="on_read", trainable=False)

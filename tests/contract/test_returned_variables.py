@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 import stratagem as sg
-from tests.contract.parts import assert_parts, contribution
+from tests.contract.parts import assert_parts, contribution, seldom_eager
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
 
@@ -67,6 +67,7 @@ def test_returned_variables_are_values_at_the_end_of_the_step(strategy, executio
         assert_parts(strategy, parts, lambda _: 7.0)
 
 
+@seldom_eager
 def test_optimizer_and_metric_state_is_returned_as_the_step_leaves_it(strategy, execution) -> None:
     n = strategy.num_replicas_in_sync
     with strategy.scope():
@@ -115,6 +116,7 @@ def test_function_returns_values_of_variables(strategy, execution) -> None:
     np.testing.assert_allclose(record.count, 5.0)
 
 
+@seldom_eager
 def test_steps_return_the_values_after_each_of_them(strategy, execution) -> None:
     with strategy.scope():
         count = sg.Variable(0.0, aggregation="mean")

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.contract.parts import assert_parts, contribution, replica_id, replica_ids, split
+from tests.contract.parts import (
+    assert_parts,
+    contribution,
+    replica_id,
+    replica_ids,
+    seldom_eager,
+    split,
+)
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -80,6 +87,7 @@ def test_dtypes_pass_through(strategy, execution, dtype) -> None:
     assert_parts(strategy, result, lambda i: np.array([i, 1]).astype(jnp.dtype(dtype)))
 
 
+@seldom_eager
 def test_random_keys_pass_as_arguments_and_results(strategy, execution) -> None:
     keys = split(strategy, jax.random.key)
 

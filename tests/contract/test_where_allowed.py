@@ -61,7 +61,6 @@ def variable(strategy):
         return sg.Variable(1.0)
 
 
-@pytest.mark.every_combination
 @pytest.mark.parametrize("method", [*CROSS_REPLICA, *ANYWHERE])
 def test_method_works_in_its_scope_and_outside_every_scope(strategy, variable, method) -> None:
     call = {**CROSS_REPLICA, **ANYWHERE}[method]
@@ -73,7 +72,6 @@ def test_method_works_in_its_scope_and_outside_every_scope(strategy, variable, m
         assert inside == outside
 
 
-@pytest.mark.every_combination
 @pytest.mark.parametrize("method", CROSS_REPLICA)
 def test_method_under_a_foreign_strategy_raises_naming_both(
     strategy, foreign, variable, method
@@ -84,7 +82,6 @@ def test_method_under_a_foreign_strategy_raises_naming_both(
     assert not sg.has_strategy()
 
 
-@pytest.mark.every_combination
 @pytest.mark.parametrize("method", CROSS_REPLICA)
 def test_method_in_replica_context_raises_naming_what_works(strategy, variable, method) -> None:
     """At each of them the replica function ends, so that nothing is compiled."""
@@ -103,7 +100,6 @@ def test_methods_in_replica_context_raise_eagerly_too(strategy, variable) -> Non
         sg.config.run_eagerly(False)
 
 
-@pytest.mark.every_combination
 @pytest.mark.parametrize("method", ANYWHERE)
 def test_question_may_be_asked_under_a_foreign_strategy_and_in_a_replica(
     strategy, foreign, variable, method

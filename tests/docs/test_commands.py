@@ -13,7 +13,7 @@ from stratagem.cli.manifests.kubernetes import kubernetes_template, validate_kub
 from stratagem.cli.manifests.rendering import Template
 from stratagem.cli.manifests.variable_rules import ray_template, slurm_template
 from tests.command_runner import CliRunner
-from tests.manifests.definitions import open_definitions, open_definitions_text
+from tests.unit.cli.manifests.definitions import open_definitions, open_definitions_text
 
 _FOLDER = Path(__file__).parents[2] / "docs" / "clusters"
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)

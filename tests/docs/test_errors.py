@@ -89,6 +89,7 @@ def uses_by_code() -> dict[str, list[Use]]:
 NOT_PUBLIC = {"VariableOnWorkerError": "RuntimeError"}
 
 
+@pytest.mark.slow
 def test_codes_of_the_source_are_those_of_the_pages() -> None:
     assert sorted(uses_by_code()) == sorted(PAGES)
 

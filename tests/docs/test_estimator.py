@@ -17,10 +17,8 @@ import pytest
 from sklearn import cluster, ensemble
 
 import stratagem as sg
-from tests.estimator.migration_lines import LINES
-from tests.estimator.tensorflow_symbols import SYMBOLS
-
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+from tests.unit.estimator.migration_lines import LINES
+from tests.unit.estimator.tensorflow_symbols import SYMBOLS
 
 _FOLDER = Path(__file__).parents[2] / "docs" / "guides"
 _PAGE = (_FOLDER / "estimator.md").read_text(encoding="utf-8")

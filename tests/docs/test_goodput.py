@@ -12,7 +12,7 @@ from stratagem.observe.run_events.reader import read_run
 from stratagem.observe.run_events.records import _KINDS, EndEvent, Event, StartEvent, StepEvent
 from tests.command_runner import CliRunner
 from tests.fresh_process import run_fresh
-from tests.goodput.runs import long_run, write
+from tests.unit.observe.goodput.runs import long_run, write
 
 _FOLDER = Path(__file__).parents[2] / "docs" / "how_to"
 _PAGE = (_FOLDER / "goodput.md").read_text(encoding="utf-8")

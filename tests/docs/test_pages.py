@@ -27,13 +27,13 @@ _FRAGMENTS = (
     "clusters/remote.md",
     "design/architecture.md",
     "guides/estimator_clusters.md",
-    "guides/fine_tune.md",  # with KerasHub: tests/third_party
+    "guides/fine_tune.md",  # with KerasHub: validation/third_party
     "guides/keras.md",
     "guides/large_models.md",
     "guides/loops.md",
     "guides/many_workers.md",
     "guides/parameter_servers.md",
-    "how_to/flax_nnx.md",  # this one and the other libraries' pages: tests/third_party
+    "how_to/flax_nnx.md",  # this one and the other libraries' pages: validation/third_party
     "how_to/goodput.md",
     "how_to/keras_hub.md",
     "how_to/keras_rs.md",
@@ -97,10 +97,43 @@ def differences(page: str, name: str) -> list[str]:
 
 
 _MARKS = {
-    # Keras itself reads a variable so, for the configuration of an optimizer.
-    "estimator": pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     # Keras warns at the end of each dataset whose length is unknown.
     "input_workers": pytest.mark.filterwarnings("ignore:Your input ran out of data"),
+}
+
+# Each takes a second or more: it trains, starts processes, or compiles many programs.
+_SLOW = {
+    "concepts/exactness.md",
+    "guides/estimator.md",
+    "guides/input_on_other_machines.md",
+    "guides/logical_devices.md",
+    "guides/recommenders.md",
+    "guides/slow_links.md",
+    "how_to/activations.md",
+    "how_to/backup.md",
+    "how_to/checkpoints.md",
+    "how_to/faq.md",
+    "how_to/gradient_accumulation.md",
+    "how_to/input_workers.md",
+    "how_to/keyed_tables.md",
+    "how_to/mixed_precision.md",
+    "how_to/notebooks.md",
+    "how_to/performance.md",
+    "how_to/profiling.md",
+    "how_to/r.md",
+    "how_to/seeds_and_reproducibility.md",
+    "how_to/summaries.md",
+    "how_to/uneven_data.md",
+    "libraries/batch_normalization.md",
+    "libraries/custom_layer.md",
+    "libraries/custom_metric.md",
+    "libraries/losses_over_pairs.md",
+    "libraries/on_read_variables.md",
+    "libraries/sparse_gradients.md",
+    "migrate/accelerate.md",
+    "migrate/overview.md",
+    "reference/errors/SG702.md",
+    "reference/errors/SG901.md",
 }
 
 
@@ -108,11 +141,14 @@ def _programs() -> Iterator[Any]:
     for path in sorted(_DOCS.rglob("*.md")):
         name = str(path.relative_to(_DOCS))
         if name not in _FRAGMENTS and _blocks(path.read_text(encoding="utf-8")):
-            yield pytest.param(path, marks=_MARKS.get(path.stem, ()), id=name)
+            marks = [_MARKS[path.stem]] if path.stem in _MARKS else []
+            if name in _SLOW:
+                marks.append(pytest.mark.slow)
+            yield pytest.param(path, marks=marks, id=name)
 
 
-def test_fragments_exist() -> None:
-    assert [name for name in _FRAGMENTS if not (_DOCS / name).exists()] == []
+def test_named_pages_exist() -> None:
+    assert [name for name in {*_FRAGMENTS, *_SLOW} if not (_DOCS / name).exists()] == []
 
 
 @pytest.mark.parametrize("path", list(_programs()))

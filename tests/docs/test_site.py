@@ -145,6 +145,7 @@ def _after(diff: str) -> str:
     return "\n".join(line[1:] for line in kept)
 
 
+@pytest.mark.slow
 def test_diff_of_the_home_page_trains() -> None:
     home = (_DOCS / "index.md").read_text("utf-8")
     diffs = re.findall(r"^```diff\n(.*?)^```$", home, re.MULTILINE | re.DOTALL)

@@ -32,17 +32,18 @@ def test_examples_each_promise_their_last_line() -> None:
         assert promised(EXAMPLES / name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
         "02_custom_loop.py",
         "03_jax_only.py",
         "04_merge_call.py",
-        pytest.param("05_gan.py", marks=pytest.mark.slow),
+        "05_gan.py",
         "06_new_strategy.py",
-        pytest.param("07_logical_devices.py", marks=pytest.mark.slow),
-        pytest.param("08_estimator_digits.py", marks=pytest.mark.slow),
-        pytest.param("09_keras_estimator.py", marks=pytest.mark.slow),
+        "07_logical_devices.py",
+        "08_estimator_digits.py",
+        "09_keras_estimator.py",
     ],
 )
 def test_example_ends_with_the_promised_line(name: str) -> None:

@@ -96,6 +96,7 @@ def test_there_are_ten_guides_that_name_what_they_port_and_what_differs() -> Non
         assert "\nDifferences from TensorFlow's guide:\n" in text
 
 
+@pytest.mark.slow
 def test_distributed_input_keeps_the_order_of_its_examples(tmp_path: Path) -> None:
     lines = run(_guide(8), cwd=tmp_path)
     assert_same(lines[-1], promised(_guide(8)))
@@ -216,6 +217,7 @@ def test_saved_models_have_the_accuracy_that_they_had(tmp_path: Path) -> None:
     assert "True" in lines  # the subclassed model
 
 
+@pytest.mark.slow
 def test_loops_over_distributed_data_lower_the_loss(tmp_path: Path) -> None:
     lines = run(_guide(9), cwd=tmp_path)
     assert_same(lines[-1], promised(_guide(9)))

@@ -17,6 +17,8 @@ from stratagem.errors import NOT_NEEDED
 from stratagem.input.batches import split_lengths
 from tests.multiprocess.cluster import PROGRAMS, addresses, ended, environment, run_cluster
 
+pytestmark = pytest.mark.slow
+
 _PROGRAM = str(PROGRAMS / "backup_workers.py")
 _NUM_MEMBERS = 3
 _BATCH, _NUM_BATCHES, _NUM_EPOCHS = 32, 12, 2
@@ -118,7 +120,6 @@ def test_fit_goes_on_without_a_late_worker(tmp_path: Path) -> None:
         np.testing.assert_allclose(result["losses"], results[0]["losses"], rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_results_of_a_loop_are_those_of_the_participants(tmp_path: Path) -> None:
     results = _train(tmp_path, "loop", "2:7:computed", "1:13:late")
     steps = _check(results, [[0, 1, 2]] * (_NUM_EPOCHS * _NUM_BATCHES))
@@ -128,7 +129,6 @@ def test_results_of_a_loop_are_those_of_the_participants(tmp_path: Path) -> None
         np.testing.assert_array_equal(rows, steps[:, 2])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_participant_is_killed_while_another_worker_is_late(tmp_path: Path, killed) -> None:
     """Worker 2 lacks steps when the one that sends them, or another, is lost."""
@@ -164,7 +164,6 @@ def _replayed_in_parts(steps: list[tuple[int, int]]) -> list[np.ndarray]:
     return [np.asarray(variable.value) for variable in model.weights]
 
 
-@pytest.mark.slow
 def test_rows_of_a_worker_stay_with_backup_workers(tmp_path: Path) -> None:
     """Worker 1 is lost while worker 2 lacks steps; then two take a batch in two steps."""
     results = _train(tmp_path, "worker", "2:6:late", "1:9:killed", "0:16:late")
@@ -177,7 +176,6 @@ def test_rows_of_a_worker_stay_with_backup_workers(tmp_path: Path) -> None:
             np.testing.assert_allclose(mine, one, atol=2e-5)
 
 
-@pytest.mark.slow
 def test_a_worker_that_starts_again_ends_and_the_others_go_on(tmp_path: Path) -> None:
     workers = addresses(_NUM_MEMBERS)
     moments = ["1:5:killed", "2:5:late", "0:8:held"]  # step 5 needs both of the others

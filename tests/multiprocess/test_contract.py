@@ -6,6 +6,8 @@ import pytest
 
 from tests.multiprocess.cluster import run_cluster
 
+pytestmark = pytest.mark.slow
+
 _PYTEST = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/contract"]
 _IN_PARTS = {"STRATAGEM_TEST_IN_PARTS": "1"}
 
@@ -14,11 +16,11 @@ _IN_PARTS = {"STRATAGEM_TEST_IN_PARTS": "1"}
     ("num_workers", "num_devices", "group_size", "choice", "variables"),
     [
         (2, 2, 1, "not eager and (collectives or reduce_and_gather or empty)", {}),
-        pytest.param(2, 2, 1, "not eager", {}, marks=pytest.mark.slow),
-        pytest.param(2, 2, 1, "eager", {}, marks=pytest.mark.slow),
-        pytest.param(2, 4, 2, "not eager", {}, marks=pytest.mark.slow),
-        pytest.param(2, 2, 1, "not eager", _IN_PARTS, marks=pytest.mark.slow),
-        pytest.param(2, 2, 1, "eager", _IN_PARTS, marks=pytest.mark.slow),
+        (2, 2, 1, "not eager", {}),
+        (2, 2, 1, "eager", {}),
+        (2, 4, 2, "not eager", {}),
+        (2, 2, 1, "not eager", _IN_PARTS),
+        (2, 2, 1, "eager", _IN_PARTS),
     ],
 )
 def test_contract_holds_on_a_cluster(

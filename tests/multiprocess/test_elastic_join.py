@@ -99,15 +99,14 @@ def _reference() -> tuple[list[np.ndarray], list[float]]:
 
 
 _EVERYONE = 0b111
-# Keras reads the learning rate for the logs.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moments",
     [
         ("1:8:in", "join:10"),
-        pytest.param(("0:3", "join:5", "2:13", "join:16"), marks=pytest.mark.slow),
+        ("0:3", "join:5", "2:13", "join:16"),
     ],
     ids=str,
 )

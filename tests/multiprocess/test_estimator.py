@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from tests.estimator.model_functions import (
+from tests.multiprocess.cluster import PROGRAMS, run_cluster
+from tests.unit.estimator.model_functions import (
     dense_layers,
     examples,
     plain_model,
     weights_of_model,
 )
-from tests.multiprocess.cluster import PROGRAMS, run_cluster
+
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("num_devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_devices", [1, 2])
 def test_workers_train_one_model(num_devices: int, tmp_path: Path) -> None:
     """38 examples, batches of 8 in all: the second worker gets less of the last one."""
     model_dir, folder = tmp_path / "model", tmp_path / "results"

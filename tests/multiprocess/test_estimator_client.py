@@ -16,7 +16,7 @@ import pytest
 from stratagem.launch.plan.ports import free_ports
 from tests.multiprocess.cluster import addresses
 from tests.multiprocess.test_estimator_cluster import metrics_of
-from tests.remote.living import descendants, wait_for_end
+from tests.unit.launch.remote.living import descendants, wait_for_end
 
 _ROOT = Path(__file__).parents[2]
 _LIMIT_S = 300

@@ -19,7 +19,7 @@ import pytest
 from stratagem.estimator.steps.variable_store import read_variable
 from tests.multiprocess.cluster import PROGRAMS, addresses
 from tests.multiprocess.programs import estimated
-from tests.remote.living import descendants, wait_for_end
+from tests.unit.launch.remote.living import descendants, wait_for_end
 
 _ROOT = Path(__file__).parents[2]
 _LIMIT_S = 240.0
@@ -191,7 +191,6 @@ def one_device(num_steps: int, global_batch_size: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_two_workers_in_lockstep_train_what_one_device_does(tmp_path: Path) -> None:
     num_steps = 45
     jobs = {"worker": 2, "evaluator": 1}

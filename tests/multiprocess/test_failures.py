@@ -13,6 +13,8 @@ from stratagem.observe.run_events.records import EndEvent, FailureEvent, StepEve
 from tests.multiprocess.cluster import PROGRAMS, Ended, ended, started
 from tests.multiprocess.namespaces import can_make_hosts, hosts
 
+pytestmark = pytest.mark.slow
+
 _PROGRAM = str(PROGRAMS / "failing.py")
 _LIMITS = {
     "STRATAGEM_PEER_TIMEOUT_S": "4",
@@ -55,7 +57,7 @@ def _check(how: str, loop: str, *, num_workers: int, culprit: int, **variables: 
 
 @pytest.mark.parametrize(
     ("how", "loop"),
-    [("kill", "fit"), pytest.param("other program", "loop", marks=pytest.mark.slow)],
+    [("kill", "fit"), ("other program", "loop")],
 )
 def test_others_end_with_an_error_that_names_the_worker(
     how: str, loop: str, tmp_path: Path
@@ -74,7 +76,6 @@ def test_others_end_with_an_error_that_names_the_worker(
         assert survivor.start.num_processes == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", _WAYS)
 @pytest.mark.parametrize("loop", ["fit", "loop"])
 @pytest.mark.parametrize("culprit", [0, 1, 2])
@@ -84,7 +85,6 @@ def test_every_failure_of_every_worker_is_named(how: str, loop: str, culprit: in
     _check(how, loop, num_workers=3, culprit=culprit)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "stop", "stuck", "leave", "error"])
 def test_every_failure_is_named_where_others_wait_for_its_data_ahead_of_their_steps(
     how: str,
@@ -92,7 +92,6 @@ def test_every_failure_is_named_where_others_wait_for_its_data_ahead_of_their_st
     _check(how, "input", num_workers=2, culprit=1)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not can_make_hosts(), reason="network namespaces need root and iproute2")
 @pytest.mark.parametrize("loop", ["fit", "loop"])
 @pytest.mark.parametrize("culprit", [0, 1, 2])

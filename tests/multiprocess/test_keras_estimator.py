@@ -18,10 +18,7 @@ from tests.multiprocess.test_estimator_cluster import (
     tasks,
 )
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = pytest.mark.slow
 
 _PROGRAM = "keras_estimated.py"
 _NUM_STEPS = 45

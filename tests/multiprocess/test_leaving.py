@@ -24,6 +24,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((folder / f"process-{index}.json").read_text()) for index in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "wanted"),
     [

@@ -12,6 +12,8 @@ import pytest
 
 from tests.multiprocess.cluster import PROGRAMS, Ended, run_cluster
 
+pytestmark = pytest.mark.slow
+
 _PROGRAM = str(PROGRAMS / "preempted.py")
 _NUM_STEPS = 8 * 15
 
@@ -48,7 +50,6 @@ def test_all_save_after_one_step_and_leave(tmp_path: Path) -> None:
     assert "SIGTERM was sent to process" in every[1].errors
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "notices",
     [
@@ -68,7 +69,6 @@ def test_several_notices_and_early_and_late_ones_are_one(tmp_path: Path, notices
     _check_left_together(tmp_path, every, at_step=min(step for _, step, _ in notices))
 
 
-@pytest.mark.slow
 def test_notice_after_the_last_step_changes_nothing(tmp_path: Path) -> None:
     every = _run(tmp_path, "save", [[1, _NUM_STEPS, "after"]])
     for index, one in enumerate(every):
@@ -77,7 +77,6 @@ def test_notice_after_the_last_step_changes_nothing(tmp_path: Path) -> None:
         assert _saved(tmp_path, index) == []
 
 
-@pytest.mark.slow
 def test_grace_is_trained_through_between_two_saves_of_all(tmp_path: Path) -> None:
     every = _run(tmp_path, "grace", [[1, 20, "after"]], num_workers=3)
     assert [one.code for one in every] == [42] * 3, every[0].errors
@@ -87,7 +86,6 @@ def test_grace_is_trained_through_between_two_saves_of_all(tmp_path: Path) -> No
     assert [_saved(tmp_path, index) for index in (1, 2)] == [[first, last]] * 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_worker_that_dies_while_it_saves_is_named(tmp_path: Path, culprit: int) -> None:
     every = _run(tmp_path, "die in save", [[0, 20, "after"]], num_workers=3, culprit=culprit)
@@ -98,7 +96,6 @@ def test_worker_that_dies_while_it_saves_is_named(tmp_path: Path, culprit: int) 
             assert "died" in one.errors
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_others_keep_their_exit_code_where_one_dies_after_all_have_saved(
     tmp_path: Path, culprit: int
@@ -108,7 +105,6 @@ def test_others_keep_their_exit_code_where_one_dies_after_all_have_saved(
     assert codes == [-signal.SIGKILL if index == culprit else 42 for index in range(3)]
 
 
-@pytest.mark.slow
 def test_error_of_one_is_raised_in_all(tmp_path: Path) -> None:
     every = _run(tmp_path, "error", [], num_workers=3, culprit=1)
     assert [one.code for one in every] == [1] * 3
@@ -118,7 +114,6 @@ def test_error_of_one_is_raised_in_all(tmp_path: Path) -> None:
         assert "ValueError: a bug of one worker" in message
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", range(5))
 def test_counted_once_by_every_replica_through_a_notice_at_any_moment(
     tmp_path: Path, number: int

@@ -23,9 +23,8 @@ _ALONE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 _LIMITS = {"STRATAGEM_PEER_TIMEOUT_S": "8", "STRATAGEM_STUCK_TIMEOUT_S": "8"}
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "num_devices"), [(2, 1), pytest.param(3, 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_workers", "num_devices"), [(2, 1), (3, 2)])
 def test_sums_are_those_of_numpy(num_workers: int, num_devices: int, tmp_path) -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     every = run_cluster(
@@ -40,16 +39,15 @@ def test_sums_are_those_of_numpy(num_workers: int, num_devices: int, tmp_path) -
         assert "equal\nordered 2 of 4" in one.output
 
 
+@pytest.mark.slow
 def test_programs_end_while_sums_are_under_way(tmp_path) -> None:
     for one in run_cluster([_PROGRAM, "end"], 2, STRATAGEM_CACHE_DIR=str(tmp_path)):
         assert one.code == 0, one.errors
         assert "ordered 1 of 1" in one.output
 
 
-_SLOW = [pytest.param(how, marks=pytest.mark.slow) for how in ("stop", "raise", "leave")]
-
-
-@pytest.mark.parametrize("how", ["kill", "midway", *_SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "midway", "stop", "raise", "leave"])
 def test_the_loss_of_a_process_ends_a_sum(how: str, tmp_path) -> None:
     limits = {**_LIMITS, "STRATAGEM_CACHE_DIR": str(tmp_path)}
     with started([_PROGRAM, how], 2, **limits) as processes:
@@ -88,6 +86,7 @@ def _can_be_alone() -> bool:
     return subprocess.run([*_ALONE, "true"], capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not _can_be_alone(), reason="no namespace of processes can be made here")
 def test_processes_that_cannot_see_each_other_use_another_algorithm(tmp_path: Path) -> None:
     """As in two containers of one machine."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.multiprocess.cluster import PROGRAMS, run_alone, run_cluster
-from tests.summary.events import Read
+from tests.unit.execution.summary.events import Read
 
 _PROGRAM = str(PROGRAMS / "summaries.py")
 _FOLDERS = ("fit/train", "fit/validation", "loop")

@@ -10,9 +10,6 @@ import pytest
 
 from tests.multiprocess.cluster import PROGRAMS, run_cluster
 
-# Keras 3.15 converts its own variables in a manner that NumPy 2 warns about.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
-
 _TENSOR_BYTES = 2**22
 
 

@@ -24,8 +24,8 @@ from stratagem.devices.mesh import Topology
 from stratagem.strategies.placement_rules import pinned_host_store
 from stratagem.variables.layouts import Division, VariableLayouts
 from stratagem.variables.placement import UniformPlacement
-from tests.on_gpu.devices import selected_platform
 from tests.parity.tensorflow.cases import initial_weights
+from tests.platforms import selected_platform
 
 Scope = Callable[[], AbstractContextManager[Any]]
 Job = Callable[[Scope], Mapping[str, Any]]

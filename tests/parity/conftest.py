@@ -1,4 +1,4 @@
-"""Warnings of Keras on JAX itself, with one device as with many, which are no fault of a test."""
+"""Kinds of strategies, and a warning of Keras on JAX itself, which is no fault of a test."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ import pytest
 
 from tests.parity.comparison import KINDS, Current
 
-_KERAS_WARNINGS = (
-    # Keras's variables take part in NumPy's conversion by an older protocol, as when it saves them.
-    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning",
-    # Metrics that count ask for 64-bit integers, which JAX has only on demand.
-    "ignore:Explicitly requested dtype int64 requested in asarray:UserWarning",
-)
+# Metrics that count ask for 64-bit integers, which JAX has only on demand.
+_KERAS_WARNING = "ignore:Explicitly requested dtype int64 requested in asarray:UserWarning"
 
 
 # What is compared with one device here is compared so for other strategies, too.
@@ -42,5 +38,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folder = str(Path(__file__).parent)
     for item in items:
         if str(item.path).startswith(folder):
-            for warning in _KERAS_WARNINGS:
-                item.add_marker(pytest.mark.filterwarnings(warning))
+            item.add_marker(pytest.mark.filterwarnings(_KERAS_WARNING))

@@ -25,7 +25,6 @@ from tests.parity.comparison import (
     fitted,
     with_known_weights,
 )
-from tests.slow_rows import slow_but_for
 
 WIDTH = 32  # a kernel of this width is sharded
 WIDE = 256  # the gradient of such a kernel is not packed with others
@@ -92,10 +91,11 @@ ROWS = [
     *(Row(kind, "adam", num_steps=3) for kind in sorted(_SHARDED)),
     *(Row(kind, name, is_scaled=True) for kind in _KINDS for name in ("adam", "global_clipnorm")),
 ]
-_IN_EVERY_RUN = {"all-global_clipnorm-scaled-1"}
+_QUICK = "all-global_clipnorm-scaled-1"
 
 
-@pytest.mark.parametrize("row", slow_but_for(_IN_EVERY_RUN, ROWS))
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_numbers_are_those_of_plain_keras(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Current, "kind", _KINDS[row.kind])
 
@@ -143,7 +143,13 @@ _MESSAGE_ROWS = [
 ]
 
 
-@pytest.mark.parametrize("row", slow_but_for(_IN_EVERY_RUN, _MESSAGE_ROWS))
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row.name, marks=() if row.name == _QUICK else pytest.mark.slow)
+        for row in _MESSAGE_ROWS
+    ],
+)
 def test_gradients_are_accumulated_in_shards(row: Row) -> None:
     found = messages(row)
     # Of the kernel that is large enough. The rest is as large as a bias, or a norm.

@@ -51,6 +51,7 @@ def test_class_weight() -> None:
     assert_like_plain_keras(job)
 
 
+@pytest.mark.slow
 def test_validation_split_with_sample_weight() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         model, (x, y) = _compiled_classifier(scope), classification(15)

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -82,6 +83,7 @@ class _Loop:
             ]
 
 
+@pytest.mark.slow
 @settings(
     max_examples=5,
     deadline=None,

@@ -74,7 +74,10 @@ def _assert_like_numpy(num_rows: int, batch_size: int, num_replicas: int) -> Non
         np.testing.assert_allclose(logs[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize(("num_rows", "batch_size", "num_replicas"), [(7, 4, 2), (4, 3, 3)])
+@pytest.mark.parametrize(
+    ("num_rows", "batch_size", "num_replicas"),
+    [(7, 4, 2), pytest.param(4, 3, 3, marks=pytest.mark.slow)],
+)
 def test_metrics_of_uneven_batches(num_rows: int, batch_size: int, num_replicas: int) -> None:
     _assert_like_numpy(num_rows, batch_size, num_replicas)
 

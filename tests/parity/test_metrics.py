@@ -92,6 +92,7 @@ def test_mean_iou_of_labels() -> None:
     assert_like_plain_keras(job)
 
 
+@pytest.mark.slow
 def test_metrics_of_numbers() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         x, _ = regression()
@@ -117,6 +118,7 @@ def test_metrics_of_numbers() -> None:
     assert_like_plain_keras(job)
 
 
+@pytest.mark.slow
 def test_weighted_metrics_see_weights_and_the_others_do_not() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         x, y = regression()

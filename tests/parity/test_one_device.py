@@ -41,6 +41,7 @@ def _reference_problem(scope: Scope) -> dict[str, Any]:
     return {**measured, "predict": model.predict(x, batch_size=4, verbose=0)}
 
 
+@pytest.mark.slow
 def test_reference_problem_on_replicas_is_that_of_one_device() -> None:
     measured = assert_like_plain_keras(_reference_problem, replicas=(1, 2, 3))
     assert measured["fit loss"][1] < measured["fit loss"][0]
@@ -76,6 +77,7 @@ def _mean_of_ones_own(y_true: Any, y_pred: Any) -> Any:
     return keras.ops.mean(keras.ops.abs(y_true - y_pred) ** 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["mse", _mean_of_ones_own])
 def test_losses_and_metrics_that_are_one_mean_of_a_batch(loss: Any) -> None:
     """The last batch has five rows: replicas have three and two, or two, two and one."""
@@ -104,6 +106,7 @@ def test_reference_problem_is_refused_by_data_parallel_of_keras() -> None:
         _reference_problem(contextlib.nullcontext)
 
 
+@pytest.mark.slow
 def test_functional_model_with_many_inputs_and_outputs() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         first, target = regression()
@@ -166,6 +169,7 @@ def _sentences() -> tuple[np.ndarray, np.ndarray]:
     return tokens.astype("int32"), random.uniform(0, 1, (NUM_EXAMPLES, 4, 1)).astype("float32")
 
 
+@pytest.mark.slow
 def test_keras_masks_of_an_embedding_reach_the_loss() -> None:
     # The mask is that of the targets too: the loss is a mean over true tokens, of which replicas
     # have unequal numbers.
@@ -187,6 +191,7 @@ def test_keras_masks_of_an_embedding_reach_the_loss() -> None:
     assert_like_plain_keras(job)
 
 
+@pytest.mark.slow
 def test_masking_layer_before_lstm() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         tokens, targets = _sentences()

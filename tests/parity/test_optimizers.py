@@ -17,7 +17,6 @@ from tests.parity.comparison import (
     small_regressor,
     with_known_weights,
 )
-from tests.slow_rows import slow_but_for
 
 
 def _job(make_optimizer: Callable[[], Any], **fit_arguments: Any) -> Callable[[Scope], Any]:
@@ -56,7 +55,13 @@ _OPTIMIZERS: dict[str, Callable[[], Any]] = {
 _IN_EVERY_RUN = {"adam", "muon", "global_clipnorm"}
 
 
-@pytest.mark.parametrize("name", slow_but_for(_IN_EVERY_RUN, _OPTIMIZERS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in _IN_EVERY_RUN else pytest.mark.slow)
+        for name in _OPTIMIZERS
+    ],
+)
 def test_built_in_optimizer(name: str) -> None:
     assert_like_plain_keras(_job(_OPTIMIZERS[name]))
 
@@ -81,7 +86,13 @@ _CLIPPING = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but_for(_IN_EVERY_RUN, _CLIPPING))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in _IN_EVERY_RUN else pytest.mark.slow)
+        for name in _CLIPPING
+    ],
+)
 def test_gradients_are_clipped_after_they_are_summed(name: str) -> None:
     job = _job(lambda: keras.optimizers.SGD(0.1, **_CLIPPING[name]))
     clipped = assert_like_plain_keras(job, replicas=(2, 3))
@@ -154,6 +165,7 @@ def _optimizer_of_policy(policy: str) -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "tolerance"), _MIXED)
 def test_mixed_precision(policy: str, tolerance: float) -> None:
     def job(scope: Scope) -> dict[str, Any]:

@@ -130,6 +130,7 @@ def test_a_step_is_traced_once_however_often_it_runs() -> None:
     assert _traces(num_examples=16, epochs=3) == once
 
 
+@pytest.mark.slow
 def test_a_short_batch_is_traced_in_the_first_epoch_only() -> None:
     once = _traces(num_examples=11, epochs=1)
     assert 0 < once <= 2 * _traces(num_examples=4, epochs=1)

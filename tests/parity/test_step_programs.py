@@ -225,6 +225,7 @@ def test_compiled_steps_return_what_numpy_does(
     _check(ops, structure, num_replicas, way)
 
 
+@pytest.mark.slow
 @settings(_SETTINGS, max_examples=6)
 @given(**_PROGRAMS)
 @example(ops=_ADDS, structure=_BOTH, num_replicas=2, way="run")

@@ -51,12 +51,14 @@ def one_step_at_a_time() -> dict[str, Any]:
     return plain_keras(_job)
 
 
-@pytest.mark.parametrize("steps", [pytest.param(3, marks=pytest.mark.slow), 7])
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [3, 7])
 def test_several_steps_a_call(steps: int, one_step_at_a_time: dict[str, Any]) -> None:
     measured = carried_out(lambda scope: _job(scope, steps_per_execution=steps), mirrored(2).scope)
     assert differences(measured, one_step_at_a_time) == []
 
 
+@pytest.mark.slow
 def test_eager_training() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         x, y = regression(num_examples=5)
@@ -162,6 +164,7 @@ def test_own_train_step() -> None:
     assert "fit mae" in measured
 
 
+@pytest.mark.slow
 def test_own_train_step_reports_the_loss_of_full_batches() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         x, y = regression(num_examples=12)
@@ -173,6 +176,7 @@ def test_own_train_step_reports_the_loss_of_full_batches() -> None:
     assert_like_plain_keras(job)
 
 
+@pytest.mark.slow
 def test_early_stopping_decides_alike() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         x, y = regression()
@@ -254,6 +258,7 @@ def test_saved_model_goes_on_in_plain_keras_in_a_fresh_process(tmp_path: Path) -
         np.testing.assert_allclose(read["loss"], history["fit loss"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_model_saved_by_plain_keras_goes_on_under_a_strategy(tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
     plain_keras(lambda scope: _save_trained(scope, path))

@@ -20,8 +20,8 @@ from keras import ops
 
 import stratagem as sg
 from stratagem.parameter_server.server.updates import UpdateMode
-from tests.parameter_server.clusters import local_strategy
 from tests.parity.comparison import KINDS, Scope, carried_out, differences, plain_keras
+from tests.unit.parameter_server.clusters import local_strategy
 
 _BATCH_SIZE = 4
 

@@ -16,9 +16,9 @@ __all__ = ["measure"]
 _NUM_ELEMENTS = 16
 
 
-def measure(size: int, *, is_quick: bool) -> Answer:
+def measure(size: int, *, is_smallest: bool) -> Answer:
     """Returns how long a checkpoint of `size` arrays takes to save and to restore."""
-    num_times = 1 if is_quick else 2
+    num_times = 1 if is_smallest else 2
     arrays = {f"array_{index}": np.full(_NUM_ELEMENTS, index, np.float32) for index in range(size)}
     checkpoint = sg.train.Checkpoint(arrays=arrays)
     restored = sg.train.Checkpoint(arrays=jax.tree.map(np.zeros_like, arrays))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.cluster.cluster_plan import CoordinatorOptions
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
 from stratagem.parameter_server.coordinator.shipping import Ended, calls_in, pack_ended
+from stratagem.parameter_server.keras.pickler import pack_object
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS
 from stratagem.parameter_server.strategy.process_parts import coordinator_parts
 
@@ -30,12 +30,12 @@ __all__ = ["measure"]
 _NUM_CLOSURES = 20_000
 _NUM_TIMES = 3
 _FUNCTION_S = 1e-5
-_RESULT = pickle.dumps(None)
+_RESULT = pack_object(None, lambda value: None)
 
 
-def measure(size: int, *, is_quick: bool) -> Answer:
+def measure(size: int, *, is_smallest: bool) -> Answer:
     """Returns the times of 20,000 functions on `size` workers: scheduled, run and joined."""
-    num_closures = 200 if is_quick else _NUM_CLOSURES
+    num_closures = 200 if is_smallest else _NUM_CLOSURES
     parts = coordinator_parts(_Cluster(size), None, ASYNCHRONOUS, 60.0)
     with RemoteStateStrategy(parts, CoordinatorOptions(start_delay_s=0.0)) as strategy:
         coordinator = sg.coordinator.ClusterCoordinator(strategy)

@@ -22,9 +22,9 @@ _EVENTS_PER_SAVE, _SAVES_PER_RESTORE = 100, 5
 _STEPS_PER_SAVE = _EVENTS_PER_SAVE // 2 - 1
 
 
-def measure(size: int, *, is_quick: bool) -> Answer:
+def measure(size: int, *, is_smallest: bool) -> Answer:
     """Returns the CPU time of writing `size` events, reading them, and computing a report."""
-    del is_quick
+    del is_smallest
     with tempfile.TemporaryDirectory() as folder:
         write_s = cpu_s(lambda: _write(Path(folder), size))
         found = []

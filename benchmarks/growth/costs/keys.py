@@ -22,9 +22,9 @@ _PUSHED = 250_000  # at once, to fill the table
 _NEVER_S = 1e6  # a journal is written when it is asked for
 
 
-def measure(size: int, *, is_quick: bool) -> Answer:
+def measure(size: int, *, is_smallest: bool) -> Answer:
     """Returns the CPU time of client and server with a table of `size` rows of one float32."""
-    num_times = 2 if is_quick else 20
+    num_times = 2 if is_smallest else 20
     rng = np.random.default_rng(7)
     keys = ClusterKeys.make()
     with tempfile.TemporaryDirectory() as folder:

@@ -21,11 +21,11 @@ _AXIS = "replica"
 _COMPILATION = "/jax/core/compile/backend_compile_duration"
 # Steps in flight fill the memory, and the host then waits for the devices.
 _CALLS_IN_FLIGHT = 20
-_GROUPS, _QUICK_GROUPS = 10, 2
+_GROUPS, _SMALLEST_GROUPS = 10, 2
 _CALLS_OF_VARIABLES = 20_000  # a group of calls updates so many
 
 
-def measure(num_variables: int, num_replicas: int, *, is_quick: bool) -> Answer:
+def measure(num_variables: int, num_replicas: int, *, is_smallest: bool) -> Answer:
     """Returns how long tracing, compilation and a call take, by `run` and by hand."""
     jax.config.update("jax_num_cpu_devices", num_replicas)
     jax.config.update("jax_enable_compilation_cache", False)
@@ -43,9 +43,9 @@ def measure(num_variables: int, num_replicas: int, *, is_quick: bool) -> Answer:
         first_s = elapsed_s(lambda call=call: jax.block_until_ready(call()))
         compile_s = sum(compiled_s)
         costs[side] = {"trace_s": first_s - compile_s, "compile_s": compile_s}
-    num_calls = 10 if is_quick else max(10, _CALLS_OF_VARIABLES // num_variables // 10)
+    num_calls = 10 if is_smallest else max(10, _CALLS_OF_VARIABLES // num_variables // 10)
     for side, call in calls.items():
-        num_groups = _QUICK_GROUPS if is_quick else _GROUPS
+        num_groups = _SMALLEST_GROUPS if is_smallest else _GROUPS
         costs[side]["call_s"] = least(num_groups, lambda call=call: _call_s(call, num_calls))
     return costs
 

@@ -23,7 +23,7 @@ __all__ = ["measure"]
 
 _LIMITS = GroupLimits(join_s=300, peer_s=60, stuck_s=300, barrier_s=300)
 _LIMIT_S = 300.0
-_NUM_BARRIERS, _NUM_QUICK_BARRIERS = 50, 2
+_NUM_BARRIERS, _NUM_SMALLEST_BARRIERS = 50, 2
 _STEP_S = 0.005
 
 
@@ -42,11 +42,11 @@ class _Place:
         return Group(Identity(self.index, labels, "127.0.0.1", self.port), _LIMITS)
 
 
-def measure(size: int, *, is_quick: bool) -> Answer:
+def measure(size: int, *, is_smallest: bool) -> Answer:
     """Returns how long a group of `size` processes takes, until the last of them is through."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.growth.costs.workers"])
-    port, num_barriers = _free_port(), _NUM_QUICK_BARRIERS if is_quick else _NUM_BARRIERS
+    port, num_barriers = _free_port(), _NUM_SMALLEST_BARRIERS if is_smallest else _NUM_BARRIERS
     pipes: list[Connection] = []
     processes: list[Any] = []
     try:

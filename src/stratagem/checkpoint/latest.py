@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stratagem import environment
+from stratagem import settings
 from stratagem.checkpoint.storage.files import is_whole
 from stratagem.errors import DataLossError, DeadlineExceededError, NotFoundError, explain
 from stratagem.group.current import current_group
@@ -91,7 +91,7 @@ def _call_and_exchange(
     outcomes = group.exchange(
         name,
         own,
-        timeout_s=environment.read("save_timeout_s"),
+        timeout_s=settings.read("save_timeout_s"),
         setting="STRATAGEM_SAVE_TIMEOUT_S",
     )
     if error is not None:

@@ -11,17 +11,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from stratagem import environment
+from stratagem import environment, settings
 from stratagem.cli.commands import chosen_log_level, json_option, print_json
-from stratagem.cli.config_file import (
-    description_of,
-    file_options,
-    file_schema,
-    file_settings,
-    key_of,
-    read_file,
-)
 from stratagem.cli.launch import command as launch_command
+from stratagem.cli.launch import read_file
+from stratagem.settings import SETTINGS, Setting
 
 _FILE = Path("stratagem.toml")
 _ASKED = (
@@ -34,6 +28,7 @@ _ASKED = (
     "log_dir",
     "run_dir",
 )
+_OTHERS = "# Settings of the library, with their defaults: remove the # of a line to set it."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,11 +61,28 @@ def command(
     if as_json and not (show or schema):
         raise click.UsageError("--json needs --show: what is written is TOML.")
     if schema:
-        print_json(file_schema(launch_command))
+        print_json(file_schema())
     elif show:
         _show(list(effective_values(file)), as_json=as_json)
     else:
         _write(file or _FILE, default_text if is_default else _asked_text, force=force)
+
+
+def file_schema() -> dict[str, Any]:
+    """Returns the JSON Schema of a file, for editors."""
+    properties: dict[str, Any] = {}
+    for setting in SETTINGS.values():
+        schema = {**setting.kind.schema, "description": setting.description}
+        if setting.default is not None:
+            schema["default"] = setting.default
+        properties |= dict.fromkeys((setting.key, setting.name), schema)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Options of `stratagem launch --config`",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+    }
 
 
 def effective_values(file: Path | None) -> Iterator[EffectiveValue]:
@@ -81,64 +93,47 @@ def effective_values(file: Path | None) -> Iterator[EffectiveValue]:
     arguments = [] if file is None else ["--config", str(file)]
     context = launch_command.make_context("launch", [*arguments, "script"])
     path = file or environment.lookup("STRATAGEM_CONFIG")
-    defaults = _launch_defaults()
-    for name, option in file_options(launch_command).items():
-        variable = str(option.envvar)
-        source = context.get_parameter_source(name)
-        value = context.params[name]
+    written = {} if path is None else read_file(Path(path)).variables
+    for setting in SETTINGS.values():
+        if setting.is_option:
+            value = context.params[setting.name]
+            origin = context.get_parameter_source(setting.name)
+        else:
+            value, origin = _setting_value(setting, written.get(setting.variable))
         yield EffectiveValue(
-            name=key_of(name),
-            value=defaults[name] if value is None else value,
+            name=setting.key,
+            value=setting.default if value is None else value,
             source={
-                ParameterSource.ENVIRONMENT: f"environment {variable}",
+                ParameterSource.ENVIRONMENT: f"environment {setting.variable}",
                 ParameterSource.DEFAULT_MAP: f"file {path}",
-            }.get(source or ParameterSource.DEFAULT, "default"),
-            variable=variable,
+            }.get(origin or ParameterSource.DEFAULT, "default"),
+            variable=setting.variable,
         )
-    written = {} if path is None else read_file(Path(path), launch_command).settings
-    for name, variable in file_settings(launch_command).items():
-        yield _effective_setting(name, variable, written.get(name), f"file {path}")
+
+
+def _setting_value(setting: Setting, written: str | None) -> tuple[object, ParameterSource]:
+    if environment.get(setting.variable) is None and written is not None:
+        return setting.kind.parse(written), ParameterSource.DEFAULT_MAP
+    try:
+        value = settings.read(setting.name)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    is_set = environment.get(setting.variable) is not None
+    return value, ParameterSource.ENVIRONMENT if is_set else ParameterSource.DEFAULT
 
 
 def default_text() -> str:
     """Returns a TOML file with every key; settings and options without a default are comments."""
-    defaults = _launch_defaults()
-    lines = [_header(), ""]
-    for name, option in file_options(launch_command).items():
-        default = defaults[name]
-        line = f"# {key_of(name)} =" if default is None else f"{key_of(name)} = {_toml(default)}"
-        lines += [f"# {description_of(option)}", line, ""]
-    lines += [
-        "# Settings of the library, with their defaults: remove the # of a line to set it.",
-        "",
-    ]
-    for name, variable in file_settings(launch_command).items():
-        lines += [f"# {variable.meaning}", f"# {key_of(name)} = {_toml(variable.default)}", ""]
-    return "\n".join(lines)
-
-
-def _effective_setting(
-    name: str, variable: environment.EnvironmentVariable, written: str | None, file: str
-) -> EffectiveValue:
-    if variable.name not in environment.snapshot() and written is not None:
-        value, source = variable.parse(written), file
-    else:
-        try:
-            value = environment.read(name)
-        except ValueError as error:
-            raise click.ClickException(str(error)) from error
-        is_set = variable.name in environment.snapshot()
-        source = f"environment {variable.name}" if is_set else "default"
-    return EffectiveValue(name=key_of(name), value=value, source=source, variable=variable.name)
-
-
-def _launch_defaults() -> dict[str, Any]:
-    from stratagem.launch.plan.options import LaunchOptions
-
-    defaults = {field.name: field.default for field in dataclasses.fields(LaunchOptions)}
-    # An option that is also a setting has the default of the setting.
-    shared = {name: one.default for name, one in environment.VARIABLES.items() if name in defaults}
-    return defaults | shared
+    options, others = [_header(), ""], [_OTHERS, ""]
+    for setting in SETTINGS.values():
+        description, default = f"# {setting.description}", setting.default
+        if not setting.is_option:
+            others += [description, f"# {setting.key} = {_toml(default)}", ""]
+        elif default is None:
+            options += [description, f"# {setting.key} =", ""]
+        else:
+            options += [description, f"{setting.key} = {_toml(default)}", ""]
+    return "\n".join([*options, *others])
 
 
 def _show(values: list[EffectiveValue], *, as_json: bool) -> None:
@@ -168,17 +163,17 @@ def _write(path: Path, text: Callable[[], str], *, force: bool) -> None:
 
 
 def _asked_text() -> str:
-    options, defaults = file_options(launch_command), _launch_defaults()
     lines = [_header(), ""]
     for name in _ASKED:
-        answer = _ask(options[name], defaults[name])
+        answer = _ask(SETTINGS[name])
         if answer is not None:
-            lines.append(f"{key_of(name)} = {_toml(answer)}")
+            lines.append(f"{SETTINGS[name].key} = {_toml(answer)}")
     return "\n".join([*lines, ""])
 
 
-def _ask(option: click.Option, default: object) -> object:
-    question = description_of(option).rstrip(".")
+def _ask(setting: Setting) -> object:
+    option = next(one for one in launch_command.params if one.name == setting.name)
+    question, default = setting.description.rstrip("."), setting.default
     if isinstance(default, bool):
         return click.confirm(question, default=default, err=True)
     if default is not None:

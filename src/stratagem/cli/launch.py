@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +12,18 @@ import click
 from click.core import ParameterSource
 
 from stratagem import environment
-from stratagem.cli.commands import chosen_log_level
-from stratagem.cli.config_file import FileType, read_file
-from stratagem.environment import LOG_LEVELS
+from stratagem.cli.commands import chosen_log_level, suggestion
+from stratagem.errors import explain
+from stratagem.settings import (
+    FILE,
+    FOLDER,
+    NODES,
+    SETTINGS,
+    SWITCH,
+    TEXTS,
+    Kind,
+    Setting,
+)
 
 # Not generic before click 8.2.
 if TYPE_CHECKING:
@@ -20,7 +31,7 @@ if TYPE_CHECKING:
 else:
     _TextType = click.ParamType
 
-_SETTINGS = "stratagem.file_settings"
+_VARIABLES = "stratagem.variables_of_file"
 _EPILOG = """Options accept underscores instead of dashes. Each can also be set by the environment
 variable shown next to it, or by its name in a TOML file. The command line takes precedence over the
 environment, which takes precedence over the file."""
@@ -30,17 +41,10 @@ def _with_dashes(token: str) -> str:
     return token.replace("_", "-")
 
 
-def _option(name: str, *more_flags: str, **attributes: Any) -> Callable[[Any], Any]:
-    variable = f"STRATAGEM_{name.upper()}"
-    flags = (f"--{_with_dashes(name)}", *more_flags)
-    return click.option(*flags, name, envvar=variable, show_envvar=True, **attributes)
-
-
 class _NumNodes(_TextType):
     """A number of nodes, or MIN:MAX."""
 
     name = "N|MIN:MAX"
-    file_type: FileType = (int | str, "a number or a string", ["integer", "string"])
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
@@ -55,12 +59,61 @@ class _NumNodes(_TextType):
         return str(value)
 
 
+def _launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of the table of settings, in its order."""
+    for setting in reversed(SETTINGS.values()):
+        if setting.is_option:
+            aliases = [f"--{setting.alias}"] if setting.alias else []
+            command = click.option(
+                f"--{setting.key}",
+                *aliases,
+                setting.name,
+                envvar=setting.variable,
+                show_envvar=True,
+                help=_help_of(setting),
+                metavar=setting.metavar,
+                **_attributes_of(setting.kind),
+            )(command)
+    return command
+
+
+def _help_of(setting: Setting) -> str:
+    """Returns the help of an option, with its default; a task has that of a setting anyway."""
+    default = setting.unset or setting.default
+    if default is None or default is False or setting.meaning:
+        return setting.description
+    return f"{setting.description}  [default: {str(default).removesuffix('.0')}]"
+
+
+def _attributes_of(kind: Kind) -> dict[str, Any]:
+    """Returns the attributes of an option for values of a kind."""
+    limits = kind.limits
+    if kind is SWITCH:
+        return {"is_flag": True, "default": None}
+    if kind is TEXTS:
+        return {"multiple": True}
+    if kind in (FOLDER, FILE):
+        return {"type": click.Path(file_okay=kind is FILE, dir_okay=kind is FOLDER)}
+    if kind is NODES:
+        return {"type": _NumNodes()}
+    if "enum" in limits:
+        words = dict.fromkeys(word.lower() for word in limits["enum"])
+        return {"type": click.Choice([*words], case_sensitive=[*words] == limits["enum"])}
+    if kind.type is int:
+        return {"type": click.IntRange(limits["minimum"])}
+    if "minimum" in limits:
+        return {"type": click.FloatRange(limits["minimum"])}
+    if "exclusiveMinimum" in limits:
+        return {"type": click.FloatRange(limits["exclusiveMinimum"], min_open=True)}
+    return {}
+
+
 def _read_config(context: click.Context, _: click.Parameter, path: Path | None) -> None:
     """Makes the values of a file the defaults of the other options, and of settings."""
     if path is not None:
-        values = read_file(path, context.command)
+        values = read_file(path)
         context.default_map = {**(context.default_map or {}), **values.options}
-        context.meta[_SETTINGS] = values.settings
+        context.meta[_VARIABLES] = values.variables
 
 
 @click.command(
@@ -69,138 +122,12 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     # Arguments after the script belong to the script.
     context_settings={"allow_interspersed_args": False, "token_normalize_func": _with_dashes},
 )
-@_option(
-    "workers",
-    "--nproc-per-node",
-    type=click.IntRange(0),
-    help="Number of workers, of each node if there are several.  [default: 1]",
-)
-@_option("chief", is_flag=True, default=None, help="Add a chief.")
-@_option("ps", type=click.IntRange(0), help="Number of parameter servers.  [default: 0]")
-@_option("evaluator", is_flag=True, default=None, help="Add an evaluator.")
-@_option(
-    "input_workers",
-    type=click.IntRange(0),
-    help="Number of input workers, which read datasets for all tasks.  [default: 0]",
-)
-@_option(
-    "devices_per_worker",
-    type=click.IntRange(1),
-    help="GPUs per worker, or virtual CPU devices if there is no GPU.  "
-    "[default: the GPUs shared evenly]",
-)
-@_option(
-    "max_restarts",
-    type=click.IntRange(0),
-    help="Maximum number of restarts of all tasks after a failure.  [default: 0]",
-)
-@_option(
-    "min_workers",
-    type=click.IntRange(1),
-    help="After a worker fails, continue without it, with at least this many workers.",
-)
-@_option(
-    "max_workers",
-    type=click.IntRange(1),
-    help="Number of workers once all are back; by default --workers.",
-)
-@_option(
-    "rejoin_after_s",
-    type=click.FloatRange(0),
-    help="Seconds that fewer workers run before all restart.  [default: 60]",
-)
-@_option(
-    "cold_restarts",
-    is_flag=True,
-    default=None,
-    help="Load JAX and Keras again in each restarted task, instead of forking it.",
-)
-@_option(
-    "survivors",
-    is_flag=True,
-    default=None,
-    help="Leave the other workers running if one fails, as ElasticStrategy needs it.",
-)
-@_option(
-    "spares",
-    type=click.IntRange(0),
-    help="Further workers, which wait to take the place of a lost one.  [default: 0]",
-)
-@_option(
-    "evict_slow",
-    type=click.FloatRange(1, min_open=True),
-    metavar="FACTOR",
-    help="End a worker that makes steps take FACTOR times as long, if the others can continue.",
-)
-@_option(
-    "evict_after_s",
-    type=click.FloatRange(0),
-    help="Seconds for which a worker must be that slow.  [default: 60]",
-)
-@_option(
-    "max_evictions",
-    type=click.IntRange(0),
-    help="Maximum number of workers to end for being slow.  [default: 1]",
-)
-@_option("log_dir", type=click.Path(file_okay=False), help="Folder for one log file per task.")
-@_option(
-    "run_dir",
-    type=click.Path(file_okay=False),
-    help="Folder for the run's events, for `stratagem goodput`.",
-)
-@_option(
-    "show",
-    type=click.Choice(["all", "leader"]),
-    help="Tasks whose output is shown here.  [default: all]",
-)
-@_option(
-    "grace_s",
-    type=click.FloatRange(0),
-    help="Seconds that a task may take to exit before it is killed.  [default: 10]",
-)
-@_option(
-    "evaluator_grace_s",
-    type=click.FloatRange(0),
-    help="Seconds that the evaluator may run after the workers end.  [default: 60]",
-)
-@_option(
-    "log_level",
-    type=click.Choice(LOG_LEVELS, case_sensitive=False),
-    help="Lowest level of log records that tasks show.",
-)
-@_option(
-    "nnodes",
-    type=_NumNodes(),
-    help="Number of nodes (machines), each of which runs this command; MIN:MAX continues without "
-    "lost ones. By default 1, or the nodes of a Slurm step.",
-)
-@_option(
-    "node_rank",
-    type=click.IntRange(0),
-    help="Rank of this node. Node 0 starts and watches all tasks.",
-)
-@_option("rdzv_endpoint", metavar="HOST:PORT", help="Address of node 0, where the nodes meet.")
-@_option(
-    "node_timeout_s",
-    type=click.FloatRange(0, min_open=True),
-    help="Seconds without an answer after which a node is lost.  [default: 15]",
-)
-@_option("hosts", metavar="A,B,C", help="Hosts on which `ssh` starts this command.")
-@_option(
-    "hostfile",
-    type=click.Path(dir_okay=False),
-    help="File with one host per line, optionally with slots=N for its workers.",
-)
-@_option("ssh_options", help="Options of the `ssh` program, as in a shell.")
-@_option(
-    "env",
-    metavar="NAME[=VALUE]",
-    multiple=True,
-    help="Variable for all hosts. May be repeated.",
-)
-@_option(
-    "config",
+@_launch_options
+@click.option(
+    "--config",
     type=click.Path(dir_okay=False, path_type=Path),
+    envvar="STRATAGEM_CONFIG",
+    show_envvar=True,
     is_eager=True,
     expose_value=False,
     callback=_read_config,
@@ -223,12 +150,7 @@ def command(script: str, args: tuple[str, ...], *, module: bool, **options: Any)
     is_given = context.get_parameter_source("log_level") is ParameterSource.COMMANDLINE
     if not is_given and (level := chosen_log_level(context)) is not None:
         given["log_level"] = level
-    environment.set_defaults(
-        {
-            environment.VARIABLES[name].name: text
-            for name, text in context.meta.get(_SETTINGS, {}).items()
-        }
-    )
+    environment.set_defaults(context.meta.get(_VARIABLES, {}))
     try:
         outcome = scripts.run_script(script, args, module=module, **given)
     except BrokenPipeError:  # the reader of the output has exited; click handles this
@@ -236,3 +158,79 @@ def command(script: str, args: tuple[str, ...], *, module: bool, **options: Any)
     except (OSError, RuntimeError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     raise SystemExit(outcome.exit_code)
+
+
+# The TOML file of `--config`.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileValues:
+    """Values of a file: options by name, and texts of the variables of settings."""
+
+    options: dict[str, Any]
+    variables: dict[str, str]
+
+
+def read_file(path: Path) -> FileValues:
+    """Returns the values of a file; raises ClickException for one that is invalid."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"{path} cannot be read: {error}") from error
+    found = FileValues(options=dict[str, Any](), variables=dict[str, str]())
+    keys: dict[str, str] = {}
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        if name in keys:
+            raise click.ClickException(_twice(path, keys[name], key))
+        keys[name] = key
+        if name not in SETTINGS:
+            raise click.ClickException(_unknown(path, key))
+        setting = SETTINGS[name]
+        _check(path, key, value, setting)
+        if setting.is_option:
+            found.options[name] = value
+        else:
+            found.variables[setting.variable] = _text_of(value)
+    return found
+
+
+def _text_of(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _check(path: Path, key: str, value: object, setting: Setting) -> None:
+    kind = setting.kind
+    # Click checks the limits of an option, wherever its value comes from.
+    noun = kind.type_noun if setting.is_option else kind.noun
+    try:
+        if not kind.has_type(value):
+            raise ValueError(value)
+        if not setting.is_option:
+            kind.parse(_text_of(value))
+    except ValueError as error:
+        raise click.ClickException(
+            explain(
+                f"{path} has {key} = {value!r}, which is not {noun}.",
+                expected=f"{noun}.",
+                fix="correct the value.",
+            )
+        ) from error
+
+
+def _unknown(path: Path, key: str) -> str:
+    keys = [setting.key for setting in SETTINGS.values()]
+    listed = ", ".join(setting.key for setting in SETTINGS.values() if setting.is_option)
+    return explain(
+        f"{path} has the unknown key {key!r}.{suggestion(key.replace('_', '-'), keys)}",
+        expected=f"keys among {listed}, or a setting such as peer-timeout-s.",
+        fix="correct or remove it.",
+    )
+
+
+def _twice(path: Path, first: str, second: str) -> str:
+    return explain(
+        f"{path} has {first} and {second}, which are the same option.",
+        expected="each option once.",
+        fix="remove one of them.",
+    )

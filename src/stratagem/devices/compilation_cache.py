@@ -16,9 +16,9 @@ from typing import Any
 
 import jax
 
-from stratagem import config
+from stratagem import settings
 from stratagem.devices.private import write_cache_entries_whole
-from stratagem.resources import programs_folder
+from stratagem.resources import cache_dir, programs_folder
 
 _logger = logging.getLogger(__name__)
 
@@ -33,20 +33,20 @@ def use_compilation_cache() -> Path | None:
     None if JAX's own settings name a folder or turn its cache off, if
     `STRATAGEM_COMPILATION_CACHE_BYTES` is 0, or if no private folder can be written.
     """
-    limit_bytes = config.compilation_cache_bytes()
-    folder = programs_folder(config.cache_dir())
-    settings: Any = jax.config
-    if settings.jax_compilation_cache_dir == str(folder):
+    limit_bytes = settings.read("compilation_cache_bytes")
+    folder = programs_folder(cache_dir())
+    jax_config: Any = jax.config
+    if jax_config.jax_compilation_cache_dir == str(folder):
         return folder  # an earlier strategy
-    is_wanted = limit_bytes and settings.jax_enable_compilation_cache
-    if not is_wanted or settings.jax_compilation_cache_dir or not _make_private(folder):
+    is_wanted = limit_bytes and jax_config.jax_enable_compilation_cache
+    if not is_wanted or jax_config.jax_compilation_cache_dir or not _make_private(folder):
         return None
     if not write_cache_entries_whole():
         return None
     _sweep(folder.parent, limit_bytes)
-    settings.update("jax_compilation_cache_dir", str(folder))
-    if settings.jax_persistent_cache_min_compile_time_secs == _JAX_MIN_COMPILE_TIME_S:
-        settings.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_TIME_S)
+    jax_config.update("jax_compilation_cache_dir", str(folder))
+    if jax_config.jax_persistent_cache_min_compile_time_secs == _JAX_MIN_COMPILE_TIME_S:
+        jax_config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_TIME_S)
     return folder
 
 

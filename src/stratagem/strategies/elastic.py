@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem import config, logs
+from stratagem import logs, settings
 from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
@@ -233,7 +233,7 @@ def join_elastic_group(
     """
     identity = identity_of(resolver, resolver.processes(), with_addresses=True)
     check_num_backup_workers(num_backup_workers, identity.num_processes)
-    num_spares = config.num_spares()
+    num_spares = settings.read("num_spares")
     _check_spares(num_spares, identity.num_processes, num_backup_workers)
     credentials = Credentials.find(
         identity.label, identity.hosts, allow_unauthenticated=allow_unauthenticated
@@ -248,10 +248,10 @@ def join_elastic_group(
             )
         )
     limits = GroupLimits(
-        join_s=config.join_timeout_s(),
-        peer_s=config.peer_timeout_s(),
-        stuck_s=config.stuck_timeout_s(),
-        barrier_s=config.barrier_timeout_s(),
+        join_s=settings.read("join_timeout_s"),
+        peer_s=settings.read("peer_timeout_s"),
+        stuck_s=settings.read("stuck_timeout_s"),
+        barrier_s=settings.read("barrier_timeout_s"),
     )
     try:
         group = ElasticGroup(

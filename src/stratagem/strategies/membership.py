@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from stratagem import config, environment
+from stratagem import environment, settings
 from stratagem.cluster.addresses import split_address
 from stratagem.cluster.detection import RAY_TRAIN
 from stratagem.cluster.processes import Processes
@@ -79,10 +79,10 @@ def join(
         The devices of all processes, grouped by process.
     """
     limits = GroupLimits(
-        join_s=config.join_timeout_s(),
-        peer_s=config.peer_timeout_s(),
-        stuck_s=config.stuck_timeout_s() if timeout_s is None else timeout_s or math.inf,
-        barrier_s=config.barrier_timeout_s(),
+        join_s=settings.read("join_timeout_s"),
+        peer_s=settings.read("peer_timeout_s"),
+        stuck_s=settings.read("stuck_timeout_s") if timeout_s is None else timeout_s or math.inf,
+        barrier_s=settings.read("barrier_timeout_s"),
     )
     if resolver.environment == RAY_TRAIN:
         end_coordination()

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NoReturn, final
 
-from stratagem import config, environment
+from stratagem import environment
 from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
@@ -19,6 +19,7 @@ from stratagem.devices.mesh import Topology, adjacent_groups
 from stratagem.errors import explain
 from stratagem.execution.compression_advice import measured_link
 from stratagem.group.current import agree_on_random_state
+from stratagem.resources import cache_dir
 from stratagem.strategies.base.argument_checks import checked_communication, checked_sequence_axis
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
@@ -96,7 +97,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         self.sequence_axis = checked_sequence_axis(sequence_axis, topology)
         is_open = options.implementation is CommunicationImplementation.AUTO
         may_measure = is_open and topology.spans_processes and topology.groups is None
-        measured = measured_choice(topology, config.cache_dir()) if may_measure else None
+        measured = measured_choice(topology, cache_dir()) if may_measure else None
         link = measured_link(topology, measured) if options.compression == AUTO else None
         super().__init__(
             topology,

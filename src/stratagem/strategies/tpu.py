@@ -9,7 +9,7 @@ from typing import Any, final
 
 import jax
 
-from stratagem import environment
+from stratagem import settings
 from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.resolvers.tpu import TPUClusterResolver
@@ -107,7 +107,7 @@ def tpu_devices(resolver: ClusterResolver) -> tuple[jax.Device, ...]:
     """
     if (planned := planned_devices()) is not None:
         return planned
-    platform = environment.read("tpu_platform")
+    platform = settings.read("tpu_platform")
     processes = resolver.processes()
     try:
         if processes.num_processes > 1:

@@ -11,14 +11,13 @@ import pytest
 import stratagem as sg
 from examples.clicks import loops, models
 from examples.clicks.law import NUM_FIELDS, NUM_NUMBERS, ClickLaw, area_under_curve
-from tests.parameter_server.clusters import local_strategy
-
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+from tests.unit.parameter_server.clusters import local_strategy
 
 LAW = ClickLaw(num_ids=10_000)
 NUM_STEPS, BATCH_SIZE = 60, 256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", loops.LOOPS)
 @pytest.mark.parametrize("name", models.MODELS)
 def test_workers_learn(name, loop) -> None:

@@ -12,6 +12,8 @@ import pytest
 from examples.recommenders.__main__ import EFFORTS
 from tests.examples.programs import environment
 
+pytestmark = pytest.mark.slow
+
 _ROOT = Path(__file__).parents[3]
 _LIMIT_S = 1_800
 
@@ -34,7 +36,6 @@ def test_another_model_is_refused() -> None:
     assert "invalid choice: 'perceptron'" in finished.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "strategy"),
     [
@@ -55,7 +56,6 @@ def test_models_reach_a_part_of_the_best_quality(model: str, strategy: str) -> N
         assert int(evicted.replace(",", "")) > 1_000
 
 
-@pytest.mark.slow
 def test_keyed_tables_have_the_auc_of_keras_alone(tmp_path) -> None:
     finished = _run("examples.recommenders.compare", "dlrm", "--output", str(tmp_path))
     assert finished.returncode == 0, finished.stdout + finished.stderr

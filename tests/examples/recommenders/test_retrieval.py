@@ -55,6 +55,7 @@ def _model() -> retrieval.TwoTowers:
     return retrieval.TwoTowers(Tables("vocabulary", 4), _LAW)
 
 
+@pytest.mark.slow
 def test_loss_is_a_softmax_over_the_items_of_others() -> None:
     features, model = _features(30), _model()
     losses = np.asarray(model(features))
@@ -68,6 +69,7 @@ def test_loss_is_a_softmax_over_the_items_of_others() -> None:
         assert losses[row] == pytest.approx(wanted, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_candidates_are_those_of_all_replicas() -> None:
     """Two replicas train to the same weights as one, whose candidates are the whole batch."""
     results = []

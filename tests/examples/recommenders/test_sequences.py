@@ -55,6 +55,7 @@ def test_best_recall_is_that_of_the_most_probable_items() -> None:
     assert _LAW.best_recall(3_000, 10) == pytest.approx(wanted, abs=0.003)  # equal chances
 
 
+@pytest.mark.slow
 def test_loss_is_a_softmax_over_candidates() -> None:
     keras.utils.set_random_seed(5)
     model = sequences.SessionModel(Tables("vocabulary", 4), _LAW)

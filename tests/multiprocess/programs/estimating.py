@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import stratagem as sg
-from tests.estimator.model_functions import dense_classifier, examples, weights_of
+from tests.unit.estimator.model_functions import dense_classifier, examples, weights_of
 
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 X, Y = examples(38)

@@ -14,6 +14,7 @@ from tests.parity.comparison import mirrored
 from tests.parity.tensorflow.cases import Case, initial_weights
 from tests.parity.tensorflow.loops import BATCH_SIZE, LOOPS, NUM_EPOCHS, examples, measured
 
+_QUICK = "dense_adam_even"
 _RECORDED = np.load(Path(__file__).parent / "loops.npz")
 
 
@@ -55,8 +56,17 @@ def _carry_out(case: Case, strategy: sg.Strategy, form: str) -> dict[str, np.nda
     return measured(losses, model)
 
 
-@pytest.mark.parametrize("form", ["run", "function", "run_steps"])
-@pytest.mark.parametrize("case", LOOPS, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "form",
+    ["run", *(pytest.param(form, marks=pytest.mark.slow) for form in ("function", "run_steps"))],
+)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=() if case.name == _QUICK else pytest.mark.slow)
+        for case in LOOPS
+    ],
+)
 def test_loop_gives_the_numbers_of_tensorflow_and_of_one_device(case: Case, form: str) -> None:
     two = _carry_out(case, mirrored(2), form)
     three = _carry_out(case, mirrored(3), form)

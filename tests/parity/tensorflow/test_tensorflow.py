@@ -39,7 +39,6 @@ from tests.parity.tensorflow.cases import (
     measure,
 )
 from tests.parity.tensorflow.one_device import tensorflow_weights
-from tests.slow_rows import slow_but_for
 
 TOLERANCE = 4e-5
 # Far above the tolerance, far below what was measured for each of the three differences.
@@ -72,19 +71,6 @@ MIRRORED = Reference.read("mirrored.npz")
 ONE_DEVICE = Reference.read("one_device.npz")
 
 UNEQUAL_CASES = [case for case in CASES if case.num_in_short_batch % NUM_REPLICAS]
-
-
-# One of each kind of model, and of each kind of last batch.
-_QUICK = {
-    "dense_adam_even",
-    "dense_sample_weight_even",
-    "dense_sgd_odd",
-    "regularised_adam_odd",
-    "embedding_adam_repeated_even",
-    "convolution_sgd_full",
-    "recurrent_sgd_even",
-    "batch_norm_sgd_odd",
-}
 
 
 def _names(cases: Iterable[Case]) -> list[str]:
@@ -123,7 +109,8 @@ def _under_two_replicas(case: Case, sample_weight: np.ndarray | None) -> dict[st
     return measure(case, model, sample_weight)
 
 
-@pytest.mark.parametrize("case", slow_but_for(_QUICK, CASES))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_two_replicas_agree_with_tensorflow(case: Case) -> None:
     tensorflow, one_device = MIRRORED.of(case), ONE_DEVICE.of(case)
     right = {
@@ -134,7 +121,8 @@ def test_two_replicas_agree_with_tensorflow(case: Case) -> None:
     assert _too_large(_differences(measured, right)) == {}
 
 
-@pytest.mark.parametrize("case", slow_but_for(_QUICK, UNEQUAL_CASES))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", UNEQUAL_CASES, ids=lambda case: case.name)
 def test_unequal_parts_weighted_as_by_tensorflow_give_its_weights(case: Case) -> None:
     measured = _under_two_replicas(case, tensorflow_weights(case))
     # The weights stand in our training loss, and not in TensorFlow's.

@@ -60,6 +60,7 @@ def _names(kernel: Any, factor: Any) -> bool:
     return factor.name == f"{kernel.path.replace('/', '_')}_factor"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _METHODS)
 def test_losses_and_weights_are_those_of_pytorch(name: str) -> None:
     make_strategy, optimizer = _METHODS[name]

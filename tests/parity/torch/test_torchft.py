@@ -43,6 +43,7 @@ def test_losses_and_weights_are_those_of_torchft(name: str) -> None:
     assert max(in_losses, in_weights) < _TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [{"own_share": 0.0}, {"overlap": 1}], ids=str)
 def test_other_settings_of_streaming_differ_by_more(other: dict[str, Any]) -> None:
     in_losses, _ = _streamed(**other).differences(_RECORDED, "streaming_diloco")

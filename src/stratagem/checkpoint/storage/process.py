@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem import environment
+from stratagem import environment, settings
 from stratagem.checkpoint.storage.files import Arrays, Wanted
 from stratagem.checkpoint.storage.shards import (
     ShardedWrite,
@@ -194,7 +194,7 @@ class StorageProcess:
         try:
             own = [one for one in locations if is_of_shards(one.item)]
             self._request("write_shards", sharded.folder, 0, own)
-            limit_s = environment.read("save_timeout_s")
+            limit_s = settings.read("save_timeout_s")
             wait_for_shards(sharded, limit_s=limit_s, check=check)
         except Exception:
             remove_shards(sharded)
@@ -272,7 +272,7 @@ class StorageProcess:
     def _request(self, name: str, folder: Path, *arguments: object) -> Any:
         try:
             self._connection.send((name, folder, *arguments))
-            if not self._connection.poll(limit_s := environment.read("save_timeout_s")):
+            if not self._connection.poll(limit_s := settings.read("save_timeout_s")):
                 raise self._silence_error(name, folder, limit_s)
             result, error = self._connection.recv()
         except DeadlineExceededError:

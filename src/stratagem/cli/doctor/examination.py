@@ -19,7 +19,7 @@ from typing import Any
 from stratagem import environment
 from stratagem.cli.doctor import accelerators, clusters, settings, versions
 from stratagem.cli.doctor.settings import Finding, Level
-from stratagem.resources import available_cores, programs_folder
+from stratagem.resources import available_cores, cache_dir, programs_folder
 
 # Limits of the machine: cores, memory, shared memory, open files, disks, and the clock.
 
@@ -423,7 +423,7 @@ def examine(
 def _examine_caches(
     variables: Mapping[str, str], installed: Mapping[str, str]
 ) -> Iterator[Finding]:
-    cache = Path(environment.read("cache_dir")).expanduser()
+    cache = cache_dir()
     yield from check_cache(cache)
     variable = "JAX_COMPILATION_CACHE_DIR"
     chosen = variables.get(variable)

@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from stratagem import environment
-from stratagem.launch.plan.options import LaunchOptions
+from stratagem.settings import SETTINGS
 
 # `Finding`: one observation about a machine, and the fix if it is a problem.
 
@@ -65,7 +64,7 @@ _OF_LAUNCHERS = {
 # Options of `stratagem launch`.
 _OF_OPTIONS = {
     "STRATAGEM_CONFIG",
-    *(f"STRATAGEM_{field.name.upper()}" for field in dataclasses.fields(LaunchOptions)),
+    *(setting.variable for setting in SETTINGS.values() if not setting.meaning),
 }
 # The second one is its name since JAX 0.10; JAX refuses both together.
 _FRACTIONS = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
@@ -223,10 +222,10 @@ def _check_backend(variables: Mapping[str, str], keras_config: Path) -> list[Fin
 
 
 def _check_own(variables: Mapping[str, str]) -> list[Finding]:
-    known = {variable.name: variable for variable in environment.VARIABLES.values()}
+    known = {setting.variable: setting for setting in SETTINGS.values() if setting.meaning}
     findings: list[Finding] = []
     for name, text in sorted(variables.items()):
-        if not name.startswith(_PREFIX) or name in _OF_LAUNCHERS | (_OF_OPTIONS - known.keys()):
+        if not name.startswith(_PREFIX) or name in _OF_LAUNCHERS | _OF_OPTIONS:
             continue
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
@@ -236,7 +235,7 @@ def _check_own(variables: Mapping[str, str]) -> list[Finding]:
             )
             continue
         try:
-            known[name].parse(text)
+            known[name].kind.parse(text)
         except ValueError as error:
             findings.append(
                 Finding(

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from stratagem import environment
+from stratagem import environment, settings
 from stratagem import errors as exit_codes
 from stratagem.cluster.accelerators import local_gpus
 from stratagem.cluster.google_cloud import metadata
@@ -268,7 +268,7 @@ def pod_time_left(grace_s: float | None = None) -> Callable[[], float]:
 
     Source: Kubernetes, page "Pod Lifecycle", terminationGracePeriodSeconds.
     """
-    time_left_s = environment.read("pod_grace_s") if grace_s is None else float(grace_s)
+    time_left_s = settings.read("pod_grace_s") if grace_s is None else float(grace_s)
     if not 0 < time_left_s < float("inf"):
         raise ValueError(
             explain(

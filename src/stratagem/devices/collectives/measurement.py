@@ -91,8 +91,9 @@ def measured_choice(topology: Topology, cache_folder: Path) -> MeasuredChoice | 
         The choice, or None if nothing is measured.
 
     Example:
+        >>> from pathlib import Path
         >>> topology = sg.MirroredStrategy(["cpu:0", "cpu:1"]).topology
-        >>> sg.collectives.measured_choice(topology, sg.config.cache_dir()) is None  # one process
+        >>> sg.collectives.measured_choice(topology, Path("measured")) is None  # one process
         True
 
     Source: specific to Stratagem.

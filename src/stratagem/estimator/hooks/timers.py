@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem import config
+from stratagem import settings
 from stratagem.devices.collectives import host
 from stratagem.errors import DeadlineExceededError, explain
 from stratagem.estimator.hooks.session_run_hook import (
@@ -218,7 +218,7 @@ class GlobalStepWaiterHook(SessionRunHook):
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._wait_until_step = wait_until_step
-        self._timeout_s = config.join_timeout_s() if timeout_s is None else timeout_s
+        self._timeout_s = settings.read("join_timeout_s") if timeout_s is None else timeout_s
         self._clock = clock
         self._sleep = sleep
         self._has_started = False

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stratagem import config
+from stratagem import settings
 from stratagem.cluster.roles import task_count
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.devices.collectives import host
@@ -177,7 +177,7 @@ def run_evaluator(
 
     Source: tensorflow/estimator training.py, _start_continuous_evaluation.
     """
-    limit_s = config.checkpoint_timeout_s() if timeout_s is None else timeout_s
+    limit_s = settings.read("checkpoint_timeout_s") if timeout_s is None else timeout_s
     evaluator = CheckpointEvaluator(estimator, eval_spec, train_spec.max_steps)
     with StopNotice() as stop_signal:
         return EvaluatorLoop(

@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
-from stratagem import config
+from stratagem import config, settings
 from stratagem.config import filters_traceback
 from stratagem.contexts import (
     FunctionTrace,
@@ -398,7 +398,7 @@ class Function:
             note_compilation(self._known.strategies, self._fn, reason)
             if program.summaries is not None:
                 self._programs[(key, trace_key())] = program
-            while len(self._programs) > config.program_cache_size():
+            while len(self._programs) > settings.read("program_cache_size"):
                 self._programs.popitem(last=False)
         else:
             program.usage.is_reused = True

@@ -221,7 +221,11 @@ class Sums:
         self._inputs = step_inputs
         self.values: dict[Any, Any] = {}
         self.updated: dict[int, list[Any]] = {}
-        self._waiting = [{one for one in atoms if one not in step_inputs} for _, atoms in updates]
+        # A gradient that is an argument of the step is there, but not summed yet.
+        self._waiting = [
+            {one for one in atoms if one not in step_inputs or one in addends}
+            for _, atoms in updates
+        ]
         self._readers: dict[Any, list[int]] = collections.defaultdict(list)
         for place, atoms in enumerate(self._waiting):
             for atom in atoms:

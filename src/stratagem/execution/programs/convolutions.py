@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from stratagem import environment
+from stratagem import settings
 from stratagem.execution.analysis.replication import contains_primitive
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def fast_on_cpu(jaxpr: ClosedJaxpr, topology: Topology) -> ClosedJaxpr:
     # Several devices of a replica share each array, and parts of its batch would be sent around.
     if topology.platform != "cpu" or topology.groups is not None:
         return jaxpr
-    return with_fast_convolutions(jaxpr) if environment.read("fast_convolutions") else jaxpr
+    return with_fast_convolutions(jaxpr) if settings.read("fast_convolutions") else jaxpr
 
 
 def with_fast_convolutions(jaxpr: ClosedJaxpr) -> ClosedJaxpr:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from stratagem import config
+from stratagem import config, settings
 from stratagem.contexts import current_function_trace, get_strategy
 from stratagem.devices.collectives.shared_sums import in_order, is_connected, no_sums
 from stratagem.devices.lockstep import compiling
@@ -458,7 +458,7 @@ class Lockstep:
             self._note_compilation(fn, arguments, program)
         if trace.summaries is not None:
             self._programs[(key, trace_key())] = program
-        while len(self._programs) > config.program_cache_size():
+        while len(self._programs) > settings.read("program_cache_size"):
             self._programs.popitem(last=False)
         return program
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import final
 
-from stratagem import environment
+from stratagem import environment, settings
 from stratagem.cluster.addresses import is_loopback, join_address
 from stratagem.errors import explain
 from stratagem.resources import Closing
@@ -132,7 +132,7 @@ def required_secret(
     others = sorted({host for host in hosts if not is_loopback(host)})
     if secret is not None or not others:
         return secret
-    if not (allow_unauthenticated or environment.read("allow_unauthenticated")):
+    if not (allow_unauthenticated or settings.read("allow_unauthenticated")):
         raise ValueError(
             explain(
                 f"{who} has no secret, and the run uses the network: {_listed(others)}.",
@@ -338,7 +338,7 @@ class Certificates:
     @staticmethod
     def find() -> Certificates | None:
         """Returns those in `STRATAGEM_TLS_DIR`, or None without; ValueError if they are invalid."""
-        name = environment.read("tls_dir")
+        name = settings.read("tls_dir")
         if not name:
             return None
         folder = Path(name).expanduser()
@@ -411,9 +411,9 @@ class HandshakeLimits:
     def find() -> HandshakeLimits:
         """Returns those of the settings."""
         return HandshakeLimits(
-            timeout_s=environment.read("handshake_timeout_s"),
-            total=environment.read("max_handshakes"),
-            per_address=environment.read("max_handshakes_per_address"),
+            timeout_s=settings.read("handshake_timeout_s"),
+            total=settings.read("max_handshakes"),
+            per_address=settings.read("max_handshakes_per_address"),
         )
 
 

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from stratagem import environment
+from stratagem import settings
 from stratagem.errors import UnavailableError, explain
 from stratagem.group.transport.keys import ClusterKeys, load_zmq
 from stratagem.group.transport.server_connections import Peer, ServerConnection
@@ -342,7 +342,7 @@ class Connections(Closing):
         """
         silence_s = self._silence_s
         if silence_s is None:
-            silence_s = float(environment.read("peer_timeout_s"))
+            silence_s = float(settings.read("peer_timeout_s"))
         number = self._name + next(self._numbers).to_bytes(8, "big")
         packed = {server: pack(message) for server, message in messages.items()}
         questions: dict[int, Question] = {}

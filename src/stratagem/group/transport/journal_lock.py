@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from stratagem import environment
+from stratagem import settings
 from stratagem.errors import UnavailableError, explain
 from stratagem.resources import Closing
 
@@ -53,7 +53,7 @@ class JournalLock(Closing):
             self._descriptor = -1
 
     def _wait(self) -> None:
-        limit_s = float(environment.read("peer_timeout_s"))
+        limit_s = float(settings.read("peer_timeout_s"))
         deadline_s = time.monotonic() + limit_s
         while not self._try():
             if time.monotonic() > deadline_s:

@@ -8,10 +8,9 @@ import ipaddress
 import os
 import socket
 import threading
-from pathlib import Path
 from typing import Any
 
-from stratagem import environment
+from stratagem import settings
 from stratagem.cluster.addresses import is_loopback, split_address
 from stratagem.errors import explain
 from stratagem.group.authentication.secret import Secret, key_of, new_secret, required_secret
@@ -19,7 +18,7 @@ from stratagem.group.transport.keys import ClusterKeys, load_zmq
 from stratagem.group.transport.listener import Listener
 from stratagem.input.service.dispatching import Dispatching
 from stratagem.input.service.service_state import ServiceState
-from stratagem.resources import Closing
+from stratagem.resources import Closing, cache_dir
 
 # Keys of the connections of the input service, from the secret of the run or of this user.
 
@@ -52,7 +51,7 @@ def service_keys(address: str) -> ClusterKeys:
 
 def _secret_of_user() -> Secret:
     """Returns a secret in a file that only this user can read, and makes it at first use."""
-    path = Path(environment.read("cache_dir")).expanduser() / _FILE
+    path = cache_dir() / _FILE
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     own = path.with_name(f"{_FILE}.{os.getpid()}")
     if not path.exists():
@@ -140,14 +139,14 @@ class DispatcherConfig:
     def silence_s(self) -> float:
         """Seconds without a sign of life before a worker or consumer is lost."""
         if self.worker_timeout_ms is None:
-            return float(environment.read("peer_timeout_s"))
+            return float(settings.read("peer_timeout_s"))
         return self.worker_timeout_ms / 1000
 
     @property
     def stuck_s(self) -> float:
         """Seconds that the reading of one batch may take."""
         if self.stuck_timeout_ms is None:
-            return float(environment.read("stuck_timeout_s"))
+            return float(settings.read("stuck_timeout_s"))
         return self.stuck_timeout_ms / 1000
 
     @property

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from stratagem import environment, logs
+from stratagem import environment, logs, settings
 from stratagem.cluster.addresses import is_loopback, join_address, split_address, without_scheme
 from stratagem.environment import load
 from stratagem.errors import UnavailableError, explain
@@ -96,7 +96,7 @@ class WorkerConfig:
     def timeout_s(self) -> float:
         """Seconds that `start` waits for the dispatcher."""
         if self.dispatcher_timeout_ms is None:
-            return float(environment.read("peer_timeout_s"))
+            return float(settings.read("peer_timeout_s"))
         return self.dispatcher_timeout_ms / 1000
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn
 import keras
 import numpy as np
 
-from stratagem import config
+from stratagem import settings
 from stratagem.errors import explain
 from stratagem.keras.evaluation.checkpoint_loop import (
     CheckpointFile,
@@ -397,7 +397,7 @@ class SidecarEvaluator:
         self._limits = LoopLimits(
             every=every_checkpoint,
             max_checkpoints=max_evaluations,
-            timeout_s=config.checkpoint_timeout_s() if timeout_s is None else timeout_s,
+            timeout_s=settings.read("checkpoint_timeout_s") if timeout_s is None else timeout_s,
             poll_s=poll_s,
         )
         self._format = KerasFiles()

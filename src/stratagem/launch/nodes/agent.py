@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stratagem import environment
+from stratagem import environment, settings
 from stratagem.cluster.accelerators import local_gpus
 from stratagem.errors import UnavailableError, explain
 from stratagem.group.authentication.connections import connect
@@ -233,7 +233,7 @@ class _Agent:
             }
             limits_s = {
                 "timeout_s": self.options.node_timeout_s,
-                "join_s": float(environment.read("join_timeout_s")),
+                "join_s": float(settings.read("join_timeout_s")),
             }
             with NodeLink(self.point, hello, self.credentials, **limits_s) as link:
                 try:

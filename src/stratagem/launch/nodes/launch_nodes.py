@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-from stratagem import environment
+from stratagem import settings
 from stratagem.cluster.addresses import join_address
 from stratagem.errors import UnavailableError, explain
 from stratagem.group.authentication.secret import Credentials
@@ -137,7 +137,7 @@ class JobNodes:
         """
         del wanted
         started_s = time.monotonic()
-        limit_s = float(environment.read("join_timeout_s"))
+        limit_s = float(settings.read("join_timeout_s"))
         while not is_over():
             members = self._rendezvous.members()
             waited_s = time.monotonic() - started_s

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from stratagem import environment
+from stratagem import settings
 from stratagem.errors import UnavailableError, explain
 
 _DISCOVER_EVERY_S = 1.0
@@ -100,7 +100,7 @@ class Discovery:
         longer than the limit.
         """
         least, started_s = self._config.min_workers, time.monotonic()
-        limit_s = environment.read("join_timeout_s")
+        limit_s = settings.read("join_timeout_s")
         while (found := self.num_workers()) is not None and found < least:
             if is_over():
                 return 0

@@ -9,11 +9,11 @@ import re
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
-from stratagem.environment import LOG_LEVELS
 from stratagem.errors import explain
 from stratagem.resources import checked_folder
+from stratagem.settings import DELAY, FOLDER, LOG_LEVELS, SECONDS, SETTINGS, SWITCH
 
 # Numbers of nodes, and the node of each task.
 
@@ -68,21 +68,6 @@ def tasks_of_nodes(
     ]
 
 
-_SHOWN = ("all", "leader")
-_LEAST = {
-    "workers": 0,
-    "ps": 0,
-    "input_workers": 0,
-    "devices_per_worker": 1,
-    "max_restarts": 0,
-    "min_workers": 1,
-    "spares": 0,
-    "max_workers": 1,
-    "node_rank": 0,
-    "max_evictions": 0,
-}
-_SECONDS = ("grace_s", "evaluator_grace_s", "rejoin_after_s", "node_timeout_s", "evict_after_s")
-_OPTIONAL = ("devices_per_worker", "min_workers", "max_workers", "node_rank")
 _NODE_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "nnodes": ((int, str), 'a number, or "MIN:MAX".'),
     "rdzv_endpoint": ((str,), '"HOST:PORT".'),
@@ -219,23 +204,16 @@ class LaunchOptions:
     env: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            if name not in _OPTIONAL or getattr(self, name) is not None:
-                _check_count(name, getattr(self, name), least)
-        for name in ("chief", "evaluator", "cold_restarts", "survivors"):
-            _check_type(name, getattr(self, name), bool, "True or False.")
-        for name in _SECONDS:
-            _check_seconds(name, getattr(self, name))
-        for name in ("log_dir", "run_dir"):
-            if getattr(self, name) is not None:
-                expected = "a path, or None for no files."
-                _check_type(name, getattr(self, name), str | os.PathLike, expected)
-                checked_folder(name, getattr(self, name))
-        if self.show not in _SHOWN:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None or field.default is not None:
+                _check_kind(field.name, value)
+        shown = SETTINGS["show"].kind.limits["enum"]
+        if self.show not in shown:
             raise ValueError(
                 explain(
                     f"show={self.show!r} is not a valid choice.",
-                    expected=f"one of {list(_SHOWN)}.",
+                    expected=f"one of {shown}.",
                     fix='pass "all", or "leader" for the output of the leader alone.',
                 )
             )
@@ -349,6 +327,19 @@ class LaunchOptions:
             *(["evaluator"] if self.evaluator else []),
             *(["input"] if self.input_workers else []),
         )
+
+
+def _check_kind(name: str, value: Any) -> None:
+    kind = SETTINGS[name].kind
+    if kind.type is int:
+        _check_count(name, value, kind.limits["minimum"])
+    elif kind is SWITCH:
+        _check_type(name, value, bool, "True or False.")
+    elif kind in (SECONDS, DELAY):
+        _check_seconds(name, value)
+    elif kind is FOLDER:
+        _check_type(name, value, str | os.PathLike, "a path, or None for no files.")
+        checked_folder(name, value)
 
 
 def _check_type(
@@ -470,7 +461,7 @@ def remote_variables(options: LaunchOptions, base: Mapping[str, str]) -> dict[st
     Raises ValueError for a name in `env` that is not set here.
     """
     # They are on the command line, with the values that take precedence.
-    own = {f"STRATAGEM_{field.name.upper()}" for field in dataclasses.fields(options)}
+    own = {setting.variable for setting in SETTINGS.values() if setting.is_option}
     own |= {"STRATAGEM_CONFIG", "STRATAGEM_SECRET_FILE"}  # names of files of this machine
     variables = {
         name: text for name, text in base.items() if name.startswith(_FORWARDED) and name not in own

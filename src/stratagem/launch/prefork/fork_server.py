@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from stratagem import environment
+from stratagem import environment, settings
 from stratagem.environment import load
 from stratagem.errors import UnavailableError, explain
 from stratagem.launch.prefork.server_program import CLOSE, MAX_MESSAGE_BYTES, PROGRAM
@@ -155,7 +155,7 @@ class ForkServer:
         process died or did not reply in time, or if this server is stuck: it has
         `STRATAGEM_JOIN_TIMEOUT_S` for its imports and `STRATAGEM_PEER_TIMEOUT_S` for the fork.
         """
-        load_s = float(environment.read("join_timeout_s"))
+        load_s = float(settings.read("join_timeout_s"))
         if not self.wait_until_loaded(load_s):
             raise self._stuck("loaded its modules", load_s, "STRATAGEM_JOIN_TIMEOUT_S")
         _require_no_error(self._trace)
@@ -175,7 +175,7 @@ class ForkServer:
         return ForkedProcess(self, number, reply, ours)
 
     def _wait_for_fork(self, number: int, timeout_s: float | None) -> None:
-        limit_s = float(environment.read("peer_timeout_s"))
+        limit_s = float(settings.read("peer_timeout_s"))
         limit_s = limit_s if timeout_s is None else min(timeout_s, limit_s)
         with self._changed:
             is_done = self._changed.wait_for(

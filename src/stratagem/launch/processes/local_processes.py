@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stratagem import environment, logs
+from stratagem import logs, settings
 from stratagem.environment import load
 from stratagem.errors import DeadlineExceededError, UnavailableError, explain, report_error
 from stratagem.launch.prefork.fork_server import ForkedProcess, ForkServer
@@ -240,7 +240,7 @@ class LocalProcesses(Closing):
             UnavailableError: a process has died.
             DeadlineExceededError: a process has not started within `STRATAGEM_JOIN_TIMEOUT_S`.
         """
-        limit_s = float(environment.read("join_timeout_s"))
+        limit_s = float(settings.read("join_timeout_s"))
         with self._changed:
             self._changed.wait_for(
                 lambda: self._errors or len(self._addresses) == self._count, limit_s

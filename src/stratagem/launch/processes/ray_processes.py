@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from stratagem import environment
+from stratagem import settings
 from stratagem.environment import load
 from stratagem.errors import DeadlineExceededError, UnavailableError, explain
 from stratagem.launch.prefork.fork_server import ServedProcess
@@ -143,7 +143,7 @@ class RayProcesses(Closing):
     @property
     def addresses(self) -> list[str]:
         """Addresses by index; see `LocalProcesses.addresses`, with the same errors."""
-        limit_s = float(environment.read("join_timeout_s"))
+        limit_s = float(settings.read("join_timeout_s"))
         deadline_s = time.monotonic() + limit_s
         while missing := [index for index, one in enumerate(self._lives) if one.hold is None]:
             starts = {self._lives[index].started: index for index in missing}

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypedDict, Unpack
 
-from stratagem import environment, logs
+from stratagem import environment, logs, settings
 from stratagem.cluster.addresses import join_address, split_address
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import task_count
@@ -253,7 +253,7 @@ class RemoteCluster:
             nonce=secrets.token_hex(16),
             command=tuple(command),
             lease_s=self._lease_s,
-            heartbeat_s=float(environment.read("peer_timeout_s")) / HEARTBEATS_PER_LIMIT,
+            heartbeat_s=float(settings.read("peer_timeout_s")) / HEARTBEATS_PER_LIMIT,
         )
         spec = self._spec
         if spec is None:
@@ -347,7 +347,7 @@ class RemoteCluster:
 
 
 def _number(value: float | None, setting: str) -> float:
-    return float(environment.read(setting) if value is None else value)
+    return float(settings.read(setting) if value is None else value)
 
 
 def _spec_of(cluster: object) -> ClusterSpec:

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from stratagem import environment
+from stratagem import settings
 from stratagem.cluster.addresses import split_address
 from stratagem.cluster.detection import detect_with_servers
 from stratagem.cluster.roles import check_task
@@ -118,7 +118,7 @@ class Server(Closing):
         if task == leader:
             jobs_port = self._jobs_port
             if jobs_port is None:
-                jobs_port = int(environment.read("jobs_port"))
+                jobs_port = int(settings.read("jobs_port"))
             _require_free(self._address)
             _require_free(f"0.0.0.0:{jobs_port}")
             self._node = start_head(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem import environment
+from stratagem import settings
 from stratagem.environment import load
 from stratagem.errors import UnavailableError, explain
 from stratagem.group.transport.connection import Connections
@@ -136,7 +136,7 @@ class NeededRules:
 
     def __init__(self, rules: SentRules) -> None:
         self._rules = rules
-        self._limit_s = float(environment.read("peer_timeout_s"))
+        self._limit_s = float(settings.read("peer_timeout_s"))
         self._deadline_s = time.monotonic() + self._limit_s
 
     def supply(self, answers: Mapping[int, Message]) -> list[int]:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stratagem import config, environment
+from stratagem import environment
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.group.transport.keys import ClusterKeys
 from stratagem.launch.prefork.fork_server import HOST_VARIABLE
@@ -23,7 +23,7 @@ from stratagem.launch.remote.ray.node_process import RayNode
 from stratagem.launch.remote.ray.ray_cluster import is_connected, load_ray, start_local_ray
 from stratagem.launch.remote.ray.ray_nodes import resource_of_task, start_head
 from stratagem.parameter_server.cluster.cluster_plan import ClusterPlan, EntryPoints, JournalPlan
-from stratagem.resources import Closing, TemporaryFolder
+from stratagem.resources import Closing, TemporaryFolder, cache_dir
 
 # Machine resources and CPU threads requested by each server and worker.
 
@@ -217,7 +217,7 @@ class CoordinatedCluster(Closing):
             folder = str(stack.enter_context(TemporaryFolder("stratagem-journals-")).path)
         elif folder is None:
             run = hashlib.sha256(self.keys.server_public).hexdigest()[:16]
-            folder, is_temporary = str(config.cache_dir() / "journals" / run), True
+            folder, is_temporary = str(cache_dir() / "journals" / run), True
         return JournalPlan(
             folder,
             plan.journal_interval_s,

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from stratagem import environment
+from stratagem import environment, settings
 from stratagem.cluster.addresses import split_address
 from stratagem.cluster.roles import id_in_cluster
 from stratagem.environment import load
@@ -147,7 +147,7 @@ class SharedCluster(Closing):
             return None
 
     def _found(self) -> Any:
-        limit_s = float(environment.read("join_timeout_s"))
+        limit_s = float(settings.read("join_timeout_s"))
         deadline_s = time.monotonic() + limit_s
         while True:
             try:
@@ -173,7 +173,7 @@ class SharedCluster(Closing):
 
     def _wait_for_others(self) -> None:
         """Waits until the others finish, since the servers stop with this process."""
-        limit_s = float(environment.read("barrier_timeout_s"))
+        limit_s = float(settings.read("barrier_timeout_s"))
         deadline_s = time.monotonic() + limit_s
         while present := self._present():
             if time.monotonic() > deadline_s:

@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stratagem import environment
 from stratagem import input as inputs
+from stratagem import settings
 from stratagem.devices.shards import replicas_span_processes
 from stratagem.errors import explain
 from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
@@ -36,7 +36,7 @@ def on_input_workers(strategy: Strategy, source: Source, options: InputOptions) 
     That is the one of `STRATAGEM_INPUT_SERVICE`, or else one that is started here, and closed with
     the source. Raises ValueError if the workers do not suit the strategy.
     """
-    target = environment.read("input_service")
+    target = settings.read("input_service")
     _check(strategy, options, has_service=bool(target))
     job = _shared_job() if strategy.topology.spans_processes else None
     running = None if target else inputs.service.start(options.input_workers)

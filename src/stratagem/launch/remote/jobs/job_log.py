@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Protocol
 
-from stratagem import environment
+from stratagem import settings
 from stratagem.errors import UnavailableError, explain
 from stratagem.launch.remote.jobs.jobs_client import JobState
 from stratagem.launch.tasks.output.screen import STDERR, STDOUT, Screen
@@ -258,7 +258,7 @@ class _Heartbeats:
 
     def __init__(self, job: str) -> None:
         self._job = job
-        self._limit_s = 2 * float(environment.read("peer_timeout_s"))
+        self._limit_s = 2 * float(settings.read("peer_timeout_s"))
         self._last_s: float | None = None
 
     def note(self, frame: LogFrame) -> None:
@@ -291,7 +291,7 @@ class _JobLog(Closing):
         self._job = job
         self._items: queue.SimpleQueue[str | JobState | Exception] = queue.SimpleQueue()
         self._is_closed = threading.Event()
-        self._limit_s = float(environment.read("peer_timeout_s"))
+        self._limit_s = float(settings.read("peer_timeout_s"))
         self._responded_s = self._heard_s = 0.0
         self._loop = asyncio.new_event_loop()
         self._reading: asyncio.Task[None] | None = None
@@ -327,7 +327,7 @@ class _JobLog(Closing):
     async def _read(self) -> None:
         """Reads the log until the job has ended, and reconnects when the connection is lost."""
         self._responded_s = time.monotonic()
-        latest_start_s = self._responded_s + environment.read("join_timeout_s")
+        latest_start_s = self._responded_s + settings.read("join_timeout_s")
         while not self._is_closed.is_set():
             self._reading = self._loop.create_task(self._read_parts())
             watching = self._loop.create_task(self._end_if_quiet(self._reading))

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from stratagem import environment
+from stratagem import settings
 from stratagem.errors import explain
 
 # Never sent: caches, environments, and names that begin with a dot.
@@ -62,7 +62,7 @@ def pack(
     virtual environments and names that begin with a dot are never packed. Raises ValueError above
     `limit_bytes`, or `STRATAGEM_UPLOAD_LIMIT_BYTES` if None.
     """
-    limit = int(environment.read("upload_limit_bytes")) if limit_bytes is None else limit_bytes
+    limit = int(settings.read("upload_limit_bytes")) if limit_bytes is None else limit_bytes
     files: dict[str, Path] = {}
     sizes: dict[str, int] = {}
     for name, path in _all_files(folder, modules, (*_LEFT_OUT, *excludes)):

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from stratagem import environment
+from stratagem import environment, settings
 from stratagem.cluster.addresses import split_address
 from stratagem.errors import DeadlineExceededError, UnavailableError, explain
 from stratagem.launch.plan.ports import free_ports
@@ -86,9 +86,7 @@ class Service:
     @property
     def is_lost(self) -> bool:
         """True if it has ended, or has not answered within `STRATAGEM_PEER_TIMEOUT_S`."""
-        limit_s = float(
-            environment.read("peer_timeout_s" if self._has_started else "join_timeout_s")
-        )
+        limit_s = float(settings.read("peer_timeout_s" if self._has_started else "join_timeout_s"))
         return self.has_ended or _is_longer(self._silent_since_s, limit_s)
 
 

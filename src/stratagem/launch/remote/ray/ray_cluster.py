@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stratagem import environment
+from stratagem import environment, settings
 from stratagem.cluster.preemption.signals import has_foreign_handler
 from stratagem.environment import load
 from stratagem.errors import FAILURE, DeadlineExceededError, UnavailableError, explain
@@ -291,7 +291,7 @@ def wait_for_head(address: str, name: str, limit_s: float | None = None) -> None
     Raises DeadlineExceededError after it, ValueError for an invalid address.
     """
     if limit_s is None:
-        limit_s = float(environment.read("join_timeout_s"))
+        limit_s = float(settings.read("join_timeout_s"))
     deadline_s = time.monotonic() + limit_s
     while (answer := probe(address)) != "there":
         if time.monotonic() > deadline_s:
@@ -329,7 +329,7 @@ class RayWatch(Closing):
     ) -> None:
         self._addresses = dict(addresses)
         self._on_lost = on_lost
-        self._limit_s = float(environment.read("peer_timeout_s"))
+        self._limit_s = float(settings.read("peer_timeout_s"))
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stratagem-ray", daemon=True)
         self._thread.start()

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 
-from stratagem import environment
+from stratagem import environment, settings
 from stratagem.cluster.addresses import split_address
 from stratagem.errors import UnavailableError, explain
 from stratagem.launch.plan.ports import free_ports
@@ -185,7 +185,7 @@ def _ip_address(host: str, task_type: str, task_index: int) -> str:
 
 
 def _limit_s(timeout_s: float | None) -> float:
-    return float(environment.read("join_timeout_s")) if timeout_s is None else timeout_s
+    return float(settings.read("join_timeout_s")) if timeout_s is None else timeout_s
 
 
 def _require_token() -> None:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import IO
 
-from stratagem import environment
+from stratagem import settings
 from stratagem.launch.plan.task_plan import TaskPlan
 from stratagem.launch.tasks.output.screen import STDERR, STDOUT, Screen
 
@@ -104,7 +104,7 @@ class TaskOutput:
         self._tails: tuple[collections.deque[str], ...] = tuple(
             collections.deque[str](maxlen=_MAX_TAIL_LINES) for _ in self._buffers
         )
-        self._shows_foreign = bool(environment.read("foreign_lines"))
+        self._shows_foreign = bool(settings.read("foreign_lines"))
         self._file = None if log_dir is None else _open_log(plan, Path(log_dir))
 
     def take(self, data: bytes, now_s: float, *, stream: int) -> None:

@@ -1,1 +1,0 @@
-"""The benchmarks: that they measure what they say; the figures come from `make bench`."""

@@ -1,1 +1,0 @@
-"""Sums between processes: figures, table and plot; two real processes with the smallest arrays."""

@@ -1,1 +1,0 @@
-"""Where variables are kept: what is counted, figures and table; real workers with a small table."""

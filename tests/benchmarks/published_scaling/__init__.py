@@ -1,1 +1,0 @@
-"""Published figures beside predictions: the file, the formulas by hand, and the report."""

@@ -1,1 +1,0 @@
-"""Tables beside TorchRec and TensorFlow: cases, figures, table; real servers with few rows."""

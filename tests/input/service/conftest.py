@@ -1,3 +1,0 @@
-"""Ray on this machine, as for parameter servers."""
-
-from tests.parameter_server.conftest import ray_cluster as ray_cluster

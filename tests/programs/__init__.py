@@ -1,1 +1,0 @@
-"""Programs compiled for machines that are not here."""

@@ -1,0 +1,379 @@
+"""Arrays that are sent from a device after a save returned."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from stratagem.checkpoint.storage import staging as pending
+from stratagem.checkpoint.storage.files import read_arrays, read_manifest
+from stratagem.checkpoint.storage.staging import (
+    ArrayLocation,
+    MemorySlots,
+    PendingArray,
+    Staging,
+    receive,
+)
+
+
+class Piece:
+    """A piece on a device that records what is asked of it."""
+
+    def __init__(self, name: str, value: np.ndarray[Any, Any], log: list[str]) -> None:
+        self.name, self.value, self.log = name, value, log
+        self.nbytes = value.nbytes
+
+    def copy_to_host_async(self) -> None:
+        self.log.append(f"start {self.name}")
+
+    def delete(self) -> None:
+        self.log.append(f"free {self.name}")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        self.log.append(f"read {self.name}")
+        return self.value
+
+
+def divided(name: str, value: np.ndarray[Any, Any], num_pieces: int, log: list[str]) -> Any:
+    bounds = np.linspace(0, len(value), num_pieces + 1, dtype=int).tolist()
+    spans = [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
+    rest = (slice(None),) * (value.ndim - 1)
+    pieces = [
+        ((span, *rest), Piece(f"{name}{index}", value[span], log))
+        for index, span in enumerate(spans)
+    ]
+    return PendingArray(value.shape, value.dtype, tuple(pieces))
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", ml_dtypes.bfloat16, "bool", "complex128", "int64", ml_dtypes.float8_e4m3fn]
+)
+def test_pieces_of_every_dtype_are_put_together(dtype: Any) -> None:
+    value = np.arange(35).reshape(7, 5).astype(dtype)
+    array = divided("x", value, 3, [])
+    assert array.nbytes == value.nbytes
+    np.testing.assert_array_equal(array.on_host(), value, strict=True)
+    scalar = np.array(3).astype(dtype)
+    array = PendingArray((), scalar.dtype, (((), Piece("s", scalar, [])),))
+    np.testing.assert_array_equal(array.on_host(), scalar, strict=True)
+
+
+def test_few_transfers_are_begun_ahead_and_pieces_are_freed_in_turn(monkeypatch) -> None:
+    monkeypatch.setattr(pending, "_AHEAD_BYTES", 16)
+    log: list[str] = []
+    array = divided("x", np.arange(4.0), 4, log)
+    receive([(np.empty(4), array)])
+    expected = "start 0,start 1,read 0,free 0,start 2,read 1,free 1,start 3,read 2,free 2,read 3"
+    assert [line.replace("x", "") for line in log[:11]] == expected.split(",")
+
+
+def test_piece_larger_than_the_limit_is_sent_alone(monkeypatch) -> None:
+    monkeypatch.setattr(pending, "_AHEAD_BYTES", 1)
+    log: list[str] = []
+    receive([(np.empty(2), divided("x", np.arange(2.0), 2, log))])
+    assert log[:5] == ["start x0", "read x0", "free x0", "start x1", "read x1"]
+
+
+def test_all_pieces_are_freed_if_a_transfer_fails() -> None:
+    log: list[str] = []
+    good, bad = divided("a", np.arange(2.0), 1, log), divided("b", np.arange(2.0), 1, log)
+    with pytest.raises(ValueError, match="could not broadcast"):
+        receive([(np.empty(1), bad), (np.empty(2), good)])
+    assert {"free a0", "free b0"} <= set(log)
+
+
+def test_staging_keeps_the_order_and_fills_in_what_is_on_a_device() -> None:
+    log: list[str] = []
+    values = {"a": np.arange(6.0), "b": np.arange(9, dtype="int32"), "c": np.array(2.5)}
+    items: Any = {
+        "one": {"a": divided("a", values["a"], 2, log), "b": values["b"]},
+        "two": {"c": values["c"], "d": divided("d", values["b"], 1, log)},
+    }
+    staging = Staging()
+    locations = staging.put(items)
+    assert log == []
+    assert [(one.item, one.path) for one in locations] == [
+        ("one", "a"),
+        ("one", "b"),
+        ("two", "c"),
+        ("two", "d"),
+    ]
+    staging.fill([(locations[0], items["one"]["a"]), (locations[3], items["two"]["d"])])
+    found = staging.get(locations)
+    np.testing.assert_array_equal(found["one"]["a"], values["a"], strict=True)
+    np.testing.assert_array_equal(found["one"]["b"], values["b"], strict=True)
+    np.testing.assert_array_equal(found["two"]["c"], values["c"], strict=True)
+    np.testing.assert_array_equal(found["two"]["d"], values["b"], strict=True)
+
+
+def test_staging_without_memory_frees_the_device(monkeypatch) -> None:
+    log: list[str] = []
+    items: Any = {"one": {"a": divided("a", np.arange(6.0), 2, log)}}
+    staging = Staging()
+    locations = staging.put(items)
+
+    def fail(descriptor: int, size_bytes: int) -> None:
+        raise OSError("no memory")
+
+    monkeypatch.setattr("stratagem.checkpoint.storage.staging._allocate", fail)
+    staging._memory = None
+    with pytest.raises(OSError, match="no memory"):
+        staging.fill([(locations[0], items["one"]["a"])])
+    assert log == ["free a0", "free a1"]
+
+
+@pytest.mark.slow
+def test_process_that_ends_finishes_the_transfer_first(tmp_path: Path) -> None:
+    program = f"""
+import time
+import numpy as np
+from pathlib import Path
+import stratagem as sg
+from stratagem.checkpoint import device_copies
+from stratagem.checkpoint.storage import staging as pending
+device_copies.is_accelerator = lambda device: True
+device_copies.read_stats = lambda device: dict(bytes_limit=2**40, bytes_in_use=0)
+land = pending._land
+pending._land = lambda *arguments: (time.sleep(0.1), land(*arguments))
+variables = {{f"v{{i}}": sg.Variable(np.full(5_000_000, i, "float32")) for i in range(4)}}
+options = sg.train.CheckpointOptions(enable_async=True)
+path = sg.train.Checkpoint(**variables).write({str(tmp_path / "ckpt")!r}, options)
+print(Path(path).exists())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert (done.stdout.strip(), done.stderr) == ("False", "")
+    manifest = read_manifest(tmp_path / "ckpt")
+    arrays = read_arrays(tmp_path / "ckpt", manifest, ["v3_state"])["v3_state"]
+    assert (next(iter(arrays.values())) == 3).all()
+
+
+# Exchange of arrays through shared memory.
+
+ITEMS: dict[str, dict[str, np.ndarray[Any, Any]]] = {
+    "model": {
+        "kernel": np.arange(6, dtype="float32").reshape(2, 3),
+        "scalar": np.array(7, "int64"),
+        "half": np.ones((3,), ml_dtypes.bfloat16),
+        "flags": np.array([True, False]),
+        "nothing": np.zeros((0, 4)),
+    },
+    "other": {"kernel": np.full((5,), 2.5)},
+}
+
+
+def equal(found: Any, wanted: Any) -> bool:
+    return all(
+        found[item][path].dtype == array.dtype and np.array_equal(found[item][path], array)
+        for item, arrays in wanted.items()
+        for path, array in arrays.items()
+    )
+
+
+def test_arrays_are_returned_as_they_were_put() -> None:
+    staging = Staging()
+    placed = staging.put(ITEMS)
+    found = staging.get(placed)
+    assert {item: list(arrays) for item, arrays in found.items()} == {
+        item: list(arrays) for item, arrays in ITEMS.items()
+    }
+    assert equal(found, ITEMS)
+    assert all(one.offset_bytes % 64 == 0 for one in placed)
+
+
+def test_second_user_of_the_memory_sees_the_same_and_later_arrays() -> None:
+    ours = Staging()
+    theirs = Staging(os.dup(ours.descriptor))
+    assert equal(theirs.get(ours.put(ITEMS)), ITEMS)
+    larger = {"model": {"kernel": np.random.default_rng(0).random(100_000)}}
+    assert equal(theirs.get(ours.put(larger)), larger)
+    assert equal(theirs.get(ours.put(ITEMS)), ITEMS)
+
+
+def test_it_grows_and_stays() -> None:
+    staging = Staging()
+    staging.put({"a": {"x": np.zeros(1000)}})
+    large = os.fstat(staging.descriptor).st_size
+    staging.put({"a": {"x": np.zeros(10)}})
+    assert os.fstat(staging.descriptor).st_size == large
+    staging.put({"a": {"x": np.zeros(2000)}})
+    assert os.fstat(staging.descriptor).st_size > large
+
+
+def test_large_arrays_are_copied_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stratagem.checkpoint.storage.staging._PIECE_BYTES", 1000)
+    monkeypatch.setattr("stratagem.checkpoint.storage.staging.available_cores", lambda: 3.0)
+    rng = np.random.default_rng(0)
+    large = {
+        "even": rng.random(1000),
+        "odd": rng.random((7, 333)).astype("float32"),
+        "transposed": rng.random((50, 40)).T,
+        "half": rng.random(3001).astype(ml_dtypes.bfloat16),
+        "scalar": np.array(3),
+    }
+    staging = Staging()
+    assert equal(staging.get(staging.put({"model": large})), {"model": large})
+
+
+def test_memory_is_reserved_once_and_keeps_what_it_holds() -> None:
+    staging = Staging()
+    placed = staging.put(ITEMS)
+    staging.reserve(10**6)
+    reserved_bytes = staging.size_bytes
+    assert reserved_bytes >= 10**6
+    assert equal(staging.get(placed), ITEMS)
+    staging.put({"a": {"x": np.zeros(10**5)}})
+    staging.reserve(10)
+    assert staging.size_bytes == reserved_bytes
+
+
+def test_reserved_memory_need_not_grow_for_arrays_between_which_is_room() -> None:
+    staging = Staging()
+    arrays = {str(i): np.ones(501, "int8") for i in range(1000)} | {"large": np.ones(10**7)}
+    staging.reserve(sum(array.nbytes for array in arrays.values()))
+    reserved_bytes = staging.size_bytes
+    assert equal(staging.get(staging.put({"model": arrays})), {"model": arrays})
+    assert staging.size_bytes == reserved_bytes
+
+
+def test_it_has_no_name_and_so_nothing_stays_behind(tmp_path: Path) -> None:
+    program = (
+        "import os; from stratagem.checkpoint.storage.staging import Staging\n"
+        "import numpy as np\n"
+        "staging = Staging(); staging.put({'a': {'x': np.zeros(10)}})\n"
+        "print(os.fstat(staging.descriptor).st_nlink, os.listdir('.'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["0", "[]"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"), [((2, 3), "float32", 24), ((), "int64", 8), ((0,), "int8", 0)]
+)
+def test_sizes(shape: tuple[int, ...], dtype: str, expected: int) -> None:
+    assert ArrayLocation("a", "x", shape, dtype, 0).size_bytes == expected
+
+
+# Snapshots in shared memory that survives the process.
+
+
+def items(value: float) -> Any:
+    return {"model": {"x": np.full((3, 2), float(value)), "n": np.array(int(value))}, "empty": {}}
+
+
+def numbers(slots: MemorySlots) -> list[int]:
+    return [one.number for one in slots.get()]
+
+
+def test_the_last_two_are_kept(tmp_path: Path) -> None:
+    slots = MemorySlots(tmp_path / "made", "worker-0")
+    assert slots.get() == []
+    for step in (1, 2, 3):
+        slots.put(step, items(step), {"step": step})
+    newest, older = slots.get()
+    assert (newest.number, older.number) == (3, 2)
+    assert newest.notes == {"step": 3}
+    assert list(newest.items) == ["model", "empty"]
+    np.testing.assert_array_equal(newest.items["model"]["x"], np.full((3, 2), 3.0), strict=True)
+    assert older.items["model"]["n"] == 2
+
+
+def test_the_next_process_finds_them_and_spares_the_newest(tmp_path: Path) -> None:
+    slots = MemorySlots(tmp_path, "worker-0")
+    for step in (1, 2, 3):
+        slots.put(step, items(step), {})
+    assert numbers(MemorySlots(tmp_path, "worker-1")) == []
+    again = MemorySlots(tmp_path, "worker-0")
+    assert numbers(again) == [3, 2]
+    again.put(4, items(4), {})
+    assert numbers(again) == [4, 3]
+
+
+def test_snapshots_newer_than_the_restored_step_are_deleted(tmp_path: Path) -> None:
+    slots = MemorySlots(tmp_path, "worker-0")
+    for step in (5, 6):
+        slots.put(step, items(step), {})
+    slots.forget_after(5)
+    assert numbers(MemorySlots(tmp_path, "worker-0")) == [5]
+    slots.put(6, items(6), {})
+    assert numbers(slots) == [6, 5]
+    slots.forget_after(None)
+    assert numbers(slots) == []
+
+
+def test_other_arrays_take_their_place(tmp_path: Path) -> None:
+    slots = MemorySlots(tmp_path, "worker-0")
+    for step, value in enumerate((np.zeros(3), np.zeros(100_000), np.zeros((2, 2), "int8"))):
+        slots.put(step, {"a": {"x": value}}, {})
+    found = MemorySlots(tmp_path, "worker-0").get()
+    assert [(one.number, one.items["a"]["x"].shape) for one in found] == [
+        (2, (2, 2)),
+        (1, (100_000,)),
+    ]
+
+
+def test_a_process_that_is_killed_leaves_a_whole_one(tmp_path: Path) -> None:
+    program = f"""
+import sys
+import numpy as np
+from stratagem.checkpoint.storage.staging import MemorySlots
+slots = MemorySlots({str(tmp_path)!r}, "worker-0")
+step = 0
+while True:
+    step += 1
+    slots.put(step, {{"a": {{"x": np.full(100_000, step), "y": np.full(7, step)}}}}, {{"at": step}})
+    if step > 2:
+        print(step, flush=True)
+"""
+    for _ in range(5):
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        for _ in range(3):
+            printed = int(process.stdout.readline())
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        found = MemorySlots(tmp_path, "worker-0").get()
+        assert found[0].number >= printed
+        for one in found:
+            assert one.notes == {"at": one.number}
+            assert (one.items["a"]["x"] == one.number).all()
+            assert (one.items["a"]["y"] == one.number).all()
+        for file in tmp_path.iterdir():
+            file.unlink()
+
+
+@pytest.mark.parametrize("where", ["mark", "description"])
+def test_incomplete_snapshots_are_ignored(where: str, tmp_path: Path) -> None:
+    slots = MemorySlots(tmp_path, "worker-0")
+    for step in (1, 2):
+        slots.put(step, items(step), {})
+    newest = tmp_path / "worker-0.1"
+    content = bytearray(newest.read_bytes())
+    at = 0 if where == "mark" else content.index(b'"number"')
+    content[at] ^= 1
+    newest.write_bytes(content)
+    assert numbers(MemorySlots(tmp_path, "worker-0")) == [1]

@@ -1,0 +1,494 @@
+"""Checkpoints of a manager have the changed rows of tables, and restore each as it was."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.checkpoint import in_memory
+from stratagem.checkpoint import latest as group_calls
+from stratagem.checkpoint.in_memory import MemoryBackup
+from stratagem.errors import DataLossError
+from stratagem.parameter_server.server.tables.table_versions import TableVersions
+from tests.unit.checkpoint.test_remote_tables import Objects, Table
+from tests.unit.parameter_server.table_clusters import table_cluster
+
+# Large enough that a step changes a small part of the rows, and evicts some.
+EVICTING = {"eviction": {"kind": "LeastRecent"}, "max_rows": 160}
+
+
+@pytest.fixture
+def objects() -> Iterator[Objects]:
+    with table_cluster(2, **EVICTING) as cluster:
+        cluster.create("u", **EVICTING)
+        made = Objects(cluster, a="t", b="u")
+        made.train(range(100, 125))
+        yield made
+
+
+class Series:
+    """A manager, and the states that it saved."""
+
+    def __init__(self, objects: Objects, folder: Path, **options: Any) -> None:
+        self.objects = objects
+        self.manager = sg.train.CheckpointManager(
+            objects.checkpoint, folder, **{"max_to_keep": None, **options}
+        )
+        self.states: dict[str, list[object]] = {}
+        self._step = 0
+
+    def save(self, *, is_async: bool = False) -> str:
+        """Trains and saves. Each step changes some of the rows."""
+        self.objects.train(range(self._step, self._step + 1))
+        self._step += 1
+        options = sg.train.CheckpointOptions(enable_async=is_async)
+        path = self.manager.save(options=options)
+        assert path is not None
+        self.states[path] = self.objects.state
+        return path
+
+    def check(self) -> None:
+        """Restores each checkpoint, and the last one on other servers, too."""
+        *_, last = paths = self.manager.checkpoints
+        for path in paths:
+            self.objects.checkpoint.restore(path)
+            assert self.objects.state == self.states[path]
+        with table_cluster(3, name="t", max_rows=900) as cluster:
+            cluster.create("u", max_rows=900)
+            other = Objects(cluster, a="t", b="u")
+            other.checkpoint.restore(last).assert_consumed()
+            assert other.state == self.states[last]
+
+
+def versions_in(folder: Path) -> TableVersions:
+    return TableVersions(folder / "ckpt-tables" / "0")
+
+
+def bases_in(folder: Path) -> dict[int, bool]:
+    """Whether each version has only changes, by number."""
+    versions = versions_in(folder)
+    return {
+        number: any(
+            part["base"] is not None
+            for table in versions.manifest(number)["tables"].values()
+            for part in table["parts"]
+        )
+        for number in versions.numbers
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_async", [False, True])
+def test_one_of_some_checkpoints_has_all_rows(objects, tmp_path, is_async) -> None:
+    series = Series(objects, tmp_path, full_tables_every=3)
+    for _ in range(5):
+        series.save(is_async=is_async)
+    series.manager.sync()
+    assert bases_in(tmp_path) == {1: False, 2: True, 3: True, 4: False, 5: True}
+    assert not any((tmp_path / "ckpt-5" / name).exists() for name in ("tables",))
+    series.check()
+
+
+@pytest.mark.slow
+def test_base_of_a_kept_checkpoint_stays(objects, tmp_path) -> None:
+    series = Series(objects, tmp_path, full_tables_every=4, max_to_keep=2)
+    kept = []
+    for _ in range(7):
+        series.save()
+        kept.append(versions_in(tmp_path).numbers)
+    # 3 and 4 need 1 and 2; 5 has all rows, and 6 and 7 continue it
+    assert kept == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5], [5, 6], [5, 6, 7]]
+    assert sorted(os.listdir(tmp_path)) == ["ckpt-6", "ckpt-7", "ckpt-tables"]
+    series.check()
+
+
+def test_all_rows_each_time(objects, tmp_path) -> None:
+    series = Series(objects, tmp_path, full_tables_every=1, max_to_keep=1)
+    for _ in range(3):
+        series.save()
+    assert bases_in(tmp_path) == {3: False}
+    series.check()
+    with pytest.raises(ValueError, match=r"full_tables_every=0 is no number of checkpoints"):
+        Series(objects, tmp_path, full_tables_every=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "is_killed"),
+    [
+        ("stratagem.checkpoint.saving.write", False),
+        ("stratagem.checkpoint.saving.write", True),
+        ("stratagem.group.transport.journal.os.fsync", False),
+    ],
+)
+def test_failed_save_breaks_no_chain(objects, tmp_path, monkeypatch, target, is_killed) -> None:
+    class KilledError(BaseException):
+        pass
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise KilledError if is_killed else OSError("disk full")
+
+    series = Series(objects, tmp_path, max_to_keep=3)
+    series.save()
+    series.save()
+    with monkeypatch.context() as patch:
+        patch.setattr(target, fail)
+        with pytest.raises((OSError, KilledError)):
+            series.save()
+    assert len(series.manager.checkpoints) == 2
+    series.save()
+    assert bases_in(tmp_path)[versions_in(tmp_path).numbers[-1]]
+    series.save()
+    series.save()
+    assert not any(one.name.startswith(".") for one in tmp_path.iterdir())
+    assert len(series.manager.checkpoints) == 3
+    series.check()
+
+
+@pytest.mark.slow
+def test_groups_of_servers_are_saved_together_or_not_at_all(objects, tmp_path, monkeypatch) -> None:
+    with table_cluster(1, name="x", **EVICTING) as other:
+        tables = {"a": Table(objects.cluster, "t"), "b": Table(other, "x")}
+        checkpoint = sg.train.Checkpoint(tables=tables)
+        manager = sg.train.CheckpointManager(checkpoint, tmp_path, max_to_keep=None)
+        manager.save()
+        with monkeypatch.context() as patch:
+            patch.setattr(other.client, "ask_about_tables", failing)
+            with pytest.raises(OSError, match="no space"):
+                manager.save()
+        folders = [TableVersions(tmp_path / "ckpt-tables" / group) for group in "01"]
+        assert [one.numbers for one in folders] == [[1], [1]]
+        manager.save()
+        assert [one.numbers for one in folders] == [[1, 2], [1, 2]]
+        state = objects.cluster.state(), other.state("x")
+        objects.train(range(3))
+        other.train(range(3), "x")
+        assert (objects.cluster.state(), other.state("x")) != state
+        manager.restore_or_initialize()
+        assert (objects.cluster.state(), other.state("x")) == state
+
+
+def failing(*arguments: object, **options: object) -> None:
+    raise OSError("no space")
+
+
+@pytest.mark.slow
+def test_next_process_continues(objects, tmp_path) -> None:
+    first = Series(objects, tmp_path)
+    first.save()
+    first.save()
+    for restores in (True, False):
+        with table_cluster(2, **EVICTING) as cluster:
+            cluster.create("u", **EVICTING)
+            other = Objects(cluster, a="t", b="u")
+            series = Series(other, tmp_path)
+            series.states = first.states
+            if restores:
+                series.manager.restore_or_initialize()
+            series.save()
+            newest = versions_in(tmp_path).numbers[-1]
+            assert bases_in(tmp_path)[newest] == restores  # new servers remember what they loaded
+            series.check()
+
+
+@pytest.mark.slow
+def test_restore_of_an_earlier_checkpoint_is_continued(objects, tmp_path) -> None:
+    series = Series(objects, tmp_path)
+    paths = [series.save() for _ in range(3)]
+    objects.checkpoint.restore(paths[0])  # the manager does not know
+    series.save()
+    assert not bases_in(tmp_path)[4]
+    assert series.manager.restore_or_initialize() == series.manager.latest_checkpoint
+    series.save()
+    assert bases_in(tmp_path)[5]
+    series.check()
+
+
+@pytest.mark.slow
+def test_damaged_base_is_not_continued(objects, tmp_path) -> None:
+    series = Series(objects, tmp_path)
+    paths = [series.save() for _ in range(2)]
+    (versions_in(tmp_path).path(2) / "t-0.rows").write_bytes(b"torn")
+    paths.append(series.save())
+    assert bases_in(tmp_path)[3] is False
+    with pytest.raises(sg.errors.DataLossError, match=r"00000002/t-0\.rows cannot be read"):
+        objects.checkpoint.restore(paths[1])
+    objects.checkpoint.restore(paths[2])
+    assert objects.state == series.states[paths[2]]
+    (versions_in(tmp_path).path(3) / "manifest.json").write_bytes(b"torn")
+    assert series.manager.restore_or_initialize(skip_damaged=True) == paths[0]
+    assert objects.state == series.states[paths[0]]
+    path = series.save()
+    objects.checkpoint.restore(path)
+    assert objects.state == series.states[path]
+
+
+# In-memory backups after each step.
+
+ROWS = np.random.default_rng(0).random((40, 3)).astype("float32")
+
+
+class Reader:
+    def __init__(self) -> None:
+        self.state: Any = {"at": 0}
+
+    def get_state(self) -> Any:
+        return self.state
+
+    def set_state(self, state: Any) -> None:
+        self.state = state
+
+
+def build(num_devices: int, seed: int) -> tuple[Any, keras.Model, Any, Reader]:
+    keras.utils.set_random_seed(seed)
+    strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(num_devices)])
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.layers.Input((3,)),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.5),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+        part = sg.Variable(0.0, synchronization="on_read", aggregation="sum")
+    reader = Reader()
+    return strategy, model, sg.train.Checkpoint(model=model, part=part, reader=reader), reader
+
+
+def train(model: keras.Model) -> Any:
+    return model.fit(ROWS, ROWS[:, :1], batch_size=8, shuffle=False, verbose=0).history
+
+
+def weights(model: keras.Model) -> list[Any]:
+    return [np.array(variable.value) for variable in model.variables]
+
+
+@pytest.mark.parametrize("num_devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_training_resumes_bit_for_bit(num_devices: int, tmp_path: Path) -> None:
+    _, model, checkpoint, reader = build(num_devices, seed=1)
+    train(model)
+    reader.state = {"at": 5}
+    memory = MemoryBackup(checkpoint, tmp_path)
+    memory.save(5)
+    wanted = train(model), weights(model)
+
+    _, again, checkpoint, reader = build(num_devices, seed=2)
+    train(again)
+    assert MemoryBackup(checkpoint, tmp_path).restore() == 5
+    assert reader.state == {"at": 5}
+    history = train(again)
+    assert history == wanted[0]
+    for one, other in zip(weights(again), wanted[1], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+def test_each_replica_gets_its_own_part(tmp_path: Path) -> None:
+    strategy, model, checkpoint, _ = build(2, seed=1)
+    train(model)
+    part = checkpoint.parts()["part"].variables["value"]
+
+    def add() -> None:
+        replica = sg.get_replica_context().replica_id_in_sync_group
+        part.assign_add(jnp.asarray(replica, "float32") + 1.0)
+
+    strategy.run(add)
+    memory = MemoryBackup(checkpoint, tmp_path)
+    memory.save(1)
+    part.assign(8.0)
+    assert memory.restore() == 1
+    assert np.asarray(part.storage).tolist() == [1.0, 2.0]
+
+
+def test_restored_values_do_not_alias_later_snapshots(tmp_path: Path) -> None:
+    variable = sg.Variable(np.zeros(1000, "float32"))
+    memory = MemoryBackup(sg.train.Checkpoint(variable=variable), tmp_path)
+    for step in (1, 2):
+        variable.assign(np.full(1000, step, "float32"))
+        memory.save(step)
+    assert memory.restore() == 2
+    kept = variable.value
+    for step in (3, 4, 5):
+        variable.assign(np.full(1000, step, "float32"))
+        memory.save(step)
+    assert (np.asarray(kept) == 2).all()
+
+
+def test_without_any_or_of_other_objects_nothing_changes(tmp_path: Path) -> None:
+    variable = sg.Variable(np.zeros(3, "float32"))
+    assert MemoryBackup(sg.train.Checkpoint(variable=variable), tmp_path).restore() is None
+    MemoryBackup(sg.train.Checkpoint(variable=variable), tmp_path).save(1)
+    for other in (
+        sg.train.Checkpoint(variable=sg.Variable(np.ones(4, "float32"))),
+        sg.train.Checkpoint(variable=sg.Variable(np.ones(3, "int32"))),
+        sg.train.Checkpoint(other=sg.Variable(np.ones(3, "float32"))),
+        sg.train.Checkpoint(variable=sg.Variable(np.ones(3, "float32")), reader=Reader()),
+    ):
+        MemoryBackup(sg.train.Checkpoint(variable=variable), tmp_path).save(1)
+        assert MemoryBackup(other, tmp_path).restore() is None
+    assert (np.asarray(variable.value) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"), [([2, 1], 2), ([1], 1), ([3, 2], 2), ([], None), ([5, 4], None)]
+)
+def test_all_processes_go_on_from_the_newest_that_each_has(
+    others: list[int], expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Group:
+        process_id = 0
+        num_processes = 2
+        identity = SimpleNamespace(labels=("worker 0", "worker 1"))
+
+        def exchange(self, name: str, value: Any, **_: Any) -> list[Any]:
+            return [value, others if name == "MemoryBackup.restore" and value == [2, 1] else value]
+
+    variable = sg.Variable(0)
+    memory = MemoryBackup(sg.train.Checkpoint(variable=variable), tmp_path)
+    for step in (1, 2):
+        variable.assign(step)
+        memory.save(step)
+    variable.assign(9)
+    monkeypatch.setattr(in_memory, "current_group", Group)
+    monkeypatch.setattr(group_calls, "current_group", Group)
+    assert memory.restore() == expected
+    assert int(variable) == (9 if expected is None else expected)
+    monkeypatch.undo()
+    again = MemoryBackup(sg.train.Checkpoint(variable=sg.Variable(0)), tmp_path)
+    assert again.restore() == expected
+
+
+# Full disks, read-only disks and lost files raise errors and harm nothing else.
+
+_DISK_BYTES = 4 * 2**20
+
+
+def _mount(folder: Path, *options: str) -> bool:
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    return done.returncode == 0
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small separate disk."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        if not _mount(folder, f"size={_DISK_BYTES}"):
+            pytest.skip("only root may mount a disk")
+    except FileNotFoundError:
+        pytest.skip("there is no mount")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def _options(*, is_async: bool) -> sg.train.CheckpointOptions:
+    return sg.train.CheckpointOptions(enable_async=is_async)
+
+
+def _noise(count: int) -> np.ndarray:
+    """Values that do not compress."""
+    return np.random.default_rng(count).random(count)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_full_disk(is_async: bool, disk: Path) -> None:
+    small = sg.Variable(1.0)
+    manager = sg.train.CheckpointManager(sg.train.Checkpoint(value=small), disk, max_to_keep=2)
+    good = manager.save()
+    large = sg.Variable(_noise(3 * 10**6))
+    too_large = sg.train.Checkpoint(value=small, large=large)
+
+    def save() -> None:
+        too_large.save(disk / "ckpt-large", _options(is_async=is_async))
+        too_large.sync()
+
+    with pytest.raises(OSError, match=r"(?is)could not be written.*(no space|quota|exhausted)"):
+        save()
+    assert sorted(path.name for path in disk.iterdir()) == ["ckpt-1"]
+    small.assign(2.0)
+    assert manager.restore_or_initialize() == good
+    assert float(small) == 1.0
+    manager.save(options=_options(is_async=is_async))  # and goes on where there is room
+    manager.sync()
+    assert [Path(path).name for path in manager.checkpoints] == ["ckpt-1", "ckpt-2"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_disk_that_may_not_be_written(is_async: bool, disk: Path) -> None:
+    value = sg.Variable(1.0)
+    manager = sg.train.CheckpointManager(sg.train.Checkpoint(value=value), disk, max_to_keep=2)
+    good = manager.save()
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    value.assign(2.0)
+
+    def save() -> None:
+        manager.save(options=_options(is_async=is_async))
+        manager.sync()
+
+    with pytest.raises(OSError, match=r"(?is)could not be written.*read-only"):
+        save()
+    assert manager.restore_or_initialize() == good
+    assert float(value) == 1.0
+
+
+def test_missing_shard(tmp_path: Path) -> None:
+    value = sg.Variable(_noise(10**5))
+    manager = sg.train.CheckpointManager(sg.train.Checkpoint(value=value), tmp_path, max_to_keep=3)
+    wanted = np.asarray(value.value)
+    good = manager.save()
+    value.assign(wanted + 1)
+    newest = manager.save()
+    assert newest is not None
+    for shard in Path(newest).glob("value_state/d/*"):
+        shard.unlink()
+    value.assign(wanted + 2)
+    with pytest.raises(DataLossError, match=r"(?s)ckpt-2.* is damaged.*skip_damaged=True"):
+        manager.restore_or_initialize()
+    np.testing.assert_array_equal(np.asarray(value.value), wanted + 2)
+    assert manager.restore_or_initialize(skip_damaged=True) == good
+    np.testing.assert_array_equal(np.asarray(value.value), wanted)
+
+
+def test_lack_of_memory_raises_and_keeps_the_older_state(disk: Path) -> None:
+    value = sg.Variable(np.full(10, 1.0))
+    memory = MemoryBackup(sg.train.Checkpoint(value=value), disk)
+    memory.save(1)
+    large = MemoryBackup(sg.train.Checkpoint(value=value, large=sg.Variable(_noise(10**6))), disk)
+    large.restore()  # of other objects: nothing, and what was there is forgotten
+    memory.save(1)
+    with pytest.raises(OSError, match="No space left"):
+        MemoryBackup(sg.train.Checkpoint(value=sg.Variable(_noise(2 * 10**6))), disk).save(2)
+    value.assign(np.zeros(10))
+    assert memory.restore() == 1
+    assert (np.asarray(value.value) == 1).all()
+
+
+@pytest.mark.slow
+def test_fit_continues_without_memory(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STRATAGEM_MEMORY_DIR", str(disk))
+    model = keras.Sequential([keras.layers.Input((1000,)), keras.layers.Dense(1000)])
+    model.compile("adam", "mse")
+    backup = sg.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False)
+    rows = np.ones((8, 1000), "float32")
+    with pytest.warns(RuntimeWarning, match=r"no longer be saved in .*: .*No space left"):
+        model.fit(rows, rows, batch_size=2, verbose=0, callbacks=[backup])
+    assert len(list((tmp_path / "backup").iterdir())) == 1

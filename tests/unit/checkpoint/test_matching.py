@@ -1,0 +1,324 @@
+"""Save and keep policies."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from pathlib import Path
+from typing import Any as MatchingAny
+
+import jax
+import keras
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stratagem as sg
+from stratagem.checkpoint.deferred_restore import (
+    call_after,
+    infers_shapes,
+    is_in_step,
+    layers_of,
+    when_initialized,
+)
+from stratagem.checkpoint.policies import (
+    Any,
+    KeepEveryHours,
+    KeepLatest,
+    Moment,
+    RetainedCheckpoint,
+    SaveEverySeconds,
+    SaveEverySteps,
+)
+from stratagem.checkpoint.preemption_handler import RunCalls, is_built, restore_latest
+
+TIMES_H = st.lists(st.floats(0, 100), min_size=1, max_size=30).map(sorted)
+
+
+def moment(*, steps: int = 0, seconds: float = 0.0) -> Moment:
+    return Moment(step=50 + steps, time_s=9.0 + seconds, saved_step=50, saved_time_s=9.0)
+
+
+def test_saves_when_enough_steps_or_seconds_have_passed() -> None:
+    assert [SaveEverySteps(3).is_due(moment(steps=n)) for n in (0, 2, 3, 4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert [SaveEverySeconds(1.5).is_due(moment(seconds=s)) for s in (0, 1.4, 1.5, 9)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+@given(st.integers(0, 20), st.floats(0, 20), st.integers(1, 20), st.floats(0.1, 20))
+def test_any_saves_where_one_does(steps: int, seconds: float, every: int, every_s: float) -> None:
+    policies = SaveEverySteps(every), SaveEverySeconds(every_s)
+    now = moment(steps=steps, seconds=seconds)
+    assert Any(*policies).is_due(now) == (policies[0].is_due(now) or policies[1].is_due(now))
+
+
+@given(TIMES_H, st.integers(1, 40), st.floats(0.01, 50))
+def test_retained_checkpoints(times_h: list[float], count: int, hours: float) -> None:
+    kept = [RetainedCheckpoint(number, time_h * 3600) for number, time_h in enumerate(times_h, 1)]
+    latest, spaced = KeepLatest(count).keeps(kept), KeepEveryHours(hours).keeps(kept)
+
+    assert latest == set(range(max(len(kept) - count, 0) + 1, len(kept) + 1))
+    assert 1 in spaced
+    spaced_s = [one.time_s for one in kept if one.number in spaced]
+    assert all(b - a >= hours * 3600 for a, b in itertools.pairwise(spaced_s))
+    for one in kept:  # whatever was left out is too near to one that was kept before it
+        last_s = max(s for s in spaced_s if s <= one.time_s)
+        assert one.number in spaced or one.time_s - last_s < hours * 3600
+    assert Any(KeepLatest(count), KeepEveryHours(hours)).keeps(kept) == latest | spaced
+
+
+def test_policies_are_values() -> None:
+    both = Any(KeepLatest(3), KeepEveryHours(1.0))
+    assert both == Any(KeepLatest(3), KeepEveryHours(1.0))
+    assert hash(both) == hash(Any(KeepLatest(3), KeepEveryHours(1.0)))
+    assert both != Any(KeepLatest(3))
+    assert repr(both) == "Any(KeepLatest(count=3), KeepEveryHours(hours=1.0))"
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3", None])
+def test_counts_are_whole_and_positive(value) -> None:
+    for policy in (SaveEverySteps, KeepLatest):
+        with pytest.raises(ValueError, match="is not a valid policy") as caught:
+            policy(value)
+        assert "an integer, 1 or more" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [0, -0.1, float("nan"), True, "3", None])
+def test_times_are_positive(value) -> None:
+    for policy in (SaveEverySeconds, KeepEveryHours):
+        with pytest.raises(ValueError, match="a number above 0"):
+            policy(value)
+
+
+@pytest.mark.parametrize("policies", [(), (KeepLatest(1), SaveEverySteps(1)), (3,)])
+def test_any_takes_policies_of_one_kind(policies) -> None:
+    with pytest.raises(ValueError, match="mixes kinds of policies or is empty"):
+        Any(*policies)
+
+
+def test_older_name_of_a_retained_checkpoint_stays() -> None:
+    assert sg.checkpoint.Kept is RetainedCheckpoint
+
+
+# Actions after a method of one object, until they are done, and after first values.
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def build(self, by: int = 1) -> int:
+        """Counts."""
+        self.num_calls += by
+        return self.num_calls
+
+
+def test_action_runs_after_each_call_until_it_is_done() -> None:
+    owner, other, seen = Owner(), Owner(), []
+
+    def action() -> bool:
+        seen.append(owner.num_calls)
+        return len(seen) == 2
+
+    call_after(owner, "build", action)  # pyright: ignore[reportArgumentType]
+    assert owner.build.__doc__ == "Counts."
+    assert [owner.build(2), owner.build(by=3), owner.build()] == [2, 5, 6]
+    assert seen == [2, 5]
+    assert other.build() == 1
+    assert "build" not in vars(owner), "the method of the class is there again"
+
+
+def test_two_actions_run_and_both_are_removed() -> None:
+    owner, seen = Owner(), []
+    for name in ("first", "second"):
+        call_after(owner, "build", lambda name=name: bool(seen.append(name)) or True)  # pyright: ignore[reportArgumentType]
+    for _ in range(3):
+        owner.build()
+    assert sorted(seen) == ["first", "second"]
+    assert owner.num_calls == 3
+
+
+def test_copy_of_an_object_has_the_method_without_the_action() -> None:
+    owner, seen = Owner(), []
+    call_after(owner, "build", lambda: bool(seen.append(1)))  # pyright: ignore[reportArgumentType]
+    copy.deepcopy(owner).build()
+    assert seen == []
+
+
+def test_action_waits_for_the_first_value_of_all_variables() -> None:
+    done = []
+    with keras.StatelessScope():
+        first, second = (keras.Variable("ones", shape=(2,)) for _ in range(2))
+        when_initialized([first, second], lambda: done.append(1))
+        assert done == []
+    assert done == [1]
+    np.testing.assert_array_equal(first.value, [1, 1])
+    when_initialized([first, second], lambda: done.append(2))
+    when_initialized([], lambda: done.append(3))
+    assert done == [1, 2, 3]
+
+
+def test_steps_and_layers_are_recognized() -> None:
+    model = keras.Sequential([keras.layers.Dense(2), keras.Sequential([keras.layers.Dropout(0.5)])])
+    kinds = [type(layer).__name__ for layer in layers_of(model)]
+    assert kinds.count("Dense") == kinds.count("Dropout") == 1
+    assert not is_in_step()
+    assert not infers_shapes()
+    inside = []
+    jax.eval_shape(lambda x: (inside.append(is_in_step()), x)[1], np.ones(1))
+    with keras.StatelessScope():
+        inside.append(is_in_step())
+    assert inside == [True, True]
+
+
+# Variables are matched to arrays by name in dicts, and by path and shape in models.
+
+
+def variables(**values: MatchingAny) -> dict[str, MatchingAny]:
+    return {
+        name.replace("__", "/"): keras.Variable(np.asarray(value, "float32"), name="v")
+        for name, value in values.items()
+    }
+
+
+def test_values_are_found_by_name_in_any_order_and_some_may_be_left_out(tmp_path) -> None:
+    with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        saved = variables(a__kernel=[1.0, 2.0], a__bias=3.0, b=4.0)
+    path = sg.train.Checkpoint(model=saved).write(tmp_path / "ckpt")
+    some = variables(b=0.0, a__kernel=[0.0, 0.0])
+    sg.train.Checkpoint(model=some).read(path)
+    assert {name: one.value.tolist() for name, one in some.items()} == {
+        "b": 4.0,
+        "a/kernel": [1.0, 2.0],
+    }
+
+
+def test_names_that_were_not_saved_are_refused_and_nothing_is_changed(tmp_path) -> None:
+    path = sg.train.Checkpoint(model=variables(a=1.0, b=2.0)).write(tmp_path / "ckpt")
+    other = variables(a=0.0, c=0.0)  # as many, which for a layer would do
+    with pytest.raises(ValueError, match=r"Not in the checkpoint: c\. Only there: b"):
+        sg.train.Checkpoint(model=other).read(path)
+    assert float(other["a"].value) == 0.0
+
+
+def test_another_shape_is_refused(tmp_path) -> None:
+    path = sg.train.Checkpoint(model=variables(a=1.0)).write(tmp_path / "ckpt")
+    with pytest.raises(ValueError, match=r"model/a has shape \(2,\) here but \(\) in"):
+        sg.train.Checkpoint(model=variables(a=[1.0, 2.0])).read(path)
+
+
+def dense(units: int = 3, inputs: int = 2, count: int = 1) -> keras.Model:
+    layers = [keras.layers.Dense(units) for _ in range(count)]
+    return keras.Sequential([keras.layers.Input((inputs,)), *layers])
+
+
+def test_another_shape_names_the_path_and_both_shapes(tmp_path: Path) -> None:
+    path = sg.train.Checkpoint(model=dense(3)).save(tmp_path / "ckpt")
+    other = dense(4)
+    before = [np.asarray(variable.value) for variable in other.variables]
+    with pytest.raises(ValueError, match="has shape") as caught:
+        sg.train.Checkpoint(model=other).restore(path)
+    assert re.search(
+        r"model/trainable_variables/\S*kernel.* has shape \(2, 4\) here but \(2, 3\) in .*ckpt-1",
+        str(caught.value),
+    )
+    for variable, value in zip(other.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.value, value)
+
+
+def test_another_model_names_the_missing_variables(tmp_path: Path) -> None:
+    path = sg.train.Checkpoint(model=dense(count=1)).save(tmp_path / "ckpt")
+    with pytest.raises(ValueError, match=r"holds 2 variables of model, which has 4"):
+        sg.train.Checkpoint(model=dense(count=2)).restore(path)
+
+
+# Step count of a handler: saved with each checkpoint, and restored with the latest.
+
+
+def manager_of(folder) -> sg.train.CheckpointManager:
+    checkpoint = sg.train.Checkpoint(value=sg.Variable(0.0))
+    return sg.train.CheckpointManager(checkpoint, folder, max_to_keep=3)
+
+
+def test_count_is_restored_with_the_latest_checkpoint(tmp_path) -> None:
+    manager, calls = manager_of(tmp_path), RunCalls()
+    assert restore_latest(manager, calls) is None
+    for count in (3, 5):
+        calls.count = count
+        latest = manager.save()
+    again = RunCalls()
+    assert restore_latest(manager_of(tmp_path), again) == latest
+    assert again.count == 5
+    assert isinstance(again.get_state(), int)
+
+
+def test_checkpoint_without_a_count_leaves_it_unchanged(tmp_path) -> None:
+    manager = manager_of(tmp_path)
+    path = manager.save()
+    calls = RunCalls()
+    calls.count = 9
+    assert restore_latest(manager_of(tmp_path), calls) == path
+    assert calls.count == 9
+
+
+def test_count_of_a_new_handler_takes_the_place_of_an_earlier_one(tmp_path) -> None:
+    manager, earlier, later = manager_of(tmp_path), RunCalls(), RunCalls()
+    restore_latest(manager, earlier)
+    earlier.count = 4
+    manager.save()
+    restore_latest(manager, later)
+    assert later.count == 4
+    later.count = 6
+    manager.save()
+    again = RunCalls()
+    restore_latest(manager_of(tmp_path), again)
+    assert (again.count, earlier.count) == (6, 4)
+
+
+def test_checkpoint_is_built_once_all_its_models_are() -> None:
+    model = keras.Sequential([keras.layers.Dense(2)])
+    checkpoint = sg.train.Checkpoint(model=model)
+    assert not is_built(checkpoint)
+    model.build((None, 3))
+    assert is_built(checkpoint)
+
+
+# Reading arrays of a checkpoint by name.
+
+
+def test_arrays_are_listed_and_read_by_name(tmp_path: Path) -> None:
+    table = np.arange(6, dtype="float32").reshape(2, 3)
+    checkpoint = sg.train.Checkpoint(
+        table=sg.Variable(table), state={"w": [np.zeros((0, 2), "int8")], "n": 3}
+    )
+    checkpoint.save(tmp_path / "ckpt")
+    checkpoint.table.assign(table + 1)
+    newest = checkpoint.save(tmp_path / "ckpt")
+    for place in (tmp_path, newest):
+        assert sg.train.list_variables(place) == [
+            ("save_counter/value", []),
+            ("state/n", []),
+            ("state/w/0", [0, 2]),
+            ("table/value", [2, 3]),
+        ]
+        np.testing.assert_array_equal(sg.train.load_variable(place, "table/value"), table + 1)
+    reader = sg.train.load_checkpoint(newest)
+    assert reader.get_variable_to_dtype_map()["state/w/0"] == "int8"
+    assert reader.get_tensor("state/n").item() == 3
+    assert reader.get_tensor("state/w/0").shape == (0, 2)
+    assert [reader.has_tensor(name) for name in ("state/n", "n")] == [True, False]
+    with pytest.raises(sg.errors.NotFoundError, match="holds no array 'n'"):
+        reader.get_tensor("n")
+    with pytest.raises(sg.errors.NotFoundError, match="does not exist"):
+        sg.train.load_checkpoint(tmp_path / "other" / "ckpt-1")

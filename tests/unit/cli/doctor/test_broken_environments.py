@@ -1,0 +1,291 @@
+"""Broken environments: `stratagem doctor` names each problem and its fix, and only where it is.
+
+Each environment is made for a process of its own: by limits, mounts, network namespaces, sockets,
+or files that the process finds first. A row says what is not real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.multiprocess.namespaces import can_make_hosts
+from tests.unit.cli.doctor import environments
+
+pytestmark = pytest.mark.slow
+
+_LIMIT_S = 120
+_CANNOT_MOUNT = "needs root, to mount in a namespace"
+_CANNOT_MAKE_HOSTS = "needs root and iproute2, to make network namespaces"
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken:
+    """A row: an environment, and the words of its finding and of the fix.
+
+    `level` "error" means exit code 1, "warning" 0. `needs` names what cannot be made everywhere.
+    """
+
+    make: Callable[[Path], contextlib.AbstractContextManager[environments.Setup]]
+    text: tuple[str, ...]
+    fix: tuple[str, ...]
+    level: str = "error"
+    needs: str = ""
+
+
+def _run(setup: environments.Setup, home: Path) -> tuple[int, list[dict[str, Any]]]:
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("KERAS_", "JAX_", "XLA_", "RAY_", "STRATAGEM_"))
+    }
+    extra = setup.variables.get("PYTHONPATH")
+    own = {
+        "JAX_PLATFORMS": "cpu",
+        "HOME": str(home),
+        **setup.variables,
+        "PYTHONPATH": os.pathsep.join(filter(None, (extra, str(environments.SOURCE)))),
+    }
+    finished = subprocess.run(
+        [*setup.prefix, sys.executable, "-m", "stratagem", "doctor", "--json", *setup.arguments],
+        env={**variables, **own},
+        cwd=setup.folder or home,
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+    )
+    assert finished.returncode in (0, 1), finished.stderr
+    printed = json.loads(finished.stdout)
+    return finished.returncode, printed if isinstance(printed, list) else printed["findings"]
+
+
+def _matching(findings: Sequence[Mapping[str, str]], row: Broken) -> list[Mapping[str, str]]:
+    return [one for one in findings if all(words in one["text"] for words in row.text)]
+
+
+_MOUNT, _HOSTS = "mount", "hosts"
+_ADDRESSES = ["127.0.0.1:9", "127.0.0.1:10"]
+_ROWS = {
+    "wrong jaxlib": Broken(
+        environments.old_jaxlib,
+        ("jaxlib 0.4.30 is installed", "jax requires jaxlib"),
+        ("pip install", "jaxlib"),
+    ),
+    "wrong jaxlib stops jax": Broken(
+        environments.old_jaxlib,
+        ("JAX did not start", "jaxlib"),
+        ("pip install --upgrade jax jaxlib",),
+    ),
+    "plugin for another jaxlib": Broken(
+        environments.other_plugin,
+        ("jax-cuda12-plugin 0.9.0", "another jaxlib"),
+        ("jax-cuda12-plugin==",),
+    ),
+    "missing NCCL": Broken(
+        environments.without_nccl,
+        ("NCCL is not installed",),
+        ("pip install nvidia-nccl-cu12",),
+        needs=_MOUNT,
+    ),
+    "port taken": Broken(
+        environments.taken_port, ("Another program uses 127.0.0.1:",), ("ss -ltnp", "another port")
+    ),
+    "small shared memory": Broken(
+        environments.of(prefix=environments.mounted("mount -t tmpfs -o size=64k none /dev/shm")),
+        ("/dev/shm has 64 KiB",),
+        ("--shm-size", "medium: Memory"),
+        "warning",
+        _MOUNT,
+    ),
+    "host that is away": Broken(
+        environments.lost_host,
+        ("worker 1 at 10.94.0.9:2222 cannot be reached",),
+        ("firewall", "route"),
+        needs=_HOSTS,
+    ),
+    "host without a route": Broken(
+        environments.host_without_route,
+        ("worker 1 at 10.96.0.1:2222 cannot be reached", "unreachable"),
+        ("route",),
+        needs=_HOSTS,
+    ),
+    "TF_CONFIG with one loopback address": Broken(
+        environments.tf_config(environments.cluster(["127.0.0.1:9", "host1:9"])),
+        ("worker 0 has the loopback address",),
+        ("host's name or IP address",),
+    ),
+    "clock skew": Broken(
+        environments.skewed,
+        ("clock of worker 1 is 90.0", "ahead of worker 0"),
+        ("chrony",),
+        "warning",
+    ),
+    "clock skew beyond signed requests": Broken(
+        lambda folder: environments.skewed(folder, -1000),
+        ("clock of worker 1", "behind"),
+        ("chrony",),
+    ),
+    "TF_CONFIG that is no JSON": Broken(
+        environments.tf_config("{'cluster': {}}"), ("TF_CONFIG is not JSON",), ("json.dumps",)
+    ),
+    "TF_CONFIG without its cluster": Broken(
+        environments.tf_config('{"worker": ["a:1"]}'),
+        ("has no key 'cluster'",),
+        ('{"cluster"',),
+        "warning",
+    ),
+    "TF_CONFIG without the port": Broken(
+        environments.tf_config(environments.cluster(["a", "b"])),
+        ("TF_CONFIG", "'a' is not of the form"),
+        ("host0:2222",),
+    ),
+    "TF_CONFIG with an index too high": Broken(
+        environments.tf_config(environments.cluster(_ADDRESSES, 2)),
+        ("index 2 is outside",),
+        ("from 0",),
+    ),
+    "TF_CONFIG with an unknown type": Broken(
+        environments.tf_config(environments.cluster(_ADDRESSES, kind="trainer")),
+        ("'trainer' is unknown",),
+        ("type",),
+    ),
+    "TF_CONFIG with one address twice": Broken(
+        environments.tf_config(environments.cluster(["10.0.0.1:9", "10.0.0.1:9"])),
+        ("same address '10.0.0.1:9'",),
+        ("different ports",),
+    ),
+    "Keras first": Broken(
+        environments.script("import keras\nimport stratagem as sg\n"),
+        ("train.py:1 imports keras before stratagem (line 2)", "tensorflow backend"),
+        ("move `import stratagem` above", "KERAS_BACKEND=jax"),
+    ),
+    "Keras first, configured for TensorFlow": Broken(
+        environments.configured_tensorflow,
+        ("train.py:1", "tensorflow backend"),
+        ("KERAS_BACKEND=jax",),
+    ),
+    "Keras on TensorFlow": Broken(
+        environments.of(variables={"KERAS_BACKEND": "tensorflow"}),
+        ("KERAS_BACKEND=tensorflow", "jax backend only"),
+        ("unset KERAS_BACKEND",),
+    ),
+    "Keras of TensorFlow": Broken(
+        environments.script("import stratagem as sg\nimport tensorflow as tf\ntf.keras.Model()\n"),
+        ("train.py:3 uses tf.keras",),
+        ("stratagem migrate",),
+    ),
+    "disk full": Broken(
+        environments.full_disk,
+        ("disk-full0 has 0 KiB free",),
+        ("remove files", "TMPDIR"),
+        needs=_MOUNT,
+    ),
+    "disk full of files": Broken(
+        environments.full_of_files,
+        ("disk-full-of-files0 has room for", "inodes"),
+        ("df -i",),
+        needs=_MOUNT,
+    ),
+    "low file limit": Broken(
+        environments.of(prefix=environments.limited("ulimit -Sn 256")),
+        ("may open 256 files",),
+        ("ulimit -n",),
+        "warning",
+    ),
+    "low hard file limit": Broken(
+        environments.of(prefix=environments.limited("ulimit -n 256")),
+        ("may open 256 files",),
+        ("hard limit, 256", "--ulimit nofile"),
+        "warning",
+    ),
+    "Ray of another version": Broken(
+        environments.other_ray, ("Ray is 2.59.1 here and",), ('pip install "ray[default]==',)
+    ),
+    "Ray that is too old": Broken(
+        environments.old_ray,
+        ("ray 2.9.0 is installed", "stratagem[ray] requires ray"),
+        ("pip install",),
+        "warning",
+    ),
+    "stale compilation cache": Broken(
+        environments.stale_cache,
+        ("The compiled programs in", "older than jaxlib"),
+        ("rm -r",),
+        "warning",
+    ),
+    "read-only compilation cache": Broken(
+        environments.read_only_cache,
+        ("JAX_COMPILATION_CACHE_DIR cannot be written", "read-only"),
+        ("mount it writable",),
+        "warning",
+        _MOUNT,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Findings of this machine, without anything broken: alone, with a script, in a cluster."""
+    home = tmp_path_factory.mktemp("sound")
+    (home / "train.py").write_text("import stratagem as sg\nimport keras\n")
+    cache = home / "cache"
+    environments.write_cache(cache)
+    variables = {"JAX_COMPILATION_CACHE_DIR": str(cache)}
+    _, findings = _run(environments.Setup([str(home / "train.py")], variables), home)
+    own = {
+        "TF_CONFIG": environments.cluster(
+            [f"127.0.0.1:{environments.closed_port()}" for _ in range(2)]
+        )
+    }
+    _, in_cluster = _run(environments.Setup(variables=own), home)
+    (home / "true").mkdir()
+    with environments.skewed(home / "true", 0.0) as setup:
+        _, together = _run(setup, home)
+    assert any("reach each other" in one["text"] for one in together)
+    assert any("can be reached" in one["text"] for one in in_cluster)
+    return [*findings, *in_cluster, *together]
+
+
+@pytest.mark.parametrize("name", _ROWS)
+def test_problem_is_named_with_its_fix(
+    name: str, sound: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    row = _ROWS[name]
+    if row.needs == _MOUNT and not environments.can_mount():
+        pytest.skip(_CANNOT_MOUNT)
+    if row.needs == _HOSTS and not can_make_hosts():
+        pytest.skip(_CANNOT_MAKE_HOSTS)
+    home = tmp_path_factory.mktemp("home")
+    with row.make(tmp_path_factory.mktemp(name.replace(" ", "-"))) as setup:
+        code, findings = _run(setup, home)
+    found = _matching(findings, row)
+    assert len(found) == 1, findings
+    assert found[0]["level"] == row.level
+    assert all(words in found[0]["fix"] for words in row.fix), found
+    is_fatal = any(one["level"] == "error" for one in findings)
+    assert code == int(is_fatal)
+    assert is_fatal or row.level == "warning"
+    assert _matching(sound, row) == []
+
+
+def test_sound_machine_can_train(sound: list[dict[str, Any]]) -> None:
+    assert [one for one in sound if one["level"] == "error"] == []
+
+
+def test_nccl_package_is_found(tmp_path: Path) -> None:
+    if not environments.can_mount():
+        pytest.skip(_CANNOT_MOUNT)
+    with environments.without_nccl(tmp_path / "packages") as setup:
+        environments.install(tmp_path / "packages", "nvidia-nccl-cu12", "2.28.9")
+        _, findings = _run(setup, tmp_path)
+    assert any("NVIDIA driver 570.86.15" in one["text"] for one in findings)
+    assert not any("NCCL is not installed" in one["text"] for one in findings)

@@ -1,0 +1,474 @@
+"""JAX is started apart; what it says, and what it leaves unsaid, becomes a finding with a fix."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stratagem.cli.doctor import examination
+from stratagem.cli.doctor import examination as services
+from stratagem.cli.doctor.accelerators import (
+    Probe,
+    check_devices,
+    check_gpu_driver,
+    check_nccl,
+    counted_devices,
+    gpu_driver,
+    probe_devices,
+)
+from stratagem.cli.doctor.examination import (
+    Limits,
+    check_machine,
+    examine,
+    read_limits,
+    variables_of_user,
+)
+from stratagem.cli.doctor.settings import Level
+
+_CPU = {"platform": "cpu", "kind": "cpu", "process": 0, "memory_bytes": None}
+_GPU = {"platform": "gpu", "kind": "NVIDIA H100", "process": 0, "memory_bytes": 2**36}
+_PLUGIN = {"jax-cuda12-plugin": "0.10.2", "jaxlib": "0.10.2"}
+
+
+@pytest.mark.slow
+def test_devices_of_this_machine_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
+    probe = probe_devices()
+    assert [device["platform"] for device in probe.devices] == ["cpu"] * 3
+    (finding,) = check_devices(probe, {}, has_gpu=False)
+    assert (finding.level, finding.text) == (Level.OK, "JAX sees 3 x cpu.")
+
+
+@pytest.mark.slow
+def test_unknown_xla_flag_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_make_it_fast=true")
+    (finding,) = check_devices(probe_devices(), {}, has_gpu=False)
+    assert finding.level is Level.ERROR
+    assert "--xla_make_it_fast=true" in finding.text
+    assert "remove them from XLA_FLAGS" in finding.fix
+
+
+@pytest.mark.slow
+def test_unknown_platform_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "abacus")
+    (finding,) = check_devices(probe_devices(), {}, has_gpu=False)
+    assert finding.level is Level.ERROR
+    assert "abacus" in finding.text
+    assert finding.fix.startswith("correct JAX_PLATFORMS")
+
+
+_ERRORS = {
+    "value": (
+        "E1125 17:32:42.656033     469 command_line_flags.cc:93] Couldn't interpret value maybe "
+        "for flag xla_a.\nF1125 17:32:42.658232 469 x.cc:220] Check failed\nFlags:\n--xla_a\n--",
+        "Couldn't interpret value maybe for flag xla_a.",
+        "correct this flag in XLA_FLAGS",
+    ),
+    "file": (
+        'F1125 17:31:22.2  29811 parse_flags_from_env.cc:171] Could not open file "a" to read '
+        'flags for environment variable "XLA_FLAGS".',
+        'Could not open file "a" to read flags',
+        "begin each flag in XLA_FLAGS with --",
+    ),
+    "variable": (
+        "Traceback (most recent call last):\n  ...\nValueError: invalid truth value 'maybe' for "
+        "environment 'JAX_ENABLE_X64'\n",
+        "ValueError: invalid truth value",
+        "correct or unset that variable",
+    ),
+    "silence": ("", "no output", "for the whole error"),
+}
+
+
+@pytest.mark.parametrize("name", _ERRORS)
+def test_reason_is_the_line_of_the_error(name: str) -> None:
+    errors, text, fix = _ERRORS[name]
+    (finding,) = check_devices(Probe(errors=errors), {}, has_gpu=False)
+    assert finding.text.startswith(f"JAX did not start: {text}")
+    assert fix in finding.fix
+
+
+def test_devices_are_counted_by_kind() -> None:
+    assert counted_devices([_GPU, _CPU, _GPU]) == ["2 x NVIDIA H100 (gpu)", "1 x cpu"]
+
+
+def test_start_that_takes_too_long_is_an_error() -> None:
+    (finding,) = check_devices(probe_devices(limit_s=0.01), {}, has_gpu=True)
+    assert finding.text == "JAX did not start within 0 s."
+    assert "another process that uses the accelerator" in finding.fix
+
+
+def test_gpu_without_plugin_is_a_warning() -> None:
+    _, finding = check_devices(Probe([_CPU]), {}, has_gpu=True)
+    assert finding.level is Level.WARNING
+    assert finding.fix == "pip install 'stratagem[cuda]'"
+
+
+def test_gpu_that_the_plugin_refuses_is_a_warning_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    probe = Probe([_CPU], "W0000 CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected\n")
+    _, finding = check_devices(probe, _PLUGIN, has_gpu=True)
+    assert finding.level is Level.WARNING
+    assert "CUDA_ERROR_NO_DEVICE" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("CUDA_VISIBLE_DEVICES", ""), ("JAX_PLATFORMS", "cpu")]
+)
+def test_hidden_gpu_is_a_note(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    monkeypatch.setenv(name, value)
+    _, finding = check_devices(Probe([_CPU]), _PLUGIN, has_gpu=True)
+    assert finding.level is Level.NOTE
+
+
+def test_driver_is_read_from_the_kernel(tmp_path: Path) -> None:
+    file = tmp_path / "version"
+    assert gpu_driver(file) is None
+    file.write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
+        "GCC version:  gcc version 12.2.0\n"
+    )
+    assert gpu_driver(file) == "535.104.05"
+    file.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n"
+    )
+    assert gpu_driver(file) == "580.65.06"
+    file.write_text("nonsense")
+    assert gpu_driver(file) == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("driver", "plugin", "is_error"),
+    [
+        ("525.60.13", "jax-cuda12-plugin", False),
+        ("470.82.01", "jax-cuda12-plugin", True),
+        ("535.104.05", "jax-cuda13-plugin", True),
+        ("580.65.06", "jax-cuda13-plugin", False),
+        ("unknown", "jax-cuda13-plugin", False),
+    ],
+)
+def test_driver_must_know_the_cuda_of_the_plugin(driver: str, plugin: str, is_error: bool) -> None:
+    findings = check_gpu_driver(driver, {plugin: "0.10.2"})
+    assert any(one.level is Level.ERROR for one in findings) == is_error
+
+
+def test_machine_without_driver_has_no_finding() -> None:
+    assert check_gpu_driver(None, _PLUGIN) == []
+
+
+@pytest.mark.parametrize(
+    ("devices", "installed", "finds_library", "is_error"),
+    [
+        ([], {"jax-cuda13-plugin": "0.10.2"}, False, True),
+        ([_GPU, _GPU], {}, False, True),
+        ([_GPU], {"nvidia-nccl-cu12": "2.28"}, False, False),
+        ([_GPU], {}, True, False),
+        ([_CPU], {}, False, False),
+    ],
+    ids=["plugin on a driver", "missing", "package", "system library", "no gpu"],
+)
+def test_missing_nccl_is_an_error(
+    devices: list[dict[str, object]],
+    installed: dict[str, str],
+    finds_library: bool,
+    is_error: bool,
+) -> None:
+    findings = check_nccl(devices, installed, has_driver=True, finds_library=finds_library)
+    assert [one.level for one in findings] == [Level.ERROR] * is_error
+    if not devices:
+        assert check_nccl(devices, installed, has_driver=False, finds_library=False) == []
+        assert findings[0].fix.startswith("pip install nvidia-nccl-cu13")
+
+
+# A Ray cluster that answers, is of another version, or is away; caches that are stale.
+
+_TOKEN = "0123"
+
+
+@pytest.fixture
+def dashboard() -> Iterator[str]:
+    """A server that answers as the dashboard of Ray 2.59.0 does."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            token = self.headers.get("Authorization", "")
+            is_known = self.path == "/api/version" and token in ("", f"Bearer {_TOKEN}")
+            self.send_response(200 if is_known else 401)
+            self.end_headers()
+            self.wfile.write(json.dumps({"ray_version": "2.59.0"}).encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Writes nothing."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_no_ray_cluster_is_fine() -> None:
+    assert services.check_ray({}, {}) == []
+    assert services.check_ray({"RAY_ADDRESS": "auto"}, {"ray": "2.60.0"}) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "level"), [("2.59.0", Level.OK), ("2.60.0", Level.ERROR)], ids=["same", "other"]
+)
+def test_version_of_the_cluster_is_compared(version: str, level: Level, dashboard: str) -> None:
+    (finding,) = services.check_ray(
+        {"RAY_API_SERVER_ADDRESS": dashboard, "RAY_AUTH_TOKEN": _TOKEN}, {"ray": version}
+    )
+    assert finding.level is level
+    assert "2.59.0" in finding.text
+    assert level is Level.OK or finding.fix == 'pip install "ray[default]==2.59.0"'
+
+
+def test_ray_that_is_not_installed_is_an_error(dashboard: str) -> None:
+    (finding,) = services.check_ray({"RAY_API_SERVER_ADDRESS": dashboard}, {})
+    assert finding.fix == "pip install 'stratagem[ray]'"
+
+
+def test_address_of_a_file_is_refused(tmp_path: Path) -> None:
+    address = f"file://{tmp_path}"
+    (finding,) = services.check_ray({"RAY_API_SERVER_ADDRESS": address}, {"ray": "2.60"})
+    assert finding.level is Level.ERROR
+    assert address in finding.text
+    assert finding.fix == "RAY_API_SERVER_ADDRESS=http://HOST:8265"
+
+
+def test_token_is_sent_and_a_wrong_one_is_named(dashboard: str, tmp_path: Path) -> None:
+    address = {"RAY_API_SERVER_ADDRESS": dashboard}
+    (tmp_path / "token").write_text(f"{_TOKEN}\n")
+    for given in ({"RAY_AUTH_TOKEN": _TOKEN}, {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}):
+        (finding,) = services.check_ray({**address, **given}, {"ray": "2.59.0"})
+        assert finding.level is Level.OK
+    (finding,) = services.check_ray({**address, "RAY_AUTH_TOKEN": "x"}, {"ray": "2.59.0"})
+    assert finding.level is Level.ERROR
+    assert finding.text.endswith("refuses the token of this machine.")
+    assert "RAY_AUTH_TOKEN" in finding.fix
+
+
+def test_missing_token_is_named(dashboard: str, tmp_path: Path) -> None:
+    variables = {
+        "RAY_API_SERVER_ADDRESS": f"{dashboard}/elsewhere",
+        "RAY_AUTH_TOKEN_PATH": str(tmp_path / "missing"),
+    }
+    (finding,) = services.check_ray(variables, {"ray": "2.59.0"})
+    assert finding.text.endswith("wants a token, and this machine has none.")
+
+
+def test_dashboard_that_does_not_answer_is_a_warning() -> None:
+    (finding,) = services.check_ray({"RAY_ADDRESS": "ray://127.0.0.1:1"}, {"ray": "2"}, limit_s=1)
+    assert finding.level is Level.WARNING
+    assert "http://127.0.0.1:8265" in finding.text
+
+
+def test_cache_in_use_is_fine(tmp_path: Path) -> None:
+    assert services.check_cache(tmp_path / "missing") == []
+    (tmp_path / "program").write_bytes(b"x")
+    assert services.check_cache(tmp_path) == []
+
+
+def test_large_cache_is_named(tmp_path: Path) -> None:
+    with (tmp_path / "journal").open("wb") as file:
+        file.truncate(21 * 2**30)  # takes no space
+    (finding,) = services.check_cache(tmp_path)
+    assert finding.text == f"{tmp_path} holds 21 GiB."
+    assert "journals/" in finding.fix
+
+
+def test_cache_folder_that_is_a_file_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    (finding,) = services.check_cache(tmp_path / "file" / "cache")
+    assert f"STRATAGEM_CACHE_DIR cannot be written: {tmp_path / 'file'} is a file" in finding.text
+    assert "set STRATAGEM_CACHE_DIR to a folder" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("installed_after_s", "level"), [(-1.0, Level.OK), (1.0, Level.WARNING), (None, Level.OK)]
+)
+def test_programs_of_another_jaxlib_are_stale(
+    installed_after_s: float | None, level: Level, tmp_path: Path
+) -> None:
+    (tmp_path / "jit_f-1a-cache").write_bytes(b"x")
+    (tmp_path / "jit_f-1a-atime").write_bytes(b"x")
+    written_s = (tmp_path / "jit_f-1a-cache").stat().st_mtime
+    installed_s = None if installed_after_s is None else written_s + installed_after_s
+    (finding,) = services.check_compilation_cache(tmp_path, "0.10.2", installed_s, None)
+    assert finding.level is level
+    assert finding.text.count(str(tmp_path)) == 1
+    if level is Level.WARNING:
+        assert "older than jaxlib 0.10.2" in finding.text
+        assert finding.fix.startswith(f"rm -r {tmp_path}")
+
+
+def test_empty_compilation_cache_is_fine(tmp_path: Path) -> None:
+    assert services.check_compilation_cache(tmp_path / "new", "0.10.2", 0.0, None) == []
+
+
+def test_one_finding_for_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """The folder of compiled programs is inside the other one."""
+    (tmp_path / "cache").write_text("a file is in its place")
+    programs, variable = tmp_path / "cache" / "programs", "JAX_COMPILATION_CACHE_DIR"
+    assert len(services.check_cache(tmp_path / "cache")) == 1
+    assert services.check_compilation_cache(programs, "0.10.2", 0.0, None) == []
+    (finding,) = services.check_compilation_cache(programs, "0.10.2", 0.0, variable)
+    assert f"{variable} cannot be written" in finding.text
+
+
+# Limits that are too low, on made-up machines; and those of this one, against the system's own.
+
+_GOOD = Limits(
+    num_cores=8,
+    num_machine_cores=8,
+    memory_bytes=2**36,
+    shm_bytes=2**33,
+    max_open_files=65536,
+    free_bytes={"/data": 2**40},
+    time_s=1_800_000_000,
+)
+
+
+def test_good_machine_has_no_problem() -> None:
+    (finding,) = check_machine(_GOOD)
+    assert finding.text == (
+        "8 of 8 cores, 64.0 GiB of memory, 8.0 GiB of shared memory, 65536 open files."
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "text", "fix"),
+    [
+        ({"max_open_files": 256, "most_open_files": 512}, Level.WARNING, "256", "limit, 512"),
+        ({"max_open_files": 256, "most_open_files": 9000}, Level.WARNING, "256", "ulimit -n 9000"),
+        ({"free_files": {"/data": 12}}, Level.ERROR, "room for 12 more files", "df -i"),
+        ({"shm_bytes": 64 * 2**20}, Level.WARNING, "/dev/shm has 64.0 MiB", "--shm-size"),
+        ({"max_open_files": 1024}, Level.WARNING, "may open 1024 files", "ulimit -n 65536"),
+        (
+            {"free_bytes": {"/data": 5 * 2**30}},
+            Level.WARNING,
+            "/data has 5.0 GiB free",
+            "elsewhere",
+        ),
+        ({"free_bytes": {"/data": 2**20}}, Level.ERROR, "/data has 1.0 MiB free", "elsewhere"),
+        ({"time_s": 0.0}, Level.ERROR, "The clock says 1970-01-01", "synchronize"),
+    ],
+    ids=[
+        "low hard limit",
+        "hard limit",
+        "inodes",
+        "small shm",
+        "few files",
+        "little disk",
+        "full disk",
+        "clock",
+    ],
+)
+def test_low_limit_is_named_with_its_fix(
+    changed: dict[str, object], level: Level, text: str, fix: str
+) -> None:
+    _, finding = check_machine(dataclasses.replace(_GOOD, **changed))
+    assert finding.level is level
+    assert text in finding.text
+    assert fix in finding.fix
+
+
+def test_no_shm_is_no_problem() -> None:
+    assert len(check_machine(dataclasses.replace(_GOOD, shm_bytes=None))) == 1
+
+
+def test_unlimited_files_are_no_problem() -> None:
+    assert len(check_machine(dataclasses.replace(_GOOD, max_open_files=-1))) == 1
+
+
+def test_limits_of_the_container_count(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    (tmp_path / "memory.max").write_text(f"{2**28}\n")
+    limits = read_limits(tmp_path)
+    assert (limits.num_cores, limits.memory_bytes) == (0.5, 2**28)
+
+
+def test_without_container_the_machine_counts(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    limits = read_limits(tmp_path)
+    assert limits.num_cores == len(os.sched_getaffinity(0))
+    assert limits.memory_bytes == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    status = os.statvfs(os.getcwd())
+    assert limits.free_bytes[os.getcwd()] == pytest.approx(
+        status.f_bavail * status.f_frsize, rel=0.2
+    )
+
+
+def test_each_file_system_is_examined_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
+    monkeypatch.setenv("STRATAGEM_RUN_DIR", "/dev/shm")
+    monkeypatch.chdir(tmp_path)
+    free = read_limits().free_bytes
+    assert len({os.stat(folder).st_dev for folder in free}) == len(free)
+    assert str(tmp_path) in free
+    assert str(tmp_path / "missing") not in free
+    assert os.stat("/dev/shm").st_dev in {os.stat(folder).st_dev for folder in free}
+
+
+# The whole examination of this machine, and its order.
+
+_PROBE = Probe([{"platform": "cpu", "kind": "cpu", "process": 0, "memory_bytes": None}])
+
+
+def test_every_topic_is_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    script = tmp_path / "train.py"
+    script.write_text("import stratagem\n")
+    findings = list(examine(script, _PROBE))
+    topics = list(dict.fromkeys(one.topic for one in findings))
+    assert topics == ["versions", "settings", "script", "machine", "devices", "cluster"]
+
+
+def test_problems_of_the_environment_appear(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    monkeypatch.setenv("TF_CONFIG", "{")
+    errors = {one.topic for one in examine(probe=_PROBE) if one.level is Level.ERROR}
+    assert {"settings", "cluster"} <= errors
+
+
+def test_survey_of_a_cluster_leaves_the_cluster_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", "{")
+    assert not any(one.topic == "cluster" for one in examine(probe=_PROBE, has_cluster=False))
+
+
+@pytest.mark.parametrize(
+    ("initial", "backend", "expected"),
+    [
+        (b"PATH=/bin\0", "jax", None),
+        (b"PATH=/bin\0KERAS_BACKEND=jax\0", "jax", "jax"),
+        (b"PATH=/bin\0", "torch", "torch"),
+    ],
+    ids=["selected by the import", "selected by the user", "set later"],
+)
+def test_backend_that_the_import_selected_is_not_the_users(
+    initial: bytes,
+    backend: str,
+    expected: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "environ").write_bytes(initial)
+    monkeypatch.setattr(examination, "_INITIAL_VARIABLES", tmp_path / "environ")
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    assert variables_of_user().get("KERAS_BACKEND") == expected

@@ -1,0 +1,486 @@
+"""Clusters with mistakes: what each resolver says, ports that are taken, hosts that are away."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.text import Text
+
+from stratagem.cli.doctor import clusters
+from stratagem.cli.doctor.cluster_command import show
+from stratagem.cli.doctor.command import describe, facts, redacted
+from stratagem.cli.doctor.settings import (
+    Finding,
+    Level,
+    check_script,
+    check_settings,
+    keras_backend,
+)
+from stratagem.cli.doctor.versions import (
+    check_extras,
+    check_plugins,
+    check_requirements,
+    examined_requirements,
+    installed_at_s,
+    installed_versions,
+    versions_for,
+)
+from stratagem.cluster.detection import ENVIRONMENTS
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port that somebody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def _closed_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def _set_cluster(monkeypatch: pytest.MonkeyPatch, workers: list[str], index: object = 0) -> None:
+    config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+
+
+def test_no_cluster_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    (finding,) = clusters.examine_clusters()
+    assert finding.level is Level.OK
+    assert finding.text.startswith("No cluster is described by TF_CONFIG")
+
+
+def test_tf_config_without_its_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", '{"worker": ["a:1", "b:1"]}')
+    (finding,) = clusters.examine_clusters()
+    assert finding.level is Level.WARNING
+    assert "has no key 'cluster'" in finding.text
+    assert '{"cluster": {"worker"' in finding.fix
+
+
+def test_cluster_whose_machines_answer_is_fine(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    own = f"127.0.0.1:{_closed_port()}"
+    _set_cluster(monkeypatch, [own, f"127.0.0.1:{port}", f"127.0.0.1:{_closed_port()}"])
+    findings = clusters.examine_clusters()
+    assert [one.level for one in findings] == [Level.OK] * 3
+    assert findings[0].text == ("TF_CONFIG: 3 processes in lockstep, this is worker 0; 3 worker.")
+    assert findings[1].text == f"This machine can listen at {own}."
+    assert findings[2].text == "All 2 other tasks can be reached."
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ('{"cluster": {"worker": ["a:1"', "TF_CONFIG"),
+        ('{"cluster": {"worker": ["a"]}, "task": {"type": "worker", "index": 0}}', "TF_CONFIG"),
+        (
+            '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 2}}',
+            "TF_CONFIG",
+        ),
+    ],
+    ids=["no JSON", "no port", "no such task"],
+)
+def test_mistake_in_tf_config_is_named(
+    config: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", config)
+    finding = clusters.examine_clusters()[0]
+    assert finding.level is Level.ERROR
+    assert finding.text.startswith(text)
+    assert finding.fix
+    assert "\n" not in finding.fix
+
+
+def test_port_that_is_taken_is_named(port: int) -> None:
+    (finding,) = clusters.check_own_address(f"127.0.0.1:{port}")
+    assert finding.level is Level.ERROR
+    assert f"Another program uses 127.0.0.1:{port}" in finding.text
+    assert str(port) in finding.fix
+
+
+def test_address_of_another_machine_is_no_own_address() -> None:
+    (finding,) = clusters.check_own_address("192.0.2.1:2222")
+    assert finding.level is Level.ERROR
+    assert "task type and index" in finding.fix
+
+
+@pytest.mark.parametrize("check", [clusters.check_own_address, None])
+def test_host_without_address_is_named(check: object) -> None:
+    address = "no-such-host.invalid:2222"
+    (finding,) = (
+        clusters.check_own_address(address)
+        if check is not None
+        else clusters.check_peers({"worker 1": address})
+    )
+    assert finding.level is Level.ERROR
+    assert "no-such-host.invalid, has no address" in finding.text
+
+
+def test_host_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(address: tuple[str, int], limit_s: float) -> None:
+        del address
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", wait)
+    (finding,) = clusters.check_peers({"worker 3": "10.0.0.9:2222"}, limit_s=0.5)
+    assert finding.text == "worker 3 at 10.0.0.9:2222 cannot be reached: no answer within 0.5 s."
+
+
+def test_many_lost_hosts_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(address: tuple[str, int], limit_s: float) -> None:
+        del address, limit_s
+        raise OSError(113, "No route to host")
+
+    monkeypatch.setattr(socket, "create_connection", fail)
+    findings = clusters.check_peers({f"worker {n}": "10.0.0.9:2222" for n in range(20)})
+    assert len(findings) == 9
+    assert "No route to host" in findings[0].text
+    assert findings[-1].text == "12 more tasks cannot be reached."
+
+
+def test_second_cluster_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    _set_cluster(monkeypatch, ["127.0.0.1:2222"])
+    make = ENVIRONMENTS["TF_CONFIG"]
+    findings, resolver = clusters.examine_resolvers({"first": make, "second": make})
+    assert resolver is not None
+    assert findings[1].text.endswith("It is not used: an earlier one has a cluster.")
+
+
+# Environment variables with mistakes, and scripts whose imports are out of order.
+
+
+def _check(variables: dict[str, str], tmp_path: Path) -> list[Finding]:
+    return check_settings(variables, tmp_path / "keras.json")
+
+
+def test_clean_environment_is_fine(tmp_path: Path) -> None:
+    variables = {
+        "KERAS_BACKEND": "jax",
+        "STRATAGEM_PEER_TIMEOUT_S": "5",
+        "STRATAGEM_RUN_DIR": "/runs/1",
+        "STRATAGEM_WORKERS": "4",
+        "STRATAGEM_CONFIG": "stratagem.toml",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": ".8",
+        "NCCL_P2P_DISABLE": "0",
+    }
+    assert [one.level for one in _check(variables, tmp_path)] == [Level.OK]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "level", "text", "fix"),
+    [
+        ("KERAS_BACKEND", "torch", Level.ERROR, "KERAS_BACKEND=torch", "KERAS_BACKEND=jax"),
+        (
+            "STRATAGEM_PEER_TIMOUT_S",
+            "5",
+            Level.WARNING,
+            "is not a setting",
+            "write STRATAGEM_PEER_TIMEOUT_S",
+        ),
+        ("STRATAGEM_LOG_LEVEL", "loud", Level.ERROR, "not a log level", "Default: auto."),
+        ("STRATAGEM_PEER_TIMEOUT_S", "soon", Level.ERROR, "not a time limit", "Default: 30.0"),
+        ("XLA_PYTHON_CLIENT_MEM_FRACTION", "1.5", Level.ERROR, "no fraction", "below 1"),
+        ("XLA_PYTHON_CLIENT_MEM_FRACTION", "80%", Level.ERROR, "no fraction", "below 1"),
+        ("XLA_CLIENT_MEM_FRACTION", "0", Level.ERROR, "no fraction", "below 1"),
+        ("XLA_PYTHON_CLIENT_ALLOCATOR", "bfs", Level.ERROR, "not an allocator", "set one of"),
+        ("XLA_PYTHON_CLIENT_PREALLOCATE", "no", Level.WARNING, "counts as true", "=false"),
+        ("NCCL_P2P_DISABLE", "1", Level.WARNING, "through host memory", "unset"),
+        ("JAX_DISABLE_JIT", "true", Level.WARNING, "nothing is compiled", "unset"),
+        ("TF_FORCE_GPU_ALLOW_GROWTH", "true", Level.NOTE, "has no effect", ""),
+    ],
+)
+def test_mistake_is_named_with_its_fix(
+    name: str, value: str, level: Level, text: str, fix: str, tmp_path: Path
+) -> None:
+    (finding,) = _check({name: value}, tmp_path)
+    assert finding.level is level
+    assert text in finding.text
+    assert fix in finding.fix
+
+
+def test_both_names_of_one_setting_are_an_error(tmp_path: Path) -> None:
+    names = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
+    (finding,) = _check(dict.fromkeys(names, "0.5"), tmp_path)
+    assert finding.level is Level.ERROR
+    assert finding.fix == "unset XLA_PYTHON_CLIENT_MEM_FRACTION, the old name."
+
+
+@pytest.mark.parametrize(
+    ("variables", "config", "backend"),
+    [
+        ({"KERAS_BACKEND": "torch"}, '{"backend": "jax"}', "torch"),
+        ({}, '{"backend": "jax"}', "jax"),
+        ({"KERAS_BACKEND": ""}, None, "tensorflow"),
+        ({}, "{", "tensorflow"),
+    ],
+)
+def test_backend_of_keras_alone_is_that_of_its_rules(
+    variables: dict[str, str], config: str | None, backend: str, tmp_path: Path
+) -> None:
+    if config is not None:
+        (tmp_path / "keras.json").write_text(config)
+    assert keras_backend(variables, tmp_path / "keras.json") == backend
+
+
+@pytest.mark.parametrize(
+    ("config", "num_notes"),
+    [('{"backend": "tensorflow"}', 1), ('{"backend": "jax"}', 0), ("{", 0), ("[]", 0)],
+)
+def test_other_backend_in_the_configuration_of_keras_is_a_note(
+    config: str, num_notes: int, tmp_path: Path
+) -> None:
+    (tmp_path / "keras.json").write_text(config)
+    notes = [one for one in _check({}, tmp_path) if one.level is Level.NOTE]
+    assert len(notes) == num_notes
+    assert len([one for one in _check({"KERAS_BACKEND": "jax"}, tmp_path) if one.fix]) == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "level", "text"),
+    [
+        ("import stratagem as sg\nimport keras\n", Level.OK, "with the jax backend"),
+        ("import stratagem\nfrom tensorflow import keras\n", Level.ERROR, ":2 uses tf.keras"),
+        ("import stratagem\nimport tensorflow.keras as k\n", Level.ERROR, ":2 uses tf.keras"),
+        ("import stratagem\nimport tensorflow as tf\ntf.data\n", Level.OK, "jax"),
+        ("import stratagem\ntf.keras.Model()\n", Level.ERROR, ":2 uses tf.keras"),
+        ("import keras\nimport stratagem as sg\n", Level.ERROR, ":1 imports keras before"),
+        ("from keras.layers import Dense\nimport stratagem\n", Level.ERROR, ":1 imports keras"),
+        ("import keras\n", Level.NOTE, "does not import stratagem"),
+        ("from .keras import a\nimport stratagem\nimport keras\n", Level.OK, "jax"),
+        ("import = 1\n", Level.ERROR, ":1: invalid syntax"),
+    ],
+)
+def test_order_of_imports_is_checked(script: str, level: Level, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    (finding,) = check_script(path, "tensorflow")
+    assert finding.level is level
+    assert text in finding.text
+
+
+def test_keras_first_is_fine_on_jax(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import keras\nimport stratagem as sg\n")
+    (finding,) = check_script(path, "jax")
+    assert finding.level is Level.OK
+
+
+# Packages that do not fit together are found from their metadata.
+
+_REQUIRED = {
+    "jax": ("jaxlib<=0.10.2,>=0.10.1", "numpy>=2.0", 'jaxlib==0.9 ; extra == "ci"'),
+    "stratagem": ("keras<4,>=3.12", 'tomli ; python_version < "3.0"'),
+}
+_FITTING = {"jax": "0.10.2", "jaxlib": "0.10.2", "numpy": "2.4.6", "keras": "3.15.1"}
+
+
+def _problems(findings: list[Finding]) -> list[tuple[str, str]]:
+    return [(one.text, one.fix) for one in findings if one.level is Level.ERROR]
+
+
+def test_this_environment_fits_together() -> None:
+    required = examined_requirements()
+    assert {"stratagem", "jax", "keras"} <= set(required)
+    installed = versions_for(required, installed_versions())
+    assert {"jaxlib", "scipy", "packaging"} <= set(installed)
+    assert not _problems(check_requirements(required, installed))
+    assert not check_plugins(installed, required["jax"])
+
+
+def test_fitting_versions_are_listed() -> None:
+    (finding,) = check_requirements(_REQUIRED, _FITTING)
+    assert finding.level is Level.OK
+    assert "jaxlib 0.10.2" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("changed", "text", "fix"),
+    [
+        (
+            {"jaxlib": "0.11.0"},
+            "jaxlib 0.11.0 is installed, but jax requires jaxlib<=0.10.2,>=0.10.1.",
+            'pip install "jaxlib<=0.10.2,>=0.10.1"',
+        ),
+        (
+            {"keras": "4.0.0"},
+            "keras 4.0.0 is installed, but stratagem requires keras<4,>=3.12.",
+            'pip install "keras<4,>=3.12"',
+        ),
+        (
+            {"numpy": None},
+            "numpy is not installed, but jax requires it.",
+            'pip install "numpy>=2.0"',
+        ),
+    ],
+    ids=["wrong jaxlib", "later major", "missing"],
+)
+def test_what_does_not_fit_is_named(changed: dict[str, str | None], text: str, fix: str) -> None:
+    versions = {name: version for name, version in {**_FITTING, **changed}.items() if version}
+    assert _problems(check_requirements(_REQUIRED, versions)) == [(text, fix)]
+
+
+def test_release_candidate_counts_as_its_version() -> None:
+    versions = {**_FITTING, "keras": "3.16.0rc1"}
+    assert not _problems(check_requirements(_REQUIRED, versions))
+
+
+def test_requirement_that_cannot_be_read_is_left_out() -> None:
+    assert not _problems(check_requirements({"jax": ("not a requirement !",)}, _FITTING))
+
+
+@pytest.mark.parametrize("name", ["jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin"])
+def test_plugin_of_another_jaxlib_is_an_error(name: str) -> None:
+    assert check_plugins({"jaxlib": "0.10.2", name: "0.10.2"}) == []
+    ((text, fix),) = _problems(check_plugins({"jaxlib": "0.10.2", name: "0.10.1"}))
+    assert text.startswith(f"{name} 0.10.1 was built for another jaxlib than 0.10.2")
+    assert fix == f'pip install "{name}==0.10.2"'
+
+
+def test_libtpu_of_another_jax_is_an_error() -> None:
+    requires = ['libtpu==0.0.42.* ; extra == "tpu"']
+    assert check_plugins({"jaxlib": "0.10.2", "libtpu": "0.0.42.1"}, requires) == []
+    ((text, _),) = _problems(check_plugins({"jaxlib": "0.10.2", "libtpu": "0.0.40"}, requires))
+    assert text.startswith("libtpu 0.0.40 is installed, but jax requires libtpu==0.0.42.*")
+
+
+def test_optional_package_outside_of_its_extra_is_a_warning() -> None:
+    required = [
+        "keras>=3.12",
+        'ray[default]>=2.59 ; extra == "ray"',
+        'grain>=1 ; extra == "data"',
+    ]
+    assert check_extras(required, {"ray": "2.60.0", "keras": "1.0"}) == []
+    (finding,) = check_extras(required, {"ray": "2.9.0"})
+    assert finding.level is Level.WARNING
+    assert finding.text == "ray 2.9.0 is installed, but stratagem[ray] requires ray>=2.59."
+    assert finding.fix == 'pip install "ray>=2.59"'
+
+
+def test_optional_packages_of_this_environment_fit() -> None:
+    required = examined_requirements()["stratagem"]
+    assert any("extra ==" in text for text in required)
+    assert check_extras(required, installed_versions()) == []
+
+
+def test_time_of_an_installation_is_of_its_metadata() -> None:
+    installed_s = installed_at_s("jaxlib")
+    assert installed_s is not None
+    assert 0 < installed_s < time.time()
+    assert installed_at_s("no-such-package") is None
+
+
+# A bug report says what matters, and no name, address or secret.
+
+
+def test_report_has_versions_devices_settings_and_problems() -> None:
+    text = describe(
+        {"jax": "0.10.2"},
+        [{"platform": "cpu", "kind": "cpu"}] * 2,
+        [Finding("a", Level.OK, "fine"), Finding("a", Level.WARNING, "too small", "make it large")],
+        {"XLA_FLAGS": "--a=1|2", "EDITOR": "vi", "JAX_PLATFORMS": "cpu"},
+    )
+    for line in ("| jax | 0.10.2 |", "| devices | 2 x cpu |", "| XLA_FLAGS | --a=1\\|2 |"):
+        assert line in text.splitlines()
+    assert text.endswith("- warning: too small")
+    assert "EDITOR" not in text
+    assert "fine" not in text
+
+
+def test_secrets_are_hidden() -> None:
+    variables = {"RAY_AUTH_TOKEN": "s3cret", "STRATAGEM_API_KEY": "s3cret", "KERAS_BACKEND": "jax"}
+    text = describe({}, [], [], variables)
+    assert "s3cret" not in text
+    assert "| RAY_AUTH_TOKEN | (set) |" in text
+    assert "| KERAS_BACKEND | jax |" in text
+
+
+def test_values_for_json_are_redacted_alike() -> None:
+    problem = Finding("a", Level.ERROR, f"no {Path.home()}/x at 10.1.2.3", "make it")
+    variables = {"KERAS_BACKEND": "jax", "JAX_KEY": "s3cret", "XLA_FLAGS": f"--a={Path.home()}"}
+    values = facts(
+        {"jax": "0.10.2"}, [{"platform": "gpu", "kind": "H100"}] * 2, [problem], variables
+    )
+    assert values["versions"] == {"jax": "0.10.2"}
+    assert values["devices"] == ["2 x H100 (gpu)"]
+    assert values["variables"] == {"JAX_KEY": "(set)", "KERAS_BACKEND": "jax", "XLA_FLAGS": "--a=~"}
+    assert values["problems"] == [{"level": "error", "text": "no ~/x at ADDRESS"}]
+
+
+def test_names_and_addresses_are_hidden() -> None:
+    text = (
+        f"{Path.home()}/train by {getpass.getuser()} on {socket.gethostname()}, "
+        "10.1.2.3:2222, 127.0.0.1:1, jax 0.10.2.1"
+    )
+    hidden = redacted(text)
+    assert str(Path.home()) not in hidden
+    assert socket.gethostname() not in hidden
+    assert "10.1.2.3" not in hidden
+    assert "ADDRESS:2222, 127.0.0.1:1" in hidden
+
+
+# Findings in a terminal: one heading a topic, a fix below each problem, the counts at the end.
+
+_FINDINGS = [
+    Finding("machine", Level.OK, "2 cores."),
+    Finding("machine", Level.WARNING, "[small] /dev/shm.", "make it large."),
+    Finding("cluster", Level.ERROR, "No host.", "add one."),
+]
+
+
+def test_text_has_headings_fixes_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show(iter(_FINDINGS)) == _FINDINGS
+    lines = [line.strip(" ✓!✗i-") for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        "machine",
+        "2 cores.",
+        "[small] /dev/shm.",
+        "Fix: make it large.",
+        "cluster",
+        "No host.",
+        "Fix: add one.",
+        "1 error, 1 warning",
+    ]
+
+
+def test_line_of_a_file_is_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "A long finding. " * 20
+    show([Finding("machine", Level.WARNING, text, "a fix. " * 30)])
+    lines = capsys.readouterr().out.splitlines()
+    assert [len(line) > 200 for line in lines] == [False, True, True, False]
+
+
+def test_terminal_wraps_a_line_below_its_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    show([Finding("machine", Level.OK, "word " * 20)])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(Text.from_ansi(line).plain.rstrip()) for line in lines) <= 40
+    assert all(Text.from_ansi(line).plain.startswith("    word") for line in lines[2:-1])
+
+
+# A problem without a fix cannot be reported.
+
+
+@pytest.mark.parametrize("level", [Level.WARNING, Level.ERROR])
+def test_problem_needs_a_fix(level: Level) -> None:
+    with pytest.raises(AssertionError, match="the disk is full"):
+        Finding("machine", level, "the disk is full")
+
+
+@pytest.mark.parametrize("level", [Level.OK, Level.NOTE])
+def test_harmless_finding_needs_no_fix(level: Level) -> None:
+    assert Finding("machine", level, "2 cores").fix == ""

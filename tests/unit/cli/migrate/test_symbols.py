@@ -1,0 +1,305 @@
+"""Every row of the migration table is true, and every recorded name of TensorFlow has a row."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.util
+import inspect
+import re
+import textwrap
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import keras
+import pytest
+
+import stratagem as sg
+from stratagem.cli import main as command
+from stratagem.cli.migrate.symbols import STATUSES, Symbol, load_symbols
+
+_FOLDER = Path(__file__).parent
+_ROOT = _FOLDER.parents[3]
+_PAGE = _ROOT / "docs" / "migrate" / "symbols.md"
+_ROOTS: dict[str, ModuleType] = {"sg": sg, "keras": keras, "jax": jax}
+_NAME = re.compile(r"(?:sg|keras|jax)(?:\.\w+)+")
+_SPAN = re.compile(r"`([^`]+)`")
+SYMBOLS = load_symbols()
+BY_NAME = {symbol.name: symbol for symbol in SYMBOLS}
+
+
+def _recorded(file: str) -> dict[str, list[str] | None]:
+    """Names of a listing with their parameters; None for what is not called."""
+    found: dict[str, list[str] | None] = {}
+    for line in (_FOLDER / file).read_text(encoding="utf-8").splitlines():
+        if match := re.fullmatch(r"([\w.]+)(?:\((.*)\))?", line):
+            text = match[2]
+            found[match[1]] = None if text is None else [one for one in text.split(", ") if one]
+    return found
+
+
+TENSORFLOW = _recorded("tensorflow_symbols.txt")
+TENSORFLOW_1 = _recorded("tensorflow_1_symbols.txt")
+
+
+def _instance_attributes(cls: type) -> set[str]:
+    """Names that a class annotates, or that its constructor assigns."""
+    found: set[str] = set()
+    for base in cls.__mro__:
+        found |= set(vars(base).get("__annotations__", {}))
+        if inspect.isfunction(vars(base).get("__init__")) and base.__module__ != "builtins":
+            try:
+                tree = ast.parse(textwrap.dedent(inspect.getsource(base.__init__)))
+            except OSError:  # made by dataclasses
+                continue
+            found |= {
+                node.attr
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            }
+    return found
+
+
+def _resolved(name: str) -> Any:
+    """Returns what a dotted name stands for; None for an attribute of instances."""
+    root, *parts = name.split(".")
+    value: Any = _ROOTS[root]
+    path = value.__name__
+    for part in parts:
+        path = f"{path}.{part}"
+        if inspect.isclass(value) and not hasattr(value, part):
+            if part in _instance_attributes(value):
+                return None
+            raise AttributeError(name)
+        if not hasattr(value, part):
+            importlib.import_module(path)
+        value = getattr(value, part)
+    return value
+
+
+def _unresolved(name: str) -> bool:
+    if name.startswith("stratagem "):
+        return name.split(" ")[1] not in command.commands
+    try:
+        _resolved(name)
+    except (AttributeError, ImportError, KeyError):
+        return True
+    return False
+
+
+def _refused_parameters(symbol: Symbol, theirs: list[str] | None) -> list[str]:
+    """Parameters of TensorFlow that the counterpart does not accept by name and by place."""
+    value = None if theirs is None else _resolved(symbol.here)
+    if value is None or not callable(value):
+        return []
+    ours = inspect.signature(value).parameters
+    wanted = [name for name in theirs or () if not name.startswith("*")]
+    if any(one.kind is one.VAR_KEYWORD for one in ours.values()) and "*" in "".join(theirs or ()):
+        return []
+    by_place = [
+        name
+        for name, one in ours.items()
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and name != "self"
+    ]
+    return [name for place, name in enumerate(wanted) if by_place[place : place + 1] != [name]]
+
+
+def _has_test(test: str) -> bool:
+    file, _, function = test.partition("::")
+    path = _ROOT / file
+    if not path.is_file() or not path.name.startswith("test_"):
+        return False
+    return function.startswith("test_") and function in _functions_of(path)
+
+
+@functools.cache
+def _functions_of(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_recorded_name_of_tensorflow_has_a_row() -> None:
+    assert len(TENSORFLOW) > 450
+    assert sorted((TENSORFLOW | TENSORFLOW_1).keys() - BY_NAME.keys()) == []
+
+
+def test_counterparts_exist() -> None:
+    assert [one for one in SYMBOLS if one.here and _unresolved(one.here)] == []
+
+
+def test_names_in_differences_exist() -> None:
+    spans = [(one.name, span) for one in SYMBOLS for span in _SPAN.findall(one.difference)]
+    named = [(name, found) for name, span in spans for found in _NAME.findall(span)]
+    assert len(named) > 100
+    assert [one for one in named if _unresolved(one[1])] == []
+
+
+@pytest.mark.parametrize("name", ["sg.NoStrategy", "sg.Strategy.no_method", "stratagem none", "x"])
+def test_counterpart_that_does_not_exist_is_found(name: str) -> None:
+    assert _unresolved(name)
+
+
+def test_attribute_of_instances_is_found() -> None:
+    assert _resolved("sg.Server.server_def") is None
+    assert _resolved("sg.Strategy.run") is sg.Strategy.run
+
+
+def test_same_and_renamed_take_the_parameters_of_tensorflow() -> None:
+    refused = {
+        symbol.name: names
+        for symbol in SYMBOLS
+        if symbol.status in ("same", "renamed")
+        if (names := _refused_parameters(symbol, TENSORFLOW.get(symbol.name)))
+    }
+    assert refused == {}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "refused"),
+    [
+        (["fn", "args"], []),
+        (["fn", "kwargs", "args"], ["kwargs", "args"]),
+        (["fn", "name"], ["name"]),
+    ],
+)
+def test_parameter_that_is_not_taken_is_found(theirs: list[str], refused: list[str]) -> None:
+    symbol = BY_NAME["tf.distribute.Strategy.run"]
+    assert _refused_parameters(symbol, theirs) == refused
+
+
+def test_same_names_are_the_same() -> None:
+    differing = [
+        symbol.name
+        for symbol in SYMBOLS
+        if symbol.status == "same" and symbol.name.split(".")[-1] != symbol.here.split(".")[-1]
+    ]
+    assert differing == []
+
+
+@pytest.mark.slow
+def test_tests_exist() -> None:
+    assert sorted({one.test for one in SYMBOLS if one.test and not _has_test(one.test)}) == []
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "tests/unit/cli/migrate/test_symbols.py::test_none",
+        "tests/none.py::test_x",
+        "README.md::test_x",
+    ],
+)
+def test_test_that_does_not_exist_is_found(test: str) -> None:
+    assert not _has_test(test)
+
+
+def test_differences_are_sentences() -> None:
+    texts = [one.difference for one in SYMBOLS if one.difference]
+    assert [text for text in texts if not text.endswith(".") or len(text) > 240] == []
+    assert [text for text in texts if text.count("`") % 2] == []
+
+
+def _generator() -> Any:
+    spec = importlib.util.spec_from_file_location(
+        "generate_migration", _ROOT / "docs" / "generate_migration.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_page_is_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["generate_migration.py", "--check"])
+    assert _generator().main() == 0
+
+
+def test_page_that_is_not_up_to_date_is_reported_and_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, generator = tmp_path / "symbols.md", _generator()
+    monkeypatch.setattr("sys.argv", ["x", "--check", "--page", str(path)])
+    assert generator.main() == 1
+    assert "is not up to date: run python docs/generate_migration.py" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["x", "--page", str(path)])
+    assert generator.main() == 0
+    assert path.read_text("utf-8") == _PAGE.read_text("utf-8")
+
+
+def test_page_has_each_symbol_once_and_its_links_lead_to_files() -> None:
+    text = _PAGE.read_text(encoding="utf-8")
+    names = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+    assert names == [symbol.name for symbol in SYMBOLS]
+    targets = set(re.findall(r"\]\(([^)#]+)", text))
+    assert len(targets) > 50
+    assert [target for target in targets if not (_PAGE.parent / target).exists()] == []
+
+
+_ROW = {"name": "tf.x", "here": "sg.x", "status": "same", "difference": "", "test": "a.py::test_a"}
+
+
+def _table(*rows: dict[str, Any]) -> str:
+    lines = [
+        line for row in rows for line in ("[[symbol]]", *(f"{k} = {v!r}" for k, v in row.items()))
+    ]
+    return "\n".join(lines)
+
+
+def test_table_is_loaded_in_its_order(tmp_path: Path) -> None:
+    path = tmp_path / "symbols.toml"
+    absent = _ROW | {
+        "name": "tf.y",
+        "here": "",
+        "status": "absent",
+        "difference": "No.",
+        "test": "",
+    }
+    path.write_text(_table(absent, _ROW), encoding="utf-8")
+    assert load_symbols(path) == (Symbol(**absent), Symbol(**_ROW))
+
+
+def test_every_status_is_used() -> None:
+    assert {symbol.status for symbol in SYMBOLS} == set(STATUSES)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[symbol", "is not TOML"),
+        ("", "has the keys []"),
+        ("symbol = 3", "has the keys ['symbol']"),
+        ("symbol = [3]", "has 3 as row 1"),
+        (_table({"name": "tf.x"}), "has the keys ['name'] in row 1"),
+        (_table(_ROW | {"extra": "x"}), "'test'] in row 1"),
+        (_table(_ROW | {"here": 3}), "has ['here'] in row 1 that are not text"),
+        (_table(_ROW, _ROW), "has 'tf.x' twice"),
+        (_table(_ROW | {"name": ""}), "has no name in row 1"),
+        (_table(_ROW | {"status": "gone"}), "has the status 'gone' in row 1"),
+        (_table(_ROW | {"here": ""}), "has here = '' in row 1"),
+        (_table(_ROW | {"status": "absent", "difference": "x."}), "has here = 'sg.x' in row 1"),
+        (_table(_ROW | {"difference": "x."}), "has the difference 'x.' in row 1"),
+        (_table(_ROW | {"status": "changed"}), "has no difference in row 1"),
+        (_table(_ROW | {"test": ""}), "has no test in row 1"),
+        (_table(_ROW | {"test": "test_a"}), "has the test 'test_a' in row 1"),
+    ],
+)
+def test_bad_table_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "symbols.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        load_symbols(path)
+    assert "Expected" in str(caught.value)
+    assert "Fix: " in str(caught.value)
+
+
+def test_file_that_is_missing_or_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        load_symbols(tmp_path / "none.toml")
+    path = tmp_path / "symbols.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="is not TOML"):
+        load_symbols(path)

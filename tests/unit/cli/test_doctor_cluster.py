@@ -1,0 +1,204 @@
+"""`stratagem doctor --cluster` and `--hosts`: several machines, as network namespaces."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.multiprocess.namespaces import can_make_hosts, hosts, knowing
+
+pytestmark = pytest.mark.slow
+
+_SOURCE = str(Path(__file__).parents[3] / "src")
+_LIMIT_S = 120
+_COMMAND = [sys.executable, "-m", "stratagem", "doctor"]
+_NAMESPACES = pytest.mark.skipif(not can_make_hosts(), reason="needs root and iproute2")
+
+
+def _variables(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": _SOURCE, "JAX_PLATFORMS": "cpu", **more}
+
+
+def _config(addresses: Sequence[str], index: int) -> str:
+    task = {"type": "worker", "index": index}
+    return json.dumps({"cluster": {"worker": list(addresses)}, "task": task})
+
+
+def _on_each(
+    machines: Sequence[tuple[list[str], str]], *arguments: str, addresses: Sequence[str] = ()
+) -> list[tuple[int, dict[str, Any]]]:
+    """Runs the command on the machines; returns exit codes and what was printed as JSON."""
+    addresses = addresses or [address for _, address in machines]
+    processes = [
+        subprocess.Popen(
+            [*command, *_COMMAND, "--cluster", "--json", "--transfer", "0.05", *arguments],
+            env=_variables(TF_CONFIG=_config(addresses, index)),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for index, (command, _) in enumerate(machines)
+    ]
+    try:
+        printed = [process.communicate(timeout=_LIMIT_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [
+        (process.returncode, json.loads(text))
+        for process, text in zip(processes, printed, strict=True)
+    ]
+
+
+def _errors(printed: dict[str, Any]) -> list[str]:
+    return [one["text"] for one in printed["findings"] if one["level"] == "error"]
+
+
+@_NAMESPACES
+def test_all_hosts_have_one_result() -> None:
+    with hosts(3, "10.86.0") as machines:
+        results = _on_each(machines)
+    assert [code for code, _ in results] == [0, 0, 0]
+    assert results[0][1] == results[1][1] == results[2][1]
+    survey = results[0][1]["survey"]
+    for one in range(3):
+        for other in range(3):
+            is_pair = one != other
+            assert (survey["bytes_per_s"][one][other] is not None) == is_pair
+            assert (survey["round_trip_s"][one][other] is not None) == is_pair
+    assert max(map(abs, survey["offset_s"])) < 0.1
+
+
+@_NAMESPACES
+def test_each_reason_is_named_with_its_hosts() -> None:
+    """Host 2 is behind a lost neighbor entry, host 1 has its name on loopback, 3 is away."""
+    with hosts(3, "10.87.0") as machines, contextlib.ExitStack() as stack:
+        for index, (command, _) in enumerate(machines):
+            own = "127.0.1.1" if index == 1 else "10.87.0.2"
+            stack.enter_context(knowing(command, "second", own))
+        # Packets from the first to the third host go to a network card that does not exist.
+        lost = ["neigh", "replace", "10.87.0.3", "lladdr", "02:00:00:00:00:99", "dev", "eth0"]
+        subprocess.run([*machines[0][0], "ip", *lost], check=True)
+        addresses = ["10.87.0.1:2222", "second:2222", "10.87.0.3:2222", "10.87.0.9:2222"]
+        limits = ("--wait", "12", "--limit", "1")
+        results = _on_each(machines, *limits, addresses=addresses)
+    first, second, third = (printed for _, printed in results)
+    assert [code for code, _ in results] == [1, 1, 1]
+    assert first == second
+    assert _errors(first)[0].startswith("worker 2 (10.87.0.3:2222) did not answer within 12 s")
+    assert _errors(first)[1].startswith("worker 3 (10.87.0.9:2222) did not answer within 12 s")
+    (timeout,) = [text for text in _errors(first) if "no answer in time" in text and "3:22" in text]
+    assert timeout.startswith("worker 0 cannot reach worker 2 at 10.87.0.3:2222")
+    texts = [one["text"] for one in first["findings"]]
+    assert any("worker 1 has the wrong interface for its own name" in text for text in texts)
+    assert _errors(third)[0].startswith("worker 0 (10.87.0.1:2222) did not answer within 12 s (")
+
+
+def test_host_that_never_answers_is_named_with_the_option(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        free = listener.getsockname()[1]
+    picture = tmp_path / "cluster.png"
+    finished = subprocess.run(
+        [*_COMMAND, "--cluster", "--wait", "0.5", "--plot", str(picture)],
+        env=_variables(TF_CONFIG=_config([f"127.0.0.1:{free}", "127.0.0.1:9"], 0)),
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+    )
+    assert finished.returncode == 1
+    assert "worker 1 (127.0.0.1:9) did not answer within 0.5 s." in finished.stdout
+    assert "--wait changes the limit" in finished.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--cluster", "train.py"], "does not exist"),
+        (["--cluster", "--run"], "no speed of one machine"),
+        (["--plot", "a.png"], "--plot needs --cluster or --hosts"),
+        (["--hosts", "a"], "two or more different hosts"),
+        (["--cluster", "--wait", "0"], "0.0"),
+    ],
+)
+def test_mistake_of_the_command_line_is_a_usage_error(arguments: list[str], text: str) -> None:
+    finished = subprocess.run(
+        [*_COMMAND, *arguments], env=_variables(), capture_output=True, text=True, timeout=_LIMIT_S
+    )
+    assert finished.returncode == 2
+    assert text in finished.stderr
+
+
+def test_environment_without_a_cluster_is_an_error() -> None:
+    variables = _variables()
+    variables.pop("TF_CONFIG", None)
+    finished = subprocess.run(
+        [*_COMMAND, "--cluster"], env=variables, capture_output=True, text=True, timeout=_LIMIT_S
+    )
+    assert finished.returncode == 1
+    assert "describes no cluster of several hosts" in finished.stdout
+    assert "--hosts a,b,c" in finished.stdout
+
+
+@contextlib.contextmanager
+def _ssh_servers(machines: Sequence[tuple[list[str], str]], folder: Path) -> Iterator[str]:
+    """Servers of SSH on all machines; yields the client's command."""
+    server = shutil.which("sshd", path=f"{os.environ.get('PATH')}:/usr/sbin")
+    if server is None or shutil.which("ssh-keygen") is None:
+        pytest.skip("needs OpenSSH")
+    for name in ("host", "user"):
+        key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
+        subprocess.run(key, check=True)
+    Path("/run/sshd").mkdir(exist_ok=True)
+    options = [f"AuthorizedKeysFile={folder / 'user.pub'}", "StrictModes=no", "PidFile=none"]
+    words = [word for option in options for word in ("-o", option)]
+    servers = [
+        subprocess.Popen(
+            [*command, server, "-D", "-e", "-f", "/dev/null", "-h", str(folder / "host"), *words],
+            stderr=subprocess.DEVNULL,
+        )
+        for command, _ in machines
+    ]
+    try:
+        time.sleep(0.5)
+        yield (
+            f"ssh -F none -i {folder / 'user'} -o StrictHostKeyChecking=no -o LogLevel=ERROR "
+            f"-o UserKnownHostsFile={folder / 'known'}"
+        )
+    finally:
+        for one in servers:
+            one.terminate()
+            one.wait()
+
+
+@_NAMESPACES
+def test_one_terminal_examines_all_hosts_over_ssh(tmp_path: Path) -> None:
+    with hosts(2, "10.88.0") as machines, _ssh_servers(machines, tmp_path) as ssh:
+        names = "10.88.0.1:2222,10.88.0.2:2222,10.88.0.9"
+        python = f"PYTHONPATH={_SOURCE} JAX_PLATFORMS=cpu {sys.executable}"
+        options = ["--ssh", ssh, "--python", python, "--wait", "20", "--json"]
+        finished = subprocess.run(
+            [*machines[0][0], *_COMMAND, "--hosts", names, *options],
+            env=_variables(),
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+        )
+    assert finished.returncode == 1, finished.stderr
+    printed = json.loads(finished.stdout)
+    (error,) = _errors(printed)
+    assert error.startswith("10.88.0.9 runs no agent: ssh: connect to host 10.88.0.9")
+    survey = printed["survey"]
+    assert survey["cluster"][0][1] == ["reached", "10.88.0.2"]
+    assert survey["bytes_per_s"][1][0] > 0

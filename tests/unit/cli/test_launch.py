@@ -1,0 +1,338 @@
+"""`stratagem launch`: options from the command line, the environment and a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+from stratagem.cli import main
+from stratagem.cli.launch import command
+from stratagem.launch import functions as scripts
+from stratagem.launch.plan.options import LaunchOptions
+from stratagem.launch.restart.launcher import Outcome
+from stratagem.launch.tasks.exit_status import ExitStatus
+from tests.command_runner import CliRunner
+
+PAGE = Path(__file__).parents[3] / "docs" / "clusters" / "launch.md"
+OPTIONS = {
+    parameter.name: parameter
+    for parameter in command.params
+    if isinstance(parameter, click.Option) and parameter.name not in ("module", "quiet", "verbose")
+}
+# For each option: a value on the command line, and what it means.
+VALUES = {
+    "workers": ("3", 3),
+    "chief": (None, True),
+    "ps": ("2", 2),
+    "evaluator": (None, True),
+    "input_workers": ("4", 4),
+    "devices_per_worker": ("4", 4),
+    "max_restarts": ("5", 5),
+    "min_workers": ("1", 1),
+    "max_workers": ("4", 4),
+    "rejoin_after_s": ("30", 30.0),
+    "cold_restarts": (None, True),
+    "survivors": (None, True),
+    "spares": ("1", 1),
+    "evict_slow": ("1.5", 1.5),
+    "evict_after_s": ("30", 30.0),
+    "max_evictions": ("2", 2),
+    "log_dir": ("logs", "logs"),
+    "run_dir": ("runs/digits", "runs/digits"),
+    "show": ("leader", "leader"),
+    "grace_s": ("1.5", 1.5),
+    "evaluator_grace_s": ("0", 0.0),
+    "log_level": ("info", "info"),
+    "nnodes": ("2:4", "2:4"),
+    "node_rank": ("1", 1),
+    "rdzv_endpoint": ("a:29400", "a:29400"),
+    "node_timeout_s": ("30", 30.0),
+    "hosts": ("a,b", "a,b"),
+    "hostfile": ("hosts.txt", "hosts.txt"),
+    "ssh_options": ("-p 2222", "-p 2222"),
+    "env": ("TOKEN=1", ("TOKEN=1",)),
+}
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("STRATAGEM_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Runs the command with a launcher that only notes what it is asked for."""
+    calls = []
+
+    def note(script, args, *, module, **options) -> Outcome:
+        LaunchOptions(**options)
+        calls.append((script, list(args), module, options))
+        return Outcome(statuses=(), signum=None, restart=0)
+
+    monkeypatch.setattr(scripts, "run_script", note)
+
+    def launch(*arguments: str, **variables: str):
+        result = CliRunner().invoke(main, ["launch", *arguments], env=variables)
+        assert result.exit_code == 0, result.output
+        return calls.pop()
+
+    return launch
+
+
+def error_of(*arguments: str, code: int = 1, **variables: str) -> str:
+    result = CliRunner().invoke(main, ["launch", *arguments], env=variables)
+    assert result.exit_code == code, result.stderr
+    return result.stderr
+
+
+def on_command_line(name: str, *, underscores: bool = False) -> list[str]:
+    flag = "--" + (name if underscores else name.replace("_", "-"))
+    text = VALUES[name][0]
+    return [flag] if text is None else [flag, text]
+
+
+def test_every_option_of_the_launcher_is_one_of_the_command() -> None:
+    fields = [field.name for field in dataclasses.fields(LaunchOptions)]
+    assert [*fields, "config"] == list(OPTIONS)
+    assert list(VALUES) == fields
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_option_is_taken_in_both_spellings(launched, name) -> None:
+    for underscores in (False, True):
+        arguments = on_command_line(name, underscores=underscores)
+        assert launched(*arguments, "train.py") == ("train.py", [], False, {name: VALUES[name][1]})
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_option_is_taken_from_its_variable(launched, name) -> None:
+    variable = f"STRATAGEM_{name.upper()}"
+    given = {variable: VALUES[name][0] or "1"}
+    assert launched("train.py", **given)[3] == {name: VALUES[name][1]}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_option_is_taken_from_a_file_in_both_spellings(launched, tmp_path, name) -> None:
+    value = VALUES[name][1]
+    value = list(value) if isinstance(value, tuple) else value
+    toml = str(value).lower() if isinstance(value, bool) else repr(value)
+    for key in {name, name.replace("_", "-")}:
+        (tmp_path / "launch.toml").write_text(f"{key} = {toml}\n")
+        options = launched("--config", str(tmp_path / "launch.toml"), "train.py")[3]
+        assert options == {name: VALUES[name][1]}
+
+
+def test_command_line_wins_over_environment_and_that_over_the_file(launched, tmp_path) -> None:
+    path = tmp_path / "launch.toml"
+    path.write_text("workers = 2\nps = 2\nmax-restarts = 2\nchief = true\nevaluator = true\n")
+    variables = {
+        "STRATAGEM_WORKERS": "3",
+        "STRATAGEM_PS": "3",
+        "STRATAGEM_CHIEF": "0",
+        "STRATAGEM_CONFIG": str(path),
+    }
+    options = launched("--workers", "4", "train.py", **variables)[3]
+    assert options == {
+        "workers": 4,
+        "ps": 3,
+        "max_restarts": 2,
+        "chief": False,
+        "evaluator": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "level"),
+    [
+        (["-v"], {}, "info"),
+        (["-vv"], {"STRATAGEM_LOG_LEVEL": "error"}, "debug"),
+        (["-q"], {}, "error"),
+        (["-v", "--log-level", "WARNING"], {}, "warning"),
+    ],
+)
+def test_verbosity_is_the_level_of_the_tasks(launched, arguments, variables, level) -> None:
+    assert launched(*arguments, "train.py", "-v", **variables) == (
+        "train.py",
+        ["-v"],
+        False,
+        {"log_level": level},
+    )
+
+
+def test_options_of_torchrun_are_taken_in_its_spelling(launched) -> None:
+    arguments = ["--nnodes", "2", "--nproc_per_node", "4", "--rdzv_endpoint", "a:1", "train.py"]
+    assert launched(*arguments)[3] == {"nnodes": "2", "workers": 4, "rdzv_endpoint": "a:1"}
+    assert launched("--nproc-per-node=4", "train.py")[3] == {"workers": 4}
+
+
+def test_env_may_be_repeated(launched) -> None:
+    assert launched("--env", "A=1", "--env", "B", "train.py")[3] == {"env": ("A=1", "B")}
+
+
+def test_nothing_given_leaves_the_defaults_to_the_launcher(launched) -> None:
+    assert launched("train.py") == ("train.py", [], False, {})
+
+
+@pytest.mark.parametrize(
+    "args", [["--workers", "9", "-m", "--help"], ["a b", "--log_dir", "x"], ["-x", "--", "y"]]
+)
+def test_what_follows_the_script_is_the_script_s(launched, args) -> None:
+    assert launched("--workers=2", "train.py", *args) == ("train.py", args, False, {"workers": 2})
+    assert launched("-m", "my_package.my_module", *args)[:3] == ("my_package.my_module", args, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "worker = 3",
+            "has the unknown key 'worker'. Did you mean 'workers'?\n"
+            "Expected keys among workers, chief, ps, evaluator,",
+        ),
+        ("config = 'x'", "has the unknown key 'config'"),
+        ("module = true", "has the unknown key 'module'"),
+        ("[launch]\nworkers = 3", "has the unknown key 'launch'"),
+        ("workers = '3'", "has workers = '3', which is not an integer.\nExpected an integer."),
+        ("workers = true", "has workers = True, which is not an integer.\nExpected an integer."),
+        ("chief = 1", "has chief = 1, which is not true or false.\nExpected true or false."),
+        ("grace-s = 'long'", "has grace-s = 'long', which is not a number.\nExpected a number."),
+        ("log_dir = 3", "has log_dir = 3, which is not a string.\nExpected a string."),
+        ("env = 'A=1'", "has env = 'A=1', which is not a list of strings.\nExpected a list"),
+        ("nnodes = true", "has nnodes = True, which is not a number or a string.\nExpected a"),
+        ("workers = 2.5", "has workers = 2.5, which is not an integer.\nExpected an integer."),
+        ("workers", "cannot be read: "),
+    ],
+)
+def test_file_that_is_invalid_is_refused(tmp_path, text, words) -> None:
+    path = tmp_path / "launch.toml"
+    path.write_text(text)
+    error = error_of("--config", str(path), "train.py")
+    assert error.startswith(f"Error: {path} ")
+    assert words in error
+
+
+def test_file_that_does_not_exist_is_named(tmp_path) -> None:
+    path = str(tmp_path / "launch.toml")
+    assert f"{path} cannot be read: " in error_of("--config", path, "train.py")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--workers", "-1", "x.py"], "-1 is not in the range x>=0"),
+        (["--devices-per-worker", "0", "x.py"], "0 is not in the range x>=1"),
+        (["--show", "some", "x.py"], "'some' is not one of 'all', 'leader'"),
+        (["--worker", "2", "x.py"], "No such option"),
+        (["--nnodes", "4:2", "x.py"], "nnodes='4:2' is not a number of nodes"),
+        (["--node-timeout-s", "0", "x.py"], "0.0 is not in the range x>0"),
+        ([], "Missing argument 'SCRIPT'"),
+    ],
+)
+def test_wrong_command_line_ends_with_code_2(arguments, words) -> None:
+    assert words in error_of(*arguments, code=2)
+
+
+def test_value_of_the_file_is_checked_like_any_other(tmp_path) -> None:
+    (tmp_path / "launch.toml").write_text("show = 'some'")
+    error = error_of("--config", str(tmp_path / "launch.toml"), "x.py", code=2)
+    assert "'some' is not one of 'all', 'leader'" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["no-such-script.py"], "Error: There is no file 'no-such-script.py'"),
+        (["--workers", "0", "x"], "Error: There is no program 'x'"),
+        (["--workers", "0", "true"], "Error: workers=0 without a chief"),
+    ],
+)
+def test_launcher_s_errors_are_reported_without_a_traceback(arguments, words) -> None:
+    assert error_of(*arguments).startswith(words)
+
+
+@pytest.mark.parametrize(("returncode", "code"), [(0, 0), (3, 3), (-9, 137)])
+def test_exit_code_is_that_of_the_cause(monkeypatch, returncode, code) -> None:
+    statuses = (ExitStatus(name="worker 0", returncode=returncode, at_s=0.0),)
+    outcome = Outcome(statuses=statuses, signum=None, restart=0)
+    monkeypatch.setattr(scripts, "run_script", lambda *_, **__: outcome)
+    assert error_of("true", code=code) == ""
+
+
+def test_real_tasks_run_and_their_failure_is_reported(tmp_path, capfd) -> None:
+    (tmp_path / "train.py").write_text(
+        "import json, os, sys\n"
+        "assert json.loads(os.environ['TF_CONFIG'])['task']['index'] == 0, sys.argv[1]\n"
+    )
+    options = ["--workers=2", "--ps=1", "--log_dir", str(tmp_path / "logs")]
+    with pytest.raises(SystemExit) as caught:
+        main(["launch", *options, str(tmp_path / "train.py"), "not here"])
+    assert caught.value.code == 1
+    err = capfd.readouterr().err
+    assert "[launch] worker 1 failed first: exit code 1.\n" in err
+    assert "[launch]     AssertionError: not here\n" in err
+    assert "AssertionError: not here" in (tmp_path / "logs" / "worker-1.log").read_text()
+
+
+def default_in_help(name: str) -> str | None:
+    named = re.search(r"\[default: (.*)\]", OPTIONS[name].help or "")
+    return named and named[1]
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(LaunchOptions), ids=lambda field: field.name)
+def test_default_that_the_help_names_is_the_launcher_s(field) -> None:
+    named = default_in_help(field.name)
+    if field.name == "devices_per_worker":
+        assert (field.default, named) == (None, "the GPUs shared evenly")
+    elif field.default is None or field.default is False:
+        assert named is None
+    else:
+        assert named is not None
+        assert type(field.default)(named) == field.default
+
+
+def test_page_lists_every_option_with_its_variable_and_default() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for name, option in OPTIONS.items():
+        row = re.search(
+            rf"^\| `--{name.replace('_', '-')}[^`]*` \| `{option.envvar}` \| (.*?) \|", page, re.M
+        )
+        assert row is not None, name
+        assert row[1] == (default_in_help(name) or "-"), name
+
+
+@pytest.mark.slow
+def test_example_of_the_page_prints_the_output_shown(tmp_path, monkeypatch, capfd) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\w+\n(.*?)^```$", page.split("## An example\n")[1], re.M | re.S)
+    program, command, text = blocks[:3]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(program)
+    shown = text.replace('"train.py"', f'"{tmp_path}/train.py"').splitlines()
+    with pytest.raises(SystemExit) as caught:
+        main(command.split()[1:])
+    assert caught.value.code == 0
+    printed = "".join(capfd.readouterr()).splitlines()
+    for name in ("launch", "worker 1"):
+        # stdout and stderr are caught apart, so that a task's lines can be in another order.
+        own = [
+            [line for line in lines if line.startswith(f"[{name}]")] for lines in (printed, shown)
+        ]
+        assert own[0] == own[1] if name == "launch" else sorted(own[0]) == sorted(own[1])
+    # Worker 0 may be stopped before it has printed a thing.
+    assert 1 <= printed.count("[worker 0] one of 2") <= 2
+
+
+def test_help_is_complete() -> None:
+    result = CliRunner().invoke(main, ["launch", "--help"], terminal_width=200)
+    assert result.exit_code == 0
+    for name in OPTIONS:
+        assert f"--{name.replace('_', '-')}" in result.output
+        assert f"STRATAGEM_{name.upper()}" in result.output

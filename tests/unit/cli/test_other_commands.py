@@ -1,0 +1,606 @@
+"""`stratagem kubernetes`: output and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import stat
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner as SecretCliRunner
+from click.testing import Result
+
+import stratagem
+from stratagem.cli import main
+from stratagem.group.authentication.secret import Secret, find_secret
+from stratagem.observe.run_events.records import encode
+from tests.command_runner import CliRunner
+from tests.unit.cli.manifests.definitions import definition, open_definitions_text
+from tests.unit.cli.manifests.kubelet import by_kind, started_pods
+from tests.unit.observe.goodput.runs import (
+    end,
+    first_step,
+    gang_restart,
+    process,
+    run,
+    straggling,
+    write,
+)
+from tests.unit.observe.profiling.fabricated import OPERATIONS, two_steps
+from tests.unit.observe.profiling.fabricated import write as write_of_profile
+
+
+def _call(*arguments: str, given: str | None = None) -> Result:
+    return CliRunner().invoke(main, ["kubernetes", *arguments], input=given)
+
+
+def test_flags_are_the_variables_of_the_template() -> None:
+    result = _call(
+        "render",
+        *("--name", "digits", "--image", "me/digits:v2", "--workers", "3", "--ps", "2"),
+        *("--gpus-per-worker", "8", "--evaluator", "--tensorboard", "--script", "/run.py"),
+        *("--args", "--epochs 5 --note 'a b'", "--port", "6000", "--set", "train_dir=/out"),
+    )
+    assert (result.exit_code, result.stderr) == (0, "")
+    pods = {pod.host: pod for pod in started_pods(result.stdout)}
+    assert list(pods) == [
+        *(f"digits-worker-{index}.digits-worker" for index in range(3)),
+        "digits-evaluator-0.digits-evaluator",
+        *(f"digits-ps-{index}.digits-ps" for index in range(2)),
+    ]
+    worker = pods["digits-worker-2.digits-worker"]
+    assert worker.container["image"] == "me/digits:v2"
+    assert worker.container["command"][-1] == "/run.py"
+    assert worker.arguments == ["--epochs", "5", "--note", "a b"]
+    assert worker.container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+    assert worker.container["ports"] == [{"name": "task", "containerPort": 6000}]
+    mounts = {mount["name"]: mount["mountPath"] for mount in worker.container["volumeMounts"]}
+    assert mounts["checkpoints"] == "/out"
+    assert set(by_kind(result.stdout, "Deployment")) == {"digits-tensorboard"}
+
+
+@pytest.mark.parametrize("command", ["kubernetes", "k8s"])
+def test_what_is_rendered_is_valid(command) -> None:
+    rendered = CliRunner().invoke(main, [command, "render", "--workers", "3"])
+    checked = CliRunner().invoke(main, [command, "validate"], input=rendered.stdout)
+    assert (checked.exit_code, checked.stdout.startswith("Valid for Kubernetes 1.")) == (0, True)
+
+
+@pytest.mark.slow
+def test_template_is_printed_edited_and_rendered(tmp_path) -> None:
+    printed = _call("template").stdout
+    path = tmp_path / "mine.jinja"
+    path.write_text(
+        printed.replace("worker_replicas = 2", "worker_replicas = 3")
+        .replace("has_eval = False", "has_eval = True")
+        .replace('run_secret = ""', 'run_secret = "ours"')
+    )
+    assert len(list(started_pods(_call("render", str(path)).stdout))) == 4
+    assert len(list(started_pods(_call("render", str(path), "--workers", "5").stdout))) == 6
+    assert len(list(started_pods(_call("render", str(path), "--no-evaluator").stdout))) == 3
+    from_input = _call("render", "-", given=path.read_text()).stdout
+    assert from_input == _call("render", str(path)).stdout
+    ours = ("--set", "run_secret=ours")
+    assert _call("render", *ours).stdout == _call("render", "-", *ours, given=printed).stdout
+
+
+def test_last_assignment_wins_and_may_contain_an_equals_sign() -> None:
+    result = _call(
+        "render",
+        *("--set", "worker_replicas=9", "--set", " worker_replicas = 1"),
+        "--set",
+        "cmdline_args=--a=b",
+    )
+    (pod,) = started_pods(result.stdout)
+    assert pod.arguments == ["--a=b"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "workers=3"], "has no variable 'workers'.\nExpected one of cmdline_args, "),
+        (["--set", "port"], "--set port: expected NAME=VALUE."),
+        (
+            ["--set", "port=1", "--port", "2"],
+            "port is set by --set and by its flag: omit one of them",
+        ),
+        (["--name", "My_Train"], "name='My_Train' is not valid."),
+        (["--workers", "0"], "worker_replicas=0 is not valid."),
+        (["--workers", "two"], "Invalid value for '--workers': 'two' is not a valid integer."),
+        (["--port", "70000"], "Expected a port from 1 to 65535."),
+        (["--args", "'open"], "No closing quotation"),
+        (["no-such-file"], "No such file or directory"),
+        (["--unknown"], "No such option"),
+    ],
+)
+def test_invalid_arguments_exit_with_code_2(arguments, message) -> None:
+    result = _call("render", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+
+
+def test_wrong_template_is_named_with_its_line(tmp_path) -> None:
+    path = tmp_path / "mine.jinja"
+    path.write_text("a: 1\n{% if %}\n")
+    result = _call("render", str(path))
+    assert result.exit_code == 2
+    assert f"{path}, line 2: " in result.stderr
+
+
+@pytest.mark.slow
+def test_each_problem_is_a_line_and_the_exit_code_is_1(tmp_path) -> None:
+    path = tmp_path / "manifests.yaml"
+    path.write_text(_call("render").stdout.replace("port: 5000", "prot: 5000"))
+    result = _call("validate", str(path), "--kubernetes-version", "1.30")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == [
+        "Service/dist-strat-example-worker: spec.ports[0]: 'port' is a required property",
+        "Service/dist-strat-example-worker: spec.ports[0]: "
+        "Additional properties are not allowed ('prot' was unexpected)",
+    ]
+
+
+def test_problems_are_json(tmp_path) -> None:
+    path = tmp_path / "manifests.yaml"
+    path.write_text(_call("render").stdout.replace("port: 5000", "prot: 5000"))
+    result = _call("validate", "--json", str(path), "--kubernetes-version", "1.30")
+    assert (result.exit_code, result.stderr) == (1, "")
+    values = json.loads(result.stdout)
+    assert values["kubernetes_version"] == "1.30"
+    assert values["problems"][0] == {
+        "document": "Service/dist-strat-example-worker",
+        "path": "spec.ports[0]",
+        "message": "'port' is a required property",
+    }
+
+
+@pytest.mark.parametrize("given", ["", "a: [", "text", "a: 1\n"])
+def test_invalid_manifest_is_a_problem(given) -> None:
+    result = _call("validate", given=given)
+    assert (result.exit_code, len(result.stdout.splitlines())) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("version", "exit_code"), [("v1.31.4", 0), ("1.31", 0), ("1.12", 2), ("newest", 2)]
+)
+def test_version_is_written_as_kubectl_writes_it(version, exit_code) -> None:
+    rendered = _call("render").stdout
+    result = _call("validate", "--kubernetes-version", version, given=rendered)
+    assert result.exit_code == exit_code
+    assert ("are not installed" in result.stderr) == (exit_code == 2)
+
+
+def test_library_that_is_missing_is_named_without_a_traceback(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    result = _call("render")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "Fix: pip install 'stratagem[clusters]'" in result.stderr
+
+
+def test_ray_form_is_rendered_valid_and_printed(tmp_path) -> None:
+    options = ("--ray", "--name", "clicks", "--workers", "3", "--ps", "2", "--gpus-per-worker", "0")
+    rendered = _call("render", *options)
+    (cluster,) = by_kind(rendered.stdout, "RayCluster").values()
+    groups = {one["groupName"]: one["replicas"] for one in cluster["spec"]["workerGroupSpecs"]}
+    assert groups == {"ps": 2, "worker": 3}
+    assert _call("validate", given=rendered.stdout).exit_code == 1  # no definition was passed
+    path = tmp_path / "crds.yaml"
+    path.write_text(open_definitions_text())
+    checked = _call("validate", "--crds", str(path), given=rendered.stdout)
+    assert (checked.exit_code, checked.stdout[:21]) == (0, "Valid for Kubernetes ")
+    template = _call("template", "--ray").stdout
+    assert _call("render", "--ray", "-", given=template).stdout == _call("render", "--ray").stdout
+
+
+def test_ray_form_has_variables_of_its_own() -> None:
+    result = _call("render", "--ray", "--evaluator")
+    assert result.exit_code == 2
+    assert "has no variable 'has_eval'" in result.stderr
+    result = _call("render", "--ray", "--script", "/run.py", "--queue", "gold")
+    (job,) = by_kind(result.stdout, "RayJob").values()
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gold"
+
+
+def test_rules_that_only_an_api_server_checks_are_printed(tmp_path) -> None:
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    schema |= {"x-kubernetes-validations": [{"rule": "self.size > 0"}]}
+    path = tmp_path / "crds.yaml"
+    path.write_text(yaml.safe_dump(definition("Thing", "example.com/v1", schema)))
+    given = "{apiVersion: example.com/v1, kind: Thing, metadata: {name: a}}"
+    result = _call("validate", "--crds", str(path), given=given)
+    assert result.stdout.splitlines()[1:] == [
+        "Not checked, a rule in CEL: Thing/a: (root): self.size > 0"
+    ]
+    values = json.loads(_call("validate", "--json", "--crds", str(path), given=given).stdout)
+    assert [one["rule"] for one in values["unchecked_rules"]] == ["self.size > 0"]
+    path.write_text("kind: Service")
+    result = _call("validate", "--crds", str(path), given=given)
+    assert result.exit_code == 2
+    assert "The definitions cannot be read: Service/(no name): " in result.stderr
+
+
+@pytest.mark.parametrize("workload", ["JobSet", "TrainJob"])
+def test_workload_is_chosen_by_a_flag(workload) -> None:
+    result = _call("render", "--workload", workload, "--queue", "gold")
+    (one,) = by_kind(result.stdout, workload).values()
+    assert one["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gold"
+    assert by_kind(result.stdout, "Job") == {}
+
+
+# `stratagem watch`: frames, JSON, exports and exit codes.
+
+
+def _call_of_watch(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["watch", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("options", [["--once"], []])
+def test_one_frame_without_a_terminal(tmp_path, options) -> None:
+    write(tmp_path, straggling())
+    result = _call_of_watch(tmp_path, *options)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "101 of 101" in result.stdout
+    assert "Goodput after start-up: " in result.stdout
+
+
+def test_json_is_the_state_and_the_account(tmp_path) -> None:
+    write(tmp_path, straggling())
+    values = json.loads(_call_of_watch(tmp_path, "--json").stdout)
+    assert (values["step"], values["values"]["loss"]) == (101, 1.0)
+    assert values["account"]["startup_s"] == pytest.approx(10)
+
+
+@pytest.mark.parametrize("options", [["--once"], ["--json"], []])
+def test_folder_without_events_ends_with_exit_code_1(tmp_path, options) -> None:
+    result = _call_of_watch(tmp_path / "missing", *options)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "has no events." in result.stderr
+
+
+def test_torn_line_and_unknown_event_are_reported_and_no_error(tmp_path) -> None:
+    write(tmp_path, straggling())
+    with (tmp_path / "events" / "worker-0.0.jsonl").open("a") as file:
+        file.write('{"version": 1, "kind": "coffee"}\n{"version": 1, "ki')
+    result = _call_of_watch(tmp_path, "--once")
+    assert result.exit_code == 0
+    assert "its kind is 'coffee'" in " ".join(result.stdout.split())
+
+
+def test_interval_that_is_no_time_is_refused(tmp_path) -> None:
+    assert _call_of_watch(tmp_path, "--interval", "0").exit_code == 2
+
+
+@pytest.mark.slow
+def test_terminal_is_followed_until_the_run_is_over(tmp_path) -> None:
+    write(tmp_path, run(process("worker 0", 0, first_step(5, 1))))
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "stratagem", "watch", str(tmp_path), "--interval", "0.1"]
+    with subprocess.Popen(
+        command, stdin=terminal, stdout=terminal, env=os.environ | {"TERM": "xterm"}
+    ) as watching:
+        os.close(terminal)
+        shown = b""
+        deadline_s = time.monotonic() + 60
+        while b"worker 0" not in shown and time.monotonic() < deadline_s:
+            shown += os.read(controller, 65536)
+        with (tmp_path / "events" / "worker-0.0.jsonl").open("a") as file:
+            file.write(encode(end(6)) + "\n")
+        while True:
+            try:
+                shown += os.read(controller, 65536)
+            except OSError:  # the terminal is closed
+                break
+        assert watching.wait(60) == 0
+    os.close(controller)
+    assert b"finished" in shown
+
+
+# `stratagem profile`: output and exit codes.
+
+
+def _call_of_profile(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["profile", *map(str, arguments)])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for worker in (0, 1):
+        path = tmp_path / f"worker-{worker}" / "plugins" / "profile" / "a" / "vm.xplane.pb"
+        write_of_profile(path, two_steps(), OPERATIONS)
+    return tmp_path
+
+
+def test_tables_of_each_worker(folder) -> None:
+    result = _call_of_profile(folder, "--top", 1)
+    assert (result.exit_code, result.stderr) == (0, "")
+    titles = [line for line in result.stdout.splitlines() if line.startswith("worker-")]
+    assert titles == [
+        f"worker-{worker}: 2 steps of 0.00 ms, 2 CPU devices, busy 70%" for worker in (0, 1)
+    ]
+    assert "model/dense" in result.stdout
+    assert "all-reduce" not in result.stdout
+
+
+def test_json_has_the_same(folder) -> None:
+    result = _call_of_profile(folder, "--json", "--top", 1)
+    first, second = json.loads(result.stdout)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert first["trace"].endswith("worker-0/plugins/profile/a/vm.xplane.pb")
+    assert first["parts_s"] == second["parts_s"]
+    assert sum(first["parts_s"].values()) == pytest.approx(2e-6)
+    assert [one["layer"] for one in first["operations"]] == ["model/dense"]
+
+
+def test_file_is_named_in_its_title(folder) -> None:
+    result = _call_of_profile(folder / "worker-0" / "plugins" / "profile" / "a" / "vm.xplane.pb")
+    assert result.stdout.startswith("vm.xplane.pb: 2 steps of")
+
+
+@pytest.mark.parametrize("name", ["", "missing"])
+def test_folder_without_a_trace_ends_with_exit_code_1(name, tmp_path) -> None:
+    result = _call_of_profile(tmp_path / name)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "Expected a .xplane.pb file" in result.stderr
+
+
+def test_number_of_operations_below_zero_ends_with_exit_code_2(folder) -> None:
+    assert _call_of_profile(folder, "--top", -1).exit_code == 2
+
+
+# `stratagem slurm`: output and exit codes.
+
+
+def _call_of_slurm(*arguments: str, given: str | None = None) -> Result:
+    return CliRunner().invoke(main, ["slurm", *arguments], input=given)
+
+
+def test_slurm_flags_are_the_variables_of_the_template() -> None:
+    result = _call_of_slurm(
+        "render",
+        *("--name", "digits", "--nodes", "2", "--tasks-per-node", "4", "--gpus-per-worker", "1"),
+        *("--partition", "gpu", "--time", "12:00:00", "--script", "my train.py"),
+        *("--args", "--epochs 5 --note 'a b'", "--set", "python=.venv/bin/python"),
+    )
+    assert (result.exit_code, result.stderr) == (0, "")
+    for line in (
+        "#SBATCH --job-name=digits",
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks=8",
+        "#SBATCH --ntasks-per-node=4",
+        "#SBATCH --gpus-per-node=4",
+        "#SBATCH --partition=gpu",
+        "#SBATCH --time=12:00:00",
+        "    .venv/bin/python -u 'my train.py' --epochs 5 --note 'a b'",
+    ):
+        assert f"\n{line}\n" in result.stdout
+
+
+def test_slurm_template_is_printed_edited_and_rendered(tmp_path) -> None:
+    path = tmp_path / "mine.jinja"
+    path.write_text(
+        _call_of_slurm("template").stdout.replace("worker_replicas = 2", "worker_replicas = 3")
+    )
+    assert "#SBATCH --ntasks=3\n" in _call_of_slurm("render", str(path)).stdout
+    assert "#SBATCH --ntasks=5\n" in _call_of_slurm("render", str(path), "--workers", "5").stdout
+    assert (
+        _call_of_slurm("render", "-", given=_call_of_slurm("template").stdout).stdout
+        == _call_of_slurm("render").stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "has_eval=1"], "has no variable 'has_eval'.\nExpected one of array"),
+        (
+            ["--nodes", "3", "--workers", "2"],
+            "2 workers at 1 per node need 2 nodes, but 3 were requested",
+        ),
+        (["--time", "soon"], "time='soon' is not valid."),
+        (["--set", "time=1", "--time", "2"], "time is set by --set and by its flag"),
+    ],
+)
+def test_slurm_invalid_arguments_exit_with_code_2(arguments, message) -> None:
+    result = _call_of_slurm("render", *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+
+
+# `stratagem doctor` and `stratagem env`, as a user runs them.
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(Path(sys.executable).with_name("stratagem")), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.slow
+def test_machine_that_can_train_exits_with_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    finished = _run("doctor")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "JAX sees" in finished.stdout
+    assert "0 errors" in finished.stdout
+
+
+def test_error_is_shown_with_its_fix_and_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    finished = _run("doctor", "--json")
+    assert finished.returncode == 1
+    (error,) = [one for one in json.loads(finished.stdout) if one["level"] == "error"]
+    assert error["topic"] == "settings"
+    assert "KERAS_BACKEND=torch" in error["text"]
+    assert "KERAS_BACKEND=jax" in error["fix"]
+
+
+@pytest.mark.slow
+def test_warning_counts_if_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_DEBUG_NANS", "true")
+    assert _run("doctor", "--json").returncode == 0
+    assert _run("doctor", "--json", "--strict").returncode == 1
+
+
+def test_missing_script_is_a_usage_error() -> None:
+    finished = _run("doctor", "missing.py")
+    assert finished.returncode == 2
+    assert "missing.py" in finished.stderr
+
+
+@pytest.mark.slow
+def test_env_is_a_table() -> None:
+    finished = _run("env")
+    assert finished.returncode == 0
+    assert finished.stdout.startswith("| | |\n|---|---|\n| system |")
+    assert "| keras | " in finished.stdout
+
+
+# `stratagem completion`: scripts of the shells, and what they complete.
+
+RUNNER = CliRunner()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_script_is_that_of_the_shell(shell) -> None:
+    result = RUNNER.invoke(main, ["completion", shell])
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert f"_STRATAGEM_COMPLETE={shell}_complete" in result.stdout
+
+
+def test_other_shell_is_refused() -> None:
+    result = RUNNER.invoke(main, ["completion", "csh"])
+    assert result.exit_code == 2
+    assert "'csh' is not one of" in result.stderr
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_accepts_the_script() -> None:
+    script = RUNNER.invoke(main, ["completion", "bash"]).stdout
+    checked = f"{script}\ncomplete -p stratagem"
+    finished = subprocess.run(
+        ["bash", "-c", checked], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "_stratagem_completion" in finished.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("stratagem dev", ["devices"]),
+        ("stratagem kubernetes ren", ["render"]),
+        ("stratagem launch --max-", ["--max-restarts", "--max-workers", "--max-evictions"]),
+        ("stratagem launch --show ", ["all", "leader"]),
+        ("stratagem explain sg20", [f"SG20{number}" for number in range(1, 9)]),
+        ("stratagem completion z", ["zsh"]),
+    ],
+)
+def test_commands_options_and_values_are_completed(typed, completed) -> None:
+    variables = {
+        "_STRATAGEM_COMPLETE": "bash_complete",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split(" ")) - 1),
+    }
+    result = RUNNER.invoke(main, [], env=variables, prog_name="stratagem")
+    assert [line.partition(",")[2] for line in result.stdout.splitlines()] == completed
+
+
+# `stratagem report`: the file, and exit codes.
+
+
+def _call_of_report(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["report", *map(str, arguments)])
+
+
+@pytest.mark.slow
+def test_report_is_in_the_folder_of_the_run_by_default(tmp_path) -> None:
+    write(tmp_path, straggling())
+    result = _call_of_report(tmp_path)
+    assert (result.exit_code, result.stdout) == (0, f"Wrote {tmp_path}/report.html.\n")
+    assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_two_runs_in_a_file(tmp_path) -> None:
+    write(tmp_path / "a", straggling())
+    write(tmp_path / "b", gang_restart())
+    result = _call_of_report(tmp_path / "a", tmp_path / "b", "-o", tmp_path / "both.html")
+    assert result.exit_code == 0
+    assert (tmp_path / "both.html").read_text().count("<h1>") == 2
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_report_folder_without_events_ends_with_exit_code_1(tmp_path, which) -> None:
+    write(tmp_path / "a", straggling())
+    folders = [tmp_path / "a", tmp_path / "none"]
+    result = _call_of_report(*(folders if which else reversed(folders)))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"{tmp_path}/none has no events." in result.stderr
+    assert not list(tmp_path.rglob("*.html"))
+
+
+# `stratagem secret`: secrets on stdout and in files.
+
+
+def test_secret_is_printed() -> None:
+    results = [SecretCliRunner().invoke(main, ["secret"]) for _ in range(2)]
+    assert [result.exit_code for result in results] == [0, 0]
+    assert len({Secret(result.output.strip()).key("x") for result in results}) == 2
+
+
+def test_file_is_only_for_its_owner_and_is_accepted(monkeypatch, tmp_path) -> None:
+    path = tmp_path / "run.secret"
+    result = SecretCliRunner().invoke(main, ["secret", "--file", str(path)])
+    assert (result.exit_code, result.output) == (0, "")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    monkeypatch.delenv("STRATAGEM_SECRET", raising=False)
+    monkeypatch.setenv("STRATAGEM_SECRET_FILE", str(path))
+    found = find_secret()
+    assert found is not None
+    assert path.read_text().strip() in found.variables().values()
+
+
+def test_file_that_exists_is_not_replaced(tmp_path) -> None:
+    path = tmp_path / "run.secret"
+    path.write_text("mine")
+    result = SecretCliRunner().invoke(main, ["secret", "--file", str(path)])
+    assert result.exit_code == 1
+    assert f"{path} cannot be created: File exists." in result.stderr
+    assert path.read_text() == "mine"
+
+
+# The root of the `stratagem` command: help, version, and unknown commands.
+
+PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_lists_every_command_with_its_line(option) -> None:
+    result = CliRunner().invoke(main, [option])
+    assert result.exit_code == 0
+    for name, command in main.commands.items():
+        assert f"  {name}" in result.output
+        assert command.get_short_help_str(100) in result.output
+
+
+def test_version_is_that_of_the_project() -> None:
+    version = tomllib.loads(PYPROJECT.read_text())["project"]["version"]
+    result = CliRunner().invoke(main, ["--version"])
+    assert result.output == f"stratagem, version {version}\n"
+    assert stratagem.__version__ == version
+
+
+def test_unknown_command_is_named_with_exit_code_2() -> None:
+    result = CliRunner().invoke(main, ["device"])
+    assert result.exit_code == 2
+    assert "No such command 'device'" in result.stderr

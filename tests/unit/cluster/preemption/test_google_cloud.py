@@ -1,0 +1,435 @@
+"""Notices from a fake metadata server of Google Cloud."""
+
+from __future__ import annotations
+
+import http.server
+import signal
+import threading
+import time
+import urllib.error
+import urllib.parse
+from collections.abc import Iterator
+
+import pytest
+
+from stratagem.cluster.preemption import configuration as google_cloud
+from stratagem.cluster.preemption.configuration import (
+    GoogleCloudSource,
+    PolledSource,
+    PreemptionWatcher,
+    TerminationConfig,
+    name_of_environment,
+    on_google_cloud,
+    pod_time_left,
+    slurm_time_left,
+)
+from stratagem.cluster.preemption.signals import SignalSource
+
+TIMEOUT_S = 60
+PREEMPTED = "instance/preempted"
+MAINTENANCE = "instance/maintenance-event"
+
+
+class MetadataServer:
+    """Answers a request at once, or with `wait_for_change` on a change of its value."""
+
+    def __init__(self) -> None:
+        self.values = {PREEMPTED: "FALSE", MAINTENANCE: "NONE"}
+        self.requests: list[tuple[str, bool]] = []
+        self.num_failing = 0
+        self.waits = True
+        self.changed = threading.Condition()
+
+    def set(self, key: str, value: str) -> None:
+        with self.changed:
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def let_go(self) -> None:
+        with self.changed:
+            self.waits = False
+            self.changed.notify_all()
+
+    def wait_for_requests(self, number: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.requests) >= number, TIMEOUT_S)
+
+    def answer(self, address: str, flavor: str | None) -> tuple[int, str]:
+        url = urllib.parse.urlsplit(address)
+        key = url.path.removeprefix("/computeMetadata/v1/")
+        query = urllib.parse.parse_qs(url.query)
+        waits = query.get("wait_for_change") == ["true"]
+        with self.changed:
+            self.requests.append((key, waits))
+            self.changed.notify_all()
+            if flavor != "Google" or key not in self.values:
+                return 403, ""
+            if waits and self.num_failing:
+                self.num_failing -= 1
+                return 503, ""
+            before = self.values[key]
+            if waits:
+                limit_s = float(query["timeout_sec"][0])
+                self.changed.wait_for(lambda: self.values[key] != before or not self.waits, limit_s)
+            return 200, self.values[key]
+
+
+@pytest.fixture
+def metadata_server(monkeypatch) -> Iterator[MetadataServer]:
+    answers = MetadataServer()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, text = answers.answer(self.path, self.headers["Metadata-Flavor"])
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(f"{text}\n".encode())
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(google_cloud, "_PAUSE_S", 0.001)
+    yield answers
+    answers.let_go()
+    join_watchers()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def join_watchers() -> None:
+    for thread in threading.enumerate():
+        if thread.name.startswith("stratagem-notice"):
+            thread.join(TIMEOUT_S)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "grace_s", "words"),
+    [
+        (PREEMPTED, "TRUE", 30.0, "preempts this Spot VM"),
+        (MAINTENANCE, "TERMINATE_ON_HOST_MAINTENANCE", None, "for maintenance of its host"),
+    ],
+)
+def test_change_is_heard(metadata_server, key, value, grace_s, words) -> None:
+    with GoogleCloudSource() as source:
+        metadata_server.wait_for_requests(4)
+        assert source.notice is None
+        metadata_server.set(key, value)
+        notice = source.wait(timeout_s=TIMEOUT_S)
+    assert notice is not None
+    assert (notice.source, notice.grace_s) == (f"metadata {key}", grace_s)
+    assert words in notice.message
+    assert metadata_server.requests[:2] == [(PREEMPTED, False), (MAINTENANCE, False)]
+    assert all(waits for _, waits in metadata_server.requests[2:])
+
+
+def test_alarm_at_start_is_a_notice(metadata_server) -> None:
+    metadata_server.set(PREEMPTED, "TRUE")
+    with GoogleCloudSource() as source:
+        assert source.notice is not None
+        assert source.notice.source == f"metadata {PREEMPTED}"
+
+
+def test_live_migration_is_no_notice(metadata_server) -> None:
+    with GoogleCloudSource() as source:
+        metadata_server.wait_for_requests(4)
+        metadata_server.set(MAINTENANCE, "MIGRATE_ON_HOST_MAINTENANCE")
+        metadata_server.wait_for_requests(5)
+        assert source.notice is None
+        metadata_server.set(MAINTENANCE, "TERMINATE_ON_HOST_MAINTENANCE")
+        assert source.wait(timeout_s=TIMEOUT_S) is not None
+        metadata_server.set(PREEMPTED, "TRUE")
+        while len(source.notices) < 2:
+            metadata_server.let_go()
+    assert [notice.grace_s for notice in source.notices] == [None, 30.0]
+
+
+def test_server_that_fails_now_and_then_is_asked_again(metadata_server) -> None:
+    metadata_server.num_failing = 4
+    with GoogleCloudSource() as source:
+        metadata_server.wait_for_requests(8)
+        metadata_server.set(PREEMPTED, "TRUE")
+        assert source.wait(timeout_s=TIMEOUT_S) is not None
+
+
+def test_server_that_stays_silent_is_an_error(metadata_server, monkeypatch) -> None:
+    monkeypatch.setattr(google_cloud, "_MAX_SILENCE_S", 0.0)
+    metadata_server.num_failing = 1000
+    with (
+        GoogleCloudSource() as source,
+        pytest.raises(
+            RuntimeError, match=r"did not return 'instance/\S+': HTTP Error 503"
+        ) as error,
+    ):
+        source.wait(timeout_s=TIMEOUT_S)
+    # The source keeps the error, which must not keep a connection.
+    assert isinstance(error.value.__cause__, urllib.error.HTTPError)
+    assert error.value.__cause__.closed
+
+
+def test_server_that_does_not_wait_is_not_asked_without_a_pause(
+    metadata_server, monkeypatch
+) -> None:
+    monkeypatch.setattr(google_cloud, "_PAUSE_S", 3600.0)
+    metadata_server.waits = False
+    source = GoogleCloudSource()
+    source.start()
+    metadata_server.wait_for_requests(4)
+    source.stop()
+    join_watchers()
+    assert len(metadata_server.requests) == 4
+
+
+def test_change_after_the_end_is_not_heard(metadata_server) -> None:
+    with GoogleCloudSource() as source:
+        metadata_server.wait_for_requests(4)
+    metadata_server.set(PREEMPTED, "TRUE")
+    metadata_server.set(MAINTENANCE, "TERMINATE_ON_HOST_MAINTENANCE")
+    join_watchers()
+    assert source.notice is None
+
+
+def test_machine_elsewhere_cannot_listen(monkeypatch) -> None:
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
+    source = GoogleCloudSource()
+    with pytest.raises(
+        RuntimeError,
+        match=r"did not return 'instance/preempted'(?s:.)*with a termination_watcher_fn",
+    ):
+        source.start()
+    assert source.notice is None
+
+
+@pytest.mark.parametrize(
+    ("product", "expected"), [("Google Compute Engine\n", True), ("KVM\n", False), (None, False)]
+)
+def test_machine_is_known_by_its_firmware(tmp_path, monkeypatch, product, expected) -> None:
+    path = tmp_path / "product_name"
+    if product is not None:
+        path.write_text(product)
+    monkeypatch.setattr(google_cloud, "_PRODUCT_NAME", path)
+    assert on_google_cloud() is expected
+
+
+@pytest.mark.parametrize("name", ["GCE_METADATA_HOST", "GCE_METADATA_IP"])
+def test_machine_is_known_by_the_address_of_the_server(monkeypatch, name) -> None:
+    assert not on_google_cloud()
+    monkeypatch.setenv(name, "169.254.169.254")
+    assert on_google_cloud()
+
+
+# A user's function is polled until it returns True; its errors are raised.
+
+NAME = "stratagem-notice-poll"
+
+
+def join_polls() -> None:
+    for thread in threading.enumerate():
+        if thread.name == NAME:
+            thread.join(timeout=60)
+            assert not thread.is_alive()
+
+
+def test_function_is_asked_until_there_is_notice() -> None:
+    answers = [False, False, True]
+    with PolledSource(lambda: answers.pop(0), interval_s=0.001) as source:
+        notice = source.wait(timeout_s=60)
+        join_polls()
+    assert notice is not None
+    assert (notice.source, notice.grace_s) == ("termination_watcher_fn", None)
+    assert notice.message == "The termination_watcher_fn returned True."
+    assert (answers, source.notices) == ([], (notice,))
+
+
+def test_function_is_not_called_after_stop() -> None:
+    asked = threading.Event()
+    calls: list[None] = []
+
+    def watch() -> bool:
+        calls.append(None)
+        asked.set()
+        return False
+
+    source = PolledSource(watch, interval_s=3600)
+    source.start()
+    assert asked.wait(60)
+    source.stop()
+    join_polls()
+    assert len(calls) == 1
+    assert source.notice is None
+
+
+def test_answer_that_comes_after_the_end_is_no_notice() -> None:
+    called, released = threading.Event(), threading.Event()
+
+    def watch() -> bool:
+        called.set()
+        return released.wait(60)
+
+    with PolledSource(watch) as source:
+        assert called.wait(60)
+    released.set()
+    join_polls()
+    assert source.notice is None
+
+
+def test_error_in_the_function_is_raised_where_somebody_looks() -> None:
+    def watch() -> bool:
+        raise LookupError("no such file: /run/notice")
+
+    with PolledSource(watch) as source:
+        with pytest.raises(LookupError, match="no such file: /run/notice"):
+            source.wait(timeout_s=60)
+        with pytest.raises(LookupError, match="no such file"):
+            _ = source.notice
+
+
+@pytest.mark.parametrize("answer", [None, "NONE", "TRUE", 2])
+def test_answer_that_is_no_truth_value_is_an_error(answer) -> None:
+    with (
+        PolledSource(lambda: answer) as source,
+        pytest.raises(TypeError, match=f"termination_watcher_fn returned {answer!r}"),
+    ):
+        source.wait(timeout_s=60)
+
+
+@pytest.mark.parametrize("interval_s", [0, -1.0, float("inf"), float("nan")])
+def test_pause_has_to_be_above_0(interval_s) -> None:
+    with pytest.raises(ValueError, match=rf"interval_s={interval_s!r} is out of range"):
+        PolledSource(lambda: False, interval_s=interval_s)
+
+
+# Detection of failures that are due to preemption.
+
+
+def watcher_with_grace(grace_s: float) -> PreemptionWatcher:
+    source = SignalSource(time_left_s=lambda: grace_s)
+    return PreemptionWatcher(TerminationConfig(sources=[source]))
+
+
+def test_message_tells_of_a_preemption(received) -> None:
+    with PreemptionWatcher() as watcher:
+        assert watcher.preemption_message is None
+        signal.raise_signal(signal.SIGTERM)
+        message = watcher.preemption_message
+        assert message is not None
+        assert message.startswith("SIGTERM was sent to process")
+    assert received == []
+    signal.raise_signal(signal.SIGTERM)
+    assert received == [signal.SIGTERM]
+    assert watcher.preemption_message == message
+
+
+def test_error_of_the_source_is_raised() -> None:
+    failed = threading.Event()
+
+    def watch() -> bool:
+        failed.set()
+        raise OSError("no such file: /run/notice")
+
+    with PreemptionWatcher(TerminationConfig(watch)) as watcher:
+        assert failed.wait(60)
+        for thread in threading.enumerate():
+            if thread.name == "stratagem-notice-poll":
+                thread.join(60)
+        with pytest.raises(OSError, match="no such file: /run/notice"):
+            _ = watcher.preemption_message
+        with pytest.raises(OSError, match="no such file"):
+            watcher.block_until_worker_exit()
+
+
+def test_machine_without_notice_is_not_waited_for() -> None:
+    with watcher_with_grace(3600.0) as watcher:
+        watcher.block_until_worker_exit()
+        assert watcher.preemption_message is None
+
+
+def test_notice_that_tells_no_time_is_not_waited_for() -> None:
+    with PreemptionWatcher() as watcher:
+        signal.raise_signal(signal.SIGTERM)
+        watcher.block_until_worker_exit()
+        assert watcher.preemption_message is not None
+
+
+def test_machine_that_got_notice_is_waited_for() -> None:
+    with watcher_with_grace(0.05) as watcher:
+        before_s = time.monotonic()
+        signal.raise_signal(signal.SIGTERM)
+        watcher.block_until_worker_exit()
+        assert time.monotonic() >= before_s + 0.05
+
+
+def test_waiting_ends_with_the_watcher() -> None:
+    with watcher_with_grace(3600.0) as watcher:
+        signal.raise_signal(signal.SIGTERM)
+        thread = threading.Thread(target=watcher.block_until_worker_exit)
+        thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+# Detection of the environment and of the time it leaves.
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({}, None),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "Kubernetes"),
+        ({"SLURM_JOB_ID": "7"}, "Slurm"),
+        ({"GCE_METADATA_IP": "169.254.169.254"}, "Google Cloud"),
+        ({"GCE_METADATA_IP": "169.254.169.254", "SLURM_JOB_ID": "7"}, "Slurm"),
+        (
+            {"GCE_METADATA_IP": "169.254.169.254", "KUBERNETES_SERVICE_HOST": "10.0.0.1"},
+            "Kubernetes",
+        ),
+    ],
+)
+def test_scheduler_stands_before_the_cloud(monkeypatch, variables, name) -> None:
+    for variable, text in variables.items():
+        monkeypatch.setenv(variable, text)
+    assert name_of_environment() == name
+
+
+def test_pod_uses_its_grace_period(monkeypatch) -> None:
+    assert pod_time_left()() == 30.0
+    monkeypatch.setenv("STRATAGEM_POD_GRACE_S", "120")
+    assert pod_time_left()() == 120.0
+    assert pod_time_left(90)() == 90.0
+
+
+@pytest.mark.parametrize("grace_s", [0, -3.0, float("inf"), float("nan")])
+def test_pod_without_time_is_refused(grace_s) -> None:
+    with pytest.raises(ValueError, match=rf"A pod's grace_s={grace_s!r} is out of range"):
+        pod_time_left(grace_s)
+
+
+def test_pod_whose_variable_is_no_time_is_refused(monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_POD_GRACE_S", "2m")
+    with pytest.raises(ValueError, match="STRATAGEM_POD_GRACE_S: '2m' is not a time limit"):
+        pod_time_left()
+
+
+def test_slurm_job_has_the_time_until_its_limit(monkeypatch) -> None:
+    assert slurm_time_left() is None
+    end_s = int(time.time()) + 500
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(end_s))
+    left = slurm_time_left()
+    assert left is not None
+    before_s = time.time()
+    left_s = left()
+    assert end_s - time.time() <= left_s <= end_s - before_s
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1000")
+    over = slurm_time_left()
+    assert over is not None
+    assert over() == 0.0
+
+
+def test_end_of_a_slurm_job_that_is_no_time_is_refused(monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "UNLIMITED")
+    with pytest.raises(ValueError, match="SLURM_JOB_END_TIME='UNLIMITED' is not a time"):
+        slurm_time_left()

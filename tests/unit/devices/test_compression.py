@@ -1,0 +1,217 @@
+"""Settings of compression: what is compressed, how many bytes are sent, and bad input."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import stratagem as sg
+from stratagem.devices.compression import Compression
+
+ALL = ["bfloat16", "float16", "int8", "float8", "power_sgd", "top_k"]
+INT8, POWER_SGD, TOP_K = sg.compression.Int8, sg.compression.PowerSGD, sg.compression.TopK
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_name_stands_for_the_defaults(name) -> None:
+    compression = sg.CommunicationOptions(compression=name).compression
+    assert isinstance(compression, sg.compression.Compression)
+    assert compression == type(compression)()
+    assert compression.error_feedback
+
+
+@pytest.mark.parametrize(
+    ("compression", "expected"),
+    [
+        (sg.compression.BFloat16(), 3 * 2 * 2_500 * 2),
+        (sg.compression.Float16(), 3 * 2 * 2_500 * 2),
+        (sg.compression.Int8(block_elements=100), 3 * 2 * (2_500 + 25 * 4)),
+        (sg.compression.Float8(block_elements=1000), 3 * 2 * (3_000 + 3 * 4)),
+        (sg.compression.PowerSGD(rank=2), 2 * 3 / 4 * 2 * (100 + 100) * 4),
+        (sg.compression.TopK(fraction=0.01), 3 * 100 * 8),
+    ],
+)
+def test_bytes_that_one_of_four_replicas_sends(compression, expected) -> None:
+    assert compression.sent_bytes((100, 100), num_replicas=4) == expected
+
+
+@pytest.mark.parametrize(
+    ("compression", "expected"),
+    [
+        # Parts of 3 and 25 elements: blocks of 10 numbers and a scale.
+        (sg.compression.Int8(block_elements=10), 3 * 2 * 3 * 14),
+        (sg.compression.BFloat16(), 3 * 2 * 28 * 2),
+        (sg.compression.PowerSGD(rank=2), 2 * 3 / 4 * 2 * (5 + 2 + 20 + 5) * 4),
+        (sg.compression.TopK(fraction=0.01), 3 * (1 + 1) * 8),
+    ],
+)
+def test_gradients_that_travel_together_share_blocks(compression, expected) -> None:
+    assert compression.sent_bytes((5, 2), (20, 5), num_replicas=4) == expected
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_vectors_and_small_matrices_are_sent_whole(name) -> None:
+    compression = Compression.parse(name)
+    assert compression is not None
+    shapes = [(), (10_000,), (8, 8), (64, 64), (3, 3, 16, 32)]
+    assert [compression.compresses(shape) for shape in shapes] == [False] * 3 + [True] * 2
+
+
+def test_matrices_that_are_thin_already_have_no_factors() -> None:
+    assert not sg.compression.PowerSGD(rank=4).compresses((10_000, 4))
+    assert not sg.compression.PowerSGD(rank=64).compresses((100, 100))
+    assert sg.compression.PowerSGD(rank=4).compresses((10_000, 10))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "error"),
+    [
+        (INT8, "block_elements", 0, ValueError),
+        (INT8, "block_elements", 2.0, TypeError),
+        (INT8, "stochastic", 1, TypeError),
+        (INT8, "error_feedback", None, TypeError),
+        (INT8, "min_elements", 0, ValueError),
+        (POWER_SGD, "rank", 0, ValueError),
+        (POWER_SGD, "rank", True, TypeError),
+        (TOP_K, "fraction", 0.0, ValueError),
+        (TOP_K, "fraction", 1.5, ValueError),
+        (TOP_K, "fraction", "1%", TypeError),
+    ],
+)
+def test_invalid_number_is_refused(kind, name, value, error) -> None:
+    with pytest.raises(error, match=f"{kind.__name__} received {name}={value!r}"):
+        kind(**{name: value})
+
+
+@pytest.mark.parametrize(("value", "error"), [("int4", ValueError), (8, TypeError)])
+def test_unknown_compression_is_refused(value, error) -> None:
+    with pytest.raises(error, match=r'is not a known compression(?s:.)*"power_sgd"'):
+        sg.CommunicationOptions(compression=value)
+
+
+def test_two_ways_to_send_are_refused() -> None:
+    with pytest.raises(ValueError, match="reduction_dtype='bfloat16' and compression=Int8"):
+        sg.CommunicationOptions(reduction_dtype="bfloat16", compression="int8")
+
+
+# Methods of training with local steps: defaults and bad input.
+
+LOCAL_SGD, DILOCO = sg.local_updates.LocalSGD, sg.local_updates.DiLoCo
+STREAMING, QUADRATIC = sg.local_updates.StreamingDiLoCo, sg.local_updates.QuadraticPeriod
+
+
+def test_defaults_are_those_of_the_papers() -> None:
+    assert (DILOCO().period, DILOCO().outer_learning_rate, DILOCO().outer_momentum) == (
+        500,
+        0.7,
+        0.9,
+    )
+    assert (LOCAL_SGD().period, LOCAL_SGD().warmup_steps) == (8, 0)
+    assert LOCAL_SGD().compression is None
+    assert LOCAL_SGD(compression="int8").compression == sg.compression.Int8()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "error"),
+    [
+        (LOCAL_SGD, "period", 0, ValueError),
+        (LOCAL_SGD, "period", 2.0, TypeError),
+        (LOCAL_SGD, "period", True, TypeError),
+        (LOCAL_SGD, "warmup_steps", -1, ValueError),
+        (DILOCO, "outer_momentum", 1.5, ValueError),
+        (DILOCO, "outer_learning_rate", "0.7", TypeError),
+        (STREAMING, "fragments", 0, ValueError),
+        (STREAMING, "overlap", 100, ValueError),
+        (STREAMING, "own_share", 2, ValueError),
+    ],
+)
+def test_local_updates_invalid_number_is_refused(kind, name, value, error) -> None:
+    with pytest.raises(error, match=f"{kind.__name__} received {name}={value!r}"):
+        kind(**{name: value})
+
+
+def test_local_updates_unknown_compression_is_refused() -> None:
+    with pytest.raises(ValueError, match="compression='zip' is not a known compression"):
+        LOCAL_SGD(compression="zip")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("base", 0, ValueError),
+        ("base", 2.5, TypeError),
+        ("growth", 0, ValueError),
+        ("growth", -0.1, ValueError),
+        ("growth", "0.1", TypeError),
+        ("total_steps", 0, ValueError),
+        ("total_steps", 1e3, TypeError),
+    ],
+)
+def test_invalid_number_of_a_rule_is_refused(name, value, error) -> None:
+    with pytest.raises(error, match=f"QuadraticPeriod received {name}={value!r}"):
+        QUADRATIC(**{"base": 4, "growth": 0.1, name: value})
+
+
+def test_period_may_be_a_rule_but_for_fragments() -> None:
+    rule = QUADRATIC(base=4, growth=0.1)
+    assert LOCAL_SGD(period=rule).period is rule
+    assert DILOCO(period=rule).period is rule
+    with pytest.raises(TypeError, match="fragments are sent at fixed steps"):
+        STREAMING(period=rule)
+
+
+# CommunicationOptions: valid and invalid values.
+
+
+def test_options_have_tensorflows_defaults_and_are_frozen() -> None:
+    options = sg.CommunicationOptions()
+    assert options.bytes_per_pack == 0
+    assert options.timeout_seconds is None
+    assert options.implementation is sg.CommunicationImplementation.AUTO
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.bytes_per_pack = 1
+
+
+@pytest.mark.parametrize("name", ["NCCL", "nccl", sg.CommunicationImplementation.NCCL])
+def test_implementation_may_be_named(name) -> None:
+    options = sg.CommunicationOptions(implementation=name)
+    assert options.implementation is sg.CommunicationImplementation.NCCL
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, True, "4"])
+def test_invalid_size_is_refused(size) -> None:
+    with pytest.raises(ValueError, match=f"bytes_per_pack={size!r} is not a valid size"):
+        sg.CommunicationOptions(bytes_per_pack=size)
+
+
+@pytest.mark.parametrize("seconds", [-1, True, "4"])
+def test_invalid_time_limit_is_refused(seconds) -> None:
+    with pytest.raises(ValueError, match=f"timeout_seconds={seconds!r} is not a valid time limit"):
+        sg.CommunicationOptions(timeout_seconds=seconds)
+
+
+@pytest.mark.parametrize("name", ["STAR", 3, None])
+def test_unknown_implementation_is_refused(name) -> None:
+    with pytest.raises(
+        ValueError, match=f"implementation={name!r} is not a known algorithm(?s:.)*AUTO, RING"
+    ):
+        sg.CommunicationOptions(implementation=name)
+
+
+def test_gradients_in_half_width_are_an_option() -> None:
+    assert sg.CommunicationOptions().reduction_dtype is None
+    assert sg.CommunicationOptions(reduction_dtype="bfloat16").reduction_dtype == "bfloat16"
+    with pytest.raises(ValueError, match="reduction_dtype='int8' is not supported"):
+        sg.CommunicationOptions(reduction_dtype="int8")
+
+
+def test_hints_are_options_that_leave_the_algorithm_open() -> None:
+    hints = sg.CollectiveHints(bytes_per_pack=8, timeout_seconds=3.0)
+    assert isinstance(hints, sg.CommunicationOptions)
+    assert (hints.bytes_per_pack, hints.timeout_seconds) == (8, 3.0)
+    assert hints.implementation is sg.CollectiveCommunication.AUTO
+    with pytest.raises(TypeError, match="implementation"):
+        sg.CollectiveHints(implementation="RING")
+    with pytest.raises(ValueError, match="bytes_per_pack=-1 is not a valid size"):
+        sg.CollectiveHints(-1)

@@ -1,0 +1,568 @@
+"""Abstract devices: strategies and arrays on them."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jaxlib._jax as library
+import keras
+import numpy as np
+import pytest
+from jax._src import compilation_cache, compiler
+from jax.sharding import PartitionSpec
+
+import stratagem as sg
+from stratagem.devices import lockstep
+from stratagem.devices.abstract_devices import (
+    AbstractDevice,
+    AbstractTopology,
+    placeholder,
+    planned_devices,
+    planned_topology,
+    planning_for,
+)
+from stratagem.devices.finding import find_devices, find_groups, local_devices
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
+from stratagem.devices.private import enable_compilation_cache, gloo_bound_to
+from stratagem.group.member import Group
+from stratagem.group.verdict import GroupLimits
+from stratagem.planning.targets import parse_target
+from tests.fresh_process import run_fresh
+from tests.unit.group.process_group.members import joined
+
+_EIGHT = parse_target("8xH100").topology
+
+
+@pytest.mark.compatibility
+def test_large_array_takes_no_memory() -> None:
+    large = placeholder((10**6, 10**6), "float64")
+    assert (large.shape, large.dtype) == ((10**6, 10**6), np.float32)  # as JAX would have it
+    assert large.base is not None
+    assert large.strides == (0, 0)
+
+
+def test_small_arrays_keep_their_values_and_large_ones_their_shapes() -> None:
+    small = _EIGHT.replicate(jnp.arange(3))
+    np.testing.assert_array_equal(small, [0, 1, 2])
+    large = _EIGHT.put_stacked(np.ones((8, 4096, 16), "float64"))
+    assert (large.shape, large.dtype) == ((8, 4096, 16), np.float32)
+    assert not large.any()
+    stacked = _EIGHT.stack([jnp.full(2, index) for index in range(8)])
+    np.testing.assert_array_equal(stacked[:, 0], range(8))
+    assert _EIGHT.stack([placeholder((4096, 16), "float32")] * 8).shape == (8, 4096, 16)
+
+
+def test_an_absent_topology_is_one_process() -> None:
+    pod = parse_target("2xv5e:16x16").topology
+    assert pod.num_replicas == pod.num_local_replicas == 512
+    assert not pod.spans_processes
+    assert (pod.platform, pod.is_abstract) == ("tpu", True)
+    assert pod.mesh.shape == {"replica": 512}
+    assert not Topology(tuple(jax.devices()[:2])).is_abstract
+
+
+@pytest.mark.compatibility
+def test_strategies_have_the_devices_that_are_planned_for() -> None:
+    with planning_for(_EIGHT):
+        assert local_devices() == _EIGHT.devices
+        assert sg.MirroredStrategy().num_replicas_in_sync == 8
+        assert sg.MirroredStrategy(["gpu:0", "gpu:1"]).num_replicas_in_sync == 8
+        assert sg.MultiWorkerMirroredStrategy().num_replicas_in_sync == 8
+        assert sg.OneDeviceStrategy("gpu:0").num_replicas_in_sync == 1
+        strategy = sg.MirroredStrategy()
+        assert isinstance(strategy.topology, AbstractTopology)
+    with planning_for(parse_target("2xv5e:4x4").topology):
+        assert sg.TPUStrategy().num_replicas_in_sync == 32
+    assert planned_devices() is None
+    here = Topology(find_devices(["cpu:0", "cpu:1"]))
+    assert planned_topology(here) is here
+    assert not sg.MirroredStrategy(["cpu:0", "cpu:1"]).topology.is_abstract
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(
+            lambda: sg.ParameterServerStrategy(num_workers=1, num_servers=1), id="servers"
+        ),
+        pytest.param(lambda: sg.CentralStorageStrategy(["gpu:0"]), id="on the only accelerator"),
+        pytest.param(lambda: sg.CentralStorageStrategy(None, "gpu:1"), id="on an accelerator"),
+    ],
+)
+def test_parameter_servers_are_not_planned(make) -> None:
+    with planning_for(_EIGHT), pytest.raises(ValueError, match="cannot be planned"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "num_replicas", "size"),
+    [
+        pytest.param(
+            lambda: sg.MirroredStrategy([["gpu:0", "gpu:1"], ["gpu:2", "gpu:3"]]),
+            8,
+            2,
+            marks=pytest.mark.compatibility,
+        ),
+        (lambda: sg.MirroredStrategy([["gpu:0", "gpu:1", "gpu:2", "gpu:3"]]), 1, 4),
+        (lambda: sg.MirroredStrategy([["gpu:0"], ["gpu:1"]]), 16, 1),
+        (lambda: sg.MultiWorkerMirroredStrategy(devices_per_replica=4), 4, 4),
+    ],
+)
+def test_groups_of_devices_become_as_many_as_there_is_room_for(make, num_replicas, size) -> None:
+    with planning_for(parse_target("16xH100").topology):
+        topology = make().topology
+    assert (topology.num_replicas, topology.num_logical_devices) == (num_replicas, size)
+    assert topology.is_abstract
+    assert topology.mesh.size == num_replicas * size
+    assert topology.mesh.axis_names == ("replica", *topology.logical_axes)
+    for replica_id in range(num_replicas):
+        hosts = {device.process_index for device in topology.devices_of(replica_id)}
+        assert len(hosts) == 1
+
+
+@pytest.mark.parametrize("groups", [[[0, 1, 2], [3, 4, 5]], [list(range(9))]])
+def test_groups_that_a_host_has_no_room_for(groups) -> None:
+    with planning_for(_EIGHT), pytest.raises(ValueError, match="do not fit on hosts of 8"):
+        sg.MirroredStrategy(groups)
+
+
+def test_names_are_checked_for_absent_devices_too() -> None:
+    with planning_for(_EIGHT):
+        for names in (["disk:0"], [["disk:0"], ["disk:1"]]):
+            with pytest.raises(ValueError, match="is not a device name"):
+                find_groups(names) if isinstance(names[0], list) else find_devices(names)
+
+
+@pytest.mark.compatibility
+@pytest.mark.parametrize("shard_state", ["optimizer", "all"])
+def test_state_is_shared_out_as_it_is_asked_for(shard_state) -> None:
+    with planning_for(_EIGHT):
+        own = sg.MirroredStrategy(shard_state=shard_state)
+    with planning_for(_EIGHT, shard_state):
+        asked = sg.MirroredStrategy()
+    for strategy in (own, asked):
+        with strategy.scope():
+            layer = keras.layers.Dense(64)
+            layer.build((None, 128))
+            optimizer = keras.optimizers.Adam()
+            optimizer.build(layer.trainable_variables)
+        slots = [one for one in optimizer.variables if one.shape == (128, 64)]
+        assert len(slots) == 2
+        assert all(slot.store is not None for slot in slots)
+        assert (layer.kernel.store is not None) == (shard_state == "all")
+        assert layer.bias.store is None
+        assert layer.kernel.for_step.shape == (128, 64)
+
+
+def test_a_step_before_the_one_that_trains_gives_zeros_of_a_shared_table() -> None:
+    with planning_for(_EIGHT, "all"):
+        strategy = sg.MirroredStrategy()
+    with strategy.scope():
+        table = keras.layers.Embedding(2**16, 8)
+        table.build(None)
+    result = strategy.run(lambda ids: table(ids).sum(), args=(np.zeros(4, "int32"),))
+    np.testing.assert_array_equal(result.stacked, np.zeros(8))
+
+
+def test_variables_of_absent_devices_take_no_memory() -> None:
+    with planning_for(_EIGHT):
+        strategy = sg.MirroredStrategy()
+    before = sum(array.nbytes for array in jax.live_arrays())
+    with strategy.scope():
+        layer = keras.layers.Embedding(10**8, 64)
+        layer.build((None,))
+    after = sum(array.nbytes for array in jax.live_arrays())
+    assert layer.count_params() == 64 * 10**8
+    assert after - before < 10**6
+
+
+@pytest.mark.compatibility
+def test_results_on_absent_devices_are_zeros() -> None:
+    with planning_for(_EIGHT):
+        strategy = sg.MirroredStrategy()
+    parts = strategy.run(lambda x: (x + 1, x.sum()), args=(np.ones(3, "float32"),))
+    assert [part.stacked.shape for part in parts] == [(8, 3), (8,)]
+    assert not parts[0].stacked.any()
+
+
+def test_abstract_device_has_attributes_of_a_device() -> None:
+    device = AbstractDevice(3, "tpu", "TPU v4")
+    assert str(device) == "tpu:3"
+    assert (device.process_index, device.slice_index) == (0, 0)
+
+
+# Devices by name, by index and as objects; virtual CPU devices; rejected specs.
+
+
+@pytest.mark.parametrize(
+    ("spec", "device_id"),
+    [
+        ("cpu:1", 1),
+        ("CPU:1", 1),
+        ("/cpu:1", 1),
+        ("device:CPU:1", 1),
+        ("/device:CPU:1", 1),
+        ("/job:localhost/device:CPU:1", 1),
+        ("/job:localhost/replica:0/task:0/device:CPU:1", 1),
+        ("cpu", 0),
+        (7, 7),
+    ],
+)
+def test_one_device_is_found(spec, device_id) -> None:
+    (device,) = find_devices([spec])
+    assert (device.platform, device.id) == ("cpu", device_id)
+
+
+def test_devices_keep_their_order_whatever_they_are_given_as() -> None:
+    devices = find_devices([jax.devices()[3], "cpu:0", 2, "/device:CPU:6"])
+    assert [device.id for device in devices] == [3, 0, 2, 6]
+
+
+def test_local_devices_are_all_cpus_where_there_is_no_accelerator() -> None:
+    assert [device.id for device in local_devices()] == list(range(8))
+
+
+def test_no_device_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"devices=\[\] is empty"):
+        find_devices([])
+
+
+@pytest.mark.parametrize(
+    "specs", [["cpu:1", "cpu:1"], ["cpu:1", "/device:CPU:1"], ["cpu:0", "cpu:1", 1]]
+)
+def test_repeated_device_is_refused_and_named(specs) -> None:
+    with pytest.raises(ValueError, match=r"cpu:1 more than once(?s:.)*remove the duplicates"):
+        find_devices(specs)
+
+
+@pytest.mark.parametrize("spec", ["gpu:0", "tpu:3", "cuda:0", 8, -1])
+def test_device_that_does_not_exist_is_refused_with_a_list_of_those_that_do(spec) -> None:
+    names = ", ".join(f"cpu:{index}" for index in range(8))
+    with pytest.raises(ValueError, match=f"does not exist(?s:.)*one of {names}"):
+        find_devices([spec])
+
+
+def test_cpu_that_can_no_more_be_made_is_refused_with_the_way_to_make_it() -> None:
+    way = re.escape('jax.config.update("jax_num_cpu_devices", 9)')
+    with pytest.raises(ValueError, match=f"cpu:8 does not exist(?s:.)*JAX has started(?s:.)*{way}"):
+        find_devices(["cpu:8"])
+
+
+@pytest.mark.parametrize("name", ["", "cpu:", "cpu:x", "cpu:-1", "cpu:1\n", "cpu 1", "xpu:0", "0"])
+def test_string_that_is_not_a_device_name_is_refused(name) -> None:
+    with pytest.raises(
+        ValueError, match=r"is not a device name(?s:.)*a platform \(cpu, gpu, tpu\)"
+    ):
+        find_devices(["cpu:0", name])
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind"), [(None, "NoneType"), (1.0, "float"), (True, "bool"), (["cpu:0"], "list")]
+)
+def test_spec_of_another_type_is_refused(spec, kind) -> None:
+    with pytest.raises(TypeError, match=f"is of type {kind}(?s:.)*an index, or a jax.Device"):
+        find_devices([spec])
+
+
+@pytest.mark.parametrize(
+    "name", ["/job:worker/device:CPU:0", "/job:localhost/task:1/cpu:0", "/replica:1/cpu:0"]
+)
+def test_name_of_a_device_of_another_task_is_refused(name) -> None:
+    with pytest.raises(ValueError, match=f"{name}, which belongs to another process"):
+        find_devices([name])
+
+
+def test_device_of_another_process_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    with pytest.raises(ValueError, match=r"contains .*cpu:0.* belongs to another process"):
+        find_devices([jax.devices()[0]])
+
+
+REPORT = """
+import os, jax
+from stratagem.devices.finding import find_devices
+def report(specs):
+    try:
+        print([device.id for device in find_devices(specs)])
+    except ValueError as error:
+        print(str(error).replace("\\n", " "))
+"""
+STATE = "print(len(jax.devices('cpu')), os.environ.get('NPROC'))"
+
+
+def test_virtual_cpu_devices_are_made_with_threads_for_them() -> None:
+    program = f"{REPORT}report(['cpu:0', 'cpu:2'])\n{STATE}"
+    assert run_fresh(program, NPROC=None, XLA_FLAGS=None) == ["[0, 2]", "3 12"]
+
+
+def test_misspelt_name_does_not_start_jax_so_that_the_right_one_still_works() -> None:
+    program = f"{REPORT}report(['cpu:0', 'cpuu:1'])\nreport(['cpu:0', 'cpu:1'])"
+    refused, found = run_fresh(program, XLA_FLAGS=None)
+    assert "'cpuu:1' is not a device name" in refused
+    assert found == "[0, 1]"
+
+
+def test_virtual_cpu_devices_cannot_be_made_after_jax_has_started() -> None:
+    program = f"{REPORT}jax.devices()\nreport(['cpu:0', 'cpu:1'])\n{STATE}"
+    refused, state = run_fresh(program, NPROC=None, XLA_FLAGS=None)
+    assert "device cpu:1 does not exist." in refused
+    assert 'jax.config.update("jax_num_cpu_devices", 2)' in refused
+    assert state == "1 None"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("highest", "num_devices"), [(1, 4), (5, 6)])
+def test_virtual_cpu_devices_that_xla_flags_ask_for_are_never_made_fewer(
+    highest, num_devices
+) -> None:
+    program = f"{REPORT}report(['cpu:{highest}'])\n{STATE}"
+    flags = "--xla_force_host_platform_device_count=4"
+    lines = run_fresh(program, XLA_FLAGS=flags, NPROC="3")
+    assert lines == [f"[{highest}]", f"{num_devices} 3"]
+
+
+def test_virtual_cpu_devices_that_the_program_asked_for_are_never_made_fewer() -> None:
+    program = f"{REPORT}jax.config.update('jax_num_cpu_devices', 4)\nreport(['cpu:1'])\n{STATE}"
+    assert run_fresh(program, NPROC=None, XLA_FLAGS=None) == ["[1]", "4 16"]
+
+
+# Topology: mesh, shardings, and transfer of arrays.
+
+
+@pytest.fixture
+def three() -> Topology:
+    """Replicas on the devices 2, 0 and 1, so that replica order is not JAX's order."""
+    return Topology(find_devices(["cpu:2", "cpu:0", "cpu:1"]))
+
+
+def by_device(array: jax.Array) -> dict[int, np.ndarray]:
+    return {shard.device.id: np.asarray(shard.data) for shard in array.addressable_shards}
+
+
+def test_mesh_has_the_devices_in_replica_order_on_one_axis(three) -> None:
+    assert three.num_replicas == 3
+    assert three.mesh.axis_names == (REPLICA_AXIS,)
+    assert [device.id for device in three.mesh.devices] == [2, 0, 1]
+
+
+def test_default_topology_is_one_replica_on_the_default_device() -> None:
+    topology = Topology(None)
+    assert topology.num_replicas == 1
+    assert list(topology.mesh.devices) == jax.local_devices()[:1]
+
+
+def test_shardings_say_on_which_axis_the_replicas_are(three) -> None:
+    specs = [three.replicated.spec, three.stacked.spec, three.stacked_steps.spec]
+    assert specs == [
+        PartitionSpec(),
+        PartitionSpec(REPLICA_AXIS),
+        PartitionSpec(None, REPLICA_AXIS),
+    ]
+    steps = jax.device_put(np.arange(6).reshape(2, 3), three.stacked_steps)
+    columns = {device: part[:, 0].tolist() for device, part in by_device(steps).items()}
+    assert columns == {2: [0, 3], 0: [1, 4], 1: [2, 5]}
+
+
+@pytest.mark.parametrize("value", [1.5, np.arange(4, dtype=np.int32), np.zeros((0, 2), bool)])
+def test_replicate_puts_a_whole_copy_on_every_device(three, value) -> None:
+    copies = by_device(three.replicate(value))
+    assert set(copies) == {0, 1, 2}
+    for copy in copies.values():
+        np.testing.assert_array_equal(copy, value)
+
+
+def test_replicate_on_the_default_topology_makes_an_ordinary_array() -> None:
+    array = Topology(None).replicate(np.float32(2.5))
+    assert float(array) == 2.5
+    assert array.devices() == {jax.local_devices()[0]}
+
+
+def test_stack_puts_component_i_on_device_i(three) -> None:
+    values = [np.full((2,), index, np.float32) for index in range(3)]
+    stacked = three.stack(values)
+    np.testing.assert_array_equal(stacked, [[0, 0], [1, 1], [2, 2]])
+    parts = {device: part.tolist() for device, part in by_device(stacked).items()}
+    assert parts == {2: [[0, 0]], 0: [[1, 1]], 1: [[2, 2]]}
+
+
+def test_stack_on_the_default_topology_takes_components_from_different_devices() -> None:
+    values = [jax.device_put(np.float32(index), jax.devices()[index]) for index in range(3)]
+    np.testing.assert_array_equal(Topology(None).stack(values), [0, 1, 2])
+
+
+def test_stack_takes_random_keys(three) -> None:
+    keys = [jax.random.key(index) for index in range(3)]
+    stacked = three.stack(keys)
+    for key, part in zip(keys, stacked, strict=True):
+        np.testing.assert_array_equal(jax.random.key_data(part), jax.random.key_data(key))
+
+
+@pytest.mark.parametrize("is_default", [True, False])
+def test_stack_takes_traced_components(three, is_default) -> None:
+    topology = Topology(None) if is_default else three
+    stacked = jax.jit(lambda x: topology.stack([x, 2 * x, np.float32(0)]))(np.float32(3.0))
+    np.testing.assert_array_equal(stacked, [3, 6, 0])
+
+
+@pytest.mark.parametrize("is_default", [True, False])
+def test_stack_joins_known_components_while_something_else_is_traced(three, is_default) -> None:
+    topology = Topology(None) if is_default else three
+    kept = []
+
+    @jax.jit
+    def traced(x):
+        kept.append(topology.stack([np.float32(1), 2.0, np.float32(3)]))
+        return x + kept[0].sum()
+
+    assert float(traced(np.float32(10.0))) == 16.0
+    np.testing.assert_array_equal(kept[0], [1, 2, 3])
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_stack_of_another_number_of_components_is_refused(three, count) -> None:
+    with pytest.raises(ValueError, match=f"Received {count} values for 3 replicas"):
+        three.stack([np.float32(0.0)] * count)
+
+
+def test_devices_that_are_no_tuple_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"is of type list(?s:.)*a tuple of jax.Device, or None"):
+        Topology(jax.devices())
+
+
+def test_empty_devices_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"devices=\(\) is empty"):
+        Topology(())
+
+
+def test_platform_is_that_of_the_devices() -> None:
+    assert Topology(None).platform == Topology(tuple(jax.local_devices()[:2])).platform == "cpu"
+
+
+def test_replicas_with_several_copies_of_state_are_on_two_axes() -> None:
+    devices = tuple(jax.devices()[:6])
+    topology = Topology(devices).with_shard_size(3)
+    assert topology.mesh.shape == {"replica": 2, "shard": 3}
+    assert topology.replica_axis == topology.replica_axes == ("replica", "shard")
+    assert (topology.shard_axis, topology.num_shards, topology.num_replicas) == ("shard", 3, 6)
+    assert [*topology.mesh.devices.flat] == [*devices]
+    stacked = topology.put_stacked(np.arange(6))
+    assert [int(one.data[0]) for one in stacked.addressable_shards] == [*range(6)]
+    pairs = Topology.of_groups([devices[:2], devices[2:4], devices[4:]]).with_shard_size(1)
+    assert pairs.mesh.shape == {"replica": 3, "shard": 1, "logical": 2}
+
+
+def test_one_copy_of_state_needs_no_second_axis(three) -> None:
+    assert three.with_shard_size(3) == three.with_shard_size(None) == three
+    assert (three.replica_axis, three.shard_axis, three.num_shards) == ("replica", "replica", 3)
+    with pytest.raises(ValueError, match=r"shard_size=2 was given for 3 replicas.\n.*\[1, 3\]"):
+        three.with_shard_size(2)
+
+
+# Patches of libraries while a backend starts, and their removal.
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has scheduling policies")
+def test_gloo_gets_an_address_and_its_thread_takes_no_core_from_others(monkeypatch) -> None:
+    made: list[Any] = []
+
+    def make(*args: Any, **kwargs: Any) -> None:
+        policy = lambda: made.append((args, kwargs, os.sched_getscheduler(0)))  # noqa: E731
+        thread = threading.Thread(target=policy)
+        thread.start()
+        thread.join()
+
+    monkeypatch.setattr(library, "make_gloo_tcp_collectives", make)
+    with gloo_bound_to("192.0.2.7"):
+        library.make_gloo_tcp_collectives("client")
+    assert made == [(("client",), {"hostname": "192.0.2.7"}, os.SCHED_BATCH)]
+    assert library.make_gloo_tcp_collectives is make
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+def test_backends_start_as_before_where_jax_has_no_such_function(monkeypatch) -> None:
+    monkeypatch.delattr(library, "make_gloo_tcp_collectives")
+    with gloo_bound_to("192.0.2.7"):
+        assert not hasattr(library, "make_gloo_tcp_collectives")
+
+
+def test_every_process_caches_programs_without_callbacks(
+    monkeypatch,
+) -> None:
+    written: list[Any] = []
+    monkeypatch.setattr(compiler, "_cache_write", lambda *args: written.append(("asked", *args)))
+    monkeypatch.setattr(
+        compilation_cache, "put_executable_and_time", lambda *args: written.append(args)
+    )
+    enable_compilation_cache()
+    compiler._cache_write("key", 1.5, "module", "backend", "program", [])
+    compiler._cache_write("key", 1.5, "module", "backend", "program")  # of newer releases
+    asked = ("asked", "key", 1.5, "module", "backend", "program")
+    put = ("key", "module", "program", "backend", 1)
+    assert written == [(*asked, []), put, asked, put]
+    written.clear()
+    compiler._cache_write("key", 1.5, "module", "backend", "program", ["callback"])
+    assert written == [(*asked, ["callback"])]
+
+
+def test_full_disk_is_ignored(monkeypatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(compiler, "_cache_write", lambda *_: None)
+    monkeypatch.setattr(compilation_cache, "put_executable_and_time", fail)
+    enable_compilation_cache()
+    assert compiler._cache_write("key", 1.5, "module", "backend", "program", []) is None
+
+
+def test_cache_stays_as_it_is_where_jax_has_no_such_function(monkeypatch) -> None:
+    monkeypatch.delattr(compiler, "_cache_write")
+    enable_compilation_cache()
+    assert not hasattr(compiler, "_cache_write")
+
+
+# Status that a program reports while it waits for other processes.
+
+
+@pytest.fixture
+def group(monkeypatch) -> Iterator[Group]:
+    (member,) = joined(1, GroupLimits(join_s=120))
+    monkeypatch.setattr(lockstep, "current_group", lambda: member)
+    yield member
+    member.abandon()
+
+
+def test_error_that_comes_with_the_data_of_a_broken_group_is_reported_to_the_program(group) -> None:
+    with pytest.raises(OSError, match="disk"), lockstep.waiting_for_input("a dataset"):
+        raise OSError("disk")
+    assert not group.is_reported, "the group is whole"
+    group.report_error("a bug")
+    group.wait_for_verdict()
+    with pytest.raises(StopIteration), lockstep.waiting_for_input("a dataset"):
+        raise StopIteration
+    assert group.is_reported
+
+
+def test_without_a_group_nothing_is_said() -> None:
+    with lockstep.waiting_for_input("a dataset"):
+        assert lockstep.current_group() is None
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), ValueError("a bug")])
+def test_program_that_was_not_started_does_not_count(group, error) -> None:
+    """Other processes that wait in it learn that this process has left: it is a step behind."""
+
+    def start():
+        assert group.num_steps == 1
+        raise error
+
+    with pytest.raises(type(error)):
+        lockstep.run_together("train", start, platform="cpu")
+    assert group.num_steps == 0
+    assert lockstep.run_together("train", lambda: (7, ()), platform="cpu") == 7
+    assert group.num_steps == 1

@@ -1,0 +1,487 @@
+"""Rules for primitives, against what changing one row of the input does to the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from stratagem.execution.analysis.replication import is_by_element
+from stratagem.execution.analysis.retracing import retrace
+from stratagem.execution.analysis.row_degrees import MIXED as MIXED_OF_ROW_DEGREES
+from stratagem.execution.analysis.row_degrees import RowDegrees, row_degrees
+from stratagem.execution.analysis.row_effects import RowEffect, row_effects
+from stratagem.execution.analysis.row_rules import (
+    ELEMENTWISE,
+    LINEAR,
+    SUB_JAXPRS,
+    contracts_rows,
+    keeps_rows,
+    shape_of,
+)
+
+X = np.random.default_rng(0).normal(size=(3, 4, 2)).astype(np.float32)
+WEIGHTS = np.random.default_rng(1).normal(size=(4, 5)).astype(np.float32)
+IMAGES = np.random.default_rng(2).normal(size=(3, 4, 4, 1)).astype(np.float32)
+KERNEL = np.ones((2, 2, 1, 1), np.float32)
+
+# Function, example, row axis of the example, and of the result.
+KEPT: dict[str, tuple[Callable[[Any], Any], Any, int, int]] = {
+    "sum of other axes": (lambda x: jnp.sum(x, axis=(1, 2)), X, 0, 0),
+    "cumsum of another axis": (lambda x: lax.cumsum(x, axis=1), X, 0, 0),
+    "reverse of another axis": (lambda x: lax.rev(x, (2,)), X, 0, 0),
+    "flattened rows": (lambda x: lax.reshape(x, (3, 8)), X, 0, 0),
+    "a new leading axis": (lambda x: lax.reshape(x, (1, 3, 8)), X, 0, 1),
+    "broadcast": (lambda x: lax.broadcast_in_dim(x, (5, 3, 4, 2), (1, 2, 3)), X, 0, 1),
+    "transpose": (lambda x: lax.transpose(x, (1, 0, 2)), X, 0, 1),
+    "slice of columns": (lambda x: lax.slice(x, (0, 1, 0), (3, 3, 2)), X, 0, 0),
+    "padded columns": (lambda x: lax.pad(x, 0.0, ((0, 0, 0), (1, 1, 0), (0, 0, 0))), X, 0, 0),
+    "largest of the last axis": (lambda x: lax.top_k(x, 1)[0], X, 0, 0),
+    "product with weights": (
+        lambda x: lax.dot_general(x, WEIGHTS, (((1,), (0,)), ((), ()))), X, 0, 0,
+    ),
+    "convolution": (
+        lambda x: lax.conv_general_dilated(
+            x, KERNEL, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        ),
+        IMAGES, 0, 0,
+    ),
+}  # fmt: skip
+MIXED: dict[str, tuple[Callable[[Any], Any], Any, int, int | None]] = {
+    "sum of the rows": (lambda x: jnp.sum(x, axis=0), X, 0, None),
+    "cumsum of the rows": (lambda x: lax.cumsum(x, axis=0), X, 0, 0),
+    "reverse of the rows": (lambda x: lax.rev(x, (0,)), X, 0, 0),
+    "every second row": (lambda x: lax.slice(x, (0, 0, 0), (3, 4, 2), (2, 1, 1)), X, 0, 0),
+    "some rows": (lambda x: lax.slice(x, (1, 0, 0), (3, 4, 2)), X, 0, 0),
+    "padded rows": (lambda x: lax.pad(x, 0.0, ((1, 0, 0), (0, 0, 0), (0, 0, 0))), X, 0, 0),
+    "largest of the rows": (lambda x: lax.top_k(x, 1)[0], X[..., 0].T, 1, 1),
+    "product over the rows": (
+        lambda x: lax.dot_general(x, np.ones((3, 2), np.float32), (((0,), (0,)), ((), ()))),
+        X, 0, 0,
+    ),
+    "rows in another order": (lambda x: lax.reshape(x, (4, 3, 2)), X, 0, 1),
+    "broadcast along the rows": (
+        lambda x: lax.broadcast_in_dim(x, (3, 4, 2, 3), (0, 1, 2)), X, 0, 3,
+    ),
+}  # fmt: skip
+
+
+def equation_of(function: Callable[..., Any], *examples: Any) -> Any:
+    jaxpr = jax.make_jaxpr(function)(*examples).jaxpr
+    return jaxpr.eqns[-1]
+
+
+def answer(
+    function: Callable[[Any], Any], example: Any, row_axis: int, out_axis: int | None
+) -> Any:
+    eqn = equation_of(function, example)
+    in_axes = [row_axis, *[None] * (len(eqn.invars) - 1)]
+    return keeps_rows(eqn, in_axes, [out_axis] * len(eqn.outvars))
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_rows_are_kept_and_only_the_row_that_changes_differs(name) -> None:
+    function, example, row_axis, out_axis = KEPT[name]
+    assert answer(function, example, row_axis, out_axis) is True
+    changed = np.array(example)
+    changed[(slice(None),) * row_axis + (1,)] += 10
+    differs = np.asarray(function(changed)) != np.asarray(function(example))
+    rows = np.moveaxis(differs, out_axis, 0).reshape(differs.shape[out_axis], -1).any(axis=1)
+    assert rows.tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_rows_that_depend_on_others_are_never_called_kept(name) -> None:
+    function, example, row_axis, out_axis = MIXED[name]
+    assert not answer(function, example, row_axis, out_axis)
+
+
+def test_primitive_without_a_rule_is_unknown() -> None:
+    eqn = equation_of(lambda x: jnp.linalg.cholesky(x), np.eye(3, dtype=np.float32)[None])
+    assert eqn.primitive.name not in ELEMENTWISE
+    assert keeps_rows(eqn, [0], [0]) is None
+
+
+def test_lookup_keeps_the_rows_of_its_ids_but_not_of_its_table() -> None:
+    table, ids = np.ones((7, 2), np.float32), np.array([[1], [2], [3]], np.int32)
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,)
+    )
+    eqn = equation_of(lambda t, i: lax.gather(t, i, numbers, (1, 2)), table, ids)
+    assert eqn.primitive.name == "gather"
+    assert keeps_rows(eqn, [None, 0], [0]) is True
+    assert keeps_rows(eqn, [0, None], [0]) is None
+
+
+def test_product_of_two_batches_keeps_rows_only_along_a_batch_axis() -> None:
+    def product(left: Any, right: Any) -> Any:
+        return lax.dot_general(left, right, (((2,), (2,)), ((0,), (0,))))
+
+    eqn = equation_of(product, X, X)
+    assert keeps_rows(eqn, [0, 0], [0]) is True
+    assert keeps_rows(eqn, [1, 1], [1]) is False
+
+
+def test_contraction_is_over_the_rows_of_both_factors() -> None:
+    eqn = equation_of(lambda x, y: lax.dot_general(x, y, (((0,), (0,)), ((), ()))), X, X)
+    assert contracts_rows(eqn, [0, 0])
+    assert not contracts_rows(eqn, [0, 1])
+    assert not contracts_rows(eqn, [1, 1])
+
+
+def test_linear_primitives_add_up() -> None:
+    """Primitives that are listed as linear and keep the dtype."""
+    calls = {
+        "broadcast_in_dim": lambda x: lax.broadcast_in_dim(x, (2, 3, 4, 2), (1, 2, 3)),
+        "copy": jnp.copy,
+        "neg": lax.neg,
+        "reduce_sum": lambda x: jnp.sum(x, axis=0),
+        "reshape": lambda x: lax.reshape(x, (24,)),
+        "squeeze": lambda x: lax.squeeze(x[:1], (0,)),
+        "transpose": lambda x: lax.transpose(x, (2, 0, 1)),
+    }
+    assert set(calls) <= LINEAR
+    y = X[::-1] * 2
+    for name, call in calls.items():
+        np.testing.assert_allclose(call(X + 3 * y), call(X) + 3 * call(y), rtol=1e-5, err_msg=name)
+    assert not {"exp", "mul", "max", "abs"} & LINEAR
+
+
+def test_parameters_of_inner_programs_are_those_of_jax() -> None:
+    jitted = equation_of(jax.jit(lambda x: x + 1), X)
+    assert SUB_JAXPRS[jitted.primitive.name] in jitted.params
+    smooth = equation_of(jax.nn.relu, X)
+    assert SUB_JAXPRS[smooth.primitive.name] in smooth.params
+    assert shape_of(jitted.invars[0]) == X.shape
+
+
+# How results grow with the rows of a batch, and what is no sum or mean over rows.
+
+_SIZES = (3, 6)
+_WEIGHTS = jnp.linspace(0.1, 0.6, 8).reshape(4, 2)
+
+
+def _analyzed(function: Callable[[Any], Any]) -> RowDegrees:
+    traces = [jax.make_jaxpr(function)(jnp.ones((size, 4))) for size in _SIZES]
+    return row_degrees(traces, _SIZES)
+
+
+def _per_row(x: Any) -> Any:
+    return jnp.sum(jnp.tanh(x @ _WEIGHTS) ** 2, axis=-1)
+
+
+def _gradient(loss: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+    return lambda x: jax.grad(lambda weights: loss(x, weights))(_WEIGHTS)
+
+
+def _scanned(x: Any, weights: Any) -> Any:
+    carried, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h * w.sum()), None), x, weights)
+    return jnp.sum(carried)
+
+
+_DEGREES: list[tuple[Callable[[Any], Any], float | None]] = [
+    (_per_row, 0),
+    (lambda x: jnp.mean(_per_row(x)), 0),
+    (lambda x: jnp.sum(_per_row(x)), 1),
+    (lambda x: jnp.sum(_per_row(x)) / 8, 1),
+    (lambda x: jnp.sum(_per_row(x)) / len(x), 0),
+    (lambda x: jnp.sum(_per_row(x)) / len(x) ** 2, -1),
+    (lambda x: jnp.sum(x.reshape(-1, 2)), 1),
+    (lambda x: jnp.mean(x.reshape(-1, 2)), 0),
+    (lambda x: jnp.sum(jnp.concatenate([x, x * 2])), 1),
+    (lambda x: jnp.sum(jnp.ones(len(x))), 1),
+    (lambda x: jnp.sum(x) / jnp.sum(jnp.ones(len(x))), 0),
+    (lambda x: jnp.sum(x) / (jnp.sum(jnp.float32(x > 0)) + 1e-7), 0),
+    (lambda x: jnp.sum(x) / jnp.maximum(jnp.sum(jnp.float32(x > 0)), 1.0), 0),
+    (lambda x: jnp.sum(x) + 5.0, MIXED_OF_ROW_DEGREES),
+    (lambda x: jnp.sum(x) + jnp.sum(_WEIGHTS**2), MIXED_OF_ROW_DEGREES),
+    (lambda x: jnp.mean(x) + jnp.sum(_WEIGHTS**2), 0),
+    (lambda x: jnp.sum(x) + jnp.zeros(()), 1),
+    (lambda x: jnp.where(jnp.sum(x) > 0, jnp.sum(x), 0.0), 1),
+    (lambda x: jnp.sqrt(jnp.mean(x)), 0),
+    (lambda x: jnp.exp(jnp.sum(x)), None),
+    (lambda x: jnp.var(x, ddof=1), None),
+    (lambda x: jnp.sum(x[: len(x) // 3]), 1),
+    (lambda x: jax.lax.fori_loop(0, 3, lambda _, total: total + jnp.sum(x), 0.0), 1),
+    (lambda x: jax.lax.while_loop(lambda t: t < 9.0, lambda t: t + jnp.sum(x), 0.0), None),
+    (_gradient(lambda x, w: jnp.mean((x @ w) ** 2)), 0),
+    (_gradient(lambda x, w: jnp.sum((x @ w) ** 2) / 8), 1),
+    (_gradient(lambda x, w: jnp.sum(x @ w) + jnp.sum(w**2)), MIXED_OF_ROW_DEGREES),
+    (_gradient(lambda x, w: jnp.sum(jax.nn.log_softmax(x @ w)[:, 0])), 1),
+    (_gradient(lambda x, w: jnp.mean(w[jnp.argmax(x, axis=1)])), 0),
+    (_gradient(lambda x, w: jnp.sum(w[jnp.argmax(x, axis=1)])), 1),
+    (_gradient(lambda x, w: _scanned(x, w)), 1),
+    (_gradient(lambda x, w: _scanned(x, w) / len(x)), 0),
+    (_gradient(lambda x, w: jnp.mean(jax.checkpoint(lambda a: jnp.tanh(a @ w))(x))), 0),
+]
+
+
+def _numbered(table: list[Any]) -> dict[str, Any]:
+    return {"argvalues": table, "ids": [str(row) for row in range(len(table))]}
+
+
+@pytest.mark.parametrize(("function", "degree"), **_numbered(_DEGREES))
+def test_degree_of_a_result(function: Callable[[Any], Any], degree: float | None) -> None:
+    assert _analyzed(function).degrees == [degree]
+
+
+def test_degree_of_the_gradient_of_a_convolution() -> None:
+    kernel = jnp.ones((2, 1, 1))
+
+    def gradient(x: Any) -> Any:
+        def loss(kernel: Any) -> Any:
+            numbers = ("NWC", "WIO", "NWC")
+            out = jax.lax.conv_general_dilated(
+                x[:, :, None], kernel, (1,), "SAME", dimension_numbers=numbers
+            )
+            return jnp.sum(out)
+
+        return jax.grad(loss)(kernel)
+
+    assert _analyzed(gradient).degrees == [1]
+
+
+_MIXING: list[Callable[[Any], Any]] = [
+    lambda x: jnp.sqrt(jnp.mean(x)),
+    lambda x: jnp.sum(x) / jnp.sum(jnp.float32(x > 0)),
+    lambda x: jnp.max(x),
+    lambda x: jnp.mean((x - jnp.mean(x, axis=0)) ** 2),
+    lambda x: jnp.mean(x @ x.T),
+    lambda x: jnp.mean(jax.nn.softmax(x, axis=0)),
+    lambda x: jnp.mean(x) * jnp.mean(x**2),
+    lambda x: jnp.mean(jnp.sort(x, axis=0)[0]),
+]
+
+
+@pytest.mark.parametrize("function", **_numbered(_MIXING))
+def test_what_is_no_sum_or_mean_over_rows(function: Callable[[Any], Any]) -> None:
+    assert _analyzed(function).mixing
+
+
+_LINEAR: list[Callable[[Any], Any]] = [
+    lambda x: jnp.mean(_per_row(x)) + 0.1 * jnp.sum(_WEIGHTS**2),
+    lambda x: 0.5 * jnp.sum(x) / len(x) - jnp.mean(x**2) * _WEIGHTS[0, 0],
+    lambda x: jnp.mean(jax.nn.softmax(x, axis=1)),
+    lambda x: jnp.mean(x / jnp.max(x, axis=1, keepdims=True)),
+    lambda x: jnp.mean(x * jnp.float32(jnp.arange(len(x)) < len(x))[:, None]),
+    _gradient(lambda x, w: jnp.mean(jnp.exp(x @ w))),
+]
+
+
+@pytest.mark.parametrize("function", **_numbered(_LINEAR))
+def test_what_is_made_of_sums_and_means_over_rows(function: Callable[[Any], Any]) -> None:
+    found = _analyzed(function)
+    assert found.combining
+    assert not found.mixing
+
+
+def test_rows_that_stay_apart_are_not_combined() -> None:
+    assert not _analyzed(_per_row).combining
+
+
+def test_functions_that_differ_by_rows_are_not_known() -> None:
+    assert _analyzed(lambda x: jnp.sum(x) if len(x) == 3 else jnp.sum(x) * 2).degrees == [None]
+
+
+# Effects that are read off a function's operations, beside what they must be.
+
+_ROWS, _SUM, _MEAN = RowEffect.ROWS, RowEffect.SUM, RowEffect.MEAN
+_MIXED, _UNKNOWN = RowEffect.MIXED, RowEffect.UNKNOWN
+
+# Functions of x, shape (rows, 5, 3), and of labels, shape (rows,).
+_FUNCTIONS: dict[str, tuple[Callable[[Any, Any], Any], RowEffect]] = {
+    "elementwise": (lambda x, labels: jnp.tanh(x) * 2.0 + 1.0, _ROWS),
+    "softmax of a row": (lambda x, labels: jax.nn.softmax(x, axis=-1), _ROWS),
+    "argmax": (lambda x, labels: jnp.argmax(x[:, 0], -1) == labels, _ROWS),
+    "lookup": (
+        lambda x, labels: jnp.take_along_axis(x[:, 0], labels[:, None], 1)[:, 0],
+        _ROWS,
+    ),
+    "one-hot": (lambda x, labels: jax.nn.one_hot(labels, 3) * x[:, 0], _ROWS),
+    "flat": (lambda x, labels: x.reshape(-1), _ROWS),
+    "attention in a row": (lambda x, labels: jnp.einsum("btc,bsc->bts", x, x), _ROWS),
+    "weights": (lambda x, labels: x @ jnp.ones((3, 2)), _ROWS),
+    "sum": (lambda x, labels: jnp.sum(x), _SUM),
+    "count": (lambda x, labels: jnp.sum(jnp.ones_like(labels)), _SUM),
+    "confusion": (
+        lambda x, labels: jax.nn.one_hot(labels, 3).T @ jax.nn.one_hot(labels, 3),
+        _SUM,
+    ),
+    "mean": (lambda x, labels: 0.5 * jnp.mean(x) + 1.0, _MEAN),
+    "constant": (lambda x, labels: jnp.float32(0.25), RowEffect.FREE),
+    "length": (lambda x, labels: jnp.float32(x.shape[0]), RowEffect.COUNT),
+    "pairs": (lambda x, labels: x[:, 0] @ x[:, 0].T, _MIXED),
+    "pairs in a sum": (lambda x, labels: jnp.sum(jnp.exp(x[:, 0] @ x[:, 0].T)), _MIXED),
+    "root of a mean": (lambda x, labels: jnp.sqrt(jnp.mean(x)), _MIXED),
+    "ratio": (lambda x, labels: jnp.sum(x) / jnp.sum(x * x), _MIXED),
+    "less the mean": (lambda x, labels: x - jnp.mean(x, axis=0), _MIXED),
+    "softmax over rows": (lambda x, labels: jax.nn.softmax(x, axis=0), _MIXED),
+    "in order": (lambda x, labels: jnp.cumsum(x, axis=0), _MIXED),
+    "numbered": (lambda x, labels: labels * jnp.arange(labels.shape[0]), _MIXED),
+    "shifted": (lambda x, labels: x[1:] - x[:-1], _UNKNOWN),
+    "largest": (lambda x, labels: jnp.max(x), _MIXED),
+    "flat in another order": (lambda x, labels: x.transpose(1, 0, 2).reshape(-1), _UNKNOWN),
+    "loop": (lambda x, labels: jax.lax.fori_loop(0, 2, lambda _, y: y + x, x), _UNKNOWN),
+}
+
+
+@pytest.mark.parametrize("name", _FUNCTIONS)
+def test_effect_of_a_function(name: str) -> None:
+    function, expected = _FUNCTIONS[name]
+    rows = [jnp.ones((4, 5, 3)), jnp.zeros((4,), "int32")]
+    effects = row_effects(lambda state, given: [function(*given)], [], rows, 4)
+    assert effects is not None
+    if expected is _UNKNOWN:
+        assert effects[0] in (_UNKNOWN, _MIXED)
+    else:
+        assert effects == [expected]
+
+
+def test_effect_on_a_state() -> None:
+    state, rows = [jnp.zeros(()), jnp.zeros(()), jnp.zeros(()), jnp.zeros(())], [jnp.ones((6, 2))]
+
+    def update(state: list[Any], rows: list[Any]) -> list[Any]:
+        total, count, batches, largest = state
+        (x,) = rows
+        return [
+            total + jnp.sum(x),
+            count + x.shape[0],
+            batches + 1.0,
+            jnp.maximum(largest, jnp.max(x)),
+        ]
+
+    added = RowEffect.INPUT_PLUS_SUM
+    effects = row_effects(update, state, rows, 6)
+    assert effects is not None
+    assert effects[:2] == [added, added]
+    assert added not in effects[2:]
+
+
+def test_state_in_another_place_and_code_for_one_size_are_no_proof() -> None:
+    state, rows = [jnp.zeros(()), jnp.zeros(())], [jnp.ones((6, 2))]
+    assert row_effects(lambda s, r: s[::-1], state, rows, 6) == [_UNKNOWN] * 2
+    assert row_effects(lambda s, r: [r[0] + np.ones((6, 2))], [], rows, 6) is None
+
+
+# Evaluating a trace anew gives what the function gives, without the mesh that it was traced in.
+
+
+def conditions(x: jax.Array) -> jax.Array:
+    return jax.lax.cond(x.sum() > 0, lambda v: jnp.where(v > 1, v, -v), lambda v: v * 3, x)
+
+
+def loops(x: jax.Array) -> jax.Array:
+    limit = x.max()
+    return jax.lax.while_loop(lambda v: v.sum() < 40 + limit, lambda v: v * 2 + limit, x)
+
+
+def scans(x: jax.Array) -> jax.Array:
+    scale = jnp.clip(x[0], 1, 2)
+
+    def step(carry, part):
+        return carry + part * scale, jnp.linalg.norm(carry)
+
+    end, parts = jax.lax.scan(step, jnp.zeros(()), x, reverse=True)
+    return jnp.concatenate([end[None], parts])
+
+
+def derivatives(x: jax.Array) -> jax.Array:
+    return jax.nn.relu(x) + jax.checkpoint(jnp.sin)(x) + jax.nn.silu(x) + jax.nn.softmax(x)
+
+
+def distinct(x: jax.Array) -> jax.Array:
+    values, places = jnp.unique(x, return_inverse=True, size=6, fill_value=9)
+    return values + places.sum().astype(x.dtype) + jax.ops.segment_sum(x, places, num_segments=6)
+
+
+def repeats(x: jax.Array) -> jax.Array:
+    return jax.lax.fori_loop(0, 3, lambda index, v: v @ v.T / (index + 1), jnp.outer(x, x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [conditions, loops, scans, derivatives, distinct, repeats])
+def test_gives_what_the_function_gives(function) -> None:
+    x = jnp.array([0.5, 2.0, -1.0, 3.0])
+    traced = jax.make_jaxpr(jax.jit(function))(x)
+    for given in (x, -x):
+        (got,) = jax.jit(lambda value: retrace(traced, [value]))(given)
+        np.testing.assert_allclose(got, function(given), rtol=1e-6)
+
+
+def test_calls_of_a_name_can_be_replaced() -> None:
+    @jax.jit
+    def doubled(x):
+        return x * 2
+
+    traced = jax.make_jaxpr(lambda x: doubled(x) + jax.jit(jnp.square)(x))(jnp.ones(2))
+    (got,) = retrace(traced, [jnp.full(2, 3.0)], {"doubled": lambda x: [x * 10]})
+    np.testing.assert_array_equal(got, [39.0, 39.0])
+
+
+@pytest.mark.compatibility
+def test_what_was_traced_for_replicas_goes_with_arrays_of_a_mesh() -> None:
+    mesh = Mesh(np.array(jax.devices()[:2]), ("replica",))
+
+    def function(x):
+        order = jnp.unique(x, size=4)
+        return jnp.where(x > 0, jnp.clip(x, 0, 2), jax.nn.softplus(x)) + order
+
+    whole = jax.make_jaxpr(
+        jax.shard_map(function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    )(jnp.ones(4))
+    (eqn,) = whole.eqns
+    x = jax.device_put(jnp.array([1.0, -1.0, 3.0, 0.0]), NamedSharding(mesh, P("replica")))
+    (got,) = jax.jit(lambda value: retrace(eqn.params["jaxpr"], [value * 1]))(x)
+    np.testing.assert_allclose(got + x, function(x) + x, rtol=1e-6)
+
+
+# Operations by element: those that a device may do for its own part of an array.
+
+
+def equation(function: Any) -> Any:
+    """The only operation of a function of a matrix."""
+    (eqn,) = jax.make_jaxpr(function)(jnp.ones((2, 3))).jaxpr.eqns
+    return eqn
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jax.lax.sqrt(x),
+        lambda x: x * 2.0,
+        lambda x: x**3,
+        jax.jit(lambda x: jnp.exp(x) - x),
+    ],
+    ids=["sqrt", "product", "power", "inner"],
+)
+def test_elements_of_the_result_follow_from_the_same_elements(function) -> None:
+    assert is_by_element(equation(function))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.T,
+        lambda x: jax.lax.cumsum(x),
+        jax.jit(lambda x: x - jnp.sum(x)),
+        lambda x: jax.lax.rev(x, (0,)),
+    ],
+    ids=["transpose", "running sum", "inner sum", "reversed"],
+)
+def test_others_do_not(function) -> None:
+    assert not is_by_element(equation(function))
+
+
+def test_callers_may_allow_more() -> None:
+    eqn = equation(lambda x: jax.lax.rev(x, (0,)))
+    assert is_by_element(eqn, also=("rev",))
+    inner = equation(jax.jit(lambda x: jax.lax.rev(x, (0,)) + x))
+    assert not is_by_element(inner)
+    assert is_by_element(inner, also=("rev",))

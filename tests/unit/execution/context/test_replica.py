@@ -1,0 +1,387 @@
+"""ReplicaContext, with a fake communicator."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem import contexts as stack
+from stratagem.contexts import ContextFrame, FrameKind, get_strategy
+from stratagem.devices.collectives.islands import Islands
+from stratagem.errors import InvalidArgumentError
+from stratagem.execution.communicator import Communicator
+from stratagem.execution.context.explicit_device import explicit_device, naming_device
+from stratagem.execution.context.replica import (
+    ReplicaBatch,
+    ReplicaContext,
+    check_axis,
+    check_equal_shapes,
+)
+from stratagem.options import ReduceOp
+
+
+class Recorder(Communicator):
+    """Stands in for two replicas of which the other one holds ten times the value."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    @property
+    def num_replicas(self) -> int:
+        return 2
+
+    def all_reduce(self, op: ReduceOp, value: Any) -> Any:
+        self.calls.append((op, value))
+        return 11 * value if op is ReduceOp.SUM else 5.5 * value
+
+    def all_gather(self, value: Any, axis: int, lengths: tuple[int, ...] | None) -> Any:
+        self.calls.append((np.shape(value), axis, lengths))
+        return np.concatenate([value, 10 * value], axis=axis)
+
+    def all_to_all(self, value: Any) -> Any:
+        return value
+
+    def among(self, groups: Any) -> Communicator:
+        return self
+
+    def merge(self, strategy: Any, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return fn(strategy, *args, **kwargs)
+
+
+class Strategy:
+    """Stands in for a strategy: an identity, and devices."""
+
+    extended = property(lambda self: self)
+    worker_devices = ("device 0", "device 1")
+
+    def __repr__(self) -> str:
+        return "Strategy()"
+
+
+STRATEGY = Strategy()
+
+
+@pytest.fixture
+def others() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def context(others) -> ReplicaContext:
+    """Replica 1 of 2, in a step with 3 rows a replica of which it has 2."""
+    return ReplicaContext(STRATEGY, 1, others, ReplicaBatch(size=3, lengths=(3, 2)))
+
+
+def entered(context: ReplicaContext) -> contextlib.AbstractContextManager[None]:
+    return stack.push(FrameKind.REPLICA, STRATEGY, context)
+
+
+def test_context_has_its_replica(context, others) -> None:
+    assert context.strategy is STRATEGY
+    assert context.replica_id_in_sync_group == 1
+    assert context.num_replicas_in_sync == 2
+    assert context.communicator is others
+    assert context.devices == ("device 0", "device 1")
+    assert repr(context) == "ReplicaContext(Strategy(), replica_id_in_sync_group=1)"
+
+
+def test_context_has_its_examples(context) -> None:
+    assert context.batch.size == 3
+    assert context.num_examples == 2
+    assert context.global_num_examples == 5
+    np.testing.assert_array_equal(context.example_mask, [True, True, False])
+
+
+def test_context_is_of_the_only_replica_by_default() -> None:
+    alone = ReplicaContext(STRATEGY)
+    assert (alone.replica_id_in_sync_group, alone.num_replicas_in_sync) == (0, 1)
+    assert alone.num_examples is None
+    assert alone.example_mask is None
+
+
+@pytest.mark.parametrize(
+    ("op", "parsed", "factor"),
+    [("sum", ReduceOp.SUM, 11), ("Mean", ReduceOp.MEAN, 5.5), (ReduceOp.SUM, ReduceOp.SUM, 11)],
+)
+def test_all_reduce_reduces_leaf_by_leaf(context, others, op, parsed, factor) -> None:
+    with entered(context):
+        result = context.all_reduce(op, {"a": [2.0, (4.0,)], "none": None}, options="ignored")
+    assert result == {"a": [2.0 * factor, (4.0 * factor,)], "none": None}
+    assert others.calls == [(parsed, 2.0), (parsed, 4.0)]
+
+
+@pytest.mark.parametrize("op", ["max", "", None, 3])
+def test_unknown_reduction_is_refused(context, op) -> None:
+    with entered(context), pytest.raises(ValueError, match=f"reduce_op={op!r} is not a reduction"):
+        context.all_reduce(op, 1.0)
+
+
+def test_all_gather_gathers_leaf_by_leaf_with_true_lengths(context, others) -> None:
+    rows, other = np.ones((3, 3)), np.ones((2, 3))
+    with entered(context):
+        context.all_gather([rows, other], axis=0)
+        context.all_gather({"rows": rows}, axis=-2)
+        context.all_gather(rows, axis=-1, options="ignored")
+    assert others.calls == [
+        ((3, 3), 0, (3, 2)),
+        ((2, 3), 0, None),
+        ((3, 3), 0, (3, 2)),
+        ((3, 3), 1, None),
+    ]
+
+
+def test_all_gather_of_a_full_batch_has_no_padding_to_tell(others) -> None:
+    context = ReplicaContext(STRATEGY, 0, others, ReplicaBatch(size=3))
+    with entered(context):
+        result = context.all_gather(np.arange(3), axis=0)
+    np.testing.assert_array_equal(result, [0, 1, 2, 0, 10, 20])
+    assert others.calls == [((3,), 0, None)]
+
+
+def test_merge_call_leaves_replica_context_for_the_call(context) -> None:
+    frames = []
+
+    def merge(strategy, first, *, second):
+        assert strategy is STRATEGY
+        frames.append(stack.current_frame())
+        return first + second
+
+    with entered(context):
+        assert context.merge_call(merge, args=(1,), kwargs={"second": 2}) == 3
+        frames.append(stack.current_frame())
+    kinds = [FrameKind.MERGE, FrameKind.REPLICA]
+    assert frames == [ContextFrame(kind, STRATEGY, context) for kind in kinds]
+
+
+@pytest.mark.parametrize("merge_fn", [None, 3, "name"])
+def test_merge_call_of_non_callable_is_refused(context, merge_fn) -> None:
+    kind = type(merge_fn).__name__
+    with (
+        entered(context),
+        pytest.raises(TypeError, match=f"merge_fn={merge_fn!r} is of type {kind}(?s:.)*a function"),
+    ):
+        context.merge_call(merge_fn)
+
+
+CALLS = {
+    "merge_call": (lambda context: context.merge_call(lambda _: None), "strategy.run"),
+    "all_reduce": (lambda context: context.all_reduce("sum", 1.0), "strategy.reduce"),
+    "all_gather": (lambda context: context.all_gather(np.ones(1), 0), "strategy.gather"),
+}
+
+
+@pytest.mark.parametrize("method", CALLS)
+@pytest.mark.parametrize("kind", [FrameKind.SCOPE, FrameKind.MERGE, FrameKind.UPDATE])
+def test_method_in_cross_replica_context_is_refused_with_a_fix(context, method, kind) -> None:
+    call, instead = CALLS[method]
+    with (
+        stack.push(kind, STRATEGY, context),
+        pytest.raises(
+            RuntimeError,
+            match=f"{method} was called in cross-replica context(?s:.)*use {instead} here",
+        ),
+    ):
+        call(context)
+
+
+@pytest.mark.parametrize("method", CALLS)
+def test_method_of_a_context_that_is_over_is_refused(context, method) -> None:
+    call, _ = CALLS[method]
+    words = (
+        rf"{method} was called outside its replica function(?s:.)*use sg.get_replica_context\(\)"
+    )
+    with pytest.raises(RuntimeError, match=words):
+        call(context)
+    with entered(ReplicaContext(STRATEGY)), pytest.raises(RuntimeError, match=words):
+        call(context)
+
+
+def test_default_context_may_be_kept() -> None:
+    context = ReplicaContext(get_strategy())
+    assert context.all_reduce("mean", 2.5) == 2.5
+    assert context.merge_call(lambda strategy, x: (strategy, x), (1,)) == (get_strategy(), 1)
+
+
+@pytest.mark.parametrize(
+    ("axis", "ndim", "expected"), [(0, 1, 0), (-1, 1, 0), (2, 3, 2), (-3, 3, 0)]
+)
+def test_axis_is_counted_from_the_front(axis, ndim, expected) -> None:
+    assert check_axis(axis, ndim, "gather") == expected
+
+
+@pytest.mark.parametrize("axis", [None, 0.0, "0", True, (0,)], ids=repr)
+def test_axis_that_is_not_an_int_is_refused(axis) -> None:
+    kind = type(axis).__name__
+    with pytest.raises(TypeError, match=rf"received axis=.* of type {kind}(?s:.)*an int"):
+        check_axis(axis, 2, "gather")
+
+
+def test_axis_of_a_scalar_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"gather received a scalar(?s:.)*rank 1 or more"):
+        check_axis(0, 0, "gather")
+
+
+@pytest.mark.parametrize("axis", [2, -3])
+def test_axis_out_of_range_is_refused(axis) -> None:
+    with pytest.raises(ValueError, match=rf"axis={axis}, out of range(?s:.)*-2 <= axis < 2"):
+        check_axis(axis, 2, "gather")
+
+
+def test_scalar_or_bad_axis_is_refused_before_the_others_are_asked(context, others) -> None:
+    with entered(context):
+        with pytest.raises(ValueError, match="all_gather received a scalar"):
+            context.all_gather([1.0], axis=0)
+        with pytest.raises(ValueError, match="all_gather received axis=1, out of range"):
+            context.all_gather(np.ones(3), axis=1)
+        with pytest.raises(TypeError, match="all_gather received axis=None"):
+            context.all_gather(np.ones(3), axis=None)
+    assert others.calls == []
+
+
+def test_parts_of_one_shape_can_be_combined() -> None:
+    check_equal_shapes([], "reduce")
+    check_equal_shapes([(2, 3)], "reduce")
+    check_equal_shapes([(2, 3), (2, 3)], "reduce")
+
+
+@pytest.mark.parametrize("shapes", [[(2,), (3,)], [(2,), (2, 1)], [(), (1,)]], ids=repr)
+def test_parts_of_several_shapes_are_refused(shapes) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"reduce received parts with shapes .*\("):
+        check_equal_shapes(shapes, "reduce")
+
+
+def test_context_works_under_transformations(context) -> None:
+    with entered(context):
+        gradient = jax.grad(lambda x: context.all_reduce("sum", x))(2.0)
+    assert float(gradient) == 11.0
+
+
+def test_island_is_that_of_the_replica_in_inner_traces_too() -> None:
+    devices = [f"cpu:{index}" for index in range(4)]
+    strategy = sg.LocalUpdateStrategy(devices=devices, replicas_per_island=2)
+
+    def step(value):
+        context = sg.get_replica_context()
+        assert context.island.num_replicas_in_sync == 2
+        inner = jax.jit(lambda x: x + context.island.replica_id_in_sync_group)(value)
+        total = context.island.communicator.all_reduce(ReduceOp.SUM, value)
+        return inner + 10 * context.island.island.replica_id_in_sync_group, total
+
+    given = sg.PerReplica(stacked=np.array([0, 0, 100, 300], "int32"))
+    found = [strategy.local_results(one) for one in strategy.run(step, args=(given,))]
+    assert [list(map(int, one)) for one in found] == [
+        [0, 11, 100, 311],
+        [0, 0, 400, 400],
+    ]
+
+
+def test_island_of_replicas_in_lockstep_is_the_context_itself() -> None:
+    context = sg.get_replica_context()
+    assert context.island is context
+
+
+# ReplicaBatch: true rows of one replica and of all, and their mask.
+
+PADDED = ReplicaBatch(size=3, lengths=(3, 1, 0))
+
+
+def test_step_without_a_batch_has_no_counts() -> None:
+    batch = ReplicaBatch()
+    assert not batch.is_padded
+    assert batch.num_examples(0) is None
+    assert batch.global_num_examples(4) is None
+    assert batch.mask(0) is None
+
+
+@pytest.mark.parametrize("replica_id", [0, 2])
+def test_all_rows_of_a_full_batch_are_true(replica_id) -> None:
+    batch = ReplicaBatch(size=3)
+    assert not batch.is_padded
+    assert batch.num_examples(replica_id) == 3
+    assert batch.global_num_examples(4) == 12
+    np.testing.assert_array_equal(batch.mask(replica_id), [True] * 3)
+
+
+@pytest.mark.parametrize(
+    ("replica_id", "mask"), [(0, [True] * 3), (1, [True, False, False]), (2, [False] * 3)]
+)
+def test_true_rows_of_a_padded_batch_are_those_of_the_replica(replica_id, mask) -> None:
+    assert PADDED.is_padded
+    assert PADDED.num_examples(replica_id) == sum(mask)
+    assert PADDED.global_num_examples(3) == 4
+    np.testing.assert_array_equal(PADDED.mask(replica_id), mask)
+
+
+def test_replica_id_may_be_traced() -> None:
+    facts = jax.jit(lambda i: (PADDED.num_examples(i), PADDED.mask(i)))
+    number, mask = facts(np.int32(1))
+    assert number.dtype == np.int32
+    assert int(number) == 1
+    np.testing.assert_array_equal(mask, [True, False, False])
+
+
+def test_batch_of_no_rows_has_an_empty_mask() -> None:
+    assert ReplicaBatch(size=0).mask(0).shape == (0,)
+
+
+def test_batches_are_compared_by_value_because_a_program_is_kept_for_each() -> None:
+    assert ReplicaBatch(size=3, lengths=(3, 1, 0)) == PADDED
+    assert len({PADDED, ReplicaBatch(size=3, lengths=(3, 0, 1)), ReplicaBatch(size=3)}) == 3
+
+
+def test_batch_of_an_island_has_its_replicas_rows() -> None:
+    batch, islands = ReplicaBatch(size=3, lengths=(3, 3, 2, 0)), Islands(4, 2)
+    assert batch.of_island(islands, 1) == ReplicaBatch(size=3, lengths=(2, 0))
+    full = ReplicaBatch(size=3)
+    assert full.of_island(islands, 1) is full
+    even = ReplicaBatch(size=3, lengths=(3, 1, 3, 1))
+    found = jax.eval_shape(lambda i: even.of_island(islands, i).num_examples(1), np.int32(1))
+    assert found.shape == ()  # known in the trace, which islands share
+
+
+def test_batch_of_a_traced_island_has_choices() -> None:
+    batch, islands = ReplicaBatch(size=3, lengths=(3, 3, 0, 0, 2, 0)), Islands(6, 2)
+
+    @jax.jit
+    def facts(island_id, replica_id):
+        own = batch.of_island(islands, island_id)
+        assert own.is_padded
+        assert own.has_examples
+        assert [one.lengths for one in own.alternatives()] == [(3, 3), (0, 0), (2, 0)]
+        assert [one.has_examples for one in own.alternatives()] == [True, False, True]
+        whole = own.global_num_examples(2)
+        return own.choice, own.num_examples(replica_id), whole, own.mask(replica_id)
+
+    choice, own, whole, mask = facts(np.int32(2), np.int32(0))
+    assert (int(choice), int(own), int(whole)) == (2, 2, 2)
+    np.testing.assert_array_equal(mask, [True, True, False])
+    assert int(facts(np.int32(1), np.int32(1))[2]) == 0
+
+
+# Device that a block names for new variables of its thread.
+
+
+def test_innermost_block_counts_until_it_ends() -> None:
+    assert explicit_device() is None
+    with naming_device("cpu:0"):
+        with naming_device("cpu:1"):
+            assert explicit_device() == "cpu:1"
+        assert explicit_device() == "cpu:0"
+    assert explicit_device() is None
+
+
+def test_block_that_an_error_leaves_ends_too() -> None:
+    with pytest.raises(KeyError), naming_device("cpu:0"):
+        raise KeyError
+    assert explicit_device() is None
+
+
+def test_other_threads_have_their_own_device() -> None:
+    with naming_device("cpu:0"), concurrent.futures.ThreadPoolExecutor(1) as threads:
+        assert threads.submit(explicit_device).result() is None

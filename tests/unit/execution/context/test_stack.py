@@ -1,0 +1,370 @@
+"""The stack of contexts, with fake strategies: only their identity matters here."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem import contexts as stack
+from stratagem.contexts import (
+    ContextFrame,
+    FrameKind,
+    FunctionTrace,
+    KnownBuilds,
+    NeedsInitialization,
+    current_function_trace,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+    in_update_context,
+    set_strategy,
+    tracing_function,
+)
+from stratagem.execution.context.replica import get_replica_context
+from tests.fresh_process import run_fresh
+
+
+class Named:
+    """Stands in for a strategy."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[Named]:
+        stack.push_scope(self)
+        try:
+            yield self
+        finally:
+            stack.pop_scope(self)
+
+
+A = Named("strategy_a")
+B = Named("strategy_b")
+
+
+@pytest.fixture
+def process_strategy() -> Iterator[Named]:
+    """A is current without a scope."""
+    set_strategy(A)
+    yield A
+    set_strategy(None)
+
+
+def in_another_thread(function: Callable[[], Any]) -> Any:
+    with concurrent.futures.ThreadPoolExecutor(max_workers=1) as executor:
+        return executor.submit(function).result()
+
+
+def test_empty_stack_has_the_default_strategy_and_its_replica_context() -> None:
+    assert stack.current_frame() is None
+    assert stack.depth() == 0
+    assert get_strategy() is get_strategy()
+    assert not has_strategy()
+    assert not in_cross_replica_context()
+    assert not in_update_context()
+    context = get_replica_context()
+    assert context.strategy is get_strategy()
+    assert (context.replica_id_in_sync_group, context.num_replicas_in_sync) == (0, 1)
+
+
+@pytest.mark.parametrize("kind", list(FrameKind))
+def test_frame_decides_the_context(kind) -> None:
+    replica = object()
+    with stack.push(kind, A, replica):
+        assert stack.current_frame() == ContextFrame(kind, A, replica)
+        assert get_strategy() is A
+        assert has_strategy()
+        assert in_cross_replica_context() == (kind is not FrameKind.REPLICA)
+        assert in_update_context() == (kind is FrameKind.UPDATE)
+        assert get_replica_context() is (replica if kind is FrameKind.REPLICA else None)
+    assert stack.depth() == 0
+
+
+def test_innermost_frame_counts_and_the_outer_one_comes_back() -> None:
+    replica = object()
+    with stack.push(FrameKind.SCOPE, A), stack.push(FrameKind.REPLICA, A, replica):
+        with stack.push(FrameKind.MERGE, A, replica):
+            assert stack.depth() == 3
+            assert in_cross_replica_context()
+        assert get_replica_context() is replica
+    assert get_replica_context().strategy is get_strategy()
+
+
+def test_frame_ends_with_the_exception_that_leaves_it() -> None:
+    with pytest.raises(KeyError, match="from inside"), stack.push(FrameKind.REPLICA, A):
+        raise KeyError("from inside")
+    assert stack.depth() == 0
+
+
+def test_frame_of_the_default_strategy_is_not_a_user_strategy() -> None:
+    default = get_strategy()
+    with stack.push(FrameKind.REPLICA, default):
+        assert not has_strategy()
+        assert get_strategy() is default
+
+
+def test_default_strategy_can_be_pushed_inside_another() -> None:
+    with stack.push(FrameKind.SCOPE, A):
+        with stack.push_default():
+            assert not has_strategy()
+            assert in_cross_replica_context()
+        assert get_strategy() is A
+
+
+def test_scope_opened_in_merge_call_has_the_replica() -> None:
+    replica = object()
+    with stack.push(FrameKind.MERGE, A, replica), A.scope():
+        assert stack.current_frame() == ContextFrame(FrameKind.SCOPE, A, replica)
+
+
+def test_scope_of_another_strategy_inside_is_refused_and_both_are_named() -> None:
+    with (
+        A.scope(),
+        pytest.raises(
+            RuntimeError,
+            match=r"b.scope was called inside the scope of strategy_a(?s:.)*leave the first",
+        ),
+        B.scope(),
+    ):
+        pass
+    assert stack.depth() == 0
+
+
+def test_scope_of_the_default_strategy_inside_another_is_refused() -> None:
+    default = get_strategy()
+    with A.scope(), pytest.raises(RuntimeError, match="inside the scope of strategy_a"):
+        stack.push_scope(default)
+
+
+def test_scope_in_a_replica_function_is_refused() -> None:
+    with (
+        stack.push(FrameKind.REPLICA, A),
+        pytest.raises(RuntimeError, match=r"strategy_a.scope\(\) was opened in replica context"),
+        A.scope(),
+    ):
+        pass
+
+
+def test_scope_that_is_not_the_innermost_cannot_be_left() -> None:
+    with (
+        A.scope(),
+        stack.push(FrameKind.UPDATE, B),
+        pytest.raises(
+            RuntimeError, match="scope of strategy_a was closed while strategy_b is the innermost"
+        ),
+    ):
+        stack.pop_scope(A)
+
+
+def test_scope_that_another_thread_opened_cannot_be_left() -> None:
+    with A.scope():
+        with pytest.raises(RuntimeError, match="was closed while none is the innermost"):
+            in_another_thread(lambda: stack.pop_scope(A))
+        assert get_strategy() is A
+
+
+def test_each_thread_has_a_stack_of_its_own() -> None:
+    def in_scope_of_b() -> tuple[int, bool, Any]:
+        with B.scope():
+            return stack.depth(), has_strategy(), get_strategy()
+
+    with A.scope(), A.scope():
+        assert in_another_thread(lambda: (stack.depth(), has_strategy())) == (0, False)
+        assert in_another_thread(in_scope_of_b) == (1, True, B)
+        assert (stack.depth(), get_strategy()) == (2, A)
+
+
+@pytest.mark.parametrize("kind", [FrameKind.SCOPE, FrameKind.MERGE, FrameKind.UPDATE])
+def test_cross_replica_method_is_allowed_outside_replica_functions(kind) -> None:
+    stack.require_cross_replica(A, "gather", instead="")
+    with stack.push(kind, A):
+        stack.require_cross_replica(A, "gather", instead="")
+
+
+def test_cross_replica_method_in_a_replica_function_is_refused_with_a_fix() -> None:
+    with (
+        stack.push(FrameKind.REPLICA, A),
+        pytest.raises(
+            RuntimeError,
+            match=r"strategy.gather was called in replica context(?s:.)*Fix: use all_gather.",
+        ),
+    ):
+        stack.require_cross_replica(A, "gather", instead="use all_gather.")
+
+
+def test_method_of_another_strategy_is_refused() -> None:
+    with (
+        A.scope(),
+        pytest.raises(RuntimeError, match=r"strategy_b.gather was called inside the scope"),
+    ):
+        stack.require_cross_replica(B, "gather", instead="")
+    with (
+        A.scope(),
+        pytest.raises(RuntimeError, match=r"strategy_b.run was called inside the scope"),
+    ):
+        stack.require_no_other(B, "run")
+
+
+def test_set_strategy_holds_for_every_thread_until_it_is_reset() -> None:
+    def place() -> tuple[Any, bool, bool, Any]:
+        return get_strategy(), has_strategy(), in_cross_replica_context(), get_replica_context()
+
+    default = get_strategy()
+    set_strategy(A)
+    try:
+        assert place() == (A, True, True, None)
+        assert in_another_thread(place) == (A, True, True, None)
+        set_strategy(B)
+        assert get_strategy() is B
+        set_strategy(default)
+        assert not has_strategy()
+        assert get_replica_context() is not None
+        set_strategy(A)
+    finally:
+        set_strategy(None)
+    assert get_strategy() is default
+
+
+def test_scope_of_the_strategy_that_was_set_may_be_opened(process_strategy) -> None:
+    with process_strategy.scope():
+        assert get_strategy() is process_strategy
+    assert get_strategy() is process_strategy
+
+
+def test_scope_of_another_strategy_than_was_set_is_refused_with_how_to_reset(
+    process_strategy,
+) -> None:
+    with (
+        pytest.raises(
+            RuntimeError,
+            match=r"inside the scope of strategy_a(?s:.)*call sg.set_strategy\(None\) before",
+        ),
+        B.scope(),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("kind", list(FrameKind))
+def test_set_strategy_inside_a_context_is_refused(kind) -> None:
+    with (
+        stack.push(kind, A),
+        pytest.raises(RuntimeError, match=r"set_strategy was called inside a scope or a replica"),
+    ):
+        set_strategy(A)
+
+
+@pytest.mark.parametrize("value", ["mirrored", 3, Named, []], ids=repr)
+def test_set_strategy_takes_only_strategies(value) -> None:
+    with pytest.raises(
+        TypeError, match=f"of type {type(value).__name__}(?s:.)*a strategy, or None"
+    ):
+        set_strategy(value)
+
+
+@pytest.mark.slow
+def test_default_strategy_is_made_once_and_not_before_it_is_asked_for() -> None:
+    program = """
+from stratagem import contexts as stack
+made = []
+stack.set_default(lambda: made.append("made") or "default")
+print(made)
+print([stack.get_strategy(), stack.get_strategy()], made)
+"""
+    assert run_fresh(program) == ["[]", "['default', 'default'] ['made']"]
+
+
+# Reads and assignments of variables that a trace of an `sg.function` records.
+
+
+class Variable:
+    """Anything with an identity."""
+
+
+def test_input_is_read_and_a_value_that_was_assigned_is_read_again() -> None:
+    variable = Variable()
+    trace = FunctionTrace({id(variable): "input"})
+    assert trace.load(variable, "stored") == "input"
+    trace.store(variable, "assigned")
+    assert trace.load(variable, "stored") == trace.value_of(variable) == "assigned"
+    assert list(trace.read.values()) == list(trace.written.values()) == [variable]
+    assert not trace.missed
+
+
+def test_variable_that_is_no_input_is_missed_and_has_its_stored_value() -> None:
+    read, written, empty = Variable(), Variable(), Variable()
+    trace = FunctionTrace({})
+    assert trace.load(read, "stored") == "stored"
+    trace.store(written, "assigned")
+    assert trace.load(empty, None) is None
+    assert list(trace.missed.values()) == [read, written]
+    assert not trace.read
+    assert trace.load(written, "stored") == "assigned"
+
+
+def test_variable_that_was_not_assigned_has_no_value_at_the_end() -> None:
+    with pytest.raises(KeyError):
+        FunctionTrace({}).value_of(Variable())
+
+
+def test_strategy_is_recorded_once() -> None:
+    trace, strategy = FunctionTrace({}), object()
+    for _ in range(2):
+        trace.note_strategy(strategy)
+    assert trace.strategies == [strategy]
+    builds = KnownBuilds(["layer"])
+    assert FunctionTrace({}, builds).builds is builds
+
+
+def test_current_trace_is_the_innermost_of_its_thread() -> None:
+    outer, inner = FunctionTrace({}), FunctionTrace({})
+    with tracing_function(outer):
+        with tracing_function(inner):
+            assert current_function_trace() is inner
+        with pytest.raises(NeedsInitialization) as caught, tracing_function(inner):
+            raise NeedsInitialization(["layer"])
+        assert caught.value.builds == ["layer"]
+        assert not isinstance(caught.value, Exception)
+        assert current_function_trace() is outer
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            assert threads.submit(current_function_trace).result() is None
+    assert current_function_trace() is None
+
+
+# `sg.all_gather`, inside and outside of replicas.
+
+
+def test_all_rows_on_each_replica_and_the_gradient_of_its_own() -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    (rows,) = strategy.distribute_dataset([np.asarray([1.0, 2.0, 6.0], "float32")])
+
+    def step(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        scale = jnp.asarray([1.0, 10.0, 100.0])
+        return jax.value_and_grad(lambda rows: jnp.sum(sg.all_gather(rows) * scale))(rows)
+
+    values, gradients = strategy.run(step, args=(rows,))
+    assert [float(value) for value in strategy.local_results(values)] == [621.0, 621.0]
+    np.testing.assert_array_equal(strategy.gather(gradients, axis=0), [2.0, 20.0, 200.0])
+
+
+def test_one_replica_has_all_rows() -> None:
+    np.testing.assert_array_equal(sg.all_gather(np.ones((2, 3)), axis=1), np.ones((2, 3)))
+
+
+def test_cross_replica_context_is_refused() -> None:
+    with (
+        sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope(),
+        pytest.raises(RuntimeError, match=r"cross-replica.*\n.*\nFix: use strategy.gather"),
+    ):
+        sg.all_gather(np.ones(2))

@@ -1,0 +1,291 @@
+"""Eager execution: one replica at a time up to each meeting, errors as they are, nothing left."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.execution.eager import replicas
+
+
+@pytest.fixture(params=[2, 3])
+def strategy(request):
+    return sg.MirroredStrategy([f"cpu:{index}" for index in range(request.param)])
+
+
+@pytest.fixture(autouse=True)
+def eagerly():
+    sg.config.run_eagerly(True)
+    yield
+    sg.config.run_eagerly(False)
+    assert not [t for t in threading.enumerate() if t.name.startswith("stratagem-replica")]
+
+
+def context():
+    return sg.get_replica_context()
+
+
+def own_id():
+    return context().replica_id_in_sync_group
+
+
+def test_replicas_take_turns_in_order_up_to_each_meeting(strategy) -> None:
+    n = strategy.num_replicas_in_sync
+    order: list[tuple[str, int]] = []
+
+    def merge(_):
+        order.append(("merge", -1))
+
+    def step():
+        order.append(("start", own_id()))
+        context().all_reduce("sum", jnp.ones(()))
+        order.append(("reduced", own_id()))
+        context().merge_call(merge)
+        order.append(("merged", own_id()))
+        context().all_gather(jnp.ones(1), axis=0)
+        order.append(("end", own_id()))
+
+    strategy.run(step)
+    ids = range(n)
+    expected = [("start", i) for i in ids] + [("reduced", i) for i in ids] + [("merge", -1)]
+    assert order == expected + [("merged", i) for i in ids] + [("end", i) for i in ids]
+
+
+def test_replicas_run_in_threads_of_their_own_and_merges_in_the_callers(strategy) -> None:
+    caller = threading.current_thread()
+    seen: dict[str, list[threading.Thread]] = {"replica": [], "merge": []}
+
+    def step():
+        seen["replica"].append(threading.current_thread())
+        context().merge_call(lambda _: seen["merge"].append(threading.current_thread()))
+
+    strategy.run(step)
+    assert len({id(thread) for thread in seen["replica"]}) == strategy.num_replicas_in_sync
+    assert caller not in seen["replica"]
+    assert seen["merge"] == [caller]
+
+
+def test_one_replica_alone_needs_no_thread() -> None:
+    seen = []
+    sg.OneDeviceStrategy("cpu:1").run(lambda: seen.append(threading.current_thread()))
+    assert seen == [threading.current_thread()]
+
+
+def test_each_replica_computes_on_its_device_with_real_values(strategy) -> None:
+    def step(shared):
+        value = jnp.ones(2) * shared + own_id()
+        assert value.devices() == {strategy.topology.devices[own_id()]}
+        assert isinstance(float(value[0]), float)
+        return 10.0 if value[0] > 2.5 else -10.0
+
+    parts = strategy.local_results(strategy.run(step, args=(jnp.float32(2.0),)))
+    assert [float(part) for part in parts] == [-10.0] + [10.0] * (len(parts) - 1)
+
+
+def test_jit_and_control_flow_inside_run_op_by_op(strategy) -> None:
+    seen = []
+
+    def step():
+        jax.jit(lambda x: seen.append(float(x)))(jnp.float32(own_id()))
+        jax.lax.fori_loop(0, 2, lambda i, x: (seen.append(10.0), x)[1], 0)
+
+    strategy.run(step)
+    n = strategy.num_replicas_in_sync
+    assert seen == [number for i in range(n) for number in (float(i), 10.0, 10.0)]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_error_of_one_replica_comes_out_unchanged(strategy, failing) -> None:
+    error = LookupError("only here")
+    started, cleaned = [], []
+
+    def step():
+        started.append(own_id())
+        try:
+            context().all_reduce("sum", jnp.ones(()))
+            if own_id() == failing:
+                raise error
+            context().all_reduce("sum", jnp.ones(()))
+        finally:
+            cleaned.append(own_id())
+
+    with pytest.raises(LookupError, match="only here") as caught:
+        strategy.run(step)
+    assert caught.value is error
+    assert started == list(range(strategy.num_replicas_in_sync))
+    assert sorted(cleaned) == started
+    assert not sg.has_strategy()
+
+
+def test_replicas_after_the_failing_one_do_not_start(strategy) -> None:
+    started = []
+
+    def step():
+        started.append(own_id())
+        raise LookupError("at once")
+
+    with pytest.raises(LookupError, match="at once"):
+        strategy.run(step)
+    assert started == [0]
+
+
+def test_catching_errors_in_the_function_does_not_keep_abandoned_replicas(strategy) -> None:
+    went_on = []
+
+    def step():
+        try:
+            if own_id() == 1:
+                raise KeyboardInterrupt
+            context().all_reduce("sum", jnp.ones(()))
+        except Exception:  # noqa: BLE001 - what a user might write
+            went_on.append(own_id())
+
+    with pytest.raises(KeyboardInterrupt):
+        strategy.run(step)
+    assert not went_on
+
+
+def test_error_in_the_merged_function_comes_out_and_replicas_end(strategy) -> None:
+    def merge(_):
+        raise LookupError("in the merge")
+
+    with pytest.raises(LookupError, match="in the merge"):
+        strategy.run(lambda: context().merge_call(merge))
+
+
+@pytest.mark.parametrize(
+    ("of_first", "of_others"),
+    [
+        (lambda: None, lambda: context().all_reduce("sum", jnp.ones(()))),
+        (lambda: context().all_reduce("sum", jnp.ones(())), lambda: None),
+        (
+            lambda: context().all_reduce("sum", jnp.ones(())),
+            lambda: context().all_reduce("mean", jnp.ones(())),
+        ),
+        (
+            lambda: context().all_reduce("sum", jnp.ones(1)),
+            lambda: context().all_gather(jnp.ones(1), axis=0),
+        ),
+        (
+            lambda: context().merge_call(lambda _: None),
+            lambda: context().all_reduce("sum", jnp.ones(())),
+        ),
+    ],
+    ids=["others_reduce", "first_reduces", "sum_and_mean", "reduce_and_gather", "merge_and_reduce"],
+)
+def test_replicas_at_different_points_are_reported(strategy, of_first, of_others) -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)Replicas made different calls.*same order"):
+        strategy.run(lambda: of_first() if own_id() == 0 else of_others())
+
+
+def test_structures_given_to_merge_call_must_agree(strategy) -> None:
+    def step():
+        value = (jnp.ones(()),) * (1 if own_id() == 0 else 2)
+        context().merge_call(lambda _, v: v, args=(value,))
+
+    with pytest.raises(ValueError, match="Replica 1 has the structure"):
+        strategy.run(step)
+
+
+def test_parts_that_differ_in_more_than_rows_are_taken(strategy) -> None:
+    """A compiled program cannot take them, and says to debug with eager execution."""
+    value = strategy.distribute_values_from_function(
+        lambda c: jnp.ones((2,) * (c.replica_id_in_sync_group + 1))
+    )
+    ranks = strategy.run(lambda x: x.ndim, args=(value,))
+    n = strategy.num_replicas_in_sync
+    assert [int(rank) for rank in strategy.local_results(ranks)] == list(range(1, n + 1))
+    sg.config.run_eagerly(False)
+    with pytest.raises(ValueError, match=r"run_eagerly\(True\)"):
+        strategy.run(lambda x: x.ndim, args=(value,))
+
+
+def test_assignments_that_differ_without_aggregation_change_nothing(strategy) -> None:
+    with strategy.scope():
+        drifting, fine = sg.Variable(1.0), sg.Variable(1.0)
+
+    def step():
+        fine.assign(5.0)
+        drifting.assign(jnp.float32(own_id()))
+
+    with pytest.raises(ValueError, match="whose aggregation is NONE"):
+        strategy.run(step)
+    assert float(drifting.value) == 1.0
+
+
+def test_assignment_on_one_replica_only_without_aggregation_is_refused(strategy) -> None:
+    with strategy.scope():
+        drifting = sg.Variable(1.0)
+
+    def step():
+        if own_id() == 1:
+            drifting.assign(5.0)
+
+    with pytest.raises(ValueError, match="whose aggregation is NONE"):
+        strategy.run(step)
+
+
+def test_not_a_number_is_the_same_as_itself(strategy) -> None:
+    with strategy.scope():
+        variable = sg.Variable(1.0)
+    strategy.run(lambda: variable.assign(jnp.float32(np.nan)))
+    assert np.isnan(float(variable.value))
+
+
+def test_component_that_a_replica_does_not_assign_stays(strategy) -> None:
+    with strategy.scope():
+        own = sg.Variable(1.0, synchronization="on_read", aggregation="sum")
+
+    def step():
+        if own_id() == 1:
+            own.assign(5.0)
+        return own.value
+
+    parts = [float(part) for part in strategy.local_results(strategy.run(step))]
+    assert parts == [1.0, 5.0, 1.0][: len(parts)]
+    assert float(own.value) == sum(parts)
+
+
+def test_stack_of_contexts_is_that_of_the_replica_in_its_thread(strategy) -> None:
+    seen = []
+
+    def step():
+        inner = threading.Thread(target=lambda: seen.append(sg.has_strategy()))
+        inner.start()
+        inner.join()
+        seen.append((sg.get_strategy() is strategy, own_id()))
+
+    strategy.run(step)
+    n = strategy.num_replicas_in_sync
+    assert seen == [entry for i in range(n) for entry in (False, (True, i))]
+
+
+def test_seen_values_may_be_printed(strategy, capsys) -> None:
+    strategy.run(lambda: print(f"replica {own_id()}: {jnp.float32(own_id()) + 0.5}"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"replica {i}: {i + 0.5}" for i in range(strategy.num_replicas_in_sync)]
+
+
+@pytest.mark.slow
+def test_replicas_may_hold_different_numbers_of_rows_of_a_table() -> None:
+    def step():
+        count = 1 + context().replica_id_in_sync_group % 2
+        return context().all_reduce(
+            "SUM", sg.IndexedSlices(jnp.ones((count, 2)), jnp.arange(count))
+        )
+
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
+    reduced = sg.select_replica(2, strategy.run(step))
+    assert reduced.indices.tolist() == [0, 1]
+    assert reduced.values.tolist() == [[3.0, 3.0], [1.0, 1.0]]
+
+
+def test_replicas_that_span_processes_are_refused(strategy, monkeypatch) -> None:
+    monkeypatch.setattr(replicas, "replicas_span_processes", lambda topology: True)
+    with pytest.raises(NotImplementedError, match="op by op on replicas that span several"):
+        strategy.run(own_id)

@@ -1,0 +1,403 @@
+"""Steps with variables in parts on the replicas' devices: one program, and who gets what in it."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+import stratagem as sg
+from stratagem import contexts as stack
+from stratagem.devices.background import background_flights
+from stratagem.devices.finding import find_groups
+from stratagem.devices.lockstep import wait_for_background
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
+from stratagem.execution.context.replica import get_replica_context
+from stratagem.execution.programs.followed_program import FollowUpProgram
+from stratagem.execution.programs.ids_program import StepProgram, shape_on
+from stratagem.execution.programs.offloaded_program import OffloadedProgram
+from stratagem.execution.programs.sharded_program import ShardedProgram, store_for, stores_of_sums
+from stratagem.execution.programs.step_capture import StepCaptured, capture
+from stratagem.execution.programs.update_part import StepParts, part_step
+from stratagem.execution.tracing.arguments import flatten_arguments
+from stratagem.execution.tracing.functionalize import current_scope
+from stratagem.variables.layouts import Division
+from stratagem.variables.sharded_store import ShardedStore
+
+TWO = ["cpu:0", "cpu:1"]
+WIDTH, ROWS, ROW = 64, 8192, 8
+NUM_KERNEL, NUM_TABLE = WIDTH * WIDTH, ROWS * ROW
+
+
+class Made:
+    """A table and a kernel under a strategy, and one step of them.
+
+    Args:
+        strategy: the strategy.
+        optimizer: of Keras.
+    """
+
+    def __init__(self, strategy: sg.Strategy, optimizer: Any) -> None:
+        self.strategy = strategy
+        keras.utils.set_random_seed(2)
+        with strategy.scope():
+            self.table = keras.layers.Embedding(ROWS, ROW)
+            self.dense = keras.layers.Dense(WIDTH, use_bias=False)
+            self.table.build()
+            self.dense.build((None, WIDTH))
+            self.rule = optimizer()
+            self.rule.build([self.table.embeddings, self.dense.kernel])
+        self.data = strategy.distribute_values_from_function(
+            lambda context: jnp.arange(8) * 3 + context.replica_id_in_sync_group
+        )
+
+    def step(self, ids: Any) -> Any:
+        variables = [self.table.embeddings, self.dense.kernel]
+
+        def loss() -> Any:
+            return keras.ops.sum(self.dense(keras.ops.reshape(self.table(ids), (1, -1))) ** 2)
+
+        value, grads = sg.value_and_grad(loss, variables)
+        self.rule.apply(grads, variables)
+        return value
+
+    def run(self, num_steps: int) -> Any:
+        for _ in range(num_steps):
+            self.strategy.run(self.step, args=(self.data,))
+        (program,) = self.strategy.executor.programs
+        return program
+
+    def compiled_text(self) -> str:
+        arguments = flatten_arguments((self.data,), {}, num_replicas=2)
+        return str(self.run(1).lower(arguments).compile().as_text())
+
+
+def messages(text: str, kind: str) -> list[int]:
+    """How many elements the results of the exchanges of a kind have, by message."""
+    found: list[int] = []
+    for shapes in re.findall(rf"= (.*?) {kind}(?:-start)?\(", text):
+        sizes = re.findall(r"\w+\[([\d,]*)\]", shapes)
+        found += [int(np.prod([int(n) for n in one.split(",") if n])) for one in sizes]
+    return found
+
+
+def adagrad() -> Any:
+    return keras.optimizers.Adagrad(0.1)
+
+
+def adam() -> Any:
+    return keras.optimizers.Adam(0.1)
+
+
+@pytest.mark.slow
+def test_sum_of_what_is_in_parts_is_made_in_parts() -> None:
+    made = Made(sg.MirroredStrategy(TWO, shard_state="all"), adagrad)
+    text = made.compiled_text()
+    assert messages(text, "reduce-scatter").count(NUM_KERNEL // 2) == 1
+    assert NUM_KERNEL in messages(text, "all-gather")  # what replicas compute with
+    assert NUM_KERNEL not in messages(text, "all-reduce")
+
+
+@pytest.mark.slow
+def test_rows_of_a_table_in_parts_are_updated_without_being_sent() -> None:
+    made = Made(sg.HybridStrategy(TWO, placement={"embeddings": "sharded"}), adagrad)
+    text = made.compiled_text()
+    rows = 8 * ROW
+    assert messages(text, "reduce-scatter") == [rows]  # to whoever looks them up
+    assert NUM_TABLE not in [*messages(text, "all-gather"), *messages(text, "all-reduce")]
+    assert 2 * rows in messages(text, "all-gather")  # their gradients
+    assert 2 * rows not in messages(text, "all-reduce")
+
+
+def test_weights_that_are_copied_are_computed_in_parts() -> None:
+    made = Made(sg.MirroredStrategy(TWO, shard_state="optimizer"), adam)
+    text = made.compiled_text()
+    for size in (NUM_KERNEL, NUM_TABLE):
+        assert messages(text, "all-gather").count(size) == 1  # the weight, and nothing else
+        assert size not in messages(text, "all-reduce")
+    assert made.dense.kernel.stored.is_fully_replicated
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "shard_state"),
+    [
+        (adam, "optimizer"),
+        pytest.param(adagrad, "all", marks=pytest.mark.slow),
+        pytest.param(adam, "all", marks=pytest.mark.slow),
+    ],
+)
+def test_many_steps_are_one_call(optimizer, shard_state, monkeypatch) -> None:
+    copies = Made(sg.MirroredStrategy(TWO), optimizer)
+    copies.run(4)
+    made = Made(sg.MirroredStrategy(TWO, shard_state=shard_state), optimizer)
+    program = made.run(1)
+    assert isinstance(program, ShardedProgram)
+    calls: list[int] = []
+    call = ShardedProgram._call
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        calls.append(1)
+        return call(self, *arguments)
+
+    monkeypatch.setattr(ShardedProgram, "_call", counted)
+    (ids,) = flatten_arguments((made.data,), {}, num_replicas=2).split
+    stacked = jax.device_put(np.stack([ids] * 3), made.strategy.topology.stacked_steps)
+    losses = program.run_many([stacked], [])
+    assert [part.shape for part in losses.components] == [(3,), (3,)]
+    assert len(calls) == 1
+    for one, other in (
+        (made.table.embeddings, copies.table.embeddings),
+        (made.dense.kernel, copies.dense.kernel),
+    ):
+        np.testing.assert_allclose(one.value, other.value, rtol=1e-5, atol=1e-6)
+    parts = made.rule.variables[-1].stored.addressable_shards  # of the kernel
+    assert {part.data.shape for part in parts} == {(WIDTH // 2, WIDTH)}
+
+
+def test_what_is_kept_elsewhere_too_takes_several_programs() -> None:
+    placement = {"embeddings": "central", "kernel": "sharded"}
+    made = Made(sg.HybridStrategy(TWO, placement=placement, parameter_device="cpu:2"), adagrad)
+    assert type(made.run(1)) is OffloadedProgram
+
+
+# Programs that follow a step: when they run, and in which order those beside it do.
+
+
+@pytest.fixture
+def strategy_of_followed_program():
+    yield sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    background_flights.clear()
+
+
+def summed(strategy_of_followed_program, total):
+    """Returns a program that sets a variable to the sum of its argument over the replicas."""
+
+    def add(parts, factor):
+        context = get_replica_context()
+        change = factor * context.all_reduce("SUM", parts[0])
+        with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
+            total.assign(total.value + change)
+
+    argument = strategy_of_followed_program.topology.stack(
+        [np.float32([1, 2]), np.float32([10, 20])]
+    )
+    return FollowUpProgram(strategy_of_followed_program, add, [argument], np.float32(1)), argument
+
+
+def test_a_program_beside_sets_variables_at_once(strategy_of_followed_program) -> None:
+    with strategy_of_followed_program.scope():
+        total = keras.Variable(np.zeros(2, "float32"))
+    program, argument = summed(strategy_of_followed_program, total)
+    first = program.start_beside([argument], np.float32(1))
+    second = program.start_beside([argument], np.float32(2))
+    np.testing.assert_array_equal(total.value, [33, 66])
+    assert [one.token for one in background_flights] == [first, second]
+    wait_for_background()
+    program.run_after_step([argument], np.float32(3))
+    np.testing.assert_array_equal(total.value, [66, 132])
+    assert not background_flights
+
+
+def test_programs_of_other_devices_wait_for_those_in_flight(strategy_of_followed_program) -> None:
+    for devices in (["cpu:0", "cpu:1"], ["cpu:1", "cpu:2"]):
+        own = sg.MirroredStrategy(devices)
+        with own.scope():
+            total = keras.Variable(np.zeros(2, "float32"))
+        program, argument = summed(own, total)
+        token = program.start_beside([argument], np.float32(1))
+        assert [one.token for one in background_flights] == [token]
+        np.testing.assert_array_equal(total.value, [11, 22])
+
+
+def test_work_follows_each_single_step_and_is_in_a_loop_of_steps(
+    strategy_of_followed_program,
+) -> None:
+    with strategy_of_followed_program.scope():
+        number, seen = keras.Variable(0.0), keras.Variable(0.0)
+    calls: list[str] = []
+
+    class Work:
+        def before_step(self) -> None:
+            calls.append(f"before {float(number.value):g}")
+
+        def after_step(self) -> None:
+            calls.append(f"after {float(number.value):g}")
+            seen.assign(float(number.value))
+
+    work = Work()
+
+    def step(x):
+        context, scope = get_replica_context(), current_scope()
+        with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
+            number.assign(number.value + 1)
+            if not scope.leave(work, [seen]):
+                seen.assign(number.value)
+
+    dataset = sg.input.Dataset(np.ones((10, 2), "float32"), batch_size=2)
+    iterator = iter(strategy_of_followed_program.distribute_dataset(dataset))
+    strategy_of_followed_program.run(step, args=(next(iterator),))
+    strategy_of_followed_program.run_steps(step, iterator, 3)
+    assert calls == ["before 0", "after 1"]
+    strategy_of_followed_program.run(step, args=(next(iterator),))
+    assert calls == ["before 0", "after 1", "before 4", "after 5"]
+    assert float(seen.value) == float(number.value) == 5
+
+
+# Sums over replicas and the variables that they update, among others of the same shape.
+
+TOPOLOGY = Topology.of_groups(find_groups([["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]]))
+STORE = ShardedStore(TOPOLOGY)
+BY_ROWS = STORE.divided(Division((("logical",), ())))
+BY_COLUMNS = STORE.divided(Division(((), ("logical",))))
+SHAPE = (4, 4)
+
+
+def variable(store: ShardedStore | None, shape: tuple[int, ...] = SHAPE) -> Any:
+    return SimpleNamespace(store=store, shape=shape)
+
+
+def parts_of(step: Any, num_written: int) -> StepParts:
+    """Of a step that gets and returns variables, then gets a value of each replica."""
+    copied = PartitionSpec()
+    mesh = Mesh(np.array(jax.devices()[:2]), (REPLICA_AXIS,))
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=copied, out_specs=copied, check_vma=False)
+    closed = jax.make_jaxpr(mapped)(*[jnp.ones(SHAPE)] * (num_written + 1))
+    (eqn,) = [eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "shard_map"]
+    differs = [*[False] * num_written, True]
+    return part_step(eqn.params["jaxpr"], differs, [True] * num_written)
+
+
+def test_gradient_belongs_to_the_variable_that_it_changes() -> None:
+    """Also with momentum, a common scale, and the gradients in another order."""
+
+    def step(first: Any, momentum: Any, second: Any, value: Any) -> Any:
+        of_second = lax.psum(value * 2.0, REPLICA_AXIS)
+        of_first = lax.psum(value * 3.0, REPLICA_AXIS)
+        scale = jnp.sum(of_second) + jnp.sum(of_first)
+        momentum = momentum * 0.9 + of_first * scale
+        return first - momentum, momentum, second - of_second * scale
+
+    parts = parts_of(step, 3)
+    written = [variable(BY_ROWS), variable(BY_ROWS), variable(BY_COLUMNS)]
+    trace: Any = SimpleNamespace(written=written)
+    found = stores_of_sums(trace, parts, STORE)
+    assert len(found) == 2
+    by_factor = {}
+    handed = parts.replica.outvars[len(parts.replica.outvars) - 2 :]
+    made = {id(eqn.outvars[0]): eqn for eqn in parts.replica.eqns}
+    for store, total in zip(found, handed, strict=True):
+        product = made[id(made[id(total)].invars[0])]
+        by_factor[float(product.invars[1].val)] = store
+    assert by_factor == {2.0: BY_COLUMNS, 3.0: BY_ROWS}
+
+
+def test_sum_without_a_variable_of_its_shape_has_no_store() -> None:
+    def step(weight: Any, value: Any) -> Any:
+        return (weight - lax.psum(jnp.sum(value), REPLICA_AXIS),)
+
+    trace: Any = SimpleNamespace(written=[variable(BY_ROWS)])
+    assert stores_of_sums(trace, parts_of(step, 1), STORE) == [None]
+
+
+def test_sum_that_is_changed_in_shape_gets_the_first_store_of_its_shape() -> None:
+    def step(weight: Any, value: Any) -> Any:
+        changed = lax.psum(value, REPLICA_AXIS).reshape(16)[::-1].reshape(SHAPE)
+        return (weight - changed,)
+
+    trace: Any = SimpleNamespace(written=[variable(BY_COLUMNS)])
+    assert stores_of_sums(trace, parts_of(step, 1), STORE) == [BY_COLUMNS]
+    not_stored: Any = SimpleNamespace(written=[variable(None)])
+    assert stores_of_sums(not_stored, parts_of(step, 1), STORE) == [None]
+
+
+def test_replicated_variable_is_updated_as_its_slots_are_sharded() -> None:
+    divided = SimpleNamespace(store=None, shape=SHAPE, division=Division(((), ("logical",))))
+    assert store_for(divided, STORE) == BY_COLUMNS
+    assert store_for(variable(None), STORE) is STORE
+    assert store_for(variable(BY_ROWS), STORE) is BY_ROWS
+
+
+# Which replica function ends a program that is planned.
+
+
+@pytest.fixture
+def strategy_of_step_capture() -> sg.MirroredStrategy:
+    return sg.MirroredStrategy(["cpu:0", "cpu:1"])
+
+
+def test_first_function_that_changes_a_trainable_variable_is_taken(
+    strategy_of_step_capture,
+) -> None:
+    with strategy_of_step_capture.scope():
+        trained = sg.Variable(1.0, aggregation=sg.VariableAggregation.MEAN)
+        counted = sg.Variable(0.0, trainable=False, aggregation=sg.VariableAggregation.MEAN)
+    reached: list[str] = []
+
+    def program() -> None:
+        strategy_of_step_capture.run(lambda: counted.assign_add(trained.value))
+        reached.append("counted")
+        strategy_of_step_capture.run(lambda x: trained.assign_add(x), args=(2.0,))
+        reached.append("trained")
+
+    step = capture(program)
+    assert reached == ["counted"]
+    assert step is not None
+    assert step.trace.written == [trained]
+    assert step.strategy is strategy_of_step_capture
+    assert (float(counted.value), float(trained.value)) == (1.0, 1.0)
+
+
+def test_any_function_may_be_wanted(strategy_of_step_capture) -> None:
+    step = capture(lambda: strategy_of_step_capture.run(jnp.negative, args=(1.0,)), takes_all=True)
+    assert step is not None
+    assert step.fn is jnp.negative
+    assert step.optimizers == ()
+
+
+def test_program_that_trains_nothing(strategy_of_step_capture) -> None:
+    assert capture(lambda: None) is None
+    with strategy_of_step_capture.scope():
+        trained = sg.Variable(1.0, aggregation=sg.VariableAggregation.MEAN)
+    strategy_of_step_capture.run(lambda: trained.assign(3.0))  # nothing is captured behind it
+    assert float(trained.value) == 3.0
+
+
+def test_what_ends_the_program_is_no_error() -> None:
+    assert not issubclass(StepCaptured, Exception)
+
+
+def test_error_of_the_program_goes_through(strategy_of_step_capture) -> None:
+    with pytest.raises(ZeroDivisionError):
+        capture(lambda: strategy_of_step_capture.run(lambda: 1 / 0))
+    with strategy_of_step_capture.scope():
+        trained = sg.Variable(1.0, aggregation=sg.VariableAggregation.MEAN)
+    strategy_of_step_capture.run(lambda: trained.assign(2.0))  # and nothing is captured behind it
+    assert float(trained.value) == 2.0
+
+
+# Shapes of a step's arguments with their shardings.
+
+
+def test_shape_has_the_leading_axes_and_the_sharding() -> None:
+    topology = Topology(tuple(jax.devices()[:2]))
+    shape = shape_on(np.zeros((3, 4), np.int8), topology.stacked, (2,))
+    assert (shape.shape, shape.dtype, shape.sharding) == ((2, 3, 4), np.int8, topology.stacked)
+    alone = shape_on(np.zeros((), np.float32), topology.replicated)
+    assert (alone.shape, alone.sharding) == ((), topology.replicated)
+
+
+def test_program_is_lowered_for_its_shapes() -> None:
+    topology = Topology(tuple(jax.devices()[:2]))
+    shape = shape_on(np.zeros(4, np.float32), topology.stacked, (2,))
+    program = StepProgram("double", jax.jit(lambda x: x * 2), (shape,), ())
+    assert (program.num_donated, program.is_of_replicas, program.brought) == (0, True, ())
+    lowered = program.function.lower(*program.shapes)
+    assert lowered.out_info.shape == (2, 4)

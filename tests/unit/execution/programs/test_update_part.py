@@ -1,0 +1,470 @@
+"""Steps in two parts: together they compute what the whole does, and each what it should."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.sharding import Mesh, PartitionSpec
+
+import stratagem as sg
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
+from stratagem.execution.analysis.replication import contains_primitive, differing_values
+from stratagem.execution.programs import variable_values as module
+from stratagem.execution.programs.sharded_program import scatter_sums
+from stratagem.execution.programs.update_part import StepParts, part_step, with_split_conditionals
+from stratagem.execution.programs.variable_values import VariableValues, value_for_step
+from stratagem.variables.sharded_store import ShardedStore
+
+AXIS = "replica"
+NUM_REPLICAS = 2
+MESH = Mesh(np.array(jax.devices()[:NUM_REPLICAS]), (AXIS,))
+COPIED, STACKED = PartitionSpec(), PartitionSpec(AXIS)
+
+# Each step gets (weight, slot, rate) and a batch of its own, and returns new values of all three
+# and a result.
+Step = Callable[..., Any]
+
+
+def sgd(weight, slot, rate, batch):
+    loss, gradient = jax.value_and_grad(lambda w: jnp.sum((batch * w) ** 2))(weight)
+    return weight - rate * lax.psum(gradient, AXIS), slot, rate, loss
+
+
+def momentum(weight, slot, rate, batch):
+    gradient = lax.psum(jax.grad(lambda w: jnp.sum((batch * w) ** 2))(weight), AXIS)
+    slot = 0.9 * slot + gradient
+    return weight - rate * slot, slot, rate * 0.99, jnp.mean(batch)
+
+
+def clipped(weight, slot, rate, batch):
+    """The norm is a result too, so that it is computed on the replicas."""
+    gradient = lax.psum(batch, AXIS)
+    norm = jnp.sqrt(jnp.sum(gradient**2))
+    slot = slot + 1.0
+    return weight - rate * gradient / jnp.maximum(norm, 1.0), slot, rate, norm * batch
+
+
+def conditional(weight, slot, rate, batch):
+    gradient = lax.psum(batch, AXIS)
+    weight = lax.cond(slot[0] > 0, lambda: weight - gradient, lambda: weight + gradient)
+    return weight, lax.fori_loop(0, 3, lambda i, x: x * 1.5, slot), rate, batch
+
+
+def nothing_to_cut(weight, slot, rate, batch):
+    return weight + lax.psum(weight * batch, AXIS), slot, rate, batch * rate
+
+
+STEPS = {one.__name__: one for one in (sgd, momentum, clipped, conditional, nothing_to_cut)}
+WEIGHT, SLOT, RATE = jnp.arange(1.0, 5.0), jnp.full(4, 0.5), jnp.float32(0.1)
+BATCH = jnp.arange(8.0).reshape(NUM_REPLICAS, 4)
+
+
+def mapped(function: Callable[..., Any], num_stacked_results: int, num_copied: int) -> Any:
+    return jax.jit(
+        jax.shard_map(
+            function,
+            mesh=MESH,
+            in_specs=(COPIED, COPIED, COPIED, STACKED),
+            out_specs=([COPIED] * num_copied, [STACKED] * num_stacked_results),
+            check_vma=False,
+        )
+    )
+
+
+def whole(step: Step) -> list[np.ndarray]:
+    def function(weight, slot, rate, batch):
+        *values, result = step(weight, slot, rate, batch[0])
+        return values, [result[None]]
+
+    values, results = mapped(function, 1, 3)(WEIGHT, SLOT, RATE, BATCH)
+    return [np.asarray(value) for value in (*values, *results)]
+
+
+def jaxpr_of(step: Step) -> ClosedJaxpr:
+    mesh_step = jax.shard_map(
+        lambda weight, slot, rate, batch: step(weight, slot, rate, batch),
+        mesh=MESH,
+        in_specs=COPIED,
+        out_specs=COPIED,
+        check_vma=False,
+    )
+    closed = jax.make_jaxpr(mesh_step)(WEIGHT, SLOT, RATE, BATCH[0])
+    (eqn,) = [eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "shard_map"]
+    return ClosedJaxpr(eqn.params["jaxpr"], [])
+
+
+def parts_of(step: Step) -> StepParts:
+    differing = [False, False, False, True]
+    return part_step(jaxpr_of(step).jaxpr, differing, [True, True, True, False])
+
+
+def in_parts(step: Step) -> list[np.ndarray]:
+    parts = parts_of(step)
+    stays = len(parts.is_updated) - sum(parts.is_updated)
+
+    def function(weight, slot, rate, batch):
+        outputs = jaxpr_as_fun(ClosedJaxpr(parts.replica, []))(weight, slot, rate, batch[0])
+        kept, handed = outputs[:stays], outputs[stays:]
+        return [*kept[:-1], *handed], [kept[-1][None]]
+
+    copied, (result,) = mapped(function, 1, stays - 1 + parts.num_handed)(WEIGHT, SLOT, RATE, BATCH)
+    # On one device, from the copy of one replica.
+    kept = iter(np.asarray(value) for value in copied[: stays - 1])
+    handed = [np.asarray(value) for value in copied[stays - 1 :]]
+    pools = {"input": [WEIGHT, SLOT, RATE, None], "handed": handed}
+    inputs = [pools[source][index] for source, index in parts.update_inputs]
+    updated = iter(jaxpr_as_fun(ClosedJaxpr(parts.update, []))(*inputs))
+    values = [next(updated) if one else next(kept) for one in parts.is_updated[:3]]
+    return [np.asarray(value) for value in (*values, result)]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_parts_compute_what_the_whole_does(step) -> None:
+    for got, wanted in zip(in_parts(STEPS[step]), whole(STEPS[step]), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_update_needs_no_replicas(step) -> None:
+    parts = parts_of(STEPS[step])
+    assert not contains_primitive(parts.update, "psum", "psum_invariant", "axis_index")
+    assert ("input", 3) not in parts.update_inputs
+
+
+def test_replicas_do_not_see_what_only_the_update_reads() -> None:
+    parts = parts_of(momentum)
+    read = {id(atom) for eqn in parts.replica.eqns for atom in eqn.invars}
+    weight, slot, rate, batch = parts.replica.invars
+    assert {id(weight), id(batch)} <= read
+    assert not {id(slot), id(rate)} & read
+    assert parts.is_updated == [True, True, True, False]
+    assert parts.num_handed == 1  # the summed gradient
+
+
+def test_what_a_result_depends_on_stays_on_the_replicas() -> None:
+    parts = parts_of(clipped)
+    names = [eqn.primitive.name for eqn in parts.replica.eqns]
+    assert "sqrt" in names
+    assert parts.num_handed == 2  # the gradient and its norm
+
+
+def test_values_that_replicas_need_stay_with_them() -> None:
+    def step(weight, slot, rate, batch):
+        moved = weight * 0.5  # read by the update and by the forward pass
+        return moved - lax.psum(moved * batch, AXIS), slot, rate, batch
+
+    parts = parts_of(step)
+    for got, wanted in zip(in_parts(step), whole(step), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    assert parts.is_updated == [True, False, False, False]
+
+
+def test_nothing_is_cut_off_where_replicas_may_differ() -> None:
+    def step(weight, slot, rate, batch):
+        return (
+            weight + lax.psum(batch, AXIS) * lax.axis_index(AXIS).astype("float32"),
+            slot,
+            rate,
+            batch,
+        )
+
+    parts = parts_of(step)
+    assert parts.is_updated == [False] * 4
+    assert not parts.update.eqns
+
+
+def test_what_nothing_depends_on_is_left_out() -> None:
+    def step(weight, slot, rate, batch):
+        total = lax.psum(batch, AXIS)
+        _ = jnp.sin(total * 2.0) + batch
+        return weight - total, slot, rate, batch
+
+    parts = parts_of(step)
+    assert "sin" not in [eqn.primitive.name for eqn in (*parts.replica.eqns, *parts.update.eqns)]
+    assert parts.is_updated == [True, False, False, False]
+
+
+# Conditionals of an update: the split passes through them, and numbers and costs stay.
+
+# Each step gets (weight, slot, count, batch) and returns a new weight, slot and count, and a result
+# of the replicas. Only the batch differs between replicas.
+WEIGHT_OF_CONDITIONAL_UPDATES, SLOT_OF_CONDITIONAL_UPDATES, BATCH_OF_CONDITIONAL_UPDATES = (
+    jnp.arange(1.0, 5.0),
+    jnp.full(4, 0.5),
+    jnp.arange(4.0),
+)
+DIFFERS, MAY_UPDATE = [False, False, False, True], [True, True, True, False]
+
+
+def accumulation(weight, slot, count, batch):
+    """The sum over replicas is left out: its result is equal on all, as the weight is."""
+    is_due = count % 2 == 1
+    slot, gradient = lax.cond(
+        is_due,
+        lambda: (jnp.zeros_like(slot), (slot + weight) / 2),
+        lambda: (slot + weight, weight),
+    )
+    new = weight - 0.1 * gradient
+    return lax.cond(is_due, lambda: new, lambda: weight), slot, count + 1, batch * weight
+
+
+def nested(weight, slot, count, batch):
+    def update() -> Any:
+        scale = lax.cond(slot[0] > 0.1, lambda: 2.0, lambda: jnp.max(weight))
+        halves = jnp.concatenate([slot * 0.5, weight])
+        return weight * scale, jnp.reshape(halves, (2, 4)).sum(0), count + 1
+
+    weight, slot, count = lax.cond(jnp.all(jnp.isfinite(slot)), update, lambda: (weight, slot, 0))
+    return weight, slot, count, batch
+
+
+def several_branches(weight, slot, count, batch):
+    branches = [lambda w: w + 1.0, lambda w: w * 2.0, lambda w: w / 0.0]
+    return lax.switch(count, branches, weight), slot, count, batch
+
+
+def one_result(weight, slot, count, batch):
+    """Replicas need one of the outputs, and its half of the work."""
+    weight, factor = lax.cond(
+        count > 0,
+        lambda: (weight * jnp.sin(slot), jnp.cos(slot)),
+        lambda: (weight, slot),
+    )
+    return weight, slot, count, batch * factor
+
+
+def costly_branch(weight, slot, count, batch):
+    square = slot[:, None] * slot
+    weight = lax.cond(count > 0, lambda: square @ square @ weight, lambda: weight)
+    return weight, slot, count, batch
+
+
+def loop_in_a_branch(weight, slot, count, batch):
+    body = lambda _, value: value * 0.5  # noqa: E731
+    weight = lax.cond(count > 0, lambda: lax.fori_loop(0, 9, body, weight), lambda: weight)
+    return weight, slot, count, batch
+
+
+def within_the_loss(weight, slot, count, batch):
+    scaled = lax.cond(count > 0, lambda: weight * 2.0, lambda: weight)
+    return weight, slot, count, batch * scaled
+
+
+def divergent_choice(weight, slot, count, batch):
+    return lax.cond(batch[0] > 0, lambda: weight * 2.0, lambda: weight), slot, count, batch
+
+
+# Conditionals and selections that are left.
+STEPS_OF_CONDITIONAL_UPDATES: dict[Step, tuple[int, int]] = {
+    accumulation: (0, 3),
+    nested: (0, 4),
+    several_branches: (0, 1),
+    one_result: (1, 1),
+    costly_branch: (1, 0),
+    loop_in_a_branch: (1, 0),
+    within_the_loss: (1, 0),
+    divergent_choice: (1, 0),
+}
+
+
+def jaxprs_of(step: Step) -> tuple[Jaxpr, Jaxpr]:
+    jaxpr = jax.make_jaxpr(step)(
+        WEIGHT_OF_CONDITIONAL_UPDATES, SLOT_OF_CONDITIONAL_UPDATES, 0, BATCH_OF_CONDITIONAL_UPDATES
+    ).jaxpr
+    return jaxpr, with_split_conditionals(jaxpr, differing_values(jaxpr, DIFFERS), MAY_UPDATE)
+
+
+def count_of(jaxpr: Jaxpr, name: str) -> int:
+    return sum(eqn.primitive.name == name for eqn in jaxpr.eqns)
+
+
+@pytest.mark.parametrize("step", STEPS_OF_CONDITIONAL_UPDATES)
+@pytest.mark.parametrize(
+    "count", [2, -3, *(pytest.param(count, marks=pytest.mark.slow) for count in (0, 1, 7))]
+)
+def test_numbers_are_those_of_the_step(step: Step, count: int) -> None:
+    jaxpr, split = jaxprs_of(step)
+    for slot in (
+        SLOT_OF_CONDITIONAL_UPDATES,
+        SLOT_OF_CONDITIONAL_UPDATES.at[2].set(np.nan),
+        -SLOT_OF_CONDITIONAL_UPDATES,
+    ):
+        inputs = [
+            WEIGHT_OF_CONDITIONAL_UPDATES,
+            slot,
+            jnp.int32(count),
+            BATCH_OF_CONDITIONAL_UPDATES,
+        ]
+        got = jaxpr_as_fun(ClosedJaxpr(split, []))(*inputs)
+        wanted = jaxpr_as_fun(ClosedJaxpr(jaxpr, []))(*inputs)
+        for one, other in zip(got, wanted, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("step", STEPS_OF_CONDITIONAL_UPDATES)
+def test_conditionals_of_cheap_updates_are_selections(step: Step) -> None:
+    jaxpr, split = jaxprs_of(step)
+    conditionals, selections = STEPS_OF_CONDITIONAL_UPDATES[step]
+    assert count_of(split, "cond") == conditionals
+    assert count_of(split, "select_n") - count_of(jaxpr, "select_n") == selections
+
+
+def test_replicas_compute_only_the_outputs_they_need() -> None:
+    _, split = jaxprs_of(one_result)
+    (left,) = [eqn for eqn in split.eqns if eqn.primitive.name == "cond"]
+    branches = [branch.jaxpr for branch in left.params["branches"]]
+    assert any(contains_primitive(branch, "cos") for branch in branches)
+    assert not any(contains_primitive(branch, "sin") for branch in branches)
+    assert len(left.outvars) == 1
+    assert len(left.invars) == 2  # the choice and the slot
+
+
+def test_inputs_and_results_stay_in_their_order() -> None:
+    for step in STEPS_OF_CONDITIONAL_UPDATES:
+        jaxpr, split = jaxprs_of(step)
+        assert split.invars == jaxpr.invars
+        assert split.outvars == jaxpr.outvars
+
+
+# What replicas hand over to be added up in parts: only sums that nobody else reads.
+
+MESH_OF_REDUCE_SCATTER = Mesh(np.array(jax.devices()[:2]), (REPLICA_AXIS,))
+TOPOLOGY = Topology(tuple(jax.devices()[:2]))
+SHAPE = (4, 3)
+
+
+def parts_of_of_reduce_scatter(step: Callable[..., Any]) -> StepParts:
+    """Of a step that gets a weight and a batch, and returns a new weight and a result."""
+    copied = PartitionSpec()
+    mapped = jax.shard_map(
+        step, mesh=MESH_OF_REDUCE_SCATTER, in_specs=copied, out_specs=copied, check_vma=False
+    )
+    closed = jax.make_jaxpr(mapped)(jnp.ones(SHAPE), jnp.ones(SHAPE))
+    (eqn,) = [eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "shard_map"]
+    jaxpr = ClosedJaxpr(eqn.params["jaxpr"], []).jaxpr
+    return part_step(jaxpr, [False, True], [True, False])
+
+
+def sums(parts: StepParts) -> int:
+    return sum(len(eqn.invars) for eqn in parts.replica.eqns if eqn.primitive.name == "psum")
+
+
+def of_weights(parts: StepParts) -> list[ShardedStore | None]:
+    """The store of each value for the update; of a weight's shape only."""
+    handed = parts.replica.outvars[len(parts.replica.outvars) - parts.num_handed :]
+    store = ShardedStore(TOPOLOGY)
+    return [store if atom.aval.shape == SHAPE else None for atom in handed]
+
+
+def test_sum_of_the_update_alone_is_handed_over_as_what_is_added_up() -> None:
+    parts = parts_of_of_reduce_scatter(
+        lambda weight, batch: (weight - lax.psum(batch * weight, REPLICA_AXIS), batch)
+    )
+    assert sums(parts) == 1
+    parts, axes = scatter_sums(parts, of_weights(parts), TOPOLOGY)
+    assert axes == [0]
+    assert sums(parts) == 0
+    (product,) = [eqn.outvars[0] for eqn in parts.replica.eqns if eqn.primitive.name == "mul"]
+    assert parts.replica.outvars[-1] is product
+    assert parts.num_handed == 1
+
+
+def read_by_replicas_too(weight, batch):
+    total = lax.psum(batch, REPLICA_AXIS)
+    return weight - total, total * batch
+
+
+def returned_too(weight, batch):
+    total = lax.psum(batch, REPLICA_AXIS)
+    return weight - total, total
+
+
+def of_another_shape(weight, batch):
+    return weight - lax.psum(jnp.sum(batch), REPLICA_AXIS), batch
+
+
+def within_groups(weight, batch):
+    alone = lax.psum(batch, REPLICA_AXIS, axis_index_groups=[[0], [1]])
+    return weight - lax.pmax(alone, REPLICA_AXIS), batch
+
+
+@pytest.mark.parametrize(
+    "step", [read_by_replicas_too, returned_too, of_another_shape, within_groups]
+)
+def test_other_sums_stay(step) -> None:
+    before = parts_of_of_reduce_scatter(step)
+    parts, axes = scatter_sums(before, of_weights(before), TOPOLOGY)
+    assert axes == [None]
+    assert sums(parts) == 1
+    assert parts.replica.outvars == before.replica.outvars
+
+
+def test_of_several_sums_in_one_operation_the_others_stay() -> None:
+    def step(weight: Any, batch: Any) -> Any:
+        wide, narrow = lax.psum((batch, jnp.sum(batch)), REPLICA_AXIS)
+        return weight - wide * narrow, batch
+
+    parts = parts_of_of_reduce_scatter(step)
+    parts, axes = scatter_sums(parts, of_weights(parts), TOPOLOGY)
+    assert sorted(axes, key=str) == [0, None]
+    assert sums(parts) == 1
+
+
+# `VariableValues`: the same inputs and outputs as the variables give one by one.
+
+
+def made(count: int, **options: Any) -> list[Any]:
+    return [keras.Variable(np.float32(index), **options) for index in range(count)]
+
+
+def test_copies_are_read_and_replaced_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        variables = [*made(2), *made(1, synchronization="on_read", aggregation="sum")]
+    wanted = [*map(value_for_step, variables)]
+    values = VariableValues(variables, TOPOLOGY)
+    monkeypatch.setattr(module.Destination, "store", None)  # would take a call for each
+    got = values.read(None)  # pyright: ignore[reportArgumentType]
+    assert all(one is other for one, other in zip(got, wanted, strict=True))
+    values.replace([value + 1 for value in got])
+    for variable, before in zip(variables, wanted, strict=True):
+        np.testing.assert_array_equal(variable.storage, before + 1)
+    with pytest.raises(ValueError, match="zip"):
+        values.replace(got[:1])
+
+
+def test_variables_elsewhere_are_asked_one_by_one() -> None:
+    outside = made(1)
+    with sg.CentralStorageStrategy(["cpu:0", "cpu:1"]).scope():
+        central = made(1)
+    for variables in (outside, central, [*outside, *central]):
+        values = VariableValues(variables, TOPOLOGY)
+        assert values.read(lambda _: "asked") == ["asked"] * len(variables)
+        values.replace([jnp.float32(5)] * len(variables))
+        assert [float(variable.value) for variable in variables] == [5] * len(variables)
+
+
+def test_step_inside_a_function_sees_the_values_of_its_trace() -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        (variable,) = made(1)
+
+    def step() -> Any:
+        variable.assign_add(1.0)
+        return variable.value
+
+    @sg.function
+    def twice() -> Any:
+        strategy.run(step)
+        return strategy.run(step)
+
+    strategy.run(step)  # the program may be shared
+    assert [float(part) for part in twice().components] == [3, 3]
+    assert float(variable.value) == 3

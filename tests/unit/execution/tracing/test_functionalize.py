@@ -1,0 +1,665 @@
+"""ReplicaScope: reads and writes of variables as inputs and outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import re
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+from jax import lax
+
+import stratagem as sg
+from stratagem import config
+from stratagem.devices.mesh import Topology
+from stratagem.execution.programs.program import sequence_options
+from stratagem.execution.tracing import lost_changes as program_fingerprint
+from stratagem.execution.tracing.arguments import flatten_arguments
+from stratagem.execution.tracing.functionalize import (
+    FollowUps,
+    ReplicaScope,
+    current_scope,
+    initialize_created_variables,
+    is_uninitialized,
+    stand_in,
+    taking_follow_ups,
+)
+from stratagem.execution.tracing.lost_changes import agree_on_program, name_of
+from stratagem.execution.tracing.tracer import trace_replica_function
+from stratagem.group.current import Identity
+from stratagem.planning.planner import planned_strategy
+from stratagem.planning.targets import parse_target
+from tests.unit.strategies.decoders import NUM_WORDS, compiled_decoder, largest_difference
+
+
+@pytest.fixture
+def variable():
+    with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        return sg.Variable(1.0, name="weight")
+
+
+def test_reads_come_from_the_reader_and_are_noted(variable) -> None:
+    other = keras.Variable(5.0)
+    scope = ReplicaScope(lambda v: jnp.float32(7.0) if v is variable else None)
+    with scope:
+        assert float(variable.value) == 7.0
+        assert float(variable + 1.0) == 8.0
+        assert float(other.value) == 5.0
+    assert float(variable.value) == 1.0
+    assert scope.read_ids == {id(variable), id(other)}
+    assert not scope.writes
+
+
+def test_writes_stay_in_the_scope_and_later_reads_see_them(variable) -> None:
+    scope = ReplicaScope(lambda _: jnp.float32(7.0))
+    with scope:
+        variable.assign(jnp.float32(2.0))
+        variable.assign_add(jnp.float32(0.5))
+        assert float(variable.value) == 2.5
+    assert float(variable.value) == 1.0
+    assert list(scope.writes.values()) == [variable]
+    assert float(scope.written_value(variable)) == 2.5
+
+
+def test_value_that_is_set_is_read_but_is_no_write(variable) -> None:
+    scope = ReplicaScope(lambda _: None)
+    scope.set_value(variable, jnp.float32(9.0))
+    with scope:
+        assert float(variable.value) == 9.0
+    assert not scope.writes
+    assert id(variable) in scope.read_ids
+
+
+def test_forgetting_makes_reads_go_to_the_reader_again(variable) -> None:
+    scope = ReplicaScope(lambda _: jnp.float32(7.0))
+    with scope:
+        variable.assign(jnp.float32(2.0))
+        scope.mark_unproven(variable)
+        scope.forget()
+        assert float(variable.value) == 7.0
+    assert not scope.writes
+    assert not scope.unproven
+
+
+def test_a_new_write_is_no_longer_unproven(variable) -> None:
+    with ReplicaScope(lambda _: jnp.float32(7.0)) as scope:
+        scope.add_update((variable, jnp.float32(1.0)))
+        scope.mark_unproven(variable)
+        assert list(scope.unproven.values()) == [variable]
+        scope.add_update((variable, jnp.float32(2.0)))
+        assert not scope.unproven
+
+
+def test_write_to_a_variable_of_no_strategy_is_still_to_be_proven() -> None:
+    plain = keras.Variable(1.0)
+    scope = ReplicaScope(lambda _: None)
+    with scope:
+        plain.assign(2.0)
+    assert list(scope.unproven.values()) == [plain]
+    assert float(plain.value) == 1.0
+
+
+def test_innermost_scope_is_the_current_one_until_it_ends(variable) -> None:
+    assert current_scope() is None
+    outer, inner = (ReplicaScope(lambda _, v=value: jnp.float32(v)) for value in (1.0, 2.0))
+    with outer:
+        assert current_scope() is outer
+        with inner:
+            assert current_scope() is inner
+            assert float(variable.value) == 2.0
+        assert current_scope() is outer
+        assert float(variable.value) == 1.0
+    assert current_scope() is None
+
+
+def test_scope_ends_with_an_exception_that_leaves_it(variable) -> None:
+    with pytest.raises(LookupError, match="inside"), ReplicaScope(lambda _: None):
+        raise LookupError("inside")
+    assert current_scope() is None
+    variable.assign(2.0)
+    assert float(variable.value) == 2.0
+
+
+def test_plain_stateless_scope_of_keras_inside_goes_before(variable) -> None:
+    """A user's own stateless call, of a model say, within a replica function."""
+    with ReplicaScope(lambda _: jnp.float32(7.0)) as outer:
+        with keras.StatelessScope([(variable, jnp.float32(3.0))]) as inner:
+            assert float(variable.value) == 3.0
+            variable.assign(jnp.float32(4.0))
+        assert float(inner.get_current_value(variable)) == 4.0
+        assert float(variable.value) == 7.0
+    assert not outer.writes
+
+
+def test_written_value_has_the_dtype_of_the_variable() -> None:
+    half = keras.Variable(1.0, dtype="bfloat16")
+    with ReplicaScope(lambda _: None) as scope:
+        scope.add_update((half, jnp.float32(2.0)))
+    assert scope.written_value(half).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        lambda fn, x: jax.jit(fn)(x),
+        lambda fn, x: lax.cond(x > 0, fn, lambda y: y, x),
+        lambda fn, x: lax.scan(lambda carry, _: (fn(carry), None), x, None, length=2)[0],
+        lambda fn, x: lax.fori_loop(0, 2, lambda _, carry: fn(carry), x),
+        lambda fn, x: jax.grad(fn)(x),
+        lambda fn, x: jax.checkpoint(fn)(x),
+    ],
+    ids=["jit", "cond", "scan", "fori", "grad", "checkpoint"],
+)
+def test_assignment_in_an_inner_function_is_reported(variable, inner) -> None:
+    """Its value ends with that function."""
+
+    def assign(y):
+        variable.assign(y)
+        return y * 2.0
+
+    def outer(x):
+        with ReplicaScope(lambda _: jnp.float32(7.0)) as scope:
+            inner(assign, x)
+        return scope.written_value(variable)
+
+    words = r"(?s)weight' was assigned inside .*lax\.cond.*return the value"
+    with pytest.raises(ValueError, match=words):
+        jax.make_jaxpr(outer)(np.float32(1.0))
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+def test_jit_in_a_step_sees_the_rows_and_the_replica_of_its_own_step(num_replicas) -> None:
+    """JAX caches it by shapes, which a short last batch shares with full ones."""
+    strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(num_replicas)])
+    mean = jax.jit(lambda x: sg.compute_average_loss(x))
+    dataset = strategy.distribute_dataset([np.arange(4.0), np.arange(4.0, 7.0)])
+    means = [strategy.run(lambda x: mean(x), args=(batch,)) for batch in dataset]
+    assert [float(strategy.reduce("SUM", one, axis=None)) for one in means] == [1.5, 5.0]
+
+    own_id = jax.jit(lambda x: x + sg.get_replica_context().replica_id_in_sync_group)
+    for offset in range(2):
+        ids = strategy.run(lambda offset=offset: own_id(0) + offset)
+        expected = [index + offset for index in range(num_replicas)]
+        assert [int(one) for one in strategy.local_results(ids)] == expected
+
+
+def test_jit_in_a_step_reads_the_present_value_of_a_variable(variable) -> None:
+    double = jax.jit(lambda x: 2.0 * x * variable.value)
+
+    def step():
+        before = double(1.0)
+        _, (gradient,) = sg.value_and_grad(lambda: double(1.0) ** 2, [variable])
+        variable.assign_add(gradient)
+        return before, gradient, double(1.0), lax.cond(before > 0, double, lambda x: x, 1.0)
+
+    strategy = variable.distribute_strategy
+    for before in (1.0, 9.0):
+        results = [float(strategy.local_results(one)[1]) for one in strategy.run(step)]
+        after = before + 8.0 * before
+        assert results == [2.0 * before, 8.0 * before, 2.0 * after, 2.0 * after]
+
+
+# Sequences split over the devices of a replica: the numbers of one device, computed in parts.
+
+RNG = np.random.default_rng(7)
+# Six rows a batch over two replicas, then one: the second replica only pads.
+WORDS, NEXT_WORDS = RNG.integers(0, NUM_WORDS, (2, 7, 8), dtype="int32")
+FIT: dict[str, Any] = {"batch_size": 6, "epochs": 2, "verbose": 0, "shuffle": False}
+
+
+def strategy_of(replicas: int, parts: int, **options: Any) -> sg.MirroredStrategy:
+    names = [f"cpu:{index}" for index in range(replicas * parts)]
+    return sg.MirroredStrategy(names, devices_per_replica=parts, sequence_axis=1, **options)
+
+
+def made(scope: contextlib.AbstractContextManager[Any]) -> keras.Model:
+    return compiled_decoder(scope, keras.optimizers.Adam(1e-3, epsilon=1e-4), num_layers=1)
+
+
+@functools.cache
+def alone() -> tuple[keras.Model, dict[str, Any]]:
+    model = made(contextlib.nullcontext())
+    return model, numbers_of(model)
+
+
+def numbers_of(model: keras.Model) -> dict[str, Any]:
+    return {
+        "losses": model.fit(WORDS, NEXT_WORDS, **FIT).history["loss"],
+        "loss": model.evaluate(WORDS, NEXT_WORDS, batch_size=4, verbose=0),
+        "logits": model.predict(WORDS, batch_size=4, verbose=0),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("replicas", "parts", "shard_state"),
+    [
+        (1, 4, None),
+        (2, 2, None),
+        (2, 4, "optimizer"),
+        (2, 4, "all"),
+    ],
+)
+def test_decoder_is_that_of_one_device(replicas, parts, shard_state) -> None:
+    """Positions and causal masks of a part are those of the whole."""
+    model = made(strategy_of(replicas, parts, shard_state=shard_state).scope())
+    found = numbers_of(model)
+    reference, expected = alone()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+    assert largest_difference(model, reference) < 1e-5
+
+
+@pytest.mark.compatibility
+def test_a_step_of_fit_is_that_of_one_device() -> None:
+    """One update with SGD, whose change is the gradient."""
+    models: list[keras.Model] = []
+    for scope in (contextlib.nullcontext(), strategy_of(1, 2).scope()):
+        keras.utils.set_random_seed(3)
+        with scope:
+            x = keras.Input((8, 12))
+            attention = keras.layers.MultiHeadAttention(2, 6, use_bias=False)
+            attended = attention(x, x, use_causal_mask=True)
+            model = keras.Model(x, keras.layers.Dense(3)(attended))
+            model.compile("sgd", "mse")
+        y = np.sin(np.arange(2 * 8 * 3.0)).reshape(2, 8, 3)
+        model.fit(np.cos(np.arange(2 * 8 * 12.0)).reshape(2, 8, 12), y, verbose=0)
+        models.append(model)
+    assert largest_difference(*models) < 1e-6
+
+
+def attend(x: jax.Array) -> jax.Array:
+    """Attends to earlier positions with four heads and one of keys and values."""
+    heads = jnp.reshape(jnp.cos(x), (*x.shape[:2], 4, 16))
+    return keras.ops.dot_product_attention(heads, heads[:, :, :1], heads[:, :, 1:2], is_causal=True)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_devices_exchange_keys_and_values_only(replicas) -> None:
+    strategy = strategy_of(replicas, 4)
+    x = RNG.normal(size=(2, 32, 64)).astype("float32")
+    result = strategy.local_results(strategy.run(attend, (x,)))[-1]
+    np.testing.assert_allclose(result, attend(jnp.asarray(x)), rtol=1e-5, atol=1e-6)
+    (program,) = strategy.executor._programs.values()
+    text = program._step.lower([], [], [], [x], [], []).compile().as_text()
+    assert "f32[2,8,64]" in next(line for line in text.splitlines() if "cosine" in line)
+    # The last one gathers the result itself.
+    gathered = re.findall(r"= f32\[([\d,]+)\]\S* all-gather\(", text)
+    sizes = [np.prod([int(size) for size in shape.split(",")]) for shape in gathered]
+    assert sorted(sizes) == [2 * 32 * 16, 2 * 32 * 16, x.size]
+
+
+def test_tpu_compiler_gathers_keys_and_values(monkeypatch) -> None:
+    """A ring, its default, keeps the scores of all parts."""
+    monkeypatch.setattr(Topology, "platform", "tpu")
+    found: list[Any] = []
+    for strategy in (strategy_of(1, 2), sg.OneDeviceStrategy("cpu:0")):
+        arguments = flatten_arguments((np.ones((2, 8)),), {}, num_replicas=1)
+        trace = trace_replica_function(strategy, jnp.sum, arguments)
+        found.append(sequence_options(trace, strategy.topology))
+    assert found == [{"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}, None]
+    monkeypatch.undo()
+    assert sequence_options(trace, strategy.topology) is None
+
+
+def test_each_array_is_split_once_if_its_size_allows() -> None:
+    strategy = strategy_of(1, 4)
+    arrays = {"ids": np.ones((2, 8)), "lengths": np.ones(2), "weight": np.ones((2, 1))}
+    shardings: dict[str, Any] = {}
+
+    def step(values: dict[str, Any]) -> Any:
+        for name, value in values.items():
+            jax.debug.inspect_array_sharding(
+                value, callback=lambda found, name=name: shardings.__setitem__(name, found)
+            )
+        return sum(jnp.sum(value) for value in values.values())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert strategy.run(step, (arrays,)) == 20
+    assert shardings["ids"].shard_shape((2, 8)) == (2, 2)
+    assert shardings["lengths"].shard_shape((2,)) == (2,)
+    assert shardings["weight"].shard_shape((2, 1)) == (2, 1)
+
+
+def test_length_that_cannot_be_divided_stays_whole_with_a_warning() -> None:
+    strategy = strategy_of(2, 4)
+    match = r"shape \(2, 6\) cannot be divided along sequence_axis=1: 6 over 4 devices"
+    with pytest.warns(UserWarning, match=match):
+        result = strategy.run(jnp.sum, (np.ones((2, 6)),))
+    assert [float(value) for value in strategy.local_results(result)] == [12, 12]
+
+
+@pytest.mark.parametrize("axis", [0, -1, True, "1"])
+def test_other_axes_are_refused(axis) -> None:
+    with pytest.raises(ValueError, match="is not an axis after the batch"):
+        sg.MirroredStrategy(["cpu:0", "cpu:1"], devices_per_replica=2, sequence_axis=axis)
+
+
+@pytest.mark.parametrize("make", [sg.MirroredStrategy, sg.MultiWorkerMirroredStrategy])
+def test_replicas_of_one_device_are_refused(make) -> None:
+    with pytest.raises(ValueError, match="for replicas of one device"):
+        make(sequence_axis=1)
+
+
+def test_axis_stays_with_copies_and_plans() -> None:
+    strategy = strategy_of(2, 2)
+    assert copy.deepcopy(strategy).sequence_axis == 1
+    assert planned_strategy(parse_target("v5e:2x4"), strategy).sequence_axis == 1
+    assert sg.MultiWorkerMirroredStrategy(devices_per_replica=4, sequence_axis=2).sequence_axis == 2
+    assert sg.MirroredStrategy(["cpu:0", "cpu:1"]).sequence_axis is None
+
+
+# Objects that a step changes: an error where the change would be lost.
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Module:
+    """A mutable pytree, as modules of Flax NNX are."""
+
+    kernel: Any
+    count: Any
+
+
+@pytest.fixture(params=[("run", 1), ("run", 2), ("eager", 1), ("eager", 2), ("function", 1)])
+def call(request: pytest.FixtureRequest) -> Any:
+    way, count = request.param
+    strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(count)])
+    config.run_eagerly(way == "eager")
+    if way == "function":
+        yield lambda fn, *args: sg.function(fn)(*args)
+    else:
+        yield lambda fn, *args: strategy.local_results(strategy.run(fn, args=args))[0]
+    config.run_eagerly(False)
+
+
+def _module() -> Module:
+    return Module(jnp.ones(3), jnp.zeros((), jnp.int32))
+
+
+def _train(module: Module) -> Any:
+    module.kernel = module.kernel * 2
+    module.count += 1
+    return module.kernel.sum()
+
+
+def test_changed_argument_is_an_error(call) -> None:
+    module = _module()
+    with pytest.raises(RuntimeError, match="_train changed its argument of type Module") as caught:
+        call(_train, module)
+    assert "nnx.merge(graph, state)" in str(caught.value)
+    assert module.kernel.tolist() == [1, 1, 1]
+
+
+def test_change_deep_in_an_argument_is_an_error(call) -> None:
+    with pytest.raises(RuntimeError, match="would be lost"):
+        call(lambda tree: _train(tree["modules"][0]), {"modules": [_module()]})
+
+
+def test_part_of_a_change_that_is_returned_is_an_error(call) -> None:
+    def step(module: Module) -> Any:
+        _train(module)
+        return module.kernel
+
+    with pytest.raises(RuntimeError, match="would be lost"):
+        call(step, _module())
+
+
+def test_changed_argument_that_is_returned_is_none(call) -> None:
+    def step(module: Module) -> Any:
+        _train(module)
+        return module
+
+    changed = step(_module())
+    result = jax.tree.leaves(call(step, _module()))
+    first = [getattr(leaf, "components", (leaf,))[0] for leaf in result]
+    assert first[0].reshape(-1)[:3].tolist() == changed.kernel.tolist()
+
+
+def test_state_in_state_out_is_the_loop_by_hand(call) -> None:
+    def step(state: dict[str, Any]) -> Any:
+        module = Module(**state)
+        _train(module)
+        return module.kernel
+
+    assert call(step, dataclasses.asdict(_module())).tolist() == [2, 2, 2]
+
+
+@pytest.mark.slow
+def test_lists_and_dicts_of_a_step_are_its_own(call) -> None:
+    def step(state: dict[str, Any]) -> Any:
+        state["kernel"] = 2 * state["kernel"]
+        return state["kernel"].sum()
+
+    assert float(call(step, {"kernel": jnp.ones(3)})) == 6
+
+
+def test_error_of_flax_for_a_module_around_the_step_names_the_way() -> None:
+    def step() -> None:
+        raise ValueError("Cannot extract graph node from different trace level, got Param(...)")
+
+    with pytest.raises(RuntimeError, match="step changed a Flax NNX object created outside it"):
+        sg.OneDeviceStrategy("cpu:0").run(step)
+
+
+def test_modules_of_flax_are_refused_or_trained_by_their_state() -> None:
+    nnx = pytest.importorskip("flax.nnx", reason="Flax is no dependency of this library")
+    optax = pytest.importorskip("optax")
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    x = jnp.ones((4, 3))
+
+    def train(model: Any, optimizer: Any, x: Any) -> Any:
+        loss, gradients = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
+        context = sg.get_replica_context()
+        gradients = context.all_reduce("MEAN", gradients) if context else gradients
+        optimizer.update(model, gradients)
+        return loss
+
+    with pytest.raises(RuntimeError, match="would be lost"):
+        strategy.run(train, args=(model, optimizer, x))
+    with pytest.raises(RuntimeError, match="object created outside it"):
+        strategy.run(lambda x: train(model, optimizer, x), args=(x,))
+
+    graph, state = nnx.split((model, optimizer))
+
+    def step(state: Any, x: Any) -> Any:
+        modules = nnx.merge(graph, state)
+        return train(*modules, x), nnx.state(modules)
+
+    for _ in range(3):
+        _, state = strategy.run(step, args=(state, x))
+
+    def forget(state: Any, *, copy: bool) -> None:
+        model, _ = nnx.merge(graph, state, copy=copy)
+        model.kernel[...] = jnp.zeros_like(model.kernel[...])
+
+    with pytest.raises(RuntimeError, match=r"To drop a change .* copy=True"):
+        strategy.run(forget, args=(state,), kwargs={"copy": False})
+    strategy.run(forget, args=(state,), kwargs={"copy": True})
+    plain_model, plain_optimizer = nnx.merge(*nnx.split((model, optimizer)))
+    for _ in range(3):
+        train(plain_model, plain_optimizer, x)
+    nnx.update((model, optimizer), strategy.reduce("MEAN", state, axis=None))
+    assert jnp.allclose(model.kernel[...], plain_model.kernel[...], atol=1e-6)
+
+
+# Programs of several processes are compared by shapes and operations, not by names.
+
+X = np.ones(3, np.float32)
+
+
+class Recorder:
+    """A group of two: this process, and one that sent `other`."""
+
+    def __init__(self, other: Any = None) -> None:
+        self.identity = Identity(0, ("chief 0", "worker 0"), "h", 1)
+        self.other = other
+        self.own: Any = None
+
+    def exchange(self, name: str, own: Any) -> list[Any]:
+        self.own = own
+        return [own, own if self.other is None else self.other]
+
+
+def fingerprint(monkeypatch, function: Any, *arguments: Any) -> Any:
+    recorder = Recorder()
+    monkeypatch.setattr(program_fingerprint, "current_group", lambda: recorder)
+    agree_on_program("step", jax.make_jaxpr(function)(*arguments))
+    return recorder.own
+
+
+def double(x: Any) -> Any:
+    return jnp.sin(x) * 2
+
+
+def test_same_operations_under_other_names_agree(monkeypatch) -> None:
+    def same_again(value: Any) -> Any:
+        named = jnp.sin(value)
+        return named * 2
+
+    assert fingerprint(monkeypatch, double, X) == fingerprint(monkeypatch, same_again, X)
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (lambda x: jnp.cos(x) * 2, "operations"),
+        (lambda x: jnp.sin(x) * 3, "operations"),
+        (lambda x: jax.lax.cond(True, lambda v: v * 2, lambda v: v * 2, jnp.sin(x)), "operations"),
+        (lambda x: (jnp.sin(x) * 2)[:2], "results"),
+    ],
+    ids=["another function", "another constant", "a branch", "another shape"],
+)
+def test_another_program_is_refused_with_what_differs(other, what, monkeypatch) -> None:
+    theirs = fingerprint(monkeypatch, other, X)
+    recorder = Recorder(theirs)
+    monkeypatch.setattr(program_fingerprint, "current_group", lambda: recorder)
+    with pytest.raises(RuntimeError, match=rf"worker 0 and chief 0 traced .*step: their {what}"):
+        agree_on_program("step", jax.make_jaxpr(double)(X))
+
+
+def test_inner_programs_count(monkeypatch) -> None:
+    def loop(step: Any) -> Any:
+        return lambda x: jax.lax.fori_loop(0, 3, lambda _, v: step(v), x)
+
+    first = fingerprint(monkeypatch, loop(jnp.sin), X)
+    assert first != fingerprint(monkeypatch, loop(jnp.cos), X)
+    assert first == fingerprint(monkeypatch, loop(jnp.sin), X)
+
+
+def test_another_shape_is_refused_as_arguments(monkeypatch) -> None:
+    theirs = fingerprint(monkeypatch, double, np.ones(4, np.float32))
+    monkeypatch.setattr(program_fingerprint, "current_group", lambda: Recorder(theirs))
+    with pytest.raises(RuntimeError, match=r"their arguments are .*float32\[4\].*float32\[3\]"):
+        agree_on_program("step", jax.make_jaxpr(double)(X))
+
+
+def test_functions_are_named_and_other_callables_by_their_class() -> None:
+    assert name_of(double) == "double"
+    assert name_of(functools.partial(double)) == "partial"
+    assert name_of(Recorder().exchange) == "Recorder.exchange"
+
+
+# Follow-ups: taken only where something follows a step, and only if the step needs no result.
+
+
+class Work:
+    def before_step(self) -> None:
+        pass
+
+    def after_step(self) -> None:
+        pass
+
+
+def test_work_is_left_only_in_the_block() -> None:
+    work = Work()
+    assert not FollowUps().leave(work, frozenset())
+    with taking_follow_ups():
+        follow_ups = FollowUps()
+        assert follow_ups.leave(work, frozenset())
+    assert follow_ups.work == [work]
+    assert not FollowUps().leave(work, frozenset())
+
+
+def test_a_second_work_is_done_in_the_step_and_needs_the_first() -> None:
+    with taking_follow_ups():
+        follow_ups = FollowUps()
+        assert follow_ups.leave(Work(), frozenset())
+        assert not follow_ups.leave(Work(), frozenset())
+    assert follow_ups.are_needed
+
+
+def scope_of(*variables):
+    values = {id(one): jnp.asarray(one.value) for one in variables}
+    return ReplicaScope(lambda variable: values.get(id(variable)))
+
+
+def test_a_later_read_or_assignment_of_a_changed_variable_needs_the_work() -> None:
+    changed, other = keras.Variable(np.ones(2)), keras.Variable(np.ones(2))
+    for use, is_needed in (
+        (lambda: other.value, False),
+        (lambda: other.assign(jnp.zeros(2)), False),
+        (lambda: changed.value, True),
+        (lambda: changed.assign(jnp.zeros(2)), True),
+    ):
+        with taking_follow_ups(), scope_of(changed, other) as scope:
+            _ = changed.value  # before
+            assert scope.leave(Work(), [changed])
+            use()
+        assert scope.follow_ups.are_needed is is_needed
+
+
+def test_work_is_not_left_inside_of_control_flow() -> None:
+    variable, left = keras.Variable(np.ones(2)), []
+    with taking_follow_ups(), scope_of(variable) as scope:
+
+        def inside(value):
+            left.append(scope.leave(Work(), [variable]))
+            return value
+
+        jax.lax.cond(True, inside, inside, jnp.ones(2))
+    assert left
+    assert not any(left)
+
+
+# Variables that are created in a trace: no value, a stand-in, and a value after it.
+
+
+def test_variable_of_a_scope_has_a_stand_in_and_then_its_value() -> None:
+    with keras.StatelessScope():
+        variable = keras.Variable(lambda shape, dtype: np.full(shape, 3, dtype), shape=(2,))
+        assert is_uninitialized(variable)
+        np.testing.assert_array_equal(stand_in(variable), [3, 3])
+    assert not is_uninitialized(variable)
+    assert stand_in(variable) is None
+    np.testing.assert_array_equal(variable.value, [3, 3])
+
+
+def test_object_that_reports_its_value_is_asked() -> None:
+    class Remote:
+        has_value = False
+        _value = "a cached value"
+
+    assert is_uninitialized(Remote())
+    Remote.has_value = True
+    assert not is_uninitialized(Remote())
+
+
+def test_strategy_initializes_what_its_replicas_created() -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope(), keras.StatelessScope():
+        variable = keras.Variable("ones", shape=(2,))
+    initialize_created_variables(strategy)
+    assert strategy.variables.uninitialized() == []
+    np.testing.assert_array_equal(variable.value, [1, 1])

@@ -1,0 +1,459 @@
+"""What a trace takes along, where variables come from, and what a step may not do to them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.execution.context.replica import ReplicaBatch
+from stratagem.execution.tracing.arguments import Static, flatten_arguments
+from stratagem.execution.tracing.tracer import (
+    Results,
+    as_values,
+    rebuilt,
+    trace_replica_function,
+    use_agreement,
+)
+
+
+@pytest.fixture(params=[1, 2])
+def strategy(request):
+    return sg.MirroredStrategy([f"cpu:{index}" for index in range(request.param)])
+
+
+@pytest.fixture
+def pair():
+    return sg.MirroredStrategy(["cpu:0", "cpu:1"])
+
+
+def first_part(strategy, value):
+    return np.asarray(strategy.local_results(value)[0])
+
+
+def test_only_variables_that_the_function_touches_travel(pair) -> None:
+    with pair.scope():
+        read, written, both, untouched = (sg.Variable(1.0, aggregation="mean") for _ in range(4))
+        own = sg.Variable(1.0, synchronization="on_read", aggregation="sum")
+
+    def step():
+        written.assign(read + 1.0)
+        both.assign_add(1.0)
+        own.assign_add(jnp.float32(1.0))
+
+    arguments = flatten_arguments((), {}, num_replicas=2)
+    trace = pair.executor.program(step, arguments).trace
+    assert trace.read_only == [read]
+    assert {id(variable) for variable in trace.written} == {id(v) for v in (written, both, own)}
+    pair.run(step)
+    assert [float(v.value) for v in (read, written, both, untouched)] == [1.0, 2.0, 2.0, 1.0]
+    assert float(own.value) == 4.0
+
+
+def test_other_variables_created_later_do_not_matter(pair) -> None:
+    with pair.scope():
+        weight = sg.Variable(1.0, aggregation="sum")
+    traces = []
+
+    def step():
+        traces.append(1)
+        weight.assign_add(jnp.float32(1.0))
+
+    pair.run(step)
+    with pair.scope():
+        later = sg.Variable(1.0)
+    pair.run(step)
+    assert (len(traces), float(weight.value), float(later.value)) == (1, 5.0, 1.0)
+
+
+def test_assignment_in_a_step_under_jit_is_reported(strategy) -> None:
+    with strategy.scope():
+        weight = sg.Variable(1.0, aggregation="mean", name="weight")
+
+    @jax.jit
+    def outer(x):
+        return strategy.run(lambda y: weight.assign_add(y), args=(x,))
+
+    with pytest.raises(RuntimeError, match=r"(?s)inside jax\.jit and assigns variable '.*weight'"):
+        outer(jnp.float32(1.0))
+    assert float(weight.value) == 1.0
+    strategy.run(lambda: weight.assign_add(jnp.float32(1.0)))
+    assert float(weight.value) == 2.0
+
+
+def test_reading_variables_and_closures_works_under_jit(strategy) -> None:
+    with strategy.scope():
+        weight = sg.Variable(2.0)
+
+    @jax.jit
+    def outer(x):
+        inner = strategy.run(lambda y: y * weight + x, args=(x,))
+        return strategy.reduce("mean", inner, axis=None)
+
+    assert float(outer(jnp.float32(3.0))) == 9.0
+
+
+def test_assignment_in_an_inner_function_names_the_variable(strategy) -> None:
+    with strategy.scope():
+        weight = sg.Variable(1.0, aggregation="only_first_replica", name="weight")
+
+    def step(x):
+        return jax.lax.cond(x > 0, lambda: weight.assign_add(x), lambda: x)
+
+    with pytest.raises(ValueError, match=r"(?s)weight' was assigned inside .*return the value"):
+        strategy.run(step, args=(jnp.float32(1.0),))
+    assert float(weight.value) == 1.0
+
+
+def test_variable_made_on_every_call_is_refused(strategy, execution) -> None:
+    kept = []
+
+    def step():
+        kept.append(sg.Variable(1.0))
+        return kept[-1].value
+
+    with pytest.raises(
+        ValueError, match=r"(?s)created variable .* and another one on its second call"
+    ):
+        strategy.run(step)
+
+
+def test_failed_first_call_may_be_repeated(strategy, execution) -> None:
+    made = []
+
+    def step(fail):
+        if not made:
+            made.append(sg.Variable(3.0, aggregation="mean"))
+        if fail:
+            raise LookupError("first")
+        made[0].assign_add(1.0)
+        return made[0].value
+
+    with pytest.raises(LookupError, match="first"):
+        strategy.run(step, args=(True,))
+    for expected in (4.0, 5.0):
+        assert float(first_part(strategy, strategy.run(step, args=(False,)))) == expected
+
+
+def test_variable_of_no_strategy_may_be_written_again_and_again(strategy) -> None:
+    plain, constant = keras.Variable(1.0), jnp.ones(2)
+
+    def step():
+        plain.assign(plain.value + 1.0)
+        return constant * plain.value
+
+    for expected in (2.0, 3.0, 4.0):
+        np.testing.assert_array_equal(first_part(strategy, strategy.run(step)), [expected] * 2)
+    assert float(plain.value) == 4.0
+
+
+@pytest.mark.parametrize(
+    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
+)
+def test_layers_random_numbers_differ_by_replica_and_follow_the_seed(pair, execution) -> None:
+    generator = keras.random.SeedGenerator(7)
+
+    def draw():
+        return keras.random.uniform((4,), seed=generator)
+
+    first = [np.asarray(part) for part in pair.local_results(pair.run(draw))]
+    second = [np.asarray(part) for part in pair.local_results(pair.run(draw))]
+    drawn = [*first, *second]
+    assert all(not np.array_equal(drawn[i], drawn[j]) for i in range(4) for j in range(i))
+    alone = keras.random.SeedGenerator(7)
+    np.testing.assert_allclose(first[0], keras.random.uniform((4,), seed=alone), rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [np.zeros(2, "float32"), [1.0, 2.0], 3.0])
+@pytest.mark.parametrize("annotations", [{}, {"synchronization": "on_read", "aggregation": "sum"}])
+def test_variables_may_be_created_from_values(strategy, value, annotations) -> None:
+    made: list[Any] = []
+
+    def step():
+        if not made:
+            made.append(sg.Variable(value, **annotations))
+        return made[0].value
+
+    np.testing.assert_array_equal(first_part(strategy, strategy.run(step)), value)
+
+
+def test_initial_value_that_a_step_computes_is_refused(strategy) -> None:
+    with pytest.raises(ValueError, match="initial value that a compiled function computes"):
+        strategy.run(lambda x: sg.Variable(2.0 * x).value, args=(jnp.ones(2),))
+    made: list[Any] = []  # and nothing of it is left
+
+    def step():
+        if not made:
+            made.append(sg.Variable(1.0))
+        return made[0].value
+
+    assert float(first_part(strategy, strategy.run(step))) == 1.0
+
+
+@pytest.mark.parametrize("devices", [["cpu:0"], ["cpu:0", "cpu:1"]])
+def test_program_does_not_depend_on_variables_that_it_does_not_touch(devices) -> None:
+    """They go when Python collects them, which other processes do at other times."""
+    strategy = sg.MirroredStrategy(devices)
+    with strategy.scope():
+        used = sg.Variable(jnp.ones(3))
+
+    def traced():
+        arguments = flatten_arguments((), {}, num_replicas=len(devices))
+        return trace_replica_function(strategy, lambda: used.assign_add(used * 2.0), arguments)
+
+    alone = traced()
+    with strategy.scope():
+        other = sg.Variable(jnp.ones((5, 5)))
+    beside = traced()
+    assert str(beside.jaxpr.in_avals) == str(alone.jaxpr.in_avals) == "[ShapedArray(float32[3])]"
+    assert beside.inputs == alone.inputs == [("written", 0)]
+    strategy.run(lambda: used.assign_add(used * 2.0))
+    np.testing.assert_array_equal(np.asarray(used.value), [3.0] * 3)
+    np.testing.assert_array_equal(np.asarray(other.value), np.ones((5, 5)))
+
+
+# Which arguments are split, which are shared, and which are part of the program.
+
+
+@pytest.fixture
+def strategy_of_arguments():
+    return sg.MirroredStrategy(["cpu:0", "cpu:1"])
+
+
+def per_replica(strategy_of_arguments, *parts):
+    return strategy_of_arguments.distribute_values_from_function(
+        lambda context: jnp.asarray(parts[context.replica_id_in_sync_group])
+    )
+
+
+def flatten(*args, num_replicas=2, **kwargs):
+    return flatten_arguments(args, kwargs, num_replicas=num_replicas)
+
+
+def test_leaves_are_sorted_and_put_back_in_their_places(strategy_of_arguments) -> None:
+    own = per_replica(strategy_of_arguments, [1.0, 2.0], [3.0, 4.0])
+    mirrored = strategy_of_arguments.extended.broadcast_to(jnp.float32(5.0), None)
+    marker = object()
+    arguments = flatten(own, {"a": 1.5, "b": ["text", None]}, mirrored, key=marker, flag=True)
+    assert [value is own.stacked for value in arguments.split] == [True]
+    assert [float(value) for value in arguments.shared] == [1.5, 5.0]
+    args, kwargs = arguments.rebuild(["split"], ["first", "second"])
+    assert args == ("split", {"a": "first", "b": ["text", None]}, "second")
+    assert kwargs == {"key": marker, "flag": True}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (1.0, 2.0),
+        (1, 2),
+        (np.float32(1), np.float32(2)),
+        (np.ones(2), np.zeros(2)),
+        (np.ones(2), np.ones(2, "float32")),  # as JAX has it, without 64 bits
+        (jnp.ones(2), np.ones(2, "float32")),
+        ("a", "a"),
+        ([1.0, "a"], [5.0, "a"]),
+        (True, True),
+        (None, None),
+    ],
+)
+def test_arguments_of_one_program(first, second) -> None:
+    one, other = flatten(first), flatten(second)
+    assert (one.structure, one.leaves) == (other.structure, other.leaves)
+    assert hash(one.leaves) == hash(other.leaves)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (1, 1.0),
+        (1, True),
+        (1.0, np.float32(1.0)),  # a Python number lets the other operand decide the dtype
+        (1.0, 1.0j),
+        (np.ones(2), np.ones(3)),
+        (np.ones(2, "float32"), np.ones(2, "int32")),
+        ("a", "b"),
+        (True, False),
+        (None, "a"),
+        ([1.0], (1.0,)),
+        ({"a": 1.0}, {"b": 1.0}),
+        (object(), object()),
+        ("1", b"1"),
+    ],
+)
+def test_arguments_of_different_programs(first, second) -> None:
+    one, other = flatten(first), flatten(second)
+    assert (one.structure, one.leaves) != (other.structure, other.leaves)
+
+
+def test_split_and_shared_are_different_programs(strategy_of_arguments) -> None:
+    own = per_replica(strategy_of_arguments, 1.0, 2.0)
+    assert flatten(own).leaves != flatten(own.stacked).leaves
+
+
+def test_objects_are_compared_by_identity_and_need_no_hash() -> None:
+    class Mode:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __eq__(self, other):
+            raise AssertionError("compared by value")
+
+    mode = Mode()
+    assert Static(mode) == Static(mode)
+    assert hash(Static(mode)) == hash(Static(mode))
+    assert Static(mode) != Static(Mode())
+    assert Static("a") == Static("a")
+    assert Static(1) != Static(True)
+    assert Static("a") != "a"
+
+
+def test_true_sizes_are_part_of_the_program(strategy_of_arguments) -> None:
+    full = per_replica(strategy_of_arguments, [1.0, 2.0], [3.0, 4.0])
+    short = per_replica(strategy_of_arguments, [1.0, 2.0], [3.0])
+    shorter = per_replica(strategy_of_arguments, [1.0, 2.0], np.zeros(0, "float32"))
+    leaves = [flatten(value).leaves for value in (full, short, shorter)]
+    assert len(set(leaves)) == 3
+    assert [one[0].lengths for one in leaves] == [None, (2, 1), (2, 0)]
+
+
+def test_the_batch_is_that_of_the_padded_argument_else_of_the_first_with_rows(
+    strategy_of_arguments,
+) -> None:
+    scalar = per_replica(strategy_of_arguments, 1.0, 2.0)
+    full = per_replica(strategy_of_arguments, np.ones((3, 2)), np.ones((3, 2)))
+    short = per_replica(strategy_of_arguments, [1.0, 2.0], [3.0])
+    assert flatten(full, short).batch == ReplicaBatch(size=2, lengths=(2, 1))
+    assert flatten(scalar, np.ones(5), full).batch == ReplicaBatch(size=3)
+    assert flatten(1.0, "text", np.ones(5), np.ones(7)).batch == ReplicaBatch(size=5)
+    assert flatten(1.0, scalar, None).batch == ReplicaBatch()
+
+
+def test_parts_that_one_program_cannot_take_are_refused(strategy_of_arguments) -> None:
+    ranks = per_replica(strategy_of_arguments, [1.0], [[1.0]])
+    with pytest.raises(
+        ValueError, match=r"(?s)PerReplica with parts float32\[1\], float32\[1, 1\].*run_eagerly"
+    ):
+        flatten(ranks)
+    with pytest.raises(ValueError, match="PerReplica with 2 replicas"):
+        flatten(per_replica(strategy_of_arguments, 1.0, 2.0), num_replicas=3)
+
+
+# Results of a step: variables become values, containers pytrees, and rows keep their lengths.
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """Not registered with JAX."""
+
+    first: Any
+    second: Any
+
+
+def test_variables_in_containers_are_read() -> None:
+    variable = keras.Variable([1.0, 2.0])
+    values = as_values({"v": [variable, (variable, "text")]})
+    assert values["v"][1][1] == "text"
+    for value in (values["v"][0], values["v"][1][0]):
+        assert isinstance(value, jax.Array)
+        np.testing.assert_array_equal(value, [1, 2])
+
+
+def test_late_variables_stay() -> None:
+    now, later = keras.Variable(1.0), keras.Variable(2.0)
+    values = as_values([now, later], lambda variable: variable is later)
+    assert float(values[0]) == 1.0
+    assert values[1] is later
+
+
+def test_dataclass_comes_back_with_values_and_is_a_pytree_on_the_way() -> None:
+    values = as_values(Pair(keras.Variable(1.0), {"x": jnp.ones(2)}))
+    assert [np.shape(leaf) for leaf in jax.tree.leaves(values)] == [(), (2,)]
+    doubled = rebuilt(jax.tree.map(lambda leaf: leaf * 2, values))
+    assert isinstance(doubled, Pair)
+    assert float(doubled.first) == 2.0
+    np.testing.assert_array_equal(doubled.second["x"], [2, 2])
+
+
+@pytest.mark.parametrize("other", [Pair("a", 3), Pair, object(), "text", None])
+def test_leaves_without_values_stay_as_they_are(other) -> None:
+    assert as_values(other) is other
+
+
+def test_other_mappings_and_sequences_become_plain() -> None:
+    mapping = types.MappingProxyType({"x": jnp.ones(1)})
+    assert type(as_values(mapping)) is dict
+    ordered = as_values(collections.OrderedDict(x=keras.Variable(1.0)))
+    assert list(ordered) == ["x"]
+
+
+def test_arrays_become_outputs_and_other_leaves_stay_in_their_places() -> None:
+    results = Results(ReplicaBatch(size=3, lengths=(3, 2)), is_stacked=True)
+    outputs = results.flatten({"a": jnp.ones(3), "b": "text", "c": jnp.ones((2, 3)), "d": None})
+    assert [output.shape for output in outputs] == [(1, 3), (1, 2, 3)]
+    assert results.shapes == [(3,), (2, 3)]
+    assert results.leaves == [(True, 0), (False, "text"), (True, 1), (False, None)]
+    assert results.lengths == [(3, 2), None, None, None]
+
+
+def test_without_padding_no_result_has_lengths_and_one_replica_is_not_stacked() -> None:
+    results = Results(ReplicaBatch(size=3), is_stacked=False)
+    (output,) = results.flatten(jnp.ones(3))
+    assert output.shape == (3,)
+    assert results.lengths == [None]
+
+
+def test_late_variable_has_the_place_of_its_output() -> None:
+    variable = keras.Variable(np.ones((2, 2), "float32"))
+    results = Results(ReplicaBatch(), is_stacked=False)
+    outputs = results.flatten([jnp.ones(()), variable])
+    assert results.late == [(1, variable)]
+    np.testing.assert_array_equal(outputs[1], np.zeros((2, 2)))
+
+
+# Assigned values and lengths of results, by what may differ between replicas.
+
+
+def trace_of(function: Any, differing: list[bool], num_written: int = 1) -> Any:
+    """A trace of a function that assigns its first results to variables and returns the others."""
+    jaxpr = jax.make_jaxpr(function, axis_env=[("replica", 2)])(*np.ones((2, 3), np.float32))
+    written = [types.SimpleNamespace(name=f"v{n}", path=f"v{n}") for n in range(num_written)]
+    outputs = range(len(jaxpr.out_avals) - num_written)
+    return types.SimpleNamespace(
+        jaxpr=jaxpr,
+        differing_inputs=differing,
+        written=written,
+        results=[(True, output) for output in outputs],
+        result_lengths=[(3, 2) for _ in outputs],
+    )
+
+
+def test_assigned_value_that_may_differ_is_an_error_if_it_is_unproven() -> None:
+    trace = trace_of(lambda own, shared: [own * shared], [True, False])
+    use_agreement(trace, frozenset(), object())
+    with pytest.raises(ValueError, match="v0"):
+        use_agreement(trace, {id(trace.written[0])}, object())
+
+
+def test_assigned_value_that_is_equal_or_summed_is_none() -> None:
+    for function in (
+        lambda own, shared: [shared * 2],
+        lambda own, shared: [jax.lax.psum(own, "replica")],
+    ):
+        trace = trace_of(function, [True, False])
+        use_agreement(trace, {id(trace.written[0])}, object())
+
+
+def test_equal_results_lose_their_lengths_and_own_rows_keep_them() -> None:
+    trace = trace_of(lambda own, shared: [own, jax.lax.psum(own, "replica")], [True, False], 0)
+    trace.results.append((False, "text"))
+    trace.result_lengths.append(None)
+    use_agreement(trace, frozenset(), object())
+    assert trace.result_lengths == [(3, 2), None, None]

@@ -1,0 +1,256 @@
+"""Authenticated connections: streams of both sides, plain and encrypted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from stratagem.group.authentication import listening
+from stratagem.group.authentication.connections import UnansweredError, connect, open_streams
+from stratagem.group.authentication.listening import listening_sockets, local_addresses
+from stratagem.group.authentication.secret import Credentials, Gate, Secret
+from tests.unit.group.authentication.certificates import make_certificates
+
+_SECRET = Secret("s" * 32)
+
+
+@contextlib.asynccontextmanager
+async def echo(credentials: Credentials) -> AsyncIterator[int]:
+    """A server that sends back what it gets; yields its port."""
+    loop = asyncio.get_running_loop()
+    tasks: list[asyncio.Task[None]] = []
+
+    async def serve(connection: socket.socket) -> None:
+        writer = None
+        with contextlib.suppress(OSError):
+            reader, writer = await open_streams(connection, credentials, is_server=True)
+            while data := await reader.read(2**16):
+                writer.write(data)
+        (writer or connection).close()
+
+    def start(connection: socket.socket) -> None:
+        tasks.append(loop.create_task(serve(connection)))
+
+    def admit(connection: socket.socket, claim: str) -> None:
+        assert claim == "member 1"
+        loop.call_soon_threadsafe(start, connection)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    with Gate([listener], credentials, admit, purpose="test"):
+        yield port
+    await asyncio.gather(*tasks)
+
+
+async def reach(port: int, credentials: Credentials, limit_s: float = 20) -> Any:
+    return await connect(
+        "127.0.0.1",
+        port,
+        credentials,
+        "member 1",
+        purpose="test",
+        server="worker 0 (a:1)",
+        limit_s=limit_s,
+    )
+
+
+async def exchanged(server: Credentials, client: Credentials) -> bytes:
+    async with echo(server) as port:
+        reader, writer = await reach(port, client)
+        try:
+            writer.write(b"x" * 10**6)
+            return await asyncio.wait_for(reader.readexactly(10**6), 120)
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+def credentials(monkeypatch, variables: dict[str, str]) -> Credentials:
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setenv("STRATAGEM_SECRET", "s" * 32)
+    return Credentials.find("worker 0", ["127.0.0.1"])
+
+
+def test_plain_connection_carries_data() -> None:
+    one = Credentials(_SECRET)
+    assert asyncio.run(exchanged(one, one)) == b"x" * 10**6
+
+
+def test_encrypted_connection_carries_data(monkeypatch, tmp_path) -> None:
+    one = credentials(monkeypatch, make_certificates(tmp_path))
+    assert asyncio.run(exchanged(one, one)) == b"x" * 10**6
+
+
+def test_certificate_of_another_authority_is_refused(monkeypatch, tmp_path) -> None:
+    server = credentials(monkeypatch, make_certificates(tmp_path / "a"))
+    client = credentials(monkeypatch, make_certificates(tmp_path / "b"))
+    with pytest.raises(ValueError, match=r"TLS with worker 0 \(a:1\) failed(?s:.)*one authority"):
+        asyncio.run(exchanged(server, client))
+
+
+def test_one_side_without_tls_is_named(monkeypatch, tmp_path) -> None:
+    encrypted = credentials(monkeypatch, make_certificates(tmp_path))
+    with pytest.raises(ValueError, match=r"Only worker 0 \(a:1\) uses TLS"):
+        asyncio.run(exchanged(encrypted, Credentials(_SECRET)))
+    with pytest.raises(ValueError, match="Only this process uses TLS"):
+        asyncio.run(exchanged(Credentials(_SECRET), encrypted))
+
+
+def test_other_secret_is_named() -> None:
+    with pytest.raises(ValueError, match="do not have the same secret"):
+        asyncio.run(exchanged(Credentials(_SECRET), Credentials()))
+
+
+def test_port_without_a_listener_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(ConnectionRefusedError):
+        asyncio.run(reach(port, Credentials()))
+
+
+def test_socket_that_connects_to_itself_is_closed(monkeypatch) -> None:
+    """TCP does that if the system chooses the port for the client, and nothing listens there."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+    class Bound(socket.socket):
+        def __init__(self, *arguments: int) -> None:
+            super().__init__(*arguments)
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.bind(("127.0.0.1", port))
+
+    async def dial() -> None:
+        monkeypatch.setattr(socket, "socket", Bound)
+        try:
+            await reach(port, Credentials())
+        finally:
+            monkeypatch.undo()
+
+    with pytest.raises(ConnectionRefusedError, match="refused"):
+        asyncio.run(dial())
+    socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_silent_program_is_given_up_after_the_limit() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(UnansweredError, match=r"no answer within 0.2 s"):
+            asyncio.run(reach(port, Credentials(), limit_s=0.2))
+
+
+# Addresses at which a task listens: those of its name, and no others.
+
+_HOSTS = {"here": ["127.0.1.1"], "there": ["192.0.2.7"], "service": ["192.0.2.9"], "gone": []}
+
+
+@pytest.fixture
+def names(monkeypatch) -> None:
+    """Names as Debian's /etc/hosts and a cluster's DNS have them."""
+    resolved = listening._resolved
+    monkeypatch.setattr(
+        listening, "_resolved", lambda host: _HOSTS[host] if host in _HOSTS else resolved(host)
+    )
+
+
+def bound(host: str, hosts: tuple[str, ...] = ()) -> list[str]:
+    """Returns the addresses in the system's own table of what listens."""
+    sockets = listening_sockets(host, 0, hosts)
+    with contextlib.ExitStack() as stack:
+        ports = {stack.enter_context(one).getsockname()[1] for one in sockets}
+        found: list[str] = []
+        for family in ("tcp", "tcp6"):
+            with open(f"/proc/net/{family}", encoding="ascii") as table:
+                for line in list(table)[1:]:
+                    _, local, _, state, *_ = line.split()
+                    address, _, port = local.partition(":")
+                    if state == "0A" and int(port, 16) in ports:
+                        words = [
+                            bytes.fromhex(address)[i : i + 4]
+                            for i in range(0, len(address) // 2, 4)
+                        ]
+                        found.append(str(ipaddress.ip_address(b"".join(w[::-1] for w in words))))
+        return found
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_loopback_stays_on_loopback(host) -> None:
+    assert bound(host) == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize("resolved", [[], ["192.0.2.7"], ["0.0.0.0"]])
+def test_localhost_is_loopback_whatever_it_resolves_to(monkeypatch, resolved) -> None:
+    monkeypatch.setattr(listening, "_resolved", lambda _: resolved)
+    assert local_addresses("localhost") == ["127.0.0.1"]
+
+
+def test_localhost_is_loopback_in_each_family() -> None:
+    found = bound("localhost")
+    assert found
+    assert all(ipaddress.ip_address(address).is_loopback for address in found)
+
+
+def test_other_machines_cannot_reach_a_port_on_loopback() -> None:
+    (one,) = listening_sockets("127.0.0.1", 0)
+    with one, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", one.getsockname()[1]), 10)
+
+
+def test_address_in_the_network_is_the_only_one() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine is in no network")
+        own = probe.getsockname()[0]
+    assert bound(own, (own, "192.0.2.7")) == [own]
+    assert bound(own) == [own]
+
+
+@pytest.mark.usefixtures("names")
+@pytest.mark.parametrize(
+    ("host", "hosts", "wanted"),
+    [
+        ("here", ("here",), ["127.0.1.1"]),
+        ("here", ("here", "127.0.0.1"), ["127.0.1.1"]),
+        # Its own name is loopback only here, and the others reach it at another address.
+        ("here", ("here", "there"), [""]),
+        ("here", ("here", "gone"), [""]),
+        ("here", (), [""]),
+        ("service", ("service", "there"), [""]),
+        ("gone", (), [""]),
+    ],
+)
+def test_names_of_hosts(caplog, host, hosts, wanted) -> None:
+    assert local_addresses(host, hosts) == wanted
+    with caplog.at_level(logging.WARNING):
+        for one in listening_sockets(host, 0, hosts):
+            one.close()
+    logged = f"Listening on all interfaces: {host} of the cluster is no address" in caplog.text
+    assert logged == (wanted == [""])
+    quiet = listening_sockets(host, 0, hosts, may_be_everywhere=False)
+    assert bool(quiet) == (wanted != [""])
+    for one in quiet:
+        one.close()
+
+
+@pytest.mark.usefixtures("names")
+def test_name_that_is_elsewhere_listens_everywhere() -> None:
+    assert set(bound("service")) <= {"::", "0.0.0.0"}
+
+
+def test_taken_port_is_an_error_and_leaves_nothing(monkeypatch) -> None:
+    monkeypatch.setattr(listening, "local_addresses", lambda *_: ["127.0.0.2", "127.0.0.1"])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            listening_sockets("h", port)
+        socket.create_server(("127.0.0.2", port)).close()

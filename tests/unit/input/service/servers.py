@@ -1,0 +1,117 @@
+"""Dispatchers and workers in threads of this process, and their ends."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+import stratagem as sg
+from stratagem.input.service.dispatcher import DispatcherConfig, DispatchServer
+from stratagem.input.service.processes import WorkerConfig, WorkerServer
+from tests.unit.launch.waiting import until
+
+# Nothing is lost because the machine is busy: a test says what has been silent for so long.
+SILENCE_MS = 120_000
+LIMIT_S = 120
+
+
+class InputServers:
+    """A dispatcher and workers."""
+
+    def __init__(self, num_workers: int, **config: Any) -> None:
+        self.config = {"worker_timeout_ms": SILENCE_MS, **config}
+        self.dispatcher = DispatchServer(DispatcherConfig(**self.config))
+        self.target = self.dispatcher.target
+        self.config["port"] = int(self.target.rpartition(":")[2])
+        self.workers = [self.add_worker() for _ in range(num_workers)]
+
+    def add_worker(self, **config: Any) -> WorkerServer:
+        return WorkerServer(WorkerConfig(self.target, **config))
+
+    def distribute(
+        self, dataset: sg.input.Dataset, mode: Any = "distributed_epoch", **options: Any
+    ):
+        return dataset.apply(sg.input.service.distribute(mode, self.target, **options))
+
+    def kill_worker(self, index: int = -1) -> WorkerServer:
+        """Ends a worker without a word, as SIGKILL would, and lets the silence pass."""
+        worker = self.workers.pop(index)
+        kill_worker(worker)
+        members = self.dispatcher._dispatching._members
+
+        def is_lost() -> bool:
+            if (found := members.workers.get(worker._name)) is not None:
+                found.heard_s = -math.inf
+            return found is None
+
+        until(is_lost)
+        return worker
+
+    def restart_dispatcher(self) -> None:
+        kill_dispatcher(self.dispatcher)
+        self.dispatcher = DispatchServer(DispatcherConfig(**self.config))
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            worker.stop()
+        self.dispatcher.stop()
+
+
+@contextlib.contextmanager
+def input_servers(num_workers: int = 2, **config: Any) -> Iterator[InputServers]:
+    servers = InputServers(num_workers, **config)
+    try:
+        yield servers
+    finally:
+        servers.stop()
+
+
+def kill_worker(worker: WorkerServer) -> None:
+    """Ends a worker without a word, as SIGKILL would."""
+    worker._has_ended.set()
+    worker._dispatcher.close()
+    worker._listener.close(limit_s=0)
+    for job in worker._jobs.values():
+        job.close()
+
+
+def kill_dispatcher(dispatcher: DispatchServer) -> None:
+    """Ends a dispatcher; its journal is always complete."""
+    dispatcher.stop()
+
+
+def values(batches: Any) -> list[Any]:
+    return [batch.tolist() for batch in batches]
+
+
+def bucketed(num_buckets: int, sizes: list[int]) -> sg.input.Dataset:
+    """Batches of one length in a row: `sizes` of them, then the next length."""
+    return sg.input.Dataset.from_files(
+        list(range(num_buckets)),
+        lambda files: [
+            np.full((1, file + 1), 100 * file + n) for file in files for n in range(sizes[file])
+        ],
+    )
+
+
+def coordinated(servers: Any, dataset: sg.input.Dataset, name: str, **options: Any):
+    """The batches of two consumers, step by step."""
+    steps: list[list[Any]] = [[], []]
+
+    def consume(index: int) -> None:
+        distributed = servers.distribute(
+            dataset, job_name=name, consumer_index=index, num_consumers=2, **options
+        )
+        steps[index] = list(distributed)
+
+    threads = [threading.Thread(target=consume, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    return list(zip(*steps, strict=True))

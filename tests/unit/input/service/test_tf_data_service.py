@@ -1,0 +1,422 @@
+"""The same files through TensorFlow's data service and ours: `make test-external NAME=peers`."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import itertools
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.errors import UnavailableError
+from stratagem.input.service.service_state import RunSpec, ServiceState
+from stratagem.input.service.splits import ShardingPolicy, SourceFacts, SplitPlan, checked_policy
+from tests.unit.input.service.fault_ledger import FAULTS, MODES, NUM_EXAMPLES, count_visits
+from tests.unit.input.service.servers import LIMIT_S, bucketed, coordinated, input_servers
+
+# Loaded once, before any test: TensorFlow sets environment variables.
+_TENSORFLOW = (
+    importlib.import_module("tensorflow") if importlib.util.find_spec("tensorflow") else None
+)
+_NUM_WORKERS = 2
+
+
+@pytest.fixture(scope="module")
+def tf() -> Any:
+    if _TENSORFLOW is None:
+        pytest.skip("TensorFlow is not installed: `make test-external NAME=peers` has it")
+    return _TENSORFLOW
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> list[str]:
+    folder = tmp_path_factory.mktemp("files")
+    paths = []
+    for number in range(5):
+        path = Path(folder, f"{number}.txt")
+        path.write_text("".join(f"{number} {line}\n" for line in range(number + 2)))
+        paths.append(str(path))
+    return paths
+
+
+@pytest.fixture(scope="module")
+def tf_service(tf):
+    service = tf.data.experimental.service
+    dispatcher = service.DispatchServer(
+        service.DispatcherConfig(worker_addresses=_NUM_WORKERS * ["localhost:%port%"])
+    )
+    address = dispatcher.target.split("://")[1]
+    workers = [
+        service.WorkerServer(
+            service.WorkerConfig(
+                address, worker_address="localhost:%port%", heartbeat_interval_ms=50
+            )
+        )
+        for _ in range(_NUM_WORKERS)
+    ]
+    yield dispatcher.target
+    del workers
+
+
+@pytest.fixture(scope="module")
+def servers():
+    with input_servers(_NUM_WORKERS, worker_addresses=_NUM_WORKERS * ["127.0.0.1"]) as servers:
+        yield servers
+
+
+def _lines(files: list[str]) -> list[np.ndarray]:
+    return [np.array([line]) for file in files for line in Path(file).read_text().splitlines()]
+
+
+def _counts(batches: Any) -> collections.Counter[str]:
+    values = [np.asarray(batch).reshape(-1)[0] for batch in batches]
+    return collections.Counter(
+        value.decode() if isinstance(value, bytes) else str(value) for value in values
+    )
+
+
+@pytest.mark.parametrize("policy", [policy for policy in ShardingPolicy if policy.name != "HINT"])
+def test_each_policy_visits_the_lines_as_often(tf, files, tf_service, servers, policy) -> None:
+    service = tf.data.experimental.service
+    expected = tf.data.TextLineDataset(files).apply(
+        service.distribute(getattr(service.ShardingPolicy, policy.name), tf_service)
+    )
+    found = servers.distribute(sg.input.Dataset.from_files(files, _lines), policy)
+    assert _counts(found) == _counts(expected.as_numpy_iterator())
+
+
+def test_a_hint_is_filled_in_by_both(tf, tf_service, servers) -> None:
+    service = tf.data.experimental.service
+    hint = tf.data.experimental.SHARD_HINT
+    expected = tf.data.Dataset.range(9).shard(hint, hint).batch(1)
+    expected = expected.apply(service.distribute(service.ShardingPolicy.HINT, tf_service))
+    dataset = sg.input.Dataset(np.arange(9), batch_size=1)
+    dataset = dataset.shard(sg.input.SHARD_HINT, sg.input.SHARD_HINT)
+    found = servers.distribute(dataset, ShardingPolicy.HINT)
+    assert _counts(found) == _counts(expected.as_numpy_iterator())
+
+
+def test_too_few_files_are_refused_by_both(tf, files, tf_service, servers) -> None:
+    service = tf.data.experimental.service
+    expected = tf.data.TextLineDataset(files[:1]).apply(
+        service.distribute(service.ShardingPolicy.FILE, tf_service)
+    )
+    with pytest.raises(tf.errors.OpError, match="not enough for the required"):
+        list(expected)
+    found = servers.distribute(sg.input.Dataset.from_files(files[:1], _lines), ShardingPolicy.FILE)
+    with pytest.raises(sg.errors.InvalidArgumentError, match=r"2 workers .* with 1 files"):
+        list(found)
+
+
+def test_consumers_of_a_job_share_its_elements_in_both(tf, files, tf_service, servers) -> None:
+    service = tf.data.experimental.service
+    expected = [
+        tf.data.TextLineDataset(files).apply(
+            service.distribute("distributed_epoch", tf_service, job_name="shared")
+        )
+        for _ in range(2)
+    ]
+    ours = sg.input.Dataset.from_files(files, _lines)
+    found = [servers.distribute(ours, job_name="shared") for _ in range(2)]
+    assert _shared(found) == _shared([one.as_numpy_iterator() for one in expected])
+
+
+def _shared(datasets: list[Any]) -> collections.Counter[str]:
+    counts: list[collections.Counter[str]] = [collections.Counter() for _ in datasets]
+
+    def consume(number: int) -> None:
+        counts[number] = _counts(datasets[number])
+
+    threads = [threading.Thread(target=consume, args=(n,)) for n in range(len(datasets))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    return sum(counts, collections.Counter())
+
+
+def test_coordinated_consumers_have_one_length_in_a_step_in_both(tf, tf_service, servers) -> None:
+    service, num_steps = tf.data.experimental.service, 6
+    lengths = tf.data.Dataset.range(1, 4).flat_map(
+        lambda length: tf.data.Dataset.from_tensors(tf.fill([1, length], length)).repeat(2)
+    )
+    steps: list[list[int]] = [[], []]
+
+    def consume(index: int) -> None:
+        dataset = lengths.repeat().apply(
+            service.distribute(
+                "parallel_epochs", tf_service, "rounds", consumer_index=index, num_consumers=2
+            )
+        )
+        steps[index] = [batch.shape[1] for batch in dataset.take(num_steps)]
+
+    threads = [threading.Thread(target=consume, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert len(steps[0]) == num_steps
+    assert steps[0] == steps[1]
+    ours = coordinated(servers, bucketed(3, [2, 2, 2]), "rounds")
+    assert all(first.shape[1] == second.shape[1] for first, second in ours)
+
+
+# A dispatcher and workers in processes, each killed at random: every batch comes exactly once.
+
+_ROOT = Path(__file__).parents[4]
+_LIMIT_S = 240
+_NUM_BATCHES = 1500
+
+
+class ServiceProcesses:
+    """A dispatcher and workers; `kill_at_random` kills and replaces them until it is stopped."""
+
+    def __init__(self, folder: Path, num_workers: int) -> None:
+        self._settings: dict[str, Any] = {
+            "work_dir": str(folder),
+            "fault_tolerant_mode": True,
+            "worker_timeout_ms": 1500,
+        }
+        self._dispatcher, self.target = self._start("dispatcher", **self._settings)
+        self._settings["port"] = int(self.target.rpartition(":")[2])
+        self._workers = [self._start_worker() for _ in range(num_workers)]
+        self.num_killed = {"worker": 0, "dispatcher": 0}
+
+    def _start(self, kind: str, **arguments: Any) -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.service_process", kind, json.dumps(arguments)],
+            cwd=_ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        process.stdout.close()
+        assert address, f"the {kind} did not start"
+        return process, address
+
+    def _start_worker(self) -> subprocess.Popen[str]:
+        return self._start("worker", dispatcher_address=self.target)[0]
+
+    def kill_worker(self, number: int) -> None:
+        self._workers[number].kill()
+        self._workers[number].wait()
+        self.num_killed["worker"] += 1
+        self._workers[number] = self._start_worker()
+
+    def kill_dispatcher(self) -> None:
+        self._dispatcher.kill()
+        self._dispatcher.wait()
+        self.num_killed["dispatcher"] += 1
+        self._dispatcher, _ = self._start("dispatcher", **self._settings)
+
+    def kill_at_random(self, chance: random.Random, has_ended: threading.Event) -> None:
+        while not has_ended.wait(2):
+            if chance.random() < 0.3:
+                self.kill_dispatcher()
+            else:
+                self.kill_worker(chance.randrange(len(self._workers)))
+
+    def stop(self) -> None:
+        for process in (self._dispatcher, *self._workers):
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def service_processes(folder: Path, num_workers: int) -> Iterator[ServiceProcesses]:
+    processes = ServiceProcesses(folder, num_workers)
+    try:
+        yield processes
+    finally:
+        processes.stop()
+
+
+class _Batches:
+    def __len__(self) -> int:
+        return _NUM_BATCHES
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        time.sleep(0.02)
+        return np.array([number])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_consumers", [1, 2])
+def test_every_batch_is_visited_once_while_all_parts_are_killed(tmp_path, num_consumers) -> None:
+    found: list[list[int]] = [[] for _ in range(num_consumers)]
+    errors: list[Exception] = []
+    with service_processes(tmp_path, 3) as processes:
+
+        def consume(number: int) -> None:
+            distribute = sg.input.service.distribute(
+                "distributed_epoch",
+                processes.target,
+                job_name=None if num_consumers == 1 else "shared",
+                exactly_once=True,
+            )
+            dataset = sg.input.Dataset(_Batches(), batch_size=1).apply(distribute)
+            try:
+                for batch in dataset:
+                    found[number].append(batch.item())
+            except Exception as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+
+        has_ended = threading.Event()
+        killing = threading.Thread(
+            target=processes.kill_at_random, args=(random.Random(num_consumers), has_ended)
+        )
+        consumers = [
+            threading.Thread(target=consume, args=(number,)) for number in range(num_consumers)
+        ]
+        killing.start()
+        for consumer in consumers:
+            consumer.start()
+        for consumer in consumers:
+            consumer.join(_LIMIT_S)
+        has_ended.set()
+        killing.join()
+        if errors:
+            raise errors[0]
+        assert sorted([*itertools.chain.from_iterable(found)]) == list(range(_NUM_BATCHES))
+        assert min(processes.num_killed.values()) > 0
+
+
+# The journal of a dispatcher: the state after each record is the same when it is read again.
+
+_FACTS = SourceFacts(4, None, 1, can_seek=True, is_repeatable=True, has_shard_hint=False)
+_SPEC = RunSpec(
+    run="r",
+    job="j",
+    is_named=True,
+    epoch=0,
+    dataset_id="d",
+    policy=int(ShardingPolicy.DYNAMIC),
+    num_consumers=None,
+    num_lanes=1,
+    is_exact=True,
+    is_repeatable=True,
+    skip_errors=0,
+    plan=SplitPlan("ranges", 4, 1),
+    done=[[0, 1]],
+    received={"1": [[0, 1]]},
+)
+_RECORDS = [
+    {"what": "join", "consumer": "c"},
+    {"what": "assign", "split": 1, "worker": "w"},
+    {"what": "assign", "split": 2, "worker": "w"},
+    {"what": "lose", "split": 1},
+    {"what": "report", "split": 1, "consumer": "c", "ranges": [[1, 2]]},
+    {"what": "done", "split": 2},
+    {"what": "leave", "consumer": "c"},
+]
+
+
+def _described(state: ServiceState) -> object:
+    runs = {
+        name: (run.spec, run.job.done, run.job.consumers, run.job.attempts, run.job.holders)
+        for name, run in state.runs.items()
+    }
+    datasets = {name: (one.facts, one.pickled.tolist()) for name, one in state.datasets.items()}
+    return runs, datasets
+
+
+@pytest.mark.parametrize("num_records", range(len(_RECORDS) + 1))
+def test_a_dispatcher_that_is_killed_after_any_record_has_the_same_state(
+    tmp_path, num_records
+) -> None:
+    with ServiceState(str(tmp_path)) as state:
+        assert state.add_dataset("d", _FACTS, np.arange(3, dtype=np.uint8)) == "d"
+        state.begin(_SPEC)
+        state.begin(dataclasses.replace(_SPEC, run="over"))
+        state.end("over", "left")
+        state.change("r", _RECORDS[:num_records])
+        expected = _described(state)
+    for _ in range(2):  # the second reads what the first wrote anew
+        with ServiceState(str(tmp_path)) as state:
+            assert _described(state) == expected
+
+
+def test_without_a_folder_nothing_is_kept(tmp_path) -> None:
+    with ServiceState(None) as state:
+        state.begin(_SPEC)
+        assert list(state.runs) == ["r"]
+    with ServiceState(None) as state:
+        assert state.runs == {}
+
+
+def test_datasets_are_named_by_their_contents() -> None:
+    with ServiceState(None) as state:
+        ids = [state.add_dataset(None, _FACTS, np.full(3, n, np.uint8)) for n in (1, 1, 2)]
+        assert ids[0] == ids[1] != ids[2]
+        other = dataclasses.replace(_FACTS, cardinality=9)
+        with pytest.raises(ValueError, match="one dataset for an id"):
+            state.add_dataset(ids[0], other, np.full(3, 1, np.uint8))
+
+
+def test_a_folder_has_one_dispatcher(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.2")
+    with ServiceState(str(tmp_path)), pytest.raises(UnavailableError, match="process"):
+        ServiceState(str(tmp_path))
+
+
+# Each part of the input service hurt in each mode, with a count of every example.
+
+# Examples of a batch that cannot be read, and of the rest of its file, with any worker.
+_MEMORY_ERROR = "worker out of memory, MemoryError"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != _MEMORY_ERROR])
+def test_examples_are_seen_as_often_as_the_mode_promises(tmp_path, fault, mode) -> None:
+    counts, error = count_visits(tmp_path, mode, fault)
+    assert error is None
+    if mode.policy is not ShardingPolicy.OFF:
+        assert counts == {1: NUM_EXAMPLES}
+        return
+    # Each worker that joins reads a copy, which ends with it: the other one reads all of its own.
+    assert counts.get(0, 0) == 0
+    assert max(counts) <= _NUM_WORKERS + (fault == "worker killed, replaced")
+    if fault in ("none", "worker slow", "dispatcher killed, back", "trainer killed, resumed"):
+        assert counts == {_NUM_WORKERS: NUM_EXAMPLES}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_an_example_too_large_for_memory_is_named(tmp_path, mode) -> None:
+    counts, error = count_visits(tmp_path, mode, _MEMORY_ERROR)
+    assert error is not None
+    assert "MemoryError" in error
+    assert counts[0] > 0
+
+
+# Sharding policies: TensorFlow's names and numbers.
+
+
+def test_policies_by_name_and_value() -> None:
+    assert checked_policy("parallel_epochs") is ShardingPolicy.OFF
+    assert checked_policy("distributed_epoch") is ShardingPolicy.DYNAMIC
+    assert all(checked_policy(policy) is policy for policy in ShardingPolicy)
+    static = [policy.name for policy in ShardingPolicy if policy.is_static]
+    assert static == ["FILE", "DATA", "FILE_OR_DATA", "HINT"]
+
+
+@pytest.mark.parametrize("mode", ["dynamic", 1, None])
+def test_other_values_are_refused(mode) -> None:
+    with pytest.raises(ValueError, match="is no sharding policy"):
+        checked_policy(mode)

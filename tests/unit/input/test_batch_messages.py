@@ -1,0 +1,385 @@
+"""Snapshots: the same batches, from any position, and errors that name what is wrong."""
+
+from __future__ import annotations
+
+import collections
+import json
+import pickle
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import stratagem as sg
+from stratagem.group.transport.journal import write_all, write_record
+from stratagem.group.transport.wire import Message, pack, unpack
+from stratagem.input.batch_messages import (
+    checked_compression,
+    compressed,
+    decompressed,
+    pack_batch,
+    unpack_batch,
+)
+from stratagem.input.batches import SparseRows
+from stratagem.input.snapshots import RecordFile, SnapshotBatches, SnapshotSource
+from tests.unit.input.service.servers import input_servers
+
+_NUM_BATCHES = 9
+
+
+def _batch(number: int) -> dict[str, Any]:
+    return {
+        "x": np.arange(number * 1000, dtype=np.float32).reshape(-1, 10),
+        "bf16": np.full(3, number, ml_dtypes.bfloat16),
+        "text": np.array([f"é{number}", None, b"raw"], object),
+        "empty": np.zeros((0, 2), np.int8),
+        "number": np.array(number),
+    }
+
+
+def _batches() -> list[dict[str, Any]]:
+    return [_batch(number) for number in range(_NUM_BATCHES)]
+
+
+def _require_same(found: Any, expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, wanted in expected.items():
+        assert (found[name].dtype, found[name].shape) == (wanted.dtype, wanted.shape)
+        assert found[name].tolist() == wanted.tolist()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("snapshots") / "saved"
+    with input_servers(2, worker_timeout_ms=30_000) as servers:
+        sg.input.service.save(_batches(), folder, servers.target)
+    return folder
+
+
+@pytest.fixture
+def copied(saved, tmp_path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "copied"))
+
+
+def test_batches_are_those_of_the_dataset_in_their_order(saved) -> None:
+    dataset = sg.input.Dataset.load(saved)
+    assert len(dataset) == _NUM_BATCHES
+    for _ in range(2):
+        found = [*dataset]
+        assert len(found) == _NUM_BATCHES
+        for one, expected in zip(found, _batches(), strict=True):
+            _require_same(one, expected)
+
+
+def test_arrays_are_views_of_the_files_and_cannot_be_changed(saved) -> None:
+    batch = next(iter(sg.input.Dataset.load(saved).repeat(2)))
+    assert not batch["number"].flags.writeable
+    found = SnapshotBatches(saved)[-1]
+    assert not found["x"].flags.owndata
+    with pytest.raises(ValueError, match="read-only"):
+        found["x"][0] = 1
+
+
+def test_it_resumes_at_any_batch_and_reads_none_before(copied) -> None:
+    batches = SnapshotSource(copied).open(0)
+    for _ in range(4):
+        next(batches)
+    state = json.loads(json.dumps(batches.state()))
+    # Reading one of the batches before would raise.
+    _damage(copied, number=2)
+    again = SnapshotSource(copied).open(0)
+    again.restore(state)
+    for number in range(4, _NUM_BATCHES):
+        _require_same(next(again), _batch(number))
+    source = SnapshotSource(copied)
+    assert source.can_seek
+    assert source.order_follows_epoch
+    _require_same(next(source.open_at(1, 7)), _batch(7))
+
+
+def test_input_workers_read_it_like_other_datasets(saved) -> None:
+    dataset = sg.input.Dataset.load(saved)
+    with input_servers(2, worker_timeout_ms=30_000) as servers:
+        found = [*servers.distribute(dataset, exactly_once=True)]
+    numbers = sorted(one["number"].item() for one in found)
+    assert numbers == [*range(_NUM_BATCHES)]
+    copy = pickle.loads(pickle.dumps(SnapshotSource(saved)))
+    assert [one["number"].item() for one in copy.open(0)] == numbers
+
+
+def _damage(folder: Path, *, number: int) -> None:
+    file_number, place, end = SnapshotBatches(folder)._places[number].tolist()
+    path = folder / SnapshotBatches(folder)._files[file_number].path.name
+    data = bytearray(path.read_bytes())
+    data[(place + end) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("number", [0, 5, _NUM_BATCHES - 1])
+def test_damaged_batch_is_named_and_others_are_read(copied, number) -> None:
+    _damage(copied, number=number)
+    batches = SnapshotBatches(copied)
+    for other in range(_NUM_BATCHES):
+        if other != number:
+            _require_same(batches[other], _batch(other))
+    with pytest.raises(sg.errors.DataLossError, match=f"batch {number}, at byte .* fails its"):
+        batches[number]
+
+
+def test_damaged_manifest_and_files_are_errors(copied) -> None:
+    manifest = copied / "manifest"
+    intact = manifest.read_bytes()
+    for damaged in (b"", intact[:-1], intact[:10], b"other" + intact, intact[:30] + b"x"):
+        manifest.write_bytes(damaged)
+        with pytest.raises(sg.errors.DataLossError, match="its manifest is incomplete"):
+            sg.input.Dataset.load(copied)
+    manifest.write_bytes(intact)
+    (file, *_) = sorted(copied.glob("batches-*"))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    with pytest.raises(sg.errors.DataLossError, match=f"the file {file.name} is incomplete"):
+        sg.input.Dataset.load(copied)
+    file.unlink()
+    with pytest.raises(sg.errors.DataLossError, match=f"the file {file.name} is missing"):
+        sg.input.Dataset.load(copied)
+
+
+def test_unfinished_and_absent_snapshots_are_errors(copied, tmp_path) -> None:
+    (copied / "manifest").unlink()
+    with pytest.raises(sg.errors.DataLossError, match="is not finished: it has no manifest"):
+        sg.input.Dataset.load(copied)
+    with pytest.raises(sg.errors.NotFoundError, match="There is no snapshot at"):
+        sg.input.Dataset.load(tmp_path / "nothing")
+
+
+def test_records_end_where_they_are_damaged(tmp_path) -> None:
+    path = tmp_path / "file"
+    with path.open("wb", buffering=0) as file:
+        write_all(file, b"stratagem snapshot 1\n")
+        for number in range(3):
+            write_record(file, pack(Message("x", {"number": number}, [np.arange(number * 9000)])))
+    file = RecordFile(path)
+    ends, place = [], 21
+    while (end := file.record_at(place)) is not None:
+        assert file.message(place, end).fields["number"] == len(ends)
+        place = end
+        ends.append(end)
+    assert place == path.stat().st_size
+    assert len(ends) == 3
+
+
+# Batches as messages: bit for bit through the bytes of a message, and nothing is pickled.
+
+Pair = collections.namedtuple("Pair", ["x", "y"])
+
+
+def _through(batch: Any) -> Any:
+    message = pack_batch(batch, split=3)
+    assert message.fields["split"] == 3
+    return unpack_batch(unpack([bytes(frame) for frame in pack(message)]))
+
+
+def _same(found: Any, expected: Any) -> None:
+    assert type(found) is type(expected)
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for key in expected:
+            _same(found[key], expected[key])
+    elif isinstance(expected, tuple | list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            _same(one, other)
+    elif isinstance(expected, np.ndarray) and expected.dtype == object:
+        assert found.dtype == object
+        assert found.shape == expected.shape
+        _same(found.reshape(-1).tolist(), expected.reshape(-1).tolist())
+    elif isinstance(expected, np.ndarray | np.generic):
+        assert found.dtype == expected.dtype
+        assert found.shape == expected.shape
+        assert found.tobytes() == expected.tobytes()
+    else:
+        assert repr(found) == repr(expected)
+
+
+_DTYPES = st.one_of(
+    hnp.boolean_dtypes(),
+    hnp.integer_dtypes(endianness="?"),
+    hnp.floating_dtypes(endianness="?", sizes=(16, 32, 64)),
+    hnp.complex_number_dtypes(endianness="?"),
+    hnp.unicode_string_dtypes(endianness="?"),
+    hnp.byte_string_dtypes(),
+    hnp.datetime64_dtypes(),
+    hnp.timedelta64_dtypes(),
+)
+_ARRAYS = _DTYPES.flatmap(
+    lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, min_side=0, max_side=4))
+)
+_TEXTS = st.lists(st.one_of(st.none(), st.binary(), st.text())).map(lambda values: _objects(values))
+_LEAVES = st.one_of(
+    _ARRAYS, _TEXTS, st.none(), st.integers(), st.booleans(), st.floats(), st.binary(),
+    st.text(st.characters(codec="utf-8")),
+)  # fmt: skip
+_TREES = st.recursive(
+    _LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.text(st.characters(codec="utf-8")), inner, max_size=3),
+        st.dictionaries(st.integers(), inner, max_size=3),
+        st.tuples(inner, inner).map(lambda pair: Pair(*pair)),
+    ),
+    max_leaves=6,
+)
+
+
+def _objects(values: list[Any]) -> np.ndarray:
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+@pytest.mark.slow
+@given(_TREES)
+def test_any_batch_comes_out_as_it_went_in(batch) -> None:
+    _same(_through(batch), batch)
+
+
+def test_other_dtypes_orders_and_sizes() -> None:
+    large = np.random.default_rng(0).integers(0, 255, (40, 2**20), np.uint8)
+    batch = {
+        "bfloat16": np.arange(5).astype(ml_dtypes.bfloat16),
+        "int4": np.arange(5).astype(ml_dtypes.int4),
+        "scalar": np.float16(2),
+        "text": np.str_("é"),
+        "large": large,
+        "objects": _objects(["a\udc80", b"\xff", None, ""]).reshape(2, 2),
+    }
+    _same(_through(batch), batch)
+    fortran = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    np.testing.assert_array_equal(_through(fortran)[:, ::2], fortran[:, ::2])
+    np.testing.assert_array_equal(_through(jnp.arange(3)), np.arange(3))
+
+
+def test_arrays_are_not_copied() -> None:
+    array = np.zeros(2**16)
+    assert np.shares_memory(pack_batch((array,)).arrays[0], array)
+    message = Message("batch", {"structure": ["array"]}, [array])
+    assert unpack_batch(message) is array
+
+
+def test_sparse_arrays_are_rows_of_equal_width() -> None:
+    found = _through({"x": scipy.sparse.csr_matrix([[0.0, 2.0], [3.0, 0.0]])})["x"]
+    assert isinstance(found, SparseRows)
+    assert found.shape == (2,)
+    np.testing.assert_array_equal(np.asarray(found.values)[:, 0], [2.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ({1, 2}, "a value of type set"),
+        ({(1, 2): np.arange(2)}, "a dict with a key of type tuple"),
+        (np.array([{}, {}]), "an array of objects of type dict"),
+        (np.zeros(2, [("a", "i4")]), "an array of dtype"),
+    ],
+)
+def test_other_values_are_refused(batch, words) -> None:
+    with pytest.raises(TypeError, match=words):
+        pack_batch(batch)
+
+
+@pytest.mark.parametrize(
+    "structure", [["named", [], "os", "system"], ["named", [], "os", "PathLike"], ["code"]]
+)
+def test_damaged_messages_call_nothing(structure) -> None:
+    with pytest.raises(ConnectionError, match="received an invalid batch"):
+        unpack_batch(Message("batch", {"structure": structure}))
+
+
+# Compressed batches: bit for bit, smaller where they can be, and harmless if damaged.
+
+_RANDOM = np.random.default_rng(0)
+_TREE: dict[str, Any] = {
+    "zeros": np.zeros((100, 1000), np.float32),
+    "image": (np.arange(40_000_000, dtype=np.uint32) // 4096).astype(np.uint8).reshape(-1, 1000),
+    "noise": _RANDOM.integers(0, 256, 100_000, np.uint8),
+    "bf16": np.tile(np.arange(16).astype(ml_dtypes.bfloat16), 1000),
+    "fortran": np.asfortranarray(np.ones((64, 64), np.int64)),
+    "small": np.arange(3),
+    "empty": np.zeros((0, 5), np.float64),
+    "number": np.array(7, np.int16),
+    "text": np.array(["same words"] * 5000),
+    "objects": np.array(["same words", b"bytes", None] * 2000, object),
+}
+
+
+def test_batches_come_out_as_they_went_in() -> None:
+    pytest.importorskip("zstandard")
+    message = pack_batch(_TREE, is_compressed=True, split=1)
+    plain = pack_batch(_TREE, split=1)
+    assert sum(one.nbytes for one in message.arrays) < sum(one.nbytes for one in plain.arrays) / 20
+    found = unpack_batch(unpack([bytes(frame) for frame in pack(message)]))
+    assert found.keys() == _TREE.keys()
+    for name, wanted in _TREE.items():
+        assert (found[name].dtype, found[name].shape) == (wanted.dtype, wanted.shape)
+        if wanted.dtype == object:
+            assert found[name].tolist() == wanted.tolist()
+        else:
+            assert found[name].tobytes() == wanted.tobytes(), name
+
+
+def test_arrays_that_do_not_shrink_stay_as_they_are() -> None:
+    pytest.importorskip("zstandard")
+    message = Message("batch", {}, [_TREE["noise"], _TREE["small"], _TREE["zeros"]])
+    small = compressed(message)
+    assert small.arrays[0] is _TREE["noise"]
+    assert small.arrays[1] is _TREE["small"]
+    assert small.fields == {"compressed": [None, None, ["float32", [100, 1000]]]}
+    assert decompressed(message) is message
+
+
+@pytest.mark.parametrize(
+    "originals",
+    [
+        [["float32", [100, 1001]]],
+        [["float32", [-1, 1000]]],
+        [["O", [100, 1000]]],
+        [["float32", 100]],
+        [],
+        [None, None],
+        7,
+        [["uint8", [2**60]]],
+    ],
+)
+def test_damaged_descriptions_are_refused(originals) -> None:
+    pytest.importorskip("zstandard")
+    small = compressed(Message("batch", {}, [_TREE["zeros"]]))
+    with pytest.raises(ConnectionError, match="received an invalid compressed batch"):
+        decompressed(Message("batch", {"compressed": originals}, small.arrays))
+
+
+def test_damaged_bytes_are_refused() -> None:
+    pytest.importorskip("zstandard")
+    small = compressed(Message("batch", {}, [np.arange(100_000) // 7]))
+    for array in (small.arrays[0][:-9], _TREE["noise"], np.zeros(0, np.uint8)):
+        with pytest.raises(ConnectionError, match="received an invalid compressed batch"):
+            decompressed(Message("batch", small.fields, [array]))
+
+
+def test_kinds_that_are_not_supported_are_named(monkeypatch) -> None:
+    assert checked_compression("AUTO") == "AUTO"
+    assert checked_compression(None) is None
+    with pytest.raises(ValueError, match="compression='SNAPPY' is not supported"):
+        checked_compression("SNAPPY")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ImportError, match="compression of batches needs zstandard"):
+        checked_compression("zstd")

@@ -1,0 +1,555 @@
+"""Every kind of data is read on from the next batch, in the order that it would have had."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.checkpoint.in_memory import MemoryBackup
+from tests.unit.execution.summary.events import Read
+from tests.unit.keras.callbacks.backups import (
+    BATCH_SIZE,
+    EPOCHS,
+    NUM_BATCHES,
+    AccidentError,
+    EndAt,
+    X,
+    Y,
+    assert_same,
+    build,
+    ended_and_again,
+    strategy_named,
+    values,
+)
+
+
+class Rows(keras.utils.PyDataset):
+    """Batches with noise, in an order that each epoch draws from the global generators."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.order = np.arange(len(X))
+
+    @property
+    def num_batches(self) -> int:
+        return NUM_BATCHES
+
+    def __getitem__(self, index: int) -> Any:
+        rows = self.order[index * BATCH_SIZE : (index + 1) * BATCH_SIZE]
+        x = X[rows]
+        x[:, 1:] += self.noise(rows)
+        return x, Y[rows]
+
+    def noise(self, rows: Any) -> Any:
+        return np.random.normal(0, 0.1, (len(rows), 3)).astype("float32")
+
+    def on_epoch_end(self) -> None:
+        np.random.shuffle(self.order)
+
+
+class QuietRows(Rows):
+    """Draws nothing; Keras shuffles the batches."""
+
+    def noise(self, rows: Any) -> Any:
+        return np.float32(0)
+
+    def on_epoch_end(self) -> None:
+        pass
+
+
+class StatefulRows(Rows):
+    """Has a generator of its own, and says where it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = np.random.default_rng(1)
+
+    def noise(self, rows: Any) -> Any:
+        return self.generator.normal(0, 0.1, (len(rows), 3)).astype("float32")
+
+    def on_epoch_end(self) -> None:
+        self.generator.shuffle(self.order)
+
+    def get_state(self) -> Any:
+        return {"order": self.order.tolist(), "generator": self.generator.bit_generator.state}
+
+    def set_state(self, state: Any) -> None:
+        self.order = np.array(state["order"])
+        self.generator.bit_generator.state = state["generator"]
+
+
+def generated() -> Iterator[Any]:
+    """Without end, with noise."""
+    dataset = Rows()
+    while True:
+        for index in range(NUM_BATCHES):
+            yield dataset[index]
+        dataset.on_epoch_end()
+
+
+def batches() -> list[Any]:
+    dataset = QuietRows()
+    return [dataset[index] for index in range(NUM_BATCHES)]
+
+
+class Shuffled:
+    """An iterable that is another each time."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(2)
+
+    def __iter__(self) -> Iterator[Any]:
+        order = self.generator.permutation(NUM_BATCHES)
+        yield from (batches()[index] for index in order)
+
+
+def torch_loader(*, has_generator: bool) -> Any:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    generator = torch.Generator().manual_seed(5) if has_generator else None
+    torch.manual_seed(4)
+    dataset = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    return torch.utils.data.DataLoader(
+        dataset, batch_size=BATCH_SIZE, shuffle=True, generator=generator
+    )
+
+
+def tensorflow_dataset(*, is_length_known: bool) -> Any:
+    tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(len(X), seed=3)
+    if not is_length_known:
+        dataset = dataset.filter(lambda x, y: True)
+    return dataset.batch(BATCH_SIZE)
+
+
+def grain_dataset() -> Any:
+    grain = pytest.importorskip("grain", reason="Grain is not installed")
+    pairs = list(zip(X, Y, strict=True))
+    return grain.MapDataset.source(pairs).shuffle(seed=1).batch(BATCH_SIZE)
+
+
+def arrays() -> Any:
+    return sg.input.Dataset((X, Y), batch_size=BATCH_SIZE, shuffle=True, seed=1)
+
+
+def distributed(strategy: Any) -> Any:
+    return (strategy or sg.get_strategy()).distribute_dataset(arrays())
+
+
+SOURCES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "PyDataset": (Rows, {}),
+    "PyDataset with a state": (StatefulRows, {}),
+    "PyDataset with workers": (lambda: QuietRows(workers=2, max_queue_size=3), {}),
+    "PyDataset for part of an epoch": (QuietRows, {"steps_per_epoch": 4}),
+    "generator": (generated, {"steps_per_epoch": 5}),
+    "Dataset of arrays": (arrays, {}),
+    "Dataset for part of an epoch": (arrays, {"steps_per_epoch": 3}),
+    "Dataset of batches": (lambda: sg.input.Dataset(batches()), {}),
+    "Dataset of a generator": (lambda: sg.input.Dataset(generated()), {"steps_per_epoch": 5}),
+    "Dataset of an iterable": (lambda: sg.input.Dataset(Shuffled()), {}),
+    "Dataset of Grain": (lambda: sg.input.Dataset(grain_dataset()), {}),
+    "tf.data": (lambda: tensorflow_dataset(is_length_known=True), {}),
+    "tf.data of unknown length": (lambda: tensorflow_dataset(is_length_known=False), {}),
+    "torch": (lambda: torch_loader(has_generator=False), {}),
+    "torch with a generator": (lambda: torch_loader(has_generator=True), {}),
+}
+
+
+# The others take minutes together.
+QUICK = ("tf.data", "torch")
+
+
+def train(name: str, strategy: Any, make: Any, options: Any, folder: Any, freq: int, *ends: Any):
+    model = build(strategy)
+    data = make()
+    if "workers" in name:  # else Keras builds it with batches, and what was read ahead comes first
+        model.test_on_batch(X[:BATCH_SIZE], Y[:BATCH_SIZE])
+    backup = [] if folder is None else [sg.BackupAndRestore(folder, freq)]
+    shuffle = {"shuffle": "workers" in name or "part" in name}
+    history = model.fit(
+        data, epochs=EPOCHS, verbose=0, callbacks=[*backup, *ends], **shuffle, **options
+    )
+    return values(model), history
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.filterwarnings("ignore:.*shuffle=True. was passed")
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SOURCES],
+)
+def test_goes_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
+    """In the second epoch, and once more in the third."""
+    make, options = SOURCES[name]
+    strategy = strategy_named("one" if name.startswith("Dataset") else "none")
+
+    def run(*ends: Any, folder: Any = tmp_path / "backup") -> Any:
+        return train(name, strategy, make, options, folder, 2, *ends)
+
+    wanted, expected = run(folder=None)
+    size = options.get("steps_per_epoch", NUM_BATCHES)
+    got, history = ended_and_again(run, EndAt(size + 3), EndAt(size))
+    assert_same(got, wanted)
+    assert history.history == expected.history
+    table = next(one for one in wanted if one.shape == (NUM_BATCHES * EPOCHS, BATCH_SIZE))
+    assert (table[: size + 3, 0] >= 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["PyDataset", "generator", "Dataset of arrays"])
+def test_replicas_go_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
+    """There one group of batches is read ahead, and what it draws is drawn again."""
+    make, options = SOURCES[name]
+    strategy = strategy_named("two")
+
+    def run(*ends: Any, folder: Any = tmp_path / "backup") -> Any:
+        return train(name, strategy, make, options, folder, 2, *ends)
+
+    wanted, _ = run(folder=None)
+    size = options.get("steps_per_epoch", NUM_BATCHES)
+    got, _ = ended_and_again(run, EndAt(size + 3))
+    assert_same(got, wanted)
+
+
+@pytest.mark.slow
+def test_distributed_dataset_goes_on(tmp_path: Path) -> None:
+    strategy = strategy_named("two")
+
+    def run(*ends: Any, folder: Any = tmp_path / "backup") -> Any:
+        return train("", strategy, lambda: distributed(strategy), {}, folder, "epoch", *ends)
+
+    wanted, _ = run(folder=None)
+    got, _ = ended_and_again(run, EndAt(NUM_BATCHES + 3))
+    assert_same(got, wanted)
+
+
+def test_data_that_end_before_the_backup_are_reported(tmp_path: Path) -> None:
+    def fit(count: int, *ends: Any) -> None:
+        data = ((X[:8], Y[:8]) for _ in range(count))
+        build(None).fit(
+            data,
+            steps_per_epoch=6,
+            shuffle=False,
+            verbose=0,
+            callbacks=[sg.BackupAndRestore(tmp_path, 2), *ends],
+        )
+
+    with pytest.raises(AccidentError):
+        fit(8, EndAt(5))
+    for count in (3, 4):
+        needed = max(4, count + 1)
+        with pytest.raises(ValueError, match=f"ended after {count} batches, .* needs {needed}"):
+            fit(count)
+
+
+def test_passing_over_asks_for_no_row_where_it_can() -> None:
+    asked: list[int] = []
+
+    class Examples:
+        def __len__(self) -> int:
+            return 12
+
+        def __getitem__(self, number: int) -> Any:
+            asked.append(number)
+            return np.array([number])
+
+    strategy = strategy_named("one")
+    dataset = strategy.distribute_dataset(sg.input.Dataset(Examples(), batch_size=2))
+    following = next(dataset.make_loader(0, None).host_batches(4))
+    assert following.whole().ravel().tolist() == [8, 9]
+    assert asked == [8, 9]
+
+
+# `BackupAndRestore` on a notice: one backup, and the next program is the one never ended.
+
+
+class Notice(keras.callbacks.Callback):
+    """Tells this process that its machine will be taken away."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.step -= 1
+        if not self.step:
+            signal.raise_signal(signal.SIGTERM)
+
+
+def leave() -> None:
+    raise AccidentError
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "step"), [("none", NUM_BATCHES + 3), ("two", 2)])
+def test_notice_leads_to_one_backup_and_the_next_program_goes_on(
+    name: str, step: int, tmp_path: Path
+) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    config = sg.TerminationConfig(exit_fn=leave, grace_period=0)
+
+    def run(*callbacks: Any) -> Any:
+        backup = sg.BackupAndRestore(tmp_path, termination_config=config)
+        model = build(strategy_named(name))
+        try:
+            model.fit(
+                X,
+                Y,
+                batch_size=BATCH_SIZE,
+                epochs=EPOCHS,
+                verbose=0,
+                callbacks=[backup, *callbacks],
+            )
+        finally:
+            backup.stop_listening()
+        return values(model)
+
+    with pytest.raises(AccidentError):
+        run(Notice(step))
+    assert len(list(tmp_path.glob("backup-*"))) == 1
+    assert_same(run(), run())  # the second one is not resumed
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+class NoticeAtOnce(keras.callbacks.Callback):
+    """Tells this process so before its first step."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+class BackupOnNoticeShuffled(keras.utils.PyDataset):
+    """Draws a new order before each epoch."""
+
+    order = np.arange(NUM_BATCHES)
+
+    def __len__(self) -> int:
+        return NUM_BATCHES
+
+    def __getitem__(self, index: int) -> Any:
+        first = self.order[index] * BATCH_SIZE
+        return X[first : first + BATCH_SIZE], Y[first : first + BATCH_SIZE]
+
+    def on_epoch_begin(self) -> None:
+        self.order = np.random.permutation(NUM_BATCHES)
+
+
+def endless() -> Any:
+    """Yields the batches again and again; an epoch continues where the last one ended."""
+    numbers = itertools.count()
+    while True:
+        first = next(numbers) % (2 * NUM_BATCHES - 3) % NUM_BATCHES * BATCH_SIZE
+        yield X[first : first + BATCH_SIZE], Y[first : first + BATCH_SIZE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [3, NUM_BATCHES + 1])
+@pytest.mark.parametrize("source", ["array", "generator", "dataset"])
+def test_notice_before_the_first_step_of_a_program_or_an_epoch(
+    source: str, step: int, tmp_path: Path
+) -> None:
+    def run(*callbacks: Any) -> Any:
+        config = sg.TerminationConfig(exit_fn=leave, grace_period=0)
+        backup = sg.BackupAndRestore(tmp_path, termination_config=config)
+        model = build(strategy_named("two"))
+        options = {"epochs": EPOCHS, "verbose": 0, "callbacks": [*callbacks, backup]}
+        try:
+            if source == "array":
+                model.fit(X, Y, batch_size=BATCH_SIZE, **options)
+            elif source == "dataset":
+                model.fit(BackupOnNoticeShuffled(), **options)
+            else:
+                model.fit(endless(), steps_per_epoch=NUM_BATCHES, shuffle=False, **options)
+        finally:
+            backup.stop_listening()
+        return values(model)
+
+    for notice in (Notice(step), NoticeAtOnce(), NoticeAtOnce()):
+        with pytest.raises(AccidentError):
+            run(notice)
+    got = run()
+    assert not tmp_path.exists()
+    assert_same(got, run())
+
+
+def test_notice_saves_the_backup_and_nothing_else() -> None:
+    with pytest.raises(ValueError, match="received a termination_config with a save_fn"):
+        sg.BackupAndRestore(
+            "runs/backup", termination_config=sg.TerminationConfig(save_fn=lambda: None)
+        )
+
+
+# Summaries of weights, embeddings and the graph of a model.
+
+NUM_ROWS, BATCH_SIZE_OF_WEIGHT_SUMMARIES, EPOCHS_OF_WEIGHT_SUMMARIES = 40, 8, 2
+
+X_OF_WEIGHT_SUMMARIES = np.random.default_rng(0).random((NUM_ROWS, 4), np.float32)
+Y_OF_WEIGHT_SUMMARIES = X_OF_WEIGHT_SUMMARIES.sum(axis=1, keepdims=True)
+
+STRATEGIES = {
+    "none": lambda: None,
+    "one_device": lambda: sg.OneDeviceStrategy("cpu:0"),
+    "mirrored": lambda: sg.MirroredStrategy(["cpu:0", "cpu:1"]),
+    "all_in_parts": lambda: sg.MirroredStrategy(["cpu:0", "cpu:1"], shard_state="all"),
+    "central_storage": lambda: sg.CentralStorageStrategy(["cpu:0", "cpu:1"]),
+}
+
+
+def build_of_weight_summaries(
+    strategy: Any = None, layers: Any = None, **compiled: Any
+) -> keras.Model:
+    keras.utils.set_random_seed(0)
+
+    def make() -> keras.Model:
+        model = keras.Sequential([keras.layers.Input((4,)), *(layers or [keras.layers.Dense(1)])])
+        model.compile("sgd", "mse", metrics=["mae"], **compiled)
+        return model
+
+    if strategy is None:
+        return make()
+    with strategy.scope():
+        return make()
+
+
+def fit(model: keras.Model, *callbacks: Any, **options: Any) -> dict[str, list[float]]:
+    given = {
+        "batch_size": BATCH_SIZE_OF_WEIGHT_SUMMARIES,
+        "epochs": EPOCHS_OF_WEIGHT_SUMMARIES,
+        "verbose": 0,
+        "shuffle": False,
+    } | options
+    return model.fit(
+        X_OF_WEIGHT_SUMMARIES, Y_OF_WEIGHT_SUMMARIES, callbacks=[*callbacks], **given
+    ).history
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("none", marks=pytest.mark.slow), "mirrored", "all_in_parts"]
+)
+def test_weights_are_those_of_the_model(name: str, tmp_path: Path) -> None:
+    layers = [keras.layers.Dense(6, name="wide"), keras.layers.Dense(1, name="out")]
+    model = build_of_weight_summaries(STRATEGIES[name](), layers)
+    fit(model, sg.TensorBoard(tmp_path, histogram_freq=2, write_images=True), epochs=3)
+    train = Read(tmp_path / "train")
+    assert sum(tag.endswith("/histogram") for tag in train.tags) == 4
+    for weight in model.weights:
+        ((_, first), (step, table)) = train.tensors(f"{weight.path}/histogram")
+        value = np.asarray(weight.value, np.float64)
+        counts, edges = np.histogram(value, bins=30)
+        assert step == 2
+        assert first[:, 2].sum() == value.size
+        if value.size > 1:
+            np.testing.assert_array_equal(table[:, 2], counts)
+            np.testing.assert_allclose(table[:, 0], edges[:-1], rtol=1e-9)
+    kernel = np.asarray(model.layers[0].kernel.value)
+    ((_, _), (_, (picture,))) = train.images(f"{model.layers[0].kernel.path}/image")
+    np.testing.assert_array_equal(picture, (np.clip(kernel, 0, 1) * np.float32(255.5)).astype("u1"))
+
+
+def test_images_of_weights_have_the_shapes_that_keras_gives_them(tmp_path: Path) -> None:
+    model = keras.Sequential(
+        [
+            keras.layers.Input((8, 8, 1)),
+            keras.layers.Conv2D(3, 2, name="conv"),
+            keras.layers.Conv2D(5, 2, name="deep"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(7, name="dense"),
+        ]
+    )
+    model.compile("sgd", "mse")
+    callback = sg.TensorBoard(tmp_path, histogram_freq=1, write_images=True)
+    model.fit(np.zeros((2, 8, 8, 1)), np.zeros((2, 7)), callbacks=[callback], verbose=0)
+    train = Read(tmp_path / "train")
+    shapes = {
+        tag.split("/", 1)[1]: [one.shape for one in train.images(tag)[0][1]]
+        for tag in train.tags
+        if tag.endswith("/image")
+    }
+    assert shapes == {
+        "conv/kernel/image": [(2, 2)] * 3,
+        "conv/bias/image": [(3, 1)],
+        "deep/bias/image": [(5, 1)],
+        "dense/kernel/image": [(7, 180)],
+        "dense/bias/image": [(7, 1)],
+    }
+
+
+def test_graph_is_the_model_as_json(tmp_path: Path) -> None:
+    model = build_of_weight_summaries()
+    fit(model, sg.TensorBoard(tmp_path, write_graph=True), epochs=1)
+    train = Read(tmp_path / "train")
+    assert train.plugin("keras") == "graph_keras_model"
+    assert json.loads(train.tensors("keras")[0][1].item()) == json.loads(model.to_json())
+
+
+def test_embeddings_are_written_for_the_projector(tmp_path: Path) -> None:
+    from google.protobuf import text_format
+    from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
+
+    strategy = STRATEGIES["all_in_parts"]()
+    table = keras.layers.Embedding(5, 2, name="words")
+    layers = [table, keras.layers.Flatten(), keras.layers.Dense(1)]
+    model = build_of_weight_summaries(strategy, layers)
+    callback = sg.TensorBoard(
+        tmp_path, embeddings_freq=1, embeddings_metadata={"words": "words.txt"}
+    )
+    model.fit(np.zeros((4, 4), np.int32), np.zeros((4, 1)), callbacks=[callback], verbose=0)
+    text = (tmp_path / "projector_config.pbtxt").read_text()
+    (told,) = text_format.Parse(text, ProjectorConfig()).embeddings
+    assert (told.tensor_name, told.metadata_path) == ("words", "words.txt")
+    rows = np.loadtxt(tmp_path / told.tensor_path, delimiter="\t")
+    np.testing.assert_allclose(rows, np.asarray(table.embeddings.value), rtol=1e-5)
+    wrong = sg.TensorBoard(tmp_path, embeddings_freq=1, embeddings_metadata={"word": "words.txt"})
+    with pytest.raises(
+        ValueError, match="embeddings_metadata names layers that are not embeddings"
+    ):
+        model.fit(np.zeros((4, 4), np.int32), np.zeros((4, 1)), callbacks=[wrong], verbose=0)
+
+
+# A training whose state no longer fits into memory.
+
+
+@pytest.mark.slow
+def test_memory_without_room_is_warned_of_once_and_training_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(memory: Any, step: int) -> float:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def train(*callbacks: Any) -> Any:
+        model = build(None)
+        model.fit(X, Y, batch_size=4, epochs=2, verbose=0, callbacks=list(callbacks))
+        return values(model)
+
+    wanted = train()
+    monkeypatch.setenv("STRATAGEM_MEMORY_DIR", str(tmp_path / "memory"))
+    monkeypatch.setattr(MemoryBackup, "save", save)
+    words = r"(?s)can no longer be saved in .*memory: .*No space left.*resumes from .*disk"
+    with pytest.warns(RuntimeWarning, match=words) as caught:
+        got = train(sg.BackupAndRestore(tmp_path / "disk", memory_save_freq=1))
+    assert sum("no longer be saved" in str(one.message) for one in caught) == 1
+    assert_same(got, wanted)
+
+
+def test_loss_of_another_process_is_no_lack_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """UnavailableError is an OSError, and a save waits for the step, which needs all processes."""
+
+    def save(memory: Any, step: int) -> float:
+        raise sg.errors.UnavailableError("worker 1 has not answered for 9 s")
+
+    monkeypatch.setenv("STRATAGEM_MEMORY_DIR", str(tmp_path / "memory"))
+    monkeypatch.setattr(MemoryBackup, "save", save)
+    backup = sg.BackupAndRestore(tmp_path / "disk", memory_save_freq=1)
+    with pytest.raises(sg.errors.UnavailableError, match="worker 1 has not answered"):
+        build(None).fit(X, Y, batch_size=4, epochs=2, verbose=0, callbacks=[backup])

@@ -1,0 +1,620 @@
+"""Batch normalisation in replicas: statistics of each or of all, of true rows and positions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import stratagem as sg
+from stratagem.keras.numerics.step_mode import StepMode, step_mode
+from tests.parity.comparison import (
+    Scope,
+    assert_like_plain_keras,
+    evaluated,
+    fitted,
+    mirrored,
+    regression,
+    with_known_weights,
+)
+from tests.unit.keras.replicas import components_of, per_replica, values_of
+
+_ROWS = np.asarray([[1, 0], [3, 5], [8, 2], [4, 4], [9, 7]], "float32")
+# How the rows lie on replicas: alike, with a short part, with a replica without any.
+_SIZES = {"even": (2, 2), "short": (3, 2), "empty": (3, 2, 0)}
+_MOMENTUM = 0.75
+
+
+def _split(array: np.ndarray, sizes: tuple[int, ...]) -> list[np.ndarray]:
+    return np.split(array[: sum(sizes)], np.cumsum(sizes)[:-1])
+
+
+def _normalised(rows: np.ndarray, epsilon: float = 1e-3) -> np.ndarray:
+    axes = tuple(range(rows.ndim - 1))
+    return (rows - rows.mean(axes)) / np.sqrt(rows.var(axes) + epsilon)
+
+
+def _layer(strategy: Any, shape: tuple[int | None, ...] = (None, 2), **arguments: Any) -> Any:
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization(momentum=_MOMENTUM, **arguments)
+        layer.build(shape)
+    return layer
+
+
+def _call(layer: Any, sizes: tuple[int, ...], rows: np.ndarray = _ROWS, **arguments: Any) -> Any:
+    """Returns what the layer makes of each replica's rows in training, true rows only."""
+    strategy = layer.gamma.distribute_strategy
+    outputs = strategy.run(
+        lambda part: layer(part, training=True, **arguments),
+        args=(per_replica(strategy, _split(rows, sizes)),),
+    )
+    return [np.asarray(part) for part in strategy.local_results(outputs)]
+
+
+@pytest.mark.compatibility
+@pytest.mark.parametrize("name", _SIZES)
+@pytest.mark.parametrize(
+    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
+)
+def test_each_replica_normalises_with_its_own_true_rows(name: str, execution: str) -> None:
+    sizes = _SIZES[name]
+    layer = _layer(mirrored(len(sizes)))
+    parts = _split(_ROWS, sizes)
+    for output, part in zip(_call(layer, sizes), parts, strict=True):
+        expected = _normalised(part) if len(part) else part
+        np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-5)
+    kept = [_MOMENTUM * 0 + (1 - _MOMENTUM) * p.mean(0) if len(p) else np.zeros(2) for p in parts]
+    np.testing.assert_allclose(components_of(layer.moving_mean), kept, rtol=1e-5)
+    spread = [_MOMENTUM + (1 - _MOMENTUM) * p.var(0) if len(p) else np.ones(2) for p in parts]
+    np.testing.assert_allclose(components_of(layer.moving_variance), spread, rtol=1e-5)
+    np.testing.assert_allclose(np.asarray(layer.moving_mean.value), np.mean(kept, 0), rtol=1e-5)
+
+
+@pytest.mark.compatibility
+@pytest.mark.parametrize("name", _SIZES)
+@pytest.mark.parametrize(
+    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
+)
+def test_synchronized_replicas_normalise_with_the_rows_of_all(name: str, execution: str) -> None:
+    sizes = _SIZES[name]
+    layer = _layer(mirrored(len(sizes)), synchronized=True)
+    rows = _ROWS[: sum(sizes)]
+    outputs = np.concatenate(_call(layer, sizes))
+    np.testing.assert_allclose(outputs, _normalised(rows), rtol=1e-4, atol=1e-5)
+    for component in components_of(layer.moving_mean):
+        np.testing.assert_allclose(component, 0.25 * rows.mean(0), rtol=1e-5)
+    for component in components_of(layer.moving_variance):
+        np.testing.assert_allclose(component, 0.75 + 0.25 * rows.var(0), rtol=1e-5)
+
+
+def test_statistics_of_an_island_without_rows_stay() -> None:
+    devices = [f"cpu:{index}" for index in range(4)]
+    strategy = sg.LocalUpdateStrategy(devices=devices, replicas_per_island=2)
+    layer = _layer(strategy, synchronized=True)
+    outputs = np.concatenate(_call(layer, (3, 2, 0, 0)))
+    np.testing.assert_allclose(outputs, _normalised(_ROWS), rtol=1e-4, atol=1e-5)
+    moved, kept = 0.25 * _ROWS.mean(0), np.zeros(2)
+    means = components_of(layer.moving_mean)
+    np.testing.assert_allclose(means, [moved, moved, kept, kept], rtol=1e-5)
+    moved, kept = 0.75 + 0.25 * _ROWS.var(0), np.ones(2)
+    variances = components_of(layer.moving_variance)
+    np.testing.assert_allclose(variances, [moved, moved, kept, kept], rtol=1e-5)
+
+
+def _network(*, is_synchronized: bool) -> tuple[Any, Any]:
+    # Plain Keras refuses synchronized=True on JAX; on one device it means nothing.
+    # Four features: no gradient has as many rows as a replica, which would be taken for a batch.
+    dense = keras.layers.Dense(4, kernel_initializer=keras.initializers.Orthogonal(seed=4))
+    norm = keras.layers.BatchNormalization(**({"synchronized": True} if is_synchronized else {}))
+    model = keras.Sequential([keras.Input((2,)), dense, norm, keras.layers.Activation("tanh")])
+    return model, [dense.kernel, norm.gamma, norm.beta]
+
+
+def _gradients_on_one_device() -> list[np.ndarray]:
+    model, variables = _network(is_synchronized=False)
+    _, gradients = sg.value_and_grad(
+        lambda: keras.ops.sum(keras.ops.square(model(_ROWS, training=True) - 0.5)) / len(_ROWS),
+        variables,
+    )
+    return [np.asarray(gradient) for gradient in gradients]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["short", "empty"])
+def test_gradients_through_synchronized_statistics_are_those_of_one_device(name: str) -> None:
+    sizes = _SIZES[name]
+    strategy = mirrored(len(sizes))
+    with strategy.scope():
+        model, variables = _network(is_synchronized=True)
+
+    def step(rows: Any) -> Any:
+        def loss() -> Any:
+            squares = keras.ops.square(model(rows, training=True) - 0.5)
+            return sg.compute_average_loss(keras.ops.sum(squares, axis=1))
+
+        return sg.value_and_grad(loss, variables)[1]
+
+    gradients = strategy.run(step, args=(per_replica(strategy, _split(_ROWS, sizes)),))
+    summed = strategy.reduce("sum", gradients, axis=None)
+    for gradient, expected in zip(summed, _gradients_on_one_device(), strict=True):
+        np.testing.assert_allclose(np.asarray(gradient), expected, rtol=1e-3, atol=1e-5)
+
+
+_SEQUENCES = np.random.RandomState(3).uniform(-2, 5, (5, 4, 2)).astype("float32")
+_MASK = np.arange(4)[None, :] < np.asarray([4, 1, 3, 2, 4])[:, None]
+
+
+@pytest.mark.compatibility
+@pytest.mark.parametrize("is_synchronized", [False, True])
+def test_masked_positions_do_not_count(is_synchronized: bool) -> None:
+    sizes = (3, 2, 0)
+    strategy = mirrored(3)
+    layer = _layer(strategy, (None, 4, 2), synchronized=is_synchronized)
+    strategy.run(
+        lambda rows, mask: layer(rows, training=True, mask=mask),
+        args=[per_replica(strategy, _split(array, sizes)) for array in (_SEQUENCES, _MASK)],
+    )
+    if is_synchronized:
+        means = [_SEQUENCES[_MASK].mean(0)] * 3
+    else:
+        means = [_SEQUENCES[:3][_MASK[:3]].mean(0), _SEQUENCES[3:][_MASK[3:]].mean(0), np.zeros(2)]
+    np.testing.assert_allclose(
+        components_of(layer.moving_mean), np.multiply(0.25, means), rtol=1e-5
+    )
+
+
+@pytest.mark.compatibility
+def test_channels_first_is_normalised_over_the_other_axes() -> None:
+    images = np.random.RandomState(5).uniform(0, 3, (4, 2, 3, 3)).astype("float32")
+    layer = _layer(mirrored(3), (None, 2, 3, 3), axis=1, synchronized=True)
+    outputs = np.concatenate(_call(layer, (2, 2, 0), images))
+    expected = np.moveaxis(_normalised(np.moveaxis(images, 1, -1)), -1, 1)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_renormalisation_of_a_replica_without_rows_changes_nothing() -> None:
+    if "renorm" not in keras.layers.BatchNormalization().get_config():
+        pytest.skip("this version of Keras has no batch renormalisation")
+    layer = _layer(mirrored(3), renorm=True)
+    before = [components_of(variable) for variable in layer.non_trainable_variables]
+    _call(layer, (3, 2, 0))
+    after = [components_of(variable) for variable in layer.non_trainable_variables]
+    assert len(after) == 5
+    for old, new in zip(before, after, strict=True):
+        assert new[2] == old[2]
+        assert np.isfinite(new).all()
+    assert after[0][0] != before[0][0]
+
+
+@pytest.mark.compatibility
+@pytest.mark.parametrize("is_synchronized", [False, True])
+def test_frozen_layer_uses_and_keeps_its_moving_statistics(is_synchronized: bool) -> None:
+    layer = _layer(mirrored(2), synchronized=is_synchronized)
+    layer.trainable = False
+    outputs = np.concatenate(_call(layer, (3, 2)))
+    np.testing.assert_allclose(outputs, _ROWS / np.sqrt(1.001), rtol=1e-5)
+    assert components_of(layer.moving_mean) == [[0.0, 0.0]] * 2
+
+
+def test_inference_uses_moving_statistics_without_changing_them() -> None:
+    strategy = mirrored(2)
+    layer = _layer(strategy)
+    layer.moving_mean.assign([1.0, 2.0])
+    part = per_replica(strategy, [_ROWS[:3], _ROWS[3:]])
+    outputs = strategy.run(lambda rows: layer(rows, training=False), args=(part,))
+    expected = (_ROWS - np.asarray([1.0, 2.0])) / np.sqrt(1.001)
+    np.testing.assert_allclose(strategy.gather(outputs, axis=0), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(layer(_ROWS)), expected, rtol=1e-4, atol=1e-5)
+    assert components_of(layer.moving_mean) == [[1.0, 2.0]] * 2
+
+
+@pytest.mark.compatibility
+def test_half_precision_rows_give_half_precision_outputs_of_full_precision_statistics() -> None:
+    layer = _layer(mirrored(2), synchronized=True, dtype="mixed_bfloat16")
+    outputs = _call(layer, (3, 2))
+    assert outputs[0].dtype == "bfloat16"
+    np.testing.assert_allclose(np.asarray(layer.moving_mean.value), 0.25 * _ROWS.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(
+        np.concatenate(outputs).astype("float32"), _normalised(_ROWS), rtol=3e-2, atol=3e-2
+    )
+
+
+def test_layer_of_no_strategy_is_that_of_keras() -> None:
+    for arguments in ({}, {"synchronized": True}):
+        layer = keras.layers.BatchNormalization(momentum=_MOMENTUM, **arguments)
+        outputs = np.asarray(layer(_ROWS, training=True))
+        np.testing.assert_allclose(outputs, _normalised(_ROWS), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(np.asarray(layer.moving_mean.value), 0.25 * _ROWS.mean(0))
+        assert layer.synchronized == bool(arguments)
+
+
+@pytest.mark.compatibility
+@pytest.mark.parametrize("is_synchronized", [False, True])
+def test_configuration_survives_a_round_trip(is_synchronized: bool) -> None:
+    layer = keras.layers.BatchNormalization(
+        axis=1, momentum=0.5, center=False, synchronized=is_synchronized, name="norm"
+    )
+    again = keras.layers.BatchNormalization.from_config(layer.get_config())
+    assert again.get_config() == layer.get_config()
+    assert (again.synchronized, again.momentum, again.center) == (is_synchronized, 0.5, False)
+
+
+def test_cloned_model_in_the_scope_is_synchronized_too() -> None:
+    model = keras.Sequential(
+        [keras.Input((2,)), keras.layers.BatchNormalization(momentum=_MOMENTUM, synchronized=True)]
+    )
+    with mirrored(3).scope():
+        cloned = keras.models.clone_model(model)
+    outputs = np.concatenate(_call(cloned.layers[0], (3, 2, 0)))
+    np.testing.assert_allclose(outputs, _normalised(_ROWS), rtol=1e-4, atol=1e-5)
+    assert values_of(model.layers[0].weights)[2].tolist() == [0.0, 0.0]
+
+
+class _Scaled(keras.layers.BatchNormalization):
+    """A subclass with an argument of its own."""
+
+    def __init__(self, factor: float = 2.0, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.factor = factor
+
+    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        return super().call(inputs, training=training, mask=mask) * self.factor
+
+
+def test_subclass_keeps_true_rows_and_synchronisation() -> None:
+    with mirrored(2).scope():
+        layer = _Scaled(factor=3.0, synchronized=True)
+        layer.build((None, 2))
+    outputs = np.concatenate(_call(layer, (3, 2)))
+    np.testing.assert_allclose(outputs, 3.0 * _normalised(_ROWS), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_synchronized_may_be_set_after_construction(is_inside) -> None:
+    def job(scope: Scope) -> dict[str, Any]:
+        x, y = regression()
+        with scope():
+            layer = keras.layers.BatchNormalization()
+            model = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(1)])
+            with_known_weights(model).compile(optimizer="sgd", loss="mse")
+            layer.synchronized = is_inside
+        layer.synchronized = True
+        return fitted(model, x, y)
+
+    assert_like_plain_keras(job, replicas=(2,))
+
+
+# Losses and metrics whose examples depend on one another: the numbers of one device.
+
+_NUM_ROWS = 7  # batches of 4 and 3: two replicas have 2 and 2 rows, then 2 and 1
+
+
+def _accuracy(y_true: Any, y_pred: Any) -> Any:
+    return ops.mean(ops.cast(ops.argmax(y_true, -1) == ops.argmax(y_pred, -1), "float32"))
+
+
+def _root(y_true: Any, y_pred: Any) -> Any:
+    return ops.sqrt(ops.mean(ops.square(y_true - y_pred)))
+
+
+def _by_rows(y_true: Any, y_pred: Any) -> Any:
+    return ops.max(ops.abs(y_true - y_pred), axis=-1)
+
+
+class _MeanOfRoots(keras.metrics.Mean):
+    """Takes one number of a batch itself, and leaves the average over batches to Keras."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(_root(y_true, y_pred), sample_weight=None)
+
+
+class _Dice(keras.metrics.Metric):
+    """A ratio over a batch, and a count of batches."""
+
+    def __init__(self, name: str = "own_dice") -> None:
+        super().__init__(name=name)
+        self.total = self.add_variable((), "zeros", name="total")
+        self.batches = self.add_variable((), "zeros", dtype="int32", name="batches")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        both = ops.sum(y_true * y_pred)
+        self.total.assign_add(2.0 * both / (ops.sum(y_true) + ops.sum(y_pred)))
+        self.batches.assign_add(ops.ones((), "int32"))
+
+    def result(self) -> Any:
+        return self.total / ops.cast(self.batches, "float32")
+
+
+class _Largest(keras.metrics.Metric):
+    """A maximum, which is no sum, from a state that is not zero."""
+
+    def __init__(self, name: str = "largest") -> None:
+        super().__init__(name=name)
+        self.value = self.add_variable((), keras.initializers.Constant(-3.0), name="value")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.value.assign(ops.maximum(self.value, ops.max(y_pred - y_true)))
+
+    def reset_state(self) -> None:
+        self.value.assign(ops.full((), -3.0))
+
+    def result(self) -> Any:
+        return self.value.value
+
+
+def _pairs(y_true: Any, y_pred: Any) -> Any:
+    """In-batch negatives: each row against all."""
+    logits = ops.matmul(y_pred, ops.transpose(y_true))
+    return -ops.diagonal(ops.log_softmax(logits, axis=-1))
+
+
+def _by_columns(y_true: Any, y_pred: Any) -> Any:
+    return ops.mean(ops.square(y_true - y_pred), axis=0)
+
+
+def _circle(y_true: Any, y_pred: Any) -> Any:
+    return keras.losses.circle(ops.argmax(y_true, axis=-1), ops.normalize(y_pred))
+
+
+def _data(num_rows: int = _NUM_ROWS) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.RandomState(3)
+    x = random.standard_normal((num_rows, 3)).astype("float32")
+    return x, np.eye(3, dtype="float32")[random.randint(0, 3, num_rows)]
+
+
+def _job(
+    loss: Any, metrics: Callable[[], list[Any]] = list, **compile_arguments: Any
+) -> Callable[[Scope], dict[str, Any]]:
+    def job(scope: Scope) -> dict[str, Any]:
+        x, y = _data()
+        with scope():
+            model = keras.Sequential(
+                [keras.Input((3,)), keras.layers.Dense(3, "softmax", kernel_initializer="ones")]
+            )
+            optimizer = keras.optimizers.SGD(0.25)
+            model.compile(optimizer, loss, metrics=metrics(), **compile_arguments)
+        return fitted(model, x, y, batch_size=4) | evaluated(model, x, y, batch_size=4)
+
+    return job
+
+
+def _constant(y_true: Any, y_pred: Any) -> Any:
+    return ops.full((), 0.25)
+
+
+def _all_metrics() -> list[Any]:
+    functions = [_accuracy, _root, _by_rows, _constant]
+    return [*functions, _MeanOfRoots(name="roots"), _Dice(), _Largest()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_metrics_that_are_one_number_a_batch(replicas: int) -> None:
+    measured = assert_like_plain_keras(_job("mse", _all_metrics), replicas=(replicas,))
+    assert len({key for key in measured if key.startswith("evaluate")}) == 8
+
+
+@pytest.mark.slow
+def test_metrics_that_are_one_number_a_batch_in_eager_replicas_and_many_steps() -> None:
+    expected = assert_like_plain_keras(_job("mse", _all_metrics, steps_per_execution=2))
+    assert expected
+    assert_like_plain_keras(_job("mse", _all_metrics, run_eagerly=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "loss",
+    [
+        _pairs,
+        pytest.param(keras.losses.Dice(), id="dice", marks=pytest.mark.slow),
+        pytest.param(lambda t, p: ops.sum(ops.square(t - p)), id="sum"),
+        pytest.param(
+            lambda t, p: ops.mean(ops.square(t - p), axis=0), id="axis", marks=pytest.mark.slow
+        ),
+        pytest.param(_root, id="root"),
+        pytest.param(keras.losses.Tversky(), id="tversky", marks=pytest.mark.slow),
+        pytest.param(_circle, id="circle", marks=pytest.mark.slow),
+    ],
+)
+def test_loss_of_examples_that_depend_on_one_another(loss: Any) -> None:
+    assert_like_plain_keras(_job(loss), replicas=(2,))
+
+
+class _PairsLoss(keras.losses.Loss):
+    """In-batch negatives, one loss for each row."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return _pairs(y_true, y_pred)
+
+
+@pytest.mark.parametrize("mode", [StepMode.OWN, StepMode.MEAN])
+def test_loss_of_pairs_in_a_step_of_ones_own_is_a_warning(mode: StepMode) -> None:
+    strategy, loss = mirrored(2), _PairsLoss(reduction=None, name="pairs")
+
+    def step(x: Any, y: Any) -> Any:
+        with step_mode(mode):
+            return loss(y, x)
+
+    (batch,) = strategy.distribute_dataset([_data(4)])
+    with pytest.warns(
+        UserWarning, match=r"'pairs' compares examples with one another.*\n.*\nFix: gather"
+    ):
+        strategy.run(step, args=batch)
+
+
+def test_loss_of_gathered_pairs_is_no_warning() -> None:
+    strategy, loss = mirrored(2), _PairsLoss(reduction=None)
+
+    def step(x: Any, y: Any) -> Any:
+        return loss(sg.all_gather(y), sg.all_gather(x))
+
+    x, y = _data(4)
+    (batch,) = strategy.distribute_dataset([(x, y)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        values = strategy.run(step, args=batch)
+    for part in strategy.local_results(values):
+        np.testing.assert_allclose(part, np.asarray(_pairs(y, x)), rtol=1e-5)
+
+
+# Keras loss objects in replicas: in a step of one's own, and with batches that are padded.
+
+_TARGETS = np.asarray([[1, 2], [0, 1], [3, 3], [5, 1], [2, 2]], "float32")
+_PREDICTED = np.asarray([[2, 2], [1, 3], [0, 3], [5, 0], [4, 2]], "float32")
+_WEIGHTS = np.asarray([1.0, 0.5, 2.0, 0.0, 3.0], "float32")
+
+
+class _WithMask(keras.layers.Layer):
+    """Hands on its first input with the second one as the Keras mask."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs[0] + 0.0
+
+    def compute_mask(self, inputs: Any, previous_mask: Any = None) -> Any:
+        return inputs[1]
+
+
+def _split_of_losses(array: np.ndarray, sizes: tuple[int, ...]) -> list[np.ndarray]:
+    return np.split(array, np.cumsum(sizes)[:-1])
+
+
+def _losses(
+    loss: Any,
+    sizes: tuple[int, ...],
+    *,
+    mode: StepMode,
+    weights: np.ndarray | None = None,
+    mask: np.ndarray | None = None,
+) -> list[Any]:
+    """What a loss object gives on each replica, of which each holds some of the five rows."""
+    strategy = mirrored(len(sizes))
+
+    def step(targets: Any, predicted: Any, weight: Any, keep: Any) -> Any:
+        if keep is not None:
+            predicted = _WithMask()([predicted, keep])
+        with step_mode(mode, []):
+            return loss(targets, predicted, sample_weight=weight)
+
+    arguments = [
+        None if value is None else per_replica(strategy, _split_of_losses(value, sizes))
+        for value in (_TARGETS, _PREDICTED, weights, mask)
+    ]
+    return [np.asarray(part) for part in strategy.local_results(strategy.run(step, args=arguments))]
+
+
+# Five rows: all of them, a short part, a replica without any.
+_SIZES_OF_LOSSES = [(3, 2), (2, 2, 1), (3, 2, 0)]
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_shares_of_a_fit_step_add_up_to_the_loss_of_one_device(
+    reduction: str, is_weighted: bool
+) -> None:
+    loss = keras.losses.MeanSquaredError(reduction=reduction)
+    weights = _WEIGHTS if is_weighted else None
+    expected = float(loss(_TARGETS, _PREDICTED, sample_weight=weights))
+    for sizes in _SIZES_OF_LOSSES:
+        shares = _losses(loss, sizes, mode=StepMode.SHARE, weights=weights)
+        np.testing.assert_allclose(sum(shares), expected, rtol=1e-6, err_msg=str(sizes))
+
+
+def test_shares_of_masked_values_add_up_to_the_loss_of_one_device() -> None:
+    # One value an element and a mask of elements: replicas keep 3, 1 and 2 of theirs.
+    class Squares(keras.losses.Loss):
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return keras.ops.square(y_true - y_pred)
+
+    mask = np.asarray([[1, 1], [0, 1], [0, 1], [0, 0], [1, 1]], bool)
+    squares = (_TARGETS - _PREDICTED) ** 2
+    shares = _losses(Squares(), (2, 2, 1), mode=StepMode.SHARE, mask=mask)
+    np.testing.assert_allclose(sum(shares), squares[mask].mean(), rtol=1e-6)
+
+
+def test_loss_in_a_mode_of_means_is_the_mean_of_the_replicas_own_examples() -> None:
+    loss = keras.losses.MeanSquaredError()
+    means = _losses(loss, (2, 2, 1), mode=StepMode.MEAN)
+    per_row = np.mean((_TARGETS - _PREDICTED) ** 2, axis=1)
+    expected = [per_row[:2].mean(), per_row[2:4].mean(), per_row[4]]
+    np.testing.assert_allclose(means, expected, rtol=1e-6)
+
+
+def test_loss_of_a_replica_without_examples_is_zero_and_no_nan() -> None:
+    loss = keras.losses.MeanSquaredError()
+    for mode in (StepMode.SHARE, StepMode.MEAN):
+        assert _losses(loss, (3, 2, 0), mode=mode)[2] == 0.0
+
+
+def test_losses_without_reduction_are_of_true_rows_only(execution: str) -> None:
+    loss = keras.losses.MeanSquaredError(reduction=None)
+    parts = _losses(loss, (3, 2), mode=StepMode.OWN, weights=_WEIGHTS)
+    expected = np.mean((_TARGETS - _PREDICTED) ** 2, axis=1) * _WEIGHTS
+    assert [len(part) for part in parts] == [3, 2]
+    np.testing.assert_allclose(np.concatenate(parts), expected, rtol=1e-6)
+
+
+def test_mask_of_padded_losses_leaves_elements_out() -> None:
+    loss = keras.losses.MeanSquaredError(reduction=None)
+    mask = np.asarray([True, False, True, True, False])
+    parts = _losses(loss, (3, 2), mode=StepMode.OWN, mask=mask)
+    expected = np.mean((_TARGETS - _PREDICTED) ** 2, axis=1) * mask
+    np.testing.assert_allclose(np.concatenate(parts), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean", "mean_with_sample_weight"])
+def test_averaging_loss_in_a_step_of_ones_own_warns(reduction: str) -> None:
+    loss = keras.losses.MeanSquaredError(reduction=reduction, name="averaging")
+    with pytest.warns(UserWarning, match="The loss 'averaging' averages over this replica's"):
+        means = _losses(loss, (3, 2), mode=StepMode.OWN)
+    per_row = np.mean((_TARGETS - _PREDICTED) ** 2, axis=1)
+    np.testing.assert_allclose(means, [per_row[:3].mean(), per_row[3:].mean()], rtol=1e-6)
+
+
+def test_averaging_loss_warns_once_however_often_it_is_called() -> None:
+    strategy = mirrored(2)
+    loss = keras.losses.MeanSquaredError(name="often")
+    parts = per_replica(strategy, [_TARGETS[:2], _TARGETS[2:4]])
+
+    def step(rows: Any) -> Any:
+        return loss(rows, rows + 1.0) + loss(rows, rows)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            strategy.run(step, args=(parts,))
+        sizes_change = per_replica(strategy, [_TARGETS[:2], _TARGETS[2:3]])
+        strategy.run(step, args=(sizes_change,))
+    assert len([warning for warning in caught if "often" in str(warning.message)]) == 1
+
+
+@pytest.mark.parametrize("reduction", [None, "none", "sum"])
+def test_other_reductions_do_not_warn(reduction: str | None) -> None:
+    loss = keras.losses.MeanSquaredError(reduction=reduction)
+    parts = _losses(loss, (3, 2), mode=StepMode.OWN)
+    assert np.isfinite(np.concatenate([np.ravel(part) for part in parts])).all()
+
+
+def test_averaging_loss_with_one_replica_does_not_warn() -> None:
+    strategy = sg.OneDeviceStrategy("cpu:0")
+    loss = keras.losses.MeanSquaredError()
+    value = strategy.run(lambda: loss(jnp.asarray(_TARGETS), jnp.asarray(_PREDICTED)))
+    np.testing.assert_allclose(float(value), np.mean((_TARGETS - _PREDICTED) ** 2), rtol=1e-6)
+
+
+def test_loss_outside_every_scope_is_that_of_keras() -> None:
+    value = keras.losses.MeanSquaredError()(_TARGETS, _PREDICTED, _WEIGHTS)
+    expected = np.mean(np.mean((_TARGETS - _PREDICTED) ** 2, axis=1) * _WEIGHTS)
+    np.testing.assert_allclose(float(value), expected, rtol=1e-6)
+
+
+def test_loss_in_a_scope_is_computed_once_for_all_replicas() -> None:
+    with mirrored(2).scope():
+        value = keras.losses.MeanSquaredError()(_TARGETS, _PREDICTED)
+    np.testing.assert_allclose(float(value), np.mean((_TARGETS - _PREDICTED) ** 2), rtol=1e-6)

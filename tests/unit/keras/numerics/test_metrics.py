@@ -1,0 +1,595 @@
+"""Metrics in replicas: a part a replica, a result of all, and no padding in it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from tests.parity.comparison import Scope, differences, mirrored, plain_keras, regression
+from tests.parity.comparison import fitted as fitted_of_layers
+from tests.unit.keras.numerics.decoder_blocks import Block, decoder, equations, fitted
+from tests.unit.keras.replicas import components_of, copies_of, per_replica, values_of
+
+_VALUES = np.asarray([1.0, 2.0, 4.0, 8.0, 16.0], "float32")
+# How five values lie on replicas: a short last part, a replica with none.
+_SIZES = [(3, 2), (3, 2, 0)]
+
+
+def _split(array: np.ndarray, sizes: tuple[int, ...]) -> list[np.ndarray]:
+    return np.split(array, np.cumsum(sizes)[:-1])
+
+
+def _updated(metric_class: Any, sizes: tuple[int, ...], *arrays: np.ndarray) -> Any:
+    """A metric made under a strategy and updated once with rows of these arrays."""
+    strategy = mirrored(len(sizes))
+    with strategy.scope():
+        metric = metric_class()
+    parts = [per_replica(strategy, _split(array, sizes)) for array in arrays]
+    strategy.run(metric.update_state, args=parts)
+    return metric
+
+
+class _Largest(keras.metrics.Metric):
+    """A sum and an integer count of true rows; takes no weights and knows nothing of replicas."""
+
+    def __init__(self, name: str = "largest") -> None:
+        super().__init__(name=name)
+        self.total = self.add_variable((), "zeros", name="total")
+        self.rows = self.add_variable((), "zeros", dtype="int32", name="rows")
+
+    def update_state(self, values: Any) -> None:
+        values = keras.ops.convert_to_tensor(values)
+        self.total.assign_add(keras.ops.sum(keras.ops.square(values)))
+        self.rows.assign_add(keras.ops.full((), values.shape[0], dtype="int32"))
+
+    def result(self) -> Any:
+        return {"total": self.total.value, "rows": self.rows.value}
+
+
+class _Both(keras.metrics.Metric):
+    """Has no state of its own: two other metrics hold it."""
+
+    def __init__(self) -> None:
+        super().__init__(name="both")
+        self.mean = keras.metrics.Mean()
+        self.sum = keras.metrics.Sum()
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+        self.mean.update_state(values, sample_weight)
+        self.sum.update_state(values * 2.0, sample_weight)
+
+    def result(self) -> Any:
+        return keras.ops.stack([self.mean.result(), self.sum.result()])
+
+
+class _CountsUpdatesToo(_Both):
+    """Has state of its own beside the inner metrics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.updates = self.add_variable((), "zeros", dtype="int32", name="updates")
+
+    def update_state(self, values: Any, sample_weight: Any = None) -> None:
+        super().update_state(values, sample_weight)
+        self.updates.assign_add(keras.ops.ones((), "int32"))
+
+
+@pytest.mark.compatibility
+def test_each_replica_updates_its_part_and_the_result_is_of_all(execution: str) -> None:
+    metric = _updated(keras.metrics.Mean, (2, 2), _VALUES[:4])
+    assert components_of(metric.total) == [3.0, 12.0]
+    assert components_of(metric.count) == [2.0, 2.0]
+    assert float(metric.result()) == 15 / 4
+
+
+@pytest.mark.compatibility
+@pytest.mark.parametrize("sizes", _SIZES)
+def test_padding_does_not_count(sizes: tuple[int, ...], execution: str) -> None:
+    metric = _updated(keras.metrics.Mean, sizes, _VALUES)
+    assert float(metric.count.value) == 5.0
+    np.testing.assert_allclose(float(metric.result()), _VALUES.mean(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", _SIZES)
+def test_padding_does_not_count_beside_weights(sizes: tuple[int, ...]) -> None:
+    rows = np.stack([_VALUES, _VALUES + 1.0], axis=1)
+    weights = np.asarray([1.0, 0.0, 2.0, 0.5, 3.0], "float32")
+    metric = _updated(keras.metrics.MeanAbsoluteError, sizes, rows * 0.5, rows, weights)
+    errors = np.abs(rows * 0.5).mean(axis=1)
+    np.testing.assert_allclose(
+        float(metric.result()), np.average(errors, weights=weights), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("sizes", _SIZES)
+def test_padding_does_not_count_in_a_metric_without_weights(
+    sizes: tuple[int, ...], execution: str
+) -> None:
+    metric = _updated(_Largest, sizes, _VALUES)
+    result = metric.result()
+    assert (float(result["total"]), int(result["rows"])) == (float(np.sum(_VALUES**2)), 5)
+    assert components_of(metric.rows) == list(sizes)
+
+
+@pytest.mark.compatibility
+@pytest.mark.parametrize("metric_class", [_Both, _CountsUpdatesToo])
+def test_metric_made_of_metrics(metric_class: Any) -> None:
+    metric = _updated(metric_class, (3, 2, 0), _VALUES)
+    np.testing.assert_allclose(
+        np.asarray(metric.result()), [_VALUES.mean(), 2 * _VALUES.sum()], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "metric_class",
+    [
+        pytest.param(keras.metrics.Mean, marks=pytest.mark.compatibility),
+        _Largest,
+        _CountsUpdatesToo,
+    ],
+)
+def test_reset_empties_every_component(metric_class: Any) -> None:
+    metric = _updated(metric_class, (3, 2), _VALUES)
+    assert all(any(components_of(variable)) for variable in metric.variables)
+    metric.reset_state()
+    assert not any(any(components_of(variable)) for variable in metric.variables)
+
+
+def test_update_outside_the_replicas_counts_once() -> None:
+    strategy = mirrored(3)
+    with strategy.scope():
+        metrics = [keras.metrics.Mean(), _Largest()]
+        for metric in metrics:
+            metric.update_state(_VALUES)
+            metric.update_state(_VALUES[:1])
+    assert float(metrics[0].count.value) == 6.0
+    np.testing.assert_allclose(float(metrics[0].result()), (31 + 1) / 6, rtol=1e-6)
+    assert int(metrics[1].result()["rows"]) == 6
+
+
+def test_updates_inside_and_outside_the_replicas_add_up() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        metric = keras.metrics.Mean()
+    parts = per_replica(strategy, [_VALUES[:2], _VALUES[2:4]])
+    strategy.run(metric.update_state, args=(parts,))
+    with strategy.scope():
+        metric.update_state(_VALUES[4])
+    strategy.run(metric.update_state, args=(parts,))
+    np.testing.assert_allclose(float(metric.result()), (2 * 15 + 16) / 9, rtol=1e-6)
+
+
+def test_update_outside_the_scope_counts_once_too() -> None:
+    with mirrored(2).scope():
+        metric = keras.metrics.Mean()
+    metric.update_state(_VALUES)
+    assert float(metric.result()) == np.float32(_VALUES.mean())
+
+
+def test_metric_of_scalars_counts_one_value_a_replica() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        metric = keras.metrics.Mean()
+    strategy.run(metric.update_state, args=(per_replica(strategy, [np.float32(1), np.float32(4)]),))
+    assert components_of(metric.count) == [1.0, 1.0]
+    assert float(metric.result()) == 2.5
+
+
+def test_result_may_be_asked_in_between() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        metric = keras.metrics.Sum()
+    results = []
+    for values in (_VALUES[:2], _VALUES[2:4]):
+        parts = per_replica(strategy, [values[:1], values[1:]])
+        strategy.run(metric.update_state, args=(parts,))
+        results.append(float(metric.result()))
+    assert results == [3.0, 15.0]
+
+
+@pytest.mark.compatibility
+def test_metric_with_state_that_is_not_a_sum() -> None:
+    class Highest(keras.metrics.Metric):
+        def __init__(self) -> None:
+            super().__init__(name="highest")
+            self.step = self.add_variable((), "zeros", aggregation="only_first_replica")
+
+        def update_state(self, values: Any) -> None:
+            self.step.assign_add(keras.ops.cast(keras.ops.size(values), "float32"))
+
+        def result(self) -> Any:
+            return self.step.value
+
+    metric = _updated(Highest, (3, 2), _VALUES)
+    assert components_of(metric.step) == [3.0, 2.0]
+    assert float(metric.result()) == 3.0
+
+
+@pytest.mark.compatibility
+def test_metric_called_as_a_function_updates_and_reports() -> None:
+    with mirrored(2).scope():
+        metric = keras.metrics.Mean()
+        assert float(metric(_VALUES[:2])) == 1.5
+        assert float(metric(_VALUES[2:3])) == np.float32(7 / 3)
+
+
+@pytest.mark.compatibility
+def test_metric_of_no_strategy_is_as_ever() -> None:
+    metric = keras.metrics.Mean()
+    metric.update_state(_VALUES, sample_weight=np.asarray([1, 0, 0, 0, 1], "float32"))
+    assert float(metric.result()) == 8.5
+
+
+class _Targets(keras.metrics.Metric):
+    """Sums its first argument, and takes one by name only."""
+
+    def __init__(self) -> None:
+        super().__init__(name="targets")
+        self.total = self.add_variable((), "zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, *, scale: float = 1.0) -> None:
+        self.total.assign_add(scale * keras.ops.sum(y_true))
+
+    def result(self) -> Any:
+        return self.total.value
+
+
+@pytest.mark.parametrize("num_rows", [3, 4])
+def test_arguments_stay_in_their_order_in_a_short_batch(num_rows: int, execution: str) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        metric = _Targets()
+    ones = np.ones(num_rows, "float32")
+    (batch,) = strategy.distribute_dataset([(ones, 100 * ones)])
+    strategy.run(metric.update_state, args=batch, kwargs={"scale": 2.0})
+    assert float(metric.result()) == 2.0 * num_rows
+
+
+class _FromThree(keras.metrics.Metric):
+    """A sum that begins at three, and an integer that begins at one."""
+
+    def __init__(self) -> None:
+        super().__init__(name="from_three")
+        self.total = self.add_variable((), keras.initializers.Constant(3.0))
+        self.updates = self.add_variable((), "ones", dtype="int32")
+
+    def update_state(self, values: Any) -> None:
+        self.total.assign_add(keras.ops.sum(values))
+
+    def result(self) -> Any:
+        return self.total.value
+
+
+def test_initial_value_of_a_metric_counts_once() -> None:
+    strategy = mirrored(3)
+    with strategy.scope():
+        metric = _FromThree()
+    assert (float(metric.result()), int(metric.updates.value)) == (3.0, 1)
+    parts = per_replica(strategy, _split(_VALUES, (3, 2, 0)))
+    strategy.run(metric.update_state, args=(parts,))
+    assert float(metric.result()) == 3.0 + float(_VALUES.sum())
+
+
+@pytest.mark.compatibility
+@pytest.mark.parametrize("in_replicas", [True, False])
+def test_metric_that_makes_variables_at_its_first_update(in_replicas: bool) -> None:
+    y_true = np.asarray([[1.0], [2.0], [5.0]], "float32")
+    y_pred = np.asarray([[1.0], [2.5], [4.0]], "float32")
+    strategy = mirrored(2)
+    with strategy.scope():
+        metric = keras.metrics.R2Score()
+        if not in_replicas:
+            metric.update_state(y_true, y_pred)
+    if in_replicas:
+        (batch,) = strategy.distribute_dataset([(y_true, y_pred)])
+        strategy.run(metric.update_state, args=batch)
+    residual, total = 0.25 + 1.0, float(np.sum((y_true - y_true.mean()) ** 2))
+    np.testing.assert_allclose(float(metric.result()), 1.0 - residual / total, rtol=1e-6)
+
+
+@pytest.mark.compatibility
+def test_metric_made_before_the_scope_moves_to_the_strategy_of_its_model() -> None:
+    y_true = np.asarray([[1.0], [2.0], [5.0]], "float32")
+    metric = keras.metrics.MeanAbsoluteError()
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Activation("linear")])
+        model.compile("sgd", "mse", metrics=[metric])
+    logs = model.evaluate(y_true + 0.5, y_true, batch_size=3, verbose=0, return_dict=True)
+    np.testing.assert_allclose(logs["mean_absolute_error"], 0.5, rtol=1e-6)
+    assert len(components_of(metric.total)) == 2
+
+
+def test_metric_made_before_the_scope_says_so_in_a_loop() -> None:
+    strategy, metric = mirrored(2), keras.metrics.Mean(name="early")
+    parts = per_replica(strategy, [_VALUES[:2], _VALUES[2:4]])
+    with pytest.raises(ValueError, match=r"'early' was created outside .*\n.*\nFix: create Mean\("):
+        strategy.run(metric.update_state, args=(parts,))
+
+
+# `sg.scan_layers`: equal layers in one loop, with the results of single layers.
+
+
+def _sharded() -> Any:
+    return sg.MirroredStrategy(["cpu:0", "cpu:1"], shard_state="all").scope()
+
+
+def _recomputed_scan(model: Any) -> None:
+    sg.scan_layers(model)
+    sg.remat(model)
+
+
+@pytest.mark.parametrize(
+    ("scope", "prepare"),
+    [
+        pytest.param(contextlib.nullcontext, sg.scan_layers, marks=pytest.mark.slow),
+        (_sharded, _recomputed_scan),
+    ],
+    ids=["plain Keras", "sharded and rematerialized"],
+)
+def test_fit_equals_fit_of_single_layers(scope: Any, prepare: Callable[[Any], Any]) -> None:
+    # Dropout, statistics, losses that layers add, and counters.
+    losses, weights = fitted(scope(), prepare)
+    expected_losses, expected = fitted(scope())
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-6)
+    for own, other in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-6)
+
+
+def _num_scans(model: Any, call: Callable[[Any], Any] | None = None) -> int:
+    jaxpr = jax.make_jaxpr(call or (lambda x: model(x)))(np.ones((2, 4), "float32"))
+    return len(equations(jaxpr.jaxpr, "scan"))
+
+
+def _blocks(model: Any) -> list[Any]:
+    return [one for one in model.layers if isinstance(one, Block)]
+
+
+def test_only_calls_of_the_model_are_scanned() -> None:
+    model: Any = decoder()
+    first, second = sg.scan_layers(model)
+    assert [first, second] == _blocks(model)
+    assert _num_scans(model) == 1
+    assert _num_scans(model, lambda x: second(first(x))) == 0
+    x = np.ones((2, 4), "float32")
+    np.testing.assert_allclose(model(x), model.predict(x, verbose=0), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_layers_in_sequential_models_and_with_two_equal_arguments() -> None:
+    tower = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4) for _ in range(3))])
+    assert len(sg.scan_layers(tower, layers="dense")) == 3
+    assert _num_scans(tower) == 1
+    x = inputs = keras.Input((3, 4))
+    for _ in range(2):
+        x = keras.layers.MultiHeadAttention(1, 4)(x, x)
+    model: Any = keras.Model(inputs, x)
+    data = np.random.default_rng(0).normal(size=(2, 3, 4)).astype("float32")
+    expected = model(data)
+    sg.scan_layers(model)
+    np.testing.assert_allclose(model.predict(data, verbose=0), expected, rtol=1e-5)
+
+
+def _row(*layers: Any) -> Any:
+    return keras.Sequential([keras.Input((4,)), *layers])
+
+
+def test_layers_that_differ_are_refused() -> None:
+    dense = keras.layers.Dense
+    with pytest.raises(ValueError, match="differ in activation: 'linear' and 'relu'"):
+        sg.scan_layers(_row(dense(4), dense(4, "relu")), layers="dense")
+    with pytest.raises(ValueError, match="differ in units: 4 and 3"):
+        sg.scan_layers(_row(dense(4), dense(3)), layers="dense")
+    with pytest.raises(ValueError, match="differ in their classes, Dense and Dropout"):
+        sg.scan_layers(row := _row(dense(4), keras.layers.Dropout(0.5)), layers=row.layers)
+    frozen = dense(4)
+    frozen.trainable = False
+    with pytest.raises(ValueError, match="differ in trainable: True and False"):
+        sg.scan_layers(_row(dense(4), frozen), layers="dense")
+    model = decoder()
+    _blocks(model)[1].dropout.rate = 0.25
+    with pytest.raises(ValueError, match=r"'dropout.*', in .*rate: 0.5 and 0.25"):
+        sg.scan_layers(model)
+
+
+def test_layers_that_do_not_follow_each_other_are_refused() -> None:
+    model = decoder()
+    with pytest.raises(ValueError, match="'block_0', which is in no row of layers"):
+        sg.scan_layers(model, layers="block_0")
+    with pytest.raises(ValueError, match="nothing to scan"):
+        sg.scan_layers(keras.layers.Dense(3))
+
+
+def test_layers_that_one_loop_cannot_compute_are_refused() -> None:
+    model = decoder()
+    sg.scan_layers(model)
+    sg.remat(model, layers="block_1")
+    with pytest.raises(ValueError, match="only some are rematerialized"):
+        _num_scans(model)
+    regularized = [keras.layers.Dense(4, activity_regularizer="l2") for _ in range(2)]
+    model = _row(*regularized)
+    sg.scan_layers(model, layers="dense")
+    with pytest.raises(ValueError, match="an activity regularizer"):
+        _num_scans(model)
+
+
+class _Odd(keras.layers.Layer):
+    """A layer whose `effect` no loop can repeat."""
+
+    def __init__(self, effect: Callable[[Any, Any], Any], shared: Any = None) -> None:
+        super().__init__()
+        self.effect, self.shared = effect, shared
+
+    def call(self, x: Any) -> Any:
+        return self.effect(self, x)
+
+
+def _count(layer: Any, x: Any) -> Any:
+    layer.shared.assign_add(1.0)
+    return x
+
+
+_OTHERS: dict[str, Any] = {}
+
+
+def _count_other(x: Any) -> Any:
+    _OTHERS["counter"].assign_add(1.0)
+    return x
+
+
+def _summarize(layer: Any, x: Any) -> Any:
+    sg.summary.scalar("sum", keras.ops.sum(x))
+    return x
+
+
+@pytest.mark.parametrize(
+    ("effect", "message"),
+    [
+        (_count, "that share .* and assign to it"),
+        (lambda _, x: _count_other(x), "which is not its own"),
+        (lambda _, x: keras.ops.cast(x, "float16"), "gets .* and returns .*float16"),
+        (_summarize, "a layer that writes summaries"),
+    ],
+    ids=["shared", "global", "dtype", "summary"],
+)
+def test_effects_that_one_loop_cannot_have_are_refused(
+    effect: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = keras.Variable(0.0, trainable=False)
+    monkeypatch.setitem(_OTHERS, "counter", keras.Variable(0.0, trainable=False))
+    model = _row(*(_Odd(effect, shared) for _ in range(2)))
+    sg.scan_layers(model, layers="odd")
+
+    def call(x: Any) -> Any:
+        with keras.StatelessScope():
+            return model(x)
+
+    with pytest.raises(ValueError, match=message):
+        _num_scans(model, call)
+
+
+class _Shift(keras.layers.Layer):
+    """A layer that moves the mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.supports_masking = True
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.roll(x, 1, axis=1)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> Any:
+        return keras.ops.roll(previous_mask, 1, axis=1)
+
+
+def test_masks_that_change_are_refused() -> None:
+    inputs = keras.Input((4, 4))
+    model: Any = keras.Model(inputs, _Shift()(_Shift()(keras.layers.Masking()(inputs))))
+    sg.scan_layers(model, layers="shift")
+    with pytest.raises(ValueError, match="another mask than its input"):
+        jax.make_jaxpr(lambda x: model(x))(np.ones((2, 4, 4), "float32"))
+
+
+# Layers that write state of their own in a step of `fit`.
+
+
+def _trained(scope: Scope, layer: Callable[[], Any], **compile_arguments: Any) -> Any:
+    with scope():
+        made = layer()
+        dense = keras.layers.Dense(1, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((3,)), made, dense])
+        model.compile(optimizer=keras.optimizers.SGD(0.05), loss="mse", **compile_arguments)
+    return model, made
+
+
+class _Counts(keras.layers.Layer):
+    """Counts calls in one variable and rows in another, each by its aggregation."""
+
+    def build(self, input_shape: Any) -> None:
+        self.calls = self.add_weight(shape=(), dtype="int32", trainable=False, name="calls")
+        self.largest = self.add_weight(
+            shape=(), trainable=False, aggregation="mean", initializer="zeros", name="largest"
+        )
+        self.own = keras.Variable(
+            jnp.zeros(()), trainable=False, synchronization="on_read", aggregation="sum"
+        )
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            self.calls.assign_add(1)
+            self.largest.assign(keras.ops.max(inputs))
+            self.own.assign_add(keras.ops.sum(inputs))
+        return inputs
+
+
+@pytest.mark.compatibility
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+def test_state_of_a_layer_follows_its_annotations(steps_per_execution: int) -> None:
+    x, y = regression(12)
+    model, layer = _trained(
+        lambda: mirrored(2).scope(), _Counts, steps_per_execution=steps_per_execution
+    )
+    model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+    assert [int(copy) for copy in copies_of(layer.calls)] == [3, 3]
+    np.testing.assert_allclose(
+        float(layer.largest.value), (x[8:10].max() + x[10:].max()) / 2, rtol=1e-6
+    )
+    first = np.concatenate([x[0:2], x[4:6], x[8:10]]).sum()
+    np.testing.assert_allclose(components_of(layer.own), [first, x.sum() - first], rtol=1e-5)
+    np.testing.assert_allclose(float(layer.own.value), x.sum(), rtol=1e-5)
+
+
+class _Drifts(keras.layers.Layer):
+    """Keeps the mean of its inputs, which differs between replicas, without saying how."""
+
+    def build(self, input_shape: Any) -> None:
+        self.mean = self.add_weight(shape=(), trainable=False, initializer="zeros", name="mean")
+
+    def call(self, inputs: Any) -> Any:
+        self.mean.assign(keras.ops.mean(inputs))
+        return inputs
+
+
+@pytest.mark.compatibility
+def test_state_that_would_drift_apart_is_refused() -> None:
+    model, layer = _trained(lambda: mirrored(2).scope(), _Drifts)
+    with pytest.raises(
+        ValueError, match="mean', whose aggregation is NONE, a value that may differ"
+    ):
+        model.fit(*regression(), batch_size=4, verbose=0)
+    assert values_of([layer.mean]) == [0.0]
+
+
+@pytest.mark.slow
+def test_spectral_normalisation_is_that_of_one_device() -> None:
+    def job(scope: Scope) -> dict[str, Any]:
+        x, y = regression()
+        model, _ = _trained(scope, lambda: keras.layers.SpectralNormalization(_square()))
+        return fitted_of_layers(model, x, y, batch_size=4)
+
+    def _square() -> Any:
+        return keras.layers.Dense(3, kernel_initializer=keras.initializers.Orthogonal(2.0, seed=3))
+
+    expected = plain_keras(job)
+    assert differences(plain_keras(lambda _: job(mirrored(2).scope)), expected) == []
+
+
+@pytest.mark.slow
+def test_adapted_normalisation_is_that_of_one_device() -> None:
+    def job(scope: Scope) -> dict[str, Any]:
+        x, y = regression()
+        with scope():
+            layer = keras.layers.Normalization()
+            layer.adapt(x)
+        model, _ = _trained(scope, lambda: layer)
+        return fitted_of_layers(model, x, y, batch_size=4)
+
+    expected = plain_keras(job)
+    assert differences(plain_keras(lambda _: job(mirrored(2).scope)), expected) == []

@@ -1,0 +1,381 @@
+"""Optimizers in replica functions: gradients are summed once, then all copies take one update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from tests.parity.comparison import mirrored
+from tests.unit.keras.replicas import copies_of, per_replica, values_of
+
+# Two variables; the gradient that each of two replicas brings for them.
+_START = [np.asarray([1.0, -2.0], "float32"), np.asarray(0.5, "float32")]
+_GRADIENTS = [
+    [np.asarray([3.0, 0.5], "float32"), np.asarray(1.0, "float32")],
+    [np.asarray([-1.0, 4.0], "float32"), np.asarray(2.0, "float32")],
+]
+
+
+def _variables(**arguments: Any) -> list[Any]:
+    return [keras.Variable(value, **arguments) for value in _START]
+
+
+def _apply(
+    strategy: Any, optimizer: Any, variables: list[Any], gradients: Any = _GRADIENTS
+) -> None:
+    """One step in which each replica brings its own gradients."""
+    columns = [per_replica(strategy, column) for column in zip(*gradients, strict=True)]
+    strategy.run(lambda *grads: optimizer.apply(list(grads), variables) and None, args=columns)
+
+
+def _on_one_device(optimizer: Any, num_steps: int, gradients: Any = _GRADIENTS) -> list[np.ndarray]:
+    variables = _variables()
+    summed = [np.sum(column, axis=0) for column in zip(*gradients, strict=True)]
+    for _ in range(num_steps):
+        optimizer.apply([jnp.asarray(grad) for grad in summed], variables)
+    return values_of([*variables, *optimizer.variables])
+
+
+_OPTIMIZERS: dict[str, Any] = {
+    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=1.5),
+    "global_clipnorm": lambda: keras.optimizers.SGD(0.1, global_clipnorm=1.5),
+    "clipvalue": lambda: keras.optimizers.SGD(0.1, clipvalue=2.5),
+    "accumulation": lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=2),
+    "adam_weight_decay": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.1, clipnorm=1.0),
+}
+
+
+def _assert_like_one_device(make_optimizer: Any) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = _variables()
+        optimizer = make_optimizer()
+    columns = [per_replica(strategy, column) for column in zip(*_GRADIENTS, strict=True)]
+
+    def step(*grads: Any) -> None:
+        optimizer.apply_gradients(zip(grads, variables, strict=True))
+
+    for num_steps in (1, 2, 3):
+        strategy.run(step, args=columns)
+        expected = _on_one_device(make_optimizer(), num_steps)
+        measured = values_of([*variables, *optimizer.variables])
+        for value, wanted in zip(measured, expected, strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "clipvalue" else pytest.mark.slow)
+        for name in _OPTIMIZERS
+    ],
+)
+def test_steps_are_those_of_one_device_with_the_summed_gradients(name: str) -> None:
+    _assert_like_one_device(_OPTIMIZERS[name])
+
+
+def test_moving_average_of_the_weights_is_that_of_one_device() -> None:
+    # Keras multiplies float weights by an int flag here, which strict promotion forbids.
+    with jax.numpy_dtype_promotion("standard"):
+        _assert_like_one_device(
+            lambda: keras.optimizers.SGD(
+                0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
+            )
+        )
+
+
+def test_clipping_sees_the_sum_and_not_the_part_of_a_replica() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = _variables()
+        optimizer = keras.optimizers.SGD(1.0, clipvalue=2.5)
+    _apply(strategy, optimizer, variables)
+    # The sums are [2, 4.5] and 3; the parts, clipped before, would give [1.5, 3] and 3.
+    np.testing.assert_allclose(np.asarray(variables[0]), [1.0 - 2.0, -2.0 - 2.5])
+    np.testing.assert_allclose(np.asarray(variables[1]), 0.5 - 2.5)
+
+
+@pytest.mark.parametrize(
+    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
+)
+def test_eager_step_is_the_compiled_one(execution: str) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = _variables()
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=1.5)
+    for _ in range(2):
+        _apply(strategy, optimizer, variables)
+    expected = _on_one_device(keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=1.5), 2)
+    for value, wanted in zip(values_of([*variables, *optimizer.variables]), expected, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-5)
+
+
+def test_one_step_is_counted_once() -> None:
+    strategy = mirrored(3)
+    with strategy.scope():
+        variables = _variables()
+        optimizer = keras.optimizers.SGD(0.1)
+    for _ in range(2):
+        _apply(strategy, optimizer, variables, [*_GRADIENTS, _GRADIENTS[0]])
+    assert [int(copy) for copy in copies_of(optimizer.iterations)] == [2, 2, 2]
+
+
+def test_all_copies_take_the_same_update() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = _variables()
+        optimizer = keras.optimizers.Adam(0.1)
+    _apply(strategy, optimizer, variables)
+    for variable in [*variables, *optimizer.variables]:
+        first, second = copies_of(variable)
+        np.testing.assert_array_equal(first, second)
+
+
+def test_training_step_of_ones_own_is_traced_once() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        variable = keras.Variable([1.0, 1.0])
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    traces = []
+
+    def step(rows: Any) -> Any:
+        traces.append(rows.shape)
+        loss, grads = sg.value_and_grad(
+            lambda: sg.compute_average_loss(keras.ops.square(rows @ variable.value)), [variable]
+        )
+        optimizer.apply_gradients(zip(grads, [variable], strict=True))
+        return loss
+
+    rows = np.arange(8, dtype="float32").reshape(4, 2) / 8
+    parts = per_replica(strategy, [rows[:2], rows[2:]])
+    alone, momentum = np.ones(2), np.zeros(2)
+    for _ in range(2):
+        losses = strategy.run(step, args=(parts,))
+        loss = strategy.reduce("sum", losses, axis=None)
+        np.testing.assert_allclose(float(loss), np.mean((rows @ alone) ** 2), rtol=1e-5)
+        momentum = 0.9 * momentum - 0.1 * 2 * rows.T @ (rows @ alone) / 4
+        alone = alone + momentum
+    np.testing.assert_allclose(np.asarray(variable), alone, rtol=1e-5)
+    # Optimizer variables are made in the first call, for which the function is traced once more.
+    assert len(traces) == 2
+
+
+def test_optimizer_built_before_is_traced_once_in_all() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = _variables()
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(variables)
+    traces = []
+
+    def step(*grads: Any) -> None:
+        traces.append(len(grads))
+        optimizer.apply(list(grads))
+
+    columns = [per_replica(strategy, column) for column in zip(*_GRADIENTS, strict=True)]
+    for _ in range(2):
+        strategy.run(step, args=columns)
+    assert traces == [2]
+    np.testing.assert_allclose(np.asarray(variables[1]), 0.5 - 2 * 0.1 * 3.0, rtol=1e-6)
+
+
+def test_variable_without_a_gradient_is_left_alone() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = _variables()
+        optimizer = keras.optimizers.SGD(0.1)
+    first = per_replica(strategy, [gradients[0] for gradients in _GRADIENTS])
+
+    def step(grad: Any) -> None:
+        optimizer.apply([grad, None], variables)
+
+    with pytest.warns(UserWarning, match="Gradients do not exist for variables"):
+        strategy.run(step, args=(first,))
+    np.testing.assert_allclose(np.asarray(variables[0]), [1.0 - 0.2, -2.0 - 0.45], rtol=1e-6)
+    np.testing.assert_array_equal(np.asarray(variables[1]), _START[1])
+
+
+def test_constraint_holds_after_the_update() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = _variables()
+        variables[0].constraint = keras.constraints.NonNeg()
+        optimizer = keras.optimizers.SGD(0.1)
+    _apply(strategy, optimizer, variables)
+    for copy in copies_of(variables[0]):
+        np.testing.assert_allclose(copy, [0.8, 0.0], rtol=1e-6)
+
+
+def test_stateless_apply_in_a_scan_sums_over_replicas() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = _variables()
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9, clipvalue=2.5)
+        optimizer.build(variables)
+
+    def step(*grads: Any) -> Any:
+        def body(carry: Any, _: Any) -> Any:
+            trainable, state = carry
+            return optimizer.stateless_apply(state, list(grads), trainable), None
+
+        carry = ([v.value for v in variables], [v.value for v in optimizer.variables])
+        (trainable, _), _ = jax.lax.scan(body, carry, length=2)
+        return trainable
+
+    columns = [per_replica(strategy, column) for column in zip(*_GRADIENTS, strict=True)]
+    expected = _on_one_device(keras.optimizers.SGD(0.1, momentum=0.9, clipvalue=2.5), 2)
+    for result, wanted in zip(strategy.run(step, args=columns), expected, strict=False):
+        for part in strategy.local_results(result):
+            np.testing.assert_allclose(np.asarray(part), wanted, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_mirrored_gradients_outside_the_replicas_are_applied_as_they_are() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = _variables()
+        optimizer = keras.optimizers.SGD(0.1)
+        grads = [
+            strategy.extended.reduce_to("sum", per_replica(strategy, column), variable)
+            for column, variable in zip(zip(*_GRADIENTS, strict=True), variables, strict=True)
+        ]
+        optimizer.apply(grads, variables)
+    for copy in copies_of(variables[0]):
+        np.testing.assert_allclose(copy, [0.8, -2.45], rtol=1e-6)
+    assert int(optimizer.iterations.value) == 1
+
+
+def test_gradients_with_one_replica_are_applied_anywhere() -> None:
+    with sg.OneDeviceStrategy("cpu:0").scope():
+        variables = _variables()
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.apply([jnp.asarray(grad) for grad in _GRADIENTS[0]], variables)
+    np.testing.assert_allclose(np.asarray(variables[0]), [0.7, -2.05], rtol=1e-6)
+
+
+@pytest.mark.parametrize("owner", ["another strategy", "no strategy"])
+def test_variables_that_do_not_belong_are_refused(owner: str) -> None:
+    strategy, other = mirrored(2), mirrored(3)
+    if owner == "another strategy":
+        with other.scope():
+            variables = _variables(name="foreign")
+    else:
+        variables = _variables(name="foreign")
+    with strategy.scope():
+        optimizer = keras.optimizers.SGD(0.1)
+    words = "under MirroredStrategy" if owner == "another strategy" else "outside its scope"
+    with pytest.raises(ValueError, match=f"cannot train variable 'foreign'.*{words}"):
+        _apply(strategy, optimizer, variables)
+
+
+def _with_loss_scale() -> Any:
+    return keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1), initial_scale=8.0, dynamic_growth_steps=2
+    )
+
+
+def test_overflow_on_one_replica_skips_the_step_on_all() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = _variables()
+        optimizer = _with_loss_scale()
+    overflow = [_GRADIENTS[0], [np.asarray([1.0, np.inf], "float32"), _GRADIENTS[1][1]]]
+    _apply(strategy, optimizer, variables, overflow)
+    np.testing.assert_array_equal(np.asarray(variables[0]), _START[0])
+    np.testing.assert_array_equal(np.asarray(variables[1]), _START[1])
+    assert (float(optimizer.dynamic_scale.value), int(optimizer.iterations.value)) == (4.0, 0)
+    _apply(strategy, optimizer, variables)
+    # Summed gradients over the scale of 4, times the learning rate.
+    np.testing.assert_allclose(np.asarray(variables[1]), 0.5 - 0.1 * 3.0 / 4.0, rtol=1e-6)
+    assert (int(optimizer.step_counter.value), int(optimizer.iterations.value)) == (1, 1)
+    _apply(strategy, optimizer, variables)
+    assert float(optimizer.dynamic_scale.value) == 8.0
+
+
+def test_scaled_loss_in_a_step_of_ones_own_trains_as_one_device_does() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        variable = keras.Variable([1.0, 1.0])
+        optimizer = _with_loss_scale()
+        optimizer.build([variable])
+    rows = np.arange(8, dtype="float32").reshape(4, 2) / 8
+
+    def step(part: Any) -> None:
+        def loss() -> Any:
+            average = sg.compute_average_loss(keras.ops.square(part @ variable.value))
+            return optimizer.scale_loss(average)
+
+        _, grads = sg.value_and_grad(loss, [variable])
+        optimizer.apply(grads, [variable])
+
+    strategy.run(step, args=(per_replica(strategy, [rows[:2], rows[2:]]),))
+    expected = 1.0 - 0.1 * 2 * rows.T @ (rows @ np.ones(2)) / 4
+    np.testing.assert_allclose(np.asarray(variable), expected, rtol=1e-5)
+
+
+def test_learning_rate_set_outside_the_scope_is_used() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = _variables()
+        optimizer = keras.optimizers.SGD(0.1)
+    _apply(strategy, optimizer, variables)
+    optimizer.learning_rate = 1.0
+    _apply(strategy, optimizer, variables)
+    np.testing.assert_allclose(np.asarray(variables[1]), 0.5 - 0.3 - 3.0, rtol=1e-6)
+
+
+def test_optimizer_of_no_strategy_is_that_of_keras() -> None:
+    measured = _on_one_device(keras.optimizers.SGD(0.1), 1)
+    np.testing.assert_allclose(measured[0], [0.8, -2.45], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("skip_gradients_aggregation", marks=pytest.mark.slow),
+        "experimental_aggregate_gradients",
+    ],
+)
+@pytest.mark.parametrize(
+    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
+)
+def test_gradients_that_are_reduced_already_are_taken_as_they_are(how: str, execution: str) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = _variables()
+        optimizer = keras.optimizers.Adam(0.1)
+    columns = [per_replica(strategy, column) for column in zip(*_GRADIENTS, strict=True)]
+
+    def step(*grads: Any) -> None:
+        summed = sg.get_replica_context().all_reduce("sum", list(grads))
+        pairs = zip(summed, variables, strict=True)
+        sg.apply_gradients(optimizer, pairs, **{how: how.startswith("skip")})
+
+    strategy.run(step, args=columns)
+    expected = _on_one_device(keras.optimizers.Adam(0.1), 1)
+    for value, wanted in zip(values_of([*variables, *optimizer.variables]), expected, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-6)
+
+
+def test_gradients_that_are_not_reduced_are_summed_or_refused(execution: str) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = _variables()
+        optimizer = keras.optimizers.SGD(0.1)
+    columns = [per_replica(strategy, column) for column in zip(*_GRADIENTS, strict=True)]
+
+    def step(*grads: Any, **how: Any) -> None:
+        sg.apply_gradients(optimizer, zip(grads, variables, strict=True), **how)
+
+    strategy.run(step, args=columns)
+    expected = _on_one_device(keras.optimizers.SGD(0.1), 1)
+    for value, wanted in zip(values_of([*variables, *optimizer.variables]), expected, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-6)
+    with pytest.raises(ValueError, match="may differ between replicas"):
+        strategy.run(step, args=columns, kwargs={"skip_gradients_aggregation": True})

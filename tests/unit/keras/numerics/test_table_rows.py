@@ -1,0 +1,651 @@
+"""Rows of a table are updated alone where that comes to the same, and only there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import sys
+import types
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext, get_replica_context
+from stratagem.execution.programs.offloaded_program import OffloadedProgram
+from stratagem.execution.tracing.remote_state import without_unused
+from stratagem.keras.numerics import optimizer as table_rows
+from stratagem.keras.numerics import pooling
+from stratagem.keras.numerics.batch_normalization import (
+    first_rows,
+    gathered_rows,
+    num_rows,
+    row_mask,
+    true_rows,
+    whole_batch,
+)
+from stratagem.keras.numerics.stateful_rnn import check_batch_size
+from stratagem.keras.numerics.step_mode import StepMode, current_mode
+from tests.parity.comparison import (
+    Scope,
+    assert_like_plain_keras,
+    fitted,
+    mirrored,
+    plain_keras,
+    regression,
+    with_known_weights,
+)
+from tests.unit.keras.replicas import copies_of, per_replica
+
+TWO = ["cpu:0", "cpu:1"]
+NUM_ROWS, WIDTH = 9000, 8
+IDS = np.array([[[1, 5], [5, 8999]], [[2, 5], [-3, 1]]], "int32")
+
+
+OPTIMIZERS = {
+    "sgd": (lambda: keras.optimizers.SGD(0.5), True),
+    "adagrad": (lambda: keras.optimizers.Adagrad(0.5), True),
+    "schedule": (
+        lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)),
+        True,
+    ),
+    "clipped": (lambda: keras.optimizers.Adagrad(0.5, global_clipnorm=0.1), True),
+    "scaled": (lambda: keras.optimizers.SGD(0.5, loss_scale_factor=4.0), True),
+    "momentum": (lambda: keras.optimizers.SGD(0.5, momentum=0.9), False),
+    "decay": (lambda: keras.optimizers.SGD(0.5, weight_decay=0.1), False),
+    "average": (lambda: keras.optimizers.SGD(0.5, use_ema=True), False),
+    "accumulated": (lambda: keras.optimizers.SGD(0.5, gradient_accumulation_steps=2), False),
+    "adam": (lambda: keras.optimizers.Adam(0.5), False),
+    "adafactor": (lambda: keras.optimizers.Adafactor(0.5), False),
+    "loss scale": (lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5)), False),
+}
+
+
+def trained(strategy: sg.Strategy, make: Any, constraint: Any = None) -> tuple[Any, list[Any]]:
+    with strategy.scope():
+        table = keras.layers.Embedding(
+            NUM_ROWS,
+            WIDTH,
+            embeddings_initializer=keras.initializers.RandomUniform(seed=1),
+            embeddings_constraint=constraint,
+        )
+        table.build()
+        optimizer = make()
+        optimizer.build(table.trainable_variables)
+
+    def step(ids: Any) -> Any:
+        def loss() -> Any:
+            value = keras.ops.sum(table(ids) ** 2 + table(ids[:1] + 1))
+            return optimizer.scale_loss(value)
+
+        value, grads = sg.value_and_grad(loss, table.trainable_variables)
+        optimizer.apply_gradients(zip(grads, table.trainable_variables, strict=True))
+        return value
+
+    count = strategy.num_replicas_in_sync
+    parts = strategy.distribute_values_from_function(
+        lambda context: jnp.asarray(
+            np.concatenate(IDS) if count == 1 else IDS[context.replica_id_in_sync_group]
+        )
+    )
+    for _ in range(3):
+        strategy.run(step, args=(parts,))
+    return table, list(strategy.executor.programs)
+
+
+def whole_tables_made(jaxpr: Any) -> int:
+    """How many operations make an array of the size of the table, other than by changing rows."""
+    jaxpr, _ = without_unused(jaxpr, [True] * len(jaxpr.invars))
+    return sum(
+        variable.aval.shape == (NUM_ROWS, WIDTH)
+        and eqn.primitive.name != "scatter"
+        and eqn.params.get("name") != "_stratagem_with_updated_rows"
+        for eqn in jaxpr.eqns
+        for variable in eqn.outvars
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_numbers_are_those_of_whole_updates(name, monkeypatch) -> None:
+    make, takes_rows = OPTIMIZERS[name]
+    central, (program,) = trained(sg.CentralStorageStrategy(TWO, "cpu:2"), make)
+    mirrored, _ = trained(sg.MirroredStrategy(TWO), make)
+    monkeypatch.setattr(table_rows, "_may_take_rows", lambda *_: False)
+    whole, _ = trained(sg.MirroredStrategy(TWO), make)
+    for table in (central, mirrored):
+        np.testing.assert_allclose(
+            table.embeddings.value, whole.embeddings.value, rtol=1e-5, atol=1e-6
+        )
+    assert isinstance(program, OffloadedProgram)
+    (update,) = program.updates
+    assert (whole_tables_made(update.jaxpr) == 0) == takes_rows
+
+
+def test_copies_are_updated_by_rows() -> None:
+    for name, takes_rows in {"adagrad": True, "adam": False}.items():
+        _, (program,) = trained(sg.MirroredStrategy(TWO), OPTIMIZERS[name][0])
+        assert (whole_tables_made(program.trace.jaxpr.jaxpr) == 0) == takes_rows
+
+
+def test_weight_decay_may_leave_a_table_out() -> None:
+    def make() -> keras.optimizers.Optimizer:
+        optimizer = keras.optimizers.SGD(0.5, weight_decay=0.1)
+        optimizer.exclude_from_weight_decay(var_names=["embeddings"])
+        return optimizer
+
+    _, (program,) = trained(sg.MirroredStrategy(TWO), make)
+    assert whole_tables_made(program.trace.jaxpr.jaxpr) == 0
+
+
+@pytest.mark.slow
+def test_table_with_a_constraint_is_updated_whole() -> None:
+    make, _ = OPTIMIZERS["sgd"]
+    copies, _ = trained(sg.MirroredStrategy(TWO), make, "unit_norm")
+    central, (program,) = trained(sg.CentralStorageStrategy(TWO, "cpu:2"), make, "unit_norm")
+    np.testing.assert_allclose(central.embeddings.value, copies.embeddings.value, rtol=1e-5)
+    assert whole_tables_made(program.updates[0].jaxpr)
+
+
+@pytest.mark.parametrize(
+    "devices", [pytest.param(["cpu:0"], marks=pytest.mark.slow), ["cpu:0", "cpu:1"]]
+)
+def test_replicas_see_no_table(devices) -> None:
+    _, (program,) = trained(sg.CentralStorageStrategy(devices, "cpu:2"), OPTIMIZERS["adagrad"][0])
+    assert [variable.path for variable in program.trace.read_only] == []
+    shapes = {
+        variable.aval.shape
+        for eqn in program.trace.jaxpr.jaxpr.eqns
+        for variable in (*eqn.invars, *eqn.outvars)
+    }
+    assert (NUM_ROWS, WIDTH) not in shapes
+    assert {
+        device.id
+        for array in jax.live_arrays()
+        if array.shape == (NUM_ROWS, WIDTH)
+        for device in array.devices()
+    } >= {2}
+
+
+# Random numbers in replicas: others on each, on the first those of one device, repeatable.
+
+_ONES = np.ones((4, 8), "float32")
+
+
+def _dropped(strategy: Any, layer: Any, num_steps: int = 1) -> list[list[np.ndarray]]:
+    """What dropout leaves of ones on each replica, step by step."""
+    parts = per_replica(strategy, [_ONES] * strategy.num_replicas_in_sync)
+
+    def step(rows: Any) -> Any:
+        return layer(rows, training=True)
+
+    return [
+        [np.asarray(part) for part in strategy.local_results(strategy.run(step, args=(parts,)))]
+        for _ in range(num_steps)
+    ]
+
+
+def _dropout(strategy: Any, seed: int | None = 11) -> Any:
+    with strategy.scope():
+        layer = keras.layers.Dropout(0.5, seed=seed)
+        layer.build(_ONES.shape)
+    return layer
+
+
+@pytest.mark.slow
+def test_replicas_and_steps_drop_different_elements() -> None:
+    strategy = mirrored(3)
+    steps = _dropped(strategy, _dropout(strategy), num_steps=2)
+    masks = [part.tobytes() for parts in steps for part in parts]
+    assert len(set(masks)) == 6
+    assert {value for parts in steps for part in parts for value in part.flat} == {0.0, 2.0}
+
+
+@pytest.mark.parametrize(
+    "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
+)
+def test_first_replica_drops_what_one_device_drops(execution: str) -> None:
+    strategy = mirrored(2)
+    steps = _dropped(strategy, _dropout(strategy), num_steps=2)
+    alone = keras.layers.Dropout(0.5, seed=11)
+    for parts in steps:
+        np.testing.assert_array_equal(parts[0], np.asarray(alone(_ONES, training=True)))
+
+
+def test_state_of_the_seed_stays_the_same_on_all_replicas() -> None:
+    strategy = mirrored(2)
+    layer = _dropout(strategy)
+    before = copies_of(layer.seed_generator.state)
+    _dropped(strategy, layer)
+    after = copies_of(layer.seed_generator.state)
+    np.testing.assert_array_equal(after[0], after[1])
+    assert (after[0] != before[0]).any()
+
+
+def test_layers_of_one_seed_draw_alike_and_of_another_seed_do_not() -> None:
+    strategy = mirrored(2)
+    first, again = (_dropped(strategy, _dropout(strategy))[0] for _ in range(2))
+    other = _dropped(strategy, _dropout(strategy, seed=12))[0]
+    np.testing.assert_array_equal(first, again)
+    assert (np.asarray(first) != np.asarray(other)).any()
+
+
+@pytest.mark.slow
+def test_one_seed_gives_one_run_however_many_steps_a_call() -> None:
+    def job(steps_per_execution: int) -> dict[str, Any]:
+        x, y = regression()
+        with mirrored(2).scope():
+            model = keras.Sequential(
+                [
+                    keras.Input((3,)),
+                    keras.layers.Dense(8),
+                    keras.layers.Dropout(0.5),
+                    keras.layers.GaussianNoise(0.3),
+                    keras.layers.Dense(1),
+                ]
+            )
+            model.compile(optimizer="sgd", loss="mse", steps_per_execution=steps_per_execution)
+        return fitted(model, x, y, batch_size=2)
+
+    one, three = (plain_keras(lambda _, steps=steps: job(steps)) for steps in (1, 3))
+    for key, value in one.items():
+        np.testing.assert_allclose(three[key], value, rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+def test_seed_generator_of_ones_own_draws_differently_on_each_replica() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        generator = keras.random.SeedGenerator(5)
+    drawn = strategy.run(lambda: keras.random.normal((3,), seed=generator))
+    parts = [np.asarray(part) for part in strategy.local_results(drawn)]
+    alone = np.asarray(keras.random.normal((3,), seed=keras.random.SeedGenerator(5)))
+    np.testing.assert_array_equal(parts[0], alone)
+    assert (parts[0] != parts[1]).any()
+
+
+def test_seed_generator_outside_the_replicas_is_that_of_keras() -> None:
+    with mirrored(2).scope():
+        generator = keras.random.SeedGenerator(5)
+    drawn = [np.asarray(keras.random.normal((3,), seed=generator)) for _ in range(2)]
+    alone = keras.random.SeedGenerator(5)
+    for values in drawn:
+        np.testing.assert_array_equal(values, np.asarray(keras.random.normal((3,), seed=alone)))
+    assert (drawn[0] != drawn[1]).any()
+
+
+def test_random_numbers_without_a_seed_work_under_one_strategy_after_another() -> None:
+    # Keras keeps one generator for the program, made by whoever draws first.
+    keras.backend.clear_session(free_memory=False)
+    drawn = []
+    for scope in (mirrored(2).scope, mirrored(3).scope, contextlib.nullcontext):
+        with scope():
+            drawn.append(np.asarray(keras.random.normal((3,))).tobytes())
+    assert len(set(drawn)) == 3
+    keras.backend.clear_session(free_memory=False)
+
+
+def test_random_numbers_without_a_seed_are_refused_in_a_compiled_step() -> None:
+    with pytest.raises(ValueError, match="should only use seeded random ops"):
+        mirrored(2).run(lambda: keras.random.normal((3,)))
+
+
+# Max pooling on CPU: values and derivatives are those of XLA's own, ties included.
+
+_SHAPES_AND_WINDOWS = [
+    ((3, 9, 3), (2,)),
+    pytest.param((1, 30, 2), (15,), marks=pytest.mark.slow),
+    pytest.param((2, 8, 8, 4), (2, 2), marks=pytest.mark.slow),
+    pytest.param((2, 7, 9, 3), (2, 3), marks=pytest.mark.slow),
+    pytest.param((2, 6, 5, 4, 2), (2, 2, 2), marks=pytest.mark.slow),
+    # More places than a byte counts.
+    pytest.param((1, 12, 12, 1), (12, 12), marks=pytest.mark.slow),
+]
+
+
+def _reference(inputs: Any, window: tuple[int, ...]) -> Any:
+    extents = (1, *window, 1)
+    return jax.lax.reduce_window(inputs, -jnp.inf, jax.lax.max, extents, extents, "VALID")
+
+
+def _with_ties(shape: tuple[int, ...]) -> Any:
+    return jnp.asarray(np.random.default_rng(0).integers(-2, 3, shape), "float32")
+
+
+@pytest.mark.parametrize(
+    ("shape", "window"),
+    _SHAPES_AND_WINDOWS,
+)
+def test_values_and_gradients_are_those_of_xla(
+    shape: tuple[int, ...], window: tuple[int, ...]
+) -> None:
+    inputs = _with_ties(shape)
+    expected, expected_gradient = jax.vjp(lambda x: _reference(x, window), inputs)
+    values, gradient = jax.vjp(lambda x: pooling.max_of_windows(x, window), inputs)
+    np.testing.assert_array_equal(values, expected)
+    incoming = jnp.arange(1.0, expected.size + 1).reshape(expected.shape)
+    np.testing.assert_array_equal(gradient(incoming)[0], expected_gradient(incoming)[0])
+
+
+@pytest.mark.slow
+def test_forward_and_second_derivatives_exist() -> None:
+    inputs, tangent = _with_ties((2, 4, 4, 1)), jnp.arange(32.0).reshape(2, 4, 4, 1)
+    _, expected = jax.jvp(lambda x: _reference(x, (2, 2)), (inputs,), (tangent,))
+    _, computed = jax.jvp(lambda x: pooling.max_of_windows(x, (2, 2)), (inputs,), (tangent,))
+    np.testing.assert_array_equal(computed, expected)
+
+    def cubes(values: Any) -> Any:
+        return jnp.sum(pooling.max_of_windows(values.reshape(1, 4, 1), (2,)) ** 3)
+
+    np.testing.assert_array_equal(jax.hessian(cubes)(jnp.arange(4.0)), np.diag([0, 6, 0, 18]))
+
+
+def _primitives(layer: Any, shape: tuple[int, ...]) -> str:
+    """The program of a layer's gradient in a replica, as text."""
+    found: list[str] = []
+    strategy = mirrored(2)
+    inputs = jnp.ones(shape)
+
+    def step() -> Any:
+        loss = lambda x: jnp.sum(layer(x))  # noqa: E731
+        found.append(str(jax.make_jaxpr(jax.grad(loss))(inputs)))
+
+    strategy.run(step)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "is_fast"),
+    [
+        (keras.layers.MaxPooling1D(2), (1, 6, 1), True),
+        (keras.layers.MaxPooling2D(2), (1, 5, 4, 1), True),
+        (keras.layers.MaxPooling3D(2), (1, 4, 4, 4, 1), True),
+        (keras.layers.MaxPooling2D(2, padding="same"), (1, 4, 4, 1), True),
+        (keras.layers.MaxPooling2D(2, padding="same"), (1, 5, 4, 1), False),
+        (keras.layers.MaxPooling2D(3, strides=2), (1, 5, 5, 1), False),
+        (keras.layers.MaxPooling2D(2, data_format="channels_first"), (1, 1, 4, 4), False),
+        (keras.layers.AveragePooling2D(2), (1, 4, 4, 1), None),
+    ],
+)
+def test_layers_whose_windows_lie_side_by_side_are_fast(
+    layer: Any, shape: tuple[int, ...], is_fast: bool | None
+) -> None:
+    program = _primitives(layer, shape)
+    assert ("select_and_scatter" in program) is (is_fast is False)
+
+
+def test_outside_a_strategy_pooling_is_keras_own() -> None:
+    layer = keras.layers.MaxPooling2D(2)
+    gradient = jax.grad(lambda x: jnp.sum(layer(x)))
+    assert "select_and_scatter" in str(jax.make_jaxpr(gradient)(jnp.ones((1, 4, 4, 1))))
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.slow
+def test_convolutional_model_with_pooling_trains_as_one_device_does(
+    steps_per_execution: int,
+) -> None:
+    def job(scope: Scope) -> dict[str, Any]:
+        draw = np.random.default_rng(3)
+        x, y = draw.normal(size=(10, 9, 8, 1)).astype("float32"), np.arange(10, dtype="int32") % 3
+        with scope():
+            model = keras.Sequential(
+                [
+                    keras.Input((9, 8, 1)),
+                    keras.layers.Conv2D(3, 2, activation="tanh"),
+                    keras.layers.MaxPooling2D(),
+                    keras.layers.Flatten(),
+                    keras.layers.Dense(3),
+                ]
+            )
+            model.compile(
+                optimizer=keras.optimizers.SGD(0.1),
+                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                steps_per_execution=steps_per_execution,
+            )
+        return fitted(model, x, y, batch_size=5)
+
+    assert_like_plain_keras(job, replicas=(1, 2))
+
+
+# Rows of a step's batch: true rows, masks, the first examples, and the rows of all replicas.
+
+
+def context_of(size: int | None, lengths: tuple[int, ...] | None = None) -> ReplicaContext:
+    """The context of replica 0."""
+    strategy: Any = sg.get_strategy()
+    return ReplicaContext(strategy, batch=ReplicaBatch(size=size, lengths=lengths))
+
+
+def test_padding_rows_become_zeros() -> None:
+    values = jnp.arange(1.0, 9.0).reshape(4, 2)
+    kept = true_rows(values, context_of(4, (3, 4)))
+    np.testing.assert_array_equal(kept, [[1, 2], [3, 4], [5, 6], [0, 0]])
+    assert true_rows(values, context_of(4)) is values
+
+
+@pytest.mark.slow
+def test_mask_repeats_each_example_where_time_was_flattened() -> None:
+    mask = row_mask(jnp.ones((6, 2)), context_of(3, (2, 3)))
+    assert mask.shape == (6, 1)
+    assert np.ravel(mask).tolist() == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "lengths"),
+    [((3,), 3, None), ((), 3, (2, 3)), ((4,), 3, (2, 3)), ((3,), 0, (0, 0)), ((3,), None, None)],
+    ids=["unpadded", "scalar", "not a multiple", "empty", "no batch"],
+)
+def test_array_that_is_no_padded_batch_has_no_mask(shape, size, lengths) -> None:
+    assert row_mask(jnp.ones(shape), context_of(size, lengths)) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "expected"),
+    [
+        ((4, 2), 4, 4),
+        ((8,), 4, 8),
+        ((6,), 4, None),
+        ((0, 2), 4, None),
+        ((0,), 0, 0),
+        ((), 4, None),
+        ((4,), None, None),
+    ],
+)
+def test_number_of_rows_is_a_multiple_of_the_batch(shape, size, expected) -> None:
+    assert num_rows(np.ones(shape), context_of(size)) == expected
+
+
+def test_first_examples_are_cut_from_arrays_with_rows_alone() -> None:
+    tree = {"x": jnp.arange(4), "other": jnp.arange(3), "n": 4, "scalar": jnp.ones(())}
+    cut = first_rows(tree, 2, context_of(4))
+    np.testing.assert_array_equal(cut["x"], [0, 1])
+    assert all(cut[name] is tree[name] for name in ("other", "n", "scalar"))
+    steps = first_rows(jnp.arange(8), 2, context_of(4), rows=8)
+    np.testing.assert_array_equal(steps, [0, 1, 2, 3])
+
+
+def test_rows_of_all_replicas_come_without_padding() -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    parts = [np.array([1.0, 2.0], np.float32), np.array([3.0], np.float32)]
+    own = strategy.distribute_values_from_function(
+        lambda context: jnp.asarray(parts[context.replica_id_in_sync_group])
+    )
+
+    def step(rows: Any) -> Any:
+        context = get_replica_context()
+        assert context is not None
+        mean = jnp.sum(true_rows(rows, context)) / jnp.asarray(context.num_examples, rows.dtype)
+        size = context.batch.size
+        found = gathered_rows({"x": rows, "mean": mean, "size": size, "flag": True}, context, size)
+        assert (found["size"], found["flag"]) == (3, True)
+        return context.all_reduce("mean", jnp.sum(found["x"])), found["mean"], found["x"].shape[0]
+
+    total, mean, rows = strategy.run(step, args=(own,))
+    for value, expected in ((total, 6.0), (mean, 2.0)):
+        for part in strategy.local_results(value):
+            assert float(part) == pytest.approx(expected)
+    assert set(map(int, strategy.local_results(rows))) == {3}
+
+
+def test_whole_batch_is_one_replica_without_padding() -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+
+    def step(rows: Any) -> Any:
+        context = get_replica_context()
+        assert context is not None
+        with whole_batch(context):
+            inner = get_replica_context()
+            assert inner is not None
+            assert inner.batch == ReplicaBatch(size=6)
+            assert current_mode() is StepMode.WHOLE
+        assert get_replica_context() is context
+        return rows
+
+    own = strategy.distribute_values_from_function(lambda _: jnp.ones(3))
+    strategy.run(step, args=(own,))
+
+
+# Stateful RNNs under a strategy keep the state of the global batch from one batch to the next.
+
+_X = np.random.RandomState(0).standard_normal((10, 3, 2)).astype("float32")
+_Y = np.ones((10, 2), "float32")
+_RATE = 0.1
+
+
+def _stateful(make: Any, *, run_eagerly: bool) -> Any:
+    layers = [keras.Input(batch_shape=(5, 3, 2)), make(2, stateful=True)]
+    model = with_known_weights(keras.Sequential(layers))
+    model.compile(optimizer=keras.optimizers.SGD(_RATE), loss="mse", run_eagerly=run_eagerly)
+    return model
+
+
+def _by_hand(make: Any) -> tuple[list[float], list[Any], list[Any]]:
+    """The losses of an epoch of two batches, the weights and the states after it."""
+    layer = make(2, return_state=True)
+    layer.build((5, 3, 2))
+    with_known_weights(layer)
+    weights = [variable.value for variable in layer.trainable_variables]
+    rest = [variable.value for variable in layer.non_trainable_variables]
+    states = [np.zeros((5, 2), "float32")] * (2 if make is keras.layers.LSTM else 1)
+
+    def loss_of(weights: Any, states: Any, x: Any, y: Any) -> Any:
+        (outputs, *new), _ = layer.stateless_call(weights, rest, x, initial_state=states)
+        return keras.ops.mean((outputs - y) ** 2), new
+
+    losses = []
+    for x, y in zip(np.split(_X, 2), np.split(_Y, 2), strict=True):
+        (loss, states), grads = jax.value_and_grad(loss_of, has_aux=True)(weights, states, x, y)
+        weights = [weight - _RATE * grad for weight, grad in zip(weights, grads, strict=True)]
+        losses.append(float(loss))
+    return losses, weights, states
+
+
+@pytest.mark.parametrize(
+    ("make", "num_replicas", "run_eagerly"),
+    [
+        (keras.layers.LSTM, 2, False),
+        pytest.param(keras.layers.GRU, 2, True, marks=pytest.mark.slow),
+        pytest.param(keras.layers.GRU, 1, False, marks=pytest.mark.slow),
+        pytest.param(keras.layers.LSTM, 3, True, marks=pytest.mark.slow),
+    ],
+)
+def test_state_of_a_batch_goes_on_in_the_next(make, num_replicas, run_eagerly) -> None:
+    losses, weights, states = _by_hand(make)
+    with mirrored(num_replicas).scope():
+        model = _stateful(make, run_eagerly=run_eagerly)
+    history = model.fit(_X, _Y, batch_size=5, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(history["loss"], [np.mean(losses)], rtol=1e-5)
+    for variable, value in zip(model.trainable_variables, weights, strict=True):
+        np.testing.assert_allclose(variable.value, value, rtol=1e-5, atol=1e-6)
+    for variable, value in zip(keras.tree.flatten(model.layers[0].states), states, strict=True):
+        np.testing.assert_allclose(variable.value, value, rtol=1e-5, atol=1e-6)
+    model.layers[0].reset_state()
+    assert not np.any(keras.tree.flatten(model.layers[0].states)[0].value)
+
+
+def test_batch_of_another_size_is_refused() -> None:
+    with mirrored(2).scope():
+        model = _stateful(keras.layers.LSTM, run_eagerly=False)
+    strategy = model.distribute_strategy
+    parts = strategy.distribute_values_from_function(lambda context: _X[:2])
+    with pytest.raises(ValueError, match=r"'lstm.*' has state for 5 examples.*passed it 4 in 2"):
+        strategy.run(model, args=(parts,))
+
+
+def test_workers_with_batches_of_their_own_are_refused() -> None:
+    model = _stateful(keras.layers.LSTM, run_eagerly=False)
+    strategy = SimpleNamespace(placement=SimpleNamespace(is_remote=True))
+    context = SimpleNamespace(strategy=strategy, global_num_examples=5, num_replicas_in_sync=1)
+    with pytest.raises(
+        ValueError, match=r"(?s)cannot run the stateful RNN.*Fix: remove stateful=True"
+    ):
+        check_batch_size(model.layers[0], _X[:5], context)
+
+
+# The global random state is saved, and drawn from again.
+
+
+def draw() -> list[Any]:
+    return [
+        random.random(),
+        random.gauss(0.0, 1.0),  # keeps a second number for the next call
+        np.random.random(),
+        np.random.standard_normal(),
+        np.random.permutation(9).tolist(),
+        np.asarray(keras.random.uniform((2,))).tolist(),
+    ]
+
+
+@pytest.mark.parametrize("has_drawn", [False, True])
+def test_what_was_drawn_is_drawn_again(has_drawn: bool, tmp_path: Path) -> None:
+    keras.utils.set_random_seed(1)
+    if has_drawn:
+        draw()
+    checkpoint = sg.train.Checkpoint(random=sg.train.RandomState())
+    path = checkpoint.save(tmp_path / "ckpt")
+    first, second = draw(), draw()
+    assert first != second
+    keras.utils.set_random_seed(2)
+    assert draw() != first
+    checkpoint.restore(path)
+    assert [draw(), draw()] == [first, second]
+
+
+def test_state_is_json_and_survives_another_process() -> None:
+    state = sg.train.RandomState().get_state()
+    wanted = draw()
+    sg.train.RandomState().set_state(json.loads(json.dumps(state)))
+    assert draw() == wanted
+
+
+def test_torch_is_asked_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tensor:
+        def __init__(self, array: np.ndarray) -> None:
+            self.array = array
+
+        def numpy(self) -> np.ndarray:
+            return self.array
+
+    module: Any = types.ModuleType("torch")
+    module.state = np.arange(5, dtype=np.uint8)
+    module.get_rng_state = lambda: Tensor(module.state)
+    module.set_rng_state = lambda tensor: setattr(module, "state", tensor.array)
+    module.from_numpy = Tensor
+    monkeypatch.setitem(sys.modules, "torch", module)
+    state = sg.train.RandomState().get_state()
+    module.state = np.zeros(5, dtype=np.uint8)
+    sg.train.RandomState().set_state(json.loads(json.dumps(state)))
+    assert module.state.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("state", [{}, None, {"python": 1}])
+def test_state_of_something_else_is_reported(state: Any) -> None:
+    with pytest.raises(ValueError, match=r"RandomState.set_state received"):
+        sg.train.RandomState().set_state(state)

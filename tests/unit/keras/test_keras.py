@@ -1,0 +1,167 @@
+"""Patches of Keras: the table is complete, each has an effect, and upstream.md explains each."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stratagem.keras.json_values import from_json, to_json
+from stratagem.keras.private import JAXTrainer, Trainer, jax_core
+from stratagem.keras.seam import PATCHES, Patch
+from tests.architecture.source_tree import REPOSITORY, SOURCE, Module, assert_none, package
+from tests.fresh_process import run_fresh
+
+_ALL = [patch for patches in PATCHES.values() for patch in patches]
+
+# The methods of a metric class are wrapped when its first object is created.
+_ALLOWED = {("stratagem.keras.numerics.metrics", "cls")}
+
+
+# Keras 3.16 has other names for these.
+_OLDER_NAMES = {
+    JAXTrainer: "JAXTrainer",
+    Trainer: "Trainer",
+    jax_core: "keras.src.backend.jax.core",
+}
+
+
+def _name(patch: Patch) -> str:
+    return f"{_OLDER_NAMES.get(patch.owner, patch.owner.__name__)}.{patch.name}"
+
+
+@pytest.mark.parametrize("patch", {_name(one): one for one in _ALL}.values(), ids=_name)
+def test_patch_is_installed(patch: Patch) -> None:
+    found = vars(patch.owner)[patch.name]
+    found = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
+    while not (path := Path(found.__code__.co_filename)).is_relative_to(SOURCE):
+        assert hasattr(found, "__wrapped__"), f"{_name(patch)} is {found} of {path}"
+        found = found.__wrapped__
+
+
+def test_two_patches_of_one_name_are_nested_in_the_order_of_the_table() -> None:
+    fit = [patch.replace.__name__ for patch in _ALL if _name(patch) == "JAXTrainer.fit"]
+    assert fit == ["entering_scope", "recorded_fit"]
+
+
+def _assigned(module: Module) -> list[tuple[str, ast.expr]]:
+    """The root names of objects whose attributes a module replaces, `self` excluded."""
+    found: list[tuple[str, ast.expr]] = []
+    for node in ast.walk(module.tree):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = [one.value for one in node.targets if isinstance(one, ast.Attribute)]
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr":
+            targets = node.args[:1]
+        for target in targets:
+            root = target
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            if isinstance(root, ast.Name):
+                found.append((root.id, target))
+    return found
+
+
+def _of_keras(module: Module) -> set[str]:
+    """Names in a module that stand for Keras, its classes, or a class that a caller passes."""
+    names = {"cls"}
+    for one in module.imports:
+        if one.module.split(".")[0] == "keras":
+            names.add(one.name or "keras")
+        if one.module.startswith("stratagem.keras.private") and one.name and one.name[0].isupper():
+            names.add(one.name)
+    return names
+
+
+@pytest.mark.slow
+def test_nothing_else_replaces_an_attribute_of_keras() -> None:
+    violations = [
+        f"{module.at(target.lineno)}: {ast.unparse(target)}"
+        for module in package()
+        if module.name.startswith(("stratagem.keras", "stratagem.estimator", "stratagem.parameter"))
+        for root, target in _assigned(module)
+        if root in _of_keras(module) and (module.name, root) not in _ALLOWED
+    ]
+    assert_none(violations)
+
+
+@pytest.mark.parametrize(
+    "line", ["keras.Model.fit = 1", "setattr(keras.Model, 'fit', 1)", "Layer.call = 1"]
+)
+def test_a_replacement_is_found(line: str) -> None:
+    text = f"import keras\nfrom keras import Layer\n{line}\n"
+    module = Module(name="stratagem.keras.one", path=Path("one.py"), text=text)
+    assert {root for root, _ in _assigned(module)} <= _of_keras(module)
+    assert _assigned(module)
+
+
+def test_page_lists_each_patch_under_its_proposal() -> None:
+    page = (REPOSITORY / "docs" / "design" / "upstream.md").read_text(encoding="utf-8")
+    listed = {
+        title: set(re.findall(r"`(.+?)`", names))
+        for title, names in re.findall(r"^### (.+)\n\nReplaced: (.+)\.$", page, re.MULTILINE)
+    }
+    assert listed == {
+        heading: {_name(patch) for patch in patches} for heading, patches in PATCHES.items()
+    }
+    assert f"so {len(_ALL)} replacements" in page
+
+
+# Keras with another backend is refused by the seam; plain Keras stays as it is.
+
+
+@pytest.mark.parametrize(
+    "module", [pytest.param("stratagem", marks=pytest.mark.slow), "stratagem.keras"]
+)
+def test_keras_that_was_loaded_with_another_backend_is_refused(module: str) -> None:
+    # NumPy is a backend that needs nothing else installed.
+    program = f"import keras\ntry:\n    import {module}\nexcept ImportError as e:\n    print(e)"
+    assert run_fresh(program, KERAS_BACKEND="numpy") == [
+        "Keras runs on the 'numpy' backend.",
+        "Expected the 'jax' backend, which cannot be changed once Keras is loaded.",
+        "Fix: put `import stratagem` before `import keras`, or set KERAS_BACKEND=jax.",
+        "Help: stratagem explain SG101",
+    ]
+
+
+@pytest.mark.slow
+def test_model_of_no_strategy_is_trained_by_plain_keras() -> None:
+    program = """
+import stratagem.keras
+import keras, numpy as np
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
+model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+assert type(model.layers[0].kernel) is keras.Variable
+model.fit(np.ones((4, 3), "float32"), np.zeros((4, 1), "float32"), verbose=0)
+print(type(model.train_function).__module__.split(".")[0], model.layers[0].kernel.value[0, 0])
+"""
+    where, value = run_fresh(program, KERAS_BACKEND="jax")[-1].split()
+    assert where != "stratagem"
+    # Every row predicts 3 instead of 0: the gradient is 2 * 3 * 1.
+    assert float(value) == pytest.approx(1 - 0.1 * 6)
+
+
+# Values as JSON: arrays and numbers come back from text.
+
+
+def test_arrays_and_numbers_come_back_from_text() -> None:
+    value = {
+        "none": None,
+        "list": [1, 2.5, "text", float("inf")],
+        "tuple": (np.float32(0.1), np.int64(3), np.bool_(True)),
+        "array": np.arange(6, dtype=np.uint16).reshape(2, 3),
+        "scalar": np.array(2.0),
+        "empty": np.zeros((0, 2), "float32"),
+    }
+    got = from_json(json.loads(json.dumps(to_json(value))))
+    assert got["none"] is None
+    assert got["list"] == value["list"]
+    assert got["tuple"] == [float(np.float32(0.1)), 3, True]
+    for name in ("array", "scalar", "empty"):
+        assert got[name].dtype == value[name].dtype
+        np.testing.assert_array_equal(got[name], value[name])
+        got[name][...] = 0  # its own memory

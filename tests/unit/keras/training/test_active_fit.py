@@ -1,0 +1,433 @@
+"""Order of callbacks, the batch logs that they read, and the iterator of the active `fit`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+import stratagem.keras
+from stratagem.keras.training.active_fit import (
+    FitProgress,
+    awaits_each_step,
+    call_after_fit,
+    epoch_iterator,
+    uses_batch_logs,
+)
+from stratagem.keras.training.generate_stream import generate_stepwise
+from stratagem.keras.training.model_methods import wrapping_methods
+from stratagem.keras.training.planned_forms import computing_as, is_float32, repeated_blocks
+from stratagem.keras.training.remote_keras import RemoteKeras
+from stratagem.observe.run_events import process_writer
+from stratagem.observe.run_events.reader import read_run
+from stratagem.observe.run_events.records import ProgressEvent
+from stratagem.observe.run_events.writer import EventWriter
+from stratagem.parameter_server.keras.server_keras import ServerKeras
+from tests.parity.comparison import mirrored
+from tests.unit.keras.training.small_decoder import Decoder, Letters
+
+
+class Quiet(keras.callbacks.Callback):
+    """Has no hook for batches."""
+
+
+class AtBatches(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
+
+
+class WithoutLogs(AtBatches):
+    needs_batch_logs = False
+
+
+class Last(Quiet):
+    runs_last = True
+
+
+class First(Quiet):
+    runs_first = True
+
+
+class Awaiting(WithoutLogs):
+    awaits_steps = True
+
+
+@pytest.mark.parametrize(
+    ("callback", "expected"),
+    [
+        (Quiet(), False),
+        (AtBatches(), True),
+        (WithoutLogs(), False),
+        (keras.callbacks.LambdaCallback(), False),
+        (keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None), True),
+        (keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: None), False),
+    ],
+    ids=["none", "hook", "declared", "lambda without", "lambda at end", "lambda at begin"],
+)
+def test_batch_logs_are_read_by_hooks_at_the_end_of_batches(callback, expected) -> None:
+    assert uses_batch_logs(callback) is expected
+
+
+def test_callbacks_that_run_last_do_and_get_the_list() -> None:
+    first, second, third, last = First(), Quiet(), Quiet(), Last()
+    made = keras.callbacks.CallbackList([last, second, third, first])
+    own = [one for one in made.callbacks if one in (first, second, third, last)]
+    assert own == [first, second, third, last]
+    assert made.callbacks[0] is first
+    assert made.callbacks[-1] is last
+    assert last.callback_list is made
+    assert not hasattr(first, "callback_list")
+
+
+@pytest.mark.parametrize(
+    ("callback", "expected"),
+    [(Quiet(), False), (WithoutLogs(), False), (Awaiting(), True), (AtBatches(), True)],
+)
+def test_steps_are_awaited_for_callbacks_that_need_it(callback, expected) -> None:
+    class Recorder(Quiet):
+        awaited: Any = None
+        iterator: Any = None
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.awaited, self.iterator = awaits_each_step(), epoch_iterator()
+
+    recorder = Recorder()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    data = np.ones((4, 2)), np.ones((4, 1))
+    # Validation makes an iterator of its own, which is not the one of `fit`.
+    model.fit(*data, 2, verbose=0, callbacks=[recorder, callback], validation_data=data)
+    assert recorder.awaited is expected
+    assert recorder.iterator.data_adapter.num_batches == 2
+    assert awaits_each_step(), "outside fit"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [False, True])
+def test_function_is_called_after_fit_even_if_it_fails(fails) -> None:
+    notes: list[str] = []
+
+    class Registering(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            call_after_fit(lambda: notes.append("after"))
+
+        def on_train_end(self, logs: Any = None) -> None:
+            notes.append("end")
+            if fails:
+                raise ZeroDivisionError
+
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    expected = pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext()
+    with expected:
+        model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0, callbacks=[Registering()])
+    assert notes == ["end", "after"]
+    call_after_fit(lambda: notes.append("never"))  # no fit is active
+    assert notes == ["end", "after"]
+
+
+# Progress of `fit`: totals, values, and its place among the callbacks.
+
+
+def progress_in(folder: Path) -> list[ProgressEvent]:
+    (process,) = read_run(folder).processes
+    return [event for event in process.events if isinstance(event, ProgressEvent)]
+
+
+@dataclasses.dataclass
+class Call:
+    """A part of `fit`, as Keras and the step events call the recorder."""
+
+    folder: Path
+    num_epochs: int | None = 4
+    steps: int | None = 10
+
+    def run(self, epoch: int, num_done: int, logs: Any = None) -> list[tuple[Any, ...]]:
+        with EventWriter(self.folder, "worker", 0, num_processes=1) as writer:
+            progress = FitProgress(writer, self.num_epochs, self.steps)
+            progress.on_epoch_begin(epoch)
+            progress.begin(num_done)
+            for step in range(num_done + 1, (self.steps or 3) + num_done + 1):
+                writer.step(step)
+            progress.on_epoch_end(epoch, logs)
+        return [
+            (one.step, one.total_steps, one.epoch, one.num_epochs)
+            for one in progress_in(self.folder)
+        ]
+
+
+def test_total_is_steps_left_in_all_epochs(tmp_path) -> None:
+    assert Call(tmp_path).run(0, 0) == [(0, 40, 0, 4), (10, 40, 1, 4)]
+
+
+def test_second_fit_counts_on(tmp_path) -> None:
+    assert Call(tmp_path).run(0, 100) == [(100, 140, 0, 4), (110, 140, 1, 4)]
+
+
+def test_epoch_that_a_restart_interrupted_counts_once(tmp_path) -> None:
+    """25 of 40 steps are done: the third epoch has 5 left."""
+    assert Call(tmp_path).run(2, 25)[0] == (25, 40, 2, 4)
+
+
+def test_total_is_unknown_for_data_without_a_length(tmp_path) -> None:
+    assert Call(tmp_path, steps=None).run(0, 0) == [(0, None, 0, 4), (3, None, 1, 4)]
+
+
+def test_values_that_are_no_numbers_are_left_out(tmp_path) -> None:
+    logs = {"loss": np.float32(0.5), "worst": float("inf"), "per class": np.zeros(3)}
+    logs["of a batch"] = {"mean": np.float32(2), "more": {"inner": 3}}  # named as Keras does
+    Call(tmp_path).run(0, 0, logs)
+    values = progress_in(tmp_path)[-1].values
+    assert values == {"loss": 0.5, "worst": None, "mean": 2.0, "inner": 3.0}
+
+
+def test_logs_of_steps_are_read_once_in_a_while(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(process_writer, "_current", process_writer._EventState())
+    reads = []
+
+    def logs() -> dict[str, float]:
+        reads.append(1)
+        return {"loss": 1.0}
+
+    with EventWriter(tmp_path, "worker", 0, num_processes=1) as writer:
+        progress = FitProgress(writer, 1, 1)
+        for _ in range(100):
+            progress.record_if_due(logs)
+    assert len(reads) == len(progress_in(tmp_path)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_strategy", [False, True])
+def test_fit_records_the_values_of_its_history(tmp_path, monkeypatch, has_strategy) -> None:
+    monkeypatch.setenv("STRATAGEM_RUN_DIR", str(tmp_path))
+    monkeypatch.setattr(process_writer, "_current", process_writer._EventState())
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    rows = np.arange(24, dtype="float32").reshape(8, 3) / 24
+
+    def fitted() -> keras.callbacks.History:
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        data = (rows, rows[:, :1])
+        return model.fit(*data, batch_size=4, epochs=3, verbose=0, validation_data=data)
+
+    try:
+        if has_strategy:
+            with mirrored(2).scope():
+                history = fitted()
+        else:
+            history = fitted()
+    finally:
+        process_writer.close_events(0)
+    ends = [one for one in progress_in(tmp_path) if "val_loss" in one.values]
+    assert [one.step for one in ends] == [2, 4, 6]
+    assert {one.total_steps for one in progress_in(tmp_path)} == {6}
+    for name in ("loss", "val_loss"):
+        assert [one.values[name] for one in ends] == pytest.approx(history.history[name])
+
+
+# Building of metrics without a trace of the model.
+
+_X, _Y = np.ones((8, 3), np.float32), np.zeros((8, 1), np.int32)
+
+
+class _Counted(keras.layers.Layer):
+    """Counts the calls of the model around it."""
+
+    num_calls = 0
+
+    def call(self, x):
+        type(self).num_calls += 1
+        return x * 1.0
+
+
+def _model(kind):
+    if kind == "sequential":
+        return keras.Sequential([keras.Input((3,)), _Counted(), keras.layers.Dense(2)])
+    x = keras.Input((3,))
+    y = keras.layers.Dense(2)(_Counted()(x))
+    if kind == "two_outputs":
+        return keras.Model(x, {"one": y, "two": keras.layers.Dense(1)(y)})
+    return keras.Model(x, y)
+
+
+def _compile(model, kind):
+    cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if kind == "two_outputs":
+        model.compile(
+            "sgd",
+            {"one": cross_entropy, "two": "mse"},
+            metrics={"one": ["accuracy"], "two": ["mae"]},
+        )
+    else:
+        model.compile("sgd", cross_entropy, metrics=["accuracy", "mse"])
+
+
+def _labels(kind):
+    return {"one": _Y, "two": _Y.astype(np.float32)} if kind == "two_outputs" else _Y
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("sequential", marks=pytest.mark.slow),
+        "functional",
+        pytest.param("two_outputs", marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_is_traced_once_and_reports_what_keras_reports(kind) -> None:
+    keras.utils.set_random_seed(0)
+    plain = _model(kind)
+    _compile(plain, kind)
+    expected = plain.fit(_X, _labels(kind), verbose=0).history
+    keras.utils.set_random_seed(0)
+    with sg.OneDeviceStrategy("cpu:0").scope():
+        model = _model(kind)
+        _compile(model, kind)
+    _Counted.num_calls = 0
+    history = model.fit(_X, _labels(kind), verbose=0).history
+    assert _Counted.num_calls == 1
+    assert history.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(history[name], values, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["own_call", "open_shape", "not_built"])
+def test_a_model_whose_outputs_are_not_known_is_traced_by_keras(kind) -> None:
+    class OwnCall(keras.Model):
+        def call(self, x):
+            return self.dense(x)
+
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+    with sg.OneDeviceStrategy("cpu:0").scope():
+        if kind == "own_call":
+            model = OwnCall()
+        elif kind == "not_built":
+            model = keras.Sequential([keras.layers.Dense(2)])
+        else:
+            x = keras.Input((None, 3))
+            model = keras.Model(x, keras.layers.Dense(2)(x))
+        _compile(model, kind)
+    x, y = (_X, _Y) if kind != "open_shape" else (_X[:, None], _Y[:, None])
+    assert {"loss", "accuracy"} <= model.fit(x, y, verbose=0).history.keys()
+
+
+def test_data_without_a_batch_is_an_error_of_keras() -> None:
+    with sg.OneDeviceStrategy("cpu:0").scope():
+        model = _model("functional")
+        _compile(model, "functional")
+    with pytest.raises(ValueError, match="empty generator"):
+        model.fit((pair for pair in ()), shuffle=False, verbose=0)
+
+
+# Wrapped methods of subclasses of `keras.Model`.
+
+
+class _Base(keras.Model):
+    def saved(self) -> list[str]:
+        return ["base"]
+
+
+class _Own(_Base):
+    other = "not a function"
+
+    def saved(self) -> list[str]:
+        return [*super().saved(), "own"]
+
+
+def test_a_method_is_wrapped_once_in_each_class_that_has_it() -> None:
+    def wrap(method: Callable[..., list[str]]) -> Callable[..., list[str]]:
+        @functools.wraps(method)
+        def wrapped(self: Any) -> list[str]:
+            return [*method(self), "wrapped"]
+
+        return wrapped
+
+    create: Any = wrapping_methods(wrap, "saved", "other", "missing")(keras.Model.__new__)
+    models = [create.__func__(cls) for cls in (_Own, _Own, _Base)]
+    assert models[0].saved() == models[1].saved() == ["base", "wrapped", "own", "wrapped"]
+    assert models[2].saved() == ["base", "wrapped"]
+    assert models[0].other == "not a function"
+    assert "saved" not in vars(keras.Model)
+
+
+# Models that compute in another form inside a block; searches test the rest.
+
+
+def _model_of_planned_forms(count: int) -> keras.Model:
+    x = inputs = keras.Input((8,))
+    for _ in range(count):
+        x = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(8)])(x)
+    return keras.Model(inputs, x)
+
+
+def test_forms_end_with_their_block() -> None:
+    model = _model_of_planned_forms(2)
+    blocks = repeated_blocks(model)
+    assert len(blocks) == 2
+    assert is_float32(model)
+    with computing_as(model, "full", "mixed_bfloat16"):
+        assert not is_float32(model)
+        assert repeated_blocks(model) == []  # it recomputes already
+    assert is_float32(model)
+    assert repeated_blocks(model) == blocks
+
+
+def test_a_model_without_blocks_keeps_its_form() -> None:
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+    assert repeated_blocks(model) == []
+    with computing_as(model, None):
+        assert is_float32(model)
+
+
+# Generation in programs of a few tokens: columns, stop tokens, and the end of a length.
+
+
+@pytest.mark.parametrize("stops", [None, tuple(range(1, 32))])
+def test_columns_follow_each_other_up_to_the_end(stops: tuple[int, ...] | None) -> None:
+    keras.utils.set_random_seed(0)
+    model = Decoder()
+    prompts = Letters().generate_preprocess(["abc", "a"], 8)
+    whole = model.generate(prompts, stop_token_ids=stops)
+    pieces = list(generate_stepwise(model, prompts, stops, 3))
+    # With every token but padding a stop, both rows are done after the fourth column.
+    ends = [4, 7, 8] if stops is None else [4]
+    assert [(one.start, one.end) for one in pieces] == list(zip([1, *ends[:-1]], ends, strict=True))
+    assert np.array_equal(pieces[-1].token_ids, whole["token_ids"])
+    assert np.array_equal(pieces[-1].padding_mask, whole["padding_mask"])
+
+
+def test_prompts_that_fill_the_length_yield_nothing() -> None:
+    prompts = Letters().generate_preprocess(["abc", "abe"], 3)
+    assert list(generate_stepwise(Decoder(), prompts, None, 1)) == []
+
+
+# The interface of remote state for Keras, and the implementation that parameter servers give.
+
+METHODS = [name for name, value in vars(RemoteKeras).items() if inspect.isfunction(value)]
+METHODS = [name for name in METHODS if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_parameter_servers_take_the_arguments_of_the_interface(name) -> None:
+    wanted = inspect.signature(getattr(RemoteKeras, name)).parameters
+    given = inspect.signature(getattr(ServerKeras, name)).parameters
+    kinds = {key: value.kind for key, value in wanted.items() if key != "self"}
+    assert kinds == {key: value.kind for key, value in given.items() if key != "self"}
+
+
+def test_interface_is_not_empty_and_cannot_be_made() -> None:
+    assert len(METHODS) >= 8
+    with pytest.raises(TypeError, match="Protocols cannot be instantiated"):
+        RemoteKeras()

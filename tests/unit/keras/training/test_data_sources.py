@@ -1,0 +1,398 @@
+"""What `fit`, `evaluate` and `predict` take as data; each kind gives what arrays give in Keras."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from tests.parity.comparison import Scope, differences, mirrored, plain_keras, regression
+from tests.unit.keras.replicas import values_of
+
+_X, _Y = regression(10)
+_LEFT, _RIGHT = _X[:, :2], _X[:, 2:]
+_WEIGHTS = np.linspace(0.2, 2.0, 10, dtype="float32")
+_BATCH_SIZE = 4
+
+
+def _two_inputs(scope: Scope) -> Any:
+    """A model of two named inputs, which can be given as a list, a tuple or a dict."""
+    with scope():
+        left, right = keras.Input((2,), name="left"), keras.Input((1,), name="right")
+        joined = keras.layers.Concatenate()([left, right])
+        outputs = keras.layers.Dense(1, kernel_initializer="ones")(joined)
+        model = keras.Model([left, right], outputs)
+        model.compile(optimizer=keras.optimizers.SGD(0.05), loss="mse", weighted_metrics=["mae"])
+    return model
+
+
+def _job(model: Any, make: Callable[[], Any]) -> dict[str, Any]:
+    """Trains, evaluates and predicts; a new source for each, as generators end."""
+    steps = len(_slices())  # a generator that ends before it has to would be warned about
+    history = model.fit(make(), shuffle=False, verbose=0, steps_per_epoch=steps)
+    evaluated = model.evaluate(make(), verbose=0, return_dict=True, steps=steps)
+    return (
+        {f"fit {key}": value for key, value in history.history.items()}
+        | {f"evaluate {key}": value for key, value in evaluated.items()}
+        | {"predict": model.predict(make(), verbose=0, steps=steps)}
+        | {f"weight {index}": value for index, value in enumerate(values_of(model.weights))}
+    )
+
+
+def _slices() -> list[slice]:
+    return [slice(start, start + _BATCH_SIZE) for start in range(0, len(_X), _BATCH_SIZE)]
+
+
+class _Batches(keras.utils.PyDataset):
+    def __init__(self, make: Callable[[slice], Any], **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(_slices())
+
+    def __getitem__(self, index: int) -> Any:
+        return self._make(_slices()[index])
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, np.ndarray]:
+    """Plain Keras on arrays, without weights."""
+    return plain_keras(lambda scope: _array_job(scope, [_LEFT, _RIGHT], _Y))
+
+
+def _array_job(scope: Scope, x: Any, y: Any, sample_weight: Any = None) -> dict[str, Any]:
+    model = _two_inputs(scope)
+    weighted = {"sample_weight": sample_weight, "batch_size": _BATCH_SIZE}
+    history = model.fit(x, y, shuffle=False, verbose=0, **weighted)
+    evaluated = model.evaluate(x, y, verbose=0, return_dict=True, **weighted)
+    return (
+        {f"fit {key}": value for key, value in history.history.items()}
+        | {f"evaluate {key}": value for key, value in evaluated.items()}
+        | {"predict": model.predict(x, batch_size=_BATCH_SIZE, verbose=0)}
+        | {f"weight {index}": value for index, value in enumerate(values_of(model.weights))}
+    )
+
+
+def _under_two(job: Callable[[Scope], dict[str, Any]]) -> dict[str, np.ndarray]:
+    return plain_keras(lambda _: job(mirrored(2).scope))
+
+
+_ARRAYS = {
+    "list": [_LEFT, _RIGHT],
+    "dict": {"left": _LEFT, "right": _RIGHT},
+    "jax": [jnp.asarray(_LEFT), jnp.asarray(_RIGHT)],
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "dict" else pytest.mark.slow) for name in _ARRAYS],
+)
+def test_arrays(name: str, expected: dict[str, np.ndarray]) -> None:
+    measured = _under_two(lambda scope: _array_job(scope, _ARRAYS[name], _Y))
+    assert differences(measured, expected) == []
+
+
+def test_arrays_of_double_precision_are_made_single(expected: dict[str, np.ndarray]) -> None:
+    x = [_LEFT.astype("float64"), _RIGHT.astype("float64")]
+    measured = _under_two(lambda scope: _array_job(scope, x, _Y.astype("float64")))
+    assert differences(measured, expected) == []
+
+
+def _make_py_dataset() -> Any:
+    return _Batches(lambda rows: ({"left": _LEFT[rows], "right": _RIGHT[rows]}, _Y[rows], None))
+
+
+def _make_generator() -> Any:
+    return (((_LEFT[rows], _RIGHT[rows]), _Y[rows]) for rows in _slices())
+
+
+def _make_generator_of_jax_arrays() -> Any:
+    for rows in _slices():
+        yield {"left": jnp.asarray(_LEFT[rows]), "right": jnp.asarray(_RIGHT[rows])}, _Y[rows], None
+
+
+_SOURCES = {
+    "py_dataset": _make_py_dataset,
+    "generator": _make_generator,
+    "generator_of_jax_arrays": _make_generator_of_jax_arrays,
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "generator" else pytest.mark.slow)
+        for name in _SOURCES
+    ],
+)
+def test_source_of_batches(name: str, expected: dict[str, np.ndarray]) -> None:
+    measured = _under_two(lambda scope: _job(_two_inputs(scope), _SOURCES[name]))
+    assert differences(measured, expected) == []
+
+
+@pytest.mark.slow
+def test_source_read_by_threads() -> None:
+    def job(scope: Scope) -> dict[str, Any]:
+        def make() -> Any:
+            return _Batches(lambda rows: ((_LEFT[rows], _RIGHT[rows]), _Y[rows]), workers=2)
+
+        return _job(_two_inputs(scope), make)
+
+    assert differences(_under_two(job), plain_keras(job)) == []
+
+
+@pytest.mark.slow
+def test_weights_come_as_an_array_or_with_the_batches() -> None:
+    weighted = plain_keras(lambda scope: _array_job(scope, [_LEFT, _RIGHT], _Y, _WEIGHTS))
+    measured = _under_two(lambda scope: _array_job(scope, [_LEFT, _RIGHT], _Y, _WEIGHTS))
+    assert differences(measured, weighted) == []
+
+    def make() -> Any:
+        return _Batches(lambda rows: ((_LEFT[rows], _RIGHT[rows]), _Y[rows], _WEIGHTS[rows]))
+
+    measured = _under_two(lambda scope: _job(_two_inputs(scope), make))
+    assert differences(measured, weighted) == []
+
+
+def test_torch_data_loader(expected: dict[str, np.ndarray]) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+    class Examples(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return len(_X)
+
+        def __getitem__(self, index: int) -> Any:
+            return (_LEFT[index], _RIGHT[index]), _Y[index]
+
+    def make() -> Any:
+        return torch.utils.data.DataLoader(Examples(), batch_size=_BATCH_SIZE)
+
+    measured = _under_two(lambda scope: _job(_two_inputs(scope), make))
+    assert differences(measured, expected) == []
+
+
+def test_tensorflow_dataset(expected: dict[str, np.ndarray]) -> None:
+    tensorflow = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+
+    def make() -> Any:
+        examples = ((_LEFT, _RIGHT), _Y)
+        return tensorflow.data.Dataset.from_tensor_slices(examples).batch(_BATCH_SIZE)
+
+    measured = _under_two(lambda scope: _job(_two_inputs(scope), make))
+    assert differences(measured, expected) == []
+
+
+def test_predict_takes_inputs_alone_in_every_form(expected: dict[str, np.ndarray]) -> None:
+    model = _two_inputs(mirrored(3).scope)
+    for value, name in zip(model.weights, ("weight 0", "weight 1"), strict=True):
+        value.assign(expected[name])
+    forms = [
+        [_LEFT, _RIGHT],
+        _Batches(lambda rows: ((_LEFT[rows], _RIGHT[rows]),)),
+        (((_LEFT[rows], _RIGHT[rows]),) for rows in _slices()),
+    ]
+    for form in forms:
+        steps = None if isinstance(form, list) else len(_slices())
+        predicted = model.predict(form, verbose=0, steps=steps)
+        np.testing.assert_allclose(predicted, expected["predict"], rtol=1e-5, atol=1e-6)
+
+
+def test_outputs_of_predict_keep_their_structure_dtype_and_order() -> None:
+    with mirrored(3).scope():
+        inputs = keras.Input((3,))
+        model = keras.Model(
+            inputs,
+            {
+                "half": keras.layers.Rescaling(0.5, dtype="float16")(inputs),
+                "pair": [keras.layers.Flatten()(inputs), keras.ops.argmax(inputs, axis=-1)],
+            },
+        )
+    predicted = model.predict(_X, batch_size=4, verbose=0)
+    assert isinstance(predicted["pair"], list)
+    assert predicted["half"].dtype == "float16"
+    np.testing.assert_allclose(predicted["half"], (_X * 0.5), rtol=2e-3, atol=1e-3)
+    np.testing.assert_array_equal(predicted["pair"][0], _X)
+    np.testing.assert_array_equal(predicted["pair"][1], _X.argmax(-1))
+
+
+def _fit_on_dataset(scope: Scope, wrap: Callable[[Any, Any], Any], **arguments: Any) -> Any:
+    """Two epochs on the batches of `wrap(model, dataset)`, validated on them; a model's numbers."""
+    model = _two_inputs(scope)
+    data = wrap(model, sg.input.Dataset(((_LEFT, _RIGHT), _Y), batch_size=_BATCH_SIZE))
+    history = model.fit(data, epochs=2, verbose=0, validation_data=data, **arguments)
+    return (
+        {f"fit {key}": value for key, value in history.history.items()}
+        | {f"evaluate {k}": v for k, v in model.evaluate(data, verbose=0, return_dict=True).items()}
+        | {"predict": model.predict(data, verbose=0)}
+    )
+
+
+def _distributed(model: Any, dataset: Any) -> Any:
+    return model.distribute_strategy.distribute_dataset(dataset)
+
+
+@pytest.mark.slow
+def test_datasets_of_ours_need_no_number_of_steps() -> None:
+    def of_arrays(scope: Scope) -> dict[str, Any]:
+        model = _two_inputs(scope)
+        whole = {"batch_size": _BATCH_SIZE, "verbose": 0}
+        x = [_LEFT, _RIGHT]
+        history = model.fit(x, _Y, epochs=2, shuffle=False, validation_data=(x, _Y), **whole)
+        return (
+            {f"fit {key}": value for key, value in history.history.items()}
+            | {
+                f"evaluate {k}": v
+                for k, v in model.evaluate(x, _Y, return_dict=True, **whole).items()
+            }
+            | {"predict": model.predict(x, **whole)}
+        )
+
+    expected = plain_keras(of_arrays)
+    for wrap in (lambda _, dataset: dataset, _distributed):
+        measured = _under_two(lambda scope, wrap=wrap: _fit_on_dataset(scope, wrap))
+        assert differences(measured, expected) == []
+    measured = plain_keras(lambda scope: _fit_on_dataset(scope, lambda _, dataset: dataset))
+    assert differences(measured, expected) == []
+
+
+@pytest.mark.slow
+def test_batches_of_single_replicas_are_kept_apart() -> None:
+    """Two batches of 4 a step: the last step has one of 2, and a replica without any."""
+
+    def of_replicas(model: Any, dataset: Any) -> Any:
+        return model.distribute_strategy.distribute_datasets_from_function(lambda _: dataset)
+
+    def of_steps(_: Any, dataset: Any) -> Any:
+        return sg.input.Dataset(((_LEFT, _RIGHT), _Y), batch_size=2 * _BATCH_SIZE)
+
+    measured = _under_two(lambda scope: _fit_on_dataset(scope, of_replicas))
+    expected = _under_two(lambda scope: _fit_on_dataset(scope, of_steps))
+    assert differences(measured, expected) == []
+
+
+def test_building_a_model_loses_no_batch_of_a_generator() -> None:
+    seen: list[dict[str, float]] = []
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(0.0), loss="mse")
+    log = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: seen.append(logs))
+    batches = ((np.full((4, 1), float(i)), np.full((4, 1), float(i))) for i in range(1, 4))
+    data = strategy.distribute_dataset(batches)
+    model.fit(data, steps_per_epoch=3, verbose=0, callbacks=[log])
+    averages = [logs["loss"] for logs in seen]
+    np.testing.assert_allclose(averages, [1.0, 5 / 2, 14 / 3], rtol=1e-6)
+
+
+def test_each_epoch_has_the_order_that_a_loop_would_have() -> None:
+    strategy = mirrored(2)
+    x = np.arange(1.0, 9.0, dtype="float32")[:, None]
+    dataset = sg.input.Dataset((x, x), batch_size=4, shuffle=True, seed=5)
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(0.0), loss="mse")
+    seen: list[dict[str, float]] = []
+    log = keras.callbacks.LambdaCallback(on_train_batch_end=lambda _, logs: seen.append(logs))
+    model.fit(strategy.distribute_dataset(dataset), epochs=2, verbose=0, callbacks=[log])
+    distributed = strategy.distribute_dataset(dataset)
+    expected: list[float] = []
+    for _ in range(2):
+        squares = [np.mean(np.square(strategy.gather(batch[0], axis=0))) for batch in distributed]
+        expected += [squares[0], np.mean(squares)]
+    np.testing.assert_allclose([logs["loss"] for logs in seen], expected, rtol=1e-6)
+
+
+def test_datasets_that_do_not_fit_are_refused() -> None:
+    model = _two_inputs(mirrored(2).scope)
+    dataset = sg.input.Dataset(((_LEFT, _RIGHT), _Y), batch_size=_BATCH_SIZE)
+    with pytest.raises(ValueError, match="received a dataset of MirroredStrategy"):
+        model.fit(mirrored(3).distribute_dataset(dataset), verbose=0)
+    with pytest.raises(ValueError, match="received both a Dataset and y and class_weight"):
+        model.fit(dataset, _Y, class_weight={0: 1.0}, verbose=0)
+
+
+class _SemiSupervised(keras.Model):
+    """Trains on labeled rows, and keeps its outputs for unlabeled ones small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x["labeled"])
+
+    def compute_loss(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        unlabeled = next(value for key, value in x.items() if key != "labeled")
+        return super().compute_loss(x, *args, **kwargs) + keras.ops.mean(self.dense(unlabeled) ** 2)
+
+
+class _GivenBatches(keras.utils.PyDataset):
+    def __init__(self, batches: list[Any]) -> None:
+        super().__init__()
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._batches[index]
+
+
+def _uneven_batches(unlabeled: str) -> list[Any]:
+    """Batches of labeled and unlabeled rows; Keras counts the rows of the first key."""
+    draw = np.random.default_rng(0).normal
+    return [
+        (
+            {"labeled": _float(draw(size=(few, 3))), unlabeled: _float(draw(size=(many, 3)))},
+            _float(draw(size=(few, 2))),
+            _float(np.arange(few) % 3),
+        )
+        for few, many in ((4, 12), (4, 12), (4, 9), (3, 2))
+    ]
+
+
+def _float(array: Any) -> Any:
+    return np.asarray(array, "float32")
+
+
+@pytest.mark.parametrize(
+    ("unlabeled", "options"),  # "more" comes after "labeled", "extra" before
+    [
+        ("more", {}),
+        ("extra", {"steps_per_execution": 2}),
+        pytest.param("extra", {}, marks=pytest.mark.slow),
+        pytest.param("more", {"steps_per_execution": 2}, marks=pytest.mark.slow),
+        pytest.param("more", {"run_eagerly": True}, marks=pytest.mark.slow),
+        pytest.param("extra", {"run_eagerly": True}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_arrays_of_a_batch_may_differ_in_their_rows_on_one_device(unlabeled, options) -> None:
+    batches = _uneven_batches(unlabeled)
+
+    def results(scope: Any) -> list[Any]:
+        keras.utils.set_random_seed(0)
+        with scope:
+            model = _SemiSupervised()
+            model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mse"], **options)
+        fitted = model.fit((one for one in batches), steps_per_epoch=4, verbose=0, shuffle=False)
+        again = model.fit(_GivenBatches(batches), verbose=0, shuffle=False)
+        logs = model.evaluate(_GivenBatches(batches), verbose=0)
+        outputs = model.predict(_GivenBatches(batches), verbose=0)
+        return [*fitted.history.values(), *again.history.values(), logs, outputs]
+
+    expected = results(contextlib.nullcontext())
+    for strategy in (sg.OneDeviceStrategy("cpu:1"), sg.MirroredStrategy(["cpu:0"])):
+        for got, wanted in zip(results(strategy.scope()), expected, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    two = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    with pytest.raises(ValueError, match=r"(?s)which 2 replicas share.*reshape 24 rows"):
+        results(two.scope())

@@ -1,0 +1,497 @@
+"""What `fit` changes in its arguments where several processes call it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.group.current import Identity
+from stratagem.input import batches
+from stratagem.input.distributed import DistributedDataset
+from stratagem.keras.training import device_data, several_processes
+from stratagem.keras.training.dataset_adapter import DatasetAdapter
+from stratagem.keras.training.several_processes import (
+    check_callbacks,
+    data_lengths,
+    data_rows,
+    require_equal_lengths,
+    require_equal_rows,
+    settle_call,
+    written_by_first,
+)
+from stratagem.keras.variables.stored_value import announce_gather
+from tests.parity.comparison import differences, mirrored, regression
+from tests.row_selections import count_selections
+from tests.unit.keras.replicas import values_of
+
+
+class Member:
+    """A group in which all hand in the same."""
+
+    def __init__(self, process_id: int) -> None:
+        self.process_id = process_id
+        self.identity = Identity(process_id, ("worker 0", "worker 1"), "localhost", 0)
+
+    def exchange(self, name: str, value: Any) -> list[Any]:
+        return [value, value]
+
+
+@pytest.mark.parametrize("process_id", [0, 1])
+def test_writers_work_on_process_0_and_folders_are_there_before(
+    process_id: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(several_processes, "current_group", lambda: Member(process_id))
+    monkeypatch.setattr(several_processes, "agree_on_random_state", lambda: None)
+    writer = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    savers = [
+        keras.callbacks.ModelCheckpoint(str(tmp_path / "a" / "b" / "model.keras")),
+        keras.callbacks.ModelCheckpoint(str(tmp_path / "c" / "of-{epoch}" / "model.keras")),
+        keras.callbacks.ModelCheckpoint("model.keras"),
+    ]
+    arguments = {"verbose": 2, "callbacks": [writer, *savers]}
+
+    assert settle_call(arguments, wants_logs=True)
+
+    # Keras makes the folder when it saves, and fails where another process does at that moment.
+    assert (tmp_path / "a" / "b").is_dir()
+    assert (tmp_path / "c").is_dir()
+    is_first = process_id == 0
+    assert arguments["verbose"] == (2 if is_first else 0)
+    assert arguments["callbacks"] == ([writer, *savers] if is_first else savers)
+
+
+def test_one_callback_and_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(several_processes, "current_group", lambda: Member(1))
+    monkeypatch.setattr(several_processes, "agree_on_random_state", lambda: None)
+    arguments: dict[str, Any] = {"callbacks": keras.callbacks.CSVLogger(tmp_path / "log.csv")}
+    assert not settle_call(arguments, wants_logs=False)
+    assert arguments["callbacks"] == []
+    arguments = {"callbacks": None}
+    settle_call(arguments, wants_logs=False)
+    assert arguments["callbacks"] is None
+
+
+class Scripted:
+    """A group whose process 0 sends given messages, and that records what is sent."""
+
+    def __init__(self, process_id: int, messages: list[Any]) -> None:
+        self.process_id, self.messages = process_id, messages
+        self.identity = Identity(process_id, ("worker 0", "worker 1"), "localhost", 0)
+        self.sent: list[Any] = []
+
+    def exchange(self, name: str, value: Any) -> list[Any]:
+        assert name.startswith(("model.save", "keras.saving.save_"))
+        self.sent.append(value)
+        return [value if self.process_id == 0 else self.messages.pop(0), None]
+
+
+class Gathered:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def gathered(self) -> None:
+        self.count += 1
+
+
+def _message(gather: list[Any] | None, error: str | None = None) -> dict[str, Any]:
+    return {"gather": gather, "error": error}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_process_0_asks_for_each_value_it_reads(fails: bool) -> None:
+    variables: Any = {("layer/kernel", 0): Gathered(), ("layer/kernel", 1): Gathered()}
+    group: Any = Scripted(0, [])
+
+    def write() -> str:
+        announce_gather(variables["layer/kernel", 1])
+        announce_gather(variables["layer/kernel", 0])
+        if fails:
+            raise OSError("disk is full")
+        return "path"
+
+    result, error, text = written_by_first("model.save", group, variables, write)
+    expected = "OSError('disk is full')" if fails else None
+    assert (result, text) == (None if fails else "path", expected)
+    assert isinstance(error, OSError) is fails
+    asked = [_message(["layer/kernel", 1]), _message(["layer/kernel", 0])]
+    assert group.sent == [*asked, _message(None, expected)]
+    announce_gather(variables["layer/kernel", 0])
+    assert len(group.sent) == 3  # the file is written
+
+
+def test_other_processes_join_the_gathers() -> None:
+    variables: Any = {("kernel", 0): Gathered(), ("bias", 0): Gathered()}
+    messages = [_message(["bias", 0]), _message(["bias", 0]), _message(None, "full")]
+    group: Any = Scripted(1, messages)
+    done = written_by_first("model.save", group, variables, pytest.fail)
+    assert done == (None, None, "full")
+    assert [one.count for one in variables.values()] == [0, 2]
+
+
+class Preset(keras.Model):
+    """Saves as a model of KerasHub does: other files, then weights by `save_weights`."""
+
+    def save_to_preset(self, folder: Path) -> None:
+        folder.mkdir()  # fails if two processes do
+        (folder / "config.json").touch()
+        self.save_weights(folder / "model.weights.h5")
+
+
+def _preset(group: Any, monkeypatch: pytest.MonkeyPatch) -> Preset:
+    topology = SimpleNamespace(spans_processes=True)
+    variables = SimpleNamespace(live=list)
+    home = SimpleNamespace(strategy=SimpleNamespace(topology=topology, variables=variables))
+    monkeypatch.setattr(several_processes, "current_group", lambda: group)
+    monkeypatch.setattr(several_processes, "home_of", lambda variable: home)
+    inputs = keras.Input((1,))
+    return Preset(inputs, keras.layers.Dense(1)(inputs))
+
+
+# Keras 3.15 converts its own variables in a manner that NumPy 2 warns about.
+@pytest.mark.parametrize("process_id", [0, 1])
+def test_process_0_writes_all_files_of_a_preset(
+    process_id: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Scripted(process_id, [_message(None)])
+    _preset(group, monkeypatch).save_to_preset(tmp_path / "preset")
+    files = sorted(path.name for path in tmp_path.glob("*/*"))
+    assert files == (["config.json", "model.weights.h5"] if process_id == 0 else [])
+    assert group.sent == [_message(None) if process_id == 0 else None]  # one exchange, at the end
+
+
+@pytest.mark.parametrize(
+    ("save", "name"),
+    [
+        (keras.saving.save_model, "model.keras"),
+        (keras.models.save_model, "model.keras"),
+        (keras.saving.save_weights, "model.weights.h5"),
+    ],
+    ids=["saving", "models", "weights"],
+)
+@pytest.mark.parametrize("process_id", [0, 1])
+def test_process_0_writes_the_file_of_a_function(
+    save: Any, name: str, process_id: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Scripted(process_id, [_message(None)])
+    save(model=_preset(group, monkeypatch), filepath=tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ([name] if process_id == 0 else [])
+    assert group.sent == [_message(None) if process_id == 0 else None]
+    group = Scripted(1, [_message(None, "OSError: full")])
+    with pytest.raises(RuntimeError, match=rf"failed in keras\.saving\.{save.__name__}: OSError"):
+        save(_preset(group, monkeypatch), tmp_path / name)
+
+
+def test_functions_refuse_other_objects_as_keras_does(tmp_path: Path) -> None:
+    with pytest.raises(AttributeError, match="'int' object has no attribute"):
+        keras.saving.save_model(1, tmp_path / "model.keras")
+
+
+def test_errors_of_process_0_are_raised_on_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Scripted(0, [])
+    with pytest.raises(FileNotFoundError):
+        _preset(group, monkeypatch).save_to_preset(tmp_path / "missing" / "preset")
+    assert "FileNotFoundError" in group.sent[-1]["error"]
+    group = Scripted(1, [_message(None, group.sent[-1]["error"])])
+    with pytest.raises(RuntimeError, match=r"worker 0 failed in model\.save_to_preset: File"):
+        _preset(group, monkeypatch).save_to_preset(tmp_path / "preset")
+
+
+# Lengths that processes compare at the start of `fit`.
+
+LABELS = ("worker 0 (a:1)", "worker 1 (b:1)")
+
+
+class _OfUnknownLength:
+    def __len__(self) -> int:
+        raise TypeError("unknown")
+
+
+def _batches() -> DatasetAdapter:
+    strategy = sg.MirroredStrategy(["cpu:0"])
+    return DatasetAdapter(strategy.distribute_dataset([np.ones((2, 3))] * 5))
+
+
+@pytest.mark.parametrize(
+    ("data", "length"),
+    [
+        (np.ones((7, 2)), 7),
+        ({"a": np.ones((6,)), "b": np.ones((6, 1))}, 6),
+        (([np.ones((5, 2))], np.ones((5,))), 5),
+        ([1.0, 2.0, 3.0], 3),
+        (_batches, 5),
+        (_OfUnknownLength(), None),
+        (iter([]), None),
+        (np.float32(1.0), None),
+        (None, None),
+    ],
+)
+def test_length_is_that_of_arrays_or_of_batches(data: Any, length: int | None) -> None:
+    data = data() if callable(data) else data
+    known = {} if length is None else {"the length of x": length}
+    assert data_lengths({"x": data, "epochs": 3, "steps_per_epoch": None}) == {"epochs": 3} | known
+
+
+def test_equal_and_unknown_lengths_pass() -> None:
+    require_equal_lengths([{"epochs": 3, "steps": 2}, {"epochs": 3}], LABELS)
+
+
+def test_error_names_the_length_on_each_worker() -> None:
+    words = r"length of x: 64 on worker 0 \(a:1\), 80 on worker 1 \(b:1\)\.(?s:.)*AutoShardPolicy"
+    with pytest.raises(ValueError, match=words):
+        require_equal_lengths([{"the length of x": 64}, {"the length of x": 80}], LABELS)
+
+
+_NUMBERS = np.random.default_rng(0).normal(size=(40, 3)).astype("float32")
+# Two shards of each.
+_SHARDS: dict[str, tuple[Any, Any]] = {
+    "float32": (_NUMBERS[:20], _NUMBERS[20:]),
+    "bfloat16": (jnp.bfloat16(_NUMBERS[:20]), jnp.bfloat16(_NUMBERS[20:])),
+    "jax": (jnp.asarray(_NUMBERS[:20]), jnp.asarray(_NUMBERS[20:])),
+    "complex": (_NUMBERS[:20] * 1j, _NUMBERS[20:] * 1j),
+    "classes": (np.arange(20), np.arange(20)[::-1].copy()),
+    "one-hot": (np.eye(20)[:10], np.eye(20)[10:]),
+    "bytes": (np.frombuffer(b"abcd", "S1"), np.frombuffer(b"efgh", "S1")),
+    "text": (np.array(["a", "b"]), np.array(["c", "d"])),
+    "with nan": (np.where(_NUMBERS > 0, np.nan, _NUMBERS)[:20], _NUMBERS[20:]),
+    "one row": (np.full((1, 2), 3.0), np.full((1, 2), 4.0)),
+    "wide rows": (np.zeros((2, 500_000)), np.ones((2, 500_000))),
+}
+
+
+@pytest.mark.parametrize("name", ["x", "y", "sample_weight", "validation_data"])
+@pytest.mark.parametrize(("mine", "theirs"), _SHARDS.values(), ids=_SHARDS)
+def test_shards_of_equal_length_are_refused_by_name_and_row(mine, theirs, name) -> None:
+    rows = [data_rows({name: {"a": part}}) for part in (mine, mine, theirs)]
+    require_equal_rows(rows[:2], LABELS)
+    words = rf"in the values of {name}\['a'\]: row \d+ is another on worker 2 than on worker 0"
+    with pytest.raises(ValueError, match=rf"{words}\.(?s:.)*distribute_datasets_from_function"):
+        require_equal_rows(rows, ["worker 0", "worker 1", "worker 2"])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        iter([]),
+        [1.0, 2.0],
+        np.float32(1.0),
+        np.zeros((0, 3)),
+        np.array([object(), None], object),
+        np.array(["2024-01-01"], "datetime64[D]"),
+        _OfUnknownLength(),
+        lambda: iter([]),
+    ],
+    ids=[
+        "none",
+        "iterator",
+        "list",
+        "number",
+        "no rows",
+        "objects",
+        "dates",
+        "unknown length",
+        "function",
+    ],
+)
+def test_other_data_is_not_looked_at(data: Any) -> None:
+    assert data_rows({"x": data}) == {}
+
+
+@pytest.mark.parametrize("policy", [sg.AutoShardPolicy.AUTO, sg.AutoShardPolicy.OFF])
+def test_arrays_of_a_dataset_are_looked_at_unless_they_are_of_one_process(policy) -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    context = sg.InputContext(num_input_pipelines=2, num_replicas_in_sync=2)
+    dataset = DistributedDataset(
+        strategy,
+        sg.input.Dataset((_NUMBERS, _NUMBERS[:, 0]), batch_size=4).as_source(),
+        is_global=True,
+        options=sg.InputOptions(auto_shard_policy=policy),
+        context=context,
+    )
+    names = ["x[0]", "x[1]"] if policy is sg.AutoShardPolicy.AUTO else []
+    assert list(data_rows({"x": DatasetAdapter(dataset)})) == names
+    own = strategy.distribute_datasets_from_function(lambda _: [_NUMBERS])
+    assert data_rows({"x": DatasetAdapter(own)}) == {}
+
+
+def test_values_of_other_processors_are_equal() -> None:
+    """The last bits of what each process has computed may differ."""
+    other = _NUMBERS * np.float32(1 + 1e-6)
+    require_equal_rows([data_rows({"x": one}) for one in (_NUMBERS, other)], LABELS)
+
+
+# Arrays on an accelerator as data of `fit` and its kin: what Keras makes of them on the host.
+
+_X, _Y = regression(43)
+_CLASSES = (np.median(_Y) < _Y).astype("float32")
+_WEIGHTS = np.linspace(0.2, 2.0, 43, dtype="float32")
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Takes all arrays of JAX for arrays on an accelerator; the calls that select rows."""
+    for module in (batches, device_data):
+        monkeypatch.setattr(module, "is_on_accelerator", lambda one: isinstance(one, jax.Array))
+    return count_selections(monkeypatch)
+
+
+def _model(strategy: sg.Strategy, steps: int) -> Any:
+    with strategy.scope():
+        dense = keras.layers.Dense(1, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((3,)), dense])
+        model.compile("sgd", "mse", weighted_metrics=["mae"], steps_per_execution=steps)
+    return model
+
+
+def _job(model: Any, as_data: Callable[[Any], Any], **arguments: Any) -> dict[str, Any]:
+    keras.utils.set_random_seed(7)
+    if "sample_weight" in arguments:
+        arguments["sample_weight"] = as_data(arguments["sample_weight"])
+    x, y = as_data(_X), as_data(_CLASSES)
+    history = model.fit(x, y, batch_size=5, epochs=2, verbose=0, **arguments)
+    evaluated = model.evaluate(x, y, batch_size=5, verbose=0, return_dict=True)
+    results = (
+        {f"fit {key}": value for key, value in history.history.items()}
+        | {f"evaluate {key}": value for key, value in evaluated.items()}
+        | {"predict": model.predict(x, batch_size=5, verbose=0)}
+        | {f"weight {index}": value for index, value in enumerate(values_of(model.weights))}
+    )
+    return {key: np.asarray(value) for key, value in results.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("num_replicas", "steps", "arguments"),
+    [
+        (1, 1, {"shuffle": False}),
+        (1, 4, {"shuffle": "batch", "class_weight": {0: 1.0, 1: 3.0}}),
+        (3, 1, {"shuffle": True, "sample_weight": _WEIGHTS}),
+        (3, 4, {"shuffle": False, "validation_split": 0.3}),
+        (3, 4, {"shuffle": True}),
+        (1, 2, {"shuffle": True, "steps_per_epoch": 4}),
+    ],
+)
+def test_arrays_on_a_device_train_as_those_on_the_host(
+    num_replicas: int, steps: int, arguments: dict[str, Any], programs: list[Any]
+) -> None:
+    expected = _job(_model(mirrored(num_replicas), steps), np.asarray, **arguments)
+    assert programs == []
+    actual = _job(_model(mirrored(num_replicas), steps), jnp.asarray, **arguments)
+    assert programs
+    assert differences(actual, expected) == []
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_each_group_of_steps_is_selected_by_one_program(shuffle: bool, programs: list[Any]) -> None:
+    model = _model(mirrored(1), 10)
+    x, y = jnp.ones((100, 3)), jnp.ones((100, 1))
+    model.fit(x, y, batch_size=2, shuffle=shuffle, verbose=0)
+    of_groups = [call["shape"] for call in programs if len(call["shape"]) > 1]
+    assert of_groups == [(10, 2)] * 5
+    assert len(programs) == 5 + 2  # Keras reads one batch before it trains.
+
+
+def test_floats_of_other_types_are_cast_as_by_keras(programs: list[Any]) -> None:
+    model = _model(mirrored(1), 2)
+    x = jnp.asarray(_X, "bfloat16")
+    predicted = model.predict(x, batch_size=5, verbose=0)
+    assert programs
+    np.testing.assert_array_equal(predicted, model.predict(np.asarray(x), verbose=0))
+
+
+@pytest.mark.slow
+def test_eager_models_and_models_without_a_strategy_get_what_keras_gives(
+    programs: list[Any],
+) -> None:
+    keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]).predict(
+        jnp.ones((4, 3)), verbose=0
+    )
+    model = _model(mirrored(2), 1)
+    model.run_eagerly = True
+    x = jnp.asarray(_X)
+    np.testing.assert_allclose(model.predict(x, verbose=0), _X.sum(1, keepdims=True), rtol=1e-5)
+    model.fit(x, jnp.asarray(_Y), verbose=0)
+
+
+@pytest.mark.slow
+def test_model_without_a_shape_is_built_from_arrays_on_a_device(programs: list[Any]) -> None:
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(jnp.asarray(_X), jnp.asarray(_Y), batch_size=5, verbose=0)
+    assert model.weights[0].shape == (3, 1)
+    assert programs
+
+
+# Callbacks of Keras's that a strategy refuses, and those that it lets through.
+
+
+def _bare(name: str) -> Any:
+    class_ = getattr(keras.callbacks, name, None)
+    if class_ is None:
+        pytest.skip(f"this Keras has no {name}")
+    return object.__new__(class_)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("BackupAndRestore", r"use sg\.BackupAndRestore"),
+        ("OrbaxCheckpoint", r"use sg\.BackupAndRestore"),
+        ("TensorBoard", r"use sg\.TensorBoard"),
+    ],
+)
+def test_several_processes_refuse_what_each_would_write(name: str, instead: str) -> None:
+    with pytest.raises(NotImplementedError, match=instead):
+        check_callbacks("fit", [keras.callbacks.History(), _bare(name)], spans_processes=True)
+
+
+def test_all_others_pass_in_several_processes(tmp_path: Path) -> None:
+    refused = {"BackupAndRestore", "OrbaxCheckpoint", "TensorBoard", "CallbackList"}
+    names = {name for name in dir(keras.callbacks) if name[0].isupper()} - refused
+    check_callbacks("fit", [_bare(name) for name in sorted(names)], spans_processes=True)
+
+
+def test_tensorboard_of_keras_needs_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = regression(8)
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"use sg\.TensorBoard, which works without TensorFlow"):
+        model.fit(x, y, verbose=0, callbacks=_bare("TensorBoard"))
+    assert int(model.optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize("name", ["BackupAndRestore", "CSVLogger", "ModelCheckpoint"])
+def test_writers_of_keras_write_in_one_process(name: str, tmp_path: Path) -> None:
+    makers = {
+        "BackupAndRestore": lambda: keras.callbacks.BackupAndRestore(
+            tmp_path / "written", delete_checkpoint=False
+        ),
+        "CSVLogger": lambda: keras.callbacks.CSVLogger(tmp_path / "written"),
+        "ModelCheckpoint": lambda: keras.callbacks.ModelCheckpoint(tmp_path / "written.keras"),
+    }
+    x, y = regression(8)
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(x, y, batch_size=4, verbose=0, callbacks=[makers[name]()])
+    assert list(tmp_path.glob("written*"))
+    if name == "BackupAndRestore":
+        before = np.array(model.layers[0].kernel.value)
+        model.layers[0].kernel.assign(before * 0)
+        model.fit(x, y, batch_size=4, epochs=1, verbose=0, callbacks=[makers[name]()])
+        np.testing.assert_array_equal(model.layers[0].kernel.value, before)  # nothing was left

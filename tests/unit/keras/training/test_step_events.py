@@ -1,0 +1,402 @@
+"""`fit` tells the run's events of its steps, under a strategy and without."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.devices.lockstep import last_program, wait_for_program
+from stratagem.keras.training import active_fit as step_events
+from stratagem.observe.run_events import process_writer
+from stratagem.observe.run_events.reader import read_run
+from stratagem.observe.run_events.records import StepEvent
+from stratagem.observe.run_events.wait_clock import wait_clock
+from tests.parity.comparison import Scope, mirrored, regression
+from tests.unit.keras.replicas import values_of
+from tests.unit.launch.waiting import until
+
+ROWS = 22
+STRATEGIES = {
+    "none": contextlib.nullcontext,
+    "one device": lambda: sg.OneDeviceStrategy("cpu:0").scope(),
+    "mirrored": lambda: mirrored(2).scope(),
+}
+
+
+@pytest.fixture
+def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Gives this process a folder for events; returns what reads the steps in it."""
+    monkeypatch.setenv("STRATAGEM_RUN_DIR", str(tmp_path))
+    monkeypatch.setattr(process_writer, "_current", process_writer._EventState())
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+
+    def read() -> list[tuple[int, int]]:
+        """The last step and the number of steps of each line."""
+        process_writer.close_events(0)
+        (process,) = read_run(tmp_path).processes
+        step_events = [event for event in process.events if isinstance(event, StepEvent)]
+        return [(event.step, event.num_steps) for event in step_events]
+
+    yield read
+    process_writer.close_events(0)
+
+
+def _model(scope: Scope, *, optimizer: Any = "sgd", steps_per_execution: int = 1) -> Any:
+    with scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(optimizer, "mse", steps_per_execution=steps_per_execution)
+    return model
+
+
+def _fit(model: Any, **arguments: Any) -> None:
+    rows = np.ones((ROWS, 3), "float32")
+    model.fit(rows, rows[:, :1], batch_size=4, verbose=0, **arguments)
+
+
+def _whole(lines: list[tuple[int, int]]) -> tuple[int, int]:
+    """The last step, and how many were told in all; they have no hole between them."""
+    reached = lines[0][0] - lines[0][1]
+    for step, num_steps in lines:
+        assert step - num_steps == reached
+        reached = step
+    return reached, sum(num_steps for _, num_steps in lines)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "steps_per_execution"),
+    [
+        *((strategy, 1) for strategy in STRATEGIES),
+        *(pytest.param(strategy, 4, marks=pytest.mark.slow) for strategy in STRATEGIES),
+    ],
+)
+def test_every_step_of_fit_is_reported(
+    lines: Callable[[], Any], strategy: str, steps_per_execution: int
+) -> None:
+    """Of six batches an epoch, the last one short; one call after another goes on."""
+    model = _model(STRATEGIES[strategy], steps_per_execution=steps_per_execution)
+    _fit(model, epochs=2)
+    _fit(model)
+    assert _whole(lines()) == (18, 18)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_steps_go_on_where_the_optimizer_stands(lines: Callable[[], Any], strategy: str) -> None:
+    """As after a restart, when its state was restored."""
+    model = _model(STRATEGIES[strategy])
+    model.optimizer.iterations.assign(100)
+    _fit(model)
+    assert _whole(lines()) == (106, 6)
+
+
+def test_steps_are_batches_where_gradients_are_accumulated(lines: Callable[[], Any]) -> None:
+    optimizer = keras.optimizers.SGD(gradient_accumulation_steps=3)
+    model = _model(contextlib.nullcontext, optimizer=optimizer)
+    _fit(model, epochs=2)
+    _fit(model)
+    assert _whole(lines()) == (18, 18)
+
+
+def test_state_that_a_callback_restores_counts(lines: Callable[[], Any]) -> None:
+    model = _model(STRATEGIES["mirrored"])
+
+    class Restore(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.model.optimizer.iterations.assign(50)
+
+    _fit(model, callbacks=[Restore()])
+    assert _whole(lines()) == (56, 6)
+
+
+def test_evaluation_and_prediction_are_no_steps(lines: Callable[[], Any]) -> None:
+    rows = np.ones((ROWS, 3), "float32")
+    model = _model(STRATEGIES["mirrored"])
+    _fit(model, validation_data=(rows, rows[:, :1]))
+    model.predict(rows, verbose=0)
+    assert _whole(lines()) == (6, 6)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_wait_for_data_is_in_the_lines(
+    lines: Callable[[], Any], tmp_path: Path, strategy: str
+) -> None:
+    class Rows(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                until(lambda: wait_clock.waits_for_data)  # else it would be beside a step
+            time.sleep(0.05)
+            return np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
+
+    _model(STRATEGIES[strategy]).fit(Rows(), verbose=0)
+    assert _whole(lines()) == (8, 8)
+    (process,) = read_run(tmp_path).processes
+    found = [event for event in process.events if isinstance(event, StepEvent)]
+    assert sum(event.input_s or 0.0 for event in found) > 0.1
+    assert all((event.input_s or 0.0) <= event.elapsed_s for event in found)
+    assert {event.transfer_s for event in found} == {None}
+
+
+def test_train_on_batch_is_a_step(lines: Callable[[], Any]) -> None:
+    model = _model(contextlib.nullcontext)
+    for _ in range(3):
+        model.train_on_batch(np.ones((4, 3), "float32"), np.ones((4, 1), "float32"))
+    assert _whole(lines()) == (3, 3)
+
+
+def test_without_a_folder_the_train_function_is_keras_s_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("STRATAGEM_RUN_DIR", raising=False)
+    model = _model(contextlib.nullcontext)
+    _fit(model)
+    assert type(model.train_function).__module__ == "builtins"
+
+
+class Slow(keras.layers.Layer):
+    """Takes the devices a while, and no time of the call that starts it."""
+
+    def call(self, x: Any) -> Any:
+        def body(_: int, matrix: Any) -> Any:
+            return matrix @ matrix / 300.0
+
+        ones = jnp.ones((300, 300)) * (1 + 0 * x[0, 0])
+        return x * jax.lax.fori_loop(0, 40, body, ones)[0, 0]
+
+
+class Looks(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("looks", [True, False])
+def test_step_lasts_until_the_devices_are_done(
+    strategy: str, looks: bool, monkeypatch: pytest.MonkeyPatch, lines: Callable[[], Any]
+) -> None:
+    """Those that a callback looks at; else the one before, so that there is always one to do."""
+    with STRATEGIES[strategy]():
+        model = keras.Sequential([keras.Input((3,)), Slow(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    _fit(model)  # compiles
+    done: list[bool] = []
+
+    def waited(flight: Any) -> None:
+        wait_for_program(flight)
+        done.append(all(leaf.is_ready() for leaf in jax.tree.leaves(last_program().token)))
+        assert jax.tree.leaves(last_program().token)
+
+    monkeypatch.setattr(step_events, "wait_for_program", waited)
+    _fit(model, callbacks=[Looks()] if looks else [])
+    assert len(done) == 6
+    assert done[0]  # the first one of a `fit` is told when it is done
+    assert all(done) if looks else not all(done)
+
+
+# What callbacks and progress bars are told, and what they may do, while replicas train.
+
+_X, _Y = regression(11)
+
+
+def _two() -> Any:
+    return mirrored(2).scope()
+
+
+def _model_of_callbacks(scope: Scope) -> Any:
+    with scope():
+        dense = keras.layers.Dense(1, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((3,)), dense])
+        model.compile(optimizer=keras.optimizers.SGD(0.05), loss="mse", metrics=["mae"])
+    return model
+
+
+class _Everything(keras.callbacks.Callback):
+    """Notes each call with its logs, and the weights at the end of each training batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, Any, dict[str, Any]]] = []
+
+    def _note(self, name: str, index: Any, logs: Any) -> None:
+        self.calls.append((name, index, {key: np.array(value) for key, value in logs.items()}))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        weights = {f"weight {i}": value for i, value in enumerate(values_of(self.model.weights))}
+        self._note("train batch", batch, logs | weights)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._note("test batch", batch, logs)
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._note("predict batch", batch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._note("epoch", epoch, logs)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self._note("test", None, logs)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._note("train", None, logs)
+
+
+def _assert_same_calls(one: _Everything, other: _Everything) -> None:
+    assert [call[:2] for call in one.calls] == [call[:2] for call in other.calls]
+    for (name, index, logs), (_, _, expected) in zip(one.calls, other.calls, strict=True):
+        assert logs.keys() == expected.keys()
+        for key, value in expected.items():
+            message = f"{key} of {name} {index}"
+            np.testing.assert_allclose(logs[key], value, rtol=1e-5, atol=1e-6, err_msg=message)
+
+
+@pytest.mark.slow
+def test_callback_of_every_kind_learns_what_one_device_tells() -> None:
+    def recorded(scope: Scope) -> _Everything:
+        model, callback = _model_of_callbacks(scope), _Everything()
+        arguments = {"batch_size": 4, "verbose": 0, "callbacks": [callback]}
+        model.fit(_X, _Y, epochs=2, shuffle=False, validation_data=(_X[:5], _Y[:5]), **arguments)
+        model.evaluate(_X, _Y, **arguments)
+        model.predict(_X, **arguments)
+        return callback
+
+    measured = recorded(_two)
+    assert len(measured.calls) == 2 * (3 + 2 + 1 + 1) + 1 + 3 + 1 + 3
+    _assert_same_calls(measured, recorded(contextlib.nullcontext))
+
+
+def _losses_after_batches() -> list[float]:
+    """The loss that fit reports after each of three batches, worked out by hand."""
+    squares: list[float] = []
+    weights, bias = np.ones((3, 1)), 0.0
+    for start in (0, 4, 8):
+        rows, targets = _X[start : start + 4], _Y[start : start + 4]
+        errors = rows @ weights + bias - targets
+        squares.extend(errors[:, 0] ** 2)
+        weights = weights - 0.05 * 2 * rows.T @ errors / len(rows)
+        bias = bias - 0.05 * 2 * errors.mean()
+    return [float(np.mean(squares[:stop])) for stop in (4, 8, 11)]
+
+
+def _looking(hook: str, losses: list[float]) -> Any:
+    class Looks(keras.callbacks.Callback):
+        pass
+
+    def look(_: Any, batch: int, logs: Any = None) -> None:
+        losses.append(float(logs["loss"]))
+
+    setattr(Looks, hook, look)
+    return Looks()
+
+
+_WAYS: dict[str, Any] = {
+    "list": lambda losses, model: [_looking("on_train_batch_end", losses)],
+    "old_hook": lambda losses, model: [_looking("on_batch_end", losses)],
+    "single": lambda losses, model: _looking("on_train_batch_end", losses),
+    "callback_list": lambda losses, model: keras.callbacks.CallbackList(
+        [_looking("on_train_batch_end", losses)], add_history=True, model=model
+    ),
+    "function": lambda losses, model: keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: losses.append(float(logs["loss"]))
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=() if way == "list" else pytest.mark.slow) for way in _WAYS]
+)
+def test_logs_of_batches_are_computed_for_whoever_looks_at_them(way: str) -> None:
+    # Without anybody they are left out, as they cost a little time.
+    losses: list[float] = []
+    model = _model_of_callbacks(_two)
+    callbacks = _WAYS[way](losses, model)
+    model.fit(_X, _Y, batch_size=4, shuffle=False, verbose=0, callbacks=callbacks)
+    np.testing.assert_allclose(losses, _losses_after_batches(), rtol=1e-5)
+
+
+def test_weights_and_rates_that_callbacks_set_are_used() -> None:
+    class Meddles(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = 0.02 * (batch + 1)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 0:
+                self.model.layers[0].bias.assign([3.0])
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.layers[0].kernel.assign(np.full((3, 1), 0.5, "float32"))
+
+    def weights(scope: Scope) -> list[np.ndarray]:
+        model = _model_of_callbacks(scope)
+        arguments = {"batch_size": 4, "shuffle": False, "verbose": 0, "epochs": 2}
+        history = model.fit(_X, _Y, callbacks=[Meddles()], **arguments)
+        return [*values_of(model.weights), np.asarray(history.history["loss"])]
+
+    for value, expected in zip(weights(_two), weights(contextlib.nullcontext), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_training_stops_when_the_loss_is_no_number() -> None:
+    def num_batches(scope: Scope) -> int:
+        targets = _Y.copy()
+        targets[5] = np.nan
+        counter = _Everything()
+        callbacks = [keras.callbacks.TerminateOnNaN(), counter]
+        model = _model_of_callbacks(scope)
+        model.fit(_X, targets, batch_size=4, shuffle=False, verbose=0, callbacks=callbacks)
+        return len([call for call in counter.calls if call[0] == "train batch"])
+
+    assert num_batches(_two) == num_batches(contextlib.nullcontext) == 2
+
+
+def _numbers(text: str) -> list[str]:
+    """What finished progress bars show beside the time: steps and metrics.
+
+    Which bars before the last one are drawn is a matter of time (Keras skips those within 50 ms
+    of another, and draws them from other threads), so only what stays on the screen is compared.
+    """
+    text = re.sub(r"\x1b\[[0-9;]*m|\x08", "", text)
+    text = "\n".join(line.rsplit("\r", 1)[-1] for line in text.split("\n"))
+    return re.findall(r"\d+/\d+|\w+: -?\d+\.\d+", text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_progress_bar_shows_the_numbers_of_one_device(
+    verbose: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = []
+    for scope in (_two, contextlib.nullcontext):
+        model = _model_of_callbacks(scope)
+        held_out = (_X[:4], _Y[:4])
+        model.fit(_X, _Y, batch_size=4, shuffle=False, verbose=verbose, validation_data=held_out)
+        model.evaluate(_X, _Y, batch_size=4, verbose=verbose)
+        shown.append(_numbers(capsys.readouterr().out))
+    assert shown[0] == shown[1]
+    assert "3/3" in shown[0]
+    assert any(number.startswith("val_mae: ") for number in shown[0])
+
+
+def test_training_that_a_callback_ends_after_an_epoch_keeps_its_history() -> None:
+    class Stops(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = epoch == 1
+
+    model = _model_of_callbacks(_two)
+    history = model.fit(_X, _Y, batch_size=4, epochs=5, verbose=0, callbacks=[Stops()])
+    assert history.epoch == [0, 1]
+    assert all(isinstance(loss, float) for loss in history.history["loss"])

@@ -1,0 +1,592 @@
+"""Task plans, read back with the code that reads them in tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+
+from stratagem import cluster
+from stratagem.environment import num_forced_cpu_devices, size_cpu_thread_pool
+from stratagem.launch.plan import ports as ports_module
+from stratagem.launch.plan import task_plan as module
+from stratagem.launch.plan.environment_writes import writes_environment
+from stratagem.launch.plan.options import (
+    Host,
+    LaunchArguments,
+    LaunchOptions,
+    node_range,
+    read_hosts,
+    remote_flags,
+    remote_variables,
+    tasks_of_nodes,
+)
+from stratagem.launch.plan.ports import free_ports
+from stratagem.launch.plan.task_plan import (
+    RestartFolders,
+    assign_devices,
+    make_restart_folders,
+    plan_own_tasks,
+    plan_tasks,
+    uses_gpus,
+)
+
+EVERYTHING = LaunchOptions(workers=2, chief=True, ps=2, evaluator=True)
+JOBS = {
+    "chief": ["127.0.0.1:2001"],
+    "worker": ["127.0.0.1:2002", "127.0.0.1:2003"],
+    "ps": ["127.0.0.1:2004", "127.0.0.1:2005"],
+    "evaluator": ["127.0.0.1:2006"],
+}
+
+
+def planned(options, *, base=None, gpus=(), restart=0):
+    ports = range(2001, 2001 + len(options.task_types))
+    return plan_tasks(options, ["run"], ports=ports, gpus=gpus, base=base or {}, restart=restart)
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_each_task_finds_the_cluster_and_itself(monkeypatch, place) -> None:
+    plan = planned(EVERYTHING)[place]
+    monkeypatch.setenv("TF_CONFIG", plan.variables["TF_CONFIG"])
+    resolver = cluster.detect()
+    assert resolver is not None
+    assert resolver.cluster_spec() == JOBS
+    task_type, index = [(job, i) for job, tasks in JOBS.items() for i in range(len(tasks))][place]
+    assert (resolver.task_type, resolver.task_id) == (task_type, index)
+    assert plan.name == f"{task_type} {index}"
+    assert plan.file_name == f"{task_type}-{index}"
+    assert plan.trains is (task_type in ("chief", "worker"))
+    cluster.check_cluster(resolver.cluster_spec(), task_type, index)
+
+
+@pytest.mark.parametrize(("workers", "chief"), [(1, False), (4, False), (3, True)])
+def test_first_task_leads_and_all_train_together(monkeypatch, workers, chief) -> None:
+    plans = planned(LaunchOptions(workers=workers, chief=chief))
+    for process_id, plan in enumerate(plans):
+        monkeypatch.setenv("TF_CONFIG", plan.variables["TF_CONFIG"])
+        resolver = cluster.TFConfigClusterResolver()
+        processes = resolver.processes()
+        assert processes.process_id == process_id
+        assert processes.num_processes == workers + chief
+        assert processes.coordinator_address == "127.0.0.1:2001"
+        leads = cluster.is_chief(resolver.cluster_spec(), plan.task_type, plan.index)
+        assert leads is (process_id == 0)
+
+
+def test_input_workers_are_a_task_outside_the_cluster(monkeypatch) -> None:
+    options = LaunchOptions(workers=2, input_workers=3)
+    *workers, service = plan_tasks(
+        options, ["run"], ports=[2001, 2002, 2003], gpus=["0", "1"], base={}, restart=1
+    )
+    assert [plan.variables for plan in workers] == [
+        {**plan.variables, "STRATAGEM_INPUT_SERVICE": "127.0.0.1:2003"}
+        for plan in planned(LaunchOptions(workers=2), gpus=["0", "1"], restart=1)
+    ]
+    assert (service.name, service.trains, service.serves) == ("input 0", False, True)
+    assert service.command[1:] == (
+        *("-m", "stratagem", "input-service"),
+        *("--workers", "3", "--host", "127.0.0.1", "--port", "2003"),
+    )
+    hidden = {"TF_CONFIG": "", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+    assert service.variables.items() >= {**hidden, "STRATAGEM_RESTART_COUNT": "1"}.items()
+
+
+@pytest.mark.parametrize(
+    ("index", "place"),
+    [(0, ("--host", "10.0.0.1", "--port", "5050")), (1, ("--host", "::2", "--dispatcher"))],
+)
+def test_input_workers_of_other_machines_join_the_first_ones(index, place) -> None:
+    services = ["10.0.0.1:5050", "[::2]:7"]
+    cluster = {"worker": ["10.0.0.1:1", "[::2]:1"], "input": services}
+    worker, service = plan_own_tasks(
+        [("worker", index), ("input", index)],
+        LaunchOptions(input_workers=4),
+        ["run"],
+        cluster=cluster,
+        gpus=(),
+        base={},
+        restart=0,
+        folders=RestartFolders(),
+    )
+    assert json.loads(worker.variables["TF_CONFIG"])["cluster"] == {"worker": cluster["worker"]}
+    assert worker.command == ("run",)
+    assert worker.variables["STRATAGEM_INPUT_SERVICE"] == services[0]
+    assert service.command[3:] == ("input-service", "--workers", "4", *place, *services[:index])
+    assert service.variables["TF_CONFIG"] == ""
+
+
+def test_folder_for_events_is_reported_as_one_that_stays(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for plan in planned(LaunchOptions(workers=2, run_dir="runs")):
+        assert plan.variables["STRATAGEM_RUN_DIR"] == str(tmp_path / "runs")
+    for plan in planned(LaunchOptions(workers=2)):
+        assert "STRATAGEM_RUN_DIR" not in plan.variables
+
+
+def test_compiled_programs_are_kept_where_there_is_a_folder_for_them() -> None:
+    options = LaunchOptions(workers=2)
+    plans = plan_tasks(
+        options,
+        ["x"],
+        ports=[1, 2],
+        gpus=(),
+        base={},
+        folders=RestartFolders(programs="/cache", memory="/memory"),
+    )
+    for plan in plans:
+        assert plan.variables["JAX_COMPILATION_CACHE_DIR"] == "/cache"
+        assert plan.variables["STRATAGEM_PROGRAM_DIR"] == "/cache"
+        assert plan.variables["STRATAGEM_MEMORY_DIR"] == "/memory"
+        assert plan.variables["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] == "0"
+    assert not [
+        name
+        for plan in planned(options)
+        for name in plan.variables
+        if "CACHE" in name or "MEMORY" in name
+    ]
+
+
+def test_devices_and_the_number_of_the_start_are_in_the_environment() -> None:
+    worker, ps = planned(LaunchOptions(ps=1), gpus=["3"], restart=2)
+    assert worker.command == ps.command == ("run",)
+    for plan, seen in ((worker, "3"), (ps, "")):
+        assert plan.variables["CUDA_VISIBLE_DEVICES"] == seen
+        assert plan.variables["STRATAGEM_RESTART_COUNT"] == "2"
+        assert plan.variables["PYTHONUNBUFFERED"] == "1"
+
+
+def test_log_level_is_in_the_environment_if_it_was_asked_for() -> None:
+    (worker,) = planned(LaunchOptions(log_level="debug"))
+    assert worker.variables["STRATAGEM_LOG_LEVEL"] == "debug"
+    (worker,) = planned(LaunchOptions())
+    assert "STRATAGEM_LOG_LEVEL" not in worker.variables
+
+
+def test_too_few_gpus_are_found_before_anything_starts() -> None:
+    with pytest.raises(ValueError, match="need 2 GPUs, but there are 1"):
+        planned(LaunchOptions(devices_per_worker=2), gpus=["0"])
+
+
+# Devices assigned to each task.
+
+ON_CPU = ""
+WORKERS = ["worker"] * 2
+ALL = ["chief", "worker", "ps", "ps", "evaluator"]
+
+
+def gpus_of(task_types, *, each=None, gpus="", base=None) -> list[str | None]:
+    """What CUDA_VISIBLE_DEVICES becomes, task by task; None where it is left alone."""
+    names = gpus.split(",") if gpus else []
+    dealt = assign_devices(task_types, devices_per_worker=each, gpus=names, base=base or {})
+    for variables in dealt:
+        # A task without a GPU is not to look for one, and every other may.
+        assert ("JAX_PLATFORMS" in variables) == (variables.get("CUDA_VISIBLE_DEVICES") == ON_CPU)
+    return [variables.get("CUDA_VISIBLE_DEVICES") for variables in dealt]
+
+
+@pytest.mark.parametrize(
+    ("task_types", "each", "gpus", "seen"),
+    [
+        (WORKERS, None, "0,1,2,3", ["0,1", "2,3"]),
+        (WORKERS, None, "0,1,2", ["0", "1"]),
+        (WORKERS, 1, "4,5,6", ["4", "5"]),
+        (["worker"], None, "GPU-1f,GPU-2e", ["GPU-1f,GPU-2e"]),
+        # Fewer GPUs than workers, and nothing asked for: all stays as it is.
+        (WORKERS, None, "0", [None, None]),
+        (WORKERS, None, "", [None, None]),
+        (ALL, None, "0,1,2,3", ["0,1", "2,3", ON_CPU, ON_CPU, ON_CPU]),
+        (ALL, None, "0,1,2,3,4", ["0,1", "2,3", ON_CPU, ON_CPU, "4"]),
+        (ALL, 1, "0,1,2,3,4", ["0", "1", ON_CPU, ON_CPU, "2"]),
+        (["chief", "ps", "evaluator"], 2, "7,8,9", ["7,8", ON_CPU, "9"]),
+    ],
+)
+def test_gpus_are_dealt_out_in_order(task_types, each, gpus, seen) -> None:
+    assert gpus_of(task_types, each=each, gpus=gpus) == seen
+
+
+def test_too_few_gpus_are_counted_in_the_message() -> None:
+    with pytest.raises(
+        ValueError, match=r"2 workers with devices_per_worker=2 need 4 GPUs, but there are 3: 0,1,2"
+    ):
+        gpus_of([*WORKERS, "ps"], each=2, gpus="0,1,2")
+
+
+@pytest.mark.parametrize(
+    ("platforms", "expected"),
+    [
+        (None, True),
+        ("", True),
+        ("cuda", True),
+        ("tpu,CUDA", True),
+        ("gpu", True),
+        ("cpu", False),
+        ("tpu,cpu", False),
+    ],
+)
+def test_gpus_are_used_where_jax_would_use_them(platforms, expected) -> None:
+    base = {} if platforms is None else {"JAX_PLATFORMS": platforms}
+    assert uses_gpus(base) is expected
+    dealt = assign_devices(["worker"], devices_per_worker=2, gpus=["0", "1"], base=base)
+    assert ("CUDA_VISIBLE_DEVICES" in dealt[0]) is expected
+    assert ("XLA_FLAGS" in dealt[0]) is not expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept"),
+    [
+        (None, ""),
+        ("--xla_dump_to=here --xla_a=1", "--xla_dump_to=here --xla_a=1 "),
+        ("--xla_force_host_platform_device_count=8 --xla_b", "--xla_b "),
+    ],
+)
+def test_virtual_cpu_devices_are_those_that_the_library_counts(monkeypatch, flags, kept) -> None:
+    base = {} if flags is None else {"XLA_FLAGS": flags, "JAX_NUM_CPU_DEVICES": "8"}
+    worker, ps, evaluator = assign_devices(
+        ["worker", "ps", "evaluator"], devices_per_worker=3, gpus=[], base=base
+    )
+    assert worker == evaluator
+    assert ps == {}
+    assert worker["XLA_FLAGS"] == f"{kept}--xla_force_host_platform_device_count=3"
+    assert worker["JAX_NUM_CPU_DEVICES"] == "3"
+    monkeypatch.setenv("XLA_FLAGS", worker["XLA_FLAGS"])
+    assert num_forced_cpu_devices() == 3
+
+
+@pytest.mark.parametrize(("num_devices", "chosen"), [(3, None), (3, "64"), (1, None)])
+def test_thread_pool_is_sized_as_the_library_does(monkeypatch, num_devices, chosen) -> None:
+    monkeypatch.setenv("NPROC", chosen or "")
+    base = {"NPROC": chosen} if chosen else {}
+    (worker,) = assign_devices(["worker"], devices_per_worker=num_devices, gpus=[], base=base)
+    if chosen is None:
+        monkeypatch.delenv("NPROC")
+        size_cpu_thread_pool(num_devices)
+    dealt = {**base, **worker}.get("NPROC")
+    # One device needs no more threads than there are.
+    assert dealt == (os.environ["NPROC"] if num_devices > 1 else None)
+
+
+# Hosts, flags and variables of a launch by SSH.
+
+
+@pytest.mark.parametrize("hosts", ["a, b,me@c", ["a", "b", "me@c"], ("a", "b", "me@c")])
+def test_hosts_are_a_list_or_text(hosts) -> None:
+    assert read_hosts(LaunchOptions(hosts=hosts)) == [Host("a"), Host("b"), Host("me@c")]
+
+
+def test_file_has_a_host_a_line_with_slots_and_comments(tmp_path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("# the rack\na slots=2\n\nb  # no slots\nme@10.0.0.3 slots = 4\n")
+    hosts = read_hosts(LaunchOptions(hostfile=path))
+    assert hosts == [Host("a", 2), Host("b"), Host("me@10.0.0.3", 4)]
+    assert read_hosts(LaunchOptions()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a slots=x", "has the line 'a slots=x'(?s:.)*slots=N"),
+        ("a b", "has the line 'a b'"),
+        ("a\na", r"The hosts are \['a', 'a'\](?s:.)*each once"),
+        ("# none", r"The hosts are \[\](?s:.)*at least one host"),
+        ("-oProxyCommand=x", "The hosts are"),
+    ],
+)
+def test_file_that_is_malformed_is_refused(tmp_path, text, words) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=words):
+        read_hosts(LaunchOptions(hostfile=path))
+
+
+def test_list_that_is_malformed_is_refused(tmp_path) -> None:
+    for hosts in ("", "a,,b", "a,a", "-v"):
+        with pytest.raises(ValueError, match="The hosts are"):
+            read_hosts(LaunchOptions(hosts=hosts))
+    with pytest.raises(ValueError, match="are both given"):
+        read_hosts(LaunchOptions(hosts="a", hostfile=tmp_path))
+
+
+def test_launchers_of_hosts_get_the_options_as_flags() -> None:
+    options = LaunchOptions(
+        workers=3, hosts="a,b", max_restarts=2, chief=True, show="leader", env=("A=1",)
+    )
+    common = ["--chief", "--max-restarts", "2", "--show", "leader"]
+    flags = remote_flags(options, Host("b"), rank=1, endpoint="a:1")
+    own = ["--workers", "3", "--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "a:1"]
+    assert flags == [*own, *common]
+    flags = remote_flags(options, Host("a", 8), rank=0, endpoint="a:1")
+    assert flags[:6] == ["--workers", "8", "--nnodes", "2", "--node-rank", "0"]
+
+
+def test_settings_and_chosen_variables_are_forwarded() -> None:
+    base = {
+        "HOME": "/home/me",
+        "TOKEN": "3",
+        "JAX_PLATFORMS": "cpu",
+        "KERAS_BACKEND": "jax",
+        "XLA_FLAGS": "--x",
+        "STRATAGEM_PEER_TIMEOUT_S": "9",
+        # The launcher's own, which are flags there.
+        "STRATAGEM_HOSTS": "a,b",
+        "STRATAGEM_WORKERS": "2",
+        "STRATAGEM_CONFIG": "launch.toml",
+    }
+    assert remote_variables(LaunchOptions(env=("TOKEN", "A=b=c", "E=")), base) == {
+        "TOKEN": "3",
+        "A": "b=c",
+        "E": "",
+        "JAX_PLATFORMS": "cpu",
+        "KERAS_BACKEND": "jax",
+        "XLA_FLAGS": "--x",
+        "STRATAGEM_PEER_TIMEOUT_S": "9",
+    }
+    for one in ("MISSING", "=1"):
+        with pytest.raises(ValueError, match=r"has no value(?s:.)*NAME=VALUE"):
+            remote_variables(LaunchOptions(env=(one,)), base)
+
+
+# Options of a launch and their errors.
+
+
+def test_keyword_arguments_are_the_fields() -> None:
+    fields = {field.name for field in dataclasses.fields(LaunchOptions)}
+    assert fields == LaunchArguments.__optional_keys__
+    hints = typing.get_type_hints(LaunchArguments)
+    assert hints == typing.get_type_hints(LaunchOptions)
+
+
+def test_those_that_lead_come_first() -> None:
+    options = LaunchOptions(workers=2, chief=True, ps=1, evaluator=True)
+    assert options.task_types == ("chief", "worker", "worker", "ps", "evaluator")
+    assert LaunchOptions().task_types == ("worker",)
+    assert LaunchOptions(workers=0, chief=True).task_types == ("chief",)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"workers": -1}, "workers=-1 is too small(?s:.)*at least 0"),
+        ({"ps": -1}, "ps=-1 is too small"),
+        ({"devices_per_worker": 0}, "devices_per_worker=0 is too small(?s:.)*at least 1"),
+        ({"max_restarts": -2}, "max_restarts=-2 is too small"),
+        ({"workers": 0}, "leaves no task to train"),
+        ({"workers": 0, "ps": 3, "evaluator": True}, "leaves no task to train"),
+        (
+            {"log_level": "loud"},
+            "log_level='loud' is not a log level(?s:.)*'debug', 'info'",
+        ),
+        ({"node_rank": -1}, "node_rank=-1 is too small"),
+        ({"nnodes": "4:2"}, "nnodes='4:2' is not a number of nodes"),
+        ({"nnodes": 0}, "nnodes=0 is not a number of nodes"),
+        ({"node_timeout_s": 0.0}, "node_timeout_s=0.0 is not a valid number of seconds"),
+        ({"show": "none"}, "show='none' is not a valid choice(?s:.)*'all', 'leader'"),
+        ({"grace_s": -0.5}, "grace_s=-0.5 is not a valid number of seconds"),
+        ({"survivors": True, "min_workers": 1}, "survivors=True was passed with min_workers=1"),
+        ({"workers": 2, "spares": 1, "ps": 1}, "spares=1 was passed with ps=1"),
+        ({"spares": 1, "hosts": "a,b"}, "spares=1 was passed with hosts"),
+        ({"input_workers": -1}, "input_workers=-1 is too small"),
+        ({"evict_slow": 1.0}, "evict_slow=1.0 is not a valid factor(?s:.)*above 1"),
+        ({"evict_slow": float("nan")}, "evict_slow=nan is not a valid factor"),
+        ({"evict_after_s": -1.0}, "evict_after_s=-1.0 is not a valid number of seconds"),
+        ({"max_evictions": -1}, "max_evictions=-1 is too small"),
+        (
+            {"evaluator_grace_s": float("nan")},
+            "evaluator_grace_s=nan is not a valid number of seconds",
+        ),
+    ],
+)
+def test_value_out_of_range_is_refused(given, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        LaunchOptions(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"workers": True}, "workers=True is of type bool(?s:.)*a whole number"),
+        ({"workers": None}, "workers=None is of type NoneType(?s:.)*a whole number"),
+        ({"ps": "2"}, "ps='2' is of type str"),
+        ({"devices_per_worker": 1.0}, "devices_per_worker=1.0 is of type float"),
+        ({"chief": 1}, "chief=1 is of type int(?s:.)*True or False"),
+        ({"evaluator": "yes"}, "evaluator='yes' is of type str"),
+        ({"grace_s": "10"}, "grace_s='10' is of type str(?s:.)*a number of seconds"),
+        ({"evict_slow": "2"}, "evict_slow='2' is of type str(?s:.)*a number above 1"),
+        ({"node_rank": "1"}, "node_rank='1' is of type str"),
+        ({"nnodes": 2.0}, "nnodes=2.0 is of type float(?s:.)*a number, or"),
+        ({"rdzv_endpoint": 29400}, "rdzv_endpoint=29400 is of type int(?s:.)*HOST:PORT"),
+        ({"hosts": 2}, "hosts=2 is of type int(?s:.)*names of hosts"),
+        ({"hostfile": 2}, "hostfile=2 is of type int(?s:.)*a path"),
+        ({"ssh_options": ["-p"]}, r"ssh_options=\['-p'\] is of type list"),
+        ({"env": "A=1"}, "env='A=1' is of type str(?s:.)*a list"),
+        ({"log_dir": 3}, "log_dir=3 is of type int(?s:.)*a path, or None for no files"),
+    ],
+)
+def test_value_of_another_type_is_refused(given, words) -> None:
+    with pytest.raises(TypeError, match=words):
+        LaunchOptions(**given)
+
+
+# Free ports.
+
+
+def test_ports_can_be_listened_on_and_differ() -> None:
+    ports = free_ports(50)
+    assert len(set(ports)) == 50
+    for port in ports:
+        with socket.create_server(("127.0.0.1", port)) as server:
+            assert server.getsockname()[1] == port
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere 127.0.0.2 is no address")
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", ""])
+def test_port_in_use_on_any_address_is_not_chosen(monkeypatch, tmp_path, host) -> None:
+    """As seen when it is the only one but one."""
+    with socket.create_server((host, 0)) as server:
+        taken = server.getsockname()[1]
+        file = tmp_path / "range"
+        file.write_text(f"{taken + 1}\t60999\n")
+        monkeypatch.setattr(ports_module, "_RANGE_FILE", file)
+        monkeypatch.setattr(ports_module, "_FIRST_PORT", taken)
+        (other,) = free_ports(1)
+        assert other != taken
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such file")
+def test_outgoing_connections_take_none_of_the_ports() -> None:
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    if first <= 20_000:
+        pytest.skip(f"outgoing connections of this machine have ports from {first} on")
+    assert max(free_ports(100)) < first
+
+
+def test_a_port_that_may_not_be_used_is_an_error(monkeypatch) -> None:
+    class Socket(socket.socket):
+        def bind(self, address) -> None:
+            raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(socket, "socket", Socket)
+    with pytest.raises(PermissionError):
+        free_ports(1)
+
+
+def test_without_the_file_of_the_range_ports_are_free_too(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(ports_module, "_RANGE_FILE", tmp_path / "missing")
+    assert 20_000 <= free_ports(1)[0] < 32_768
+
+
+# Scripts that set environment variables, recognized by their text.
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "import os",
+        "import os\nprint(os.environ['HOME'])",
+        "import os\nprint(os.environ.get('HOME'), *os.environ.items())",
+        "import os as system\nprint('HOME' in system.environ)",
+        "from os import environ\nif 'A' not in environ: print(environ['B'].update)",
+        "environment = {}\nenvironment['A'] = 'B'",
+        "'''It reads os.environ.'''",
+    ],
+)
+def test_script_that_reads(text) -> None:
+    assert not writes_environment(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os\nos.environ['A'] = 'B'",
+        "import os\nos.environ['A'] += 'B'",
+        "import os\ndel os.environ['A']",
+        "import os\nos.environ.setdefault('A', 'B')",
+        "import os\nos.environ.update(A='B')",
+        "import os\nos.environ |= {'A': 'B'}",
+        "import os\nfor os.environ['A'] in 'BC': pass",
+        "import os\nvariables = os.environ\nvariables['A'] = 'B'",
+        "import os\nchange(os.environ)",
+        "import os\nos.putenv('A', 'B')",
+        "from os import unsetenv",
+        "from os import environ as variables\nvariables['A'] = 'B'",
+        "import os\ngetattr(os, 'environ')['A'] = 'B'",
+        "this is no Python",
+        "print('\0')",
+    ],
+)
+def test_script_that_sets_or_cannot_be_read(text) -> None:
+    assert writes_environment(text)
+
+
+# Folders for programs and memory: gone with the launcher, or with the next one.
+
+
+@pytest.fixture
+def bases(tmp_path, monkeypatch) -> tuple[Path, Path]:
+    """Instead of the temporary folder and of /dev/shm."""
+    files, memory = tmp_path / "files", tmp_path / "memory"
+    for folder in (files, memory):
+        folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(files))
+    monkeypatch.setattr(module, "_MEMORY", str(memory))
+    return files, memory
+
+
+def test_folders_exist_during_a_launch_with_restarts_only(bases) -> None:
+    with make_restart_folders(LaunchOptions(max_restarts=1), {}) as made:
+        assert [Path(str(one)).parent for one in (made.programs, made.memory)] == [*bases]
+        Path(str(made.programs), "program").touch()
+    with make_restart_folders(LaunchOptions(), {}) as made:
+        assert made.variables == {}
+    assert [list(base.iterdir()) for base in bases] == [[], []]
+
+
+def test_folders_of_a_killed_launcher_are_removed_by_the_next(bases) -> None:
+    left = [
+        base / f"stratagem-{kind}-x"
+        for base, kind in zip(bases, ("programs", "memory"), strict=True)
+    ]
+    for folder in left:
+        folder.mkdir()
+        (folder / "owner.lock").touch()  # free, as after the death of its owner
+    with make_restart_folders(LaunchOptions(max_restarts=1), {}):
+        assert not any(folder.exists() for folder in left)
+
+
+# Numbers of nodes, and the node of each task: tables.
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "expected"),
+    [(1, (1, 1)), ("4", (4, 4)), ("2:4", (2, 4)), (" 1:1 ", (1, 1))],
+)
+def test_number_or_range(nnodes, expected) -> None:
+    assert node_range(nnodes) == expected
+
+
+@pytest.mark.parametrize("nnodes", [0, -1, "00", "0:2", "3:2", "", ":", "1:", ":2", "1:2:3", "two"])
+def test_other_numbers_are_refused(nnodes) -> None:
+    with pytest.raises(ValueError, match=r"is not a number of nodes(?s:.)*MIN:MAX(?s:.)*--nnodes"):
+        node_range(nnodes)
+
+
+def test_workers_are_numbered_node_by_node_and_servers_in_turn() -> None:
+    tasks = tasks_of_nodes([2, 0, 1], chief=True, ps=4, evaluator=True)
+    assert tasks == [
+        ("chief", 0, 0),
+        ("worker", 0, 0),
+        ("worker", 1, 0),
+        ("worker", 2, 2),
+        ("ps", 0, 0),
+        ("ps", 1, 1),
+        ("ps", 2, 2),
+        ("ps", 3, 0),
+        ("evaluator", 0, 0),
+    ]

@@ -1,0 +1,19 @@
+"""Fake head for the tests of one file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.launch.remote.heads import TOKEN, Head, head
+
+
+@pytest.fixture
+def fake_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
+    """A head that lets this process in."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    with head(tmp_path / "head") as made:
+        (tmp_path / "head").mkdir()
+        yield made

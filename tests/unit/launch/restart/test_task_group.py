@@ -1,0 +1,555 @@
+"""Signals to a launcher in a separate process, and its sudden end."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+import stratagem as sg
+from stratagem.launch import functions as scripts
+from stratagem.launch.plan.options import LaunchOptions
+from stratagem.launch.restart import slow_tasks
+from stratagem.launch.restart.slow_tasks import followed_tasks
+from stratagem.launch.restart.task_group import LaunchEvents
+from stratagem.launch.tasks.exit_status import ExitStatus
+from stratagem.observe.goodput.account import account_for
+from stratagem.observe.run_events.reader import read_run
+from stratagem.observe.run_events.records import (
+    EndEvent,
+    FailureEvent,
+    NoticeEvent,
+    RestartEvent,
+    StartEvent,
+    StragglerEvent,
+    encode,
+)
+from stratagem.observe.stragglers.windows import WINDOW_S
+from tests.unit.launch.waiting import is_running, number_in, until
+from tests.unit.observe.goodput.runs import first_step, process, run, write
+from tests.unit.observe.stragglers.simulation import Group
+
+LAUNCH = "from stratagem.cli import main; main()"
+READY = """
+import signal, subprocess, time
+def ready():
+    # One write, so that the line cannot come in pieces.
+    sys.stdout.write(f"ready {os.getpid()}\\n")
+    while True:
+        time.sleep(1000)
+"""
+GRANDCHILD = f"""{READY}
+program = "import os, time; open('child', 'w').write(f'{{os.getpid()}}\\\\n'); time.sleep(1000)"
+subprocess.Popen([sys.executable, "-c", program])
+while not os.path.exists("child") or not open("child").read().endswith("\\n"):
+    time.sleep(0.01)
+ready()
+"""
+
+
+@pytest.fixture
+def launched(script, folder):
+    """Starts a launcher, and waits until all its tasks say that they are ready."""
+
+    @contextlib.contextmanager
+    def start(text: str, *options: str, tasks: int = 2) -> Iterator[tuple]:
+        command = [sys.executable, "-c", LAUNCH, "launch", "--workers", str(tasks)]
+        with subprocess.Popen(
+            [*command, *options, script(text)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+        ) as launcher:
+            try:
+                pids = []
+                while len(pids) < tasks:
+                    line = launcher.stdout.readline()
+                    if " ready " not in line:
+                        launcher.kill()
+                        pytest.fail(line + launcher.stderr.read())
+                    pids.append(int(line.split()[-1]))
+                yield launcher, pids
+            finally:
+                launcher.kill()
+
+    return start
+
+
+def end_of(launcher) -> tuple[int, str, str]:
+    out, err = launcher.communicate(timeout=60)
+    return launcher.returncode, out, err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_that_ends_the_launcher_ends_the_tasks(launched, signum) -> None:
+    with launched(f"{READY}signal.signal(signal.SIGINT, signal.SIG_DFL)\nready()") as (
+        launcher,
+        pids,
+    ):
+        launcher.send_signal(signum)
+        code, _, err = end_of(launcher)
+    assert code == 128 + signum
+    assert not any(map(is_running, pids))
+    assert f"[launch] {signum.name}: waiting for the tasks to end." in err
+    each = ", ".join(f"worker {i} (killed by {signum.name})" for i in range(2))
+    assert f"[launch] Ended after {signum.name}: {each}.\n" in err
+    assert "failed first" not in err
+
+
+def test_task_that_fails_because_another_was_interrupted_is_not_the_cause(launched) -> None:
+    """One ends by the signal, the other with an error, and neither is told to end twice."""
+    text = f"""{READY}
+def fail(signum, frame):
+    sys.stdout.write(f"got {{signum}}\\n")
+    sys.stdout.flush()
+    if signum == signal.SIGINT:
+        time.sleep(0.5)
+    raise SystemExit(3)
+for signum in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(signum, fail if task["index"] else signal.SIG_DFL)
+ready()
+"""
+    with launched(text) as (launcher, _):
+        launcher.send_signal(signal.SIGINT)
+        code, out, err = end_of(launcher)
+    assert code == 128 + signal.SIGINT
+    assert out == "[worker 1] got 2\n"
+    assert "Ended after SIGINT: worker 0 (killed by SIGINT), worker 1 (exit code 3).\n" in err
+
+
+def test_tasks_that_save_and_leave_well_make_a_good_end(launched, folder) -> None:
+    text = f"""{READY}
+def save(signum, frame):
+    open(f"saved-{{task['index']}}", "w").close()
+    raise SystemExit(0)
+signal.signal(signal.SIGTERM, save)
+ready()
+"""
+    with launched(text, "--max-restarts", "3") as (launcher, _):
+        launcher.send_signal(signal.SIGTERM)
+        code, _, err = end_of(launcher)
+    assert code == 0
+    assert "Ended after SIGTERM: worker 0 (exit code 0), worker 1 (exit code 0).\n" in err
+    assert sorted(path.name for path in folder.glob("saved-*")) == ["saved-0", "saved-1"]
+
+
+def test_signal_after_which_tasks_save_and_leave_ends_all_with_their_code(launched) -> None:
+    text = f"""{READY}
+def leave(signum, frame):
+    raise SystemExit(42)
+signal.signal(signal.SIGTERM, leave)
+ready()
+"""
+    with launched(text, "--max-restarts", "3") as (launcher, _):
+        launcher.send_signal(signal.SIGTERM)
+        code, out, err = end_of(launcher)
+    assert code == 42
+    assert "ready" not in out
+    assert "Ended after SIGTERM: worker 0 (exit code 42), worker 1 (exit code 42).\n" in err
+    assert "again" not in err
+
+
+def test_signal_is_written_into_the_folder_of_the_run(launched, folder) -> None:
+    with launched(f"{READY}ready()", "--run-dir", "run", tasks=1) as (launcher, _):
+        launcher.send_signal(signal.SIGTERM)
+        code, _, _ = end_of(launcher)
+    (process,) = read_run(folder / "run").processes
+    _, notice, end = process.events
+    assert (notice.reason, end.code) == ("SIGTERM to the launcher", code)
+
+
+def test_nothing_is_started_again_after_a_signal(launched) -> None:
+    with launched(f"{READY}ready()", "--max-restarts", "3") as (launcher, _):
+        launcher.send_signal(signal.SIGTERM)
+        code, out, err = end_of(launcher)
+    assert code == 128 + signal.SIGTERM
+    assert "ready" not in out
+    assert "restart" not in err
+
+
+def test_other_signals_reach_the_tasks_and_not_their_children(launched, folder) -> None:
+    text = f"""{READY}
+def tell(signum, frame):
+    # SIGTERM is the only one that the child has got.
+    ended = f" child {{child.wait()}}" if signum == signal.SIGTERM else ""
+    sys.stdout.write(f"got {{signum}}{{ended}}\\n")
+for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+    signal.signal(signum, tell)
+child = subprocess.Popen(["sleep", "1000"])
+ready()
+"""
+    with launched(text) as (launcher, _):
+        for signum, told in (
+            (signal.SIGUSR1, f"got {int(signal.SIGUSR1)}\n"),
+            (signal.SIGUSR2, f"got {int(signal.SIGUSR2)}\n"),
+            (signal.SIGTERM, f"got {int(signal.SIGTERM)} child {-signal.SIGTERM}\n"),
+        ):
+            launcher.send_signal(signum)
+            lines = sorted(launcher.stdout.readline() for _ in range(2))
+            assert lines == [f"[worker {i}] {told}" for i in range(2)]
+
+
+def test_second_interrupt_kills(launched) -> None:
+    text = f"""{READY}
+for signum in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(signum, signal.SIG_IGN)
+ready()
+"""
+    with launched(text) as (launcher, pids):
+        launcher.send_signal(signal.SIGINT)
+        assert "Once more kills them" in launcher.stderr.readline()
+        assert all(map(is_running, pids))
+        launcher.send_signal(signal.SIGINT)
+        code, _, err = end_of(launcher)
+    assert code == 128 + signal.SIGKILL
+    assert "worker 0 (killed by SIGKILL), worker 1 (killed by SIGKILL)" in err
+    assert not any(map(is_running, pids))
+
+
+def test_failure_after_a_signal_still_ends_the_others(launched) -> None:
+    """One leaves with an error of its own, the other one would stay for ever."""
+    text = f"""{READY}
+def leave(signum, frame):
+    raise SystemExit(4)
+signal.signal(signal.SIGTERM, leave if task["index"] else signal.SIG_IGN)
+ready()
+"""
+    with launched(text, "--grace-s", "0") as (launcher, pids):
+        launcher.send_signal(signal.SIGTERM)
+        code, _, err = end_of(launcher)
+    assert code == 4
+    assert "Ended after SIGTERM: worker 0 (killed by SIGKILL), worker 1 (exit code 4).\n" in err
+    assert not any(map(is_running, pids))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV, signal.SIGQUIT])
+def test_launcher_that_dies_at_once_leaves_nothing(launched, folder, signum) -> None:
+    with launched(GRANDCHILD, tasks=1) as (launcher, pids):
+        grandchild = number_in(folder / "child")
+        assert is_running(grandchild)
+        launcher.send_signal(signum)
+        launcher.wait(60)
+        until(lambda: not any(map(is_running, [*pids, grandchild])))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_children_of_tasks_end_with_them(launched, folder, signum) -> None:
+    with launched(GRANDCHILD, tasks=1) as (launcher, pids):
+        launcher.send_signal(signum)
+        end_of(launcher)
+        assert not any(map(is_running, [*pids, number_in(folder / "child")]))
+
+
+def test_hangup_that_nohup_keeps_away_reaches_nobody(launched) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with launched(f"{READY}ready()") as (launcher, pids):
+            launcher.send_signal(signal.SIGHUP)
+            launcher.send_signal(signal.SIGUSR1)
+            _, _, err = end_of(launcher)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    # The tasks ignore it too, and only the other signal has killed them.
+    assert "killed by SIGUSR1" in err
+    assert "SIGHUP" not in err
+    assert not any(map(is_running, pids))
+
+
+def test_reader_that_goes_away_ends_all(launched) -> None:
+    text = f"{READY}sys.stdout.write(f'ready {{os.getpid()}}\\n')\nwhile True: print('more')"
+    with launched(text, tasks=1) as (launcher, pids):
+        launcher.stdout.close()
+        launcher.wait(60)
+        assert launcher.returncode == 1
+        until(lambda: not any(map(is_running, pids)))
+        assert "Traceback" not in launcher.stderr.read()
+
+
+# Slow tasks of a launch: reports and evictions.
+
+RUNNING = ("worker 0", "worker 1", "worker 2")
+
+
+class Run:
+    """A run folder to which workers write, and a launcher that follows it."""
+
+    def __init__(self, folder, **options) -> None:
+        followed = followed_tasks(LaunchOptions(workers=3, run_dir=folder, **options))
+        assert followed is not None
+        self.slow = followed
+        self.slow.begin(0.0)
+        write(folder, run(*(process(task, 0, first_step(1, 1)) for task in RUNNING)))
+        self._folder, self._step = folder / "events", 1
+        self.now_s = 0.0
+
+    def train(self, **group) -> list:
+        """Trains for a little longer than a window; returns what was found."""
+        num_steps = group.pop("num_steps", 60)
+        for task, _, event in Group(num_workers=3, num_steps=num_steps, **group).lines():
+            later = {name: getattr(event, name) for name in event.__dataclass_fields__}
+            later |= {"step": event.step + self._step, "monotonic_s": self.now_s + event.step}
+            (path,) = self._folder.glob(f"{task.replace(' ', '-')}.*")
+            with path.open("a") as file:
+                file.write(f"{encode(type(event)(**later))}\n")
+        self._step += num_steps
+        self.now_s += WINDOW_S + 1
+        return self.slow.find(self.now_s, RUNNING)
+
+
+SLOW = {"slow": 1, "cause": "input", "extra_s": 0.5}
+EVICTING = {"evict_slow": 1.6, "survivors": True}
+
+
+def test_equal_tasks_are_not_reported(tmp_path) -> None:
+    one = Run(tmp_path)
+    assert [one.train(seed=seed) for seed in range(4)] == [[]] * 4
+
+
+def test_slow_task_is_reported_once_and_again_after_it_recovered(tmp_path) -> None:
+    one = Run(tmp_path)
+    found = [one.train(**SLOW) for _ in range(4)]
+    assert [len(each) for each in found] == [0, 1, 0, 0]
+    assert found[1][0].text.startswith("worker 1 is slow in input: the others wait ")
+    assert found[1][0].reason == ""
+    assert one.train() == []
+    assert [len(one.train(**SLOW)) for _ in range(3)] == [0, 1, 0]
+
+
+def test_task_that_stays_slow_is_ended(tmp_path) -> None:
+    one = Run(tmp_path, evict_after_s=30.0, **EVICTING)
+    found = [one.train(**SLOW) for _ in range(4)]
+    (ended,) = found[3]
+    assert [len(each) for each in found[:3]] == [0, 1, 0]
+    assert ended.straggler.task == "worker 1"
+    assert ended.text.startswith(
+        "Ending worker 1: it has been slow for 33 s, and evict_slow is 1.6. worker 1 is slow in "
+    )
+
+
+def test_no_more_are_ended_than_allowed(tmp_path) -> None:
+    one = Run(tmp_path, evict_after_s=0.0, max_evictions=2, **EVICTING)
+    found = [each for _ in range(5) for each in one.train(**SLOW) if each.reason]
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {**EVICTING, "max_evictions": 0}])
+def test_none_is_ended_by_default(tmp_path, options) -> None:
+    one = Run(tmp_path, **options)
+    found = [each for _ in range(8) for each in one.train(**SLOW)]
+    assert [each.reason for each in found] == [""]
+
+
+def test_task_that_does_not_run_is_no_straggler(tmp_path) -> None:
+    one = Run(tmp_path)
+    one.train(**SLOW)
+    one.slow.find(one.now_s, ("worker 0", "worker 2"))
+    assert one.slow.find(one.now_s + 2 * WINDOW_S, ("worker 0", "worker 2")) == []
+
+
+def test_events_of_an_earlier_start_count_no_more(tmp_path) -> None:
+    one = Run(tmp_path)
+    one.train(**SLOW)
+    one.slow.begin(one.now_s)
+    assert one.slow.find(one.now_s + 2 * WINDOW_S, RUNNING) == []
+
+
+def test_few_steps_are_waited_for(tmp_path) -> None:
+    one = Run(tmp_path, evict_after_s=0.0, **EVICTING)
+    assert one.train(num_steps=3, **SLOW) == []
+    (ended,) = one.train(num_steps=3, **SLOW)
+    assert ended.reason
+
+
+def test_launch_without_a_folder_follows_nothing() -> None:
+    assert followed_tasks(LaunchOptions(workers=3)) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"survivors": True}, "evict_slow=2 with run_dir=None(?s:.)*add what is missing"),
+        ({"run_dir": "run"}, "and max_restarts=0(?s:.)*survivors=True, or"),
+    ],
+)
+def test_eviction_that_would_end_the_job_is_refused(options, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        followed_tasks(LaunchOptions(evict_slow=2, **options))
+
+
+_TRAIN = """
+import itertools, time
+from pathlib import Path
+from stratagem.observe.goodput import EventWriter, StepWaits
+
+def is_running(pid):
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+writer = EventWriter("run", "worker", task["index"], num_processes=3, interval_s=0.0)
+own_s = 0.05 if task["index"] == 1 else 0.01
+Path(f"own-{task['index']}").write_text(str(os.getpid()))
+Path(f"own-{task['index']}").rename(f"ready-{task['index']}")
+ready = [Path(f"ready-{index}") for index in range(3)]
+while not all(path.exists() for path in ready):
+    time.sleep(0.01)
+begin_s = max(path.stat().st_mtime for path in ready)
+slow = int(ready[1].read_text())
+for step in itertools.count(1):  # in lockstep, until the launcher has ended the slow one
+    if not is_running(slow):
+        break
+    time.sleep(max(0.0, begin_s + 0.05 * step - time.time()))
+    waits = StepWaits(waited_s=0.05 - own_s, input_s=own_s - 0.005)
+    writer.step(step, duration_s=0.05, waits=waits)
+writer.end(0)
+"""
+
+
+_SURVIVORS = {"survivors": True}
+_RESTARTS = {"max_restarts": 1, "cold_restarts": True}
+_SURVIVORS_AND_RESTARTS = {**_SURVIVORS, **_RESTARTS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        _SURVIVORS_AND_RESTARTS,
+        _SURVIVORS,
+        _RESTARTS,
+    ],
+    ids=str,
+)
+def test_slow_worker_is_ended_and_the_others_finish(
+    capfd, script, folder, monkeypatch, options
+) -> None:
+    monkeypatch.setattr(slow_tasks, "WINDOW_S", 0.5)
+    monkeypatch.setattr(slow_tasks, "_POLL_EVERY_S", 0.1)
+    is_restarted = """
+if os.environ["STRATAGEM_RESTART_COUNT"] == "1":
+    open("restarted", "a").close()
+    raise SystemExit(0)
+"""
+    text = f"{is_restarted}{_TRAIN}"
+    survivors = "survivors" in options
+    outcome = scripts.run_script(
+        script(text),
+        workers=3,
+        run_dir="run",
+        evict_slow=2.0,
+        evict_after_s=0.0,
+        **options,
+    )
+    assert outcome.exit_code == 0
+    err = capfd.readouterr().err
+    assert "[launch] Ending worker 1: it has been slow for 0 s, and evict_slow is 2." in err
+    assert re.search(r"worker 1 is slow in input: the others wait \d+ ms of each \d+ ms step", err)
+    why = "worker 1 failed{}: ended by the launcher: it has been slow for 0 s"
+    assert why.format("" if survivors else " first") in err
+    assert (folder / "restarted").exists() is not survivors
+    text = "[launch] Not starting worker 1 again while others run: it would be as slow.\n"
+    assert err.count(text) == (options == _SURVIVORS_AND_RESTARTS)
+    (launcher,) = [one for one in read_run("run").processes if one.task == "launcher 0"]
+    (event,) = [one for one in launcher.events if isinstance(one, StragglerEvent)]
+    assert (event.task, event.cause, event.is_evicted) == ("worker 1", "input", True)
+    assert 0.02 < event.late_s < event.step_s
+
+
+# Launcher's events, read back by the goodput report.
+
+FAILED = ExitStatus(name="worker 1", returncode=-9, at_s=1.0)
+LEFT = ExitStatus(name="worker 0", returncode=42, at_s=1.0)
+
+
+def recorded(folder) -> list:
+    (launcher,) = [p for p in read_run(folder).processes if p.task == "launcher 0"]
+    return list(launcher.events)
+
+
+def test_failure_is_reported_once_a_start(tmp_path) -> None:
+    with LaunchEvents(LaunchOptions(workers=3, ps=1, run_dir=tmp_path)) as events:
+        for restart in (1, 2):
+            events.failure(FAILED)
+            events.failure(FAILED)
+            events.restart(restart, FAILED)
+        events.end(0)
+    start, *between, end = recorded(tmp_path)
+    assert isinstance(start, StartEvent)
+    assert start.num_processes == 3
+    assert [type(event) for event in between] == [FailureEvent, RestartEvent] * 2
+    failure, restart = between[:2]
+    assert failure.lost == "worker 1"
+    assert failure.reason == "worker 1 failed first: killed by SIGKILL"
+    assert (restart.attempt, restart.cause) == (1, "worker 1 failed (killed by SIGKILL)")
+    assert isinstance(end, EndEvent)
+    assert end.code == 0
+
+
+def test_that_a_task_saved_and_left_is_no_failure(tmp_path) -> None:
+    with LaunchEvents(LaunchOptions(run_dir=tmp_path)) as events:
+        events.failure(LEFT)
+        events.restart(1, LEFT)
+        events.notice("SIGTERM to the launcher")
+    _, restart, notice = recorded(tmp_path)
+    assert restart.cause == "worker 0 saved and left (exit code 42)"
+    assert isinstance(notice, NoticeEvent)
+
+
+def test_error_of_the_launcher_is_its_end(tmp_path) -> None:
+    with (
+        pytest.raises(OSError, match="no more processes"),
+        LaunchEvents(LaunchOptions(run_dir=tmp_path)),
+    ):
+        raise OSError("no more processes")
+    end = recorded(tmp_path)[-1]
+    assert (end.code, end.reason) == (1, "OSError('no more processes')")
+
+
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with LaunchEvents(LaunchOptions()) as events:
+        events.failure(FAILED)
+        events.notice("SIGTERM")
+        events.restart(1, FAILED)
+        events.end(0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_run_of_real_tasks_tells_what_happened_to_them(script, folder, capfd) -> None:
+    """In tasks that change their folder; the one that fails tells of itself too."""
+    path = script(
+        """
+        import time
+        import stratagem as sg
+        os.makedirs("elsewhere", exist_ok=True)
+        os.chdir("elsewhere")
+        attempt = int(os.environ["STRATAGEM_RESTART_COUNT"])
+        sg.goodput.step(10 * attempt + 10)
+        if task["index"] == 1 and attempt == 0:
+            while not os.path.exists("stepped"):
+                time.sleep(0.01)
+            raise ValueError("loss is nan")
+        open("stepped", "w").close()
+        """
+    )
+    sg.launch.run(path, workers=2, max_restarts=1, run_dir="run")
+    run = read_run(folder / "run")
+    tasks = [(p.task, p.start.attempt) for p in run.processes if p.trains]
+    assert sorted(tasks) == [("worker 0", 0), ("worker 0", 1), ("worker 1", 0), ("worker 1", 1)]
+    kinds = [type(event).__name__ for event in recorded(folder / "run")]
+    assert kinds == ["StartEvent", "FailureEvent", "RestartEvent", "EndEvent"]
+    account = account_for(run)
+    assert account.is_over
+    assert len(account.failures) == 1
+    assert "worker 1" in account.failures[0].what
+    assert account.failures[0].resumed_s is not None
+    assert account.problems == ()

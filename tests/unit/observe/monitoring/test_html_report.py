@@ -1,0 +1,479 @@
+"""The page is valid, needs no network, and escapes what a run says."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+
+import pytest
+
+from stratagem import environment as optional_libraries
+from stratagem.errors import NotFoundError
+from stratagem.observe.monitoring.charts import TimeFrame
+from stratagem.observe.monitoring.html_report import (
+    Cell,
+    failure_cell,
+    load_run,
+    members_cell,
+    memory_cell,
+    plan_cell,
+    save_cell,
+    sections_of,
+    speed_cell,
+    straggler_cell,
+    tiles_of,
+    time_cell,
+    values_cell,
+    warning_cell,
+    write_report,
+)
+from stratagem.observe.monitoring.span_export import SpanExport
+from stratagem.observe.run_events.records import StepEvent
+from tests.unit.observe.goodput.runs import (
+    EPOCH_S,
+    at,
+    end,
+    first_step,
+    gang_restart,
+    members,
+    members_come_and_go,
+    process,
+    run,
+    save,
+    straggling,
+    warning,
+    write,
+)
+from tests.unit.observe.stragglers.simulation import Group
+
+VOID = {"meta", "br"}
+
+
+class Page(html.parser.HTMLParser):
+    """Collects elements, and fails where one is not closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data) -> None:
+        self.text += data
+
+
+@pytest.fixture
+def page(tmp_path) -> Page:
+    write(tmp_path / "run", straggling())
+    write(tmp_path / "other", gang_restart())
+    path = tmp_path / "new" / "report.html"
+    write_report([tmp_path / "run", tmp_path / "other"], path)
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def test_page_is_one_file(page) -> None:
+    tags = {tag for tag, _ in page.seen}
+    assert not tags & {"script", "link", "img", "iframe", "object"}
+    addresses = [
+        value
+        for _, attributes in page.seen
+        for name, value in attributes.items()
+        if name in ("href", "src", "xlink:href") and not str(value).startswith("#")
+    ]
+    assert addresses == []
+    assert not re.search(r"@import|url\((?!#)", page.text)
+
+
+def test_page_holds_both_runs_and_their_sections(page) -> None:
+    assert [tag for tag, _ in page.seen].count("h1") == 2
+    titles = ("Where the time went", "Stragglers", "Checkpoints", "Warnings")
+    assert all(title in page.text for title in titles)
+    assert "slow <data>" in page.text
+
+
+def test_times_are_not_broken_into_lines(page) -> None:
+    tables = [attributes.get("class") for tag, attributes in page.seen if tag == "table"]
+    assert "times" in tables
+    assert None in tables  # that of causes has none
+    assert ".times td:first-child { white-space: nowrap;" in page.text
+
+
+def test_colors_of_charts_are_defined_for_light_and_dark(page) -> None:
+    style = page.text[: page.text.index("Run ", 10)] + page.text
+    used = {
+        name
+        for _, attributes in page.seen
+        for name in re.findall(r"var\(--([\w-]+)\)", str(attributes.get("style")))
+    }
+    assert used
+    assert [name for name in used if f"--{name}:" not in style] == []
+    assert "prefers-color-scheme: dark" in style
+
+
+def _luminance(color: str) -> float:
+    parts = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    red, green, blue = [
+        part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.slow
+def test_text_has_the_contrast_of_wcag_in_light_and_dark_colors(page) -> None:
+    for theme in re.findall(r":root \{(.*?)\}", page.text, re.DOTALL):
+        colors = dict(re.findall(r"--([\w-]+): (#\w{6});", theme))
+        for text in ("text", "quiet"):
+            for back in ("back", "card"):
+                dark, light = sorted((_luminance(colors[text]), _luminance(colors[back])))
+                assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, back)
+    assert page.text.count(":root {") == 2
+
+
+def test_folder_without_events_writes_no_file(tmp_path) -> None:
+    with pytest.raises(NotFoundError, match="has no events"):
+        write_report([tmp_path / "none"], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("missing", ["jinja2", "matplotlib"])
+def test_missing_library_is_named(tmp_path, monkeypatch, missing) -> None:
+    real = optional_libraries.importlib.import_module
+
+    def without(name: str) -> object:
+        if name == missing:
+            raise ImportError(f"No module named {name!r}")
+        return real(name)
+
+    write(tmp_path, straggling())
+    monkeypatch.setattr(optional_libraries, "importlib", type("", (), {"import_module": without}))
+    with pytest.raises(ImportError, match=rf"(?s)needs {missing}.*stratagem\[observe\]"):
+        write_report([tmp_path], tmp_path / "report.html")
+
+
+# Spans as an exporter of OpenTelemetry receives them.
+
+sdk = pytest.importorskip("opentelemetry.sdk.trace")
+export = pytest.importorskip("opentelemetry.sdk.trace.export")
+in_memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+
+
+def spans(events, folder="runs/digits") -> list:
+    memory = in_memory.InMemorySpanExporter()
+    provider = sdk.TracerProvider()
+    provider.add_span_processor(export.SimpleSpanProcessor(memory))
+    spans_of_run = SpanExport(folder, provider)
+    for one in events.processes:
+        spans_of_run.add(one)
+    return list(memory.get_finished_spans())
+
+
+def length_s(span) -> float:
+    return (span.end_time - span.start_time) / 1e9
+
+
+def test_checkpoints_and_start_ups_have_a_length() -> None:
+    events = run(process("worker 0", 0, *straggling().processes[0].events[1:3], *save(20, 24, 7)))
+    found = {span.name: span for span in spans(events)}
+    assert length_s(found["start-up"]) == pytest.approx(10)
+    assert length_s(found["checkpoint"]) == pytest.approx(4)
+    assert found["checkpoint"].end_time == pytest.approx((EPOCH_S + 24) * 1e9)
+    assert found["checkpoint"].attributes["stratagem.step"] == 7
+    assert found["checkpoint"].attributes["stratagem.process"] == "worker 0"
+
+
+def test_change_of_members_is_as_long_as_its_pause() -> None:
+    events = run(process("worker 0", 0, members(8, 1, 2, lost="1 3", pause_s=1.5)))
+    (change,) = [span for span in spans(events) if span.name == "members"]
+    assert length_s(change) == pytest.approx(1.5)
+    assert change.attributes["stratagem.lost"] == "worker 1, worker 3"
+    assert "stratagem.joined" not in change.attributes
+
+
+def test_failures_are_errors_and_other_events_are_not() -> None:
+    found = spans(gang_restart())
+    errors = [
+        span.name for span in found if not span.status.is_ok and span.status.status_code.value
+    ]
+    assert sorted(errors) == ["failure", "process ended"]
+    (restarted,) = [span for span in found if span.name == "restart"]
+    assert restarted.attributes["stratagem.cause"] == "worker 1 failed"
+    assert length_s(restarted) == 0
+
+
+def test_failed_checkpoint_is_an_error() -> None:
+    found = spans(run(process("worker 0", 0, *save(2, 3, 1, failed="disk full"), end(4))))
+    (saved,) = [span for span in found if span.name == "checkpoint"]
+    assert saved.status.status_code.name == "ERROR"
+    assert saved.attributes["stratagem.failed"] == "disk full"
+
+
+def test_all_spans_of_a_folder_are_one_trace() -> None:
+    def traces(folder: str) -> set[int]:
+        return {span.context.trace_id for span in spans(gang_restart(), folder)}
+
+    assert len(traces("runs/a")) == 1
+    assert traces("runs/a") == traces("runs/a") != traces("runs/b")
+
+
+def test_values_are_attributes_and_lines_of_steps_and_memory_are_left_out() -> None:
+    found = spans(straggling())
+    progress = [span for span in found if span.name == "progress"]
+    assert progress[0].attributes["stratagem.values.loss"] == 2.0
+    assert {span.name for span in found} == {
+        "process started",
+        "start-up",
+        "progress",
+        "warning",
+        "process ended",
+    }
+
+
+def test_span_export_missing_library_is_named(monkeypatch) -> None:
+    def without(name: str) -> None:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(optional_libraries, "importlib", type("", (), {"import_module": without}))
+    with pytest.raises(ImportError, match=r"(?s)OpenTelemetry needs.*stratagem\[observe\]"):
+        SpanExport("runs/digits")
+
+
+# The cell about slow workers.
+
+
+def made(folder, events) -> Cell:
+    write(folder, events)
+    return straggler_cell(load_run(folder), TimeFrame(100.0, []))
+
+
+def simulated(group: Group):
+    """The events that the workers of a group write."""
+    by_task: dict[str, list[StepEvent]] = {}
+    for task, at_s, event in group.lines():
+        fields = {name: getattr(event, name) for name in event.__dataclass_fields__}
+        fields |= at(2 + at_s) | {"step": event.step + 1}
+        by_task.setdefault(task, []).append(StepEvent(**fields))
+    return run(*(process(task, 0, first_step(2, 1), *lines) for task, lines in by_task.items()))
+
+
+def test_each_worker_has_a_row_and_the_slow_one_a_sentence(tmp_path) -> None:
+    group = Group(num_workers=3, slow=1, cause="input", extra_s=0.25, noise=0.0)
+    found = made(tmp_path, simulated(group))
+    assert found.charts
+    assert found.headers[0] == "worker"
+    assert [row[0] for row in found.rows] == ["worker 0", "worker 1", "worker 2"]
+    assert found.rows[0][1:5] == ("20 ms", "200 ms", "250 ms", "30 ms")
+    assert found.rows[1][1:6] == ("270 ms", "200 ms", "0 ms", "30 ms", "input")
+    assert found.rows[0][5:] == ("-", "0 ms", "0.0%")
+    assert found.note.startswith(
+        "worker 1 is slow in input: the others wait 250 ms of each 500 ms step for it, in 200 of "
+        "200 steps: "
+    )
+    assert "49." in found.rows[1][7]  # 50 of 102 seconds
+
+
+def test_equal_workers_are_named_so(tmp_path) -> None:
+    found = made(tmp_path, simulated(Group(num_workers=3)))
+    assert found.note.startswith("No worker is slow.")
+
+
+def test_slow_workers_have_a_row_among_many(tmp_path) -> None:
+    group = Group(num_workers=40, num_steps=60, slow=39, cause="compute", extra_s=0.5)
+    found = made(tmp_path, simulated(group))
+    assert len(found.rows) == 32
+    assert (found.rows[-1][0], found.rows[-1][5]) == ("worker 39", "compute")
+
+
+def test_longest_delay_and_unknown_times_are_shown(tmp_path) -> None:
+    found = made(tmp_path, straggling())
+    assert found.note.endswith("Darkest: 200 ms per step.")
+    assert found.rows[1][1:6] == ("-", "250 ms", "-", "-", "unknown")
+    assert "worker 1 is slow: the others wait 200 ms of each 400 ms step for it" in found.note
+
+
+def test_unmeasured_waits_of_several_workers_are_named(tmp_path) -> None:
+    found = made(tmp_path, gang_restart())
+    assert found.empty.startswith("8 lines of steps have no measured waits.")
+
+
+def test_no_worker_is_named_if_steps_do_not_wait_for_all(tmp_path) -> None:
+    group = Group(num_workers=3, slow=1, cause="compute", extra_s=0.25, waits_for_all=False)
+    found = made(tmp_path, simulated(group))
+    assert found.empty.startswith("With backup workers, a step waits for the first workers only.")
+    assert not found.rows
+
+
+def test_one_worker_has_no_stragglers(tmp_path) -> None:
+    assert "one worker" in made(tmp_path, run(process("worker 0", 0))).empty
+
+
+# Cells with tables, and reasons for empty ones.
+
+
+def made_of_table_cells(cell, folder, events) -> Cell:
+    write(folder, events)
+    return cell(load_run(folder), TimeFrame(100.0, []))
+
+
+def test_failures_and_restarts_are_in_order(tmp_path) -> None:
+    assert made_of_table_cells(failure_cell, tmp_path, gang_restart()).rows == (
+        ("45.0 s", "failure 1: worker 1 lost", "5.0 s", "13.0 s"),
+        ("47.0 s", "restart 1: worker 1 failed", "", ""),
+    )
+
+
+def test_checkpoints_have_their_stalls(tmp_path) -> None:
+    lines = (*save(3, 5, 7), *save(8, 9, 9, failed="disk full"), end(9))
+    found = made_of_table_cells(save_cell, tmp_path, run(process("worker 0", 0, *lines)))
+    assert found.rows[0] == ("5.0 s", "7", "2.0 s", "2.0 s", "written")
+    assert found.rows[1][-1] == "failed: disk full"
+    assert found.note.startswith("2 checkpoints, 3.0 s of stalls.")
+
+
+def test_warnings_name_their_processes(tmp_path) -> None:
+    (row,) = made_of_table_cells(warning_cell, tmp_path, straggling()).rows
+    assert row == ("12.0 s", "worker 0, worker 1", "UserWarning", "slow <data>", "train.py:3")
+
+
+def test_only_the_first_of_many_rows_are_shown(tmp_path) -> None:
+    many = (warning(number, f"number {number}") for number in range(1, 31))
+    found = made_of_table_cells(warning_cell, tmp_path, run(process("worker 0", 0, *many)))
+    assert (len(found.rows), found.note) == (20, "10 more are left out.")
+
+
+def test_plan_is_beside_the_measurement(tmp_path) -> None:
+    plan = {
+        "target": "8xH100",
+        "num_devices": 8,
+        "global_batch": 800,
+        "memory": {"total_bytes": 2 * 1024**3},
+        "scaling": [{"num_devices": 1, "step_s": 9.0}, {"num_devices": 8, "step_s": 0.25}],
+    }
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    rows = made_of_table_cells(plan_cell, tmp_path, straggling()).rows
+    assert rows[0][1] == "8xH100"
+    assert rows[1] == ("time of a step", "250 ms", "200 ms")
+    assert rows[2][:2] == ("examples", "3,200/s")
+    assert rows[3] == ("memory per device", "2.0 GiB", "0 MiB")
+
+
+def test_empty_cells_say_why_and_how_to_fill_them(tmp_path) -> None:
+    alone = run(process("worker 0", 0))
+    assert "sg.BackupAndRestore" in made_of_table_cells(save_cell, tmp_path / "a", alone).empty
+    assert (
+        "stratagem plan --target TARGET"
+        in made_of_table_cells(plan_cell, tmp_path / "b", alone).empty
+    )
+    assert made_of_table_cells(failure_cell, tmp_path / "c", alone).empty
+    assert made_of_table_cells(warning_cell, tmp_path / "d", alone).empty
+
+
+# Cells with charts, and reasons for empty ones.
+
+
+def made_of_chart_cells(cell, folder, events) -> Cell:
+    write(folder, events)
+    return cell(load_run(folder), TimeFrame(100.0, []))
+
+
+CHARTS = (time_cell, values_cell, speed_cell, memory_cell)
+
+
+def test_cells_of_a_full_run_hold_charts(tmp_path) -> None:
+    for number, cell in enumerate(CHARTS):
+        found = made_of_chart_cells(cell, tmp_path / str(number), straggling())
+        assert found.charts
+        assert not found.empty
+
+
+def test_causes_are_in_a_table_with_their_colors(tmp_path) -> None:
+    found = made_of_chart_cells(time_cell, tmp_path, gang_restart())
+    rows = {row[0]: row[1:3] for row in found.rows}
+    assert rows["start-up"] == ("10.0 s", "12.8%")
+    assert rows["repeated"] == ("10.0 s", "12.8%")
+    assert ("cause-starting", "start-up") in found.legend
+
+
+def test_chart_cells_empty_cells_say_why_and_how_to_fill_them(tmp_path) -> None:
+    alone = run(process("worker 0", 0))
+    assert "sg.goodput.progress" in made_of_chart_cells(values_cell, tmp_path / "a", alone).empty
+    assert "sg.goodput.step" in made_of_chart_cells(speed_cell, tmp_path / "b", alone).empty
+    assert "STRATAGEM_RUN_DIR" in made_of_chart_cells(memory_cell, tmp_path / "d", alone).empty
+
+
+def test_changes_of_members_are_in_a_table(tmp_path) -> None:
+    found = made_of_chart_cells(members_cell, tmp_path / "a", members_come_and_go())
+    assert len(found.charts) == 1
+    assert found.rows[:2] == (
+        ("20.0 s", "worker 1", "-", "2 of 3", "250 ms", "1.0 s"),
+        ("30.0 s", "-", "worker 1", "3 of 3", "250 ms", "500 ms"),
+    )
+    assert len(found.rows) == 4
+    assert (
+        "ElasticStrategy" in made_of_chart_cells(members_cell, tmp_path / "b", gang_restart()).empty
+    )
+
+
+# Figures of a run, and its plan.
+
+
+def test_figures_of_a_run(tmp_path) -> None:
+    write(tmp_path, straggling())
+    tiles = {label: (value, remark) for label, value, remark in tiles_of(load_run(tmp_path))}
+    assert tiles["start-up"][0] == "10.0 s"
+    assert tiles["steps"] == ("101", "0 run again; 0 failures; 2 workers")
+    assert tiles["loss, last"] == ("1", "first recorded: 2")
+    assert tiles["host memory, peak"][0] == "300 MiB"
+    assert tiles["goodput after start-up"][0].endswith("%")
+
+
+def test_run_without_steps_has_figures_too(tmp_path) -> None:
+    write(tmp_path, run(process("worker 0", 0)))
+    tiles = {label: value for label, value, _ in tiles_of(load_run(tmp_path))}
+    assert tiles["goodput after start-up"] == "none yet"
+    assert tiles["speed, median"] == tiles["loss, last"] == "unknown"
+    assert tiles["host memory, peak"] == "-"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("{", "cannot be read"), ("[]", "is no plan"), ("{}", "is no plan")]
+)
+def test_plan_that_cannot_be_read_is_named(tmp_path, text, why) -> None:
+    write(tmp_path, straggling())
+    (tmp_path / "plan.json").write_text(text)
+    found = load_run(tmp_path)
+    assert found.plan is None
+    assert why in found.plan_problem
+
+
+def test_folder_without_events_is_named(tmp_path) -> None:
+    with pytest.raises(NotFoundError, match="has no events"):
+        load_run(tmp_path)
+
+
+# Sections of a report have a cell per run.
+
+
+def test_two_runs_have_a_cell_each(tmp_path) -> None:
+    for name, events in (("a", straggling()), ("b", gang_restart())):
+        write(tmp_path / name, events)
+    sections = sections_of([load_run(tmp_path / "a"), load_run(tmp_path / "b")])
+    assert {len(section.cells) for section in sections} == {2}
+    assert len({section.title for section in sections}) == len(sections) == 10
+    found = {section.title: section.cells for section in sections}
+    assert all(isinstance(cell, Cell) for cells in found.values() for cell in cells)
+    assert found["Failures and restarts"][0].empty
+    assert found["Failures and restarts"][1].rows

@@ -1,0 +1,593 @@
+"""Shares of a trace, compared with counts of single nanoseconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.profiler import ProfileData
+from rich.console import Console
+
+from stratagem.observe.profiling.recorder import find_traces
+from stratagem.observe.profiling.report import show
+from stratagem.observe.profiling.summary import (
+    PARTS,
+    ProfiledOperation,
+    ProfileSummary,
+    every_steps,
+    instructions_of,
+    layer_of,
+    period_of,
+    summarize,
+)
+from stratagem.observe.profiling.trace import (
+    COMPILATION,
+    END,
+    STEP,
+    DeviceOperation,
+    DeviceTrace,
+    clip,
+    input_mark,
+    intersect,
+    is_collective,
+    length,
+    parse_trace,
+    read_trace,
+    subtract,
+    union,
+)
+from tests.unit.observe.profiling.fabricated import (
+    OPERATIONS,
+    Event,
+    cpu_operation,
+    cpu_trace,
+    end_mark,
+    input_wait,
+    step,
+    two_steps,
+    write,
+    xspace,
+)
+
+_WHOLE_NS = 60
+_SPAN = st.tuples(st.integers(0, _WHOLE_NS), st.integers(1, 12)).map(
+    lambda one: (one[0], min(one[0] + one[1], _WHOLE_NS))
+)
+_SPANS = st.lists(_SPAN.filter(lambda one: one[0] < one[1]), max_size=6)
+
+
+def _trace(operations, **fields) -> DeviceTrace:
+    steps = fields.pop("steps", [((0, 1), 1)])
+    given = {"input": [], "compilation": [], "end_ns": None, "executions": {}} | fields
+    return DeviceTrace("gpu", operations, steps=steps, **given)
+
+
+def _operation(begin, end, kind="compute", name="dot", module="jit_step", run=None):
+    return DeviceOperation(name, module, begin, end, kind, run)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_SPANS.filter(bool), _SPANS, _SPANS, _SPANS, _SPANS, _SPANS)
+def test_each_nanosecond_counts_once(
+    compute, collectives, copies, executed, waits, compiles
+) -> None:
+    operations = [_operation(*one) for one in compute]
+    operations += [_operation(*one, "collective", "all-reduce") for one in collectives]
+    operations += [_operation(*one, "copy", "MemcpyH2D") for one in copies]
+    executions = {"gpu:0": union(executed) or [(0.0, 0.0)]}
+    found = summarize(
+        _trace(
+            {"gpu:0": operations},
+            executions=executions,
+            input=union(waits),
+            compilation=union(compiles),
+            end_ns=_WHOLE_NS,
+        )
+    )
+    causes = dict(
+        zip(PARTS, (compute, collectives, copies, executed, waits, compiles), strict=False)
+    )
+    counted = dict.fromkeys(PARTS, 0)
+    for nanosecond in range(_WHOLE_NS):
+        holds = (
+            part for part, spans in causes.items() if any(b <= nanosecond < e for b, e in spans)
+        )
+        counted[next(holds, "host")] += 1
+    assert found.parts_s == pytest.approx({part: count * 1e-9 for part, count in counted.items()})
+    assert sum(found.parts_s.values()) == pytest.approx(found.whole_s)
+    in_flight = {n for begin, end in collectives for n in range(begin, end)}
+    assert found.collectives_s == pytest.approx(len(in_flight) * 1e-9)
+
+
+def test_two_steps_on_two_devices() -> None:
+    summary = summarize(parse_trace(ProfileData.from_serialized_xspace(two_steps())), OPERATIONS)
+    assert (summary.platform, summary.num_devices, summary.num_steps) == ("cpu", 2, 2)
+    # From the first step's start to the end of the last operation, although the host ended before.
+    assert summary.whole_s == pytest.approx(2000e-9)
+    assert summary.step_s == pytest.approx(1000e-9)
+    mean = {
+        "compute": (400 + 700 + 600 + 600) / 2,
+        "collectives": (200 + 300) / 2,
+        "copies": 0,
+        "launch": 0,
+        "input": (150 + 150) / 2,  # 150 to 200, when operations begin, and 850 to 950
+        "compilation": 30,
+        "host": 0,
+    }
+    mean["host"] = 2000 - sum(mean.values())
+    assert summary.parts_s == pytest.approx({name: ns * 1e-9 for name, ns in mean.items()})
+    assert summary.busy_share == pytest.approx((1150 + 250) / 2000)
+    assert summary.collectives_s == pytest.approx(350e-9)
+    assert summary.overlapped_share == pytest.approx(100 / 350)
+    dot, reduce = summary.operations
+    assert (dot.name, dot.layer, dot.phase, dot.kind) == (
+        "dot",
+        "model/dense",
+        "backward",
+        "compute",
+    )
+    assert (dot.count, dot.time_s) == (2, pytest.approx(1150e-9))
+    assert (reduce.kind, reduce.layer, reduce.count) == ("collective", "", 1)
+
+
+def test_gaps_within_an_execution_are_launches() -> None:
+    operations = [_operation(10, 20, run=1), _operation(25, 30, run=1), _operation(50, 60, run=2)]
+    summary = summarize(_trace({"cpu:0": operations}))
+    assert summary.parts_s["launch"] == pytest.approx(5e-9)
+    assert summary.parts_s["host"] == pytest.approx(30e-9)
+
+
+def test_without_executions_short_gaps_of_a_program_are_launches() -> None:
+    gaps_ns = (3_000, 49_000, 51_000)
+    operations, at = [], 0
+    for gap_ns in (*gaps_ns, 0):
+        operations.append(_operation(at, at + 1_000))
+        at += 1_000 + gap_ns
+    summary = summarize(_trace({"gpu:0": operations}))
+    assert summary.parts_s["launch"] == pytest.approx(52e-6)
+    assert summary.parts_s["host"] == pytest.approx(51e-6)
+
+
+def test_loop_around_operations_is_no_operation() -> None:
+    operations = [
+        _operation(0, 100, name="while.1"),
+        _operation(10, 40, name="all-reduce", kind="collective"),
+        _operation(40, 60),
+        _operation(100, 150, name="while.2"),  # without operations inside, it counts
+    ]
+    summary = summarize(_trace({"tpu:0": operations}, executions={"tpu:0": [(0, 150)]}))
+    assert summary.parts_s["compute"] == pytest.approx(70e-9)
+    assert summary.parts_s["collectives"] == pytest.approx(30e-9)
+    assert summary.parts_s["launch"] == pytest.approx(50e-9)
+    assert [one.name for one in summary.operations] == ["while.2", "all-reduce", "dot"]
+
+
+def test_kind_of_instruction_decides_and_not_its_name() -> None:
+    operations = [_operation(0, 10, name="reduce_sum.1"), _operation(10, 40, name="region.2")]
+    instructions = {"jit_step": {"reduce_sum.1": ("all-reduce-start", "jit(step)/dense/psum")}}
+    summary = summarize(_trace({"gpu:0": operations}), instructions)
+    assert summary.parts_s["collectives"] == pytest.approx(10e-9)
+    assert summary.operations[1].layer == "dense"
+
+
+def test_operations_before_the_first_step_do_not_count() -> None:
+    operations = [_operation(0, 50), _operation(100, 130)]
+    summary = summarize(_trace({"gpu:0": operations}, steps=[((90, 95), 4)]))
+    assert (summary.whole_s, summary.num_steps) == (pytest.approx(40e-9), 4)
+    assert summary.operations[0].time_s == pytest.approx(30e-9)
+
+
+def test_trace_without_marks_is_one_whole() -> None:
+    summary = summarize(_trace({"gpu:0": [_operation(100, 130)]}, steps=[]))
+    assert (summary.num_steps, summary.whole_s) == (0, pytest.approx(30e-9))
+    assert summary.step_s == summary.whole_s
+
+
+def test_empty_summary_has_no_shares() -> None:
+    summary = ProfileSummary(
+        platform="cpu",
+        num_devices=1,
+        num_steps=0,
+        whole_s=0.0,
+        parts_s=dict.fromkeys(PARTS, 0.0),
+        collectives_s=0.0,
+        operations=(),
+    )
+    assert (summary.busy_share, summary.overlapped_share) == (0, 0)
+
+
+def test_dict_is_ready_for_json_and_has_the_longest_operations() -> None:
+    summary = summarize(parse_trace(ProfileData.from_serialized_xspace(two_steps())))
+    fields = summary.to_dict(top=1)
+    assert [one["name"] for one in fields["operations"]] == ["dot"]
+    assert fields["step_s"] == summary.step_s
+    assert len(summary.to_dict()["operations"]) == 2
+    assert isinstance(summary.operations[0], ProfiledOperation)
+
+
+def test_cores_are_those_for_the_same_work_without_waiting() -> None:
+    summary = ProfileSummary(
+        platform="gpu",
+        num_devices=1,
+        num_steps=10,
+        whole_s=10.0,
+        parts_s=dict.fromkeys(PARTS, 0.0) | {"compute": 4.0, "input": 6.0},
+        collectives_s=0.0,
+        operations=(),
+        processor_s=20.0,
+        num_cores=2.0,
+    )
+    assert (summary.is_input_bound, summary.needed_cores) == (True, 5.0)
+    assert summary.to_dict()["needed_cores"] == 5.0
+    unknown = dataclasses.replace(summary, processor_s=None)
+    assert (unknown.is_input_bound, unknown.needed_cores) == (True, None)
+
+
+# Operations and marks in traces of each platform; GPU and TPU traces are by XLA's format alone.
+
+
+def _parsed(content: bytes):
+    return parse_trace(ProfileData.from_serialized_xspace(content))
+
+
+def test_operation_of_a_cpu_lasts_until_its_end_on_another_thread() -> None:
+    begin, end = cpu_operation("dot.1", 100, 700, device=1, run=5, returns_ns=150)
+    trace = _parsed(cpu_trace([], [begin], [end]))
+    assert trace.platform == "cpu"
+    assert trace.devices == {
+        "cpu:1": [DeviceOperation("dot.1", "jit_step", 100, 700, "compute", 5)]
+    }
+
+
+def test_operation_without_an_end_lasts_as_long_as_its_call() -> None:
+    begin, _ = cpu_operation("all-reduce.2", 100, 700)
+    (one,) = _parsed(cpu_trace([], [begin])).devices["cpu:0"]
+    assert (one.interval, one.kind) == ((100, 700), "collective")
+
+
+def test_marks_of_the_host() -> None:
+    python = [step(10, 20, 4), step(0, 5), input_wait(6, 8), input_wait(7, 9), end_mark(30)]
+    trace = _parsed(cpu_trace(python, cpu_operation("dot", 1, 2)))
+    assert trace.steps == [((0, 5), 1), ((10, 20), 4)]
+    assert trace.input == [(6, 9)]
+    assert trace.end_ns == 30
+
+
+def test_streams_of_a_gpu() -> None:
+    gemm = {"hlo_op": "gemm_fusion.3", "hlo_module": "jit_step"}
+    reduce = {"hlo_op": "psum.1", "hlo_module": "jit_step"}
+    lines = {
+        "Stream #13(Compute)": [
+            Event("void cutlass::Kernel<128>(Params)", 100, 400, gemm),
+            Event("fusion_7", 400, 450),
+        ],
+        "Stream #20(MemcpyH2D)": [Event("MemcpyH2D", 50, 90)],
+        "Stream #21(Compute)": [Event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 300, 500, reduce)],
+        "XLA Ops": [Event("derived", 0, 1000)],
+        "Steps": [Event("0", 0, 1000)],
+    }
+    host = {"python": [step(0, 60)], "pool": cpu_operation("dot", 0, 9000)}
+    trace = _parsed(xspace({"/device:GPU:1": lines, "/host:CPU": host}))
+    assert trace.platform == "gpu"
+    assert trace.steps == [((0, 60), 1)]
+    assert [(one.name, one.kind, one.interval) for one in trace.devices["gpu:1"]] == [
+        ("gemm_fusion.3", "compute", (100, 400)),
+        ("fusion_7", "compute", (400, 450)),
+        ("MemcpyH2D", "copy", (50, 90)),
+        ("psum.1", "collective", (300, 500)),
+    ]
+    assert list(trace.devices) == ["gpu:1"]  # what the host runs for it is no other device
+
+
+def test_stream_of_a_gpu_as_cupti_writes_it() -> None:
+    program = {"hlo_module": "jit__one_step", "program_id": 12}
+    details = "regs:32 static_shared:0 dynamic_shared:0 grid:8,1,1 block:128,1,1 occ_pct:100"
+
+    def of(op: str, correlation: int) -> dict[str, object]:
+        kernel = {"correlation_id": correlation, "context_id": "$$1", "kernel_details": details}
+        return {**kernel, "hlo_op": op, "name": op, "tf_op": "jit(step)/dot:", **program}
+
+    copied = "kind_src:pinned kind_dst:device size:4 dest:0 async:1"
+    planned = {"correlation_id": 7, "cuda_graph_id": 3, "cuda_graph_node_id": 9}
+    lines = {
+        "Stream #13(Compute,MemcpyD2D,MemoryAlloc,Memset)": [
+            Event("sm90_xmma_gemm_bf16bf16_bf16f32", 100, 300, of("cublas-gemm.4", 1)),
+            Event("splitKreduce_kernel", 300, 320, of("cublas-gemm.4", 2)),
+            Event("MemcpyD2D", 320, 330, of("copy.5", 3) | {"memcpy_details": copied}),
+            Event("Memset", 330, 335, {"memset_details": "kind:device num_bytes:4 async:1"}),
+            Event("MemoryAlloc", 0, 5000, {"memalloc_details": "kind:device num_bytes:4"}),
+            Event("MemoryFree", 0, 5000, {"memfree_details": "kind:device num_bytes:4"}),
+            Event("loop_add_fusion", 340, 360, planned),
+        ],
+        "Stream #21(MemcpyH2D)": [Event("MemcpyH2D", 10, 40, {"memcpy_details": copied})],
+        "CUPTI overhead": [Event("BUFFER_FLUSH", 0, 9000)],
+        "XLA Modules": [Event("jit__one_step(12)", 100, 360)],
+        "XLA Ops": [Event("cublas-gemm.4", 100, 320)],
+    }
+    host = {"python": [step(0, 60), end_mark(400)]}
+    driver = {"Host Threads/77": [Event("cuLaunchKernel", 20, 30, {"correlation_id": 1})]}
+    planes = {"/device:GPU:0": lines, "/host:CPU": host, "/host:CUPTI": driver}
+    trace = _parsed(xspace(planes))
+    found = [(one.name, one.module, one.kind, one.interval) for one in trace.devices["gpu:0"]]
+    assert found == [
+        ("cublas-gemm.4", "jit__one_step", "compute", (100, 300)),
+        ("cublas-gemm.4", "jit__one_step", "compute", (300, 320)),
+        ("copy.5", "jit__one_step", "compute", (320, 330)),
+        ("Memset", "", "compute", (330, 335)),
+        ("loop_add_fusion", "", "compute", (340, 360)),
+        ("MemcpyH2D", "", "copy", (10, 40)),
+    ]
+    assert (trace.steps, trace.end_ns) == ([((0, 60), 1)], 400)
+
+
+def test_lines_of_a_tpu() -> None:
+    lines = {
+        "Steps": [Event("1", 0, 900)],
+        "XLA Modules": [Event("jit_step(123)", 90, 800)],
+        "XLA Ops": [
+            Event("%while.1 = (s32[]) while(%tuple)", 100, 700),
+            Event("%fusion.5 = f32[8]{0:T(8,128)} fusion(%x), kind=kLoop", 100, 400),
+            Event("%all-reduce-done.1 = f32[8] all-reduce-done(%y)", 400, 500),
+        ],
+        "Async XLA Ops": [
+            Event("%all-reduce-start.1 = f32[8] all-reduce-start(%z)", 200, 500),
+            Event("%copy-start.4 = (f32[8]) copy-start(%w)", 150, 300),
+        ],
+    }
+    trace = _parsed(xspace({"/device:TPU:0": lines, "/device:TPU:0 SparseCore 1": lines}))
+    assert trace.platform == "tpu"
+    assert list(trace.devices) == ["tpu:0"]
+    assert trace.executions == {"tpu:0": [(90, 800)]}
+    assert [(one.name, one.kind) for one in trace.devices["tpu:0"]] == [
+        ("while.1", "compute"),
+        ("fusion.5", "compute"),
+        ("all-reduce-done.1", "collective"),
+        ("all-reduce-start.1", "collective"),
+        ("copy-start.4", "copy"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("all-reduce.7", True),
+        ("reduce-scatter-start", True),
+        ("ncclDevKernel_AllGather", True),
+        ("collective-permute-done.1", True),
+        ("reduce.7", False),
+        ("fusion_all-reduce", False),
+        ("dot", False),
+    ],
+)
+def test_collectives_by_name(name, expected) -> None:
+    assert is_collective(name) is expected
+
+
+def test_trace_without_operations_is_an_error(tmp_path) -> None:
+    path = write(tmp_path / "vm.xplane.pb", cpu_trace([step(0, 10)], []))
+    with pytest.raises(ValueError, match=r"lists no operations of a device\.\nExpected a trace"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xff\xff", two_steps()[:-20]], ids=["no trace", "cut off"]
+)
+def test_damaged_file_is_an_error(content, tmp_path) -> None:
+    path = write(tmp_path / "vm.xplane.pb", content)
+    with pytest.raises(ValueError, match="cannot be read as a trace"):
+        read_trace(path)
+
+
+# Tables of a profile.
+
+
+@pytest.fixture(scope="module")
+def summary() -> ProfileSummary:
+    """A hundred thousand times as long as `two_steps`."""
+    found = summarize(parse_trace(ProfileData.from_serialized_xspace(two_steps())), OPERATIONS)
+    return dataclasses.replace(
+        found,
+        whole_s=found.whole_s * 1e5,
+        parts_s={name: part_s * 1e5 for name, part_s in found.parts_s.items()},
+        collectives_s=found.collectives_s * 1e5,
+        operations=tuple(
+            dataclasses.replace(one, time_s=one.time_s * 1e5) for one in found.operations
+        ),
+    )
+
+
+def _shown(summary: ProfileSummary, top: int = 10, width: int = 80) -> list[str]:
+    text = io.StringIO()
+    show(summary, "Worker 0", top=top, console=Console(width=width, file=text))
+    return text.getvalue().splitlines()
+
+
+def _row(lines: list[str], name: str) -> list[str]:
+    (line,) = [line for line in lines if line.startswith(f"│ {name} ")]
+    return [cell.strip() for cell in line.strip("│").split("│")]
+
+
+def test_shares_and_times_are_of_one_step(summary) -> None:
+    lines = _shown(summary)
+    assert lines[0] == "Worker 0: 2 steps of 100.00 ms, 2 CPU devices, busy 70%"
+    # 115 of 200 ms are 57.5 ms of each step.
+    assert _row(lines, "compute")[1:3] == ["57.5%", "57.50 ms"]
+    assert _row(lines, "collectives")[1:3] == ["12.5%", "12.50 ms"]
+    assert _row(lines, "compilation")[1:3] == ["1.5%", "1.50 ms"]
+    assert not any("copies" in line for line in lines)  # none were made
+    assert "Collectives take 17.50 ms; compute hides 29%." in lines
+    assert _row(lines, "dot") == ["dot", "model/dense", "backward", "57.50 ms", "57.5%"]
+    assert _row(lines, "all-reduce")[1:3] == ["-", "-"]
+
+
+def test_top_limits_the_operations(summary) -> None:
+    assert not any("all-reduce" in line for line in _shown(summary, top=1))
+    assert not any("Longest operations" in line for line in _shown(summary, top=0))
+
+
+def test_long_names_fit_the_terminal(summary) -> None:
+    long = dataclasses.replace(summary.operations[0], name="void cutlass::Kernel<" + "x" * 90)
+    lines = _shown(dataclasses.replace(summary, operations=(long,)))
+    assert max(map(len, lines)) <= 80
+    assert any("…" in line for line in lines)
+
+
+def test_trace_without_marks_has_no_steps(summary) -> None:
+    lines = _shown(dataclasses.replace(summary, num_steps=0, num_devices=1, platform="gpu"))
+    assert lines[0] == "Worker 0: 200.00 ms, without marks of steps, 1 GPU device, busy 70%"
+    assert lines[1].strip() == "Time"
+
+
+@pytest.mark.parametrize(
+    ("processor_s", "num_cores", "expected"),
+    [
+        (None, None, "Input-bound: the devices wait 60% of the time for batches."),
+        (0.48, 2.0, "for batches. The host needs 6.0 cores, and has 2."),
+        (0.08, 2.0, "for batches. The host needs 1.0 of its 2 cores: read in more threads or"),
+    ],
+)
+def test_input_that_limits_says_what_it_needs(
+    summary, processor_s: float | None, num_cores: float | None, expected: str
+) -> None:
+    parts_s = dict.fromkeys(summary.parts_s, 0.0) | {"compute": 0.08, "input": 0.12}
+    limited = dataclasses.replace(
+        summary, whole_s=0.2, parts_s=parts_s, processor_s=processor_s, num_cores=num_cores
+    )
+    assert expected in " ".join(_shown(limited, width=200))
+
+
+def test_input_that_is_fast_enough_is_not_mentioned(summary) -> None:
+    assert not any("Input-bound" in line for line in _shown(summary))
+
+
+# Layers and passes read from scopes as JAX and Keras write them.
+
+_PROGRAM = """
+HloModule jit__one_step, is_scheduled=true
+
+%fused_computation.1 (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  %neg.1 = f32[4]{0} negate(%p), metadata={op_name="jit(step)/jvp(model)/dense/neg"}
+  ROOT %add.1 = f32[4]{0} add(%neg.1, %p), metadata={op_name="jit(step)/jvp(model)/dense/neg"}
+}
+
+ENTRY %main.1 (x: f32[4]) -> f32[4] {
+  %x = f32[4]{0} parameter(0), metadata={op_name="arrays[0][1]"}
+  %fusion = f32[4]{0:T(8,128)} fusion(%x), kind=kLoop, calls=%fused_computation.1
+  %psum.3 = (f32[4]{0}, f32[2]{0}) all-reduce(%fusion, %x), metadata={op_name="jit(step)/psum"}
+  ROOT %copy.2 = f32[4]{0} copy(%fusion)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("scope", "layer", "phase"),
+    [
+        (
+            "jit(_one_step)/shard_map/jvp(sequential)/dense/dot_general",
+            "sequential/dense",
+            "forward",
+        ),
+        (
+            "jit(_one_step)/shard_map/transpose(jvp(sequential))/dense_1/jit(relu)/max",
+            "sequential/dense_1",
+            "backward",
+        ),
+        ("jit(train_step)/jvp()/dense_3/dot_general", "dense_3", "forward"),
+        ("jit(_one_step)/shard_map/adam/sub", "adam", ""),
+        ("jit(_many_steps)/while/body/closed_call/adam/add", "adam", ""),
+        (
+            "jit(step)/transpose(jvp(model))/rematted_computation/block/add",
+            "model/block",
+            "backward",
+        ),
+        ("jit(_one_step)/shard_map/psum", "", ""),
+        ("arrays[0][19]", "", ""),
+        ("", "", ""),
+    ],
+)
+def test_layers_and_passes(scope, layer, phase) -> None:
+    assert layer_of(scope) == (layer, phase)
+
+
+def test_instructions_have_their_kind_and_scope() -> None:
+    found = instructions_of(_PROGRAM)
+    assert found["psum.3"] == ("all-reduce", "jit(step)/psum")
+    # A fusion without a scope has the one that is most common inside.
+    assert found["fusion"] == ("fusion", "jit(step)/jvp(model)/dense/neg")
+    assert found["copy.2"] == ("copy", "")
+
+
+def test_text_without_instructions_has_none() -> None:
+    assert instructions_of("HloModule jit_step\n") == {}
+
+
+def test_period_is_read_from_the_compiled_program() -> None:
+    def step(number, array):
+        with every_steps(25):
+            return jax.lax.cond(number % 25 == 0, jnp.sin, lambda x: x, array)
+
+    text = jax.jit(step).lower(1, jnp.ones(3)).compile().as_text()
+    (line,) = [line for line in text.splitlines() if " conditional(" in line]
+    assert period_of(line) == 25
+    assert {period_of(line) for line in text.splitlines() if "iota" in line} <= {1, 25}
+
+
+def test_what_has_no_period_is_done_in_every_step() -> None:
+    assert period_of('metadata={op_name="jit(step)/every_25_steps/dense/dot_general"}') == 1
+
+
+# Marks in a trace that JAX's profiler really writes.
+
+
+def test_marks_are_read_back_with_operations_and_compilation(tmp_path) -> None:
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    with jax.profiler.trace(str(tmp_path), profiler_options=options):
+        with jax.profiler.StepTraceAnnotation(STEP, step_num=7, num_steps=3):
+            with input_mark():
+                x = jnp.ones((8, 8))
+            jax.block_until_ready(jax.jit(lambda x: x @ x + 3)(x))
+        with jax.profiler.TraceAnnotation(END):
+            pass
+    (path,) = find_traces(tmp_path)
+    trace = read_trace(path)
+    (((begin, end), num_steps),) = trace.steps
+    assert num_steps == 3
+    assert trace.end_ns is not None
+    assert trace.end_ns >= end
+    for spans in (trace.input, trace.compilation):
+        assert spans
+        assert all(begin <= first <= last <= end for first, last in spans)
+    (operations,) = trace.devices.values()
+    assert {one.module for one in operations} >= {"jit__lambda"}
+    assert all(begin <= one.begin_ns < one.end_ns <= end for one in operations)
+    assert "backend_compile_and_load" in COMPILATION
+
+
+# Sets of intervals, compared with sets of whole numbers.
+
+_INTERVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=6)
+
+
+def _points(intervals) -> set[int]:
+    return {point for begin, end in intervals for point in range(int(begin), int(end))}
+
+
+@given(_INTERVALS, _INTERVALS)
+def test_operations_are_those_of_sets(first, second) -> None:
+    a, b = union(first), union(second)
+    assert _points(a) == _points(first)
+    assert length(a) == len(_points(first))
+    assert _points(intersect(a, b)) == _points(first) & _points(second)
+    assert _points(subtract(a, b)) == _points(first) - _points(second)
+    assert _points(clip(a, (5, 20))) == _points(first) & set(range(5, 20))
+    for found in (a, intersect(a, b), subtract(a, b)):  # sorted, apart and not empty
+        assert all(begin < end for begin, end in found)
+        assert all(one[1] <= other[0] for one, other in itertools.pairwise(found))

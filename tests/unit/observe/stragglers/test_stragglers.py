@@ -1,0 +1,492 @@
+"""Late workers of a window, compared with delays that were put in."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stratagem.observe.run_events.reader import ProcessEvents
+from stratagem.observe.stragglers.attribution import (
+    Assessment,
+    Cause,
+    EvictionRule,
+    RunCost,
+    Straggler,
+    choose_eviction,
+    cost_of,
+    find_stragglers,
+    sentence,
+    slow_since,
+    slowdown,
+)
+from stratagem.observe.stragglers.lines import SettledLines
+from stratagem.observe.stragglers.windows import MIN_STEPS, Window, WorkerTimes, windows_of
+from tests.unit.observe.goodput.runs import (
+    EPOCH_S,
+    failure,
+    first_step,
+    members,
+    process,
+    restored,
+    steps,
+)
+from tests.unit.observe.stragglers.simulation import Group, step_event
+
+
+def window_of(group: Group) -> Window:
+    (window,) = windows_of(group.lines(), window_s=math.inf)
+    return window
+
+
+def exact(busy_s: dict[str, float], num_bins: int = 10, **more) -> Window:
+    step_s = max(busy_s.values())
+    one = {
+        task: WorkerTimes(step_s=step_s, busy_s=time_s, **more) for task, time_s in busy_s.items()
+    }
+    return Window(bins=(one,) * num_bins, sizes=(1,) * num_bins)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    num_workers=st.integers(2, 9),
+    noise=st.floats(0, 0.1),
+    compute_s=st.sampled_from([0.004, 0.2, 1.5]),
+    measures=st.booleans(),
+    seed=st.integers(0, 10**6),
+)
+def test_equal_workers_are_not_late(num_workers, noise, compute_s, measures, seed) -> None:
+    group = Group(
+        num_workers=num_workers,
+        num_steps=60,
+        compute_s=compute_s,
+        noise=noise,
+        measures_transfers=measures,
+        seed=seed,
+    )
+    assert find_stragglers(window_of(group)).stragglers == ()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    num_workers=st.integers(3, 9),
+    noise=st.floats(0, 0.1),
+    cause=st.sampled_from(["input", "compute", "link"]),
+    extra_s=st.floats(0.1, 2.0),
+    seed=st.integers(0, 10**6),
+    data=st.data(),
+)
+def test_late_worker_and_its_cause_are_found(
+    num_workers, noise, cause, extra_s, seed, data
+) -> None:
+    slow = data.draw(st.integers(0, num_workers - 1))
+    group = Group(
+        num_workers=num_workers,
+        num_steps=60,
+        noise=noise,
+        slow=slow,
+        cause=cause,
+        extra_s=extra_s,
+        seed=seed,
+    )
+    (found,) = find_stragglers(window_of(group)).stragglers
+    assert (found.task, found.cause.value) == (f"worker {slow}", cause)
+    # The others are as far behind each other as before, so they wait for all of the extra time.
+    assert found.late_s == pytest.approx(extra_s, abs=0.05 + 0.1 * extra_s)
+
+
+@pytest.mark.parametrize("cause", ["input", "compute"])
+@pytest.mark.parametrize("num_workers", [2, 5])
+def test_late_worker_is_found_where_transfers_are_not_measured(cause, num_workers) -> None:
+    group = Group(
+        num_workers=num_workers, slow=1, cause=cause, extra_s=0.1, measures_transfers=False
+    )
+    (found,) = find_stragglers(window_of(group)).stragglers
+    assert (found.task, found.cause.value) == ("worker 1", cause)
+
+
+def test_link_of_two_workers_belongs_to_neither() -> None:
+    group = Group(num_workers=2, slow=1, cause="link", extra_s=1.0)
+    assert find_stragglers(window_of(group)).stragglers == ()
+
+
+def test_link_that_is_slow_for_all_belongs_to_none() -> None:
+    assert find_stragglers(window_of(Group(num_workers=4, transfer_s=2.0))).stragglers == ()
+
+
+def test_host_that_waits_for_its_own_programs_holds_up_nobody() -> None:
+    """Its reading takes long, but less than the program beside it."""
+    quick = WorkerTimes(step_s=0.5, busy_s=0.01, idle_s=0.49, input_s=0.0)
+    reading = WorkerTimes(step_s=0.5, busy_s=0.4, idle_s=0.1, input_s=0.4)
+    one = {"worker 0": quick, "worker 1": quick, "worker 2": reading}
+    assert find_stragglers(Window(bins=(one,) * 10, sizes=(1,) * 10)).stragglers == ()
+    late = dataclasses.replace(reading, busy_s=0.5, idle_s=0.0)
+    one["worker 2"] = late
+    (found,) = find_stragglers(Window(bins=(one,) * 10, sizes=(1,) * 10)).stragglers
+    assert found.task == "worker 2"
+
+
+def test_unmeasured_input_has_no_cause() -> None:
+    (found,) = find_stragglers(exact({"worker 0": 0.1, "worker 1": 0.3})).stragglers
+    assert (found.task, found.cause) == ("worker 1", Cause.UNKNOWN)
+    assert found.late_s == pytest.approx(0.2)
+
+
+def test_wait_for_several_workers_is_divided_and_counted_once() -> None:
+    """Two wait 0.5 s for both and 0.5 s for worker 3 alone, for which worker 2 waits, too."""
+    busy_s = {"worker 0": 1.0, "worker 1": 1.0, "worker 2": 1.5, "worker 3": 2.0}
+    assessment = find_stragglers(exact(busy_s, input_s=0.0))
+    late_s = {one.task: one.late_s for one in assessment.stragglers}
+    assert late_s == pytest.approx({"worker 2": 0.5 / 3, "worker 3": 2.0 / 3})
+    waits_s = [2.0 - time_s for time_s in busy_s.values()]
+    assert sum(late_s.values()) * 3 == pytest.approx(sum(waits_s))
+    assert [one.task for one in assessment.stragglers] == ["worker 3", "worker 2"]
+
+
+def test_few_steps_tell_nothing() -> None:
+    busy_s = {"worker 0": 0.1, "worker 1": 0.5}
+    assert find_stragglers(exact(busy_s, MIN_STEPS - 1)).stragglers == ()
+    assert find_stragglers(exact(busy_s, MIN_STEPS)).stragglers
+    assert find_stragglers(Window(bins=(), sizes=())).stragglers == ()
+
+
+def test_single_pause_makes_nobody_late() -> None:
+    one = {f"worker {rank}": WorkerTimes(step_s=0.2, busy_s=0.2) for rank in range(3)}
+    waiting = {task: WorkerTimes(step_s=5.0, busy_s=0.2) for task in one}
+    pause = waiting | {"worker 1": WorkerTimes(step_s=5.0, busy_s=5.0)}
+    assert find_stragglers(Window(bins=(one,) * 9 + (pause,), sizes=(5,) * 10)).stragglers == ()
+
+
+def test_independent_workers_do_not_wait() -> None:
+    """As those of parameter servers, whose steps take as long as each of them needs."""
+    one = {
+        f"worker {rank}": WorkerTimes(step_s=time_s, busy_s=time_s)
+        for rank, time_s in enumerate((0.2, 0.2, 0.6))
+    }
+    assert find_stragglers(Window(bins=(one,) * 10, sizes=(5,) * 10)).stragglers == ()
+    for task, times in one.items():
+        one[task] = dataclasses.replace(times, step_s=0.6)
+    (found,) = find_stragglers(Window(bins=(one,) * 10, sizes=(5,) * 10)).stragglers
+    assert found.task == "worker 2"
+
+
+def test_worker_that_came_late_is_left_out() -> None:
+    one = {f"worker {rank}": WorkerTimes(step_s=0.2, busy_s=0.2) for rank in range(3)}
+    more = one | {"worker 3": WorkerTimes(step_s=0.2, busy_s=0.9)}
+    assessment = find_stragglers(Window(bins=(one,) * 6 + (more,) * 4, sizes=(5,) * 10))
+    assert assessment.stragglers == ()
+    assert "worker 3" not in assessment.tasks
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (Cause.INPUT, "is slow in input:"),
+        (Cause.COMPUTE, "is slow in computing:"),
+        (Cause.LINK, "is slow by its link:"),
+        (Cause.UNKNOWN, "is slow: the others wait 1.5 s of each 2.0 s step"),
+    ],
+)
+def test_sentence_names_the_cause(cause, words) -> None:
+    assert words in sentence("worker 1", cause, 1.5, 2.0)
+
+
+# Alignment of the lines of several workers.
+
+
+def test_lines_are_averaged_over_the_same_steps() -> None:
+    """Worker 1 writes steps 1 to 4 and 5 to 10; worker 0 steps 1 to 10 in one line."""
+    lines = [
+        ("worker 1", 1.0, step_event(4, 4, 4.0, 2.0, input_s=0.4)),
+        ("worker 1", 2.0, step_event(10, 6, 12.0, 6.0, input_s=1.2)),
+        ("worker 0", 2.5, step_event(10, 10, 16.0, 8.0, input_s=0.0)),
+    ]
+    (window,) = windows_of(lines, window_s=math.inf)
+    assert window.sizes == (10,)
+    (one,) = window.bins
+    assert one["worker 1"].step_s == pytest.approx(1.6)
+    assert one["worker 1"].busy_s == pytest.approx(0.8)
+    assert one["worker 1"].input_s == pytest.approx(0.16)
+    assert one["worker 0"].busy_s == pytest.approx(0.8)
+    assert one["worker 0"].received_s is None
+
+
+def test_all_steps_are_in_windows_of_a_length() -> None:
+    group = Group(num_workers=3, num_steps=300, noise=0.0)  # 0.25 s each
+    windows = windows_of(group.lines())
+    assert sum(window.num_steps for window in windows) == 300
+    assert len(windows) == pytest.approx(300 * 0.25 / 10, abs=2)
+    assert all(len(one) == 3 for window in windows for one in window.bins)
+
+
+def test_long_steps_are_in_windows_with_enough_of_them() -> None:
+    windows = windows_of(Group(num_workers=2, num_steps=23, compute_s=30.0).lines())
+    assert [window.num_steps for window in windows[:-1]] == [MIN_STEPS] * (len(windows) - 1)
+
+
+def test_steps_that_run_again_begin_a_window() -> None:
+    def lines(begin_s: float, waited_s: float) -> list:
+        return [
+            (f"worker {rank}", begin_s + rank, step_event(20, 20, 4.0, waited_s))
+            for rank in range(2)
+        ]
+
+    first, second = windows_of([*lines(0.0, 2.0), *lines(50.0, 3.0)], window_s=math.inf)
+    assert first.bins[0]["worker 0"].busy_s == pytest.approx(0.1)
+    assert second.bins[0]["worker 0"].busy_s == pytest.approx(0.05)
+
+
+def test_worker_that_ends_is_in_no_later_bin() -> None:
+    lines = [
+        *((f"worker {rank}", 1.0, step_event(10, 10, 1.0, 0.5)) for rank in range(3)),
+        *((f"worker {rank}", 2.0, step_event(20, 10, 1.0, 0.5)) for rank in (0, 2)),
+    ]
+    (window,) = windows_of(lines, window_s=math.inf)
+    assert [sorted(one) for one in window.bins] == [
+        ["worker 0", "worker 1", "worker 2"],
+        ["worker 0", "worker 2"],
+    ]
+
+
+def test_gap_in_the_steps_of_a_worker_is_covered_by_none() -> None:
+    lines = [
+        *((f"worker {rank}", 1.0, step_event(10, 10, 1.0, 0.5)) for rank in range(2)),
+        ("worker 0", 2.0, step_event(20, 10, 1.0, 0.5)),
+        *((f"worker {rank}", 3.0, step_event(30, 10, 1.0, 0.5)) for rank in range(2)),
+    ]
+    (window,) = windows_of(lines, window_s=math.inf)
+    assert window.sizes == (10, 10)
+
+
+def test_lines_without_waits_and_of_one_worker_give_nothing() -> None:
+    assert windows_of([("worker 0", 1.0, step_event(10, 10, 1.0, 0.5))]) == []
+    unmeasured = [(f"worker {rank}", 1.0, step_event(10, 10, 1.0, None)) for rank in range(2)]
+    assert windows_of(unmeasured) == []
+    assert windows_of([]) == []
+
+
+def test_input_is_no_longer_than_the_own_work() -> None:
+    lines = [
+        (f"worker {rank}", 1.0, step_event(10, 10, 1.0, 0.5, input_s=9.0)) for rank in range(2)
+    ]
+    (window,) = windows_of(lines, window_s=math.inf)
+    assert window.bins[0]["worker 1"].input_s == pytest.approx(0.05)
+
+
+def test_times_of_receiving_are_per_step() -> None:
+    lines = [
+        (f"worker {rank}", 1.0, step_event(10, 10, 1.0, 0.5, received_s={"worker 9": 0.2}))
+        for rank in range(2)
+    ]
+    (window,) = windows_of(lines, window_s=math.inf)
+    assert window.bins[0]["worker 0"].received_s == pytest.approx({"worker 9": 0.02})
+
+
+def test_lines_of_steps_that_may_leave_workers_out_are_in_no_window() -> None:
+    group = Group(num_workers=3, slow=1, cause="compute", extra_s=0.5, waits_for_all=False)
+    assert windows_of(group.lines()) == []
+
+
+# The decision to end a slow worker: a table.
+
+RULE = EvictionRule(factor=1.5, after_s=60.0, max_evictions=2)
+
+
+def assessment(late_s: dict[int, float], num_workers: int = 4, step_s: float = 1.0) -> Assessment:
+    stragglers = [
+        Straggler(task=f"worker {rank}", cause=Cause.INPUT, late_s=time_s)
+        for rank, time_s in late_s.items()
+    ]
+    return Assessment(
+        stragglers=tuple(stragglers),
+        step_s=step_s,
+        num_steps=20,
+        tasks=tuple(f"worker {rank}" for rank in range(num_workers)),
+    )
+
+
+def chosen(found: Assessment, *, rule: EvictionRule = RULE, slow_s: float = 60.0, num_evicted=0):
+    since = slow_since({}, found, rule, 100.0)
+    evicted = choose_eviction(rule, found, since, 100.0 + slow_s, num_evicted=num_evicted)
+    return None if evicted is None else evicted.task
+
+
+def test_worker_that_stays_slow_is_ended() -> None:
+    found = assessment({2: 0.5})
+    assert slowdown(found.stragglers[0], found) == pytest.approx(2.0)
+    assert chosen(found) == "worker 2"
+
+
+@pytest.mark.parametrize(
+    ("found", "more"),
+    [
+        (assessment({}), {}),
+        (assessment({2: 0.5}), {"slow_s": 59.0}),
+        # A step is 1.25 times as long.
+        (assessment({2: 0.2}), {}),
+        (assessment({2: 0.5}), {"num_evicted": 2}),
+        # A common cause.
+        (assessment({1: 0.5, 2: 0.4}), {}),
+        # Two workers are left at least, or more.
+        (assessment({1: 0.8}, num_workers=2), {}),
+        (
+            assessment({2: 0.5}),
+            {"rule": EvictionRule(factor=1.5, after_s=0, max_evictions=1, min_workers=4)},
+        ),
+        # The two that are left take 1.5 times as long for the same batch, which is no gain.
+        (
+            assessment({2: 0.3}, num_workers=3),
+            {"rule": EvictionRule(factor=1.1, after_s=0, max_evictions=1)},
+        ),
+    ],
+)
+def test_worker_is_not_ended(found, more) -> None:
+    assert chosen(found, **more) is None
+
+
+def test_a_quarter_of_many_workers_may_be_slow_by_themselves() -> None:
+    found = assessment({0: 0.4, 1: 0.6}, num_workers=8)
+    assert chosen(found) == "worker 0"
+    assert chosen(assessment({0: 0.4, 1: 0.6, 2: 0.5}, num_workers=8)) is None
+
+
+def test_worker_that_recovers_begins_anew() -> None:
+    since = slow_since({}, assessment({2: 0.5}), RULE, 100.0)
+    since = slow_since(since, assessment({2: 0.5}), RULE, 110.0)
+    assert since == {"worker 2": 100.0}
+    since = slow_since(since, assessment({2: 0.1}), RULE, 120.0)
+    assert since == {}
+    assert slow_since(since, assessment({2: 0.5}), RULE, 130.0) == {"worker 2": 130.0}
+
+
+def test_wait_as_long_as_the_step_is_an_endless_slowdown() -> None:
+    found = assessment({1: 1.0})
+    assert slowdown(found.stragglers[0], found) == float("inf")
+
+
+# Cost of a slow worker over a run, compared with what was put in.
+
+
+def cost_in(group: Group) -> RunCost:
+    lines = group.lines()
+    cost = cost_of(windows_of(lines), max(at_s for _, at_s, _ in lines))
+    assert cost is not None
+    return cost
+
+
+@settings(max_examples=8, deadline=None)
+@given(num_workers=st.integers(2, 8), noise=st.floats(0, 0.25), seed=st.integers(0, 10**6))
+def test_equal_workers_cost_nothing_in_a_long_run(num_workers, noise, seed) -> None:
+    cost = cost_in(Group(num_workers=num_workers, num_steps=800, noise=noise, seed=seed))
+    assert cost.slow == ()
+    assert all(worker.share == 0 for worker in cost.workers)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    cause=st.sampled_from(["input", "compute", "link"]),
+    seed=st.integers(0, 10**6),
+    begin=st.integers(0, 400),
+    length=st.integers(200, 400),
+)
+def test_worker_that_is_slow_for_a_while_costs_that_while(cause, seed, begin, length) -> None:
+    group = Group(
+        num_workers=4,
+        num_steps=800,
+        slow=2,
+        cause=cause,
+        extra_s=0.3,
+        begin=begin,
+        end=begin + length,
+        seed=seed,
+    )
+    (slow,) = cost_in(group).slow
+    assert (slow.task, slow.cause and slow.cause.value) == ("worker 2", cause)
+    # The windows at its begin and end are half slow, and count in full or not at all.
+    assert slow.waited_s == pytest.approx(0.3 * length, rel=0.35)
+    assert slow.replica_s == pytest.approx(3 * slow.waited_s)
+    assert slow.late_s == pytest.approx(0.3, abs=0.04)
+    assert slow.late_step_s == pytest.approx(0.56, abs=0.06)
+    assert 0 < slow.share < 1
+    assert slow.num_late_steps <= slow.num_steps == 800
+
+
+def test_times_of_a_step_are_means() -> None:
+    worker = cost_in(Group(num_workers=3, noise=0.0)).workers[1]
+    assert worker.task == "worker 1"
+    assert (worker.input_s, worker.work_s) == (pytest.approx(0.02), pytest.approx(0.2))
+    assert (worker.peers_s, worker.transfer_s) == (pytest.approx(0), pytest.approx(0.03))
+    assert worker.step_s == pytest.approx(0.25)
+    assert worker.cause is None
+
+
+def test_unmeasured_times_are_unknown() -> None:
+    cost = cost_in(
+        Group(num_workers=2, slow=1, cause="input", extra_s=0.2, measures_transfers=False)
+    )
+    assert [worker.transfer_s for worker in cost.workers] == [None, None]
+    assert [worker.cause for worker in cost.workers] == [None, Cause.INPUT]
+
+
+def test_run_of_one_worker_has_no_cost() -> None:
+    assert cost_of([], 10.0) is None
+    alone = [line for line in Group(num_workers=2).lines() if line[0] == "worker 1"]
+    assert cost_of(windows_of(alone), 10.0) is None
+
+
+def test_most_expensive_worker_is_first() -> None:
+    one = Group(num_workers=5, slow=1, cause="compute", extra_s=0.2, end=60)
+    both = one.lines()
+    later = Group(num_workers=5, slow=3, cause="input", extra_s=0.3, seed=1)
+    both += [(task, at_s + 10**4, event) for task, at_s, event in later.lines()]
+    cost = cost_of(windows_of(both), 200.0)
+    assert cost is not None
+    assert [worker.task for worker in cost.slow] == ["worker 3", "worker 1"]
+
+
+# Lines of steps that count.
+
+
+def test_first_lines_are_left_out() -> None:
+    news = process(
+        "worker 1",
+        0,
+        first_step(10, 1),
+        steps(10, 11, 2, 9),
+        restored(12, 5),
+        steps(13, 14, 6, 7),
+        steps(14, 15, 8, 20),
+        failure(16, "worker 0"),
+        steps(17, 18, 21, 22),
+        steps(18, 19, 23, 30),
+        members(20, 1, 2, lost="0", pause_s=0.5),
+        steps(19, 20, 31, 31),
+        steps(20, 21, 32, 41),
+    )
+    found = SettledLines().pick(news)
+    assert [(task, at_s - EPOCH_S, event.step) for task, at_s, event in found] == [
+        ("worker 1", 11, 9),
+        ("worker 1", 15, 20),
+        ("worker 1", 19, 30),
+        ("worker 1", 21, 41),
+    ]
+
+
+def test_events_may_arrive_one_by_one() -> None:
+    news = process("worker 1", 0, first_step(10, 1), steps(10, 11, 2, 9))
+    lines = SettledLines()
+    found = [
+        line
+        for event in news.events
+        for line in lines.pick(ProcessEvents(start=news.start, events=(event,)))
+    ]
+    assert found == SettledLines().pick(news)
+    assert len(found) == 1
+
+
+def test_other_tasks_have_no_steps_that_count() -> None:
+    news = process("evaluator 0", 0, first_step(10, 1), steps(10, 11, 2, 9))
+    assert SettledLines().pick(news) == []

@@ -1,0 +1,268 @@
+"""A whole cluster of processes on this machine: trained on, and killed in parts."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.parameter_server.cluster.cluster_plan import ClusterPlan
+from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Parameter servers restarted:RuntimeWarning"),
+]
+
+RNG = np.random.default_rng(2)
+X = RNG.normal(size=(64, 6)).astype("float32")
+Y = RNG.normal(size=(64, 2)).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def strategy() -> Iterator[sg.ParameterServerStrategy]:
+    with sg.ParameterServerStrategy(num_workers=2, num_servers=1) as made:
+        ClusterCoordinator(made)  # starts the workers
+        yield made
+
+
+@pytest.fixture(scope="module")
+def model(strategy: sg.ParameterServerStrategy) -> keras.Model:
+    with strategy.scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    return model
+
+
+def test_workers_train_and_evaluate(strategy, model) -> None:
+    client = strategy.placement.remote.variables.client
+    num_steps, num_pushes = int(model.optimizer.iterations), sum(client.staleness().values())
+    before = model.evaluate(X, Y, verbose=0)[0]
+    model.fit(X, Y, batch_size=4, epochs=5, verbose=0)
+    assert int(model.optimizer.iterations) == num_steps + 80
+    alone = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(2)])
+    alone.compile(loss="mse", metrics=["mae"])
+    alone.set_weights(model.get_weights())
+    after = model.evaluate(X, Y, verbose=0)
+    np.testing.assert_allclose(after, alone.evaluate(X, Y, verbose=0), rtol=1e-5)
+    assert after[0] < before
+    assert sum(client.staleness().values()) == num_pushes + 80
+
+
+@pytest.mark.slow
+def test_functions_of_a_killed_worker_run_elsewhere(strategy, model) -> None:
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        counted = keras.metrics.Sum()
+
+    def work(number: int) -> int:
+        time.sleep(0.01)
+        counted.update_state(1.0)
+        return number
+
+    values = []
+    for number in range(300):
+        if number in (50, 200):
+            coordinator.fetch(values[number - 50])
+            strategy.executor.coordinator.workers.kill(number % 2)
+        values.append(coordinator.schedule(work, args=(number,)))
+    coordinator.join()
+    assert coordinator.fetch(values) == list(range(300))
+    assert float(counted.result()) == 300.0
+    # The one that was killed is taken in again.
+    named = [coordinator.schedule(work, args=(1,), worker=worker) for worker in range(2)]
+    assert coordinator.fetch(named) == [1, 1]
+
+
+@pytest.mark.slow
+def test_workers_make_their_own_data_and_may_be_killed(strategy, model) -> None:
+    def dataset_fn(context: sg.InputContext) -> Any:
+        rows = range(4 * context.input_pipeline_id, len(X), 4 * context.num_input_pipelines)
+        return (_slow_batch(X[row : row + 4], Y[row : row + 4]) for row in rows)
+
+    expected = model.evaluate(X, Y, verbose=0)
+    killer = threading.Timer(0.2, strategy.executor.coordinator.workers.kill, args=(1,))
+    killer.start()
+    result = model.evaluate(sg.DatasetCreator(dataset_fn), verbose=0)
+    killer.join()
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
+
+
+def _slow_batch(x: Any, y: Any) -> Any:
+    time.sleep(0.1)
+    return x, y
+
+
+def test_killed_server_goes_on_from_its_journal(strategy, model) -> None:
+    model.fit(X, Y, batch_size=4, epochs=1, verbose=0)
+    strategy.placement.remote.variables.client.journal()
+    iterations = int(model.optimizer.iterations)
+    weights = model.get_weights()
+    strategy.cluster.servers.kill(0)
+    deadline_s = time.monotonic() + 60
+    while (state := strategy.placement.remote.variables.client.describe()[0])[
+        "restored_version"
+    ] is None:
+        assert time.monotonic() < deadline_s  # it is killed by another process
+    for one, before in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(one, before)
+    assert int(model.optimizer.iterations) == iterations
+    assert state["restored_version"] == state["version"] == iterations
+    model.fit(X, Y, batch_size=4, epochs=1, verbose=0)
+    assert int(model.optimizer.iterations) == iterations + 16
+
+
+@pytest.mark.slow
+def test_another_strategy_goes_on_from_the_journals(tmp_path) -> None:
+    def train(epochs: int) -> tuple[list[np.ndarray], int]:
+        options: dict[str, Any] = {"num_workers": 1, "num_servers": 1, "journal_dir": tmp_path}
+        with sg.ParameterServerStrategy(**options) as strategy, strategy.scope():
+            model = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(2, name="d")])
+            model.compile(keras.optimizers.Adam(0.05, name="adam"), "mse")
+            if epochs:
+                model.fit(X, Y, batch_size=16, epochs=epochs, shuffle=False, verbose=0)
+            else:
+                model.evaluate(X, Y, verbose=0)
+                model.optimizer.build(model.trainable_variables)
+                ClusterCoordinator(strategy).fetch(
+                    ClusterCoordinator(strategy).schedule(_touch, args=(model,))
+                )
+            return model.get_weights(), int(model.optimizer.iterations)
+
+    keras.backend.clear_session(free_memory=False)
+    weights, iterations = train(2)
+    assert iterations == 8
+    keras.backend.clear_session(free_memory=False)
+    found, found_iterations = train(0)
+    assert found_iterations == 8
+    for one, before in zip(found, weights, strict=True):
+        np.testing.assert_array_equal(one, before)
+
+
+def _touch(model: keras.Model) -> int:
+    return len(model.weights)
+
+
+@pytest.mark.parametrize("name", ["num_workers", "num_servers"])
+@pytest.mark.parametrize("number", [0, -1, 1.5, True], ids=str)
+def test_clusters_without_processes_are_refused(name: str, number: Any) -> None:
+    with pytest.raises(ValueError, match=f"received {name}="):
+        sg.ParameterServerStrategy(**{name: number})
+
+
+def test_clusters_without_servers_or_workers_are_refused() -> None:
+    spec = sg.ClusterSpec({"chief": ["a:1"], "worker": ["b:1"]})
+    with pytest.raises(ValueError, match="The cluster has 0 ps and 1 worker tasks"):
+        ClusterPlan.of(spec, "chief")
+
+
+def test_other_tasks_are_no_coordinators() -> None:
+    spec = sg.ClusterSpec({"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]})
+    assert ClusterPlan.of(spec, "chief").num_servers == 1
+    with pytest.raises(ValueError, match="was created in a task of type 'worker'"):
+        ClusterPlan.of(spec, "worker")
+
+
+@pytest.mark.parametrize(
+    ("jobs", "task"),
+    [
+        ({"chief": ["a:1"], "ps": ["b:1"]}, ("ps", 0)),
+        ({"chief": ["a:1"], "worker": ["b:1"]}, ("worker", 0)),
+        ({"chief": ["a:1"], "ps": ["b:1"]}, ("chief", None)),
+        ({}, (None, None)),
+    ],
+    ids=["server", "no servers", "no index", "no cluster"],
+)
+def test_program_that_is_none_of_the_workers_is_reported(jobs, task) -> None:
+    with pytest.raises(ValueError, match=r"independent=True was used in task .* of a cluster with"):
+        ClusterPlan.independent(sg.ClusterSpec(jobs), task)
+
+
+@pytest.mark.parametrize(
+    ("independent", "task"),
+    [
+        (True, ("ps", 0)),
+        (True, ("evaluator", 0)),
+        (False, ("ps", 0)),
+        (False, ("worker", 1)),
+        (False, ("evaluator", 0)),
+    ],
+    ids=str,
+)
+def test_tasks_that_do_not_train_make_a_strategy_that_starts_nothing(
+    monkeypatch, independent: bool, task: tuple[str, int]
+) -> None:
+    cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
+    cluster_config = {"cluster": cluster, "task": {"type": task[0], "index": task[1]}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster_config))
+    with sg.ParameterServerStrategy(independent=independent) as strategy:
+        assert repr(task) in repr(strategy)
+        with pytest.raises(RuntimeError, match=f"used in {task[0]} {task[1]}, which does not"):
+            strategy.run(print)
+        with (
+            pytest.raises(RuntimeError, match="used in"),
+            strategy.scope(),
+        ):
+            pass
+
+
+def test_server_that_is_not_in_the_cluster_is_refused(monkeypatch) -> None:
+    cluster_config = {
+        "cluster": {"chief": ["a:1"], "ps": ["d:1"]},
+        "task": {"type": "ps", "index": 3},
+    }
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster_config))
+    with pytest.raises(ValueError, match="ps"):
+        sg.ParameterServerStrategy(independent=True)
+
+
+def test_chief_is_one_of_the_independent_workers() -> None:
+    spec = sg.ClusterSpec({"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]})
+    plan = ClusterPlan.independent(spec, ("worker", 1))
+    assert (plan.num_workers, plan.num_servers, plan.task) == (3, 1, ("worker", 1))
+    with pytest.raises(ValueError, match="worker"):
+        ClusterPlan.independent(spec, ("worker", 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backup_workers": 1}, "backup_workers=1 was passed without synchronous=True"),
+        ({"backup_workers": -1, "synchronous": True}, "backup_workers=-1 was passed for 2 workers"),
+        ({"backup_workers": 2, "synchronous": True}, "backup_workers=2 was passed for 2 workers"),
+    ],
+)
+def test_backup_workers_that_make_no_sense_are_refused(options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        sg.ParameterServerStrategy(num_workers=2, **options)
+
+
+def test_other_resolvers_are_refused() -> None:
+    with pytest.raises(TypeError, match="cluster_resolver='a:1' is of type str"):
+        sg.ParameterServerStrategy("a:1")
+
+
+def test_coordinators_are_of_such_strategies() -> None:
+    with pytest.raises(ValueError, match="ClusterCoordinator received"):
+        ClusterCoordinator(sg.OneDeviceStrategy("cpu:0"))
+
+
+@pytest.mark.slow
+def test_servers_of_a_strategy_learn_how_often() -> None:
+    options = sg.coordinator.options(journal_interval_s=3600)
+    with sg.ParameterServerStrategy(num_workers=1, num_servers=1, options=options) as strategy:
+        client = strategy.placement.remote.variables.client
+        with strategy.scope():
+            v = sg.Variable(np.zeros(2, "float32"))
+        limit_s = time.monotonic() + 3  # three entries without the option
+        while time.monotonic() < limit_s:
+            v.assign_add(np.ones(2))
+        assert client.describe()[0]["journaled_version"] is None

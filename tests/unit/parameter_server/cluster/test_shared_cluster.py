@@ -1,0 +1,562 @@
+"""A chief and a worker that each run the program, on servers of a third machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+import types
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+import ray
+
+import stratagem as sg
+from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.cluster.spec import ClusterSpec
+from stratagem.errors import DeadlineExceededError
+from stratagem.launch.remote.ray.server_registry import ServerRegistry
+from stratagem.parameter_server.cluster import coordinated_cluster as placing
+from stratagem.parameter_server.cluster.cluster_plan import (
+    checked_cluster,
+    checked_options,
+    rounds_of,
+    update_mode,
+)
+from stratagem.parameter_server.cluster.coordinated_cluster import Placing
+from stratagem.parameter_server.cluster.shared_cluster import SharedCluster
+from stratagem.parameter_server.coordinator.coordinated_workers import WorkerLink
+from stratagem.parameter_server.server.updates import LocalRounds
+from tests.multiprocess.namespaces import can_make_hosts
+from tests.unit.parameter_server.clusters import coordinated, local_strategy
+from tests.unit.parameter_server.machines import run_on_machines
+from tests.unit.parameter_server.shared_with_workers import LIMIT_S, forget, note, seen, times_seen
+
+_NETWORK = "10.81.0"
+_CLUSTER = {
+    "chief": [f"{_NETWORK}.1:2222"],
+    "worker": [f"{_NETWORK}.2:2222"],
+    "ps": [f"{_NETWORK}.3:2222"],
+}
+_PROGRAM = """
+import json, os, time
+import stratagem as sg
+import keras
+import numpy as np
+
+x = np.random.default_rng(0).normal(size=(256, 4)).astype("float32")
+y = x @ np.float32([[1], [2], [3], [4]])
+with sg.ParameterServerStrategy(independent=True) as strategy:
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="out")])
+        model.compile(keras.optimizers.Adam(0.05), "mse")
+    history = model.fit(x, y, batch_size=32, epochs=20, verbose=0).history
+    while int(model.optimizer.iterations) < 320:  # of both
+        time.sleep(0.05)
+    weights = np.asarray(model.layers[0].kernel).ravel().tolist()
+    task = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
+    print(json.dumps([task, history["loss"], weights]), flush=True)
+    if task == "worker":
+        time.sleep(3)  # the servers are there as long as somebody uses them
+        assert np.asarray(model.layers[0].kernel).ravel().tolist() == weights
+"""
+
+
+class NoActors:
+    """Ray, where nobody has made an actor."""
+
+    def get_actor(self, name: str, namespace: str) -> Any:
+        raise ValueError(name)
+
+
+class Present:
+    """Ray and a meeting in one, of whose two machines one has gone."""
+
+    def __init__(self) -> None:
+        self.meeting = ServerRegistry(b"", [])
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": "a", "Alive": True}, {"NodeID": "b", "Alive": False}]
+
+
+def member(task: tuple[str, int], ray: Any) -> Any:
+    """One that has not entered."""
+    made: Any = object.__new__(SharedCluster)
+    made._spec, made._task, made._ray, made._worker = ClusterSpec(_CLUSTER), task, ray, 0
+    made._is_leader = task == ("chief", 0)
+    made._closing = contextlib.ExitStack()
+    made._num_trainings = 0
+    return made
+
+
+def test_leader_that_does_not_come_is_named(monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "0.3")
+    words = r"The leader, \('chief', 0\), did not publish the servers' addresses within 0.3 s"
+    with pytest.raises(DeadlineExceededError, match=words):
+        member(("worker", 0), NoActors())._found()
+
+
+def test_nobody_coordinates_workers_with_programs_of_their_own() -> None:
+    with pytest.raises(RuntimeError, match="created in a worker that runs its own program"):
+        member(("worker", 0), None).start_workers()
+
+
+def test_server_is_nowhere_known_once_the_leader_is_gone() -> None:
+    gone = member(("worker", 0), types.SimpleNamespace(exceptions=ray.exceptions))
+
+    def ask(*arguments: object) -> None:
+        raise ray.exceptions.GetTimeoutError(str(arguments))
+
+    gone._asked = ask
+    assert gone._announced_address(0) is None
+
+
+def test_workers_wait_until_the_leader_has_begun_a_training() -> None:
+    meeting = ServerRegistry(b"", [])
+
+    def asked(method: str, *arguments: Any) -> Any:
+        return getattr(meeting, method)(*arguments)
+
+    leader, worker = member(("chief", 0), None), member(("worker", 0), None)
+    leader._asked = worker._asked = asked
+    assert [worker.next_training(), worker.next_training()] == [1, 2]
+    with pytest.raises(DeadlineExceededError, match=r"did not begin training 1 within 0.1 s"):
+        worker.wait_for_begin(1, 0.1)
+    leader.begin(2)
+    leader.begin(1)  # of a training that a late one comes to
+    worker.wait_for_begin(1, 0.1)
+    worker.wait_for_begin(2, 0.1)
+    with pytest.raises(DeadlineExceededError, match="did not begin training 3"):
+        worker.wait_for_begin(3, 0.1)
+
+
+def test_leader_waits_for_those_whose_machines_are_there(monkeypatch) -> None:
+    machines = Present()
+    leader = member(("chief", 0), machines)
+    leader._asked = lambda method, *arguments: getattr(machines.meeting, method)(*arguments)
+    for worker, node in enumerate("aab"):
+        machines.meeting.enter(worker, node)
+    monkeypatch.setenv("STRATAGEM_BARRIER_TIMEOUT_S", "0.3")
+    with pytest.warns(
+        RuntimeWarning, match=r"Workers \[1\] are still running 0.3 s after the leader"
+    ):
+        leader.close()
+    leader.close()  # again, which does nothing
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_make_hosts(), reason="no network namespaces can be made here")
+def test_chief_and_worker_train_one_model_by_programs_of_their_own(tmp_path) -> None:
+    outputs = run_on_machines(_PROGRAM, _CLUSTER, _NETWORK, tmp_path)
+    said = [json.loads(output.splitlines()[-1]) for output in outputs[:2]]
+    assert [one[0] for one in said] == ["chief", "worker"]
+    for _, losses, _ in said:
+        assert losses[-1] < 0.2 * losses[0]
+    assert said[0][2] == said[1][2]  # both have read what both have learned
+
+
+# Limits as values: each of them changes what happens.
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"start_delay_s": -1},
+        {"start_delay_s": "1"},
+        {"recovery_timeout_s": -0.5},
+        {"recovery_timeout_s": 0},
+        {"max_transient_failures": -1},
+        {"max_transient_failures": 1.5},
+        {"journal_interval_s": -1.0},
+        {"journal_interval_s": float("nan")},
+        {"journal_interval_s": True},
+        {"durable_updates": 1},
+    ],
+    ids=str,
+)
+def test_number_that_makes_no_sense_is_refused(given: dict[str, Any]) -> None:
+    ((name, value),) = given.items()
+    with pytest.raises(ValueError, match=r"sg\.coordinator\.options received") as caught:
+        sg.coordinator.options(**given)
+    assert f"{name}={value!r}" in str(caught.value)
+
+
+def test_strategy_takes_options_and_nothing_else() -> None:
+    with pytest.raises(TypeError, match="is of type dict"):
+        sg.ParameterServerStrategy(options={"start_delay_s": 1})
+    given = sg.coordinator.options(start_delay_s=1)
+    assert checked_options(given, independent=False) is given
+    assert checked_options(None, independent=True) == sg.coordinator.options()
+    with pytest.raises(ValueError, match="A strategy that schedules no functions received"):
+        checked_options(given, independent=True)
+    with pytest.raises(AttributeError):
+        given.start_delay_s = 2
+
+
+class _Delays(threading.Event):
+    """The end of a link, for which its threads wait as long as they delay; a delay ends by hand."""
+
+    asked_s: list[float | None]
+    are_over: threading.Event
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.asked_s.append(timeout)
+        return not timeout or self.are_over.wait(LIMIT_S)
+
+
+def test_workers_begin_one_after_the_other(monkeypatch) -> None:
+    forget()
+    init, asked_s, are_over = WorkerLink.__init__, [], threading.Event()
+
+    def made(link: WorkerLink, *arguments: Any, **options: Any) -> None:
+        init(link, *arguments, **options)
+        link._is_closed = _Delays()
+        link._is_closed.asked_s, link._is_closed.are_over = asked_s, are_over
+
+    monkeypatch.setattr(WorkerLink, "__init__", made)
+    options = sg.coordinator.options(start_delay_s=1000)
+    with coordinated(num_workers=2, options=options) as coordinator:
+        late = coordinator.schedule(note, args=(1,), worker=1)
+        coordinator.schedule(note, args=(0,), worker=0).fetch()
+        assert seen == [0]
+        are_over.set()
+        late.fetch()
+        coordinator.schedule(note, args=(1,), worker=1).fetch()  # only the first one waits
+    assert seen == [0, 1, 1]
+    assert sorted(asked_s) == [0, 0, 1000, 1000]  # of each thread, once
+
+
+def test_coordinator_that_is_closed_waits_for_no_delay() -> None:
+    begun_s = time.monotonic()
+    with coordinated(num_workers=2, options=sg.coordinator.options(start_delay_s=3600)):
+        pass
+    assert time.monotonic() - begun_s < 60
+
+
+def test_silent_server_is_given_up_after_the_recovery_timeout() -> None:
+    """Without the option that takes 30 s."""
+    options = sg.coordinator.options(recovery_timeout_s=0.5)
+    with local_strategy(num_servers=1, options=options) as strategy:
+        coordinator = sg.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            v = sg.Variable(np.zeros(2, "float32"))
+
+        def read() -> float:
+            return float(v.value[0])
+
+        assert coordinator.schedule(read).fetch() == 0
+        strategy.cluster.servers[0].close()
+        with pytest.raises(sg.errors.UnavailableError, match=r"gave no answer for 0\.5 s"):
+            _ = v.value
+        coordinator.schedule(read)
+        with pytest.raises(sg.errors.PSUnavailableError, match=r"gave no answer for 0\.5 s"):
+            coordinator.join()
+
+
+@pytest.mark.filterwarnings("ignore:Failure . of at most 2 in a row:RuntimeWarning")
+def test_failures_to_reach_a_server_are_tolerated_so_often_in_a_row() -> None:
+    forget()
+    options = sg.coordinator.options(max_transient_failures=2)
+    with coordinated(options=options) as coordinator:
+
+        def fail(times: int, name: str) -> str:
+            note(name)
+            if times_seen(name) <= times:
+                raise sg.errors.UnavailableError("server 0 is silent")
+            return name
+
+        with pytest.warns(RuntimeWarning, match="of at most 2 in a row; retrying"):
+            assert coordinator.schedule(fail, args=(2, "first")).fetch() == "first"
+        assert coordinator.schedule(fail, args=(2, "second")).fetch() == "second"
+        coordinator.schedule(fail, args=(9, "third"))
+        with pytest.raises(sg.errors.PSUnavailableError, match="could not reach a parameter"):
+            coordinator.join()
+        assert [times_seen(name) for name in ("first", "second", "third")] == [3, 3, 3]
+
+
+# Clusters that a strategy with parameter servers refuses before anything starts.
+
+_JOBS: dict[str, list[str]] = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
+
+
+def _simple(jobs: dict[str, Any], task: tuple[str, int] | None) -> ClusterResolver:
+    task_type, task_id = task or (None, None)
+    return sg.cluster_resolver.SimpleClusterResolver(
+        sg.ClusterSpec(jobs), task_type=task_type, task_id=task_id
+    )
+
+
+def _union(jobs: dict[str, Any], task: tuple[str, int] | None) -> ClusterResolver:
+    return sg.cluster_resolver.UnionResolver(_simple(jobs, task))
+
+
+_STRANGE = [
+    pytest.param(
+        {**_JOBS, "some_name": ["d:1"]},
+        ("chief", 0),
+        r"has unknown jobs \['some_name'\]",
+        id="job of another name",
+    ),
+    pytest.param(
+        {**_JOBS, "chief": ["a:1", "a:2", "a:3"]},
+        ("chief", 1),
+        "has 3 tasks in job 'chief'",
+        id="three chiefs",
+    ),
+    pytest.param(
+        {**_JOBS, "evaluator": ["d:1", "e:1"]},
+        ("chief", 0),
+        "has 2 tasks in job 'evaluator'",
+        id="two evaluators",
+    ),
+    pytest.param(_JOBS, ("foobar", 0), "Task type 'foobar' is unknown", id="task type"),
+    pytest.param(
+        _JOBS, ("worker", 1), "Task id 1 of 'worker' is not in the cluster", id="task index"
+    ),
+    pytest.param(
+        {**_JOBS, "worker": []}, ("ps", 0), "has 1 ps and 0 worker tasks", id="no worker, as a ps"
+    ),
+    pytest.param(
+        {**_JOBS, "ps": []}, ("worker", 0), "has 0 ps and 1 worker tasks", id="no ps, as a worker"
+    ),
+    pytest.param(
+        {**_JOBS, "ps": ["b:1"]}, ("chief", 0), "have the same address 'b:1'", id="one address"
+    ),
+    pytest.param({**_JOBS, "ps": ["c"]}, ("chief", 0), "not of the form host:port", id="no port"),
+]
+
+
+@pytest.mark.parametrize("make", [_simple, _union], ids=["simple", "union"])
+@pytest.mark.parametrize(("jobs", "task", "message"), _STRANGE)
+def test_clusters_that_cannot_be_are_refused_at_once(make, jobs, task, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        sg.ParameterServerStrategy(make(jobs, task))
+
+
+@pytest.mark.parametrize(("jobs", "task", "message"), _STRANGE)
+def test_clusters_of_the_environment_are_refused_likewise(monkeypatch, jobs, task, message) -> None:
+    config = {"cluster": jobs, "task": {"type": task[0], "index": task[1]}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    with pytest.raises(ValueError, match=message if task != ("worker", 1) else "worker"):
+        sg.ParameterServerStrategy()
+
+
+@pytest.mark.parametrize(
+    "resolver",
+    [
+        sg.cluster_resolver.SimpleClusterResolver(sg.ClusterSpec({})),
+        sg.cluster_resolver.UnionResolver(
+            sg.cluster_resolver.SimpleClusterResolver(sg.ClusterSpec({}))
+        ),
+        sg.cluster_resolver.TFConfigClusterResolver(),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+@pytest.mark.parametrize("strategy", ["ParameterServerStrategy", "HybridStrategy"])
+def test_a_resolver_with_an_empty_cluster_is_refused(resolver, strategy) -> None:
+    options = {"placement": {"embedding": "server"}} if strategy == "HybridStrategy" else {}
+    with pytest.raises(ValueError, match=f"of {strategy} has an empty cluster"):
+        getattr(sg, strategy)(cluster_resolver=resolver, **options)
+
+
+def test_a_chief_needs_no_index_and_no_resolver_is_this_machine() -> None:
+    resolver = sg.cluster_resolver.SimpleClusterResolver(sg.ClusterSpec(_JOBS), task_type="chief")
+    assert checked_cluster(resolver, "a test")[1] == _JOBS
+    assert not checked_cluster(None, "a test")[1]
+
+
+@pytest.mark.parametrize("independent", [False, True])
+@pytest.mark.parametrize("task", ["chief", "ps"])
+@pytest.mark.parametrize(("name", "job"), [("num_workers", "worker"), ("num_servers", "ps")])
+def test_numbers_are_for_no_cluster(independent, task, name, job) -> None:
+    options: dict[str, Any] = {name: 2}
+    with pytest.raises(ValueError, match=f"{name}=2 was passed for a cluster with 1 {job} tasks"):
+        sg.ParameterServerStrategy(_simple(_JOBS, (task, 0)), independent=independent, **options)
+
+
+# What servers and workers ask of their machines.
+
+SPEC = ClusterSpec({"chief": ["a:1"], "ps": ["b:1"], "worker": ["c:1", "d:1"]})
+
+
+def _with(
+    monkeypatch: pytest.MonkeyPatch, resources: dict[str, float], num_machines: int = 2
+) -> None:
+    nodes = [{"Alive": True}] * num_machines + [{"Alive": False}]
+    ray = types.SimpleNamespace(cluster_resources=lambda: resources, nodes=lambda: nodes)
+    monkeypatch.setattr(placing, "load_ray", lambda: ray)
+
+
+def test_machines_of_tasks_are_for_those(monkeypatch) -> None:
+    _with(monkeypatch, {"CPU": 8.0, "chief:0": 1.0})
+    found = Placing.now(SPEC, is_own=False)
+    assert found.of_servers(1) == [{"ps:0": 1}]
+    assert found.of_workers(2) == [{"worker:0": 1}, {"worker:1": 1}]
+
+
+def test_cluster_of_somebody_else_gives_shares(monkeypatch) -> None:
+    _with(monkeypatch, {"CPU": 16.0, "GPU": 5.0})
+    found = Placing.now(SPEC, is_own=False)
+    assert found.of_servers(2) == [{"CPU": 1}] * 2
+    assert found.of_workers(2) == [{"GPU": 2, "CPU": 1}] * 2
+    _with(monkeypatch, {"CPU": 2.0})
+    small = Placing.now(None, is_own=False)
+    assert small.of_servers(2) is None
+    assert small.of_workers(2) is None
+
+
+def test_machines_of_roles_are_for_those(monkeypatch) -> None:
+    _with(monkeypatch, {"CPU": 16.0, "GPU": 8.0, "ps": 2.0, "worker": 4.0})
+    found = Placing.now(None, is_own=False)
+    assert found.of_servers(2) == [{"ps": 1}] * 2
+    assert found.of_workers(4) == [{"GPU": 2, "worker": 1}] * 4
+
+
+def test_cluster_of_this_process_is_spread(monkeypatch) -> None:
+    _with(monkeypatch, {"CPU": 16.0})
+    found = Placing.now(None, is_own=True)
+    assert (found.of_servers(2), found.of_workers(3)) == (None, None)
+
+
+@pytest.fixture
+def six_cores(monkeypatch) -> None:
+    for name in ("NPROC", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+@pytest.mark.usefixtures("six_cores")
+def test_processes_on_one_machine_share_its_cores(monkeypatch, is_own) -> None:
+    _with(monkeypatch, {"CPU": 6.0}, num_machines=1)
+    found = Placing.now(None, is_own=is_own)
+    given = [found.threads(count) for count in (1, 2, 4, 8)]
+    assert given == [{"NPROC": "6"}, {"NPROC": "3"}, {"NPROC": "1"}, {"NPROC": "1"}]
+
+
+@pytest.mark.usefixtures("six_cores")
+def test_machines_of_a_cluster_are_not_shared(monkeypatch) -> None:
+    _with(monkeypatch, {"CPU": 6.0, "chief:0": 1.0})
+    assert Placing.now(None, is_own=False).threads(2) == {}
+    assert Placing.now(SPEC, is_own=False).threads(2) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NPROC", "5"),
+        ("JAX_NUM_CPU_DEVICES", "2"),
+        ("XLA_FLAGS", "--xla_force_host_platform_device_count=2"),
+    ],
+)
+@pytest.mark.usefixtures("six_cores")
+def test_threads_are_left_alone_where_others_have_a_say(monkeypatch, name, value) -> None:
+    _with(monkeypatch, {"CPU": 6.0}, num_machines=1)
+    monkeypatch.setenv(name, value)
+    assert Placing.now(None, is_own=True).threads(2) == {}
+
+
+# Methods of local updates that parameter servers apply, and those that they refuse.
+
+
+def test_settings_are_those_of_the_method() -> None:
+    method = sg.local_updates.LocalSGD(period=5, warmup_steps=2)
+    assert rounds_of(method, 3, synchronous=False) == LocalRounds(5, 3, 3, 2)
+    outer = sg.local_updates.DiLoCo(period=9, outer_momentum=0.5)
+    assert rounds_of(outer, 3, synchronous=True) == LocalRounds(9, 3, 1, 0, 0.7, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        (sg.local_updates.StreamingDiLoCo(), "a fragment would come to the servers at another"),
+        (
+            sg.local_updates.LocalSGD(period=sg.local_updates.QuadraticPeriod(base=4, growth=0.1)),
+            "workers at different steps have different learning rates",
+        ),
+        (
+            sg.local_updates.LocalUpdates(period=4),
+            "LocalSGD or DiLoCo",
+        ),
+        (
+            sg.local_updates.DiLoCo(compression="int8"),
+            "the error of a compressed change would be lost with its worker",
+        ),
+    ],
+)
+def test_methods_that_servers_cannot_apply_are_refused(method: Any, told: str) -> None:
+    with pytest.raises(NotImplementedError, match=told):
+        rounds_of(method, 2, synchronous=False)
+
+
+def test_something_else_is_no_method() -> None:
+    with pytest.raises(TypeError, match=r"a method of sg\.local_updates, or None"):
+        sg.ParameterServerStrategy(local_updates="DiLoCo")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("options", "received"),
+    [
+        ({"synchronous": True, "backup_workers": 1, "max_staleness": None}, "backup_workers=1"),
+        ({"synchronous": False, "backup_workers": 0, "max_staleness": 3}, "max_staleness=3"),
+    ],
+)
+def test_pushes_are_never_discarded(options: dict[str, Any], received: str) -> None:
+    method = sg.local_updates.LocalSGD()
+    with pytest.raises(NotImplementedError, match="would take the work of a whole period") as info:
+        update_mode(3, local_updates=method, **options)
+    assert received in str(info.value)
+
+
+# A strategy whose variables are on servers: how its steps run.
+
+
+def test_steps_that_run_op_by_op_are_refused() -> None:
+    with coordinated() as coordinator:
+        with coordinator.strategy.scope():
+            v = sg.Variable(np.zeros(2, "float32"))
+
+        def function(is_eager: bool) -> None:
+            sg.config.run_eagerly(is_eager)
+            try:
+                sg.get_strategy().run(lambda: v.assign_add(jnp.ones(2)))
+            finally:
+                sg.config.run_eagerly(False)
+
+        coordinator.schedule(function, args=(True,))
+        with pytest.raises(
+            RuntimeError, match="Cannot run a step of a ParameterServerStrategy op by op"
+        ):
+            coordinator.join()
+        coordinator.schedule(function, args=(False,)).fetch()
+        assert np.asarray(v.value).tolist() == [1, 1]
+
+
+def test_many_steps_are_as_many_single_ones() -> None:
+    batches = [np.full(2, i, "float32") for i in range(5)]
+    with coordinated() as coordinator:
+        with coordinator.strategy.scope():
+            v = sg.Variable(np.zeros(2, "float32"))
+            optimizer = keras.optimizers.SGD(1.0)
+            optimizer.build([v])
+
+        def step(batch: Any) -> Any:
+            before = jnp.sum(v.value)
+            optimizer.apply([batch], [v])
+            return before - jnp.sum(batch)
+
+        def function() -> Any:
+            strategy = sg.get_strategy()
+            iterator = iter(strategy.distribute_dataset(batches))
+            return [strategy.run_steps(step, iterator, count) for count in (3, 2)]
+
+        first, second = coordinator.schedule(function).fetch()
+        # Of each step the values before it: minus twice the sum of the batches before.
+        assert first.tolist() == [0, -2, -6]
+        assert second.tolist() == [-12, -20]
+        assert np.asarray(v.value).tolist() == [-10, -10]

@@ -1,0 +1,113 @@
+"""Clusters whose servers and workers are threads of the test."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.parameter_server.cluster.cluster_plan import CoordinatorOptions
+from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
+from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
+from stratagem.parameter_server.server.server import ParameterServer
+from stratagem.parameter_server.server.updates import ASYNCHRONOUS
+from stratagem.parameter_server.strategy.entry_points import make_worker
+from stratagem.parameter_server.strategy.process_parts import coordinator_parts
+from tests.unit.parameter_server.server.test_server import Server
+
+
+class ThreadWorkers:
+    """Workers in this process, each with devices of its own."""
+
+    def __init__(self, keys: ClusterKeys, devices: Sequence[Sequence[str]]) -> None:
+        self.workers = [make_worker(keys, devices=own) for own in devices]
+
+    @property
+    def addresses(self) -> list[str]:
+        return [worker.address for worker in self.workers]
+
+    def watch(self, on_lost: Any, on_returned: Any, on_given_up: Any) -> None:
+        self.on_lost, self.on_returned, self.on_given_up = on_lost, on_returned, on_given_up
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+
+
+class ThreadCluster:
+    """Servers in this process, and workers where they are asked for."""
+
+    has_journals = False
+
+    def __init__(self, num_servers: int, devices: Sequence[Sequence[str]]) -> None:
+        self.keys = ClusterKeys.make()
+        self.servers = [ParameterServer(self.keys) for _ in range(num_servers)]
+        self._devices = devices
+        self.workers: ThreadWorkers | None = None
+
+    @property
+    def server_addresses(self) -> list[str]:
+        return [server.address for server in self.servers]
+
+    def locate_server(self, server: int) -> str | None:
+        return self.servers[server].address
+
+    def report_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
+        pass
+
+    def start_workers(self) -> ThreadWorkers:
+        self.workers = ThreadWorkers(self.keys, self._devices)
+        return self.workers
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()
+
+
+class OneThatDies:
+    """A cluster of one server, which keeps a journal and can be killed."""
+
+    has_journals = True
+
+    def __init__(self, folder: Path) -> None:
+        self.server = Server(folder)
+        self.keys = self.server.keys
+        self.server_addresses = [self.server.running.address]
+
+    def report_moves_to(self, on_moved: Any) -> None:
+        pass
+
+    def locate_server(self, server: int) -> str:
+        return self.server_addresses[server]
+
+    def close(self) -> None:
+        self.server.running.close()
+
+
+@contextlib.contextmanager
+def local_strategy(
+    num_workers: int = 1, num_servers: int = 2, devices_per_worker: int = 1, **options: Any
+) -> Iterator[RemoteStateStrategy]:
+    """A strategy on a cluster of threads, which ends with the block."""
+    devices = [
+        [f"cpu:{worker * devices_per_worker + own}" for own in range(devices_per_worker)]
+        for worker in range(num_workers)
+    ]
+    partitioner = options.pop("variable_partitioner", None)
+    mode = options.pop("mode", ASYNCHRONOUS)
+    limits = options.pop("options", None) or CoordinatorOptions()
+    row_cache = options.pop("row_cache", None)
+    assert not options
+    cluster: Any = ThreadCluster(num_servers, devices)
+    parts = coordinator_parts(cluster, partitioner, mode, limits.recovery_timeout_s)
+    with contextlib.closing(RemoteStateStrategy(parts, limits, row_cache)) as strategy:
+        yield strategy
+
+
+@contextlib.contextmanager
+def coordinated(num_workers: int = 1, **options: Any) -> Iterator[ClusterCoordinator]:
+    """The coordinator of such a strategy."""
+    with local_strategy(num_workers, **options) as strategy:
+        yield ClusterCoordinator(strategy)

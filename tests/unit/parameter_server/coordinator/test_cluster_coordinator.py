@@ -1,0 +1,504 @@
+"""Functions on workers: what TensorFlow's own tests of its coordinator ask, and more."""
+
+from __future__ import annotations
+
+import functools
+import io
+import threading
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+from rich.console import Console
+
+import stratagem as sg
+from stratagem.errors import CancelledError, ClosureInputError, UnavailableError
+from stratagem.parameter_server.coordinator.cluster_coordinator import (
+    ClusterCoordinator,
+    drawn_progress,
+)
+from stratagem.parameter_server.coordinator.remote_value import RemoteValueStatus
+from stratagem.parameter_server.coordinator.shipping import PerWorkerValues
+from stratagem.parameter_server.coordinator.worker import get_current_worker_index
+from stratagem.parameter_server.server.updates import UpdateMode
+from tests.unit.parameter_server.clusters import coordinated, local_strategy
+from tests.unit.parameter_server.shared_with_workers import (
+    LIMIT_S,
+    fail,
+    go_on,
+    note,
+    seen,
+    started,
+    ten_more,
+    wait_to_go_on,
+)
+from tests.unit.test_rendering import require_plain
+
+pytestmark = pytest.mark.usefixtures("nothing_shared")
+
+# The coordinator
+
+
+def test_there_is_one_coordinator_a_strategy(coordinator) -> None:
+    assert ClusterCoordinator(coordinator.strategy) is coordinator
+    assert coordinator.strategy.executor.coordinator is coordinator
+    assert coordinator.num_workers == 3
+    assert repr(coordinator) == f"ClusterCoordinator(3 of 3 workers, {coordinator.strategy})"
+    assert require_plain(coordinator._repr_html_()).texts[:3] == [
+        "ClusterCoordinator",
+        "workers",
+        "3",
+    ]
+    assert not any(name.startswith("_") for name in dir(coordinator))
+    with pytest.raises(ValueError, match="ClusterCoordinator received OneDeviceStrategy"):
+        ClusterCoordinator(sg.OneDeviceStrategy("cpu:0"))
+    with pytest.raises(ValueError, match="ClusterCoordinator received None"):
+        ClusterCoordinator(None)
+
+
+def test_staleness_is_how_many_updates_came_since_values_were_read() -> None:
+    with coordinated(num_workers=2, num_servers=1) as coordinator:
+        with coordinator.strategy.scope():
+            v = sg.Variable(np.zeros(2, "float32"))
+            optimizer = keras.optimizers.SGD(1.0)
+            optimizer.build([v])
+
+        def pull() -> None:
+            sg.get_strategy().placement.remote.variables.client.pull([v.place.name])
+
+        def push() -> None:
+            name = v.place.name
+            client = sg.get_strategy().placement.remote.variables.client
+            client.push({name: np.ones(2, "float32")}, optimizers={name: "sgd"})
+
+        def update() -> None:
+            optimizer.apply([jnp.ones(2)], [v])
+
+        def step() -> None:
+            sg.get_strategy().run(update)
+
+        coordinator.schedule(pull, worker=0).fetch()
+        for _ in range(3):
+            coordinator.schedule(step, worker=1).fetch()
+        coordinator.schedule(push, worker=0).fetch()
+        assert coordinator.staleness() == {0: 3, 3: 1}
+        assert np.asarray(v.value).tolist() == [-4, -4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"fn": 3}, TypeError, "schedule received fn=3 of type int"),
+        ({"fn": fail, "args": 3}, ValueError, "schedule received args of type int"),
+        ({"fn": fail, "args": {"a": 1}}, ValueError, "schedule received args of type dict"),
+        ({"fn": fail, "worker": 3}, ValueError, "schedule received worker=3"),
+        ({"fn": fail, "worker": -1}, ValueError, "schedule received worker=-1"),
+    ],
+)
+def test_wrong_arguments_are_reported(coordinator, arguments, error, words) -> None:
+    with pytest.raises(error, match=words):
+        coordinator.schedule(**arguments)
+    assert coordinator.done()
+
+
+# Functions
+
+
+class Adder:
+    """Has a method, and can be called."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def method(self, other: int) -> int:
+        return self.number + other
+
+    @classmethod
+    def of_class(cls, other: int) -> int:
+        return cls(10).number + other
+
+    @staticmethod
+    def of_nobody(other: int) -> int:
+        return 10 + other
+
+    __call__ = method
+
+
+def local_function() -> Any:
+    number = 10
+
+    def add(other: int) -> int:
+        return other + number
+
+    return add
+
+
+def local_class() -> Any:
+    class Local(Adder):
+        """Of a function."""
+
+        def __call__(self, other: int) -> int:
+            return super().method(other)
+
+    return Local(10)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        ten_more,
+        local_function(),
+        lambda other: other + 10,
+        Adder(10).method,
+        Adder.of_class,
+        Adder.of_nobody,
+        Adder(10),
+        local_class(),
+        functools.partial(lambda number, other: number + other, 10),
+        functools.partial(Adder(5).method),
+        jax.jit(lambda other: other + 10),
+        functools.wraps(ten_more)(lambda other: ten_more(other)),
+    ],
+    ids=[
+        "module",
+        "local",
+        "lambda",
+        "method",
+        "class method",
+        "static method",
+        "object",
+        "object of a local class",
+        "partial",
+        "partial of a method",
+        "jit",
+        "decorated",
+    ],
+)
+def test_whatever_can_be_called_is_a_function(coordinator, function) -> None:
+    expected = function(1)
+    assert coordinator.schedule(function, args=(1,)).fetch() == expected
+    assert coordinator.schedule(function, args=[2]).fetch() == expected + 1
+    coordinator.join()
+
+
+def test_arguments_arrive_as_they_were_given(coordinator) -> None:
+    def told(*args: Any, **kwargs: Any) -> Any:
+        return repr((args, kwargs))
+
+    args = (1, [2.5, None], {"b": "text", "a": (True, {3})}, b"bytes", {1: "one", "two": 2})
+    kwargs = {"mode": "fast", "none": None, "names": ["x"]}
+    value = coordinator.schedule(told, args=args, kwargs=kwargs)
+    assert value.fetch() == repr((args, kwargs))
+    assert coordinator.schedule(lambda: 5).fetch() == 5
+    assert coordinator.schedule(lambda: 5, args=None, kwargs=None).fetch() == 5
+
+
+def test_function_is_sent_once(coordinator) -> None:
+    packed: list[str] = []
+
+    class Packed:
+        """Notes when it is sent."""
+
+        def __reduce__(self) -> Any:
+            packed.append("once")
+            return (Packed, ())
+
+    thing = Packed()
+
+    def function() -> str:
+        return type(thing).__name__
+
+    for worker in (0, 1, 2, 0, 1, 2):
+        assert coordinator.schedule(function, worker=worker).fetch() == "Packed"
+    assert packed == ["once"]
+
+
+def test_method_is_sent_once_however_it_is_written(coordinator) -> None:
+    class Trainer:
+        """Each worker keeps one."""
+
+        def __init__(self, num_calls: int) -> None:
+            self.num_calls = num_calls
+
+        def step(self) -> int:
+            self.num_calls += 1
+            return self.num_calls
+
+    trainer, other = Trainer(0), Trainer(5)
+    assert [coordinator.schedule(trainer.step, worker=1).fetch() for _ in range(3)] == [1, 2, 3]
+    assert [coordinator.schedule(other.step, worker=1).fetch() for _ in range(2)] == [6, 7]
+
+
+@pytest.mark.parametrize(
+    "thing", [threading.Lock(), (i for i in "ab"), open], ids=["lock", "generator", "in arguments"]
+)
+def test_what_cannot_leave_this_process_is_reported(coordinator, thing) -> None:
+    if thing is open:
+        with pytest.raises(TypeError, match="cannot be sent to a worker"):
+            coordinator.schedule(ten_more, args=(threading.Lock(),))
+    else:
+        with pytest.raises(TypeError, match="cannot be sent to a worker"):
+            coordinator.schedule(lambda: thing)
+    assert coordinator.done()
+
+
+# Results as arguments
+
+
+def test_result_is_an_argument_when_it_is_there(coordinator) -> None:
+    first = coordinator.schedule(wait_to_go_on, args=(1,))
+    second = coordinator.schedule(ten_more, args=(first,))
+    third = coordinator.schedule(
+        lambda pair, *, more: (pair, more), args=([first, second],), kwargs={"more": {"a": second}}
+    )
+    assert started.acquire(timeout=LIMIT_S)
+    assert third.status is RemoteValueStatus.NOT_READY
+    go_on.set()
+    assert third.fetch() == ([1, 11], {"a": 11})
+    coordinator.join()
+
+
+def test_error_of_an_argument_is_reported_as_such(coordinator) -> None:
+    failed = coordinator.schedule(fail)
+    with pytest.raises(ArithmeticError):
+        coordinator.join()
+    value = coordinator.schedule(note, args=(failed,))
+    with pytest.raises(ClosureInputError, match="An input of note failed: ArithmeticError"):
+        coordinator.join()
+    with pytest.raises(ClosureInputError) as raised:
+        value.fetch()
+    assert isinstance(raised.value.__cause__, ArithmeticError)
+    assert seen == []
+
+
+def test_result_of_another_coordinator_is_refused(coordinator) -> None:
+    with coordinated() as other:
+        foreign = other.schedule(ten_more, args=(1,))
+        iterator = iter(other.create_per_worker_dataset(lambda: [1, 2]))
+        for value in (foreign, PerWorkerValues([foreign] * 3), iterator):
+            with pytest.raises(ValueError, match="an argument that belongs to another coordinator"):
+                coordinator.schedule(ten_more, args=(value,))
+        other.join()
+
+
+# Many functions
+
+
+@pytest.mark.slow
+def test_each_of_many_functions_counts_once(coordinator) -> None:
+    with coordinator.strategy.scope():
+        metric = keras.metrics.Mean()
+        total = sg.Variable(np.zeros((), "int32"), trainable=False, aggregation="sum")
+
+    def step(i: Any) -> None:
+        metric.update_state(i)
+        total.assign_add(jnp.asarray(1))
+
+    def function(i: int) -> int:
+        sg.get_strategy().run(step, args=(np.float32(i),))
+        return i
+
+    values = [coordinator.schedule(function, args=(i,)) for i in range(1000)]
+    coordinator.join()
+    assert coordinator.fetch(values) == list(range(1000))
+    assert float(metric.count.value) == 1000
+    assert float(metric.result()) == pytest.approx(499.5)
+    assert int(total.value) == 1000
+
+
+def test_failed_function_counts_nothing(coordinator) -> None:
+    with coordinator.strategy.scope():
+        metric = keras.metrics.Sum()
+
+    def function(number: int) -> None:
+        sg.get_strategy().run(lambda: metric.update_state(jnp.ones(2)))
+        if number == 1:
+            fail()
+
+    coordinator.schedule(function, args=(1,))
+    with pytest.raises(ArithmeticError):
+        coordinator.join()
+    coordinator.schedule(function, args=(0,))
+    coordinator.join()
+    assert float(metric.result()) == 2
+    metric.reset_state()
+    coordinator.schedule(function, args=(0,))
+    coordinator.join()
+    assert float(metric.result()) == 2
+
+
+def run_slowly_once(number: int) -> int:
+    """Waits on the worker that starts it first."""
+    seen.append(get_current_worker_index())
+    return wait_to_go_on(number) if len(seen) == 1 else number
+
+
+def test_function_of_a_lost_worker_counts_once() -> None:
+    with coordinated(num_workers=2) as coordinator:
+        with coordinator.strategy.scope():
+            metric = keras.metrics.Sum()
+
+        def function() -> int:
+            sg.get_strategy().run(lambda: metric.update_state(jnp.ones(3)))
+            return run_slowly_once(7)
+
+        value = coordinator.schedule(function)
+        assert started.acquire(timeout=LIMIT_S)
+        workers, (lost,) = coordinator.workers, seen
+        workers.on_lost(lost, "the test says so")
+        assert value.fetch() == 7
+        assert seen == [lost, 1 - lost]
+        go_on.set()  # what it returns now nobody takes
+        workers.on_returned(lost, workers.addresses[lost])
+        assert coordinator.schedule(get_current_worker_index, worker=lost).fetch() == lost
+        coordinator.join()
+        assert float(metric.result()) == 3
+
+
+# The end
+
+
+def test_closed_coordinator_takes_nothing() -> None:
+    with local_strategy() as strategy:
+        coordinator = ClusterCoordinator(strategy)
+        running = coordinator.schedule(wait_to_go_on)
+        assert started.acquire(timeout=LIMIT_S)
+        waiting = coordinator.schedule(ten_more, args=(1,))
+        closing = threading.Thread(target=strategy.close, daemon=True)
+        closing.start()
+        for value in (waiting, running):
+            with pytest.raises(CancelledError):
+                value.fetch()
+        closing.join(LIMIT_S / 2)  # the function that runs waits twice as long
+        assert not closing.is_alive()
+        assert not go_on.is_set()
+        go_on.set()
+        with pytest.raises(RuntimeError, match=r"Cannot schedule .*: the coordinator is closed"):
+            coordinator.schedule(ten_more, args=(1,))
+
+
+# Workers that are given up
+
+
+def _updates(coordinator: ClusterCoordinator) -> tuple[Any, Any]:
+    """A step of synchronous training that adds up gradients of 1, and its variable."""
+    with coordinator.strategy.scope():
+        v = sg.Variable(np.zeros(2, "float32"))
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([v])
+
+    def replica_step() -> Any:
+        optimizer.apply([jnp.ones(2)], [v])
+        return v.value  # so that it is read
+
+    def step() -> None:
+        sg.get_strategy().run(replica_step)
+
+    return step, v
+
+
+def _wait_until_servers_expect(coordinator: ClusterCoordinator, num_needed: int) -> None:
+    servers = coordinator.strategy.cluster.servers
+    limit_s = time.monotonic() + LIMIT_S
+    while any(server._pushes.mode.num_needed != num_needed for server in servers):
+        assert time.monotonic() < limit_s
+        threading.Event().wait(0.01)
+
+
+def test_synchronous_updates_wait_for_no_worker_that_was_given_up() -> None:
+    with coordinated(num_workers=3, mode=UpdateMode(num_needed=3)) as coordinator:
+        step, v = _updates(coordinator)
+        workers = coordinator.workers
+
+        def step_on(*indices: int) -> None:
+            for index in indices:
+                coordinator.schedule(step, worker=index)
+            coordinator.join()
+
+        step_on(0, 1, 2)
+        workers.on_lost(2, "it died")
+        workers.on_given_up(2, UnavailableError("no more restarts"))
+        _wait_until_servers_expect(coordinator, 2)
+        assert coordinator.present_workers == [0, 1]
+        step_on(0, 1)
+        assert np.asarray(v.value).tolist() == [-5, -5]
+        with pytest.raises(UnavailableError, match="no more restarts"):
+            coordinator.schedule(step, worker=2)
+        assert (
+            coordinator.strategy.placement.remote.variables.mode.num_needed == 2
+        )  # of optimizers that come later
+        workers.on_returned(2, workers.addresses[2])
+        _wait_until_servers_expect(coordinator, 3)
+        v.assign(np.asarray(v.value))  # a new process would not know the values of before either
+        step_on(0, 1, 2)
+        assert np.asarray(v.value).tolist() == [-8, -8]
+        assert coordinator.stalls is not None
+        assert coordinator.stalls.num_stalls == 0
+
+
+def test_backup_workers_are_lost_first() -> None:
+    with coordinated(num_workers=3, mode=UpdateMode(num_needed=2)) as coordinator:
+        step, v = _updates(coordinator)
+        for index in range(2):
+            coordinator.schedule(step, worker=index)
+        coordinator.join()
+        for index, num_needed in ((2, 2), (1, 1), (0, 1)):
+            coordinator.workers.on_lost(index, "it died")
+            coordinator.workers.on_given_up(index, UnavailableError("no more restarts"))
+            _wait_until_servers_expect(coordinator, num_needed)
+            if index == 1:
+                coordinator.schedule(step).fetch()
+                assert np.asarray(v.value).tolist() == [-3, -3]
+        with pytest.raises(UnavailableError, match="no more restarts"):
+            coordinator.join()
+        with pytest.raises(UnavailableError, match="no more restarts"):
+            coordinator.schedule(step)
+
+
+# What is drawn while somebody waits for functions.
+
+
+def drawn(states: list[dict[str, int]], *, is_terminal: bool) -> str:
+    """What is drawn of counts, one after the other."""
+    file, now = io.StringIO(), iter(states)
+    console = Console(file=file, force_terminal=is_terminal, width=100)
+    with drawn_progress(lambda: next(now), console) as draw:
+        for _ in states[3:]:  # the bar itself asks before, at the beginning and at the end
+            draw()
+    return file.getvalue()
+
+
+def state(queued: int, running: int, done: int, waiting: int = 0) -> dict[str, int]:
+    return {"queued": queued, "waiting": waiting, "running": running, "done": done}
+
+
+def test_functions_of_this_wait_are_counted() -> None:
+    states = [state(8, 2, 100), state(8, 2, 100), state(3, 2, 104, waiting=1), state(0, 0, 110)]
+    text = drawn(states, is_terminal=True)
+    assert " 0/10" in text
+    assert " 4/10" in text
+    assert "2 running" in text
+    assert "10/10" in text
+
+
+def test_where_there_is_no_terminal_the_end_is_reported() -> None:
+    text = drawn([state(1, 0, 0), state(1, 0, 0), state(0, 0, 1)], is_terminal=False)
+    assert "1/1" in text
+    assert "0 running" in text
+    assert len(text.strip().splitlines()) == 1
+
+
+def test_join_draws_and_raises_as_ever(coordinator, capsys) -> None:
+    for number in range(5):
+        coordinator.schedule(note, args=(number,))
+    coordinator.join(progress=True)
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+    assert "5/5" in capsys.readouterr().err
+    coordinator.schedule(fail)
+    with pytest.raises(ArithmeticError, match="on purpose"):
+        coordinator.join(progress=True)
+    coordinator.join(progress=True)

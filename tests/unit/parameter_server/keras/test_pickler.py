@@ -1,0 +1,484 @@
+"""Functions and models that go to another process: same names, same variables, same numbers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.parameter_server.keras.pickler import pack_object, unpack_object
+from tests.unit.parameter_server.local_models import (
+    FIT,
+    IDS,
+    LastingCluster,
+    apart_in_lockstep,
+    assert_same,
+    dense,
+    independent,
+    mode_of,
+    table,
+    training_apart,
+    weights,
+)
+from tests.unit.parameter_server.local_models import (
+    X as X_OF_EPOCH_ROUNDS,
+)
+from tests.unit.parameter_server.local_models import (
+    Y as Y_OF_EPOCH_ROUNDS,
+)
+
+
+class Custom(keras.Model):
+    """A model that no file of Keras's own can hold without being told of its class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [keras.layers.Dense(3), {"last": keras.layers.Dense(1)}]
+        self.drop = keras.layers.Dropout(0.5)
+        self.factor = 2.0
+
+    def call(self, x, training=False):
+        return self.factor * self.parts[1]["last"](self.drop(self.parts[0](x), training=training))
+
+
+def _sequential() -> keras.Model:
+    layers = [keras.layers.Dense(3, "relu"), keras.layers.BatchNormalization()]
+    return keras.Sequential([keras.layers.Input((4,)), *layers, keras.layers.Dense(1)])
+
+
+def _functional() -> keras.Model:
+    ids = keras.Input((4,))
+    rows = keras.layers.Flatten()(keras.layers.Embedding(10, 3)(ids))
+    return keras.Model(ids, keras.layers.Dense(1, kernel_regularizer="l2")(rows))
+
+
+X, Y = np.arange(32.0, dtype="float32").reshape(8, 4) % 10, np.arange(8.0).reshape(8, 1)
+
+
+def _moved(value: Any, known: dict[str, Any]) -> Any:
+    names = {id(one): name for name, one in known.items()}
+    return unpack_object(pack_object(value, lambda one: names.get(id(one))), known.__getitem__)
+
+
+@pytest.mark.compatibility
+@pytest.mark.parametrize(
+    "make", [pytest.param(_sequential, marks=pytest.mark.slow), _functional, Custom]
+)
+def test_model_comes_back_with_the_same_variables(make) -> None:
+    model = make()
+    model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
+    model.fit(X, Y, verbose=0)
+    every = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    moved = _moved(model, {str(place): variable for place, variable in enumerate(every)})
+    assert type(moved) is type(model)
+    assert moved is not model
+    assert [id(one) for one in moved.variables] == [id(one) for one in model.variables]
+    assert moved.optimizer is not model.optimizer
+    np.testing.assert_array_equal(moved.predict(X, verbose=0), model.predict(X, verbose=0))
+    moved.fit(X, Y, verbose=0)  # which trains the variables of both
+    assert int(model.optimizer.iterations) == 2
+    np.testing.assert_array_equal(moved.predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+def test_variables_that_nobody_knows_go_by_their_value() -> None:
+    model = _sequential()
+    moved = _moved(model, {})
+    assert all(
+        one is not other for one, other in zip(moved.variables, model.variables, strict=True)
+    )
+    np.testing.assert_array_equal(moved.predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+def test_tracked_attributes_can_still_be_changed() -> None:
+    model = Custom()
+    moved = _moved(model, {})
+    moved.parts.append(keras.layers.Dense(2))
+    moved.extra = {"more": keras.layers.Dense(2)}
+    assert len(moved.layers) == len(model.layers) + 2
+
+
+class _Stepping(keras.Model):
+    """Of a functional model: its class becomes a Functional with the first object."""
+
+    def test_step(self, data):
+        return super().test_step(data)
+
+
+def _submodels() -> keras.Model:
+    inner, inputs = _functional(), keras.Input((4,))
+    return _Stepping(inputs, keras.layers.Add()([inner(inputs), inner(inputs / 2.0)]))
+
+
+@pytest.mark.parametrize("make", [_sequential, _functional, _submodels])
+def test_model_with_variables_of_its_own_trains_and_saves_alike(make) -> None:
+    """Keras finds variables, calls and tracked layers by their ids."""
+    model = make()
+    optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.1)
+    optimizer.exclude_from_weight_decay(var_list=model.trainable_variables[:1])
+    model.compile(optimizer, "mse", metrics=["mae"])
+    model.fit(X, Y, verbose=0)
+    moved = _moved(model, {})
+    assert moved.get_config() == model.get_config()
+    for _ in range(2):
+        assert moved.train_on_batch(X, Y) == pytest.approx(model.train_on_batch(X, Y))
+    for one, other in zip(moved.variables, model.variables, strict=True):
+        assert one is not other
+        np.testing.assert_allclose(one.value, other.value, rtol=1e-5, atol=1e-6)
+    layers = [*moved.layers]
+    moved.extra = layers[-1]  # is tracked already
+    assert [*moved.layers] == layers
+
+
+def test_deep_graph_is_sent() -> None:
+    inputs = output = keras.Input((4,))
+    for _ in range(300):
+        output = keras.layers.Identity()(output)
+    moved = _moved(keras.Model(inputs, output), {})
+    assert len(moved.layers) == 301
+    np.testing.assert_array_equal(moved(X), X)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        keras.layers.CategoryEncoding(num_tokens=10, output_mode="multi_hot"),
+        keras.layers.CenterCrop(2, 2),
+        keras.layers.Discretization(bin_boundaries=[1.0, 3.0]),
+        keras.layers.Normalization(mean=2.0, variance=4.0),
+        keras.layers.RandomBrightness(0.0),
+        keras.layers.RandomFlip(seed=1),
+        keras.layers.RandomContrast(0.5, seed=1),
+        keras.layers.Rescaling(0.5),
+        keras.layers.Resizing(3, 3),
+    ],
+    ids=lambda layer: layer.name,
+)
+def test_preprocessing_layers_are_sent(layer) -> None:
+    of_images = isinstance(
+        layer,
+        keras.layers.CenterCrop | keras.layers.Resizing,
+    ) or layer.name.startswith("random")
+    x = np.arange(48.0, dtype="float32").reshape(1, 4, 4, 3) if of_images else X.copy()
+    moved = _moved(layer, {})
+    np.testing.assert_array_equal(moved(x), layer(x))
+
+
+class _Delegating:
+    """Asks its part for what it does not have, as a wrapper of a model does."""
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.part, name)
+
+
+class _DelegatingList(_Delegating, list[Any]):
+    pass
+
+
+def test_object_that_delegates_is_sent() -> None:
+    moved = _moved(_Delegating(_Delegating(keras.layers.Rescaling(2.0))), {})
+    assert (type(moved), type(moved.part), moved.scale) == (_Delegating, _Delegating, 2.0)
+    items = _DelegatingList("part")
+    items.append(3)
+    moved = _moved(items, {})
+    assert (type(moved), list(moved), moved.upper()) == (_DelegatingList, [3], "PART")
+
+
+def test_functions_take_along_what_they_refer_to() -> None:
+    model, strategy = _sequential(), object()
+
+    def step(x: Any) -> tuple[Any, Any]:
+        return strategy, model(x)
+
+    moved = _moved(step, {"strategy": strategy})
+    own, output = moved(X)
+    assert own is strategy
+    np.testing.assert_array_equal(output, model(X))
+
+
+def test_metrics_and_losses_go_too() -> None:
+    metric = keras.metrics.AUC()
+    metric.update_state([0, 1, 1], [0.2, 0.9, 0.4])
+    moved, loss = _moved((metric, keras.losses.MeanAbsoluteError()), {})
+    assert float(moved.result()) == float(metric.result())
+    assert float(loss(np.array([1.0]), np.array([3.0]))) == 2.0
+
+
+def test_what_cannot_leave_the_process_is_reported() -> None:
+    lock = threading.Lock()
+
+    def step() -> Any:
+        return lock
+
+    with pytest.raises(TypeError, match=r"step.*cannot be sent to a worker: cannot pickle"):
+        pack_object(step, lambda _: None)
+
+
+@pytest.mark.slow
+def test_class_of_a_script_runs_where_the_script_is_not(tmp_path: Path) -> None:
+    """Another process, which has neither the file nor its modules."""
+    script = """
+    import sys
+    from pathlib import Path
+    import stratagem
+    import keras
+    import numpy as np
+    from stratagem.parameter_server.keras.pickler import pack_object
+
+    class Mine(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+        def call(self, x):
+            return self.dense(x)
+
+    model = Mine()
+    model(np.ones((1, 2)))
+    def predict(x):
+        return np.asarray(model(x)).tolist()
+    Path(sys.argv[1]).write_bytes(pack_object(predict, lambda _: None))
+    """
+    other = """
+    import sys
+    from pathlib import Path
+    import stratagem
+    import numpy as np
+    from stratagem.parameter_server.keras.pickler import unpack_object
+    print(unpack_object(Path(sys.argv[1]).read_bytes(), None)(np.array([[1.0, 2.0]])))
+    """
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "train.py").write_text(textwrap.dedent(script))
+    file = str(tmp_path / "packed")
+    subprocess.run([sys.executable, str(tmp_path / "here" / "train.py"), file], check=True)
+    (tmp_path / "here" / "train.py").unlink()
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(other), file], check=True, capture_output=True
+    )
+    assert ended.stdout.decode().strip() == "[[3.0]]"
+
+
+def test_plain_values_need_no_names() -> None:
+    def refuse(one: Any) -> None:
+        raise AssertionError(one)
+
+    value = {"a": (1, 2.5, None, "text"), "b": [np.arange(3), np.float32(0.5), b"bytes"]}
+    got = unpack_object(pack_object(value, refuse), refuse)
+    assert got["a"] == value["a"]
+    np.testing.assert_array_equal(got["b"][0], [0, 1, 2])
+    assert (got["b"][1], type(got["b"][1]), got["b"][2]) == (0.5, np.float32, b"bytes")
+
+
+def test_what_is_known_is_found_among_plain_values() -> None:
+    known = object()
+    nested = [[[[[[known]]]]], np.array([known], object)]
+    got = _moved(nested, {"it": known})
+    assert got[0][0][0][0][0][0] is known
+    assert got[1][0] is known
+
+
+def test_list_that_holds_itself_is_sent() -> None:
+    value: list[Any] = [1]
+    value.append(value)
+    got = _moved(value, {})
+    assert got[0] == 1
+    assert got[1] is got
+
+
+# `fit` with local updates over parameter servers, beside lockstep and one device.
+
+METHODS = {
+    "local": sg.local_updates.LocalSGD(period=2),
+    "DiLoCo": sg.local_updates.DiLoCo(period=4, warmup_steps=2),
+}
+
+
+def clipped() -> Any:
+    return keras.optimizers.Adam(0.01, global_clipnorm=1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "steps_per_call"), [("local", 1), ("DiLoCo", 2)])
+def test_synchronous_workers_equal_replicas_in_lockstep(method: str, steps_per_call: int) -> None:
+    with apart_in_lockstep(METHODS[method]).scope():
+        expected = dense(clipped())
+    known = expected.fit(
+        X_OF_EPOCH_ROUNDS,
+        Y_OF_EPOCH_ROUNDS,
+        validation_data=(X_OF_EPOCH_ROUNDS, Y_OF_EPOCH_ROUNDS),
+        **FIT,
+    ).history
+    with training_apart(METHODS[method], 2, synchronous=True) as strategy:
+        with strategy.scope():
+            model = dense(clipped(), steps_per_execution=steps_per_call)
+        history = model.fit(
+            X_OF_EPOCH_ROUNDS,
+            Y_OF_EPOCH_ROUNDS,
+            validation_data=(X_OF_EPOCH_ROUNDS, Y_OF_EPOCH_ROUNDS),
+            **FIT,
+        ).history
+        for name, values in known.items():
+            np.testing.assert_allclose(history[name], values, rtol=1e-5, err_msg=name)
+        assert_same(model.variables, expected.variables)
+        assert int(model.optimizer.iterations) == 2 * 8
+        client = strategy.placement.remote.variables.client
+        num_rounds = {"local": 8, "DiLoCo": 2 + 4}[method]
+        # Both workers, two servers; none of their changes came too late.
+        assert sum(client.staleness().values()) == 2 * 2 * num_rounds
+        assert client.discarded() == 0
+
+
+@pytest.mark.slow
+def test_synchronous_workers_with_data_of_their_own_equal_replicas_in_lockstep() -> None:
+    method = METHODS["local"]
+
+    def own_part(context: sg.InputContext) -> Any:
+        first = 4 * context.input_pipeline_id
+        return [
+            (X_OF_EPOCH_ROUNDS[at + first :][:4], Y_OF_EPOCH_ROUNDS[at + first :][:4])
+            for at in range(0, 64, 8)
+        ]
+
+    with apart_in_lockstep(method).scope():
+        expected = dense(clipped())
+    expected.fit(X_OF_EPOCH_ROUNDS, Y_OF_EPOCH_ROUNDS, **FIT)
+    with training_apart(method, 2, synchronous=True) as strategy:
+        with strategy.scope():
+            model = dense(clipped())
+        model.fit(sg.DatasetCreator(own_part), epochs=2, verbose=0)
+        assert_same(model.variables, expected.variables)
+
+
+def test_one_worker_trains_as_one_device_does() -> None:
+    def made() -> keras.Model:
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.05, 4, 0.8)
+        optimizer = keras.optimizers.AdamW(schedule, weight_decay=0.1)
+        model = dense(optimizer)
+        model.get_layer("out").trainable = False
+        model.compile(optimizer, "mse")
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+        return model
+
+    alone = made()
+    alone.fit(X_OF_EPOCH_ROUNDS, Y_OF_EPOCH_ROUNDS, **FIT)
+    method = sg.local_updates.LocalSGD(period=3)
+    partitioner = sg.partitioners.FixedShardsPartitioner(2)
+    with training_apart(method, variable_partitioner=partitioner) as strategy:
+        with strategy.scope():
+            model = made()
+        model.fit(X_OF_EPOCH_ROUNDS, Y_OF_EPOCH_ROUNDS, **FIT)
+        assert_same(model.variables, alone.variables)
+        # At the end of an epoch the servers get the worker's state of the optimizer.
+        assert_same(model.optimizer.variables, alone.optimizer.variables)
+        np.testing.assert_allclose(
+            model.evaluate(X_OF_EPOCH_ROUNDS, Y_OF_EPOCH_ROUNDS, verbose=0),
+            alone.evaluate(X_OF_EPOCH_ROUNDS, Y_OF_EPOCH_ROUNDS, verbose=0),
+            rtol=1e-5,
+        )
+
+
+@pytest.mark.slow
+def test_learning_rate_of_a_callback_counts_from_the_next_round() -> None:
+    def rate_of(epoch: int, rate: float) -> float:
+        del epoch
+        return rate / 4
+
+    alone = dense(keras.optimizers.SGD(0.2))
+    alone.fit(
+        X_OF_EPOCH_ROUNDS,
+        Y_OF_EPOCH_ROUNDS,
+        callbacks=[keras.callbacks.LearningRateScheduler(rate_of)],
+        **FIT,
+    )
+    with training_apart(sg.local_updates.LocalSGD(period=5)) as strategy:
+        with strategy.scope():
+            model = dense(keras.optimizers.SGD(0.2))
+        model.fit(
+            X_OF_EPOCH_ROUNDS,
+            Y_OF_EPOCH_ROUNDS,
+            callbacks=[keras.callbacks.LearningRateScheduler(rate_of)],
+            **FIT,
+        )
+        assert_same(model.variables, alone.variables)
+        with strategy.scope():  # the servers drop the former one
+            model.compile(keras.optimizers.Adam(0.01), "mse")
+        alone.compile(keras.optimizers.Adam(0.01), "mse")
+        model.fit(X_OF_EPOCH_ROUNDS, Y_OF_EPOCH_ROUNDS, **FIT)
+        alone.fit(X_OF_EPOCH_ROUNDS, Y_OF_EPOCH_ROUNDS, **FIT)
+        assert_same(model.variables, alone.variables)
+
+
+@pytest.mark.slow
+def test_rows_of_tables_are_sent_in_each_step() -> None:
+    alone = table(keras.optimizers.Adagrad(0.1))
+    alone.fit(IDS, Y_OF_EPOCH_ROUNDS, **FIT)
+    with training_apart(sg.local_updates.LocalSGD(period=100)) as strategy:
+        with strategy.scope():
+            model = table(keras.optimizers.Adagrad(0.1))
+        model.fit(IDS, Y_OF_EPOCH_ROUNDS, **FIT)
+        assert_same(model.variables, alone.variables)
+        client = strategy.placement.remote.variables.client
+        counts = sorted(state["updates"]["applied"]["push"] for state in client.describe().values())
+        assert sum(counts) >= 2 * 8 + 2  # rows in each step, other weights once in each epoch
+
+
+@pytest.mark.slow
+def test_workers_share_what_they_learn_at_the_end_of_an_epoch() -> None:
+    seen: list[float] = []
+
+    class Reader(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            seen.append(float(np.abs(weights(model)[0] - start).max()))
+
+    with training_apart(sg.local_updates.DiLoCo(period=1000), 2) as strategy:
+        with strategy.scope():
+            model = dense(keras.optimizers.SGD(0.05))
+        start = weights(model)[0]
+        loss = model.evaluate(X_OF_EPOCH_ROUNDS, Y_OF_EPOCH_ROUNDS, verbose=0)[0]
+        history = model.fit(
+            X_OF_EPOCH_ROUNDS,
+            Y_OF_EPOCH_ROUNDS,
+            validation_data=(X_OF_EPOCH_ROUNDS, Y_OF_EPOCH_ROUNDS),
+            callbacks=[Reader()],
+            **FIT,
+        ).history
+        assert history["val_loss"][0] < loss
+        assert seen[0] > 0
+        assert model.evaluate(X_OF_EPOCH_ROUNDS, Y_OF_EPOCH_ROUNDS, verbose=0)[0] == pytest.approx(
+            history["val_loss"][-1]
+        )
+
+
+@pytest.mark.slow
+def test_independent_workers_train_apart() -> None:
+    cluster = LastingCluster()
+    mode = mode_of(sg.local_updates.LocalSGD(period=3), 1)
+    alone = dense(keras.optimizers.Adam(0.01))
+    known = alone.fit(
+        X_OF_EPOCH_ROUNDS,
+        Y_OF_EPOCH_ROUNDS,
+        validation_data=(X_OF_EPOCH_ROUNDS, Y_OF_EPOCH_ROUNDS),
+        **FIT,
+    ).history
+    with independent(cluster, 0, mode) as strategy:
+        with strategy.scope():
+            model = dense(keras.optimizers.Adam(0.01))
+        history = model.fit(
+            X_OF_EPOCH_ROUNDS,
+            Y_OF_EPOCH_ROUNDS,
+            validation_data=(X_OF_EPOCH_ROUNDS, Y_OF_EPOCH_ROUNDS),
+            **FIT,
+        ).history
+        np.testing.assert_allclose(history["val_loss"], known["val_loss"], rtol=1e-4)
+        assert_same(model.variables, alone.variables, rtol=1e-4)
+        assert_same(model.optimizer.variables, alone.optimizer.variables, rtol=1e-4)
+    cluster.end()

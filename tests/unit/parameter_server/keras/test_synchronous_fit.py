@@ -1,0 +1,432 @@
+"""Synchronous updates: workers that share batches, beside one device and mirrored replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.errors import UnavailableError
+from stratagem.parameter_server.keras.fit import shares_of
+from stratagem.parameter_server.server.updates import UpdateMode
+from tests.unit.parameter_server.clusters import local_strategy
+from tests.unit.parameter_server.shared_with_workers import LIMIT_S
+
+RNG = np.random.default_rng(1)
+X = RNG.normal(size=(50, 6)).astype("float32")
+Y = RNG.normal(size=(50, 2)).astype("float32")
+IDS = RNG.integers(0, 9000, (50, 3))
+
+
+def dense(**options: Any) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Input((6,)), keras.layers.Dense(8, "relu")]
+    model = keras.Sequential([*layers, keras.layers.Dense(2, kernel_regularizer="l2")])
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], **options)
+    return model
+
+
+def table(**options: Any) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Input((3,), dtype="int32"), keras.layers.Embedding(9000, 8)]
+    model = keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(2)])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse", metrics=["mae"], **options)
+    return model
+
+
+def synchronous(num_workers: int, *, backup_workers: int = 0) -> Any:
+    return local_strategy(num_workers, mode=UpdateMode(num_workers - backup_workers))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"steps_per_execution": 2}], ids=["one", "two"])
+def test_four_workers_equal_four_mirrored_replicas(options: dict[str, Any]) -> None:
+    fitted: dict[str, Any] = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
+    with sg.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2", "cpu:3"]).scope():
+        mirrored = dense()
+    expected = mirrored.fit(X, Y, **fitted)
+    with synchronous(4) as strategy:
+        with strategy.scope():
+            model = dense(**options)
+        history = model.fit(X, Y, **fitted)
+        for name, values in expected.history.items():
+            np.testing.assert_allclose(history.history[name], values, rtol=1e-5)
+        for one, two in zip(model.variables, mirrored.variables, strict=True):
+            np.testing.assert_allclose(one.value, two.value, rtol=1e-5, atol=1e-6)
+        assert int(model.optimizer.iterations) == 2 * 4
+        assert strategy.placement.remote.variables.client.discarded() == 0
+
+
+def test_rows_of_tables_are_added_up() -> None:
+    # The optimizer of a row that nobody looks up stands still: compared with one worker.
+    fitted: dict[str, Any] = {"batch_size": 10, "shuffle": False, "verbose": 0}
+    trained = []
+    for num_workers in (1, 3):
+        with synchronous(num_workers) as strategy:
+            with strategy.scope():
+                model = table()
+            model.fit(IDS, Y, **fitted)
+            trained.append([np.asarray(one.value) for one in model.variables])
+    for one, three in zip(*trained, strict=True):
+        np.testing.assert_allclose(one, three, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_more_workers_than_rows_are_waited_for() -> None:
+    alone = dense()
+    alone.fit(X[:2], Y[:2], shuffle=False, verbose=0)
+    with synchronous(3) as strategy:
+        with strategy.scope():
+            model = dense()
+        history = model.fit(X[:2], Y[:2], shuffle=False, verbose=0)
+        assert len(history.history["mae"]) == 1
+        for one, two in zip(model.variables, alone.variables, strict=True):
+            np.testing.assert_allclose(one.value, two.value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_backup_workers_are_not_waited_for() -> None:
+    with synchronous(3, backup_workers=1) as strategy:
+        with strategy.scope():
+            model = dense()
+        model.fit(X, Y, batch_size=12, epochs=3, verbose=0)
+        client = strategy.placement.remote.variables.client
+        # Every push is part of an update or told to be late; none waits for ever.
+        assert all(told["num_waiting"] == 0 for told in client.describe().values())
+        counted = sum(client.staleness().values()) + client.discarded()
+        assert counted == 2 * 5 * 3 * 2  # two parts of each batch, to two servers
+        assert int(model.optimizer.iterations) <= 5 * 3
+
+
+def test_clipping_is_refused() -> None:
+    with synchronous(2) as strategy:
+        with strategy.scope():
+            model = dense()
+            model.compile(keras.optimizers.SGD(0.1, clipnorm=1.0), "mse")
+        with pytest.raises(NotImplementedError, match="clips gradients, but servers sum"):
+            model.fit(X, Y, verbose=0)
+
+
+def test_shares_are_all_of_a_batch() -> None:
+    batch = (np.arange(7), None)
+    shares = shares_of(batch, 3)
+    assert [part[0].tolist() for part, _ in shares] == [[0, 1, 2], [3, 4], [5, 6]]
+    assert [weight for _, weight in shares] == [3 / 7, 2 / 7, 2 / 7]
+    assert [weight for _, weight in shares_of(batch, 9)][-2:] == [0.0, 0.0]
+
+
+@pytest.mark.slow
+def test_steps_that_took_too_long_are_run_again() -> None:
+    bounded = UpdateMode(max_staleness=0)
+    with local_strategy(3, num_servers=1, mode=bounded) as strategy:
+        with strategy.scope():
+            model = dense()
+        model.fit(X, Y, batch_size=5, epochs=3, verbose=0)
+        client = strategy.placement.remote.variables.client
+        assert client.staleness() == {0: 30}
+        assert int(model.optimizer.iterations) == 30
+        history = model.fit(X, Y, batch_size=5, epochs=1, verbose=0)
+        # Each example was counted once, however often its step was run.
+        alone = dense()
+        alone.set_weights(model.get_weights())
+        assert model.evaluate(X, Y, verbose=0)[0] <= history.history["loss"][0]
+        np.testing.assert_allclose(
+            model.evaluate(X, Y, verbose=0), alone.evaluate(X, Y, verbose=0), rtol=1e-5
+        )
+
+
+@pytest.mark.slow
+def test_batches_are_shared_by_those_that_were_not_given_up() -> None:
+    fitted: dict[str, Any] = {"batch_size": 16, "shuffle": False, "verbose": 0}
+    alone = dense()
+    alone.fit(X, Y, epochs=2, **fitted)
+    with synchronous(3) as strategy:
+        with strategy.scope():
+            model = dense()
+        model.fit(X, Y, **fitted)
+        workers = strategy.executor.coordinator.workers
+        workers.on_lost(1, "it died")
+        workers.on_given_up(1, UnavailableError("no more restarts"))
+        limit_s = time.monotonic() + LIMIT_S
+        while strategy.placement.remote.variables.mode.num_needed != 2:
+            assert time.monotonic() < limit_s
+        model.fit(X, Y, **fitted)
+        for one, two in zip(model.variables, alone.variables, strict=True):
+            np.testing.assert_allclose(one.value, two.value, rtol=1e-5, atol=1e-6)
+        assert strategy.executor.coordinator.stalls.num_stalls == 0
+
+
+WORDS = np.array([[1, 0, 0], [2, 0, 0], [3, 4, 1], [0, 0, 0], [4, 3, 2], [1, 2, 0], [3, 3, 3]])
+LABELS = np.linspace(-2, 3, 21, dtype="float32").reshape(7, 3, 1)
+OF_ROWS = np.array([0, 2, 0.5, 0, 1, 3, 0.25], "float32")
+OF_WORDS = np.arange(21, dtype="float32").reshape(7, 3) % 4
+
+
+def masked(**options: Any) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    words = layers.Input((3,), dtype="int32")
+    seen = layers.Embedding(5, 4, mask_zero=True)(words)
+    model = keras.Model(words, layers.Dense(1, kernel_regularizer="l2")(seen))
+    return _compiled(model, **options)
+
+
+def plain(**options: Any) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    model = keras.Sequential([layers.Input((3,)), layers.Dense(4, "tanh"), layers.Dense(3)])
+    return _compiled(model, **options)
+
+
+def of_two_outputs(**options: Any) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    words = layers.Input((3,), dtype="int32")
+    seen = layers.Embedding(5, 4, mask_zero=True)(words)
+    pooled = layers.GlobalAveragePooling1D()(seen)
+    outputs = {"word": layers.Dense(1)(seen), "row": layers.Dense(3)(pooled)}
+    options = {"loss": {"word": "mse", "row": "mse"}, **options}
+    options = {"metrics": {"word": "mae", "row": "mse"}, "weighted_metrics": None, **options}
+    return _compiled(keras.Model(words, outputs), loss_weights={"word": 0.3, "row": 2.0}, **options)
+
+
+class OwnStep(keras.Sequential):
+    """Reports a number of its own, and gives one to a metric."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+
+        def loss() -> Any:
+            errors = keras.ops.mean((self(x, training=True) - y) ** 2, axis=-1)
+            return sg.compute_average_loss(errors)  # leaves out the padding of two devices
+
+        value, gradients = sg.value_and_grad(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        self.of_step.update_state(value)
+        return {"own": value, "mean": self.of_step.result()}
+
+
+def own_step(**options: Any) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    model = OwnStep([keras.layers.Input((3,)), keras.layers.Dense(3)])
+    model.of_step = keras.metrics.Mean(name="mean")
+    return _compiled(model, **options)
+
+
+def _compiled(model: keras.Model, **options: Any) -> keras.Model:
+    given = {"loss": "mse", "metrics": ["mae"], "weighted_metrics": ["mse"], **options}
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.5), **given)
+    return model
+
+
+def _mean_of_all(y: Any, y_pred: Any) -> Any:
+    return keras.ops.mean((y - y_pred) ** 2)
+
+
+def _sum_of_all(y: Any, y_pred: Any) -> Any:
+    return keras.ops.sum((y - y_pred) ** 2)
+
+
+def _without_nan(y: Any, y_pred: Any) -> Any:
+    error = keras.ops.where(keras.ops.isnan(y), 0.0, y - y_pred)
+    return keras.ops.mean(error**2, -1)
+
+
+_NAN = np.where(np.arange(21).reshape(7, 3) % 5 == 0, np.nan, LABELS[..., 0]).astype("float32")
+_CLASSES = np.array([0, 2, 1, 1, 0, 2, 2])
+_BOTH = {"word": LABELS, "row": LABELS[..., 0]}
+_X = LABELS[::-1, :, 0] / 2
+SHARED: dict[str, tuple[Any, Any, Any, dict[str, Any], dict[str, Any]]] = {
+    # The model, its data, arguments of compile, arguments of fit.
+    "mask": (masked, WORDS, LABELS, {}, {}),
+    "mask and weights of rows": (masked, WORDS, LABELS, {}, {"sample_weight": OF_ROWS[:, None]}),
+    "mask and weights of words": (masked, WORDS, LABELS, {}, {"sample_weight": OF_WORDS}),
+    "mask of bfloat16": (masked, WORDS, LABELS, {"loss": keras.losses.Huber(dtype="float32")}, {}),
+    "weights": (plain, _X, LABELS[..., 0], {}, {"sample_weight": OF_ROWS}),
+    "no weight": (plain, _X, LABELS[..., 0], {}, {"sample_weight": 0 * OF_ROWS}),
+    "weighted mean": (
+        plain,
+        _X,
+        LABELS[..., 0],
+        {"loss": keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")},
+        {"sample_weight": OF_ROWS},
+    ),
+    "sum": (
+        plain,
+        _X,
+        LABELS[..., 0],
+        {"loss": keras.losses.MeanSquaredError(reduction="sum")},
+        {"sample_weight": OF_ROWS},
+    ),
+    "sum of masked": (
+        masked,
+        WORDS,
+        LABELS,
+        {"loss": keras.losses.MeanSquaredError(reduction="sum")},
+        {},
+    ),
+    "classes": (
+        plain,
+        _X,
+        _CLASSES,
+        {
+            "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            "metrics": ["accuracy"],
+            "weighted_metrics": [],
+        },
+        {"class_weight": {0: 0.0, 1: 2.0, 2: 0.5}},
+    ),
+    "nan": (plain, _X, _NAN, {"loss": _without_nan, "metrics": [], "weighted_metrics": []}, {}),
+    "mean": (plain, _X, LABELS[..., 0], {"loss": _mean_of_all}, {}),
+    "weights of a mean": (
+        plain,
+        _X,
+        LABELS[..., 0],
+        {"loss": _mean_of_all},
+        {"sample_weight": OF_ROWS},
+    ),
+    "sum of all": (plain, _X, LABELS[..., 0], {"loss": _sum_of_all}, {}),
+    "two outputs": (of_two_outputs, WORDS, _BOTH, {}, {}),
+    "two outputs with weights": (
+        of_two_outputs,
+        WORDS,
+        _BOTH,
+        {},
+        {"sample_weight": {"word": OF_WORDS, "row": OF_ROWS}},
+    ),
+    "own step": (own_step, _X, LABELS[..., 0], {"metrics": [], "weighted_metrics": []}, {}),
+}
+_QUICK = ["two outputs with weights", "own step"]
+
+
+@pytest.fixture(scope="module")
+def sharing() -> Any:
+    """Strategies by number of workers, and of devices of each."""
+    with contextlib.ExitStack() as stack:
+        made: dict[tuple[int, int], Any] = {}
+
+        def of(num_workers: int, num_devices: int = 1) -> Any:
+            key = num_workers, num_devices
+            if key not in made:
+                options: dict[str, Any] = {"devices_per_worker": num_devices}
+                strategy = local_strategy(num_workers, mode=UpdateMode(num_workers), **options)
+                made[key] = stack.enter_context(strategy)
+            return made[key]
+
+        yield of
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        (2,),
+        pytest.param((3,), marks=pytest.mark.slow),
+        pytest.param((2, 2), marks=pytest.mark.slow),
+    ],
+    ids=["two", "three", "two of two devices"],
+)
+@pytest.mark.parametrize(
+    "kind",
+    [name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SHARED],
+)
+def test_rows_that_count_unequally_are_shared_as_one_device_has_them(
+    sharing, kind, workers
+) -> None:
+    make, x, y, compiled, fitted = SHARED[kind]
+    orders = [np.arange(7), np.array([6, 2, 4, 0, 1, 3, 5])]
+    for order in orders:
+
+        def of(rows: Any, order: Any = order) -> Any:
+            return jax.tree.map(lambda leaf: leaf[order] if np.shape(leaf) else leaf, rows)
+
+        given = {name: of(value) if "sample" in name else value for name, value in fitted.items()}
+        given |= {"batch_size": 5, "shuffle": False, "verbose": 0}
+        data = of(x), of(y)
+        with sg.OneDeviceStrategy("cpu:0").scope():
+            alone = make(**compiled)
+        expected = alone.fit(*data, epochs=2, **given)
+        strategy = sharing(*workers)
+        with strategy.scope():
+            model = make(**compiled)
+        history = model.fit(*data, epochs=2, **given)
+        assert history.history.keys() == expected.history.keys()
+        for name, values in expected.history.items():
+            np.testing.assert_allclose(history.history[name], values, rtol=1e-5, err_msg=name)
+        for one, two in zip(model.weights, alone.weights, strict=True):
+            np.testing.assert_allclose(
+                np.asarray(one.value), np.asarray(two.value), rtol=1e-5, atol=1e-6
+            )
+        del given["shuffle"]
+        given.pop("class_weight", None)
+        if kind != "own step":
+            np.testing.assert_allclose(
+                model.evaluate(*data, **given), alone.evaluate(*data, **given), rtol=1e-5
+            )
+
+
+def test_losses_that_compare_examples_of_several_workers_are_warned_about(sharing) -> None:
+    def compares(y: Any, y_pred: Any) -> Any:
+        return keras.ops.sum((y - y_pred) ** 2) / keras.ops.sum(keras.ops.abs(y))
+
+    with sharing(2).scope():
+        model = plain(loss=compares)
+    with pytest.warns(UserWarning, match=r"'compares' is not a sum over examples"):
+        model.fit(_X, LABELS[..., 0], verbose=0)
+
+
+def test_other_variables_of_a_step_are_set_once_by_all_workers(sharing) -> None:
+    class Counts(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.count = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            if training:
+                self.count.assign_add(1.0)
+            return x
+
+    def make() -> Any:
+        keras.utils.set_random_seed(3)
+        layers = [keras.layers.Input((6,)), keras.layers.BatchNormalization(momentum=0.5), Counts()]
+        model = keras.Sequential([*layers, keras.layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    fitted: dict[str, Any] = {"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0}
+    with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        mirrored = make()
+    mirrored.fit(X, Y, **fitted)
+    with sharing(2).scope():
+        model = make()
+    model.fit(X, Y, **fitted)
+    for one, two in zip(model.weights, mirrored.weights, strict=True):
+        np.testing.assert_allclose(
+            np.asarray(one.value), np.asarray(two.value), rtol=1e-5, atol=1e-6, err_msg=one.path
+        )
+
+
+def test_function_that_is_scheduled_after_fit_has_no_part_of_a_batch() -> None:
+    with synchronous(2) as strategy:
+        with strategy.scope():
+            model = dense()
+            average = sg.Variable(np.zeros(2, "float32"), trainable=False, aggregation="mean")
+        model.fit(X, Y, batch_size=10, verbose=0)
+        coordinator = sg.coordinator.ClusterCoordinator(strategy)
+
+        def step() -> None:
+            def replica() -> None:
+                gradients = [keras.ops.zeros(one.shape) for one in model.trainable_variables]
+                model.optimizer.apply(gradients, model.trainable_variables)
+                average.assign([1.0, 1.0])
+
+            sg.get_strategy().run(replica)
+
+        for _ in range(2):
+            coordinator.schedule(step)
+        coordinator.join()
+        np.testing.assert_array_equal(average.value, [1.0, 1.0])

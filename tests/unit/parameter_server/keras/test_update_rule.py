@@ -1,0 +1,331 @@
+"""Keras's optimizers on servers, against themselves in one process."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import cloudpickle
+import jax
+import keras
+import numpy as np
+import pytest
+
+from stratagem.parameter_server.keras import update_rule as update_groups
+from stratagem.parameter_server.keras.update_rule import KerasUpdate, is_elementwise
+from stratagem.parameter_server.server.shards import ShardSpec
+from stratagem.parameter_server.server.store import ServerVariables
+
+OPTIMIZERS = {
+    "sgd": keras.optimizers.SGD(0.1),
+    "momentum": keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": keras.optimizers.Adam(0.01),
+    "amsgrad": keras.optimizers.Adam(0.01, amsgrad=True),
+    "schedule": keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
+    "adamw": keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "adagrad": keras.optimizers.Adagrad(0.1),
+    "adadelta": keras.optimizers.Adadelta(0.5),
+    "adamax": keras.optimizers.Adamax(0.01),
+    "nadam": keras.optimizers.Nadam(0.01),
+    "ftrl": keras.optimizers.Ftrl(0.1),
+    "lion": keras.optimizers.Lion(0.01),
+    "rmsprop": keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True),
+    "average": keras.optimizers.SGD(0.1, use_ema=True),
+    "accumulated": keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+}
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_another_rate_is_another_rule_unless_it_comes_with_each_push(is_told) -> None:
+    described: list[object] = []
+    for rate in (0.1, 0.2):
+        start = {"iteration": np.int32(3), "learning_rate": np.float32(rate)}
+        optimizer = keras.optimizers.SGD(rate)
+        rule = KerasUpdate(optimizer, start=start, is_told_scalars=is_told)
+        assert rule.scalars().keys() == start.keys()
+        described.append(rule.describe())
+    assert (described[0] == described[1]) == is_told
+    other = KerasUpdate(keras.optimizers.SGD(0.1, momentum=0.5), start=start, is_told_scalars=True)
+    assert other.describe() != described[0]
+
+
+@pytest.mark.compatibility
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in {"sgd", "adam"} else pytest.mark.slow)
+        for name in OPTIMIZERS
+    ],
+)
+def test_update_is_that_of_the_optimizer(name) -> None:
+    optimizer = OPTIMIZERS[name]
+    rng = np.random.default_rng(0)
+    arrays = {
+        "a/kernel": rng.normal(size=(6, 3)).astype("float32"),
+        "a/bias": rng.normal(size=()).astype("float32"),
+    }
+    store = ServerVariables()
+    for name, value in arrays.items():
+        store.create(ShardSpec(name, value.shape, "float32"), lambda value=value: value)
+    rule = pickle.loads(cloudpickle.dumps(KerasUpdate(optimizer)))
+    store.set_rule(rule, list(arrays))
+    own = type(optimizer).from_config(optimizer.get_config())
+    variables = [keras.Variable(value) for value in arrays.values()]
+    for _ in range(5):
+        grads = {name: rng.normal(size=v.shape).astype("float32") for name, v in arrays.items()}
+        store.update(grads, {})
+        own.apply(list(grads.values()), variables)
+    for got, variable in zip(store.pull(list(arrays)), variables, strict=True):
+        np.testing.assert_allclose(got, np.asarray(variable.value), rtol=2e-5, atol=1e-6)
+    assert int(np.asarray(store.scalars["iteration"])) == int(own.variables[0].value)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad"])
+def test_rows_are_updated_as_the_table_would_be(name) -> None:
+    optimizer = OPTIMIZERS[name]
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(50, 3)).astype("float32")
+    store = ServerVariables()
+    store.create(ShardSpec("table", (50, 3), "float32", has_rows=True), lambda: table)
+    store.set_rule(KerasUpdate(optimizer), ["table"])
+    own, variable = type(optimizer).from_config(optimizer.get_config()), keras.Variable(table)
+    for count in (3, 0, 20):
+        rows = np.sort(rng.choice(50, count, replace=False))
+        grads = rng.normal(size=(count, 3)).astype("float32")
+        store.update({}, {"table": (rows, grads)})
+        whole = np.zeros((50, 3), np.float32)
+        whole[rows] = grads
+        own.apply([whole], [variable])
+    np.testing.assert_allclose(
+        store.pull(["table"])[0], np.asarray(variable.value), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_rows_by_key_are_updated_as_numbered_rows_are(name) -> None:
+    rng = np.random.default_rng(0)
+    keys = rng.integers(-(2**63), 2**63 - 1, 50)
+    fields = {"kind": "normal", "a": 0.0, "b": 1.0, "seed": 2}
+    store = ServerVariables()
+    store.create(ShardSpec("keyed", (0, 3), "float32", 0, True, {"initializer": fields}))
+    values = store.pull_rows("keyed", keys)
+    store.create(ShardSpec("table", (50, 3), "float32", has_rows=True), lambda: values)
+    rule = KerasUpdate(OPTIMIZERS[name])
+    store.set_rule(rule, ["keyed"], "keyed")
+    store.set_rule(rule, ["table"], "table")
+    for count in (3, 20, 10):
+        rows = np.sort(rng.choice(50, count, replace=False))
+        grads = rng.normal(size=(count, 3)).astype("float32")
+        parts = {"table": (rows, grads), "keyed": (keys[rows], grads)}
+        store.update({}, parts, {"table": "table", "keyed": "keyed"})
+    slots = [slot.name for slot in rule.slots("table", (50, 3), "float32")]
+    for suffix in ["", *slots]:
+        names = [one + (f":{one}.{suffix}" if suffix else "") for one in ("keyed", "table")]
+        got, wanted = store.pull_rows(names[0], keys), store.pull([names[1]])[0]
+        np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-7, err_msg=suffix)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad"])
+def test_another_number_of_rows_compiles_nothing(name) -> None:
+    store = ServerVariables()
+    store.create(ShardSpec("table", (99, 7), "float32", has_rows=True), lambda: np.ones((99, 7)))
+    store.set_rule(KerasUpdate(OPTIMIZERS[name]), ["table"])
+    compiled: list[str] = []
+
+    def note(event: str, duration_s: float, **labels: object) -> None:
+        compiled.append(event)
+
+    store.update({}, {"table": (np.arange(40), np.ones((40, 7), np.float32))})
+    jax.monitoring.register_event_duration_secs_listener(note)
+    for count in (41, 42, 63):
+        store.update({}, {"table": (np.arange(count), np.ones((count, 7), np.float32))})
+    assert compiled == []
+    jax.jit(lambda x: x + count)(1)
+    assert any("compile" in event for event in compiled)
+
+
+def test_learning_rate_can_be_set() -> None:
+    store = ServerVariables()
+    store.create(ShardSpec("v", (2,), "float32"), lambda: np.zeros(2))
+    store.set_rule(KerasUpdate(keras.optimizers.SGD(0.1)), ["v"])
+    store.update({"v": np.ones(2, np.float32)}, {})
+    store.set_scalars({"learning_rate": 1.0})
+    store.update({"v": np.ones(2, np.float32)}, {})
+    np.testing.assert_allclose(store.pull(["v"])[0], -1.1, rtol=1e-6)
+
+
+def test_gradients_are_not_clipped_again() -> None:
+    store = ServerVariables()
+    store.create(ShardSpec("v", (2,), "float32"), lambda: np.zeros(2))
+    store.set_rule(KerasUpdate(keras.optimizers.SGD(1.0, global_clipnorm=0.1)), ["v"])
+    store.update({"v": np.ones(2, np.float32)}, {})
+    np.testing.assert_allclose(store.pull(["v"])[0], -1.0, rtol=1e-6)
+
+
+def test_optimizer_of_ones_own_travels_with_its_class() -> None:
+    class Signs(keras.optimizers.SGD):
+        """Of a script: nobody can import it."""
+
+        def update_step(self, gradient, variable, learning_rate) -> None:
+            super().update_step(keras.ops.sign(gradient), variable, learning_rate)
+
+    rule = pickle.loads(cloudpickle.dumps(KerasUpdate(Signs(1.0))))
+    store = ServerVariables()
+    store.create(ShardSpec("v", (2,), "float32"), lambda: np.zeros(2))
+    store.set_rule(rule, ["v"])
+    store.update({"v": np.array([5, -3], np.float32)}, {})
+    np.testing.assert_allclose(store.pull(["v"])[0], [-1, 1])
+    assert rule.describe()["optimizer"] == "Signs"
+
+
+def test_optimizer_with_arrays_of_other_shapes_is_refused() -> None:
+    rule = KerasUpdate(keras.optimizers.Adafactor(0.1))
+    store = ServerVariables()
+    store.create(ShardSpec("v", (4, 3), "float32"), lambda: np.zeros((4, 3)))
+    with pytest.raises(
+        NotImplementedError, match=r"Adafactor has the arrays .* whose shapes do not match"
+    ):
+        store.set_rule(rule, ["v"])
+
+
+def test_slots_that_begin_with_different_numbers_are_refused() -> None:
+    class Uneven(keras.optimizers.SGD):
+        """Its slot is drawn by chance."""
+
+        def build(self, variables) -> None:
+            super().build(variables)
+            for variable in variables:
+                self.add_variable_from_reference(variable, "noise", initializer="random_normal")
+
+    store = ServerVariables()
+    store.create(ShardSpec("v", (4, 3), "float32"), lambda: np.zeros((4, 3)))
+    with pytest.raises(NotImplementedError, match="'noise' of Uneven has different initial"):
+        store.set_rule(KerasUpdate(Uneven(1.0)), ["v"])
+
+
+class _Unstored(keras.optimizers.SGD):
+    """Has an argument that neither its config nor an attribute knows."""
+
+    def __init__(self, power: float, *, label: str) -> None:
+        super().__init__(0.1)
+        self.power = power
+
+
+def test_optimizer_that_servers_cannot_make_is_refused_at_once() -> None:
+    with pytest.raises(NotImplementedError, match=r"returns the arguments \['label'\] too"):
+        KerasUpdate(_Unstored(2.0, label="a"))
+
+
+# Rows of several tables updated as one array: the same bits as apart, and few programs.
+
+OPTIMIZERS_OF_UPDATE_GROUPS: dict[str, Any] = {
+    "adadelta": keras.optimizers.Adadelta(0.5),
+    "adagrad": keras.optimizers.Adagrad(0.1),
+    "adam": keras.optimizers.Adam(0.01, amsgrad=True, clipvalue=0.5),
+    "adamax": keras.optimizers.Adamax(0.01),
+    "adamw": keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "ftrl": keras.optimizers.Ftrl(0.1),
+    "lion": keras.optimizers.Lion(0.01),
+    "nadam": keras.optimizers.Nadam(0.01),
+    "rmsprop": keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True),
+    "sgd": keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "average": keras.optimizers.SGD(0.1, use_ema=True),
+    "accumulated": keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+}
+TABLES = {"a/part_0": 5, "b": 5, "wide": 7, "c/part_1": 5, "undecayed/part_2": 5, "wide 2": 7}
+NUM_ROWS = 300
+
+
+class Server:
+    """Tables of random rows, and a kernel, that one optimizer trains."""
+
+    def __init__(self, optimizer: Any, tables: dict[str, int] = TABLES) -> None:
+        rng = np.random.default_rng(0)
+        self.tables = tables
+        self.store = ServerVariables()
+        for name, width in tables.items():
+            self._create(ShardSpec(name, (NUM_ROWS, width), "float32", has_rows=True), rng)
+        self._create(ShardSpec("kernel", (70, 5), "float32"), rng)
+        self.rule = KerasUpdate(optimizer, ["undecayed"])
+        self.names = [*tables, "kernel"]
+        self.store.set_rule(self.rule, self.names)
+        self.num_before = len(self.rule._programs)
+
+    def _create(self, spec: ShardSpec, rng: np.random.Generator) -> None:
+        value = rng.normal(size=spec.shape).astype("float32")
+        self.store.create(spec, lambda: value)
+
+    @property
+    def programs(self) -> list[list[str]]:
+        """Names of the arrays of each program for updates."""
+        programs = [*self.rule._programs][self.num_before :]
+        return [[name for name, _, _ in shapes] for shapes in programs]
+
+    def push(self, counts: list[int], seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        rows = {
+            name: (
+                rng.choice(NUM_ROWS, count, replace=False),
+                rng.normal(size=(count, width)).astype("float32"),
+            )
+            for count, (name, width) in zip(counts, self.tables.items(), strict=True)
+        }
+        self.store.update({"kernel": rng.normal(size=(70, 5)).astype("float32")}, rows)
+
+    def state(self) -> dict[str, Any]:
+        slots = [slot.name for slot in self.rule.slots("b", (2, 5), "float32")]
+        names = [*self.names, *(f"{name}:{slot}" for name in self.names for slot in slots)]
+        return dict(zip(names, self.store.pull(names), strict=True)) | self.store.scalars
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS_OF_UPDATE_GROUPS)
+def test_joined_rows_have_the_bits_of_separate_ones(name, monkeypatch) -> None:
+    joined, apart = (
+        Server(OPTIMIZERS_OF_UPDATE_GROUPS[name]),
+        Server(OPTIMIZERS_OF_UPDATE_GROUPS[name]),
+    )
+    for seed, counts in enumerate([[3, 70, 64, 130, 2, 9], [0, 65, 60, 200, 1, 0]]):
+        joined.push(counts, seed)
+        with monkeypatch.context() as patch:
+            patch.setattr(update_groups, "_MOST_BYTES", -1)
+            apart.push(counts, seed)
+    for key, value in apart.state().items():
+        np.testing.assert_array_equal(joined.state()[key], value, err_msg=key)
+    # One without weight decay, and those of another width, are apart.
+    wanted = ["a/part_0", "kernel", "undecayed/part_2", "wide"]
+    assert [sorted(names) for names in joined.programs] == [wanted]
+    assert [sorted(names) for names in apart.programs] == [sorted(["kernel", *TABLES])]
+
+
+def test_wavering_sizes_compile_few_programs() -> None:
+    server = Server(keras.optimizers.SGD(0.1), {f"table {place}": 3 for place in range(12)})
+    rng = np.random.default_rng(0)
+    sizes: set[tuple[int, ...]] = set()
+    for seed in range(40):
+        counts = rng.integers(60, 69, 12).tolist()  # padded to 64 or 128
+        sizes.add(tuple(count > 64 for count in counts))
+        server.push(counts, seed)
+    assert len(sizes) > 30  # of as many programs, apart
+    assert len(server.programs) <= 6
+
+
+def test_large_rows_stay_apart(monkeypatch) -> None:
+    """A copy of them would take longer than another array in the program."""
+    monkeypatch.setattr(update_groups, "_MOST_BYTES", 64 * 5 * 4)
+    server = Server(keras.optimizers.SGD(0.1))
+    server.push([64, 65, 3, 3, 3, 3])
+    assert sorted(server.programs[0]) == sorted(
+        ["kernel", "a/part_0", "b", "wide", "wide 2", "undecayed/part_2"]
+    )
+
+
+class OwnSGD(keras.optimizers.SGD):
+    """May do anything."""
+
+
+@pytest.mark.parametrize("optimizer", [keras.optimizers.Lamb(0.1), OwnSGD(0.1)])
+def test_optimizers_that_may_look_at_an_array_get_each_table(optimizer) -> None:
+    assert not is_elementwise(type(optimizer))
+    server = Server(optimizer, {"one": 3, "two": 3})
+    server.push([5, 9])
+    assert sorted(server.programs[0]) == ["kernel", "one", "two"]

@@ -1,0 +1,437 @@
+"""Rows by key in a server's store: pulls, updates and their journal."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from stratagem.parameter_server.server import server as state_journal
+from stratagem.parameter_server.server import shards
+from stratagem.parameter_server.server.server import StateJournal
+from stratagem.parameter_server.server.shards import ShardSpec
+from stratagem.parameter_server.server.state import ServerState
+from stratagem.parameter_server.server.store import ServerVariables
+from stratagem.parameter_server.server.tables.table_options import RowInitializer
+from stratagem.parameter_server.server.updates import Slot, State
+from tests.unit.parameter_server.server.test_state_journal import read
+from tests.unit.parameter_server.server.update_rules import Momentum
+
+UNIFORM: dict[str, Any] = {"kind": "uniform", "a": -1.0, "b": 1.0, "seed": 5}
+DIM = 4
+SECRET = 1_700_000_001
+KEYS = np.array([2**40 + 5, -1, 0, -(2**63), 2**63 - 1])
+
+
+class Accumulator(Momentum):
+    """Momentum whose slot does not begin at 0."""
+
+    initial = 0.25
+
+    def slots(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Slot]:
+        assert shape == (0, DIM)
+        return [Slot("v", dtype, self.initial)]
+
+
+class Other(Accumulator):
+    initial = 0.75
+
+
+class Failing(Momentum):
+    def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
+        raise FloatingPointError("no update")
+
+
+def spec(name: str = "t", **options: Any) -> ShardSpec:
+    table = {"initializer": UNIFORM, **options}
+    return ShardSpec(name, (0, DIM), "float32", has_rows=True, table=table)
+
+
+def made(rule: Momentum | None = None, **options: Any) -> ServerVariables:
+    store = ServerVariables()
+    assert store.create(spec(**options))
+    store.set_rule(rule or Accumulator(), ["t"])
+    return store
+
+
+def initial(keys: np.ndarray) -> np.ndarray:
+    return RowInitializer.from_fields(UNIFORM).rows(keys, (DIM,), np.dtype("float32"))
+
+
+def push(store: ServerVariables, keys: np.ndarray, grads: np.ndarray | float = 1.0) -> None:
+    full = np.broadcast_to(np.asarray(grads, np.float32), (len(keys), DIM))
+    store.update({}, {"t": (keys, np.array(full))})
+
+
+class Reference:
+    """Rows and slots by key in dictionaries, updated by `Accumulator`."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, np.ndarray] = {}
+        self.slots: dict[int, np.ndarray] = {}
+
+    def update(self, keys: np.ndarray, grads: np.ndarray) -> None:
+        for key, grad in zip(keys.tolist(), grads, strict=True):
+            row = self.rows.get(key, initial(np.array([key]))[0])
+            slot = 0.5 * self.slots.get(key, np.full(DIM, 0.25)) + grad
+            self.rows[key], self.slots[key] = row - 0.1 * slot, slot
+
+    def check(self, store: ServerVariables, keys: np.ndarray) -> None:
+        wanted = [self.rows.get(key, initial(np.array([key]))[0]) for key in keys.tolist()]
+        slots = [self.slots.get(key, np.full(DIM, 0.25)) for key in keys.tolist()]
+        np.testing.assert_allclose(store.pull_rows("t", keys), wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(store.pull_rows("t:v", keys), slots, rtol=1e-5, atol=1e-6)
+
+
+def test_updates_are_those_of_dictionaries() -> None:
+    rng = np.random.default_rng(0)
+    store, reference = made(), Reference()
+    for _ in range(20):
+        keys = rng.choice(np.concatenate([KEYS, rng.integers(-200, 200, 90)]), 60)
+        keys = rng.permutation(np.unique(keys))
+        grads = rng.normal(size=(len(keys), DIM)).astype(np.float32)
+        push(store, keys, grads)
+        reference.update(keys, grads)
+        reference.check(store, np.concatenate([KEYS, np.arange(-210, 210)]))
+    (table,) = store.tables.values()
+    assert table["rows"] == table["created"] == table["hot"] == len(reference.rows)
+    assert store.scalars["count"] == 20
+
+
+def test_a_pull_makes_no_row() -> None:
+    store = made()
+    np.testing.assert_array_equal(store.pull_rows("t", KEYS), initial(KEYS))
+    np.testing.assert_array_equal(store.pull_rows("t:v", KEYS), np.full((5, DIM), 0.25))
+    assert store.pull_rows("t", KEYS[:0]).shape == (0, DIM)
+    push(store, KEYS[:1])
+    np.testing.assert_array_equal(store.pull_rows("t", KEYS)[1:], initial(KEYS)[1:])
+    assert store.tables["t"]["rows"] == 1
+    whole, slot = store.pull(["t", "t:v"])  # of the shape that a Keras variable has
+    assert whole.shape == slot.shape == (0, DIM)
+    store.assign("t", whole)
+    assert store.tables["t"]["rows"] == 1
+
+
+def test_rows_are_the_same_on_three_servers_in_any_order() -> None:
+    keys = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 300)
+    one, others = made(), [made() for _ in range(3)]
+    for _ in range(3):
+        push(one, keys)
+        for place, store in enumerate(others):
+            push(store, keys[place::3][::-1])
+    push(others[0], np.arange(50))  # of no other server
+    for place, store in enumerate(others):
+        own = keys[place::3]
+        for name in ("t", "t:v"):
+            np.testing.assert_array_equal(store.pull_rows(name, own), one.pull_rows(name, own))
+
+
+def test_refused_rows_are_dropped_and_counted() -> None:
+    store = made(admission={"kind": "AfterSightings", "sightings": 2})
+    push(store, np.array([1, 2]))
+    assert store.num_refused == 2
+    np.testing.assert_array_equal(store.pull_rows("t", np.array([1, 2])), initial(np.array([1, 2])))
+    push(store, np.array([3, 2]), [[1.0], [2.0]])
+    assert store.num_refused == 1
+    reference = Reference()
+    reference.update(np.array([2]), np.full((1, DIM), 2.0))
+    reference.check(store, np.array([1, 2, 3]))
+    described = store.tables["t"]
+    assert described["candidates"] == 2
+    assert described["refused_updates"] == 3
+    assert (described["rows"], store.version, store.scalars["count"]) == (1, 2, 2)
+
+
+def test_an_evicted_row_begins_anew() -> None:
+    store = made(eviction={"kind": "LeastRecent"}, max_rows=2)
+    push(store, np.array([1, 2]))
+    push(store, np.array([2, 3]))
+    np.testing.assert_array_equal(store.pull_rows("t", np.array([1])), initial(np.array([1])))
+    push(store, np.array([1]))
+    reference = Reference()
+    reference.update(np.array([1]), np.ones((1, DIM)))
+    reference.check(store, np.array([1]))
+
+
+def test_a_failed_update_changes_nothing() -> None:
+    store = made(eviction={"kind": "LeastRecent"}, max_rows=3)
+    push(store, np.array([1, 2, 3]))
+    before, rows = store.tables, store.pull_rows("t", np.arange(6))
+    store.set_rule(Failing("failing"), ["t"], "second")
+    store.take_marks()
+    with pytest.raises(FloatingPointError, match="no update"):
+        store.update({}, {"t": (np.array([2, 4]), np.ones((2, DIM)))}, {"t": "second"})
+    after = store.tables
+    assert after["t"].pop("bytes") == before["t"].pop("bytes") + 3 * 4 * DIM  # the second slot
+    assert after == before
+    np.testing.assert_array_equal(store.pull_rows("t", np.arange(6)), rows)
+    assert not store.take_marks()
+
+
+@pytest.mark.parametrize("is_scattered", [False, True])
+def test_memory_that_is_missing_is_found_before_the_change(monkeypatch, is_scattered) -> None:
+    store = made()
+    push(store, np.arange(10))
+    store.take_marks()
+    before = store.tables
+    slots = store._shards["t"]._slot_arrays["v"]
+    rows = np.ones((9000, DIM), np.float32)
+
+    def refuse(num_rows: int) -> None:
+        raise MemoryError(f"no {num_rows} rows")
+
+    def change() -> None:
+        if is_scattered:
+            store.scatter("t", np.arange(100, 9100), rows)
+        else:
+            push(store, np.arange(100, 9100))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slots, "grow", refuse)
+        with pytest.raises(MemoryError, match="no 9010 rows"):
+            change()
+    assert store.tables == before
+    assert not store.take_marks()
+    push(store, np.arange(100, 9100))
+    assert store.tables["t"]["rows"] == 9010
+
+
+def test_scatter_makes_rows_and_leaves_counts() -> None:
+    store = made(admission={"kind": "AfterSightings", "sightings": 9}, max_rows=3)
+    store.scatter("t", np.array([7, 8]), np.ones((2, DIM), np.float32))
+    store.scatter("t", np.array([8, 9]), np.ones((2, DIM), np.float32), sign=1)
+    store.scatter("t:v", np.array([8]), np.full((1, DIM), 3, np.float32))
+    got = store.pull_rows("t", np.array([7, 8, 9]))
+    np.testing.assert_array_equal(got[:2], [[1] * DIM, [2] * DIM])
+    np.testing.assert_array_equal(got[2:], initial(np.array([9])) + 1)
+    slots = store.pull_rows("t:v", np.array([7, 8, 9]))
+    np.testing.assert_array_equal(slots[:, 0], [0.25, 3, 0.25])
+    full = "1 rows were assigned to keys without rows, and 't' is"
+    with pytest.raises(ValueError, match=full) as raised:
+        store.scatter("t", np.array([SECRET]), np.ones((1, DIM), np.float32))
+    assert str(SECRET) not in str(raised.value)
+    assert store.tables["t"]["rows"] == 3
+    assert not store.tables["t"]["refused_updates"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "match"),
+    [
+        (np.array([SECRET], np.int32), TypeError, "Keys of 't' have dtype int32 and 1 axes"),
+        (np.array([[SECRET, 2]]), TypeError, "Keys of 't' have dtype int64 and 2 axes"),
+        (np.array([SECRET, 4, SECRET]), ValueError, "A key of 't' was given twice in one request"),
+    ],
+    ids=["int32", "axes", "twice"],
+)
+def test_other_keys_are_refused(keys, error, match) -> None:
+    store = made()
+    with pytest.raises(error, match=match) as raised:
+        store.update({}, {"t": (keys, np.ones((len(keys), DIM)))})
+    assert str(SECRET) not in str(raised.value)  # it may be the id of a person
+    assert store.tables["t"]["rows"] == store.version == 0
+
+
+def test_gradient_of_the_whole_and_another_spec_are_refused() -> None:
+    store = made()
+    with pytest.raises(ValueError, match="A gradient of the whole of 't' was pushed"):
+        store.update({"t": np.ones((0, DIM))}, {})
+    with pytest.raises(ValueError, match="but it already exists"):
+        store.create(spec(max_rows=5))
+    assert not store.create(spec())
+    assert ShardSpec.from_fields({**vars(spec())}) == spec()
+
+
+def test_rows_have_the_memory_that_is_described() -> None:
+    store = made()
+    for first in range(0, 30_000, 1000):
+        push(store, np.arange(first, first + 1000))
+    table = store.tables["t"]
+    assert table["bytes"] == store.size_bytes
+    per_row = table["bytes"] / 30_000 - 2 * 4 * DIM
+    assert 24 <= per_row <= 32
+
+
+def test_pulls_see_whole_rows_while_others_come_and_go() -> None:
+    store = made(eviction={"kind": "LeastRecent"}, max_rows=500)
+    is_over = threading.Event()
+
+    def pull() -> None:
+        rng = np.random.default_rng(1)
+        while not is_over.is_set():
+            keys = rng.integers(0, 3000, 200)
+            rows = store.pull_rows("t", keys)
+            moved = rows - initial(keys)  # the same for all columns
+            np.testing.assert_allclose(moved, moved[:, :1] * np.ones(DIM), atol=1e-5)
+
+    with ThreadPoolExecutor(2) as threads:
+        pulls = [threads.submit(pull) for _ in range(2)]
+        rng = np.random.default_rng(2)
+        for _ in range(150):
+            push(store, np.unique(rng.integers(0, 3000, 300)))
+        is_over.set()
+        for one in pulls:
+            one.result()
+    assert store.tables["t"]["evicted"] > 1000
+
+
+OPTIONS = {
+    "admission": {"kind": "AfterSightings", "sightings": 2, "max_candidates": 300},
+    "eviction": {"kind": "LeastFrequent"},
+    "max_rows": 120,
+}
+RULE = np.frombuffer(cloudpickle.dumps(Accumulator()), np.uint8)
+
+
+@pytest.fixture
+def started(tmp_path) -> Iterator[Callable[..., tuple[ServerState, StateJournal]]]:
+    """Starts a state with a table, and its journal."""
+    with contextlib.ExitStack() as stack:
+
+        def start(**options: Any) -> tuple[ServerState, StateJournal]:
+            state, journal = read(tmp_path / "journal")
+            stack.callback(journal.close)
+            state.store.create(spec(**options))
+            state.pushes.set_rule(RULE, ["t"])
+            return state, StateJournal(journal, state, 1e6)
+
+        yield start
+
+
+def update(state: ServerState, step: int) -> None:
+    rng = np.random.default_rng(step)
+    keys = np.unique(rng.zipf(1.3, 80) % 400 - 100)
+    push(state.store, keys, rng.normal(size=(len(keys), DIM)))
+
+
+def assert_restored(path: Path, wanted: ServerState) -> ServerState:
+    state, journal = read(path)
+    journal.close()
+    keys = np.arange(-110, 310)
+    for name in ("t", "t:v"):
+        np.testing.assert_array_equal(
+            state.store.pull_rows(name, keys), wanted.store.pull_rows(name, keys)
+        )
+    sizes = [{**one.store.tables["t"]} for one in (state, wanted)]
+    for one in sizes:
+        del one["bytes"]  # a freed slot at the end, and the places in the index
+    assert sizes[0] == sizes[1]
+    return state
+
+
+@pytest.mark.parametrize("options", [{}, OPTIONS], ids=["all", "policies"])
+def test_state_is_the_same_after_a_restart(tmp_path, started, options) -> None:
+    state, journal = started(**options)
+    journal.write()
+    assert_restored(tmp_path / "journal", state)  # a table without rows
+    for step in range(40):
+        update(state, step)
+        if step % 3 == 0:
+            journal.write()
+            assert_restored(tmp_path / "journal", state)
+    assert state.store.tables["t"]["evicted"] > 0 or not options
+    # Training continues as it would have.
+    journal.write()
+    restored = assert_restored(tmp_path / "journal", state)
+    restored.pushes.set_rule(RULE, ["t"])
+    for step in range(100, 110):
+        for one in (state, restored):
+            update(one, step)
+    keys = np.arange(-110, 310)
+    got, wanted = restored.store, state.store
+    np.testing.assert_array_equal(got.pull_rows("t", keys), wanted.pull_rows("t", keys))
+    assert got.tables["t"]["evicted_updates"] == wanted.tables["t"]["evicted_updates"]
+
+
+def test_refusals_alone_are_in_the_journal(tmp_path, started) -> None:
+    state, journal = started(max_rows=5)
+    push(state.store, np.arange(5))
+    journal.write()
+    push(state.store, np.arange(10, 14))  # to a full table
+    journal.write()
+    restored = assert_restored(tmp_path / "journal", state)
+    assert restored.store.tables["t"]["refused_updates"] == 4
+
+
+def test_an_entry_has_the_changed_rows_alone(tmp_path, started) -> None:
+    state, journal = started()
+    push(state.store, np.arange(20_000))
+    journal.write()
+    sizes: list[int] = []
+    for keys in (np.arange(10), np.array([5]), np.arange(30_000, 30_010)):
+        before = journal._journal.size_bytes
+        push(state.store, keys)
+        journal.write()
+        sizes.append(journal._journal.size_bytes - before)
+    assert max(sizes) < 4000
+    assert_restored(tmp_path / "journal", state)
+
+
+@pytest.mark.slow
+def test_journal_is_written_anew_while_rows_come_and_go(tmp_path, started, monkeypatch) -> None:
+    monkeypatch.setattr(shards, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(state_journal, "_SLACK_BYTES", 0)
+    monkeypatch.setattr(state_journal, "_MOST_TIMES", 0)
+    state, journal = started(**OPTIONS)
+    for step in range(20):
+        update(state, step)
+    step = 100
+    pieces = state.store.pieces
+
+    def changing(marks: Any = None) -> Any:
+        nonlocal step
+        for piece in pieces(marks):
+            yield piece
+            update(state, step)  # a key may be in two pieces, at other slots
+            step += 1
+
+    monkeypatch.setattr(state.store, "pieces", changing)
+    num_steps = step
+    for _ in range(30):
+        update(state, step)
+        journal.write()
+        assert_restored(tmp_path / "journal", state)
+    assert step > num_steps + 10
+
+
+def test_marks_of_a_failed_write_are_put_back(tmp_path, started, monkeypatch) -> None:
+    state, journal = started(**OPTIONS)
+    journal.write()
+
+    def fail(message: Any) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal._journal, "append", fail)
+        for step in range(10):
+            update(state, step)
+            with pytest.raises(OSError, match="disk full"):
+                journal.write()
+    journal.write()
+    assert_restored(tmp_path / "journal", state)
+
+
+def test_a_dropped_optimizer_takes_its_slots(tmp_path, started) -> None:
+    state, journal = started()
+    other = np.frombuffer(cloudpickle.dumps(Other("other")), np.uint8)
+    state.pushes.set_rule(other, ["t"], None, "second")
+    push(state.store, np.arange(10))  # by another optimizer
+    slots = state.store.pull_rows("t:second.v", np.arange(11))
+    np.testing.assert_array_equal(slots, np.full((11, DIM), 0.75))
+    state.store.drop_rule("second")
+    assert_missing(state.store)
+    journal.write()
+    restored = assert_restored(tmp_path / "journal", state)
+    assert_missing(restored.store)
+    push(state.store, np.arange(20))
+
+
+def assert_missing(store: ServerVariables) -> None:
+    with pytest.raises(KeyError, match=r"no variable 't:second\.v'"):
+        store.pull_rows("t:second.v", np.arange(3))

@@ -1,0 +1,499 @@
+"""Files of tables: what was written, in place, and each kind of damage."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stratagem.errors import DataLossError
+from stratagem.parameter_server.server.tables import key_slots, save_history
+from stratagem.parameter_server.server.tables.key_slots import KeySlots, SavedKeys, SlotOrder
+from stratagem.parameter_server.server.tables.policies import (
+    AfterSightings,
+    LeastFrequent,
+    LeastRecent,
+    NotSeenFor,
+    WithProbability,
+    are_drawn,
+    policy_from,
+    victims,
+)
+from stratagem.parameter_server.server.tables.save_history import SaveHistory
+from stratagem.parameter_server.server.tables.table_chains import TableChain
+from stratagem.parameter_server.server.tables.table_files import (
+    SavedRows,
+    TableEnd,
+    TableFile,
+    TableFileWriter,
+    TableHead,
+)
+from tests.unit.parameter_server.server.tables.scalar_hash import (
+    GOLDEN,
+    KEYS,
+    MASK,
+    mixed,
+    seeded_key,
+)
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+NONE = SavedKeys(*(np.empty(0, dtype) for dtype in (int, int, "u4", "u4", int)))
+HEAD = TableHead("save 1", None, "a/b", 2, (3, 5), "bfloat16")
+
+
+def keys_of(slots: list[int], freed: tuple[int, ...] = ()) -> SavedKeys:
+    numbers = np.array(slots, np.int64)
+    return SavedKeys(
+        numbers,
+        numbers * 7 - 2**62,
+        (numbers + 1).astype(np.uint32),
+        (numbers + 2).astype(np.uint32),
+        np.array(freed, np.int64),
+    )
+
+
+def rows_of(slots: list[int], freed: tuple[int, ...] = (), scale: int = 1) -> SavedRows:
+    keys = keys_of(slots, freed)
+    value = np.arange(len(slots) * 15).reshape(-1, 3, 5).astype(BFLOAT16) + scale
+    slot = np.arange(len(slots) * 15, dtype=np.float32).reshape(-1, 3, 5) * scale
+    return SavedRows(keys, NONE, value, {"adam.v": slot})
+
+
+def end_of(num_slots: int, free: tuple[int, ...] = ()) -> TableEnd:
+    order = SlotOrder(num_slots, 4, None, np.array(free, np.int32))
+    return TableEnd(9, order, SlotOrder(0, 0, 3, order.free[:0]), {"created": 1}, {"adam.v": 0.5})
+
+
+def write(path: Path, parts: list[SavedRows], head: TableHead = HEAD, num_slots: int = 3000) -> int:
+    with TableFileWriter(path, head) as writer:
+        for part in parts:
+            writer.add(part)
+        return writer.end(end_of(num_slots, (2, 1)))
+
+
+def assert_same(part: SavedRows, wanted: SavedRows) -> None:
+    for one, other in ((part.rows, wanted.rows), (part.candidates, wanted.candidates)):
+        for field in dataclasses.fields(one):
+            np.testing.assert_array_equal(getattr(one, field.name), getattr(other, field.name))
+    np.testing.assert_array_equal(part.value, wanted.value)
+    assert part.value.dtype == BFLOAT16
+    np.testing.assert_array_equal(part.slots["adam.v"], wanted.slots["adam.v"])
+
+
+def test_file_has_what_was_written(tmp_path) -> None:
+    path = tmp_path / "rows"
+    parts = [rows_of([0, 5]), rows_of([7, *range(50, 2000)], (3, 4), 2), rows_of([], (1,))]
+    size_bytes = write(path, [*parts, rows_of([])])
+    assert path.stat().st_size == size_bytes
+    assert [one.name for one in tmp_path.iterdir()] == ["rows"]
+    with TableFile(path, size_bytes) as file:
+        assert (file.head, file.end.version, file.end.initials) == (HEAD, 9, {"adam.v": 0.5})
+        assert (file.end.rows.num_slots, file.end.rows.free.tolist()) == (3000, [2, 1])
+        assert (file.end.candidates.swept, file.end.counters) == (3, {"created": 1})
+        found = [*file.parts()]
+        assert len(found) == 3
+        for part, wanted in zip(found, parts, strict=True):
+            assert_same(part, wanted)
+            # a mapped file is an array of rows
+            assert part.offset % HEAD.row_bytes == 0
+            rows = np.frombuffer(file.map, f"V{HEAD.row_bytes}", len(file.map) // HEAD.row_bytes)
+            first = part.offset // HEAD.row_bytes
+            own = rows[first : first + len(part.value)].view(BFLOAT16).reshape(part.value.shape)
+            np.testing.assert_array_equal(own, part.value)
+        for part, wanted in zip(file.parts(is_reversed=True), reversed(parts), strict=True):
+            assert_same(part, wanted)
+
+
+def test_each_changed_or_missing_byte_is_found(tmp_path) -> None:
+    path = tmp_path / "rows"
+    size_bytes = write(path, [rows_of([0, 1])], num_slots=2)
+    data = path.read_bytes()
+    for place in range(0, size_bytes, 3):
+        changed = bytearray(data)
+        changed[place] ^= 4
+        path.write_bytes(changed)
+        with pytest.raises(DataLossError, match="rows cannot be read: "):
+            TableFile(path)
+    for length in range(0, size_bytes, 7):
+        path.write_bytes(data[:length])
+        with pytest.raises(DataLossError, match=f"it has {length} bytes and not {size_bytes}"):
+            TableFile(path, size_bytes)
+        with pytest.raises(DataLossError, match="rows cannot be read: "):
+            TableFile(path)
+    path.write_bytes(b"stratagem table 9\n" + data[18:])
+    with pytest.raises(DataLossError, match="it is not a saved table of this format"):
+        TableFile(path)
+    path.unlink()
+    with pytest.raises(DataLossError, match="rows cannot be read: it is missing"):
+        TableFile(path)
+
+
+def test_records_in_a_wrong_order_are_found(tmp_path) -> None:
+    path = tmp_path / "rows"
+    write(path, [rows_of([0, 1])])
+    data = path.read_bytes()
+    path.write_bytes(data[:18] + data[18:] + data[18:])
+    with pytest.raises(DataLossError, match="invalid contents"):
+        [*TableFile(path).parts()]
+    path.write_bytes(data[:18])
+    with pytest.raises(DataLossError, match="invalid contents"):
+        TableFile(path)
+
+
+def test_writer_that_fails_leaves_nothing(tmp_path) -> None:
+    damaged = dataclasses.replace(rows_of([0]), slots={"adam.v": np.array([None])})
+    with TableFileWriter(tmp_path / "rows", HEAD) as writer:
+        writer.add(rows_of([0]))
+        with pytest.raises(TypeError, match="references"):
+            writer.add(damaged)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_chain_has_each_slot_once(tmp_path) -> None:
+    changes = dataclasses.replace(HEAD, save="save 2", base="save 1")
+    first = write(tmp_path / "1", [rows_of([*range(10)]), rows_of([2, 3], (9,), 5)])
+    second = write(tmp_path / "2", [rows_of([3, 11], (0,), 7), rows_of([4], (11,), 8)], changes)
+    files = [("2", second, "save 2"), ("1", first, "save 1")]
+    with TableChain(tmp_path, {"files": files, "buckets": [5, 2]}) as chain:
+        found: dict[int, float] = {}
+        for _, part in chain.rows():
+            for slot, row in zip(part.rows.slots.tolist(), part.value[:, 0, 0], strict=True):
+                assert slot not in found
+                found[slot] = float(row)
+        assert found == {4: 8, 3: 7, 2: 5, 1: 16, **{slot: 15 * slot + 1 for slot in range(5, 9)}}
+        assert chain.buckets == range(5, 7)
+        assert chain.end.version == 9
+
+
+def test_chain_out_of_order(tmp_path) -> None:
+    changes = dataclasses.replace(HEAD, save="save 2", base="save 1")
+    sizes = write(tmp_path / "1", [rows_of([0])]), write(tmp_path / "2", [rows_of([1])], changes)
+    one, two = ("1", sizes[0], "save 1"), ("2", sizes[1], "save 2")
+    for files, damaged in (
+        ([two], "2"),  # a full version is missing
+        ([one, two], "2"),
+        ([("1", sizes[0], "save 2"), one], "1"),
+        ([two, ("1", sizes[0], "save 0")], "1"),
+        ([two, ("3", sizes[0], "save 1")], "3"),
+    ):
+        with pytest.raises(DataLossError, match=f"The saved table {tmp_path}/{damaged} cannot"):
+            TableChain(tmp_path, {"files": files, "buckets": [0, 1]})
+    with pytest.raises(DataLossError, match="does not continue this one"):
+        TableChain(tmp_path, {"files": [two, two], "buckets": [0, 1]})
+    with pytest.raises(DataLossError, match="changes of another version, which is not there"):
+        TableChain(tmp_path, {"files": [two], "buckets": [0, 1]})
+
+
+# Slots in use and free ones, and those that eviction chooses.
+
+
+def made(num_rows: int, most_rows: int = 100_000) -> KeySlots:
+    slots = KeySlots(most_rows)
+    slots.note(slots.add(np.arange(num_rows)), 1)
+    return slots
+
+
+def copied(slots: KeySlots, *marks: np.ndarray) -> KeySlots:
+    """As a restart has it, from parts in a journal."""
+    copy = KeySlots(100_000)
+    for one in marks:
+        copy.restore(SavedKeys.from_arrays(iter(slots.saved(one).arrays)))
+    copy.restored()
+    return copy
+
+
+def assert_same_of_key_slots(one: KeySlots, other: KeySlots) -> None:
+    used = one.used
+    assert used.tolist() == other.used.tolist()
+    assert len(one) == len(other) == len(used)
+    for array, its in (
+        (one.counts, other.counts),
+        (one.seen, other.seen),
+        (one.index.keys, other.index.keys),
+    ):
+        np.testing.assert_array_equal(array[used], its[used])
+    np.testing.assert_array_equal(other.find(one.index.keys[used]), used)
+
+
+def test_free_slots_are_used_before_new_ones() -> None:
+    slots = made(10)
+    slots.remove(np.array([3, 7]))
+    assert slots.find(np.array([2, 3, 7])).tolist() == [2, -1, -1]
+    assert (len(slots), slots.num_slots) == (8, 10)
+    again = slots.add(np.array([100, 101, 102]))
+    assert sorted(again.tolist()) == [3, 7, 10]
+    assert slots.counts[again].tolist() == slots.seen[again].tolist() == [0, 0, 0]
+    assert slots.find(np.array([102, 101, 100])).tolist() == again[::-1].tolist()
+
+
+def test_restored_slots_are_those_that_were_saved() -> None:
+    slots = made(50)
+    first = slots.dirty.take()
+    assert first.tolist() == [*range(50)]
+    before = slots.saved(first)
+    slots.remove(np.arange(5, 20))
+    slots.note(slots.add(np.array([7, 500])), 3)  # a key that was removed
+    slots.note(np.array([0, 1]), 4, 2)
+    second = slots.dirty.take()
+    assert second.tolist() == [0, 1, *range(5, 20)]
+    copy = KeySlots(100_000)
+    copy.restore(before)
+    copy.restore(slots.saved(second))
+    copy.restored()
+    assert_same_of_key_slots(slots, copy)
+    assert copy.counts[:2].tolist() == [3, 3]
+    assert len(copy.add(np.arange(1000, 1013))) == 13
+    assert copy.num_slots == 50
+    # Parts written while a key moved to another slot: the later part has the final state.
+    assert_same_of_key_slots(slots, copied(slots, np.arange(50)))
+
+
+def test_a_key_in_two_slots_is_refused() -> None:
+    slots = made(3)
+    saved = slots.saved(np.arange(3))
+    saved.keys[2] = 0
+    copy = KeySlots(10)
+    copy.restore(saved)
+    with pytest.raises(ValueError, match="two slots of a keyed table have the same key"):
+        copy.restored()
+
+
+@pytest.mark.parametrize(
+    ("slots", "freed", "error"),
+    [
+        ([0, -1, 2], [], ValueError("a slot of a keyed table is negative")),
+        ([0], [-5], ValueError("a slot of a keyed table is negative")),
+        ([0, 10], [], MemoryError("A table needs memory for 11 rows")),
+    ],
+    ids=["negative", "freed", "large"],
+)
+def test_forged_slots_are_refused(slots, freed, error) -> None:
+    numbers = np.array(slots)
+    counts = np.ones(len(slots), np.uint32)
+    saved = SavedKeys(numbers, numbers, counts, counts, np.array(freed, np.int64))
+    with pytest.raises(type(error), match=str(error)):
+        KeySlots(10).restore(saved)
+
+
+def test_memory_is_that_of_the_arrays() -> None:
+    slots = made(20_000)
+    # A key, its count and version, two flags, and 5 bytes of a place in an index 0.4 to 0.8 full.
+    assert 18 + 5 / 0.8 < slots.size_bytes / 20_000 < 18 + 5 / 0.38
+
+
+@pytest.mark.parametrize("eviction", [LeastRecent(), LeastFrequent()])
+def test_large_table_evicts_the_first_of_a_window(monkeypatch, eviction) -> None:
+    monkeypatch.setattr(key_slots, "_WINDOW", 128)
+    slots = KeySlots(1000)
+    rng = np.random.default_rng(0)
+    slots.add(np.arange(1000))
+    slots.note(rng.permutation(1000)[:500], 5)
+    chosen = [slots.chosen(eviction, 1) for _ in range(8)]
+    for window, one in enumerate(chosen):
+        inside = np.arange(128 * window, 128 * window + 128) % 1000
+        assert len(one) == 2  # 1/64 of the window
+        assert np.isin(one, inside).all()
+        assert (slots.seen[one] == 0).all()
+    assert len(slots) == 1000
+
+
+def test_all_windows_are_searched_if_most_slots_are_held(monkeypatch) -> None:
+    monkeypatch.setattr(key_slots, "_WINDOW", 16)
+    monkeypatch.setattr(key_slots, "_WINDOW_PER_VICTIM", 1)
+    slots = made(100)
+    with slots.held(np.arange(90)):
+        assert sorted(slots.chosen(LeastRecent(), 10).tolist()) == [*range(90, 100)]
+    assert len(slots.used) == 100
+    with pytest.raises(ZeroDivisionError), slots.held(np.arange(90)):
+        raise ZeroDivisionError
+    assert len(slots.used) == 100
+    assert len(KeySlots(10).chosen(LeastRecent(), 1)) == 0
+
+
+def test_rows_are_evicted_between_their_age_and_an_eighth_more(monkeypatch) -> None:
+    monkeypatch.setattr(key_slots, "_LEAST_LOOKED_AT", 1)
+    slots, eviction = made(1000), NotSeenFor(80)
+    gone: dict[int, int] = {}
+    for version in range(2, 100):
+        slots.note(np.array([5]), version)
+        aged = slots.aged(eviction, version)
+        gone.update(dict.fromkeys(aged.tolist(), version))
+        slots.remove(aged)
+    assert sorted(gone) == [key for key in range(1000) if key != 5]
+    assert min(gone.values()) == 81
+    assert max(gone.values()) <= 91
+    slots.note(slots.add(np.arange(1000, 1010)), 100)
+    assert len(slots.aged(eviction, 500)) == 11  # as many as time has passed
+
+
+def test_order_of_the_next_slots_comes_back() -> None:
+    slots = made(20)
+    slots.remove(np.array([7, 3, 11]))
+    slots.aged(NotSeenFor(5), 9)
+    copy = copied(slots, np.arange(20))
+    copy.set_order(slots.order())
+    assert copy.add(np.arange(100, 106)).tolist() == slots.add(np.arange(100, 106)).tolist()
+    assert copy.order().swept == 9
+    with pytest.raises(ValueError, match="the free slots of a keyed table are others"):
+        copy.set_order(made(3).order())
+    order = made(40).order()
+    with pytest.raises(ValueError, match="the free slots of a keyed table are others"):
+        copy.set_order(order)
+
+
+# Changed slots since each save, against sets.
+
+NUM_SLOTS = 40
+SLOTS = st.sets(st.integers(0, NUM_SLOTS - 1), max_size=6)
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["change", "take", "save"]), SLOTS, st.integers(0, 4)), max_size=60
+)
+
+
+def slots_in_use() -> KeySlots:
+    slots = KeySlots(100)
+    slots.add(np.arange(NUM_SLOTS))
+    return slots
+
+
+@given(OPERATIONS)
+@settings(deadline=None)
+def test_changes_since_a_save_are_those_of_sets(operations) -> None:
+    rows, candidates = slots_in_use(), slots_in_use()
+    history = SaveHistory(rows, candidates)
+    history.take()
+    since: dict[str, tuple[set[int], set[int]]] = {}
+    for number, (name, slots, base) in enumerate(operations):
+        if name == "change":
+            rows.mark(np.array([*slots], np.int64))
+            candidates.mark(np.array([one // 2 for one in slots if one % 2], np.int64))
+            for own, others in since.values():
+                own |= slots
+                others |= {one // 2 for one in slots if one % 2}
+        else:
+            history.take()
+        if name == "save":
+            save = str(number)
+            history.add(save, str(base))
+            since[save] = set(), set()
+        if name != "change":
+            since = {save: changes for save, changes in since.items() if save in history}
+            for save, (own, others) in since.items():
+                assert {*history.since(save).rows.tolist()} == own
+                assert {*history.since(save).candidates.tolist()} == others
+    assert len(since) <= 8
+
+
+def test_saves_of_another_folder_stay() -> None:
+    rows = slots_in_use()
+    history = SaveHistory(rows, KeySlots(100))
+    history.take()
+    history.add("hourly")
+    for number in range(50):  # each continues the last one
+        rows.mark(np.array([number % NUM_SLOTS]))
+        history.take()
+        history.add(f"minute {number}", f"minute {number - 1}")
+    assert "hourly" in history
+    assert "minute 49" in history
+    assert "minute 40" not in history
+    assert len(history.since("hourly").rows) == NUM_SLOTS
+    assert history.since("minute 48").rows.tolist() == [9]
+
+
+def test_table_that_changes_as_a_whole_forgets_its_first_saves(monkeypatch) -> None:
+    monkeypatch.setattr(save_history, "_LEAST_SLOTS", 0)
+    rows = slots_in_use()
+    history = SaveHistory(rows, KeySlots(100))
+    for save in ("a", "b", "c"):
+        rows.mark(np.arange(NUM_SLOTS))
+        history.take()
+        history.add(save)
+    assert [save in history for save in ("a", "b", "c")] == [False, True, True]
+
+
+def test_table_that_is_not_saved_has_no_cost() -> None:
+    rows = slots_in_use()
+    history = SaveHistory(rows, KeySlots(100))
+    before = rows.unsaved
+    assert before is None
+    history.take()
+    assert rows.unsaved is not None
+    rows.mark(np.arange(3))
+    assert history.num_unsaved == 3
+
+
+@pytest.mark.parametrize("save", ["x", 3])
+def test_unknown_save(save) -> None:
+    assert save not in SaveHistory(slots_in_use(), slots_in_use())
+
+
+# Decisions of policies.
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), max_size=40),
+    st.integers(1, 10),
+    st.booleans(),
+)
+def test_victims_are_the_first_in_order(rows, num_wanted, is_frequency) -> None:
+    ranked = sorted(
+        ((count if is_frequency else 0, seen, place), place)
+        for place, (count, seen, is_evictable) in enumerate(rows)
+        if is_evictable
+    )
+    columns = [np.array([row[at] for row in rows], np.uint32) for at in (0, 1)]
+    is_evictable = np.array([row[2] for row in rows], np.bool_)
+    eviction = LeastFrequent() if is_frequency else LeastRecent()
+    got = victims(eviction, *columns, is_evictable, num_wanted)
+    assert got.tolist() == sorted(place for _, place in ranked[:num_wanted])
+
+
+def test_counts_of_four_billion_do_not_overflow() -> None:
+    counts, seen = np.array([2**32 - 1, 5], np.uint32), np.array([0, 2**32 - 1], np.uint32)
+    assert victims(LeastFrequent(), counts, seen, np.ones(2, np.bool_), 1).tolist() == [1]
+    assert victims(LeastRecent(), counts, seen, np.ones(2, np.bool_), 1).tolist() == [0]
+
+
+def test_rows_are_admitted_with_their_probability() -> None:
+    policy, keys = WithProbability(0.1, seed=3), np.arange(10_000)
+    shares = [are_drawn(policy, keys, version).mean() for version in range(10)]
+    assert abs(np.mean(shares) - 0.1) < 6 * (0.09 / 100_000) ** 0.5
+    both = are_drawn(policy, keys, 1) & are_drawn(policy, keys, 2)  # independent
+    assert abs(both.mean() - 0.01) < 6 * (0.01 / 10_000) ** 0.5
+    assert are_drawn(WithProbability(1.0), keys, 7).all()
+    for version in (0, 1, 2**40):
+        wanted = [
+            (mixed((seeded_key(key, 3) + version * GOLDEN) & MASK) >> 11) / 2**53 < 0.1
+            for key in KEYS
+        ]
+        assert are_drawn(policy, np.array(KEYS), version).tolist() == wanted
+
+
+def test_policies_are_read_from_fields() -> None:
+    assert policy_from(None) is None
+    fields = {"kind": "AfterSightings", "sightings": 3, "max_candidates": 9}
+    assert policy_from(fields) == AfterSightings(3, 9)
+    assert policy_from({"kind": "NotSeenFor", "steps": 5}) == NotSeenFor(5)
+    assert policy_from({"kind": "LeastFrequent"}) == LeastFrequent()
+    with pytest.raises(ValueError, match="has the policy 'Random'"):
+        policy_from({"kind": "Random"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [
+        (AfterSightings, (0,)),
+        (AfterSightings, (2, 0)),
+        (WithProbability, (0.0,)),
+        (WithProbability, (1.5,)),
+        (NotSeenFor, (0,)),
+    ],
+)
+def test_numbers_out_of_range_are_refused(kind, numbers) -> None:
+    with pytest.raises(ValueError, match="has a number out of range"):
+        kind(*numbers)

@@ -1,0 +1,661 @@
+"""Admission, eviction and counters, against a replay with dictionaries."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from stratagem.errors import DataLossError, UnavailableError
+from stratagem.parameter_server.server.tables import dirty_rows as growing_array
+from stratagem.parameter_server.server.tables.dirty_rows import (
+    DirtyRows,
+    GrowingArray,
+    most_rows_in_memory,
+)
+from stratagem.parameter_server.server.tables.disk_rows import DiskRows, RowFile
+from stratagem.parameter_server.server.tables.key_slots import SavedKeys
+from stratagem.parameter_server.server.tables.keyed_rows import KeyedRows
+from stratagem.parameter_server.server.tables.policies import (
+    AfterSightings,
+    LeastFrequent,
+    LeastRecent,
+    NotSeenFor,
+    WithProbability,
+    are_drawn,
+)
+from stratagem.parameter_server.server.tables.table_options import (
+    RowInitializer,
+    TableOptions,
+    TierOptions,
+)
+from stratagem.parameter_server.server.tables.tiered_shard import RowFrames, RowStates
+from tests.unit.parameter_server.server.tables.scalar_hash import (
+    GOLDEN,
+    KEYS,
+    MASK,
+    mixed,
+    seeded_key,
+)
+
+
+class Replay:
+    """Rows as [number of updates, last version] by key. Equal rows are evicted by slot."""
+
+    def __init__(self, options: TableOptions) -> None:
+        self.options = options
+        self.rows: dict[int, list[int]] = {}
+        self.candidates: dict[int, list[int]] = {}
+        self.counters = dict.fromkeys(("created", "evicted", "evicted_updates"), 0)
+        self.refused = self.applied = 0
+
+    def update(self, table: KeyedRows, keys: list[int], version: int) -> None:
+        options, most = self.options, self.options.max_rows or 2**31
+        known = [key for key in keys if key in self.rows]
+        wanted = [key for key in keys if key not in self.rows and self._admits(key, version)]
+        evicts = isinstance(options.eviction, LeastFrequent | LeastRecent)
+        room = most - (len(known) if evicts else len(self.rows))
+        made = wanted[:room]
+        excess = len(self.rows) + len(made) - most
+        if excess > 0:
+            num_evicted = max(excess, len(self.rows) // 64)
+            others = [key for key in self.rows if key not in known]
+            slots = dict(zip(others, table.rows.find(np.array(others, np.int64)), strict=True))
+            self._evict(sorted(others, key=lambda key: self._rank(key, slots[key]))[:num_evicted])
+        for key in made:
+            self.rows[key] = [0, 0]
+            self.candidates.pop(key, None)
+        for key in keys:
+            place = self.rows if key in self.rows else self.candidates
+            place[key] = [place.get(key, [0])[0] + 1, version]
+        self.counters["created"] += len(made)
+        self.refused += len(keys) - len(known) - len(made)
+        self.applied += len(keys)
+        if isinstance(options.eviction, NotSeenFor):
+            steps = options.eviction.steps
+            self._evict([key for key, (_, seen) in self.rows.items() if version - seen >= steps])
+
+    def _admits(self, key: int, version: int) -> bool:
+        admission = self.options.admission
+        if isinstance(admission, AfterSightings):
+            return self.candidates.get(key, [0])[0] + 1 >= admission.sightings
+        if isinstance(admission, WithProbability):
+            return bool(are_drawn(admission, np.array([key]), version)[0])
+        return True
+
+    def _rank(self, key: int, slot: int) -> tuple[int, ...]:
+        count, seen = self.rows[key]
+        return (count if isinstance(self.options.eviction, LeastFrequent) else 0, seen, slot)
+
+    def _evict(self, keys: list[int]) -> None:
+        for key in keys:
+            self.counters["evicted"] += 1
+            self.counters["evicted_updates"] += self.rows.pop(key)[0]
+
+
+def assert_same(table: KeyedRows, replay: Replay) -> None:
+    slots = table.rows.used
+    state = zip(table.rows.counts[slots].tolist(), table.rows.seen[slots].tolist(), strict=True)
+    got = dict(zip(table.rows.index.keys[slots].tolist(), map(list, state), strict=True))
+    assert got == replay.rows
+    wanted = {**replay.counters, "refused_updates": replay.refused}
+    assert table.counters == wanted
+    # The promise of updates.
+    counted = sum(count for count, _ in replay.rows.values())
+    assert counted + wanted["evicted_updates"] + replay.refused == replay.applied
+
+
+UNIFORM = RowInitializer("uniform", -1, 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        TableOptions(UNIFORM),
+        TableOptions(UNIFORM, AfterSightings(1), NotSeenFor(5)),
+        TableOptions(UNIFORM, AfterSightings(3), NotSeenFor(7)),
+        TableOptions(UNIFORM, WithProbability(0.3), LeastRecent(), 200),
+        TableOptions(UNIFORM, AfterSightings(2), LeastFrequent(), 200),
+        TableOptions(UNIFORM, None, LeastFrequent(), 30),
+        TableOptions(UNIFORM, None, LeastRecent(), 65),
+        TableOptions(UNIFORM, None, None, 150),
+        TableOptions(UNIFORM, AfterSightings(2), NotSeenFor(9), 60),
+    ],
+    ids=str,
+)
+def test_rows_are_those_of_a_replay(options) -> None:
+    rng = np.random.default_rng(0)
+    table, replay = KeyedRows(options, options.max_rows or 10_000), Replay(options)
+    for version in range(1, 120):
+        # Few keys are frequent, and the frequent ones change.
+        keys = np.unique(rng.zipf(1.3, 60) % 500 + version // 40 * 250) - 100
+        keys = rng.permutation(keys)
+        sighting = table.sighting(keys, version)
+        assert len(sighting) + len(sighting.refused) == len(keys)
+        replay.update(table, keys.tolist(), version)
+        slots = table.keep(sighting, version)
+        if sighting.order is not None:
+            keys = keys[sighting.order]
+        np.testing.assert_array_equal(table.rows.index.keys[slots], keys)
+        table.evict_aged(version)
+        assert_same(table, replay)
+    assert replay.counters["created"] > 20
+
+
+def test_deciding_changes_nothing() -> None:
+    table = KeyedRows(TableOptions(UNIFORM, AfterSightings(2)), 100)
+    for _ in range(3):
+        assert len(table.sighting(np.arange(5), 1).refused) == 5
+    assert len(table.rows) == len(table.candidates) == 0
+
+
+def test_candidates_beyond_the_limit_are_forgotten_the_oldest_first() -> None:
+    table = KeyedRows(TableOptions(UNIFORM, AfterSightings(2, max_candidates=10)), 100)
+
+    def update(version: int, *keys: int) -> list[int]:
+        sighting = table.sighting(np.array(keys), version)
+        table.keep(sighting, version)
+        assert len(table.candidates) <= 10
+        return sighting.new.tolist()
+
+    for version in range(6):
+        assert not update(version, 2 * version, 2 * version + 1)
+    # 0 and 1 were forgotten: their count begins anew, and 2 and 3 are now forgotten.
+    assert not update(7, 0, 1)
+    assert update(8, 0, 1, 4, 5) == [0, 1, 4, 5]
+    assert not update(9, 2, 3)
+    assert not update(10, *range(100, 150))
+    assert update(11, *range(100, 150)) == [*range(100, 110)]
+
+
+def test_an_update_larger_than_the_table_makes_what_fits() -> None:
+    table = KeyedRows(TableOptions(UNIFORM, None, LeastRecent(), 10), 10)
+    table.keep(table.sighting(np.arange(8), 1), 1)
+    sighting = table.sighting(np.arange(4, 30), 2)
+    assert (len(sighting.slots), sighting.new.tolist()) == (4, [*range(8, 14)])
+    table.keep(sighting, 2)
+    assert sorted(table.rows.index.keys[table.rows.used]) == [*range(4, 14)]
+    assert table.counters == {
+        "created": 14,
+        "evicted": 4,
+        "evicted_updates": 4,
+        "refused_updates": 16,
+    }
+
+
+# Initial rows by key, against one number at a time in Python.
+
+NORMAL = statistics.NormalDist()
+
+
+def rounded(number: float) -> float:
+    """To single precision."""
+    return struct.unpack("f", struct.pack("f", number))[0]
+
+
+def scalar(one: RowInitializer, key: int, column: int) -> float:
+    """A column of a key's row."""
+    word = mixed((seeded_key(key, one.seed) + (column // 2 + 1) * GOLDEN) & MASK)
+    bits = word >> 32 if column % 2 else word & 0xFFFFFFFF
+    if one.kind == "uniform":
+        scaled = rounded((bits >> 8) * rounded((one.b - one.a) / 2**24))
+        return rounded(scaled + rounded(one.a))
+    share = (bits + 0.5) / 2**32
+    if one.kind == "truncated_normal":
+        low = NORMAL.cdf(-2)
+        share = low + (1 - 2 * low) * share
+    return rounded(one.a + one.b * NORMAL.inv_cdf(share))
+
+
+def rows(one: RowInitializer, keys: list[int], width: int) -> np.ndarray:
+    return one.rows(np.array(keys, np.int64), (width,), np.dtype(np.float32))
+
+
+@pytest.mark.parametrize("seed", [0, 12345678901234567890])
+@pytest.mark.parametrize(
+    ("kind", "a", "b"), [("uniform", -0.05, 0.05), ("normal", 1, 3), ("truncated_normal", 0, 0.05)]
+)
+def test_rows_are_those_of_scalar_python(kind, a, b, seed) -> None:
+    one = RowInitializer(kind, a, b, seed)
+    wanted = [[scalar(one, key, column) for column in range(5)] for key in KEYS]
+    got = rows(one, KEYS, 5)
+    if kind == "uniform":
+        assert got.tolist() == wanted
+    else:  # two formulas of the normal distribution
+        np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-8)
+
+
+def test_rows_do_not_depend_on_their_company_or_order() -> None:
+    one = RowInitializer("normal", 0, 1, 7)
+    keys = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 5000)
+    together = one.rows(keys, (20,), np.dtype(np.float32))  # in several pieces
+    order = np.random.default_rng(1).permutation(5000)
+    np.testing.assert_array_equal(one.rows(keys[order], (20,), together.dtype), together[order])
+    np.testing.assert_array_equal(one.rows(keys[7:8], (20,), together.dtype), together[7:8])
+    # More columns begin with the same ones; a row of several axes has the same numbers.
+    np.testing.assert_array_equal(
+        one.rows(keys, (3, 7), together.dtype).reshape(5000, 21)[:, :20], together
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "law"),
+    [
+        (RowInitializer("uniform", -0.05, 0.05), stats.uniform(-0.05, 0.1)),
+        (RowInitializer("normal", 1, 3), stats.norm(1, 3)),
+        (RowInitializer("truncated_normal", 0, 2), stats.truncnorm(-2, 2, scale=2)),
+    ],
+)
+def test_numbers_have_their_distribution(one, law) -> None:
+    numbers = rows(one, [*range(20_000)], 10)
+    assert stats.kstest(numbers.reshape(-1), law.cdf).pvalue > 1e-3
+    assert abs(numbers.mean() - law.mean()) < 5 * law.std() / len(numbers.reshape(-1)) ** 0.5
+    np.testing.assert_allclose(numbers.std(), law.std(), rtol=0.01)
+    # Neither columns nor neighboring keys are correlated.
+    centered = (numbers - law.mean()) / law.std()
+    columns = centered.T @ centered / len(centered) - np.eye(10)
+    assert abs(columns).max() < 6 / 20_000**0.5
+    assert abs((centered[1:] * centered[:-1]).mean()) < 6 / 200_000**0.5
+
+
+def test_seeds_give_different_rows() -> None:
+    one = RowInitializer("uniform", 0, 1)
+    other = dataclasses.replace(one, seed=1)
+    both = [rows(each, [*range(1000)], 4).reshape(-1) for each in (one, other)]
+    assert abs(np.corrcoef(both)[0, 1]) < 0.1
+
+
+def test_constant_rows_and_other_types() -> None:
+    assert rows(RowInitializer("constant", 3), [1, 2], 2).tolist() == [[3, 3], [3, 3]]
+    assert rows(RowInitializer(), [], 2).shape == (0, 2)
+    half = RowInitializer("uniform", 0, 1).rows(np.array([1, 2]), (4,), np.dtype(np.float16))
+    assert half.dtype == np.float16
+    no_axes = RowInitializer("uniform", 0, 1).rows(np.array([1, 2]), (), np.dtype(np.float32))
+    assert no_axes.shape == (2,)
+
+
+@pytest.mark.parametrize(("kind", "b"), [("orthogonal", 1.0), ("normal", -1.0)])
+def test_other_initializers_are_refused(kind, b) -> None:
+    with pytest.raises(ValueError, match="is not an initializer of a keyed table"):
+        RowInitializer(kind, 0, b)
+
+
+def test_fields_come_back() -> None:
+    one = RowInitializer("normal", 1, 2, 3)
+    assert RowInitializer.from_fields(dataclasses.asdict(one)) == one
+
+
+# Records in a file, against a dictionary.
+
+TYPE = np.dtype([("row", np.float32, (3,)), ("count", np.uint8)])
+
+
+def write(file: RowFile, numbers: np.ndarray, value: float) -> None:
+    records = file.empty(len(numbers))
+    records["row"], records["count"] = value + numbers[:, None], 7
+    file.write(numbers, records)
+
+
+def test_records_are_those_of_a_dictionary(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    wanted: dict[int, float] = {}
+    for _ in range(3):  # opened again
+        with RowFile(tmp_path / "rows", TYPE) as file:
+            for value in range(20):
+                numbers = np.unique(rng.integers(0, 5000, 100))
+                if value % 3 == 0:  # a run
+                    numbers = np.arange(numbers[0], numbers[0] + 300)
+                write(file, numbers, value)
+                wanted |= dict.fromkeys(numbers.tolist(), value)
+                numbers = np.unique(rng.integers(0, 60_000, 200))
+                got = file.read(numbers)
+                assert file.are_valid(numbers, got).all()
+                is_written = np.array([one in wanted for one in numbers.tolist()])
+                np.testing.assert_array_equal(file.are_written(got), is_written)
+                values = np.array([wanted.get(one, 0.0) for one in numbers.tolist()])
+                rows = np.where(is_written, numbers + values, 0)
+                np.testing.assert_array_equal(got["row"], np.repeat(rows[:, None], 3, 1))
+            file.sync()
+    with RowFile(tmp_path / "rows", TYPE) as file:
+        found: list[int] = []
+        for numbers, records in file.scan():
+            found += numbers[file.are_written(records)].tolist()
+        assert found == sorted(wanted)
+        assert file.size_bytes <= 2 * (tmp_path / "rows").stat().st_size
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_damaged_and_moved_records_are_found(tmp_path, is_moved) -> None:
+    path = tmp_path / "rows"
+    numbers = np.arange(50)
+    with RowFile(path, TYPE) as file:
+        write(file, numbers, 0.0)
+        size = file.record_bytes
+        assert size == 24
+        data = bytearray(path.read_bytes())
+        if is_moved:
+            data[7 * size : 8 * size] = data[9 * size : 10 * size]
+        else:
+            data[7 * size + 15] ^= 4
+        path.write_bytes(data)
+        are_valid = file.are_valid(numbers, file.read(numbers))
+    assert np.flatnonzero(~are_valid).tolist() == [7]
+
+
+def test_file_has_holes_and_no_other_user_reads_it(tmp_path) -> None:
+    with RowFile(tmp_path / "rows", TYPE) as file:
+        assert not len(file.read(np.arange(0)))
+        assert not file.are_written(file.read(np.array([0, 10**6]))).any()
+        write(file, np.array([10**6]), 1.0)
+        assert file.size_bytes < 10**6
+        assert (tmp_path / "rows").stat().st_mode & 0o777 == 0o600
+
+
+def test_short_reads_and_writes_are_continued(tmp_path, monkeypatch) -> None:
+    pread, pwrite = os.pread, os.pwrite
+    monkeypatch.setattr(os, "pread", lambda file, size, at: pread(file, min(size, 7), at))
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: pwrite(file, data[:5], at))
+    with RowFile(Path(tmp_path, "rows"), TYPE) as file:
+        write(file, np.array([1, 2, 9]), 0.5)
+        got = file.read(np.array([1, 2, 9]))
+        assert file.are_valid(np.array([1, 2, 9]), got).all()
+        np.testing.assert_array_equal(got["row"][:, 0], [1.5, 2.5, 9.5])
+
+
+# Rows in memory: which have a frame, and which lose it.
+
+
+@pytest.fixture
+def dirty() -> set[int]:
+    return set()
+
+
+@pytest.fixture
+def frames(dirty) -> RowFrames:
+    made = RowFrames(1000, 1000, lambda slots: ~np.isin(slots, [*dirty]))
+    made.grow(1000)
+    return made
+
+
+def in_memory(frames: RowFrames) -> list[int]:
+    return np.flatnonzero(frames.find(np.arange(1000)) >= 0).tolist()
+
+
+def test_frames_are_found_freed_and_used_again(frames) -> None:
+    assert not in_memory(frames)
+    places = frames.add(np.array([5, 900, 7]))
+    assert places.tolist() == frames.find(np.array([5, 900, 7])).tolist() == [0, 1, 2]
+    assert frames.make_room(1, 3) == 1
+    assert (frames.num_used, frames.num_drops) == (2, 1)
+    frames.add(np.array([8]))
+    assert frames.num_frames == 3
+    assert len(in_memory(frames)) == 3
+    assert frames.make_room(2, 10) == 2
+    assert frames.num_drops == 1
+
+
+def test_frames_that_were_used_stay(frames) -> None:
+    frames.add(np.arange(100))
+    frames.make_room(1, 100)  # the hand passes over all frames once
+    frames.add(np.array([100]))
+    frames.use(frames.find(np.arange(50, 100)))
+    frames.make_room(40, 100)
+    assert {*range(50, 100)} <= {*in_memory(frames)}
+    assert frames.num_used == 60
+
+
+def test_frames_of_changed_pinned_and_kept_rows_stay(frames, dirty) -> None:
+    frames.add(np.arange(30))
+    dirty |= {*range(10)}
+    frames.pin(frames.find(np.arange(10, 20)))
+    kept = frames.find(np.arange(20, 25))
+    assert frames.make_room(100, 30, kept) == 5
+    assert in_memory(frames) == [*range(25)]
+    assert frames.make_room(1, 10) == 0  # those that were kept go, and no others
+    assert in_memory(frames) == [*range(20)]
+    frames.pin(np.empty(0, np.int64))
+    frames.make_room(1, 10)
+    assert in_memory(frames) == [*range(10)]
+    dirty.clear()
+    assert frames.make_room(10, 10) == 10
+    assert not in_memory(frames)
+
+
+def test_more_frames_than_fit_are_refused(dirty) -> None:
+    frames = RowFrames(1000, 20, lambda slots: slots >= 0)
+    frames.grow(1000)
+    with pytest.raises(MemoryError, match="needs memory for 21 rows"):
+        frames.reserve(21)
+    assert frames.slot_bytes == 4
+    assert frames.frame_bytes == 10
+
+
+# Keys and rows in a folder, and columns that are added later.
+
+NONE = np.empty(0, np.int64)
+
+
+def keys_of(slots: list[int], freed: list[int] | None = None) -> SavedKeys:
+    used = np.array(slots)
+    seen = np.full(len(used), 3, np.uint32)
+    return SavedKeys(used, used * 10, seen, seen + np.uint32(1), np.array(freed or NONE))
+
+
+def value(slots: list[int], number: float) -> np.ndarray:
+    return np.full((len(slots), 2), number, np.float32)
+
+
+def column(rows: DiskRows, name: str, slots: list[int]) -> list[float]:
+    fetched = rows.read(np.array(slots))
+    assert fetched.are_valid().all()
+    values = np.full((len(slots), 2), -1, np.float32)
+    fetched.fill(name, values)
+    return values[:, 0].tolist()
+
+
+def test_keys_and_columns_are_there_when_the_folder_is_opened_again(tmp_path) -> None:
+    folder = tmp_path / "t"
+    with DiskRows(folder) as rows:
+        rows.write((1, 2), keys_of([1, 4, 6]), {"value": value([1, 4, 6], 5)})
+        one = value([4], 6)
+        rows.write((1, 3), keys_of([4], [6]), {"value": one, "v#1": one + 1})
+        rows.write((1, 3), keys_of([9]), {"v#1": value([9], 3)})  # the other was dropped
+        rows.sync()
+        assert rows.columns == ["value", "v#1"]
+        assert rows.size_bytes > 0
+        rows_id = rows.rows_id
+    with DiskRows(folder, rows_id) as rows:
+        assert rows.position == (1, 3)
+        assert column(rows, "value", [0, 1, 4, 9]) == [-1, 5, 6, 0]
+        assert column(rows, "v#1", [1, 4, 9]) == [-1, 7, 3]
+        (found,) = [keys for keys, _ in rows.scan()]
+        assert found.slots.tolist() == [1, 4, 9]
+        assert found.keys.tolist() == [10, 40, 90]
+        assert found.counts.tolist() == [4, 4, 4]
+        assert rows.num_read == 7
+        rows.remove()
+    assert not tmp_path.exists()
+
+
+def test_folder_of_another_journal_and_folder_in_use_are_refused(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "t"
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.1")
+    with DiskRows(folder) as rows, pytest.raises(UnavailableError, match="is in use by process"):
+        DiskRows(folder, rows.rows_id)
+    with pytest.raises(DataLossError, match="its rows are of another journal"):
+        DiskRows(folder, "other")
+    with pytest.raises(DataLossError, match="cannot be used: it has no valid rows") as raised:
+        DiskRows(Path(tmp_path, "u"), "other")
+    assert raised.value.__cause__ is not None
+
+
+# Arrays that grow in place.
+
+
+def filled(num_rows: int, most_rows: int = 10_000) -> GrowingArray:
+    growing = GrowingArray((2,), np.float32, most_rows)
+    growing.grow(num_rows)
+    growing.array[:num_rows] = np.arange(2 * num_rows).reshape(num_rows, 2)
+    return growing
+
+
+@pytest.mark.parametrize("copied_bytes", [0, 2**22])
+def test_rows_stay_when_it_grows(monkeypatch, copied_bytes) -> None:
+    monkeypatch.setattr(growing_array, "_COPIED_BYTES", copied_bytes)
+    growing = filled(3)
+    for num_rows in (3, 4, 1000, 10_000):
+        growing.grow(num_rows)
+        assert len(growing.array) >= num_rows
+        np.testing.assert_array_equal(growing.array[:3], [[0, 1], [2, 3], [4, 5]])
+    assert growing.row_bytes == 8
+
+
+def test_large_array_is_reserved_once(monkeypatch) -> None:
+    monkeypatch.setattr(growing_array, "_COPIED_BYTES", 800)
+    growing = filled(100)
+    growing.grow(101)
+    reserved = growing.array
+    assert len(reserved) == 10_000
+    growing.grow(10_000)
+    assert growing.array is reserved
+
+
+def test_array_grows_by_copies_if_memory_cannot_be_reserved(monkeypatch) -> None:
+    monkeypatch.setattr(growing_array, "_COPIED_BYTES", 800)
+    growing = filled(100, 2**58)
+    growing.grow(101)
+    assert len(growing.array) == 200
+    np.testing.assert_array_equal(growing.array[99], [198, 199])
+
+
+def test_more_rows_than_fit_are_refused() -> None:
+    growing = filled(3, 10)
+    with pytest.raises(MemoryError, match=r"memory for 11 rows.\nExpected at most 10 rows"):
+        growing.grow(11)
+    with pytest.raises(MemoryError, match="memory for"):
+        filled(2**57, 2**58)
+
+
+def test_number_of_rows_that_fill_the_memory() -> None:
+    assert most_rows_in_memory(1) == 2**31 - 1
+    rows = most_rows_in_memory(2**20)
+    with open("/proc/meminfo") as file:
+        total_kib = int(file.readline().split()[1])
+    assert rows == total_kib // 1024
+
+
+# Options of a keyed table as JSON.
+
+
+def test_options_are_read_from_fields() -> None:
+    assert TableOptions.from_fields({}) == TableOptions(RowInitializer())
+    got = TableOptions.from_fields(
+        {
+            "initializer": {"kind": "uniform", "a": -1, "b": 1, "seed": 3},
+            "admission": {"kind": "AfterSightings", "sightings": 2},
+            "eviction": {"kind": "LeastRecent"},
+            "max_rows": 7,
+            "storage_dtype": "int8",
+            "tiers": {"memory_bytes": 100, "folder": "/disk"},
+        }
+    )
+    uniform = RowInitializer("uniform", -1, 1, 3)
+    tiers = TierOptions(100, "/disk")
+    assert got == TableOptions(uniform, AfterSightings(2), LeastRecent(), 7, False, tiers, "int8")
+
+
+def test_options_that_servers_do_not_have_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"the options \['engine'\], which"):
+        TableOptions.from_fields({"engine": "rocks"})
+    with pytest.raises(ValueError, match="storage_dtype='int4'"):
+        TableOptions.from_fields({"storage_dtype": "int4"})
+    with pytest.raises(ValueError, match="max_rows=0"):
+        TableOptions.from_fields({"max_rows": 0})
+
+
+@pytest.mark.parametrize(
+    "tiers",
+    [
+        {},
+        {"memory_bytes": 1},
+        {"memory_bytes": 0, "folder": "/disk"},
+        {"memory_bytes": 1, "folder": ""},
+        {"memory_bytes": 1, "folder": "/disk", "engine": "rocks"},
+    ],
+)
+def test_tiers_need_memory_and_a_folder(tiers) -> None:
+    with pytest.raises(ValueError, match="A keyed table has the tiers"):
+        TableOptions.from_fields({"tiers": tiers})
+
+
+# Changed rows, against a set.
+
+# The number of rows decides how they are put in order.
+ROWS = st.sets(st.integers(0, 99)) | st.sets(st.integers(0, 99), max_size=4)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["mark", "unmark", "take", "put back"]), ROWS), max_size=20)
+)
+def test_rows_are_those_of_a_set(operations) -> None:
+    dirty, wanted = DirtyRows(100), set[int]()
+    dirty.grow(50)
+    dirty.grow(100)
+    for name, rows in operations:
+        marked = np.array([*rows], np.int64)
+        if name == "mark":
+            dirty.mark(marked)
+            wanted |= rows
+        elif name == "unmark":
+            dirty.unmark(np.array([*rows & wanted], np.int64))
+            wanted -= rows
+        else:
+            taken = dirty.take()
+            assert taken.tolist() == sorted(wanted)
+            wanted.clear()
+            if name == "put back":
+                dirty.mark(marked)
+                dirty.mark(taken)
+                wanted = rows | {*taken.tolist()}
+        assert len(dirty) == len(wanted)
+        assert sorted(dirty.rows.tolist()) == np.flatnonzero(dirty.has(np.arange(100))).tolist()
+        assert {*dirty.rows.tolist()} == wanted
+
+
+# Changed rows on their way to journal and disk, against sets.
+
+ROWS_OF_ROW_STATES = st.sets(st.integers(0, 49), max_size=12)
+OPERATIONS = ["mark", "take", "flush"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(OPERATIONS), ROWS_OF_ROW_STATES), max_size=30))
+def test_rows_are_flushable_once_they_were_taken(operations) -> None:
+    states = RowStates(50)
+    states.grow(50)
+    dirty, unflushed = set[int](), set[int]()
+    for name, rows in operations:
+        if name == "mark":
+            states.mark(np.array([*rows], np.int64))
+            dirty |= rows
+            unflushed |= rows
+        elif name == "take":
+            assert states.take().tolist() == sorted(dirty)
+            dirty = set()
+        else:
+            flushable = states.flushable()
+            assert {*flushable.tolist()} == unflushed - dirty
+            states.mark(np.array([*rows], np.int64))  # they change during the write
+            states.flushed(flushable)
+            dirty |= rows
+            unflushed = (unflushed - {*flushable.tolist()}) | dirty
+        assert {*states.unflushed.rows.tolist()} == unflushed
+        assert len(states) == len(dirty)
+    assert states.row_bytes == 2

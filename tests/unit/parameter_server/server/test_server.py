@@ -1,0 +1,477 @@
+"""Servers that die and are started again, and a client that goes on."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stratagem.errors import DataLossError, UnavailableError
+from stratagem.group.transport.connection import Connections, ServerError
+from stratagem.group.transport.journal import Journal
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.wire import Message
+from stratagem.parameter_server.client.client import ServerClient
+from stratagem.parameter_server.client.running_function import RunningFunction
+from stratagem.parameter_server.client.shard_layout import ShardLayout
+from stratagem.parameter_server.server.changes import by_kind
+from stratagem.parameter_server.server.server import ParameterServer
+from stratagem.parameter_server.server.updates import UpdateMode
+from tests.unit.parameter_server.server.update_rules import Momentum
+
+V = ShardLayout("v", (3,), "float32", (0,), (3,))
+TABLE = ShardLayout("table", (40, 2), "float32", (0,), (40,), has_rows=True)
+LIMIT_S = 120.0
+NEVER_S = 1e6
+
+
+class Server:
+    """One at a port of its own, that can be killed: what is not in its journal then is lost."""
+
+    def __init__(
+        self, folder: Path, interval_s: float = NEVER_S, *, is_durable: bool = False
+    ) -> None:
+        self.keys = ClusterKeys.make()
+        self._folder = folder
+        self._interval_s = interval_s
+        self._is_durable = is_durable
+        self.path = folder / "journal 0"
+        self.running = self._start(0)
+
+    def restart(self) -> None:
+        """Kills it: what it writes from now on goes to another file."""
+        before, self.path = self.path, self.path.with_name(f"{self.path.name}+")
+        shutil.copyfile(before, self.path)
+        self.running.close()
+        self.running = self._start(int(self.running.address.rpartition(":")[2]))
+
+    def _start(self, port: int) -> ParameterServer:
+        return ParameterServer(
+            self.keys,
+            port=port,
+            journal=self.path,
+            journal_interval_s=self._interval_s,
+            is_durable=self._is_durable,
+        )
+
+
+@pytest.fixture
+def server(tmp_path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    server.running.close()
+
+
+@pytest.fixture
+def connections(server) -> Iterator[Connections]:
+    with Connections(server.keys, [server.running.address]) as connections:
+        yield connections
+
+
+@pytest.fixture
+def served(connections) -> ServerClient:
+    served = ServerClient(connections)
+    served.create(V, np.zeros(3, np.float32))
+    served.create(TABLE, np.zeros((40, 2), np.float32))
+    served.set_rule(Momentum(), ["v", "table"])
+    return served
+
+
+def push(served: ServerClient, *ids: int) -> None:
+    rows = {"table": (np.array(ids, np.int64), np.ones((len(ids), 2), np.float32))}
+    assert served.push({"v": np.ones(3, np.float32)}, rows).is_used
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not is_true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
+
+
+def test_server_has_again_what_was_journaled_and_tells_what_was_lost(server, served) -> None:
+    push(served, 1, 2)
+    push(served, 2, 39)
+    assert served.journal() == {0: 2}
+    names = ["v", "table", "v:v", "table:v"]
+    journaled = served.pull(names)
+    state = served.describe()[0]
+    assert (state["version"], state["journaled_version"], state["restored_version"]) == (2, 2, None)
+    push(served, 3)
+    served.assign("v", np.ones(3), sign=1)
+    server.restart()
+    for name, value in served.pull(names).items():
+        np.testing.assert_array_equal(value, journaled[name])
+    state = served.describe()[0]
+    assert (state["version"], state["journaled_version"], state["restored_version"]) == (2, 2, 2)
+    assert by_kind(served.losses) == {"push": 1, "assign_add": 1}
+    assert served.scalars() == {"count": 2}
+    push(served, 2)  # by the same rule, with its slots
+    table = served.pull(["table"])["table"]
+    np.testing.assert_allclose(table[2], -0.1 * (1 + 1.5 + 1.75), rtol=1e-6)
+    assert served.staleness() == {0: 1}
+
+
+def test_orderly_end_loses_nothing(server, served) -> None:
+    push(served, 1)
+    value = served.pull(["v"])["v"]
+    server.running.close()
+    server.restart()
+    np.testing.assert_array_equal(served.pull(["v"])["v"], value)
+    assert by_kind(served.losses) == {}
+
+
+def test_threads_of_a_client_count_lost_updates_once(server, served) -> None:
+    for _ in range(3):
+        push(served)
+    served.journal()
+    push(served)
+    push(served)
+    server.restart()
+    threads = [threading.Thread(target=served.pull, args=(["v"],)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert by_kind(served.losses) == {"push": 2}
+    push(served)
+    assert by_kind(served.losses) == {"push": 2}
+
+
+@pytest.mark.parametrize("is_journaled", [True, False])
+def test_push_that_is_sent_again_after_a_restart_counts_once(
+    server, served, connections, is_journaled
+) -> None:
+    served.journal()
+    fields = {"client": "c", "number": 5, "version": 0, "whole": ["v"], "rows": [], "pull": ["v"]}
+    one = Message("push", fields, [np.ones(3, np.float32)])
+    connections.ask(0, one)
+    if is_journaled:
+        served.journal()
+    server.restart()
+    served.send_rules_again(0)
+    for _ in range(2):
+        answer = connections.ask(0, one)
+        assert (answer.fields["version"], answer.fields["is_used"]) == (1, True)
+        np.testing.assert_allclose(answer.arrays[0], -0.1, rtol=1e-6)
+    np.testing.assert_array_equal(served.pull(["v:v"])["v:v"], 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "arrays", "wanted"),
+    [
+        ("assign", {"names": ["v"], "sign": 1}, [np.ones(3)], 1),
+        ("assign", {"names": ["v"], "sign": -1}, [np.ones(3)], -1),
+        ("scatter", {"names": ["v"], "sign": 1}, [np.arange(3), np.ones(3)], 1),
+    ],
+)
+def test_changes_that_are_sent_again_are_made_once(
+    server, served, connections, kind, fields, arrays, wanted
+) -> None:
+    change = Message(kind, {**fields, "client": "c", "number": 1}, arrays)
+    connections.ask(0, change)
+    connections.ask(0, change)
+    served.journal()
+    server.restart()
+    connections.ask(0, change)
+    np.testing.assert_array_equal(served.pull(["v"])["v"], wanted)
+    connections.ask(0, Message(kind, {**change.fields, "number": 2}, arrays))
+    np.testing.assert_array_equal(served.pull(["v"])["v"], 2 * wanted)
+
+
+def test_variable_that_was_made_is_new_however_often_it_is_asked_for(served, connections) -> None:
+    fields = {
+        "specs": [{"name": "w", "shape": [2], "dtype": "float32"}],
+        "is_pickled": False,
+        "client": "c",
+        "number": 1,
+    }
+    for number, is_new in ((1, True), (1, True), (2, False)):
+        create = Message("create", {**fields, "number": number}, [np.ones(2, np.float32)])
+        assert connections.ask(0, create).fields["is_new"] == is_new
+
+
+def test_synchronous_workers_go_on_after_a_restart(server, served, connections) -> None:
+    served.set_rule(Momentum(), ["v"], UpdateMode(num_needed=2))
+    workers = {name: ServerClient(connections, name) for name in "ab"}
+    threads = {name: ThreadPoolExecutor(1) for name in workers}
+    gradient = {"v": np.ones(3, np.float32)}
+
+    def together() -> list[bool]:
+        futures = [
+            threads[name].submit(worker.push, gradient, pull=["v"])
+            for name, worker in workers.items()
+        ]
+        return [future.result(LIMIT_S).is_used for future in futures]
+
+    for worker in workers.values():
+        worker.know(V)
+    assert together() == [True, True]
+    served.journal()
+    assert together() == [True, True]
+    server.restart()
+    served.send_rules_again(0)  # as a coordinator does
+    # Computed from values that are no more, and newer than those that the server has now.
+    assert together() == [True, True]
+    assert together() == [True, True]
+    assert [by_kind(worker.losses) for worker in workers.values()] == [{"push": 1}] * 2
+    # Momentum of three updates of two workers; the lost one is in none of them.
+    np.testing.assert_allclose(served.pull(["v"])["v"], -0.1 * 2 * (1 + 1.5 + 1.75), rtol=1e-6)
+    for one in threads.values():
+        one.shutdown()
+
+
+def test_thread_writes_while_workers_train(tmp_path) -> None:
+    server = Server(tmp_path, interval_s=0.001)
+    with Connections(server.keys, [server.running.address]) as connections:
+        served = ServerClient(connections)
+        served.create(V, np.zeros(3, np.float32))
+        served.create(TABLE, np.zeros((40, 2), np.float32))
+        served.set_rule(Momentum(), ["v", "table"])
+        for step in range(200):
+            push(served, step % 40)
+        wait_until(lambda: served.describe()[0]["journaled_version"] == 200)
+        wanted = served.pull(["v", "table"])
+        server.restart()
+        for name, value in served.pull(["v", "table"]).items():
+            np.testing.assert_array_equal(value, wanted[name])
+        assert by_kind(served.losses) == {}
+    server.running.close()
+
+
+class Marking(Momentum):
+    """Unpickling it runs code: it makes a file."""
+
+    def __init__(self, mark: Path) -> None:
+        super().__init__()
+        object.__setattr__(self, "mark", mark)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        vars(self)["mark"].touch()
+
+
+def test_no_code_of_a_journal_runs_and_clients_send_a_rule_of_their_own_again(
+    server, served, tmp_path
+) -> None:
+    mark = tmp_path / "mark"
+    served.set_rule(Marking(mark), ["v", "table"])
+    assert mark.exists()  # from an authenticated client
+    push(served, 1)
+    served.journal()
+    assert b"pickle" not in server.path.read_bytes()
+    mark.unlink()
+    server.restart()
+    served.pull(["v"])
+    assert not mark.exists()
+    push(served, 1)  # by the same rule, which the client sends first
+    assert mark.exists()
+    table = served.pull(["table"])["table"]
+    np.testing.assert_allclose(table[1], -0.1 * (1 + 1.5), rtol=1e-6)
+    assert served.scalars() == {"count": 2}
+
+
+def test_push_that_lacks_its_optimizer_names_it_when_nobody_sends_it(
+    server, served, connections, monkeypatch
+) -> None:
+    served.journal()
+    server.restart()
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.3")
+    other = ServerClient(connections)
+    other.know(V)
+    with pytest.raises(UnavailableError, match=r"server 0 restarted .* the optimizers \[''\]"):
+        other.push({"v": np.ones(3, np.float32)})
+    push(served, 1)
+    assert other.push({"v": np.ones(3, np.float32)}).is_used
+    assert served.describe()[0]["version"] == 2
+
+
+def test_updates_are_counted_by_kind(server, served, connections) -> None:
+    rows = (np.array([2, 5]), np.ones((2, 2), np.float32))
+    for _ in range(3):
+        served.assign("v", np.ones(3), sign=1)
+        served.assign("v", np.ones(3), sign=-1)
+    served.assign("v", np.ones(3))
+    served.scatter("table", *rows, sign=1)
+    served.scatter("table", *rows)
+    push(served, 1)
+    again = {"names": ["v"], "sign": 1, "client": "c", "number": 1}
+    for _ in range(2):
+        connections.ask(0, Message("assign", again, [np.ones(3)]))
+    wanted = {"assign": 1, "assign_add": 7, "scatter": 1, "scatter_add": 1, "push": 1}
+    told = served.describe()[0]["updates"]
+    assert told == {"applied": wanted, "resent": {"assign_add": 1}, "repeated": {}}
+    served.journal()
+    served.assign("v", np.ones(3), sign=1)
+    server.restart()
+    assert served.describe()[0]["updates"]["applied"] == wanted
+    assert by_kind(served.losses) == {"assign_add": 1}
+
+
+def test_function_that_runs_again_makes_its_updates_once(server, served, connections) -> None:
+    first, second = ServerClient(connections), ServerClient(connections)
+    for client in (first, second):
+        client.know(V)
+    with first.in_function(RunningFunction("f")):
+        first.assign("v", np.ones(3), sign=1)  # then its process is killed
+    with second.in_function(RunningFunction("f", is_rerun=True)):
+        for _ in range(2):
+            second.assign("v", np.ones(3), sign=1)
+    second.assign("v", np.ones(3), sign=1)  # of no function
+    np.testing.assert_array_equal(served.pull(["v"])["v"], 3)
+    assert (first.num_repeated, second.num_repeated) == (0, 1)
+    assert served.describe()[0]["updates"]["repeated"] == {"assign_add": 1}
+
+
+def test_synchronous_gradients_of_a_lost_run_are_withdrawn(served, connections) -> None:
+    served.set_rule(Momentum(), ["v"], UpdateMode(num_needed=2))
+    gradient = {"v": np.ones(3, np.float32)}
+    names = ("worker 0", "worker 1", "worker 2")
+    workers = {name: ServerClient(connections, name) for name in names}
+    for worker in workers.values():
+        worker.know(V)
+
+    def push_in(name: str, function: str, *, is_rerun: bool = False) -> bool:
+        with workers[name].in_function(RunningFunction(function, is_rerun)):
+            return workers[name].push(gradient).is_used
+
+    with ThreadPoolExecutor(3) as pool:
+        lost = pool.submit(push_in, "worker 0", "f")
+        wait_until(lambda: served.describe()[0]["waiting"] == ["worker 0"])
+        again = pool.submit(push_in, "worker 1", "f", is_rerun=True)
+        assert lost.result(LIMIT_S) is False
+        wait_until(lambda: served.describe()[0]["waiting"] == ["worker 1"])
+        other = pool.submit(push_in, "worker 2", "g")
+        assert again.result(LIMIT_S)
+        assert other.result(LIMIT_S)
+    np.testing.assert_allclose(served.pull(["v"])["v"], -0.1 * 2, rtol=1e-6)
+
+
+def test_durable_updates_are_all_there_after_a_restart(tmp_path) -> None:
+    """The next entry of the journal would be written in eleven days."""
+    server = Server(tmp_path, is_durable=True)
+    with Connections(server.keys, [server.running.address]) as connections:
+        served = ServerClient(connections)
+        served.create(V, np.zeros(3, np.float32))
+        served.create(TABLE, np.zeros((40, 2), np.float32))
+        served.set_rule(Momentum(), ["v", "table"])
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(3):
+                for change in [
+                    pool.submit(served.assign, "v", np.ones(3), sign=1) for _ in range(40)
+                ]:
+                    change.result(LIMIT_S)
+                push(served, 1)
+                wanted = served.pull(["v", "table", "table:v"])
+                server.restart()
+                for name, value in served.pull([*wanted]).items():
+                    np.testing.assert_array_equal(value, wanted[name], err_msg=name)
+        assert by_kind(served.losses) == {}
+        applied = served.describe()[0]["updates"]["applied"]
+        assert applied == {"assign_add": 120, "push": 3}
+    server.running.close()
+
+
+def test_durable_update_that_cannot_be_written_is_reported_to_its_client(tmp_path) -> None:
+    server = Server(tmp_path, is_durable=True)
+    with Connections(server.keys, [server.running.address]) as connections:
+        served = ServerClient(connections)
+        served.create(V, np.zeros(3, np.float32))
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (server.path.stat().st_size, limits[1]))
+        try:
+            with pytest.raises(ServerError, match="File too large"):
+                served.assign("v", np.ones(3), sign=1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        served.assign("v", np.ones(3), sign=1)
+        np.testing.assert_array_equal(served.pull(["v"])["v"], 2)
+    server.running.close()
+
+
+def test_journal_that_no_server_wrote_is_reported(tmp_path) -> None:
+    path = tmp_path / "journal"
+    for fields in ({}, {"version": "x"}, {"parts": [{"spec": 3}]}):
+        path.unlink(missing_ok=True)
+        with Journal(path) as journal:
+            journal.append(Message("entry", fields))
+        with pytest.raises(DataLossError, match="invalid contents"):
+            ParameterServer(ClusterKeys.make(), journal=path)
+
+
+def test_journal_that_no_later_run_uses_is_removed(tmp_path) -> None:
+    path = tmp_path / "journals" / "run" / "server-0.journal"
+    with ParameterServer(ClusterKeys.make(), journal=path, removes_journal=True):
+        assert path.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_server_without_a_journal_begins_with_nothing() -> None:
+    keys = ClusterKeys.make()
+    with (
+        ParameterServer(keys) as server,
+        Connections(keys, [server.address]) as connections,
+    ):
+        state = ServerClient(connections).describe()[0]
+        assert state["journaled_version"] is state["restored_version"] is None
+        with pytest.raises(ServerError, match="without a journal cannot write a journal entry"):
+            ServerClient(connections).journal()
+
+
+def test_damaged_journal_is_reported_and_nothing_listens(tmp_path) -> None:
+    path = tmp_path / "journal"
+    path.write_text("my thesis")
+    with pytest.raises(DataLossError, match="it is not a journal of a parameter server"):
+        ParameterServer(ClusterKeys.make(), journal=path)
+    assert path.read_text() == "my thesis"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={2**18}", "tmpfs", str(folder)],
+            capture_output=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        pytest.skip("there is no mount")
+    if done.returncode:
+        pytest.skip("only root may mount a disk")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_full_disk_does_not_stop_training_and_is_reported(disk) -> None:
+    keys = ClusterKeys.make()
+    server = ParameterServer(keys, journal=disk / "journal", journal_interval_s=0.001)
+    with Connections(keys, [server.address]) as connections:
+        served = ServerClient(connections)
+        served.create(V, np.zeros(3, np.float32))
+        served.set_rule(Momentum(), ["v"])
+        served.journal()
+        (disk / "other").write_bytes(bytes(2**17))
+        large = ShardLayout("large", (2**16,), "float32", (0,), (2**16,))
+        served.create(large, np.zeros(2**16, np.float32))
+        wait_until(lambda: served.describe()[0]["journal_error"] is not None)
+        assert "No space left" in served.describe()[0]["journal_error"]
+        for _ in range(3):
+            assert served.push({"v": np.ones(3, np.float32)}).is_used
+        state = served.describe()[0]
+        assert (state["version"], state["journaled_version"]) == (3, 0)
+        with pytest.raises(ServerError, match="No space left"):
+            served.journal()
+    with pytest.raises(OSError, match="No space left"):
+        server.close()

@@ -1,0 +1,251 @@
+"""What one server does with its variables."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from stratagem.parameter_server.server.shards import ShardSpec
+from stratagem.parameter_server.server.store import ServerVariables
+from stratagem.parameter_server.server.updates import State
+from tests.unit.parameter_server.server.update_rules import Momentum
+
+
+def make_store(**arrays: np.ndarray) -> ServerVariables:
+    """A store with these variables; those whose name begins with `table` are updated by rows."""
+    store = ServerVariables()
+    for name, value in arrays.items():
+        spec = ShardSpec(name, value.shape, value.dtype.name, has_rows=name.startswith("table"))
+        assert store.create(spec, lambda value=value: value)
+    return store
+
+
+def floats(*shape: int) -> np.ndarray:
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def test_variable_that_is_there_keeps_its_value() -> None:
+    store = make_store(v=floats(3))
+    assert not store.create(ShardSpec("v", (3,), "float32"), lambda: pytest.fail("made again"))
+    np.testing.assert_array_equal(store.pull(["v"])[0], floats(3))
+    assert store.names == ["v"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ShardSpec("v", (4,), "float32"),
+        ShardSpec("v", (3,), "int32"),
+        ShardSpec("v", (3,), "float32", first_row=1),
+        ShardSpec("v", (3,), "float32", has_rows=True),
+    ],
+)
+def test_other_variable_of_that_name_is_refused(other) -> None:
+    store = make_store(v=floats(3))
+    with pytest.raises(ValueError, match="Variable 'v' was created as ShardSpec"):
+        store.create(other, lambda: np.zeros(other.shape))
+
+
+def test_initial_value_of_another_shape_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"The initial value of 'v' has shape \(2,\)"):
+        ServerVariables().create(ShardSpec("v", (3,), "float32"), lambda: np.zeros(2))
+
+
+@pytest.mark.parametrize("name", ["v", "table"])
+def test_whole_variables_are_read_and_assigned(name) -> None:
+    store = make_store(**{name: floats(4, 2)})
+    (before,) = store.pull([name])
+    store.assign(name, np.ones((4, 2)), sign=1)
+    store.assign(name, np.full((4, 2), 3.0), sign=-1)
+    np.testing.assert_array_equal(store.pull([name])[0], floats(4, 2) - 2)
+    store.assign(name, np.zeros((4, 2)))
+    np.testing.assert_array_equal(store.pull([name])[0], 0)
+    np.testing.assert_array_equal(before, floats(4, 2))  # what was read stays as it was
+    assert store.pull([name])[0].dtype == np.float32
+    with pytest.raises(ValueError, match=r"was assigned a value of shape \(2,\)"):
+        store.assign(name, np.zeros(2))
+
+
+@pytest.mark.parametrize("name", ["v", "table"])
+def test_rows_are_read_and_assigned(name) -> None:
+    store = make_store(**{name: floats(4, 2)})
+    np.testing.assert_array_equal(
+        store.pull_rows(name, np.array([3, 0, 3])), floats(4, 2)[[3, 0, 3]]
+    )
+    store.scatter(name, np.array([1, 3]), np.ones((2, 2)), sign=1)
+    store.scatter(name, np.array([0]), np.full((1, 2), 9.0))
+    wanted = floats(4, 2)
+    wanted[[1, 3]] += 1
+    wanted[0] = 9
+    np.testing.assert_array_equal(store.pull([name])[0], wanted)
+    for rows in (np.array([4]), np.array([-1, 2])):
+        with pytest.raises(IndexError, match=f"Rows .* of '{name}' were requested"):
+            store.pull_rows(name, rows)
+        with pytest.raises(IndexError, match="were requested"):
+            store.scatter(name, rows, np.zeros((len(rows), 2)))
+
+
+class InJax(Momentum):
+    """Its values are arrays of JAX, as those of Keras's optimizers are."""
+
+    def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
+        made = super().apply(state, grads)
+        return dataclasses.replace(
+            made, values={name: jnp.asarray(value) for name, value in made.values.items()}
+        )
+
+
+def test_rows_are_read_after_an_update_by_jax() -> None:
+    store = make_store(v=floats(4, 2))
+    store.set_rule(InJax(), ["v"])
+    store.update({"v": np.ones((4, 2), np.float32)}, {})
+    rows = store.pull_rows("v", np.array([3, 0]))
+    assert isinstance(rows, np.ndarray)
+    np.testing.assert_allclose(rows, floats(4, 2)[[3, 0]] - 0.1, rtol=1e-6)
+
+
+def test_gradients_are_applied_by_the_rule() -> None:
+    store = make_store(v=floats(3), w=floats(2, 2))
+    with pytest.raises(RuntimeError, match=r"Gradients of \['v'\] were pushed before an optimizer"):
+        store.update({"v": np.ones(3)}, {})
+    store.set_rule(Momentum(), ["v", "w"])
+    assert store.update({"v": np.ones(3, np.float32)}, {}) == 1
+    assert store.update({"v": np.ones(3, np.float32), "w": np.ones((2, 2), np.float32)}, {}) == 2
+    assert store.version == 2
+    v, w, slot = store.pull(["v", "w", "v:v"])
+    np.testing.assert_allclose(v, floats(3) - 0.1 - 0.15, rtol=1e-6)
+    np.testing.assert_allclose(w, floats(2, 2) - 0.1, rtol=1e-6)
+    np.testing.assert_allclose(slot, 1.5)
+    assert store.scalars == {"count": 2}
+    store.set_scalars({"count": 7})
+    assert store.scalars == {"count": 7}
+    for sent, kept in ((3, 7), (9, 9)):
+        store.set_scalars({"count": sent}, keeps_larger=True)
+        assert store.scalars == {"count": kept}
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 3, 64, 65, 100])
+def test_rows_are_updated_as_the_whole_would_be(num_rows) -> None:
+    """Also where they are padded, in which case nothing else may change."""
+    rng = np.random.default_rng(num_rows)
+    start = rng.normal(size=(100, 3)).astype("float32")
+    store, other = make_store(table=start), make_store(v=start)
+    store.set_rule(Momentum(), ["table"])
+    other.set_rule(Momentum(), ["v"])
+    for _ in range(2):
+        rows = np.sort(rng.choice(100, num_rows, replace=False))
+        grads = rng.normal(size=(num_rows, 3)).astype("float32")
+        store.update({}, {"table": (rows, grads)})
+        before, slot_before = (one.copy() for one in other.pull(["v", "v:v"]))
+        whole = np.zeros((100, 3), np.float32)
+        whole[rows] = grads
+        other.update({"v": whole}, {})
+        untouched = np.setdiff1d(np.arange(100), rows)
+        value, slot = (one.copy() for one in other.pull(["v", "v:v"]))
+        value[untouched], slot[untouched] = before[untouched], slot_before[untouched]
+        other.assign("v", value)
+        other.assign("v:v", slot)
+    for name, whole_name in (("table", "v"), ("table:v", "v:v")):
+        np.testing.assert_array_equal(store.pull([name])[0], other.pull([whole_name])[0])
+
+
+def test_table_takes_whole_gradients_too() -> None:
+    store = make_store(table=floats(4, 2))
+    store.set_rule(Momentum(), ["table"])
+    store.update({"table": np.ones((4, 2), np.float32)}, {})
+    np.testing.assert_allclose(store.pull(["table"])[0], floats(4, 2) - 0.1, rtol=1e-6)
+
+
+def test_other_optimizer_is_refused_and_the_same_keeps_its_slots() -> None:
+    store = make_store(v=floats(3))
+    store.set_rule(Momentum(), ["v"])
+    store.update({"v": np.ones(3, np.float32)}, {})
+    store.set_rule(Momentum(), ["v"])
+    np.testing.assert_array_equal(store.pull(["v:v"])[0], 1)
+    assert store.scalars == {"count": 1}
+    with pytest.raises(ValueError, match=r"with {'name': 'other'}: the servers already have"):
+        store.set_rule(Momentum("other"), ["v"])
+
+
+def test_optimizers_have_their_own_variables_slots_and_scalars() -> None:
+    store = make_store(v=floats(3), w=floats(3), table=floats(4, 2))
+    store.set_rule(Momentum(), ["v", "table"], "first")
+    store.set_rule(Momentum("other"), ["w", "v"], "second")
+    one, row = np.ones(3, np.float32), (np.array([1]), np.ones((1, 2), np.float32))
+    # An update may be of several, and counts once.
+    assert (
+        store.update(
+            {"v": one, "w": one}, {"table": row}, {"v": "first", "w": "second", "table": "first"}
+        )
+        == 1
+    )
+    assert store.update({"v": one}, {}, {"v": "second"}) == 2
+    assert store.scalars == {"first.count": 1, "second.count": 2}
+    v, w, table, *slots = store.pull(["v", "w", "table", "v:first.v", "v:second.v", "w:second.v"])
+    np.testing.assert_allclose(v, floats(3) - 0.1 - 0.1, rtol=1e-6)
+    np.testing.assert_allclose(w, floats(3) - 0.1, rtol=1e-6)
+    np.testing.assert_allclose(
+        table, floats(4, 2) - [[0, 0], [0.1, 0.1], [0, 0], [0, 0]], rtol=1e-6
+    )
+    np.testing.assert_array_equal(slots, np.ones((3, 3)))
+    store.set_scalars({"second.count": 7})
+    assert store.scalars == {"first.count": 1, "second.count": 7}
+    for name in ("count", "third.count", "first.other"):
+        with pytest.raises(KeyError, match=f"no scalar '{name}' on this server"):
+            store.set_scalars({name: 7})
+    with pytest.raises(RuntimeError, match=r"Gradients of \['v'\] were pushed before an optimizer"):
+        store.update({"v": one}, {})
+
+
+def test_optimizer_that_is_dropped_leaves_nothing_behind() -> None:
+    store = make_store(v=floats(3))
+    store.set_rule(Momentum(), ["v"], "first")
+    size_bytes = store.size_bytes
+    store.set_rule(Momentum("other"), ["v"], "second")
+    store.drop_rule("first")
+    assert store.size_bytes == size_bytes
+    assert store.scalars == {"second.count": 0}
+    with pytest.raises(KeyError, match=r"no variable 'v:first.v' on this server"):
+        store.pull(["v:first.v"])
+    with pytest.raises(RuntimeError, match="were pushed before an optimizer"):
+        store.update({"v": np.ones(3, np.float32)}, {}, {"v": "first"})
+    assert store.update({"v": np.ones(3, np.float32)}, {}, {"v": "second"}) == 1
+    store.drop_rule("first")  # again, which changes nothing
+
+
+@pytest.mark.parametrize("name", ["w", "v:x", "w:v"])
+def test_unknown_names_are_reported(name) -> None:
+    store = make_store(v=floats(3))
+    store.set_rule(Momentum(), ["v"])
+    with pytest.raises(KeyError, match=f"no variable '{name}' on this server"):
+        store.pull([name])
+
+
+def test_readers_see_whole_updates_only() -> None:
+    """Two variables that are always equal, while one thread updates and others read."""
+    store = make_store(a=np.zeros(1000, np.float32), b=np.zeros(1000, np.float32))
+    store.set_rule(Momentum(), ["a", "b"])
+    is_over, torn = threading.Event(), []
+
+    def read() -> None:
+        while not is_over.is_set():
+            a, b = store.pull(["a", "b"])
+            if not np.array_equal(a, b):
+                torn.append((a, b))
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    gradient = np.ones(1000, np.float32)
+    for _ in range(200):
+        store.update({"a": gradient, "b": gradient}, {})
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert torn == []
+    assert store.version == 200

@@ -1,0 +1,393 @@
+"""Updates of several workers at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from stratagem.parameter_server.server.pushes import (
+    Contribution,
+    SynchronousSums,
+    SynchronousUpdates,
+)
+from stratagem.parameter_server.server.store import Rules, ServerVariables
+from stratagem.parameter_server.server.updates import (
+    LocalRounds,
+    OuterUpdate,
+    outer_name,
+    stored_name,
+)
+from tests.unit.parameter_server.server.test_store import make_store
+from tests.unit.parameter_server.server.update_rules import Momentum
+
+
+def make(num_needed: int) -> tuple[ServerVariables, SynchronousUpdates]:
+    store = make_store(v=np.zeros(3, np.float32), table=np.zeros((10, 2), np.float32))
+    store.set_rule(Momentum(), ["v", "table"])
+    return store, SynchronousUpdates(store, num_needed)
+
+
+def of(client: str, version: int, answers: list, value: float = 1.0, rows=()) -> Contribution:
+    ids = np.array(rows, np.int64)
+    return Contribution(
+        client,
+        version,
+        {"v": np.full(3, value, np.float32)},
+        {"table": (ids, np.ones((len(ids), 2), np.float32))},
+        lambda version, *, is_used: answers.append((client, version, is_used)),
+        lambda error: answers.append((client, error)),
+    )
+
+
+def test_update_is_that_of_the_sum_and_all_are_answered_then() -> None:
+    store, updates = make(3)
+    answers: list = []
+    updates.add(of("a", 0, answers, 1.0, [1, 2]))
+    updates.add(of("b", 0, answers, 2.0, [2]))
+    assert answers == []
+    assert store.version == 0
+    updates.add(of("c", 0, answers, 4.0))
+    assert answers == [("a", 1, True), ("b", 1, True), ("c", 1, True)]
+    v, table = store.pull(["v", "table"])
+    np.testing.assert_allclose(v, -0.7, rtol=1e-6)
+    wanted = np.zeros((10, 2))
+    wanted[1], wanted[2] = -0.1, -0.2
+    np.testing.assert_allclose(table, wanted, rtol=1e-6)
+
+
+def test_sum_does_not_depend_on_who_comes_first() -> None:
+    values = {"a": 1e8, "b": 1.0, "c": -1e8}
+    results = set()
+    for order in itertools.permutations(values):
+        store, updates = make(3)
+        for client in order:
+            updates.add(of(client, 0, [], values[client]))
+        results.add(store.pull(["v"])[0].tobytes())
+    assert len(results) == 1
+
+
+def test_worker_that_is_too_late_learns_so_and_its_gradients_are_discarded() -> None:
+    """One backup worker of three."""
+    store, updates = make(2)
+    answers: list = []
+    updates.add(of("a", 0, answers))
+    updates.add(of("b", 0, answers))
+    updates.add(of("c", 0, answers, 100.0))
+    assert answers[2:] == [("c", 1, False)]
+    assert updates.num_discarded == 1
+    np.testing.assert_allclose(store.pull(["v"])[0], -0.2, rtol=1e-6)
+    updates.add(of("c", 1, answers))
+    updates.add(of("a", 1, answers))
+    assert answers[3:] == [("a", 2, True), ("c", 2, True)]
+
+
+def test_worker_that_was_started_again_counts_once() -> None:
+    store, updates = make(2)
+    answers: list = []
+    updates.add(of("a", 0, answers, 100.0))
+    updates.add(of("a", 0, answers))
+    assert answers == [("a", 0, False)]  # to who has died, or has given up
+    assert store.version == 0
+    updates.add(of("b", 0, answers))
+    assert answers[1:] == [("a", 1, True), ("b", 1, True)]
+    assert updates.num_discarded == 1
+    np.testing.assert_allclose(store.pull(["v"])[0], -0.2, rtol=1e-6)
+
+
+def test_fewer_workers_make_an_update_when_one_is_lost() -> None:
+    store, updates = make(3)
+    answers: list = []
+    updates.add(of("a", 0, answers))
+    updates.add(of("b", 0, answers))
+    updates.expect(2)
+    assert answers == [("a", 1, True), ("b", 1, True)]
+    updates.add(of("a", 1, answers))
+    updates.expect(3)
+    updates.add(of("b", 1, answers))
+    assert store.version == 1
+    updates.add(of("c", 1, answers))
+    assert store.version == 2
+    with pytest.raises(ValueError, match="is not a valid number of workers"):
+        updates.expect(0)
+
+
+def test_update_that_cannot_be_made_is_reported_to_all_and_the_next_one_is() -> None:
+    store, updates = make(2)
+    answers: list = []
+    updates.add(of("a", 0, answers, rows=[10]))
+    with pytest.raises(IndexError, match="of 'table' were requested"):
+        updates.add(of("b", 0, answers))
+    assert [(worker, type(error)) for worker, error in answers] == [
+        ("a", IndexError),
+        ("b", IndexError),
+    ]
+    updates.add(of("a", 0, answers))
+    updates.add(of("b", 0, answers))
+    assert store.version == 1
+
+
+def test_rest_is_applied_when_no_more_will_come() -> None:
+    store, updates = make(3)
+    answers: list = []
+    updates.flush()
+    assert store.version == 0
+    updates.add(of("a", 0, answers))
+    updates.flush()
+    assert answers == [("a", 1, True)]
+    np.testing.assert_allclose(store.pull(["v"])[0], -0.1, rtol=1e-6)
+
+
+def test_workers_in_threads_make_as_many_updates_as_steps() -> None:
+    store, updates = make(4)
+
+    def work(client: str) -> None:
+        for step in range(25):
+            is_answered = threading.Event()
+
+            def answer(version: int, *, is_used: bool, event=is_answered) -> None:
+                event.set()
+
+            updates.add(dataclasses.replace(of(client, step, []), answer=answer))
+            assert is_answered.wait(120)
+
+    threads = [threading.Thread(target=work, args=(client,)) for client in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.version == 25
+    assert updates.num_discarded == 0
+
+
+@pytest.mark.parametrize("number", [0, -1])
+def test_update_of_nobody_is_refused(number) -> None:
+    with pytest.raises(ValueError, match="is not a valid number of workers"):
+        SynchronousUpdates(ServerVariables(), number)
+
+
+def test_counters_are_set_with_the_update_to_the_largest_of_all() -> None:
+    store, updates = make(2)
+    store.set_rule(Momentum("other"), ["v"], "other")
+    answers: list = []
+    for client, count in (("a", 7.0), ("b", 5.0)):
+        assert store.scalars["other.count"] == 0
+        updates.add(dataclasses.replace(of(client, 0, answers), scalars={"other.count": count}))
+    assert store.scalars["other.count"] == 7
+
+
+def test_assigned_values_are_updated_once_as_their_mean() -> None:
+    store, updates = make(2)
+    for client, value in (("a", 1.0), ("b", 3.0)):
+        own = {"v": (np.full(3, value, np.float32), 0), "table": (np.ones((10, 2), np.float32), 1)}
+        updates.add(dataclasses.replace(of(client, 0, []), assigned=own))
+    v, table = store.pull(["v", "table"])
+    np.testing.assert_allclose(v, 2.0 - 0.2, rtol=1e-6)
+    np.testing.assert_allclose(table, 1.0)
+
+
+class Asked:
+    """Sums of some workers, and their answers."""
+
+    def __init__(self, num_needed: int) -> None:
+        self.store, _ = make(num_needed)
+        self.sums = SynchronousSums(self.store)
+        self.sums.expect(num_needed)
+        self.answers: list = []
+
+    def ask(self, worker: str, value: float, place: int = 0) -> None:
+        key = (self.store.version, place)
+        answer = lambda total: self.answers.append((worker, total.tolist()))  # noqa: E731
+        self.sums.add(worker, key, np.float32([value]), answer)
+
+
+def test_sums_are_answered_once_all_have_asked_and_again_to_those_that_restart() -> None:
+    asked = Asked(2)
+    asked.ask("a", 1.0)
+    asked.ask("a", 5.0, place=1)  # another sum of the same step
+    assert asked.answers == []
+    assert asked.sums.waiting == ["a"]
+    asked.ask("b", 2.0)
+    assert asked.answers == [("a", [3.0]), ("b", [3.0])]
+    asked.ask("a", 1.0)  # it runs its step again
+    assert asked.answers[2:] == [("a", [3.0])]
+    assert asked.sums.waiting == ["a"]
+    asked.ask("b", 2.0, place=1)
+    assert asked.answers[3:] == [("a", [7.0]), ("b", [7.0])]
+    assert asked.sums.waiting == []
+
+
+def test_sums_do_not_wait_for_lost_workers_nor_outlive_their_update() -> None:
+    asked = Asked(3)
+    asked.ask("a", 1.0)
+    asked.ask("b", 2.0)
+    asked.sums.expect(2)
+    assert asked.answers == [("a", [3.0]), ("b", [3.0])]
+    asked.store.update({"v": np.zeros(3, np.float32)}, {})
+    asked.ask("a", 10.0)
+    assert len(asked.answers) == 2
+    asked.sums.flush()
+    assert asked.answers[2:] == [("a", [10.0])]
+
+
+# The servers' update under local updates, beside Keras's SGD.
+
+RNG = np.random.default_rng(5)
+START = RNG.normal(size=(2, 3)).astype("float32")
+CHANGES = RNG.normal(size=(6, 2, 3)).astype("float32")
+
+
+def store_of(value: np.ndarray = START, **options: Any) -> ServerVariables:
+    store = make_store(w=value)
+    store.set_rule(OuterUpdate(LocalRounds(period=4, **options)), ["w"], "outer")
+    return store
+
+
+def pushed(store: ServerVariables, changes: Sequence[np.ndarray]) -> list[np.ndarray]:
+    values: list[np.ndarray] = []
+    for change in changes:
+        store.update({"w": change}, {}, {"w": "outer"})
+        values.append(np.array(store.pull(["w"])[0]))
+    return values
+
+
+def nesterov(changes: Sequence[np.ndarray], rate: float, momentum: float) -> np.ndarray:
+    """Keras's SGD; a change is a negative gradient."""
+    variable = keras.Variable(START)
+    optimizer = keras.optimizers.SGD(rate, momentum, nesterov=True)
+    for change in changes:
+        optimizer.apply([-change], [variable])
+    return np.asarray(variable.value)
+
+
+def test_local_sgd_adds_the_mean_of_the_changes() -> None:
+    values = pushed(store_of(num_workers=3, num_pushes=3), CHANGES[:3])
+    np.testing.assert_allclose(values[0], START + CHANGES[0] / 3, rtol=1e-6)
+    np.testing.assert_allclose(values[-1], START + CHANGES[:3].mean(0), rtol=1e-5)
+
+
+def test_synchronous_changes_are_those_of_nesterov_momentum() -> None:
+    options: Mapping[str, Any] = {"learning_rate": 0.7, "momentum": 0.9}
+    values = pushed(store_of(num_workers=3, num_pushes=1, **options), CHANGES)
+    np.testing.assert_allclose(values[-1], nesterov(CHANGES, 0.7, 0.9), rtol=1e-4, atol=1e-6)
+
+
+def test_pushes_of_all_workers_are_one_step_of_nesterov_momentum() -> None:
+    store = store_of(num_workers=3, num_pushes=3, learning_rate=0.7, momentum=0.9)
+    values = pushed(store, CHANGES)
+    means = [CHANGES[:3].mean(0), CHANGES[3:].mean(0)]
+    np.testing.assert_allclose(values[2], nesterov(means[:1], 0.7, 0.9), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(values[5], nesterov(means, 0.7, 0.9), rtol=1e-5, atol=1e-6)
+    # In between there is no momentum, which a stale change would multiply.
+    np.testing.assert_allclose(values[3], values[2] + 0.7 * CHANGES[3] / 3, rtol=1e-5, atol=1e-6)
+
+
+def test_half_precision_has_momentum_in_float32() -> None:
+    store = store_of(START.astype("float16"), num_workers=2, num_pushes=2, momentum=0.5)
+    pushed(store, CHANGES[:2].astype("float16"))
+    value, momentum, total = store.pull(["w", "w:outer.outer_momentum", "w:outer.outer_sum"])
+    assert (value.dtype, momentum.dtype, total.dtype) == ("float16", "float32", "float32")
+    np.testing.assert_allclose(momentum, CHANGES[:2].mean(0), rtol=1e-2, atol=1e-3)
+    assert not total.any()
+
+
+@pytest.mark.parametrize("num_pushing", [2, 3])
+def test_synchronous_update_averages_over_those_that_pushed(num_pushing: int) -> None:
+    store = store_of(num_workers=3, num_pushes=1)
+    updates = SynchronousUpdates(store, num_pushing, averages=True)
+    answers: list[bool] = []
+
+    def answer(version: int, *, is_used: bool) -> None:
+        answers.append(is_used)
+
+    for worker in range(num_pushing):
+        whole = {"w": CHANGES[worker]}
+        updates.add(Contribution(str(worker), 0, whole, {}, answer, answers.append, {"w": "outer"}))
+    assert answers == [True] * num_pushing
+    expected = START + CHANGES[:num_pushing].mean(0)
+    np.testing.assert_allclose(store.pull(["w"])[0], expected, rtol=1e-5)
+
+
+def test_another_method_is_another_rule() -> None:
+    rounds = LocalRounds(period=4, num_workers=2, num_pushes=2)
+    assert OuterUpdate(rounds).describe() == {
+        "outer_learning_rate": 1.0,
+        "outer_momentum": None,
+        "num_pushes": 2,
+    }
+    assert outer_name("adam") == "outer_adam"
+
+
+# Optimizers of a server by name, and their scalars.
+
+
+class Rule:
+    """A rule with a step count and a rate; it updates nothing."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def scalars(self) -> dict[str, np.ndarray]:
+        return {"step": np.zeros((), np.int64), "rate": np.array(self.rate, np.float32)}
+
+    def slots(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Any]:
+        return []
+
+    def apply(self, state: Any, grads: Any) -> Any:
+        return state
+
+    def describe(self) -> dict[str, Any]:
+        return {"rate": self.rate}
+
+
+@pytest.fixture
+def rules() -> Rules:
+    made = Rules()
+    made.set("sgd", Rule(0.1))
+    made.set("adam", Rule(0.01))
+    return made
+
+
+def test_scalars_are_listed_by_optimizer_and_name(rules) -> None:
+    assert rules.names == ["sgd", "adam"]
+    assert {name: float(value) for name, value in rules.scalars.items()} == {
+        stored_name("sgd", "step"): 0,
+        stored_name("sgd", "rate"): pytest.approx(0.1),
+        stored_name("adam", "step"): 0,
+        stored_name("adam", "rate"): pytest.approx(0.01),
+    }
+
+
+def test_same_rule_again_keeps_its_scalars_and_another_one_is_refused(rules) -> None:
+    rules.keep("sgd", {"step": np.array(5), "rate": np.array(0.2)})
+    same = Rule(0.1)
+    rules.set("sgd", same)
+    assert rules.find("sgd", []) is same
+    assert rules.scalars_of("sgd")["step"] == 5
+    with pytest.raises(ValueError, match="already have another optimizer with this name"):
+        rules.set("sgd", Rule(0.5))
+    assert rules.find("sgd", []) is same
+
+
+def test_scalar_is_set_in_its_own_dtype_for_its_optimizer_alone(rules) -> None:
+    rules.set_scalar(stored_name("adam", "step"), np.array(7.0))
+    assert rules.scalars_of("adam")["step"].dtype == np.int64
+    assert (rules.scalars_of("adam")["step"], rules.scalars_of("sgd")["step"]) == (7, 0)
+    for name in (stored_name("adam", "momentum"), stored_name("ftrl", "step"), "step"):
+        with pytest.raises(KeyError, match="no scalar"):
+            rules.set_scalar(name, np.array(1))
+
+
+def test_optimizer_that_is_missing_or_dropped_is_named_by_its_variables(rules) -> None:
+    rules.drop("sgd")
+    rules.drop("never there")
+    assert rules.names == ["adam"]
+    assert stored_name("sgd", "step") not in rules.scalars
+    with pytest.raises(RuntimeError, match=r"Gradients of \['kernel'\] were pushed before"):
+        rules.find("sgd", ["kernel"])

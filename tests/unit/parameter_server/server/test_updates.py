@@ -1,0 +1,623 @@
+"""Synchronous updates and bounded staleness, by workers of real servers."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stratagem.errors import UnavailableError
+from stratagem.group.transport.connection import Connections, ServerError
+from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.wire import Message
+from stratagem.parameter_server.client.client import ServerClient
+from stratagem.parameter_server.client.shard_layout import ShardLayout, layout_of_keys
+from stratagem.parameter_server.server import shards
+from stratagem.parameter_server.server.server import ParameterServer
+from stratagem.parameter_server.server.shards import (
+    Shard,
+    ShardSpec,
+    aligned_empty,
+    combine_rows,
+    made_in_pieces,
+    sum_rows,
+)
+from stratagem.parameter_server.server.store import ServerVariables
+from stratagem.parameter_server.server.table_moves import TableMoves
+from stratagem.parameter_server.server.updates import LocalRounds, Pushed, RoundCounter, UpdateMode
+from tests.unit.parameter_server.server.update_rules import Momentum
+
+NUM_SERVERS = 2
+LIMIT_S = 120.0
+
+
+@pytest.fixture
+def connections() -> Iterator[Connections]:
+    keys = ClusterKeys.make()
+    servers = [ParameterServer(keys) for _ in range(NUM_SERVERS)]
+    with Connections(keys, [server.address for server in servers]) as connections:
+        yield connections
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def worker(connections) -> Iterator[Callable[[str], Worker]]:
+    workers: list[Worker] = []
+
+    def make(name: str) -> Worker:
+        workers.append(Worker(connections, name))
+        return workers[-1]
+
+    yield make
+    for one in workers:
+        one.thread.shutdown()
+
+
+class Worker:
+    """One that pulls everything and pushes gradients of one number, in a thread of its own."""
+
+    def __init__(self, connections: Connections, name: str) -> None:
+        self.served = ServerClient(connections, name)
+        for placement in (V, TABLE):
+            self.served.know(placement)
+        self.thread = ThreadPoolExecutor(1)
+        self.thread.submit(self.served.pull, ["v", "table"]).result(LIMIT_S)
+
+    def push(self, number: float, ids: tuple[int, ...] = ()) -> Future[Pushed]:
+        whole = {"v": np.full(4, number, np.float32)}
+        rows = {"table": (np.array(ids, np.int64), np.full((len(ids), 2), number, np.float32))}
+        return self.thread.submit(self.served.push, whole, rows, pull=["v", "table"])
+
+
+# Each server has a half of both.
+V = ShardLayout("v", (4,), "float32", (0, 1), (2, 2))
+TABLE = ShardLayout("table", (6, 2), "float32", (0, 1), (3, 3), has_rows=True)
+
+
+def start(connections: Connections, mode: UpdateMode) -> ServerClient:
+    """Makes the variables, all 0."""
+    served = ServerClient(connections)
+    for placement in (V, TABLE):
+        served.create(placement, np.zeros(placement.shape, np.float32))
+    served.set_rule(Momentum(), ["v", "table"], mode)
+    return served
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not is_true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
+
+
+def wait_for(served: ServerClient, num_waiting: int) -> None:
+    """Until so many workers wait at each server."""
+    wait_until(
+        lambda: all(state["num_waiting"] == num_waiting for state in served.describe().values())
+    )
+
+
+def test_all_workers_make_one_update_and_get_its_values(connections, worker) -> None:
+    served = start(connections, UpdateMode(num_needed=3))
+    workers = [worker(name) for name in "abc"]
+    wanted_v, slot = np.zeros(4), np.zeros(4)
+    for step in range(3):
+        # Only one has rows, and those on one server: the other server must not wait for ever.
+        futures = [
+            one.push(number + 1, (5, 5) if number == step else ())
+            for number, one in enumerate(workers)
+        ]
+        slot = 0.5 * slot + 6
+        wanted_v -= 0.1 * slot
+        for future in futures:
+            pushed = future.result(LIMIT_S)
+            assert (pushed.is_used, pushed.num_discarded) == (True, 0)
+            assert pushed.version == step + 1
+            np.testing.assert_allclose(pushed.values["v"], wanted_v, rtol=1e-5)
+    table = served.pull(["table"])["table"]
+    # Momentum of the one row that had gradients: 2, 4 and 6 times 1, in turn.
+    np.testing.assert_allclose(table[5], -0.1 * (2 + 5 + 8.5), rtol=1e-5)
+    assert not table[:5].any()
+    assert served.staleness() == {0: 3 * 3 * NUM_SERVERS}
+    assert served.discarded() == 0
+
+
+def test_late_worker_learns_so_and_gets_the_new_values(connections, worker) -> None:
+    served = start(connections, UpdateMode(num_needed=2))
+    one, two, late = (worker(name) for name in ("one", "two", "late"))
+    futures = [one.push(1.0), two.push(1.0)]
+    for future in futures:
+        assert future.result(LIMIT_S).is_used
+    pushed = late.push(100.0).result(LIMIT_S)
+    assert (pushed.is_used, pushed.num_discarded) == (False, NUM_SERVERS)
+    np.testing.assert_allclose(pushed.values["v"], -0.2, rtol=1e-6)
+    assert served.discarded() == NUM_SERVERS
+    futures = [late.push(2.0), one.push(2.0)]  # goes on with what it was given
+    assert all(future.result(LIMIT_S).is_used for future in futures)
+    np.testing.assert_allclose(served.pull(["v"])["v"], -0.2 - 0.1 * (1 + 4), rtol=1e-6)
+
+
+def test_gradients_that_wait_are_applied_at_the_end(connections, worker) -> None:
+    served = start(connections, UpdateMode(num_needed=2))
+    waiting = worker("a").push(1.0)
+    wait_for(served, 1)
+    assert not waiting.done()
+    served.flush()
+    assert waiting.result(LIMIT_S).is_used
+    np.testing.assert_allclose(served.pull(["v"])["v"], -0.1, rtol=1e-6)
+
+
+def test_lost_worker_is_not_waited_for(connections, worker) -> None:
+    served = start(connections, UpdateMode(num_needed=3))
+    one, two = worker("a"), worker("b")
+    futures = [one.push(1.0), two.push(1.0)]
+    wait_for(served, 2)
+    served.expect(2)
+    assert all(future.result(LIMIT_S).is_used for future in futures)
+    assert served.pull(["v"])["v"][0] == np.float32(-0.2)
+    served.expect(3)
+    futures = [one.push(1.0), two.push(1.0), worker("c").push(1.0)]
+    assert all(future.result(LIMIT_S).is_used for future in futures)
+    assert [state["version"] for state in served.describe().values()] == [2, 2]
+
+
+def test_worker_that_is_started_again_is_the_same(connections, worker) -> None:
+    """Its former self waits at the servers."""
+    served = start(connections, UpdateMode(num_needed=2))
+    former = worker("a").push(100.0)
+    wait_for(served, 1)
+    new = worker("a").push(1.0)
+    assert former.result(LIMIT_S).num_discarded == NUM_SERVERS
+    wait_for(served, 1)
+    other = worker("b").push(1.0)
+    assert new.result(LIMIT_S).is_used
+    assert other.result(LIMIT_S).is_used
+    np.testing.assert_allclose(served.pull(["v"])["v"], -0.2, rtol=1e-6)
+
+
+def test_synchronous_workers_of_several_servers_never_stall(connections, worker) -> None:
+    """With a backup worker, servers choose for themselves whose gradients they use."""
+    served = start(connections, UpdateMode(num_needed=2))
+    workers = [worker(name) for name in "abc"]
+    num_steps, discarded = 30, []
+
+    def train(one: Worker) -> None:
+        for _ in range(num_steps):
+            discarded.append(one.push(1.0).result(LIMIT_S).num_discarded)
+
+    threads = [threading.Thread(target=train, args=(one,)) for one in workers]
+    for thread in threads:
+        thread.start()
+    # The last worker has nobody to wait for.
+    while any(thread.is_alive() for thread in threads):
+        if sum(thread.is_alive() for thread in threads) == 1:
+            served.expect(1)
+        for thread in threads:
+            thread.join(0.01)
+    assert len(discarded) == 3 * num_steps
+    assert served.discarded() == sum(discarded)
+    used = 3 * num_steps * NUM_SERVERS - sum(discarded)
+    assert served.staleness() == {0: used}
+
+
+def test_stale_gradients_are_not_applied(connections, worker) -> None:
+    served = start(connections, UpdateMode(max_staleness=1))
+    slow, quick = worker("slow"), worker("quick")
+    assert quick.push(1.0).result(LIMIT_S).is_used
+    assert slow.push(1.0).result(LIMIT_S).is_used  # one update later
+    for _ in range(2):
+        assert quick.push(1.0).result(LIMIT_S).is_used
+    before = served.pull(["v", "table"])
+    pushed = slow.push(100.0, (1, 4)).result(LIMIT_S)
+    assert (pushed.is_used, pushed.num_discarded) == (False, NUM_SERVERS)
+    for name, value in before.items():
+        np.testing.assert_array_equal(pushed.values[name], value)
+        np.testing.assert_array_equal(served.pull([name])[name], value)
+    assert slow.push(1.0).result(LIMIT_S).is_used  # computed again from those
+    assert served.discarded() == NUM_SERVERS
+    assert served.staleness() == {0: 3 * NUM_SERVERS, 1: 2 * NUM_SERVERS}
+
+
+def test_mode_can_be_changed_and_what_waits_is_applied(connections, worker) -> None:
+    served = start(connections, UpdateMode(num_needed=2))
+    waiting = worker("a").push(1.0)
+    wait_for(served, 1)
+    with pytest.raises(ServerError, match="is not a valid number of workers"):
+        served.expect(0)
+    served.set_rule(Momentum(), ["v", "table"])
+    assert waiting.result(LIMIT_S).is_used
+    assert worker("b").push(1.0).result(LIMIT_S).is_used
+    with pytest.raises(ServerError, match="Cannot wait for 1 workers: updates are asynchronous"):
+        served.expect(1)
+
+
+def test_synchronous_push_that_is_sent_twice_counts_once(connections) -> None:
+    served = start(connections, UpdateMode(num_needed=2))
+    push = {
+        worker: Message(
+            "push",
+            {
+                "client": worker,
+                "worker": worker,
+                "number": 1,
+                "version": 0,
+                "whole": ["v/part_0"],
+                "rows": [],
+                "pull": ["v/part_0"],
+            },
+            [np.ones(2, np.float32)],
+        )
+        for worker in "ab"
+    }
+    with ThreadPoolExecutor(3) as threads:
+        futures = [threads.submit(connections.ask, 0, push[worker]) for worker in "aab"]
+        answers = [future.result(LIMIT_S) for future in futures]
+    answers.append(connections.ask(0, push["a"]))
+    for answer in answers:
+        assert (answer.fields["version"], answer.fields["is_used"]) == (1, True)
+        np.testing.assert_allclose(answer.arrays[0], -0.2, rtol=1e-6)
+    assert served.discarded() == 0
+
+
+@pytest.mark.parametrize("num_needed", [0, 1])
+def test_worker_that_is_behind_sets_no_counter_back(connections, num_needed) -> None:
+    """As for workers that train apart and both read the counter before either sent its own."""
+    rounds = LocalRounds(period=4, num_workers=2, num_pushes=2 - num_needed)
+    served = start(connections, UpdateMode(num_needed, rounds=rounds))
+    whole = {"v": np.ones(4, np.float32)}
+    for sent, kept in ((5, 6), (2, 7), (9, 10)):  # the update itself adds 1
+        served.push(whole, {}, pull=["v"], scalars={"count": sent})
+        assert served.scalars()["count"] == kept
+
+
+def test_sums_come_before_the_update_and_late_workers_get_their_own(connections, worker) -> None:
+    served = start(connections, UpdateMode(num_needed=2))
+    one, two, late = (worker(name) for name in ("a", "b", "c"))
+
+    def ask(asking: Worker, value: float) -> Future[np.ndarray]:
+        asked = asking.served.sum_over_workers
+        return asking.thread.submit(asked, "v", np.float32([value, 1]), 0)
+
+    first = ask(one, 1.0)
+    wait_until(lambda: served.describe()[0]["waiting"] == ["a"])
+    second = ask(two, 2.0)
+    for total in (first, second, ask(one, 1.0)):  # the last one as a worker that was restarted
+        np.testing.assert_array_equal(total.result(LIMIT_S), [3, 2])
+    assert all(future.result(LIMIT_S).is_used for future in [one.push(1.0), two.push(1.0)])
+    np.testing.assert_array_equal(ask(late, 7.0).result(LIMIT_S), [7, 1])
+    waiting = ask(one, 4.0)
+    wait_until(lambda: served.describe()[0]["num_waiting"] == 1)
+    served.flush()
+    np.testing.assert_array_equal(waiting.result(LIMIT_S), [4, 1])
+    served.set_rule(Momentum(), ["v"], UpdateMode())  # each worker alone
+    np.testing.assert_array_equal(ask(one, 5.0).result(LIMIT_S), [5, 1])
+
+
+# What has changed of a shard, and what a journal has of it.
+
+
+def table() -> Shard:
+    spec = ShardSpec("table", (10, 2), "float32", has_rows=True)
+    shard = Shard(spec, np.arange(20, dtype=np.float32).reshape(10, 2))
+    shard.slots["m"] = -shard.value
+    return shard
+
+
+def whole() -> Shard:
+    return Shard(ShardSpec("v", (3,), "float32"), np.arange(3, dtype=np.float32))
+
+
+def test_new_shards_have_changed_and_then_only_what_is_marked() -> None:
+    shard = table()
+    marks = shard.take_marks()
+    assert marks is not None
+    assert marks.all()
+    assert shard.take_marks() is None
+    shard.mark(np.array([7, 2]))
+    marks = shard.take_marks()
+    assert marks is not None
+    assert np.flatnonzero(marks).tolist() == [2, 7]
+    shard.mark(np.array([1]))
+    shard.put_back(marks)
+    assert shard.marked_bytes == 3 * 2 * 2 * 4
+    part = shard.saved(shard.take_marks())
+    assert part.rows is not None
+    assert part.rows.tolist() == [1, 2, 7]
+    np.testing.assert_array_equal(part.value, shard.value[[1, 2, 7]])
+    np.testing.assert_array_equal(part.slots["m"], -shard.value[[1, 2, 7]])
+
+
+def test_rows_that_were_saved_do_not_change_with_the_table() -> None:
+    shard = table()
+    part = shard.saved(shard.take_marks())
+    before = shard.value.copy()
+    shard.value[:] = 0
+    np.testing.assert_array_equal(part.value, before)
+
+
+def test_whole_shards_change_as_one_and_are_saved_without_a_copy() -> None:
+    shard = whole()
+    shard.take_marks()
+    assert shard.take_marks() is None
+    shard.mark(np.array([2]))
+    assert shard.take_marks() is not None
+    assert shard.marked_bytes == 0
+    part = shard.saved()
+    assert part.rows is None
+    assert part.value is shard.value
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 50, 2**24])
+def test_pieces_are_all_rows(monkeypatch, piece_bytes) -> None:
+    monkeypatch.setattr(shards, "_PIECE_BYTES", piece_bytes)
+    shard = table()
+    restored = Shard(shard.spec, np.zeros((10, 2), np.float32))
+    rows = []
+    for part in shard.pieces():
+        assert part.rows is not None
+        rows += part.rows.tolist()
+        restored.restore(part)
+    assert rows == list(range(10))
+    np.testing.assert_array_equal(restored.value, shard.value)
+    np.testing.assert_array_equal(restored.slots["m"], shard.slots["m"])
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 50, 2**24])
+def test_pieces_are_the_marked_rows(monkeypatch, piece_bytes) -> None:
+    monkeypatch.setattr(shards, "_PIECE_BYTES", piece_bytes)
+    marks = np.zeros(10, np.bool_)
+    marks[[0, 7, 9]] = True
+    parts = list(table().pieces(marks))
+    assert np.concatenate([part.rows for part in parts]).tolist() == [0, 7, 9]
+    assert np.concatenate([part.value for part in parts]).tolist() == [[0, 1], [14, 15], [18, 19]]
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 50, 2**24])
+def test_initial_value_is_made_in_pieces(monkeypatch, piece_bytes) -> None:
+    monkeypatch.setattr(shards, "_PIECE_BYTES", piece_bytes)
+    asked = []
+
+    def rows(first: int, count: int) -> np.ndarray:
+        asked.append((first, count))
+        return np.arange(2 * first, 2 * (first + count)).reshape(count, 2)
+
+    value = made_in_pieces(ShardSpec("t", (10, 2), "float32", first_row=5), rows)
+    assert value.dtype == np.float32
+    np.testing.assert_array_equal(value, np.arange(10, 30).reshape(10, 2))
+    assert all(count * 8 <= max(piece_bytes, 8) for _, count in asked)
+    assert sum(count for _, count in asked) == 10
+
+
+def test_initial_value_of_another_shape_is_refused() -> None:
+    spec = ShardSpec("t", (10, 2), "float32")
+    with pytest.raises(ValueError, match=r"10 rows of the initial value of 't' were made with"):
+        made_in_pieces(spec, lambda first, count: np.zeros((count, 1)))
+
+
+def test_whole_shard_is_restored_as_its_own() -> None:
+    shard, restored = whole(), whole()
+    shard.value, shard.slots = np.full(3, 7.0, np.float32), {"m": np.ones(3, np.float32)}
+    restored.restore(shard.saved())
+    shard.value[:] = 0
+    np.testing.assert_array_equal(restored.value, 7)
+    np.testing.assert_array_equal(restored.slots["m"], 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((3, 2), "rows 0 to 2 of this shard"), ((0, 2), "no rows: this shard has none")],
+)
+def test_row_that_is_not_there_is_refused(shape, expected) -> None:
+    shard = Shard(ShardSpec("a", shape, "float32", has_rows=True), np.zeros(shape, np.float32))
+    with pytest.raises(
+        IndexError, match=f"Rows 3 to 3 of 'a' were requested.\\nExpected {expected}."
+    ):
+        shard.require(np.array([3]))
+    shard.require(np.array([], np.int32))
+
+
+# Requests of a move of keyed tables, as one server handles them.
+
+SPEC = ShardSpec.from_fields(layout_of_keys("t", (2,), "float32", [0]).spec_of(0))
+NEW = dataclasses.replace(SPEC, name="t/part_0@1")
+
+
+@pytest.fixture
+def store() -> ServerVariables:
+    store = ServerVariables()
+    store.create(SPEC)
+    store.set_rule(Momentum(), ["t"])
+    store.update({}, {"t": (np.arange(5), np.ones((5, 2), np.float32))})
+    return store
+
+
+def begin(moves: TableMoves, move: str = "m") -> None:
+    tables = {"t": {"spec": None}, NEW.name: {"spec": dataclasses.asdict(NEW)}}
+    moves.begin(Message("begin_move", {"move": move, "tables": tables}))
+
+
+def copy(moves: TableMoves, number: int = 0, first: int = 0, move: str = "m") -> Message:
+    fields = {"move": move, "name": "t", "round": number, "first": first}
+    return moves.copy(Message("copy_rows", fields))
+
+
+def put(moves: TableMoves, answer: Message, **fields: Any) -> None:
+    fields = {"move": "m", "name": NEW.name, "shift": 0, **fields}
+    fields |= {name: answer.fields[name] for name in ("slots", "initials")}
+    moves.put(Message("put_rows", fields, answer.arrays))
+
+
+def test_rows_that_are_sent_twice_are_there_once(store) -> None:
+    moves = TableMoves(store)
+    begin(moves)
+    for _ in range(2):  # an answer was lost: the same round is copied again
+        answer = copy(moves)
+        assert sorted(answer.arrays[2].tolist()) == [0, 1, 2, 3, 4]
+        put(moves, answer)
+    new = store.keyed_shards[NEW.name]
+    assert len(new.keyed.rows) == 5
+    np.testing.assert_array_equal(
+        new.pulled(None, np.arange(5)), store.pull_rows("t", np.arange(5))
+    )
+    np.testing.assert_array_equal(new.pulled("v", np.arange(5)), np.ones((5, 2)))
+
+
+def test_a_round_has_what_changed_and_what_was_removed(store) -> None:
+    moves = TableMoves(store)
+    begin(moves)
+    put(moves, copy(moves))
+    rows = store.keyed_shards["t"].keyed.rows
+    rows.remove(rows.find(np.array([3, 1])))
+    store.update({}, {"t": (np.array([1, 4, 9]), np.ones((3, 2), np.float32))})
+    answer = copy(moves, 1)
+    assert sorted(answer.arrays[0].tolist()) == [1, 3]
+    assert sorted(answer.arrays[2].tolist()) == [1, 4, 9]
+    put(moves, answer)
+    new = store.keyed_shards[NEW.name].keyed.rows
+    assert sorted(new.index.keys[new.used].tolist()) == [0, 1, 2, 4, 9]
+    assert new.counts[new.find(np.array([1, 4]))].tolist() == [1, 2]
+    assert answer.fields["left_bytes"] == 0
+
+
+def test_another_move_ends_the_first(store) -> None:
+    moves = TableMoves(store)
+    begin(moves)
+    put(moves, copy(moves))
+    begin(moves, "other")
+    assert len(store.keyed_shards[NEW.name].keyed.rows) == 0
+    with pytest.raises(UnavailableError, match="was restarted while keyed tables were moved"):
+        copy(moves)
+    assert len(copy(moves, move="other").arrays[2]) == 5
+
+
+def test_dropped_shards_end_the_move(store) -> None:
+    moves = TableMoves(store)
+    begin(moves)
+    moves.drop(Message("drop_tables", {"names": [NEW.name, "not there"]}))
+    assert store.names == ["t"]
+    assert store.keyed_shards["t"].keyed.rows.removed is None
+    with pytest.raises(UnavailableError, match="was restarted"):
+        copy(moves)
+
+
+def test_layouts_are_recorded(store) -> None:
+    changes = store.num_changes
+    TableMoves(store).place(Message("place_tables", {"layouts": {"t": {"generation": 1}}}))
+    assert store.layouts == {"t": {"generation": 1}}
+    assert store.num_changes > changes  # the journal has them
+
+
+# Rows by their ids.
+
+
+@given(st.lists(st.integers(0, 30), max_size=60), st.integers(0, 3))
+def test_rows_of_one_id_are_added(ids, width) -> None:
+    rows = np.arange(len(ids) * width, dtype=np.float64).reshape(len(ids), width)
+    got_ids, sums = combine_rows(np.array(ids, np.int64), rows)
+    assert got_ids.tolist() == sorted(set(ids))
+    dense = np.zeros((31, width))
+    np.add.at(dense, np.array(ids, np.int64), rows)
+    np.testing.assert_allclose(sums, dense[got_ids])
+
+
+@pytest.mark.parametrize("highest", [5, 10**4, 2**62, -1])
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint64"])
+def test_many_rows_are_added_in_their_order(highest, dtype) -> None:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(*((-9, 9) if highest < 0 else (0, highest)), 3_000).astype(dtype)
+    rows = rng.normal(size=(3_000, 2)).astype(np.float32)
+    got_ids, sums = combine_rows(ids, rows)
+    assert got_ids.dtype == ids.dtype
+    wanted_ids, places = np.unique(ids, return_inverse=True)
+    np.testing.assert_array_equal(got_ids, wanted_ids)
+    wanted = np.zeros((len(wanted_ids), 2), np.float32)
+    np.add.at(wanted, places, rows)
+    np.testing.assert_array_equal(sums, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int8", "complex64"])
+def test_sums_have_the_type_of_the_rows(dtype) -> None:
+    rows = np.arange(24).reshape(4, 3, 2).astype(dtype)
+    sums = sum_rows(np.array([2, 0, 2, 2]), 3, rows)
+    assert sums.dtype == rows.dtype
+    wanted = [rows[1], np.zeros((3, 2)), rows[0] + rows[2] + rows[3]]
+    np.testing.assert_array_equal(sums, np.array(wanted, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_rounded_once(dtype) -> None:
+    # Each 1 is lost if it is added to the large number in half precision.
+    rows = np.array([4096] + [1] * 4096, dtype)[:, None]
+    assert sum_rows(np.zeros(4097, np.intp), 1, rows).tolist() == [[8192]]
+
+
+def test_numbers_that_are_not_finite_stay_in_their_sum() -> None:
+    rows = np.array([[np.inf], [1], [np.nan], [2]], np.float32)
+    sums = sum_rows(np.array([1, 0, 2, 0]), 3, rows)
+    np.testing.assert_array_equal(sums, [[3], [np.inf], [np.nan]])
+
+
+def test_too_few_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="same size"):
+        sum_rows(np.array([0, 1]), 2, np.ones((3, 1), np.float32))
+
+
+@pytest.mark.parametrize("shape", [(1,), (5, 7), (3, 2, 2)])
+def test_memory_is_aligned_for_jax(shape) -> None:
+    for dtype in ("float32", "int8", "float64"):
+        array = aligned_empty(shape, np.dtype(dtype))
+        assert array.shape == shape
+        assert array.dtype == dtype
+        assert array.ctypes.data % 64 == 0
+        array[...] = 1
+
+
+# The count of steps in rounds of local updates.
+
+ROUNDS = LocalRounds(period=3, num_workers=2, num_pushes=2)
+
+
+@pytest.mark.parametrize(
+    ("warmup_steps", "expected"), [(0, [3, 6]), (2, [1, 2, 3, 6]), (5, [1, 2, 3, 4, 5, 6])]
+)
+def test_rounds_end_at_multiples_of_the_period_and_after_each_first_step(
+    warmup_steps: int, expected: list[int]
+) -> None:
+    counter = RoundCounter(dataclasses.replace(ROUNDS, warmup_steps=warmup_steps))
+    assert [step for step in range(1, 8) if counter.step()] == expected
+
+
+def test_round_that_was_ended_early_is_followed_by_a_whole_one() -> None:
+    counter = RoundCounter(ROUNDS)
+    before = [counter.step() for _ in range(2)]
+    counter.restart()
+    assert [*before, *(counter.step() for _ in range(3))] == [False, False, False, False, True]
+
+
+def test_mode_is_the_same_after_a_message() -> None:
+    mode = UpdateMode(2, rounds=ROUNDS)
+    assert UpdateMode(**dataclasses.asdict(mode)) == mode
+
+
+# How updates are to be made.
+
+
+@pytest.mark.parametrize("numbers", [{"num_needed": -1}, {"max_staleness": -1}])
+def test_negative_numbers_are_refused(numbers) -> None:
+    with pytest.raises(ValueError, match="has a negative number"):
+        UpdateMode(**numbers)
+
+
+def test_synchronous_updates_have_no_other_bound() -> None:
+    with pytest.raises(ValueError, match="limits the staleness of synchronous updates"):
+        UpdateMode(num_needed=2, max_staleness=0)
+    assert UpdateMode(max_staleness=0).num_needed == 0

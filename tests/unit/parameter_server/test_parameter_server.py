@@ -1,0 +1,193 @@
+"""Partitioners: the numbers of TensorFlow's own tests, and its rules."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stratagem as sg
+from stratagem.parameter_server import fingerprints as module
+from stratagem.parameter_server.fingerprints import (
+    concatenated_fingerprint,
+    fingerprint,
+    fingerprints,
+)
+from stratagem.parameter_server.partitioners import rows_of_shards
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "shape", "wanted"),
+    [
+        (sg.partitioners.FixedShardsPartitioner(2), (10, 3), [2, 1]),
+        (sg.partitioners.FixedShardsPartitioner(5), (2, 3), [2, 1]),
+        (sg.partitioners.MinSizePartitioner(4, 2), (6, 1), [2, 1]),
+        (sg.partitioners.MinSizePartitioner(4, 10), (6, 1), [6, 1]),
+        (sg.partitioners.MinSizePartitioner(20_000, 8), (100, 256), [6, 1]),
+        (sg.partitioners.MinSizePartitioner(), (10**6, 4), [1, 1]),
+        (sg.partitioners.MaxSizePartitioner(4), (6, 1), [6, 1]),
+        (sg.partitioners.MaxSizePartitioner(4, 2), (6, 1), [2, 1]),
+        (sg.partitioners.MaxSizePartitioner(1024), (6, 1), [1, 1]),
+        (sg.partitioners.MaxSizePartitioner(20_000), (100, 256), [6, 1]),
+        (sg.partitioners.MaxSizePartitioner(1), (3, 256), [3, 1]),  # a row is larger than that
+        (sg.partitioners.MaxSizePartitioner(64), (100, 0), [100, 1]),
+    ],
+)
+def test_numbers_of_shards(partitioner, shape, wanted) -> None:
+    """Those of TF 2.21 sharded_variable_test.py, and of the contract."""
+    assert partitioner(shape, "float32") == wanted
+
+
+def test_axis_may_be_another_than_the_first() -> None:
+    assert sg.partitioners.FixedShardsPartitioner(4)((2, 8), "float32", axis=1) == [1, 4]
+
+
+def test_scalars_are_not_split() -> None:
+    for partitioner in (
+        sg.partitioners.FixedShardsPartitioner(4),
+        sg.partitioners.MinSizePartitioner(1, 4),
+        sg.partitioners.MaxSizePartitioner(1),
+    ):
+        assert partitioner((), "float32") == []
+        assert rows_of_shards(partitioner, (), "float32", name="v") == [1]
+
+
+def test_dtype_counts() -> None:
+    partitioner = sg.partitioners.MaxSizePartitioner(64)
+    assert partitioner((64,), "int8") == [1]
+    assert partitioner((64,), "float64") == [8]
+
+
+def test_first_shards_have_a_row_more() -> None:
+    fixed = sg.partitioners.FixedShardsPartitioner(5)
+    assert rows_of_shards(fixed, (13, 2), "float32", name="v") == [3, 3, 3, 2, 2]
+    assert rows_of_shards(None, (13, 2), "float32", name="v") == [13]
+    assert rows_of_shards(fixed, (0, 2), "float32", name="v") == [0]
+
+
+@given(st.integers(1, 500), st.integers(1, 40), st.integers(1, 5000), st.integers(1, 9))
+def test_shards_hold_every_row_once_and_keep_their_limits(rows, columns, size, most) -> None:
+    shape = (rows, columns)
+    largest = rows_of_shards(sg.partitioners.MaxSizePartitioner(size), shape, "float32", name="v")
+    assert sum(largest) == rows
+    assert min(largest) >= 1
+    assert max(largest) - min(largest) <= 1
+    assert max(largest) * columns * 4 <= size or max(largest) == 1
+    smallest = rows_of_shards(
+        sg.partitioners.MinSizePartitioner(size, most), shape, "float32", name="v"
+    )
+    assert len(smallest) == max(1, min(rows, most, math.ceil(rows * columns * 4 / size)))
+
+
+@pytest.mark.parametrize("value", [0, -1, True, "2", None])
+def test_invalid_size_is_refused(value) -> None:
+    with pytest.raises(ValueError, match=f"num_shards={value!r} of FixedShards.* is not valid"):
+        sg.partitioners.FixedShardsPartitioner(value)
+    with pytest.raises(ValueError, match=r"min_shard_bytes=.* is not valid"):
+        sg.partitioners.MinSizePartitioner(value)
+    with pytest.raises(ValueError, match=r"max_shards=.* is not valid"):
+        sg.partitioners.MinSizePartitioner(1, value)
+    with pytest.raises(ValueError, match=r"max_shard_bytes=.* is not valid"):
+        sg.partitioners.MaxSizePartitioner(value)
+    with pytest.raises(ValueError, match=r"bytes_per_string=.* is not valid"):
+        sg.partitioners.MaxSizePartitioner(1, bytes_per_string=value)
+
+
+def test_no_shards_at_most_are_refused() -> None:
+    with pytest.raises(ValueError, match="max_shards=0 of MaxSizePartitioner is not valid"):
+        sg.partitioners.MaxSizePartitioner(1, 0)
+
+
+@pytest.mark.parametrize("answer", [[2], [1, 2], [0, 1], [2, 1, 1], 2, ["2", 1], []])
+def test_answer_of_a_partitioner_of_ones_own_is_checked(answer) -> None:
+    with pytest.raises(ValueError, match=r"The partitioner returned .* for variable 'table'"):
+        rows_of_shards(lambda shape, dtype, axis=0: answer, (4, 4), "float32", name="table")
+
+
+def test_more_shards_than_rows_are_as_many_as_rows() -> None:
+    def many(shape, dtype, axis=0):
+        return [9, 1]
+
+    assert rows_of_shards(many, (3, 4), "float32", name="v") == [1, 1, 1]
+
+
+# Fingerprints match TensorFlow's in every process.
+
+# Of FarmHash 1.1 (pyfarmhash 0.5.1, fingerprint64), one for each branch of the algorithm.
+FINGERPRINTS = [
+    (b"", 11160318154034397263),
+    (b"a", 12917804110809363939),
+    (b"blue", 10660015788068286345),
+    (b"Thursday", 6237322437236285668),
+    (b"x" * 20, 8233088228747857348),
+    (b"stratagem" * 5, 1688828096076320655),
+    (b"stratagem" * 30, 1628840974559416250),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), FINGERPRINTS, ids=lambda value: str(value)[:12])
+def test_fingerprint_is_that_of_farmhash(text, expected) -> None:
+    assert fingerprint(text) == expected
+
+
+def test_fingerprint_is_the_same_in_a_process_with_another_seed_of_pythons_hash() -> None:
+    program = (
+        f"import runpy; names = runpy.run_path({module.__file__!r});"
+        "print(names['fingerprint'](b'Thursday'))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    ).stdout
+    assert int(printed) == 6237322437236285668
+
+
+def test_fingerprints_are_put_together_in_their_order() -> None:
+    assert concatenated_fingerprint(1, 2) != concatenated_fingerprint(2, 1)
+    assert 0 <= concatenated_fingerprint(2**64 - 1, 2**64 - 1) < 2**64
+
+
+RNG = np.random.default_rng(0)
+TEXTS = [RNG.integers(0, 256, size, "uint8").tobytes() for size in [*range(70), 127, 128, 300] * 2]
+
+
+def of_each(texts: list[bytes]) -> list[int]:
+    return [fingerprint(text) for text in texts]
+
+
+def test_array_of_bytes_of_every_length_has_the_fingerprint_of_each() -> None:
+    array = np.empty(len(TEXTS), object)
+    array[:] = TEXTS
+    assert fingerprints(array).tolist() == of_each(TEXTS)
+
+
+@pytest.mark.parametrize("kind", ["U", "S", "O"])
+def test_arrays_of_each_type_of_string_agree(kind) -> None:
+    texts = ["", "a", "user_17", "x" * 20, "stratagem" * 5, "stratagem" * 30]
+    array = np.array(texts, dtype=kind).reshape(2, 3)
+    assert fingerprints(array).ravel().tolist() == of_each([text.encode() for text in texts])
+
+
+def test_other_characters_are_utf_8() -> None:
+    texts = np.array(["Zürich", "東京", "plain"])
+    assert fingerprints(texts).tolist() == of_each([text.encode() for text in texts.tolist()])
+
+
+def test_more_strings_than_are_hashed_at_once() -> None:
+    texts = np.array([f"{number:06}" for number in range(9000)])
+    assert fingerprints(texts)[::1000].tolist() == of_each(texts[::1000].astype("S").tolist())
+
+
+def test_object_that_is_no_string_is_refused() -> None:
+    with pytest.raises(TypeError, match="a value of type float is no string"):
+        fingerprints(np.array(["a", 1.5], object))

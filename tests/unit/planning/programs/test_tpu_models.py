@@ -1,0 +1,192 @@
+"""Training steps of `fit` compiled by the TPU's own compiler, for slices of 8, 64 and 256 chips.
+
+Needs libtpu, and no TPU: `make test-external NAME=tpu`. What is checked is stated as arithmetic:
+how many sums over replicas there are and of how many bytes, and what a chip holds.
+
+The compiler is told to spend little time: it makes the same sums then, and temporary memory of
+about the same size, in a tenth of the time (the transformer: 41 s instead of 499 s).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+from stratagem.keras.training.model import lower_training_step
+from stratagem.strategies.compile_only import CompileOnlyStrategy
+from tests.unit.planning.programs import models
+from tests.unit.planning.programs.absent_chips import QUICKLY, chips_of
+from tests.unit.planning.programs.schedule import Schedule
+
+pytest.importorskip("libtpu", reason="no libtpu: `make test-external NAME=tpu` has it")
+
+# Sums travel together up to about this size.
+_COMBINED_BYTES = 120 * 2**20
+_MEMORY_BYTES = {"v5e": 16e9, "v6e": 32e9}
+
+
+@dataclasses.dataclass
+class Step:
+    """A training step: the model, the shapes of its batch, and the program of a chip."""
+
+    model: Any
+    batch: Any
+    lowered: Any
+    compiled: Any
+    num_chips: int
+
+    @property
+    def gradient_bytes(self) -> int:
+        return sum(_num_bytes(variable) for variable in self.model.trainable_variables)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one chip: copies of mirrored variables, and its own component of the others."""
+        model = self.model
+        everything = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+        return sum(map(_num_bytes, everything))
+
+    @property
+    def batch_bytes(self) -> int:
+        whole = sum(math.prod(one.shape) * one.dtype.itemsize for one in self.batch)
+        return whole // self.num_chips
+
+
+def _num_bytes(variable: Any) -> int:
+    return math.prod(variable.shape) * np.dtype(str(variable.dtype)).itemsize
+
+
+def step_of(make: Callable[[int], models.Made], devices: list[jax.Device]) -> Step:
+    with CompileOnlyStrategy(devices).scope():
+        model, batch = make(len(devices))
+    lowered = lower_training_step(model, batch)
+    compiled = lowered.compile(compiler_options=QUICKLY)
+    return Step(model, batch, lowered, compiled, len(devices))
+
+
+@functools.cache
+def compiled_step(make: Callable[[int], models.Made], topology: str) -> Step:
+    return step_of(make, chips_of(topology))
+
+
+def _slow(*parameters: Any) -> Any:
+    return pytest.param(*parameters, marks=pytest.mark.slow)
+
+
+_CASES = [
+    (models.digits, "v5e:2x4"),
+    (models.digits, "v5e:8x8"),
+    (models.digits, "v5e:16x16"),
+    (models.digits, "v6e:2x4"),
+    (models.resnet_50, "v5e:2x4"),
+    (models.resnet_50, "v5e:8x8"),
+    (models.resnet_50, "v5e:16x16"),
+    (models.transformer_100m, "v5e:2x4"),
+    (models.transformer_100m, "v5e:8x8"),
+    (models.transformer_100m, "v5e:16x16"),
+    (models.transformer_100m, "v6e:2x4"),
+    *[
+        _slow(make, topology)
+        for make in (models.digits, models.resnet_50, models.transformer_100m)
+        for topology in ("v6e:8x8", "v6e:16x16")
+    ],
+    _slow(models.resnet_50, "v6e:2x4"),
+]
+
+
+def _repeated_gradient_bytes(model: Any) -> int:
+    """Gradients that are another's, so that the compiler computes and sums them once.
+
+    Where a block of a ResNet has a convolution beside it, both sides end in a batch normalisation,
+    and these are added: the gradients of the two offsets are the same.
+    """
+    repeated = [
+        layer.beta
+        for layer in model.layers
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.name.endswith("_0_bn")
+    ]
+    return sum(map(_num_bytes, repeated))
+
+
+@pytest.mark.parametrize(("make", "topology"), _CASES)
+def test_gradients_are_summed_over_all_chips_and_nothing_else_is(make, topology) -> None:
+    """Of a step of `fit`: metrics and statistics stay on their chip until somebody asks."""
+    step = compiled_step(make, topology)
+    text = step.compiled.as_text()
+    reductions = Schedule(text).reductions()
+    summed = sum(reduction.num_bytes for reduction in reductions)
+    print(topology, step.model.name, len(reductions), "sums of", summed, "bytes")
+    assert summed == step.gradient_bytes - _repeated_gradient_bytes(step.model)
+    assert len(reductions) == math.ceil(summed / _COMBINED_BYTES)
+    assert len(step.model.trainable_variables) > 3 * len(reductions)
+    count = step.num_chips
+    everybody = ",".join(map(str, range(count)))
+    for line in text.splitlines():
+        if re.search(r" all-reduce(-start)?\(", line):
+            groups = re.search(r"replica_groups=(\{\{[\d,]*\}\}|\[[\d,]*\]<=\[\d*\])", line)
+            assert groups is not None, line
+            assert groups[1] in (
+                f"{{{{{everybody}}}}}",
+                f"[1,{step.num_chips}]<=[{step.num_chips}]",
+            )
+
+
+def _activation_bytes(step: Step) -> int:
+    """What the backward pass needs of the forward pass."""
+    rows = step.batch[0].shape[0] // step.num_chips
+    if step.model.name == "resnet50":
+        # Of each convolution and each ReLU the result; what is between them is computed anew.
+        kept = (keras.layers.Conv2D, keras.layers.Activation)
+        outputs = [layer.output for layer in step.model.layers if isinstance(layer, kept)]
+        return 4 * rows * sum(math.prod(output.shape[1:]) for output in outputs)
+    length, width = step.batch[0].shape[1], 768
+    words = 32_768
+    # In: the normalised input of attention, q, k, v, its result; of the layers of 4 times the
+    # width the input and the result, and these before the activation function.
+    block = length * width * (5 + 1 + 4 + 4) + 12 * length * length
+    return 4 * rows * (12 * block + length * words)
+
+
+@pytest.mark.parametrize(("make", "topology"), _CASES)
+def test_chip_holds_its_copy_and_its_part_of_the_batch(make, topology) -> None:
+    step = compiled_step(make, topology)
+    memory = step.compiled.memory_analysis()
+    expected = step.state_bytes + step.batch_bytes
+    temporary = memory.temp_size_in_bytes
+    print(
+        f"{topology} {step.model.name}: state {step.state_bytes / 1e6:.1f} MB, batch "
+        f"{step.batch_bytes / 1e6:.1f} MB, arguments {memory.argument_size_in_bytes / 1e6:.1f} MB, "
+        f"temporary {temporary / 1e6:.1f} MB"
+    )
+    # Arrays are stored in tiles of 8 x 128: those of the digits have 64 channels or fewer.
+    is_small = isinstance(step.model, keras.Sequential)
+    assert 1.0 <= memory.argument_size_in_bytes / expected < (2.0 if is_small else 1.1)
+    # The state is written where it was read from: only the token of a step is new.
+    assert memory.output_size_in_bytes - memory.alias_size_in_bytes < 2**14
+    if not is_small:  # whose arrays stay in fast memory for the most part
+        activations = _activation_bytes(step)
+        print(f"activations {activations / 1e6:.1f} MB")
+        assert 0.7 < temporary / activations < 1.3
+    total = memory.argument_size_in_bytes + temporary + memory.generated_code_size_in_bytes
+    assert total < _MEMORY_BYTES[topology.partition(":")[0]]
+
+
+def test_many_steps_are_a_loop_in_one_program() -> None:
+    with CompileOnlyStrategy(chips_of("v5e:2x4")).scope():
+        model, batch = models.digits(8)
+    lowered = lower_training_step(model, batch, num_steps=16)
+    text = lowered.compile(compiler_options=QUICKLY).as_text()
+    assert len(re.findall(r" all-reduce(?:-start)?\(", text)) == 1  # in the body of the loop
+    bodies = re.findall(r" while\(.*body=%([\w.-]+)", text)
+    computations = re.split(r"\n(?=(?:ENTRY )?%[\w.-]+ \()", text)
+    (summing,) = [one for one in computations if re.search(r" all-reduce(?:-start)?\(", one)]
+    assert summing.split(" ", 1)[0].removeprefix("%") in bodies

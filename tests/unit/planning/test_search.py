@@ -1,0 +1,601 @@
+"""Training steps captured from unmodified scripts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem import environment as optional_libraries
+from stratagem import planning
+from stratagem.devices.abstract_devices import planning_for
+from stratagem.execution.programs.step_capture import CapturedStep
+from stratagem.planning import compilers, link_map
+from stratagem.planning.compilers import compile_step, missing_compiler
+from stratagem.planning.global_batch import with_global_batch
+from stratagem.planning.link_map import LINK_METHODS, LinkMethod, link_map_figure, messages_of
+from stratagem.planning.planner import plan_step
+from stratagem.planning.script_capture import capture_script
+from stratagem.planning.targets import parse_target
+
+_PROGRAMS = Path(__file__).parent / "programs"
+_EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+def test_first_step_that_trains_is_taken(capsys) -> None:
+    """The evaluation before it gives zeros, and nothing behind it runs."""
+    step = capture_script(_PROGRAMS / "loop.py", [], parse_target("4xH100"))
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == ["replicas 4", "evaluated 0.0", "ended"]
+    assert step.fn.__name__ == "train"
+    assert step.strategy.num_replicas_in_sync == 4
+    # A script that takes so many examples for each replica does so for those of the target.
+    assert step.arguments.batch.size == 6
+    assert [variable.shape for variable in step.trace.written if variable.trainable] == [(8, 4)]
+    assert len(step.optimizers) == 1
+
+
+def test_another_global_batch() -> None:
+    step = capture_script(_PROGRAMS / "loop.py", [], parse_target("4xH100"))
+    plan = plan_step(with_global_batch(step, 64), parse_target("4xH100"), title="loop.py")
+    assert (plan.global_batch, plan.per_device_batch) == (64, 16)
+    assert plan.memory.batch_bytes == 16 * 8 * 4
+    # By the weights only: nothing stands before this layer.
+    assert plan.flops == {"float32": 2 * 2 * 16 * 8 * 4}
+    for wrong in (0, 30):
+        with pytest.raises(ValueError, match=r"of (0|30) cannot be split over 4 replicas"):
+            with_global_batch(step, wrong)
+
+
+def test_script_that_exits_before_it_trains() -> None:
+    argv, search = list(sys.argv), list(sys.path)
+    with pytest.raises(RuntimeError, match="exited with 'no training asked for' before it trained"):
+        capture_script(_PROGRAMS / "loop.py", ["--never"], parse_target("2xH100"))
+    assert (sys.argv, sys.path) == (argv, search)
+
+
+def test_script_without_a_strategy_is_planned_as_mirrored() -> None:
+    target = parse_target("4xH100")
+    step = capture_script(_PROGRAMS / "plain.py", [], target)
+    assert step.strategy.num_replicas_in_sync == 4
+    assert step.arguments.batch.size == 4
+    assert sum(variable.trainable for variable in step.trace.written) == 4
+
+
+def test_script_that_is_not_there() -> None:
+    with pytest.raises(FileNotFoundError, match=r"Script 'nowhere.py' does not exist"):
+        capture_script("nowhere.py", [], parse_target("2xH100"))
+
+
+def test_error_of_a_script_is_its_own(tmp_path) -> None:
+    script = tmp_path / "wrong.py"
+    script.write_text("import sys\nassert sys.argv[1:] == ['a']\n{}['missing']\n")
+    with pytest.raises(KeyError, match="missing"):
+        capture_script(script, ["a"], parse_target("2xH100"))
+
+
+def test_script_that_names_one_device_uses_one(tmp_path) -> None:
+    script = tmp_path / "one.py"
+    source = (_PROGRAMS / "loop.py").read_text()
+    mirrored, one = 'sg.MirroredStrategy(["cpu:0", "cpu:1"])', 'sg.OneDeviceStrategy("gpu:0")'
+    script.write_text(source.replace(mirrored, one))
+    target = parse_target("8xH100")
+    plan = plan_step(capture_script(script, [], target), target, title="one.py")
+    assert (plan.target.name, plan.global_batch, plan.reductions) == ("1xH100", 6, ())
+    assert "The plan is for 1 device, as the strategy uses." in plan.notes
+
+
+def test_step_without_a_batch_takes_no_other(tmp_path) -> None:
+    script = tmp_path / "counts.py"
+    script.write_text(
+        "import stratagem as sg\n"
+        "strategy = sg.MirroredStrategy()\n"
+        "with strategy.scope():\n"
+        "    total = sg.Variable(0.0, aggregation=sg.VariableAggregation.SUM)\n"
+        "strategy.run(lambda: total.assign_add(1.0 * total.value))\n"
+    )
+    step = capture_script(script, [], parse_target("2xH100"))
+    with pytest.raises(ValueError, match="but the step takes no batch"):
+        with_global_batch(step, 8)
+
+
+@pytest.mark.slow
+def test_a_billion_parameters_take_no_memory_here() -> None:
+    """With Adam's moments they would be 13.7 GB."""
+    before = sum(array.nbytes for array in jax.live_arrays())
+    script = _EXAMPLES / "plan" / "train_transformer.py"
+    policy = keras.config.dtype_policy()
+    try:
+        with jax.numpy_dtype_promotion("standard"):  # which Keras's attention needs
+            step = capture_script(script, [], parse_target("8xH100"))
+    finally:
+        keras.config.set_dtype_policy(policy)
+    trained = [variable for variable in step.trace.written if variable.trainable]
+    width, tokens = 2048, 32_000
+    # A block: attention and a layer of four times its width, with their biases and norms.
+    block = 4 * (width + 1) * width + (width + 1) * 4 * width + (4 * width + 1) * width + 4 * width
+    whole = tokens * width + 20 * block + 2 * width + (width + 1) * tokens
+    assert sum(math.prod(variable.shape) for variable in trained) == whole
+    assert sum(array.nbytes for array in jax.live_arrays()) - before < 10**8
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "batch", "num_parameters"),
+    [
+        pytest.param(
+            "01_train_digits.py",
+            ["--devices", "cpu:0,cpu:1"],
+            128,
+            320 + 18_496 + 36_928 + 10_250,
+            marks=pytest.mark.slow,
+        ),
+        ("02_custom_loop.py", [], 64, 160 + 9_280 + 650),
+    ],
+)
+def test_examples_are_planned(name, arguments, batch, num_parameters) -> None:
+    target = parse_target("8xH100")
+    step = capture_script(_EXAMPLES / name, arguments, target)
+    plan = plan_step(step, target, title=name)
+    assert (plan.global_batch, plan.num_parameters) == (batch, num_parameters)
+    assert plan.reduced_bytes >= 4 * num_parameters
+    # Adam's moments, and its counter with the learning rate: of a schedule there is no variable.
+    assert plan.memory.optimizer_bytes - 8 * num_parameters == (4 if name.startswith("01") else 8)
+
+
+# Maps of links: times by hand, messages of the compiled step, and the choice.
+
+TARGET = sg.planning.parse_target("16xH100")
+ASSUMED = sg.planning.Assumptions(memory_share=1.0, link_share=1.0, link_latency_s=0.0)
+SHAPES = [(1024, 1024), (1024,)]
+RATE, LATENCY_S = 1e8, 1e-3
+
+
+def step_s(method: LinkMethod) -> float:
+    found = link_map(
+        SHAPES,
+        TARGET,
+        0.1,
+        methods=[method],
+        bandwidths_bytes_per_s=[RATE],
+        latencies_s=[LATENCY_S],
+        assumptions=ASSUMED,
+    )
+    return found.step_s.item()
+
+
+def sum_s(num_bytes: float, rounds: int = 2) -> float:
+    """One round between two hosts, and 7/8 of the bytes inside each, there and back."""
+    inside_s = 7 / 8 * num_bytes / 450e9
+    between_s = num_bytes / 8 / 2 / RATE
+    return rounds * (inside_s + between_s + LATENCY_S)
+
+
+def test_seconds_by_hand() -> None:
+    whole, vector, memory = 4 * 1024**2, 4 * 1024, 3.35e12
+    assert step_s(LinkMethod("lockstep")) == pytest.approx(0.1 + sum_s(whole + vector))
+    rest_s = 0.1 + sum_s(vector)
+    half = step_s(LinkMethod("half", sg.compression.BFloat16()))
+    # Parts there, and sums back, of two bytes an element; six passes over memory.
+    assert half == pytest.approx(rest_s + sum_s(whole / 2) + 6 * whole / memory)
+    power = step_s(LinkMethod("power", sg.compression.PowerSGD(rank=4)))
+    assert power == pytest.approx(rest_s + 2 * sum_s(4 * 1024 * 4) + 6 * whole / memory)
+    top = step_s(LinkMethod("top", sg.compression.TopK(fraction=0.01)))
+    # All replicas' elements and places, once.
+    elements = 16 * int(0.01 * 1024**2) * 8
+    assert top == pytest.approx(rest_s + sum_s(elements, rounds=1) + 30 * whole / memory)
+
+
+def test_local_updates_send_once_a_period() -> None:
+    lockstep = step_s(LinkMethod("lockstep")) - 0.1
+    diloco = LinkMethod("DiLoCo", local_updates=sg.local_updates.DiLoCo(period=50))
+    assert step_s(diloco) == pytest.approx(0.1 + lockstep / 50)
+    compressed = LinkMethod(
+        "int8", local_updates=sg.local_updates.DiLoCo(period=50, compression="int8")
+    )
+    int8 = step_s(LinkMethod("int8", sg.compression.Int8())) - 0.1
+    assert step_s(compressed) == pytest.approx(0.1 + int8 / 50)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bfloat16", "int8", "power_sgd", "top_k"])
+def test_messages_are_those_of_the_compiled_step(name) -> None:
+    def model() -> keras.Model:
+        made = keras.Sequential([keras.Input((61,)), keras.layers.Dense(128)])
+        made.compile("sgd", "mse")
+        return made
+
+    ops = sg.CompressedAllReduce(name)
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"], cross_device_ops=ops)
+    batch = (np.ones((8, 61), "float32"), np.ones((8, 128), "float32"))
+    plan = sg.plan(model, batch, "4xH100", strategy=strategy)
+    assert plan.trained_shapes == ((61, 128), (128,))
+
+    def sizes(messages) -> dict[str, int]:
+        kinds = {one.kind for one in messages}
+        return {kind: sum(one.num_bytes for one in messages if one.kind == kind) for kind in kinds}
+
+    assert sizes(messages_of(ops.compression, plan.trained_shapes, 4)) == sizes(plan.reductions)
+
+
+def test_mildest_method_that_is_fast_is_chosen() -> None:
+    found = link_map(SHAPES, TARGET, 0.1)
+    assert found.step_s.shape == (len(LINK_METHODS), 33, 41)
+    for row, column in ((0, 0), (0, 40), (32, 20), (16, 10)):
+        times = found.step_s[:, row, column]
+        place = found.choices[row, column]
+        assert times[place] <= 1.05 * times.min()
+        assert all(time > 1.05 * times.min() for time in times[:place])
+    assert found.chosen(1e11, 1e-5).name == "lockstep"
+    assert found.chosen(1e6, 1e-1).period > 1
+    # Slower networks never make a step faster.
+    assert np.all(np.diff(found.step_s, axis=2) <= 0)
+    assert np.all(np.diff(found.step_s, axis=1) >= 0)
+
+
+def test_defaults_of_the_target_are_the_plans() -> None:
+    def model() -> keras.Model:
+        made = keras.Sequential([keras.Input((64,)), keras.layers.Dense(512)])
+        made.compile("sgd", "mse")
+        return made
+
+    batch = (np.ones((16, 64), "float32"), np.ones((16, 512), "float32"))
+    slow = sg.planning.Assumptions(
+        network_bytes_per_s=1e6, network_latency_s=0.05, link_bytes_per_s=1e9
+    )
+    plan = sg.plan(model, batch, "16xH100", assumptions=slow)
+    num_bytes = plan.reduced_bytes
+    expected_s = 2 * ((7 / 8 * num_bytes / 1e9 + num_bytes / 16 / 1e6) / 0.8)
+    rounds_s = len(plan.reductions) * 2 * (7 * 2e-6 + 0.05)
+    assert plan.step.reduction_s == pytest.approx(expected_s + rounds_s)
+    assert plan.assumptions.lines()[-1] == "1e+06 bytes/s between hosts or slices"
+    found = plan.link_map()
+    assert found.target.name == "16xH100"
+    assert found.step_s.min() >= plan.step.compute_s
+    assert found.chosen(1e6, 0.05).period == 500
+
+
+@pytest.mark.parametrize(
+    ("target", "shapes", "methods"),
+    [("8xH100", SHAPES, LINK_METHODS), ("16xH100", [], LINK_METHODS), ("16xH100", SHAPES, [])],
+)
+def test_map_of_nothing_is_refused(target, shapes, methods) -> None:
+    with pytest.raises(ValueError, match=r"A map of links was asked(?s:.)*larger target"):
+        link_map(shapes, sg.planning.parse_target(target), 0.1, methods=methods)
+
+
+@pytest.mark.slow
+def test_replicas_of_several_devices_are_refused() -> None:
+    with sg.MirroredStrategy([["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]]).scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+    plan = sg.plan(model, (np.ones((16, 4)), np.ones((16, 2))), "16xH100")
+    with pytest.raises(ValueError, match="replicas of 2 devices"):
+        plan.link_map()
+
+
+# Selection of the compiler, and its fallbacks.
+
+_TARGET = parse_target("2xH100")
+
+
+@pytest.fixture(scope="module")
+def step() -> CapturedStep:
+    return capture_script(Path(__file__).parent / "programs" / "loop.py", [], _TARGET)
+
+
+@pytest.fixture
+def has_plugin(monkeypatch) -> None:
+    monkeypatch.setattr(compilers, "missing_compiler", lambda platform: None)
+
+
+def test_plugin_that_is_not_installed_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(compilers.importlib.util, "find_spec", lambda name: None)
+    assert missing_compiler("gpu") == "pip install jax-cuda12-pjrt"
+    assert missing_compiler("tpu") == "pip install libtpu"
+
+
+@pytest.mark.parametrize("module", ["jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"])
+def test_either_plugin_for_cuda_is_enough(module, monkeypatch) -> None:
+    monkeypatch.setattr(
+        compilers.importlib.util, "find_spec", lambda name: name if name == module else None
+    )
+    assert missing_compiler("gpu") is None
+    assert missing_compiler("tpu") is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class _AttachedDevice:
+    id: int
+    device_kind: str
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_attached", "target", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", 2, "1xH100", [0]),
+        ("NVIDIA H100 80GB HBM3", 2, "2xH100", [0, 1]),
+        ("NVIDIA H100 80GB HBM3", 2, "8xH100", []),
+        ("NVIDIA H100 80GB HBM3", 16, "16xH100", []),
+        ("NVIDIA A100-SXM4-80GB", 8, "1xH100", []),
+    ],
+)
+def test_attached_devices_of_the_kind_compile(
+    kind, num_attached, target, expected, monkeypatch
+) -> None:
+    attached = [_AttachedDevice(index, kind) for index in range(num_attached)]
+    monkeypatch.setattr(compilers.jax, "local_devices", lambda: attached)
+    found = compilers.attached_devices(parse_target(target))
+    assert [device.id for device in found] == expected
+
+
+def test_step_that_the_compiler_refuses(step, has_plugin, monkeypatch) -> None:
+    def refuse(step, target):
+        raise jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: out of memory in memory space hbm.\n"
+            "Used 19.45G of 15.75G hbm. Exceeded hbm capacity by 3.70G.\n"
+        )
+
+    monkeypatch.setattr(compilers, "_compile_for", refuse)
+    compiled = compile_step(step, _TARGET)
+    assert (compiled.is_refused, compiled.compiler) == (True, "cpu")
+    assert "Used 19.45G of 15.75G hbm" in compiled.notes[0]
+    (program,) = compiled.programs
+    assert program.memory.argument_bytes > 0
+
+
+def test_step_that_the_compiler_cannot_do(step, has_plugin, monkeypatch) -> None:
+    def fail(step, target):
+        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: no library for it\nmore")
+
+    monkeypatch.setattr(compilers, "_compile_for", fail)
+    compiled = compile_step(step, _TARGET)
+    assert not compiled.is_refused
+    assert compiled.notes == (
+        "Compiled for CPU: the compiler for GPU failed (UNIMPLEMENTED: no library for it).",
+    )
+
+
+def test_other_process_that_fails_is_reported(step, monkeypatch) -> None:
+    def run(command, **options):
+        assert options["timeout"]
+        return subprocess.CompletedProcess(command, 3, "", "first\nlast words\n")
+
+    monkeypatch.setattr(compilers.jax, "local_devices", lambda backend: [])
+    monkeypatch.setattr(compilers.subprocess, "run", run)
+    with pytest.raises(RuntimeError, match="The CPU compiler exited with code 3") as told:
+        compile_step(step, _TARGET)
+    assert "last words" in str(told.value)
+
+
+# Names of targets, and the table of accelerators.
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "num_devices", "num_groups"),
+    [
+        ("8xH100", "8xH100", 8, 1),
+        ("h100", "1xH100", 1, 1),
+        ("64xH100", "64xH100", 64, 8),
+        ("4xl4", "4xL4", 4, 1),
+        ("v5e:4x4", "v5e:4x4", 16, 1),
+        (" v5p:2x2x1 ", "v5p:2x2x1", 4, 1),
+        ("2xv6e:16x16", "2xv6e:16x16", 512, 2),
+        ("1xV4:2x2x2", "v4:2x2x2", 8, 1),
+    ],
+)
+def test_machine_of_a_name(text, name, num_devices, num_groups) -> None:
+    target = parse_target(text)
+    assert (target.name, target.num_devices, target.num_groups) == (name, num_devices, num_groups)
+    assert parse_target(target.name) == target
+
+
+@pytest.mark.parametrize(
+    "text", ["8xH101", "v5e", "8", "x", "", "8xH100:2x2", "v7:2x2", "8 x H100"]
+)
+def test_unknown_machine_lists_known_ones(text) -> None:
+    with pytest.raises(
+        ValueError, match=r"is not a known machine|names a TPU without the shape"
+    ) as raised:
+        parse_target(text)
+    assert "v5e:4x4" in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["0xH100", "v5e:0x4", "0xv5e:2x2"])
+def test_machine_without_devices(text) -> None:
+    with pytest.raises(ValueError, match="has no devices"):
+        parse_target(text)
+
+
+def test_gpus_that_fill_no_hosts() -> None:
+    with pytest.raises(ValueError, match=r"12 GPUs do not fill hosts of 8") as raised:
+        parse_target("12xH100")
+    assert "use 8 or 16" in str(raised.value)
+
+
+def test_target_that_is_not_a_string() -> None:
+    with pytest.raises(TypeError, match="is of type int"):
+        parse_target(8)
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("8xH100", [1, 2, 4, 8]),
+        ("6xH100", [1, 2, 4, 6]),
+        ("64xH100", [1, 2, 4, 8, 16, 32, 64]),
+        ("24xH100", [1, 2, 4, 8, 16, 24]),
+        ("2xv5e:4x4", [1, 2, 4, 8, 16, 32]),
+        ("1xL4", [1]),
+    ],
+)
+def test_sizes_to_scale_over(text, sizes) -> None:
+    target = parse_target(text)
+    assert target.sizes() == sizes
+    assert [target.of_size(size).num_devices for size in sizes] == sizes
+    assert target.of_size(sizes[-1]) == target
+
+
+@pytest.mark.parametrize(
+    ("text", "num_devices", "larger"),
+    [
+        ("2xH100", 8, "8xH100"),
+        ("2xH100", 4096, "4096xH100"),
+        ("64xH100", 128, "128xH100"),
+        ("v5e:4x4", 64, "4xv5e:4x4"),
+    ],
+)
+def test_larger_machines_have_full_hosts(text, num_devices, larger) -> None:
+    assert parse_target(text).of_size(num_devices) == parse_target(larger)
+
+
+def test_topology_has_hosts_and_slices() -> None:
+    devices = parse_target("2xv5e:4x4").topology.devices
+    assert [device.slice_index for device in devices] == [0] * 16 + [1] * 16
+    assert devices[31].process_index == 3
+    assert (str(devices[31]), devices[0].device_kind) == ("tpu:31", "TPU v5 lite")
+
+
+# Searches for small models: what is best, what is refused, and what is printed.
+
+_BATCH = (np.ones((16, 8), "float32"), np.ones((16, 8), "float32"))
+
+
+def _model(count: int = 1) -> keras.Model:
+    x = inputs = keras.Input((8,))
+    for _ in range(count):
+        layers = [keras.layers.Dense(8, dtype="mixed_bfloat16") for _ in range(2)]
+        x = keras.Sequential(layers)(x)
+    model = keras.Model(inputs, x)
+    model.compile("adam", "mse")
+    return model
+
+
+@pytest.fixture(scope="module")
+def found() -> planning.PlanSearch:
+    return planning.search(lambda: _model(2), _BATCH, "4xH100", count=3, compiles=False)
+
+
+def test_a_small_model_is_replicated_as_it_is(found) -> None:
+    assert found.best.code == "strategy = sg.MirroredStrategy()"
+    assert found.best.candidate.mesh == (4, 1, 1)
+    assert found.best.fits
+    # Four policies; replicated, and two states on two meshes.
+    assert found.num_candidates == 4 * (1 + 2 * 2)
+    assert len(found.choices) == 3
+
+
+def test_the_result_is_data_and_a_table(found) -> None:
+    data = json.loads(json.dumps(found.to_dict()))
+    assert data["choices"][0]["mesh"] == {"replica": 4, "shard": 1, "model": 1}
+    assert data["choices"][0]["is_compiled"] is False
+    text = str(found)
+    assert "the best 3 of 20 settings" in text
+    assert "1  strategy = sg.MirroredStrategy()" in text
+
+
+@pytest.mark.parametrize("is_of_keras", [True, False])
+def test_layouts_divide_weights_and_their_slots(is_of_keras: bool) -> None:
+    def build() -> keras.Model:
+        model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(4096, name="wide")])
+        model.compile("adam", "mse")
+        return model
+
+    layout_map: Any = {".*wide/kernel": (None, "logical")}
+    with planning_for(planning.parse_target("4xH100").topology):
+        if is_of_keras:
+            mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"))
+            layout_map = keras.distribution.LayoutMap(mesh)
+            layout_map[".*wide/kernel"] = (None, "model")
+        strategy = sg.MirroredStrategy(devices_per_replica=2, layout_map=layout_map)
+    batch = (np.ones((16, 256), "float32"), np.ones((16, 4096), "float32"))
+    found = planning.search(build, batch, "4xH100", count=100, strategy=strategy, compiles=False)
+    state = {
+        choice.candidate.mesh: choice.memory_bytes
+        for choice in found.choices
+        if choice.candidate.shard_state is None and choice.candidate.form == planning.Form()
+    }
+    assert {mesh[2] for mesh in state} >= {1, 2}
+    # Of the weight, its gradient and two slots, a device has half.
+    halved = 4 * 4 * 256 * 4096 / 2
+    assert state[4, 1, 1] - state[2, 1, 2] == pytest.approx(halved, rel=0.05)
+
+
+def test_mistakes() -> None:
+    with pytest.raises(ValueError, match="search for 0 results"):
+        planning.search(_model(), _BATCH, "2xH100", count=0)
+    with pytest.raises(TypeError, match="is of type list"):
+        planning.search(_model(), [*_BATCH], "2xH100")
+    with pytest.raises(TypeError, match="received or built"):
+        planning.search(lambda: 1, _BATCH, "2xH100")
+    with pytest.raises(ValueError, match="batch of 16 cannot be split over 7"):
+        planning.search(_model(), _BATCH, "7xH100")
+
+
+# Picture of a map of links.
+
+
+def test_picture_names_the_methods_that_are_chosen(tmp_path) -> None:
+    found = link_map([(4096, 4096), (4096,)], TARGET, 0.1)
+    (axes,) = link_map_figure(found).axes
+    named = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert named == [LINK_METHODS[place].name for place in sorted(set(found.choices.flat))]
+    assert len(named) > 3
+    assert "16xH100" in axes.get_title(loc="left")
+    found.draw(tmp_path / "new" / "map.png")
+    assert (tmp_path / "new" / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_map_of_one_line_is_drawn_without_lines() -> None:
+    found = link_map([(64, 64)], TARGET, 0.1, latencies_s=[1e-3])
+    (axes,) = link_map_figure(found).axes
+    assert len(axes.collections) == 1
+
+
+def test_picture_without_matplotlib(monkeypatch, tmp_path) -> None:
+    def missing(name: str):
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    found = link_map([(64, 64)], TARGET, 0.1)
+    monkeypatch.setattr(optional_libraries.importlib, "import_module", missing)
+    with pytest.raises(ImportError, match="Drawing a map of links needs matplotlib"):
+        found.draw(tmp_path / "map.png")
+
+
+# Notes on the part of a machine that a step uses.
+
+_BATCH_OF_USED_MACHINE = (np.ones((32, 64), "float32"), np.zeros((32, 1), "float32"))
+
+
+def _model_of_used_machine() -> keras.Model:
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_replicas_span_hosts() -> None:
+    layout_map = {".*kernel": (None, "logical")}
+    with planning_for(parse_target("16xH100").topology):
+        strategy = sg.MultiWorkerMirroredStrategy(devices_per_replica=16, layout_map=layout_map)
+    plan = sg.plan(_model_of_used_machine, _BATCH_OF_USED_MACHINE, "16xH100", strategy=strategy)
+    assert (plan.num_replicas, plan.devices_per_replica) == (1, 16)
+    assert not any("process" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("place", ["sharded", "central"])
+def test_process_does_not_span_hosts(place: str) -> None:
+    strategy = sg.HybridStrategy(["cpu:0", "cpu:1"], placement={"kernel": place})
+    notes = " ".join(
+        sg.plan(_model_of_used_machine, _BATCH_OF_USED_MACHINE, "16xH100", strategy=strategy).notes
+    )
+    assert ("needs a process that has all devices" in notes) == (place == "central")

@@ -1,0 +1,547 @@
+"""States that a process receives when it joins: both sides in one process, without a cluster."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.cluster.processes import Processes
+from stratagem.errors import NOT_NEEDED, DataLossError, UnavailableError
+from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
+from stratagem.group.elastic.inbox import RunningGroup
+from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
+from stratagem.strategies import elastic_admission
+from stratagem.strategies.elastic_admission import ElasticAdmission
+from stratagem.strategies.membership import identity_of, own_accelerators
+from tests.unit.group.process_group.members import together
+
+
+class _Group:
+    """A group as an admission uses it; it is its own `admissions`."""
+
+    def __init__(self, *, is_candidate: bool = False) -> None:
+        self.admissions = self
+        self.is_candidate, self.is_new = is_candidate, False
+        self.calls: list[Any] = []
+        self.num_calls = 0
+        self.running: list[RunningGroup] = []
+        self.sizes = {3}
+        self.error: Exception | None = None
+        self.on_join: Callable[[], None] = lambda: None
+        self.deliver: Any = None
+
+    def on_newcomers(self, deliver: Any) -> None:
+        self.deliver = deliver
+
+    def begin_call(self) -> int:
+        self.num_calls += 1
+        return self.num_calls
+
+    def end_place(self) -> None:
+        self.calls.append("end")
+
+    def admit(self, place: str, *, may_retry: bool) -> None:
+        self.calls.append((place, may_retry))
+
+    def expect(self, running: RunningGroup) -> bool:
+        is_other = len(running.members) not in self.sizes
+        self.sizes.add(len(running.members))
+        return is_other
+
+    def join(self, place: str, look: Callable[[RunningGroup], bool]) -> bool:
+        self.calls.append(place)
+        for running in self.running:
+            if look(running):
+                return False
+        if self.error is not None:
+            raise self.error
+        self.is_candidate = False
+        self.on_join()
+        return True
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class _Side:
+    """A process: its strategy, variables, group and admission."""
+
+    def __init__(self, start: float, *, is_candidate: bool = False, shape: Any = (3,)) -> None:
+        self.strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        self.group = _Group(is_candidate=is_candidate)
+        group: Any = self.group
+        self.admission = ElasticAdmission(self.strategy, group)
+        with self.strategy.scope():
+            self.variables = [
+                sg.Variable(np.full(shape, start, np.float32), name="weights"),
+                sg.Variable(np.int32(start), name="step"),
+                sg.Variable(
+                    np.float32(0),
+                    name="total",
+                    synchronization=sg.VariableSynchronization.ON_READ,
+                    aggregation=sg.VariableAggregation.SUM,
+                ),
+            ]
+
+    def hold(self, components: Sequence[float]) -> None:
+        """Sets the components of the ON_READ variable, as a change of the members does."""
+        total: Any = self.variables[2]
+        array = np.asarray(components, np.float32)
+        elastic_admission.store_components(total, array, self.strategy.topology)
+        total.whole.hold(total.storage, array)
+
+    @property
+    def values(self) -> list[Any]:
+        return [np.asarray(variable.value).tolist() for variable in self.variables]
+
+
+_own = threading.local()
+
+
+@pytest.fixture
+def connections(monkeypatch) -> Iterator[list[PeerConnections]]:
+    """Those of members 0 and 1, which are threads here."""
+    ranks = types.SimpleNamespace(process_index=lambda: _own.member)
+    monkeypatch.setattr(elastic_admission, "jax", ranks)
+    sides = [{1 - own: one} for own, one in enumerate(socket.socketpair())]
+    made = [PeerConnections(1, (0, 1), own, sides[own], lambda waited_s: None) for own in range(2)]
+    yield made
+    for one in made:
+        one.close()
+
+
+def _deliver(connections: list[Any], sides: Sequence[_Side]) -> list[Any]:
+    """Hands the state of member 0 to member 1; returns the errors of both."""
+
+    def act(own: int) -> None:
+        _own.member = own
+        try:
+            sides[own].group.deliver(connections[own], 0, [1])
+        except Exception:
+            connections[own].close()
+            raise
+
+    return together(2, act)
+
+
+def test_a_process_that_joins_has_the_values_of_the_others(connections) -> None:
+    first, second = _Side(5.0), _Side(1.0)
+    first.hold([4.0, 6.0])
+    first.admission.admit("fit:1", lambda: {"epoch": 2, "batch": 3}, may_retry=True)
+    assert first.group.calls == [("fit:1", True)]
+    assert _deliver(connections, [first, second]) == [None, None]
+    assert second.values == [[1.0] * 3, 1, 0.0]  # until it has no use of its own for them
+    second.group.is_new = True
+    assert not second.admission.has_values(second.strategy.topology)
+    second.group.is_new = False
+    assert second.admission.has_values(second.strategy.topology)
+    assert second.values == first.values == [[5.0] * 3, 5, 10.0]
+    shards = second.variables[2].stored.addressable_shards
+    assert [float(one.data[0]) for one in shards] == [4.0, 6.0]
+
+
+def _with_outside(side: _Side, *variables: keras.Variable) -> None:
+    """Makes a step use variables of no strategy."""
+    executor = side.strategy.executor = ElasticLockstep(side.strategy)
+    executor.outside_variables.note(variables, "step")
+
+
+def test_variables_of_no_strategy_are_received_if_steps_use_them(connections) -> None:
+    """They are found by their names, and one that no step of this process uses may be missing."""
+    first, second = _Side(5.0), _Side(1.0)
+    first.hold([4.0, 6.0])
+    theirs = [keras.Variable(value, name=name) for value, name in [(7.0, "rate"), (8.0, "count")]]
+    own = keras.Variable(0.0, name="count")
+    _with_outside(first, *theirs)
+    _with_outside(second, own)
+    assert _deliver(connections, [first, second]) == [None, None]
+    second.admission.restore()
+    assert float(own.value) == 8.0
+    assert second.values == first.values
+
+
+def test_a_variable_of_no_strategy_that_the_others_do_not_use_is_an_error(connections) -> None:
+    first, second = _Side(5.0), _Side(1.0)
+    first.hold([4.0, 6.0])
+    own = keras.Variable(0.0, name="own_count")
+    _with_outside(second, own)
+    error = _deliver(connections, [first, second])[1]
+    assert isinstance(error, ValueError)
+    assert "A step of this process uses variable 'own_count' of shape ()" in str(error)
+
+
+def test_a_loop_continues_with_the_random_numbers_of_the_others(connections) -> None:
+    first, second = _Side(5.0), _Side(1.0, is_candidate=True)
+    first.hold([4.0, 6.0])
+    first.admission.admit()
+    np.random.seed(3)
+    state = np.random.get_state()
+    expected = np.random.random(4)
+    np.random.set_state(state)
+    second.group.on_join = lambda: _deliver(connections, [first, second])
+    prepared: list[int] = []
+    second.admission.join_loop(lambda: prepared.append(1))
+    assert np.random.random(4).tolist() == expected.tolist()
+    assert second.values[:2] == [[5.0] * 3, 5]
+    assert prepared == [1]
+
+
+def test_a_call_of_fit_gets_its_position_and_its_variables_again_at_its_start(connections) -> None:
+    first, second = _Side(5.0), _Side(1.0, is_candidate=True)
+    first.hold([4.0, 6.0])
+    first.admission.admit("fit:1", lambda: {"epoch": 2, "batch": 3}, may_retry=True)
+
+    def join() -> None:
+        _deliver(connections, [first, second])
+        second.hold([0.0, 0.0])
+
+    second.group.on_join = join
+    place = second.admission.begin_call()
+    assert place == "fit:1"
+    assert second.admission.join(place, lambda: None) == {"epoch": 2, "batch": 3}
+    second.variables[0].assign(np.zeros(3))  # Keras resets and builds at the start of `fit`
+    second.admission.restore()
+    assert second.values[:2] == [[5.0] * 3, 5]
+    second.admission.end_place()
+    assert second.group.calls[-1] == "end"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            "shape",
+            r"Variable 0 is 'weights' of shape \(4,\) and dtype float32 in this process, but",
+        ),
+        ("fewer", "Variable 2 is missing in this process, but 'total' of shape"),
+        ("more", "Variable 3 is 'extra' of shape .* in this process, but missing in the others"),
+    ],
+)
+def test_other_variables_are_an_error_of_the_process_that_joins(connections, change, words) -> None:
+    first, second = _Side(5.0), _Side(1.0, shape=(4,) if change == "shape" else (3,))
+    first.hold([4.0, 6.0])
+    if change == "fewer":
+        del second.variables[2]
+    if change == "more":
+        with second.strategy.scope():
+            second.variables.append(sg.Variable(1.0, name="extra"))
+    before = second.values
+    _, error = _deliver(connections, [first, second])
+    with pytest.raises(ValueError, match=words):
+        raise error
+    assert second.group.calls == ["close"]  # so that the others need not wait for its end
+    assert second.values == before
+    assert first.values[:2] == [[5.0] * 3, 5]
+
+
+class _Corrupting:
+    """Connections on which a bit of the values is changed on its way."""
+
+    def __init__(self, connections: PeerConnections) -> None:
+        self._connections, self._numbers = connections, itertools.count()
+
+    def broadcast(self, source: int, targets: Sequence[int], buffers: Sequence[memoryview]) -> None:
+        self._connections.broadcast(source, targets, buffers)
+        if next(self._numbers) == 2:  # after the size and the description
+            buffers[0][0] ^= 1
+
+    def close(self) -> None:
+        self._connections.close()
+
+
+def test_values_with_another_checksum_are_not_taken(connections) -> None:
+    first, second = _Side(5.0), _Side(1.0)
+    first.hold([4.0, 6.0])
+    _, error = _deliver([connections[0], _Corrupting(connections[1])], [first, second])
+    with pytest.raises(DataLossError, match="The CRC-32 of array 0 that a member sent is"):
+        raise error
+    assert second.group.calls == ["close"]
+    assert second.values == [[1.0] * 3, 1, 0.0]
+
+
+def test_a_sender_that_is_lost_leaves_the_process_in_the_group(connections) -> None:
+    second = _Side(1.0)
+    connections[0].close()
+    _own.member = 1
+    with pytest.raises(PeerLostError):
+        second.group.deliver(connections[1], 0, [1])
+    assert second.group.calls == []  # it receives the state from the next member
+    assert second.values == [[1.0] * 3, 1, 0.0]
+
+
+def _running(num_members: int, num_calls: int) -> RunningGroup:
+    return RunningGroup(4, tuple(range(num_members)), None, num_calls)
+
+
+def test_a_call_that_the_others_have_ended_is_skipped() -> None:
+    side = _Side(1.0, is_candidate=True)
+    side.group.running = [_running(3, 1), _running(3, 2)]
+    assert side.admission.join(side.admission.begin_call(), lambda: None) is None
+    assert side.admission.is_waiting
+
+
+def test_a_step_is_compiled_again_for_another_number_of_members() -> None:
+    side = _Side(1.0, is_candidate=True)
+    side.group.running = [_running(size, 1) for size in (3, 4, 4, 3, 2)] + [_running(2, 2)]
+    prepared: list[int] = []
+    place = side.admission.begin_call()
+    assert side.admission.join(place, lambda: prepared.append(1)) is None
+    assert len(prepared) == 3  # at first, and for 4 and 2
+
+
+def test_a_process_that_all_others_leave_waiting_ends_with_a_code_of_its_own() -> None:
+    side = _Side(1.0, is_candidate=True)
+    side.group.error = UnavailableError("All members ended.")
+    with pytest.raises(SystemExit) as ended:
+        side.admission.join_loop(lambda: None)
+    assert ended.value.code == NOT_NEEDED
+
+
+def test_an_error_after_it_has_joined_stays_an_error() -> None:
+    side = _Side(1.0)
+    side.group.error = UnavailableError("All members that had the values were lost.")
+    with pytest.raises(UnavailableError, match="that had the values"):
+        side.admission.join_loop(lambda: None)
+
+
+def test_one_that_waits_has_no_values() -> None:
+    side = _Side(1.0, is_candidate=True)
+    assert not side.admission.has_values(side.strategy.topology)
+
+
+# Members as a user sees them, and `admit`, with a group that is made up.
+
+
+class _Admission:
+    """Joins with one call of `prepare` for each number of members that is expected."""
+
+    def __init__(self, *, is_waiting: bool, num_sizes: int = 1) -> None:
+        self.is_waiting, self._num_sizes = is_waiting, num_sizes
+        self.calls: list[str] = []
+
+    def admit(self) -> None:
+        self.calls.append("admit")
+
+    def join_loop(self, prepare: Callable[[], None]) -> None:
+        for _ in range(self._num_sizes):
+            prepare()
+        self.calls.append("join")
+        self.is_waiting = False
+
+
+@pytest.fixture
+def strategy() -> Any:
+    """A strategy of this process alone."""
+    return sg.ElasticStrategy()
+
+
+@pytest.fixture
+def compiled(strategy, monkeypatch) -> list[Any]:
+    """Calls that the executor compiles; each has the current strategy before it."""
+    calls: list[Any] = []
+    executor = ElasticLockstep(strategy)
+    monkeypatch.setattr(strategy, "executor", executor)
+    monkeypatch.setattr(
+        executor, "compile_call", lambda *call: calls.append((sg.get_strategy(), *call))
+    )
+    return calls
+
+
+def test_a_process_alone_is_its_only_member_and_admits_nobody(strategy) -> None:
+    assert strategy.members == strategy.participants == (0,)
+    assert strategy.admit(print, args=(1,)) is None
+    assert strategy.cluster_resolver.processes().num_processes == 1
+
+
+def test_members_are_those_of_the_view_and_participants_those_of_the_last_step(strategy) -> None:
+    view = types.SimpleNamespace(members=(0, 2))
+    strategy._group = types.SimpleNamespace(view=view, participants=(0, 1, 2))
+    assert strategy.members == (0, 2)
+    assert strategy.participants == (0, 1, 2)
+
+
+def test_a_member_admits_others_without_compiling(strategy, compiled) -> None:
+    admission = strategy._admission = _Admission(is_waiting=False)
+    strategy.admit(print, args=(1,))
+    assert admission.calls == ["admit"]
+    assert compiled == []
+
+
+def test_a_process_that_joins_compiles_its_step_for_each_expected_size(strategy, compiled) -> None:
+    admission = strategy._admission = _Admission(is_waiting=True, num_sizes=2)
+
+    def step(x: Any, *, scale: float) -> Any:
+        return x * scale
+
+    x = np.ones(2)
+    strategy.admit(step, args=(x,), kwargs={"scale": 2.0})
+    assert admission.calls == ["join"]
+    assert compiled == [(strategy, step, (x,), {"scale": 2.0})] * 2
+    strategy.admit(step, args=(x,))
+    assert admission.calls == ["join", "admit"]
+
+
+def test_without_a_function_nothing_is_compiled(strategy, compiled) -> None:
+    admission = strategy._admission = _Admission(is_waiting=True)
+    strategy.admit()
+    assert admission.calls == ["join"]
+    assert compiled == []
+
+
+def test_an_error_of_a_step_that_is_compiled_ends_the_call(strategy, compiled, monkeypatch) -> None:
+    def fail(*call: object) -> None:
+        raise TypeError("step() takes no arguments")
+
+    monkeypatch.setattr(strategy.executor, "compile_call", fail)
+    admission = strategy._admission = _Admission(is_waiting=True)
+    with pytest.raises(TypeError, match="takes no arguments"):
+        strategy.admit(print, args=(1,))
+    assert admission.calls == []
+
+
+# Who this process is among those that train together.
+
+
+def _identity(cluster: dict, task_type: str, task_id: int):
+    resolver = sg.cluster_resolver.SimpleClusterResolver(
+        sg.ClusterSpec(cluster), task_type=task_type, task_id=task_id
+    )
+    return identity_of(resolver, resolver.processes())
+
+
+def test_processes_are_named_by_task_and_address() -> None:
+    cluster = {"chief": ["a:1"], "worker": ["b:2", "c:3"], "ps": ["d:4"], "evaluator": ["e:5"]}
+    identity = _identity(cluster, "worker", 1)
+    assert identity.labels == ("chief (a:1)", "worker 0 (b:2)", "worker 1 (c:3)")
+    assert identity.label == "worker 1 (c:3)"
+    assert (identity.host, identity.port) == ("a", 1)
+    assert identity.addresses == (("a", 1), ("b", 2), ("c", 3))
+    assert {"the cluster", "jax", "keras", "Python"} <= identity.same.keys()
+
+
+@pytest.mark.slow
+def test_cluster_of_very_many_is_compared_by_its_hash() -> None:
+    def same(last: str) -> tuple[str, ...]:
+        cluster = {"worker": [*(f"host-{index}:2222" for index in range(9999)), last]}
+        return tuple(_identity(cluster, "worker", index).same["the cluster"] for index in (0, 7))
+
+    here, there = same("a:1"), same("b:1")
+    assert here[0] == here[1]
+    assert here[0] != there[0]
+    assert len(here[0]) < 3000
+    assert "host-0:2222" in here[0]
+
+
+def test_processes_without_addresses_are_numbered() -> None:
+    processes = Processes(3, 1, "a:1")
+    resolver = sg.cluster.ProcessClusterResolver(processes, "torchrun")
+    identity = identity_of(resolver, processes)
+    assert identity.labels == ("process 0", "process 1", "process 2")
+    assert identity.process_id == 1
+    assert (identity.host, identity.addresses) == ("a", ())
+
+
+def test_processes_of_one_machine_meet_on_loopback() -> None:
+    """Whatever the launcher calls the machine, so they need no secret."""
+    processes = Processes(3, 1, "a:1", local_process_id=1, num_local_processes=3)
+    resolver = sg.cluster.ProcessClusterResolver(processes, "torchrun")
+    identity = identity_of(resolver, processes)
+    assert (identity.host, identity.port, identity.addresses) == ("127.0.0.1", 1, ())
+
+
+@pytest.mark.parametrize(
+    ("visible", "local", "share"),
+    [
+        ("0,1,2,3", (0, 2), [0, 1]),
+        ("0,1,2,3", (1, 2), [2, 3]),
+        ("0,1", (2, 4), None),  # fewer than processes: nothing to deal out
+        (None, (1, 2), [1]),
+        ("0,1", (0, 1), None),
+        ("0,1", (None, None), None),
+    ],
+)
+def test_gpus_of_a_host_are_dealt_out(monkeypatch, visible, local, share) -> None:
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert own_accelerators(Processes(4, 1, "a:1", *local)) == share
+
+
+# Devices that MirroredStrategy takes and refuses, and the order of its replicas.
+
+
+def test_mirrored_takes_every_local_device_when_none_is_named() -> None:
+    strategy = sg.MirroredStrategy()
+    assert strategy.topology.devices == tuple(jax.local_devices())
+    assert strategy.num_replicas_in_sync == jax.local_device_count()
+    assert strategy.cluster_resolver is None
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        ["cpu:1", "cpu:3"],
+        ("/cpu:1", "/device:CPU:3"),
+        ["CPU:1", "/job:localhost/replica:0/task:0/device:CPU:3"],
+        [1, 3],
+        [jax.devices()[1], "cpu:3"],
+    ],
+    ids=str,
+)
+def test_mirrored_takes_devices_by_name_index_or_as_they_are(devices) -> None:
+    strategy = sg.MirroredStrategy(devices)
+    assert strategy.topology.devices == (jax.devices()[1], jax.devices()[3])
+    assert strategy.num_replicas_in_sync == 2
+    assert repr(strategy) == "MirroredStrategy(cpu:1, cpu:3)"
+
+
+def test_replicas_are_in_the_order_of_the_devices() -> None:
+    strategy = sg.MirroredStrategy(["cpu:5", "cpu:2"])
+    value = strategy.run(lambda: sg.get_replica_context().replica_id_in_sync_group)
+    assert [int(part) for part in strategy.local_results(value)] == [0, 1]
+    devices = [part.devices() for part in strategy.local_results(value)]
+    assert devices == [{jax.devices()[5]}, {jax.devices()[2]}]
+
+
+def test_one_name_alone_is_one_device() -> None:
+    assert sg.MirroredStrategy("cpu:4").topology.devices == (jax.devices()[4],)
+
+
+@pytest.mark.parametrize(
+    ("devices", "error", "words"),
+    [
+        ([], ValueError, r"devices=\[\] is empty"),
+        (["cpu:0", "cpu:0"], ValueError, "more than once"),
+        (["cpu:0", 0], ValueError, "more than once"),
+        (["cpu:99"], ValueError, r"(?s)device cpu:99 does not exist.*jax_num_cpu_devices"),
+        (["gpu:0"], ValueError, r"(?s)device gpu:0 does not exist\.\nExpected one of cpu:0"),
+        ([8], ValueError, "device number 8 does not exist"),
+        ([-1], ValueError, "device number -1 does not exist"),
+        (["nonsense"], ValueError, "'nonsense' is not a device name"),
+        (["cpu:x"], ValueError, "'cpu:x' is not a device name"),
+        ([None], TypeError, "device None is of type NoneType"),
+        ([1.0], TypeError, r"device 1\.0 is of type float"),
+        ([True], TypeError, "device True is of type bool"),
+    ],
+    ids=str,
+)
+def test_mirrored_refuses_what_names_no_devices(devices, error, words) -> None:
+    with pytest.raises(error, match=words):
+        sg.MirroredStrategy(devices)
+
+
+def test_mirrored_refuses_cross_device_ops_of_another_type() -> None:
+    with pytest.raises(TypeError, match=r"cross_device_ops='nccl' is of type str"):
+        sg.MirroredStrategy(["cpu:0"], cross_device_ops="nccl")
+    assert sg.MirroredStrategy(["cpu:0"], None).num_replicas_in_sync == 1

@@ -1,0 +1,240 @@
+"""HybridStrategy: some variables mirrored, some kept elsewhere, the numbers of one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+
+TWO = ["cpu:0", "cpu:1"]
+HOST = "cpu:3"
+NUM_USERS, NUM_ITEMS = 9000, 8192
+RNG = np.random.default_rng(0)
+USERS = RNG.integers(0, NUM_USERS, (22, 3), dtype="int32")
+ITEMS = RNG.integers(0, NUM_ITEMS, (22,), dtype="int32")
+USERS[::3, 0] = 7
+Y = RNG.normal(size=(22, 1)).astype("float32")
+PLACEMENT = {
+    "users/embeddings": "central",
+    sg.placement.in_layer("items"): "sharded",
+    sg.placement.at_least_bytes(2**14): "sharded",
+}
+
+
+def hybrid(devices: list[str] = TWO, **placement: str) -> sg.HybridStrategy:
+    return sg.HybridStrategy(devices, placement=placement or PLACEMENT, parameter_device=HOST)
+
+
+def made(strategy: sg.Strategy, optimizer: str, steps: int = 1) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        users, item = keras.Input((3,), dtype="int32"), keras.Input((), dtype="int32")
+        parts = [
+            keras.layers.Flatten()(keras.layers.Embedding(NUM_USERS, 8, name="users")(users)),
+            keras.layers.Embedding(NUM_ITEMS, 8, name="items")(item),
+        ]
+        hidden = keras.layers.Concatenate()(parts)
+        hidden = keras.layers.Dense(128, activation="relu", name="wide")(hidden)
+        hidden = keras.layers.Dropout(0.1)(hidden)
+        model = keras.Model([users, item], keras.layers.Dense(1, name="top")(hidden))
+        rule = getattr(keras.optimizers, optimizer)(0.01)
+        model.compile(rule, "mse", metrics=["mae"], steps_per_execution=steps)
+    return model
+
+
+def fitted(model: keras.Model) -> Any:
+    x = [USERS, ITEMS]
+    return model.fit(x, Y, batch_size=8, epochs=2, verbose=0, shuffle=False).history
+
+
+CASES = [
+    (TWO, "Adagrad", 1),
+    pytest.param(TWO, "Adam", 3, marks=pytest.mark.slow),
+    pytest.param([*TWO, "cpu:2", "cpu:4"], "Adagrad", 1, marks=pytest.mark.slow),
+    pytest.param(["cpu:0"], "Adagrad", 1, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "optimizer", "steps"), CASES)
+def test_fit_gives_what_one_device_gives(devices, optimizer, steps) -> None:
+    # Of as many replicas: each draws numbers of its own for dropout.
+    one, own = (
+        made(sg.MirroredStrategy(devices), optimizer),
+        made(hybrid(devices), optimizer, steps),
+    )
+    wanted, got = fitted(one), fitted(own)
+    for name, values in wanted.items():
+        np.testing.assert_allclose(got[name], values, rtol=1e-5)
+    for expected, variable in zip(
+        [*one.weights, *one.optimizer.variables],
+        [*own.weights, *own.optimizer.variables],
+        strict=True,
+    ):
+        np.testing.assert_allclose(variable.value, expected.value, rtol=1e-5, atol=1e-6)
+    x = [USERS, ITEMS]
+    np.testing.assert_allclose(
+        own.evaluate(x, Y, verbose=0), one.evaluate(x, Y, verbose=0), rtol=1e-5
+    )
+    np.testing.assert_allclose(own.predict(x, verbose=0), one.predict(x, verbose=0), atol=1e-6)
+
+
+def test_variables_and_what_the_optimizer_keeps_are_where_the_rules_say() -> None:
+    model = made(hybrid(), "Adagrad")
+    fitted(model)
+    places: dict[str, str] = {}
+    for variable in [*model.weights, *model.optimizer.variables]:
+        if variable.synchronization == "on_read":
+            continue
+        shards = variable.stored.addressable_shards
+        devices = {shard.device.id for shard in shards}
+        is_whole = shards[0].data.shape == tuple(variable.shape)
+        place = "central" if devices == {3} else "mirrored" if is_whole else "sharded"
+        is_model = variable.slot_of is None
+        path = variable.path if is_model else variable.path.split("/")[-1]
+        places[path] = place
+        assert devices == ({3} if place == "central" else {0, 1})
+    of_slots = {path: place for path, place in places.items() if path.endswith("accumulator")}
+    of_model = {path: place for path, place in places.items() if "/" in path}
+    assert {path: of_model[path] for path in of_model if not path.startswith("adagrad")} == {
+        "users/embeddings": "central",
+        "items/embeddings": "sharded",
+        "wide/kernel": "sharded",
+        "wide/bias": "mirrored",
+        "top/kernel": "mirrored",
+        "top/bias": "mirrored",
+    }
+    assert of_slots == {
+        "users_embeddings_accumulator": "central",
+        "items_embeddings_accumulator": "sharded",
+        "wide_kernel_accumulator": "sharded",
+        "wide_bias_accumulator": "mirrored",
+        "top_kernel_accumulator": "mirrored",
+        "top_bias_accumulator": "mirrored",
+    }
+
+
+def test_rows_are_read_and_set_outside_of_steps() -> None:
+    strategy = hybrid()
+    with strategy.scope():
+        for name in ("users", "items"):
+            table = keras.layers.Embedding(NUM_USERS, 8, name=name)
+            table.build()
+            value = np.asarray(table.embeddings.value)
+            np.testing.assert_array_equal(table(np.array([5, 8191])), value[[5, 8191]])
+            rows = sg.IndexedSlices(jax.numpy.ones((1, 8)), jax.numpy.array([5]))
+            table.embeddings.scatter_add(rows)
+            np.testing.assert_array_equal(table(np.array([5])), value[[5]] + 1)
+            place = {device.id for device in table.embeddings.stored.devices()}
+            assert place == ({3} if name == "users" else {0, 1})
+
+
+@pytest.mark.parametrize("place", [pytest.param("central", marks=pytest.mark.slow), "sharded"])
+def test_rows_that_other_rows_ask_for_are_looked_up_in_the_whole_table(place) -> None:
+    strategy = hybrid(embeddings=place)
+    with strategy.scope():
+        first, second = (keras.layers.Embedding(NUM_ITEMS, 8, name=name) for name in "ab")
+        for layer in (first, second):
+            layer.build()
+        tables = [first.embeddings, second.embeddings]
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build(tables)
+    starts = [np.array(table.value) for table in tables]
+
+    def step(ids: Any) -> Any:
+        def loss() -> Any:
+            rows = first(ids)
+            chosen = keras.ops.cast(keras.ops.sum(rows, -1) > 0, "int32")
+            return keras.ops.sum(rows) + 2.0 * keras.ops.sum(second(chosen))
+
+        value, grads = sg.value_and_grad(loss, tables)
+        optimizer.apply_gradients(zip(grads, tables, strict=True))
+        return value
+
+    ids = ITEMS[:3]
+    rows = starts[0][ids]
+    chosen = (rows.sum(-1) > 0).astype(int)
+    values = strategy.local_results(strategy.run(step, args=(ids,)))
+    wanted = rows.sum() + 2 * starts[1][chosen].sum()
+    np.testing.assert_allclose(values, [wanted, wanted], rtol=1e-5)
+    np.subtract.at(starts[0], ids, 2.0)  # of two replicas
+    np.subtract.at(starts[1], chosen, 4.0)
+    for table, value in zip(tables, starts, strict=True):
+        np.testing.assert_allclose(table.value, value, rtol=1e-5)
+    (program,) = strategy.executor.programs
+    (lookup,) = program.trace.lookups
+    assert lookup.table is first.embeddings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["central", "sharded"])
+def test_model_is_called_outside_of_steps(place) -> None:
+    """Values of several places are read on one device; the rows of a large table go there."""
+    strategy = hybrid(users=place, kernel="central", beta="sharded")
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((3,), dtype="int32"),
+                keras.layers.Embedding(NUM_USERS, 8, name="users"),
+                keras.layers.Flatten(),
+                keras.layers.Dense(8, name="top"),
+                keras.layers.BatchNormalization(),
+            ]
+        )
+        model.compile("sgd", "mse")
+    model.fit(USERS, Y + np.zeros(8, "float32"), verbose=0)
+    called = model(USERS)
+    assert {device.id for device in called.devices()} == {0}
+    np.testing.assert_allclose(called, model.predict(USERS, verbose=0), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_rules_that_match_nothing_are_reported_when_training_starts() -> None:
+    model = made(hybrid(user="central", embeddings="sharded", bias="mirrored"), "SGD")
+    fitted(model)
+    model = made(hybrid(users="central", artists="sharded"), "SGD")
+    model.predict([USERS, ITEMS], verbose=0)
+    with pytest.raises(ValueError, match=r"rules that match no variable: 'artists'.*users/embed"):
+        fitted(model)
+
+
+@pytest.mark.slow
+def test_rule_by_size_need_not_match_in_a_small_model() -> None:
+    rules = {sg.placement.at_least_bytes(2**40): "sharded", "users": "central"}
+    fitted(made(sg.HybridStrategy(TWO, placement=rules), "SGD"))
+
+
+def test_large_table_that_cannot_be_parted_is_reported() -> None:
+    strategy = hybrid(table="sharded")
+    with strategy.scope(), pytest.warns(UserWarning, match=r"\(9001, 9\) cannot be sharded over 2"):
+        table = sg.Variable(np.zeros((9001, 9), "float32"), name="table")
+    assert {shard.data.shape for shard in table.stored.addressable_shards} == {(9001, 9)}
+    with strategy.scope():  # by columns
+        table = sg.Variable(np.zeros((9001, 8), "float32"), name="table")
+    assert {shard.data.shape for shard in table.stored.addressable_shards} == {(9001, 4)}
+
+
+@pytest.mark.parametrize(
+    ("placement", "error", "message"),
+    [
+        (["users"], TypeError, "placement=.*is of type list"),
+        ({"users": "host"}, ValueError, "the place 'host' for 'users'"),
+        ({3: "central"}, TypeError, "the rule 3 of type int"),
+        ({"users[": "central"}, ValueError, r"the pattern 'users\['"),
+    ],
+)
+def test_wrong_placement_is_refused(placement, error, message) -> None:
+    with pytest.raises(error, match=message):
+        sg.HybridStrategy(TWO, placement=placement)
+
+
+def test_wrong_devices_are_refused() -> None:
+    with pytest.raises(TypeError, match="devices=3 is of type int"):
+        sg.HybridStrategy(3, placement={})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="cpu:99"):
+        sg.HybridStrategy(TWO, placement={}, parameter_device="cpu:99")

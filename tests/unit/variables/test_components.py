@@ -1,0 +1,521 @@
+"""From components to a value and back, against NumPy."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stratagem as sg
+from stratagem.devices.mesh import Topology
+from stratagem.options import VariableAggregation, VariableSynchronization
+from stratagem.variables import components
+from stratagem.variables.components import (
+    WholeValue,
+    aggregate_components,
+    components_of_members,
+    gather_together,
+    spread_over_components,
+    stored_components,
+)
+from stratagem.variables.late_reads import LateRead, read_before_replacing
+from stratagem.variables.registry import (
+    Home,
+    VariableKind,
+    VariableRegistry,
+    choose_kind,
+    home_of,
+    parse_aggregation,
+    parse_synchronization,
+)
+
+NONE, SUM, MEAN, FIRST = VariableAggregation
+
+
+@pytest.mark.parametrize(("aggregation", "expected"), [(SUM, 23.0), (MEAN, 11.5), (FIRST, 11.0)])
+def test_components_stand_for_their_aggregate(aggregation, expected) -> None:
+    """The last row of the table of aggregations: components [11 | 12]."""
+    value = aggregate_components(jnp.asarray([11.0, 12.0]), aggregation, "v")
+    assert value.shape == ()
+    assert float(value) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "int8", "bool"])
+def test_aggregate_keeps_shape_and_dtype(dtype) -> None:
+    components = np.array([[0, 1, 1], [0, 0, 1]]).astype(getattr(ml_dtypes, dtype, dtype))
+    for aggregation, expected in [(SUM, [0, 1, 2]), (FIRST, [0, 1, 1]), (MEAN, [0, 0.5, 1])]:
+        if aggregation is MEAN and components.dtype.kind in "bi":
+            continue  # such a variable cannot be made
+        value = np.asarray(aggregate_components(jnp.asarray(components), aggregation, "v"))
+        assert value.dtype == components.dtype
+        np.testing.assert_array_equal(value, np.array(expected).astype(components.dtype))
+
+
+def test_components_without_aggregation_stand_for_nothing() -> None:
+    with pytest.raises(
+        ValueError, match=r"'a/count' is ON_READ with aggregation NONE(?s:.)*Fix: cr"
+    ):
+        aggregate_components(jnp.ones(2), NONE, "a/count")
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "components"), [(SUM, [2, 2]), (MEAN, [4, 4]), (FIRST, [4, 4]), (NONE, [4, 4])]
+)
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_value_is_spread_as_its_aggregation_says(aggregation, components, dtype) -> None:
+    """`assign(4)` with two replicas."""
+    spread = spread_over_components(np.asarray(4, dtype), aggregation, 2)
+    assert spread.dtype == dtype
+    np.testing.assert_array_equal(spread, components)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "bool", "uint8"])
+def test_spread_value_keeps_its_shape_and_dtype(dtype) -> None:
+    value = np.array([[1, 0, 1]]).astype(getattr(ml_dtypes, dtype, dtype))
+    for aggregation in VariableAggregation:
+        spread = spread_over_components(value, aggregation, 3)
+        assert spread.shape == (3, 1, 3)
+        assert spread.dtype == value.dtype
+
+
+def test_spread_value_does_not_share_memory_with_the_value() -> None:
+    value = np.ones(2)
+    spread_over_components(value, MEAN, 2)[0] = 5.0
+    np.testing.assert_array_equal(value, [1.0, 1.0])
+
+
+@settings(deadline=None)
+@given(value=st.integers(-(2**31), 2**31 - 1), num_replicas=st.integers(1, 8))
+def test_components_of_an_integer_add_up_to_it(value, num_replicas) -> None:
+    spread = spread_over_components(np.int32(value), SUM, num_replicas)
+    assert sum(map(int, spread)) == value
+    assert max(spread) - min(spread) < num_replicas
+
+
+@settings(deadline=None)
+@given(
+    value=st.floats(width=32, allow_nan=False, allow_infinity=False),
+    num_replicas=st.integers(1, 8),
+)
+def test_components_of_a_float_are_equal_and_add_up_to_it(value, num_replicas) -> None:
+    spread = spread_over_components(np.float32(value), SUM, num_replicas)
+    assert len(set(spread.tolist())) == 1
+    np.testing.assert_allclose(spread.astype(np.float64).sum(), value, rtol=1e-6, atol=1e-37)
+
+
+@pytest.mark.parametrize("num_replicas", [3, 7])
+def test_mean_of_equal_values_is_that_value(num_replicas) -> None:
+    """A third of three times a value is another number for every seventh float32."""
+    values = np.random.default_rng(0).standard_normal(256).astype("float32")
+    strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(num_replicas)])
+    with strategy.scope():
+        variable = sg.Variable(values, synchronization="on_read", aggregation="mean")
+        norm = keras.layers.BatchNormalization()
+        norm.build((None, 256))
+    np.testing.assert_array_equal(variable.value, values)
+    variable.assign(values * 3)
+    np.testing.assert_array_equal(variable.value, values * 3)
+    norm.set_weights([values, values, values, np.abs(values)])
+    np.testing.assert_array_equal(norm.get_weights(), [values, values, values, np.abs(values)])
+    of_replicas = strategy.run(lambda rows: rows, args=(values,))
+    np.testing.assert_array_equal(strategy.reduce("mean", of_replicas, axis=None), values)
+
+
+def test_mean_is_taken_element_by_element() -> None:
+    components = jnp.asarray([[0.1, np.inf, np.nan], [0.1, np.inf, np.nan], [0.1, 1.0, np.nan]])
+    mean = aggregate_components(components, MEAN, "v")
+    np.testing.assert_array_equal(mean, np.asarray([0.1, np.inf, np.nan], "float32"))
+
+
+# Reads that wait: made once, before a program takes the memory of what they read.
+
+
+class _Counter:
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self) -> int:
+        self.num_calls += 1
+        return self.num_calls
+
+
+def test_result_is_read_once() -> None:
+    read = _Counter()
+    late = LateRead(read)
+    assert read.num_calls == 0
+    assert [late.result(), late.result()] == [1, 1]
+    read_before_replacing()
+    assert read.num_calls == 1
+
+
+def test_all_that_wait_are_read_before_values_are_replaced() -> None:
+    reads = [_Counter(), _Counter()]
+    waiting = [LateRead(read) for read in reads]
+    read_before_replacing()
+    assert [read.num_calls for read in reads] == [1, 1]
+    assert [late.result() for late in waiting] == [1, 1]
+
+
+def test_read_that_no_one_wants_is_not_made() -> None:
+    dropped, lost = _Counter(), _Counter()
+    late = LateRead(dropped)
+    late.drop()
+    LateRead(lost)
+    gc.collect()
+    read_before_replacing()
+    assert (dropped.num_calls, lost.num_calls) == (0, 0)
+
+
+def test_read_that_failed_is_tried_again() -> None:
+    outcomes: list[Any] = [ValueError("too early"), 7]
+
+    def read() -> Any:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    late = LateRead(read)
+    with pytest.raises(ValueError, match="too early"):
+        late.result()
+    assert late.result() == 7
+
+
+def _by_run(strategy: sg.Strategy, variable: Any) -> None:
+    strategy.run(lambda: variable.assign_add(1.0))
+
+
+def _by_function(strategy: sg.Strategy, variable: Any) -> None:
+    sg.function(lambda: strategy.run(lambda: variable.assign_add(1.0)))()
+
+
+@pytest.mark.parametrize("replace", [_by_run, _by_function])
+def test_program_that_replaces_a_variable_leaves_the_value_read_before(
+    replace: Callable[[sg.Strategy, Any], None],
+) -> None:
+    strategy = sg.OneDeviceStrategy("cpu:0")
+    with strategy.scope():
+        variable: Any = keras.Variable(1.0)
+    doubled = jax.jit(lambda value: 2 * value)
+    for expected in (2.0, 4.0, 6.0):
+        stored = variable.storage
+        late = LateRead(lambda stored=stored: doubled(stored))
+        replace(strategy, variable)
+        assert stored.is_deleted(), "the program took another memory; nothing is tested"
+        assert float(late.result()) == expected
+
+
+def test_traced_program_makes_no_read() -> None:
+    late = LateRead(lambda: jnp.ones(()))
+
+    @jax.jit
+    def traced() -> jax.Array:
+        read_before_replacing()
+        return jnp.zeros(())
+
+    traced()
+    assert float(late.result()) == 1.0  # a value, not a tracer
+
+
+# Which variables a strategy has, and where a variable belongs.
+
+
+class Stored:
+    """Stands in for a variable; compares as Keras variables do."""
+
+    def __init__(self, storage: Any = None) -> None:
+        self.storage = storage
+
+    @property
+    def has_value(self) -> bool:
+        return self.storage is not None
+
+    __hash__ = None
+
+    def __eq__(self, other: object) -> Any:
+        raise AssertionError("variables are found by identity")
+
+
+@pytest.fixture
+def registry() -> VariableRegistry:
+    return VariableRegistry()
+
+
+@pytest.fixture
+def home() -> Home:
+    return Home("strategy", VariableKind.MIRRORED, VariableAggregation.SUM)
+
+
+def test_variable_knows_its_home_and_others_have_none(registry, home) -> None:
+    variable, stranger = Stored(1.0), Stored(1.0)
+    registry.add(variable, home)
+    assert home_of(variable) is home
+    assert home_of(stranger) is None
+    assert home_of("anything") is None
+
+
+def test_variables_come_in_the_order_of_their_creation(registry, home) -> None:
+    variables = [Stored(float(index)) for index in range(4)]
+    for variable in variables:
+        registry.add(variable, home)
+    assert [id(variable) for variable in registry.live()] == [
+        id(variable) for variable in variables
+    ]
+
+
+def test_variable_without_a_value_is_not_live_until_it_gets_one(registry, home) -> None:
+    valued, empty = Stored(0.0), Stored()
+    registry.add(valued, home)
+    registry.add(empty, home)
+    assert [id(variable) for variable in registry.live()] == [id(valued)]
+    assert [id(variable) for variable in registry.uninitialized()] == [id(empty)]
+    empty.storage = 0.0
+    assert registry.uninitialized() == []
+    assert len(registry.live()) == 2
+
+
+def test_registry_does_not_keep_a_variable_alive(registry, home) -> None:
+    variable, other = Stored(1.0), Stored(2.0)
+    registry.add(variable, home)
+    registry.add(other, home)
+    reference = weakref.ref(variable)
+    del variable
+    gc.collect()
+    assert reference() is None
+    assert [id(one) for one in registry.live()] == [id(other)]
+
+
+def test_new_object_does_not_inherit_the_home_of_a_dead_one(registry, home) -> None:
+    """CPython gives a freed address to the next object of the same size."""
+    for _ in range(100):
+        variable = Stored(1.0)
+        registry.add(variable, home)
+        del variable
+        assert home_of(Stored(1.0)) is None
+    assert registry.live() == []
+
+
+def test_variable_may_outlive_its_registry(home) -> None:
+    variable = Stored(1.0)
+    VariableRegistry().add(variable, home)
+    gc.collect()
+    assert home_of(variable) is home
+    del variable
+
+
+def test_registries_do_not_share_variables(registry, home) -> None:
+    other = VariableRegistry()
+    variable = Stored(1.0)
+    registry.add(variable, home)
+    assert other.live() == []
+    assert len(registry.live()) == 1
+
+
+# Which kind a variable is: the whole table, and what no kind fits.
+
+AUTO, NONE_OF_KIND, ON_WRITE, ON_READ = VariableSynchronization
+KINDS = {
+    AUTO: VariableKind.MIRRORED,
+    ON_WRITE: VariableKind.MIRRORED,
+    ON_READ: VariableKind.ON_READ,
+}
+
+
+def kind_of(synchronization, aggregation, *, dtype="float32", num_replicas=2) -> VariableKind:
+    return choose_kind(
+        synchronization, aggregation, dtype=dtype, num_replicas=num_replicas, name="layer/v"
+    )
+
+
+@pytest.mark.parametrize("synchronization", KINDS)
+def test_kind_follows_from_the_synchronization_whatever_the_aggregation(synchronization) -> None:
+    for aggregation, num_replicas in itertools.product(VariableAggregation, (2, 8)):
+        kind = kind_of(synchronization, aggregation, num_replicas=num_replicas)
+        assert kind is KINDS[synchronization]
+
+
+def test_one_replica_has_plain_variables_and_no_rules() -> None:
+    for synchronization, aggregation, dtype in itertools.product(
+        VariableSynchronization, VariableAggregation, ("float32", "int32", "bool")
+    ):
+        kind = kind_of(synchronization, aggregation, dtype=dtype, num_replicas=1)
+        assert kind is VariableKind.PLAIN
+
+
+@pytest.mark.parametrize("aggregation", VariableAggregation)
+def test_synchronization_none_is_refused(aggregation) -> None:
+    with pytest.raises(
+        ValueError, match=r"'layer/v' has synchronization NONE under a strategy of 2(?s:.)*on_read"
+    ):
+        kind_of(NONE_OF_KIND, aggregation)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "uint8", "int64", "bool"])
+@pytest.mark.parametrize("synchronization", KINDS)
+def test_mean_of_whole_numbers_is_refused(synchronization, dtype) -> None:
+    with pytest.raises(ValueError, match=f"'layer/v' has aggregation MEAN and dtype {dtype}"):
+        kind_of(synchronization, VariableAggregation.MEAN, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "complex64", "float8_e4m3fn"])
+def test_mean_of_fractional_numbers_is_fine(dtype) -> None:
+    assert kind_of(AUTO, VariableAggregation.MEAN, dtype=dtype) is VariableKind.MIRRORED
+
+
+@pytest.mark.parametrize("aggregation", ["SUM", "NONE", "ONLY_FIRST_REPLICA"])
+def test_whole_numbers_may_be_aggregated_otherwise(aggregation) -> None:
+    kind = kind_of(ON_READ, VariableAggregation[aggregation], dtype="int32")
+    assert kind is VariableKind.ON_READ
+
+
+@pytest.mark.parametrize(
+    ("parse", "kind"),
+    [
+        (parse_synchronization, VariableSynchronization),
+        (parse_aggregation, VariableAggregation),
+    ],
+)
+def test_member_name_and_number_are_understood(parse, kind) -> None:
+    for member in kind:
+        assert parse(member) is member
+        assert parse(member.name.lower()) is member
+        assert parse(member.name) is member
+        assert parse(int(member)) is member
+    assert parse(None) is kind.NONE
+
+
+@pytest.mark.parametrize(
+    "value", ["", "sometimes", 4, -1, True, 1.0, VariableAggregation.MEAN], ids=repr
+)
+def test_unknown_synchronization_is_refused_with_those_there_are(value) -> None:
+    known = 'one of "auto", "none", "on_write", "on_read"'
+    with pytest.raises(ValueError, match=f"synchronization=.* is not a valid value(?s:.)*{known}"):
+        parse_synchronization(value)
+
+
+@pytest.mark.parametrize("value", ["max", 4, False, VariableSynchronization.ON_READ], ids=repr)
+def test_unknown_aggregation_is_refused_with_those_there_are(value) -> None:
+    known = 'one of "none", "sum", "mean", "only_first_replica"'
+    with pytest.raises(ValueError, match=f"aggregation=.* is not a valid value(?s:.)*{known}"):
+        parse_aggregation(value)
+
+
+# Components of a variable, one on each replica's device, and their cached aggregate.
+
+TOPOLOGY = Topology(tuple(jax.devices()[:3]))
+PARTS = np.arange(6, dtype=np.float32).reshape(3, 2)
+
+
+@pytest.fixture
+def gathered(monkeypatch) -> list[int]:
+    """The number of arrays of each gathering; the arrays of one process are whole already."""
+    sizes = []
+
+    def compute(storages):
+        sizes.append(len(storages))
+        return storages
+
+    monkeypatch.setattr(components, "compute_on_every_process", compute)
+    return sizes
+
+
+def test_each_component_is_on_the_device_of_its_replica() -> None:
+    stored = stored_components(PARTS, TOPOLOGY)
+    assert stored.shape == (3, 2)
+    by_device = {shard.device: np.asarray(shard.data) for shard in stored.addressable_shards}
+    assert list(by_device) == list(TOPOLOGY.devices or ())
+    for device, part in zip(TOPOLOGY.devices or (), PARTS, strict=True):
+        np.testing.assert_array_equal(by_device[device].reshape(2), part)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [(VariableAggregation.SUM, PARTS.sum(0)), (VariableAggregation.MEAN, PARTS.mean(0))],
+)
+def test_whole_value_is_the_aggregate(aggregation, expected, gathered) -> None:
+    stored = stored_components(PARTS, TOPOLOGY)
+    np.testing.assert_allclose(WholeValue().of(stored, aggregation, "v"), expected)
+
+
+def test_components_are_gathered_once_until_they_change(gathered) -> None:
+    whole, stored = WholeValue(), stored_components(PARTS, TOPOLOGY)
+    for _ in range(2):
+        whole.of(stored, VariableAggregation.SUM, "v")
+    assert gathered == [1]
+    other = stored_components(PARTS + 1, TOPOLOGY)
+    total = whole.of(other, VariableAggregation.SUM, "v")
+    np.testing.assert_array_equal(total, PARTS.sum(0) + 3)
+    assert gathered == [1, 1]
+
+
+def test_many_variables_are_gathered_in_one_program_without_the_current_ones(gathered) -> None:
+    wholes = [WholeValue() for _ in range(3)]
+    storages = [stored_components(PARTS * n, TOPOLOGY) for n in range(3)]
+    gather_together([(wholes[1], storages[1])])
+    gather_together(list(zip(wholes, storages, strict=True)))
+    gather_together(list(zip(wholes, storages, strict=True)))
+    assert gathered == [1, 2]
+    assert all(whole.gathered is one for whole, one in zip(wholes, storages, strict=True))
+
+
+# Components of ON_READ variables after members were lost: the value stays.
+
+_AGGREGATIONS = [
+    VariableAggregation.SUM,
+    VariableAggregation.MEAN,
+    VariableAggregation.ONLY_FIRST_REPLICA,
+]
+
+
+@pytest.mark.parametrize("aggregation", _AGGREGATIONS)
+@pytest.mark.parametrize("kept", [[1, 2], [0, 2], [3]], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_value_of_the_members_that_are_left(aggregation, kept, dtype) -> None:
+    components = np.arange(8).reshape(4, 2).astype(dtype) ** 2
+    rows = components_of_members(components, aggregation, kept)
+    assert rows.shape == (len(kept), 2)
+    assert rows.dtype == components.dtype
+    expected = components
+    if aggregation is VariableAggregation.MEAN:  # the mean of those that are left
+        expected = components[kept]
+    value = aggregate_components(rows, aggregation, "v")
+    np.testing.assert_array_equal(value, aggregate_components(expected, aggregation, "v"))
+    np.testing.assert_array_equal(rows[1:], components[kept[1:]])
+
+
+def test_arguments_are_not_changed() -> None:
+    components = np.ones((3, 1))
+    components_of_members(components, VariableAggregation.SUM, [0, 1])
+    assert components.tolist() == [[1.0]] * 3
+
+
+def test_flags_are_not_added() -> None:
+    components = np.array([[True], [True]])
+    rows = components_of_members(components, VariableAggregation.SUM, [1])
+    assert rows.tolist() == [[True]]
+
+
+@pytest.mark.parametrize("aggregation", _AGGREGATIONS)
+@pytest.mark.parametrize("kept", [[0, None, 1], [None, 1], [None, 0, None]], ids=str)
+def test_new_members_do_not_change_the_value(aggregation, kept) -> None:
+    components = np.array([[1.0, 2.0], [5.0, 8.0]], np.float32)
+    present = [row for row in kept if row is not None]
+    rows = components_of_members(components, aggregation, kept)
+    is_mean = aggregation is VariableAggregation.MEAN
+    expected = aggregate_components(
+        components[present] if is_mean else components, aggregation, "v"
+    )
+    np.testing.assert_allclose(aggregate_components(rows, aggregation, "v"), expected)

@@ -1,0 +1,120 @@
+"""Test files in the order in which a limited run takes them, and what a GPU cannot run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+# The most telling first. What starts clusters, Ray or Kubernetes, or uses no device, is not here.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "strategies": ("tests/unit/strategies",),
+    "contract": ("tests/contract",),
+    "numerics": ("tests/unit/keras/numerics", "tests/unit/keras/evaluation"),
+    "parity": ("tests/parity",),
+    "training": (
+        "tests/unit/keras/training",
+        "tests/unit/keras/variables",
+        "tests/unit/keras/test_keras.py",
+    ),
+    "programs": ("tests/unit/execution",),
+    "variables": (
+        "tests/unit/variables",
+        "tests/unit/variables/values",
+        "tests/unit/execution/context",
+    ),
+    "checkpoint": ("tests/unit/checkpoint",),
+    "callbacks": ("tests/unit/keras/callbacks",),
+    "profiling": ("tests/unit/observe/profiling", "tests/unit/execution/summary"),
+    "estimator": (
+        "tests/unit/estimator/steps",
+        "tests/unit/estimator/test_estimator.py",
+        "tests/unit/estimator/loops",
+        "tests/unit/estimator/keras_models",
+        "tests/unit/estimator/exporting",
+        "tests/unit/estimator/heads",
+        "tests/unit/estimator/premade",
+        "tests/unit/estimator/feature_column",
+    ),
+    "input": ("tests/unit/input",),
+    "collectives": ("tests/unit/devices/collectives",),
+    "machine": (
+        "tests/unit/cli/doctor/test_examination.py",
+        "tests/unit/cli/doctor/test_examination.py",
+        "tests/unit/cli/doctor/test_examination.py",
+        "tests/unit/cli/doctor/test_settings.py",
+        "tests/unit/cli/test_config_file.py",
+        "tests/unit/cli/test_other_commands.py",
+        "tests/unit/cli/selftest",
+        "tests/unit/cluster/test_accelerators.py",
+        "tests/unit/test_environment.py",
+        "tests/unit/test_public_names.py",
+        "tests/unit/devices/topology",
+    ),
+    "servers": (
+        "tests/unit/parameter_server/keras",
+        "tests/unit/parameter_server/client",
+        "tests/unit/parameter_server/strategy",
+    ),
+    "planning": ("tests/unit/planning",),
+}
+
+# Start of a test's id, and why it says nothing with a GPU in the place of the CPU.
+_BY_NUMBER = "numbers count the CPU devices of the default platform; with a GPU there is one device"
+_MIRRORED = "tests/unit/strategies/test_elastic_admission.py::"
+NOT_FOR_A_GPU: dict[str, str] = {
+    f"{_MIRRORED}test_mirrored_takes_devices_by_name_index_or_as_they_are[[1, 3]]": _BY_NUMBER,
+    f"{_MIRRORED}test_mirrored_refuses_what_names_no_devices[['cpu:0', 0]-": _BY_NUMBER,
+    f"{_MIRRORED}test_mirrored_refuses_what_names_no_devices[['gpu:0']-": "here is a GPU",
+    "tests/unit/strategies/test_elastic.py::test_one_device_takes_a_device[3]": _BY_NUMBER,
+    "tests/unit/strategies/base/test_logical_devices.py::"
+    "test_neighbouring_devices_of_a_worker_form_groups": "needs eight devices of one platform",
+}
+
+
+def files_of(rooms: Iterable[str], root: Path = ROOT) -> list[str]:
+    """Returns the test files of rooms, in order, each once.
+
+    Raises:
+        ValueError: an unknown room, or a path that is not there.
+    """
+    found: dict[str, None] = {}
+    for room in rooms:
+        if room not in ROOMS:
+            raise ValueError(f"Unknown room {room!r}. Expected some of {', '.join(ROOMS)}.")
+        for name in ROOMS[room]:
+            path = root / name
+            files = sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+            if not files or not files[0].is_file():
+                raise ValueError(f"{name} of the room {room!r} has no tests: correct ROOMS.")
+            found |= dict.fromkeys(file.relative_to(root).as_posix() for file in files)
+    return list(found)
+
+
+def room_of(test: str) -> str:
+    """Returns the room of a test id, or "other"."""
+    file = test.partition("::")[0]
+    for room, names in ROOMS.items():
+        if any(file == name or file.startswith(f"{name}/") for name in names):
+            return room
+    return "other"
+
+
+def not_for_a_gpu(test: str) -> str | None:
+    """Returns the reason to leave a test out, or None."""
+    for start, reason in NOT_FOR_A_GPU.items():
+        begins = start if start.endswith("-") else (f"{start}[", f"{start}::", f"{start}/")
+        if test == start or test.startswith(begins):
+            return reason
+    return None
+
+
+# Tests that hold for several replicas only, by id or, for all rows, by name. `gpu_alone` leaves
+# them to `gpu`.
+_SEVERAL = Path(__file__).with_name("needs_several.txt")
+
+
+def needs_several() -> frozenset[str]:
+    """Returns the ids of tests that need several replicas."""
+    return frozenset(_SEVERAL.read_text(encoding="utf-8").splitlines())

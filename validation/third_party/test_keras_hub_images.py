@@ -1,0 +1,18 @@
+"""KerasHub's image classifiers, with batch normalization and with attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from validation.third_party.comparison import Numbers, assert_like_plain_keras
+from validation.third_party.programs.keras_hub_images import PROGRAMS
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_image_classifier_of_keras_hub_equals_plain_keras(
+    strategy: Any, plain: Mapping[str, Numbers], name: str
+) -> None:
+    assert_like_plain_keras(PROGRAMS[name], strategy, plain[name])

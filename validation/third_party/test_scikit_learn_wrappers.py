@@ -1,0 +1,18 @@
+"""Keras's wrappers for scikit-learn, in pipelines and cross-validation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from validation.third_party.comparison import Numbers, assert_like_plain_keras
+from validation.third_party.programs.scikit_learn_wrappers import PROGRAMS
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_wrapper_for_scikit_learn_equals_plain_keras(
+    strategy: Any, plain: Mapping[str, Numbers], name: str
+) -> None:
+    assert_like_plain_keras(PROGRAMS[name], strategy, plain[name])
