@@ -1,6 +1,6 @@
 """What every test finds: 8 virtual CPU devices, Keras on JAX, strict types; and what it must leave.
 
-With `STRATAGEM_TEST_PLATFORM=gpu` there is a GPU beside them (`validation/on_gpu`).
+With `STRATAGEM_TEST_PLATFORM=gpu` there is a GPU beside them (`validation/gpu/suites`).
 
 The settings stand above the imports because JAX and Keras read them once, when they are loaded or
 when the backend starts.

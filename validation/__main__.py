@@ -48,7 +48,7 @@ CHECKS = {
     "chaos": Check(
         "1000 faults at random times and places; --number, --seed. Needs root, tc and iptables",
         _MAIN,
-        ("validation.chaos",),
+        ("validation.chaos", "pytest validation/chaos"),
     ),
     "crds": Check(
         "manifests against the definitions of JobSet, TrainJob and KubeRay; --renew. Needs GitHub",
@@ -61,7 +61,7 @@ CHECKS = {
     "fuzz": Check(
         "1000000 frames for each parser of a socket; --frames, --only",
         _EXTERNAL,
-        ("validation.fuzz", f"{_PYTEST} -k fuzzed tests/unit"),
+        ("validation.fuzz", f"{_PYTEST} -k fuzzed tests/unit", "pytest validation/fuzz"),
         variables={"FUZZ_EXAMPLES": "1000"},
     ),
     "gpu-compiler": Check(
@@ -72,7 +72,7 @@ CHECKS = {
     "keras": Check(
         "Keras's own tests with each strategy as the current one; --record renews the list",
         _MAIN,
-        ("validation.keras_own",),
+        ("validation.keras_own", "pytest validation/keras_own"),
     ),
     "latest": Check(
         "the nightly Keras and JAX: what they moved, and the compatibility tests; --released",
@@ -114,7 +114,7 @@ CHECKS = {
     "soak": Check(
         "4 hours of training, a process killed every two minutes: nothing may grow; --hours",
         _MAIN,
-        ("validation.soak",),
+        ("validation.soak", "pytest validation/soak"),
     ),
     "third-party": Check(
         "KerasHub, KerasRS, KerasTuner, Optax, Flax, Haiku and Equinox under strategies",

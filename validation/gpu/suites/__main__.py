@@ -1,4 +1,4 @@
-"""`python -m validation.on_gpu --limit-s 150`: test suites on the GPU; results in runs/on_gpu."""
+"""`python -m validation.gpu.suites --limit-s 150`: test suites on the GPU; results in runs/on_gpu."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pathlib import Path
 import click
 
 from tests.platforms import PLATFORMS, VARIABLE
-from validation.on_gpu.recording import RECORD, UNTIL
-from validation.on_gpu.rooms import ROOMS, ROOT, files_of
-from validation.on_gpu.summary import to_text, write_summary
+from validation.gpu.suites.files import ROOT, SUITES, files_of
+from validation.gpu.suites.recording import RECORD, UNTIL
+from validation.gpu.suites.summary import to_text, write_summary
 
 # Collecting, a test that runs at the limit, and the reports.
 _GRACE_S = 15.0
@@ -50,7 +50,14 @@ def run_environment(
 
 def pytest_arguments(tests: list[str], processes: int, timeout_s: float, folder: Path) -> list[str]:
     """Returns the arguments of pytest; tests are files, or one "@file" of test ids."""
-    arguments = ["-q", "-p", "validation.on_gpu.recording", "-p", "no:cacheprovider", "--tb=short"]
+    arguments = [
+        "-q",
+        "-p",
+        "validation.gpu.suites.recording",
+        "-p",
+        "no:cacheprovider",
+        "--tb=short",
+    ]
     # pytest-benchmark warns beside pytest-xdist, and warnings are errors here.
     arguments += [
         "-p",
@@ -82,8 +89,8 @@ def wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
 
 
 @click.command()
-@click.option("--list", "lists", is_flag=True, help="Print the rooms and their files, and end.")
-@click.option("--rooms", default=",".join(ROOMS), help="Rooms, by comma, in order.")
+@click.option("--list", "lists", is_flag=True, help="Print the suites and their files, and end.")
+@click.option("--suites", default=",".join(SUITES), help="Suites, by comma, in order.")
 @click.option("--only", type=click.Path(path_type=Path), help="A file of test ids: failed.txt.")
 @click.option("--processes", default=12, show_default=True)
 @click.option("--limit-s", default=150.0, show_default=True, help="For all; then it reports.")
@@ -93,7 +100,7 @@ def wait(process: subprocess.Popen[bytes], limit_s: float) -> str:
 @click.argument("pytest_options", nargs=-1, type=click.UNPROCESSED)
 def main(
     lists: bool,
-    rooms: str,
+    suites: str,
     only: Path | None,
     processes: int,
     limit_s: float,
@@ -110,9 +117,9 @@ def main(
     if only and not only.read_text(encoding="utf-8").strip():
         print(f"{only} names no tests.")  # pytest would run all
         return
-    tests = [f"@{only.resolve()}"] if only else files_of(rooms.split(","))
+    tests = [f"@{only.resolve()}"] if only else files_of(suites.split(","))
     if lists:
-        print("\n".join(f"{room}: {len(files_of([room]))} files" for room in ROOMS))
+        print("\n".join(f"{suite}: {len(files_of([suite]))} files" for suite in SUITES))
         print("\n".join(tests))
         return
     folder = output.resolve()

@@ -1,4 +1,4 @@
-"""Summary of a record: counts of each room, reasons of skips, failures by their message."""
+"""Summary of a record: counts of each suite, reasons of skips, failures by their message."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from validation.on_gpu.recording import NOT_REACHED
-from validation.on_gpu.rooms import room_of
+from validation.gpu.suites.files import suite_of
+from validation.gpu.suites.recording import NOT_REACHED
 
 _ORDER = {"failed": 2, "skipped": 1, "passed": 0}
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?")
@@ -42,7 +42,7 @@ def results(entries: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 def summarize(entries: list[dict[str, Any]]) -> dict[str, Any]:
     """Returns the summary as JSON's types."""
     tests = results(entries)
-    rooms: dict[str, Counter[str]] = defaultdict(Counter)
+    suites: dict[str, Counter[str]] = defaultdict(Counter)
     skips: Counter[str] = Counter()
     failures: dict[str, list[str]] = defaultdict(list)
     for name, result in tests.items():
@@ -54,13 +54,13 @@ def summarize(entries: list[dict[str, Any]]) -> dict[str, Any]:
         elif outcome == "failed":
             failures[_pattern(reason)].append(name)
         elif result.get("allocations"):
-            rooms[room_of(name)]["passed, computed on the GPU"] += 1
-        rooms[room_of(name)][outcome] += 1
+            suites[suite_of(name)]["passed, computed on the GPU"] += 1
+        suites[suite_of(name)][outcome] += 1
     slowest = sorted(tests.values(), key=lambda one: -one.get("duration_s", 0.0))[:25]
     warned = Counter(_first_line(one["text"]) for one in entries if one["kind"] == "warning")
     return {
-        "total": dict(sum(rooms.values(), Counter())),
-        "rooms": {room: dict(counts) for room, counts in rooms.items()},
+        "total": dict(sum(suites.values(), Counter())),
+        "suites": {suite: dict(counts) for suite, counts in suites.items()},
         "skips": dict(skips.most_common()),
         "failures": dict(sorted(failures.items(), key=lambda item: -len(item[1]))),
         "slowest": [[one["name"], one.get("duration_s", 0.0)] for one in slowest],
@@ -81,7 +81,7 @@ def _pattern(reason: str) -> str:
 def to_text(summary: Mapping[str, Any]) -> str:
     """Returns a summary to read."""
     lines = ["Total: " + _counts(summary["total"]), ""]
-    lines += [f"{room}: {_counts(counts)}" for room, counts in summary["rooms"].items()]
+    lines += [f"{suite}: {_counts(counts)}" for suite, counts in summary["suites"].items()]
     lines += ["", f"Failures, by message ({len(summary['failures'])}):"]
     for message, names in summary["failures"].items():
         lines.append(f"  {len(names)} x {message}")

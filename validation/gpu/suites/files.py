@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # The most telling first. What starts clusters, Ray or Kubernetes, or uses no device, is not here.
-ROOMS: dict[str, tuple[str, ...]] = {
+SUITES: dict[str, tuple[str, ...]] = {
     "strategies": ("tests/unit/strategies",),
     "contract": ("tests/contract",),
     "numerics": ("tests/unit/keras/numerics", "tests/unit/keras/evaluation"),
@@ -19,11 +19,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tests/unit/keras/test_keras.py",
     ),
     "programs": ("tests/unit/execution",),
-    "variables": (
-        "tests/unit/variables",
-        "tests/unit/variables/values",
-        "tests/unit/execution/context",
-    ),
+    "variables": ("tests/unit/variables",),
     "checkpoint": ("tests/unit/checkpoint",),
     "callbacks": ("tests/unit/keras/callbacks",),
     "profiling": ("tests/unit/observe/profiling", "tests/unit/execution/summary"),
@@ -40,8 +36,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "input": ("tests/unit/input",),
     "collectives": ("tests/unit/devices/collectives",),
     "machine": (
-        "tests/unit/cli/doctor/test_examination.py",
-        "tests/unit/cli/doctor/test_examination.py",
         "tests/unit/cli/doctor/test_examination.py",
         "tests/unit/cli/doctor/test_settings.py",
         "tests/unit/cli/test_config_file.py",
@@ -73,31 +67,31 @@ NOT_FOR_A_GPU: dict[str, str] = {
 }
 
 
-def files_of(rooms: Iterable[str], root: Path = ROOT) -> list[str]:
-    """Returns the test files of rooms, in order, each once.
+def files_of(suites: Iterable[str], root: Path = ROOT) -> list[str]:
+    """Returns the test files of suites, in order, each once.
 
     Raises:
-        ValueError: an unknown room, or a path that is not there.
+        ValueError: an unknown suite, or a path that is not there.
     """
     found: dict[str, None] = {}
-    for room in rooms:
-        if room not in ROOMS:
-            raise ValueError(f"Unknown room {room!r}. Expected some of {', '.join(ROOMS)}.")
-        for name in ROOMS[room]:
+    for suite in suites:
+        if suite not in SUITES:
+            raise ValueError(f"Unknown suite {suite!r}. Expected some of {', '.join(SUITES)}.")
+        for name in SUITES[suite]:
             path = root / name
             files = sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
             if not files or not files[0].is_file():
-                raise ValueError(f"{name} of the room {room!r} has no tests: correct ROOMS.")
+                raise ValueError(f"{name} of the suite {suite!r} has no tests: correct SUITES.")
             found |= dict.fromkeys(file.relative_to(root).as_posix() for file in files)
     return list(found)
 
 
-def room_of(test: str) -> str:
-    """Returns the room of a test id, or "other"."""
+def suite_of(test: str) -> str:
+    """Returns the suite of a test id, or "other"."""
     file = test.partition("::")[0]
-    for room, names in ROOMS.items():
+    for suite, names in SUITES.items():
         if any(file == name or file.startswith(f"{name}/") for name in names):
-            return room
+            return suite
     return "other"
 
 

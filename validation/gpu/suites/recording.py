@@ -1,6 +1,6 @@
 """pytest plugin: a record of each test at once, and an end at the time limit that still reports.
 
-Loaded by `python -m validation.on_gpu`, in the process that schedules and in those that run tests.
+Loaded by `python -m validation.gpu.suites`, in the process that schedules and in those that run tests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.platforms import lookups, selected_platform
-from validation.on_gpu.rooms import needs_several, not_for_a_gpu
+from validation.gpu.suites.files import needs_several, not_for_a_gpu
 
 UNTIL = "STRATAGEM_TEST_UNTIL_S"
 RECORD = "STRATAGEM_TEST_RECORD"

@@ -1,1 +1,0 @@
-"""Existing test suites with a GPU as the default device: `python -m validation.on_gpu`."""
