@@ -1,4 +1,4 @@
-"""`python -m validation.gpu.suites --limit-s 150`: test suites on the GPU; results in runs/on_gpu."""
+"""`python -m validation.gpu.suites --limit-s 150`: test suites on the GPU, into runs/on_gpu."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """pytest plugin: a record of each test at once, and an end at the time limit that still reports.
 
-Loaded by `python -m validation.gpu.suites`, in the process that schedules and in those that run tests.
+Loaded by `python -m validation.gpu.suites`, in the process that schedules and those that run tests.
 """
 
 from __future__ import annotations
