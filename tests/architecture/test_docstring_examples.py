@@ -55,7 +55,6 @@ _SLOW = (
     ".chunked_softmax_cross_entropy",
     ".load_exported",
     ".make_early_stopping_hook",
-    ".metrics.AUC",
     ".model_to_estimator",
     ".plan_step",
     ".planner.plan",
