@@ -60,7 +60,6 @@ _SLOW = (
     ".planner.plan",
     ".remat",
     ".saving.publish",
-    ".saving.reshard",
     ".saving.restore",
     ".saving.rollback",
     ".saving.save",

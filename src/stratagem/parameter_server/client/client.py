@@ -30,12 +30,7 @@ from stratagem.parameter_server.client.request_partitioning import (
 from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.client.row_reads import RowReads, RowRequest
 from stratagem.parameter_server.client.running_function import RunningFunction
-from stratagem.parameter_server.client.shard_layout import (
-    KeyLayout,
-    KnownLayouts,
-    ShardLayout,
-    by_layouts,
-)
+from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.changes import SeenVersions
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS, Pushed, UpdateMode, UpdateRule
 
@@ -83,18 +78,6 @@ class SentRules:
             for optimizer, messages in self._messages.items()
             if any(name in message.fields["names"] for message in messages.values())
         ]
-
-    def move(self, old: ShardLayout, new: ShardLayout) -> None:
-        """Replaces the shards of a table by those of a new layout."""
-        gone = {old.name_of(part) for part in range(len(old.servers))}
-        for optimizer in self.of(old.name_of(0)):
-            for server, message in self._messages[optimizer].items():
-                names = [name for name in message.fields["names"] if name not in gone]
-                names += [
-                    new.name_of(part) for part, own in enumerate(new.servers) if own == server
-                ]
-                fields = {**message.fields, "names": names}
-                self._messages[optimizer][server] = dataclasses.replace(message, fields=fields)
 
     def forget(self, optimizer: str) -> None:
         """Drops an optimizer."""
@@ -170,10 +153,7 @@ class NeededRules:
 
 
 class ServerRequests:
-    """Requests to servers that name no variable, or only shards. Thread-safe.
-
-    `known` has the layouts of variables.
-    """
+    """Requests to servers that name no variable, or only shards. Thread-safe."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -181,7 +161,6 @@ class ServerRequests:
         self._numbers = itertools.count(1)
         self._seen = SeenVersions()
         self._rules = SentRules(connections)
-        self.known = KnownLayouts()
         self.num_repeated = 0
 
     @property
@@ -277,14 +256,6 @@ class ServerRequests:
         answers = self._connections.ask_all(dict.fromkeys(servers, message))
         return {server: answer.fields["journaled_version"] for server, answer in answers.items()}
 
-    def optimizers_of(self, layout: ShardLayout) -> list[str]:
-        """Returns the optimizers of a variable that this client has sent."""
-        return self._rules.of(layout.name_of(0))
-
-    def placed_layouts(self) -> dict[str, Any]:
-        """Returns the layouts of tables that were moved, by name, as the first server has them."""
-        return self._connections.ask(0, Message("describe")).fields["layouts"]
-
     def _ask(
         self,
         messages: dict[int, Message],
@@ -332,6 +303,7 @@ class ServerClient(ServerRequests):
     ) -> None:
         super().__init__(connections)
         self._client_name = client_name
+        self._layouts: dict[str, ShardLayout] = {}
         self._distinct = DistinctIds()
         self.rows = RowReads(self._ask, self._seen, row_cache, self._distinct)
         self._pickle: Any = load(
@@ -353,25 +325,19 @@ class ServerClient(ServerRequests):
 
     def know(self, placement: ShardLayout) -> None:
         """Registers the layout of a variable that another process created."""
-        if self.known.add(placement):
-            self.rows.drop_cached()
-
-    def switch(self, layout: KeyLayout) -> None:
-        """Uses a new layout of a table, also in messages that send its optimizer again."""
-        self._rules.move(self.known[layout.name], layout)
-        self.know(layout)
+        self._layouts[placement.name] = placement
 
     def placement_of(self, name: str) -> ShardLayout:
         """Returns the layout of a variable, or of the variable that a slot belongs to.
 
         Raises a KeyError if the variable is not registered here.
         """
-        return self.known.find(name)[0]
+        return self._find(name)[0]
 
     @property
     def layouts(self) -> list[ShardLayout]:
         """Layouts of the variables that were created or registered here."""
-        return self.known.all
+        return list(self._layouts.values())
 
     def create(
         self, placement: ShardLayout, initial: np.ndarray | Callable[[int, int], np.ndarray] | None
@@ -389,7 +355,6 @@ class ServerClient(ServerRequests):
         answers = self._ask(messages)
         return any(answer.fields["is_new"] for answer in answers.values())
 
-    @by_layouts
     def pull(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Returns whole variables, or slots as "name:slot". The arrays must not be modified."""
         wanted = self._wanted(names)
@@ -410,7 +375,6 @@ class ServerClient(ServerRequests):
         """
         return self.pull_rows_of([(name, ids)], may_be_cached=may_be_cached)[0]
 
-    @by_layouts
     def pull_rows_of(
         self,
         wanted: Sequence[tuple[str, np.ndarray | DistinctKeys]],
@@ -423,7 +387,7 @@ class ServerClient(ServerRequests):
         """
         requests = [
             RowRequest(
-                *self.known.find(name),
+                *self._find(name),
                 np.asarray(ids),
                 ids if isinstance(ids, DistinctKeys) else None,
             )
@@ -431,17 +395,15 @@ class ServerClient(ServerRequests):
         ]
         return self.rows.pull(requests, may_be_cached=may_be_cached)
 
-    @by_layouts
     def assign(self, name: str, value: np.ndarray, *, sign: int = 0) -> None:
         """Writes a whole variable or slot: `sign` 0 sets it, 1 adds the value, -1 subtracts it."""
-        placement, slot = self.known.find(name)
+        placement, slot = self._find(name)
         parts = RequestParts()
         for shard, part in enumerate(placement.parts(np.asarray(value))):
             parts.add(placement.servers[shard], shard_name(placement, shard) + slot, part)
         with self.rows.writing(placement.name):
             self._ask(parts.messages("assign", sign=sign, **self._update()))
 
-    @by_layouts
     def scatter(self, name: str, ids: np.ndarray, values: np.ndarray, *, sign: int = 0) -> None:
         """Writes rows of a variable or slot: `sign` 0 sets them, 1 adds, -1 subtracts `values`.
 
@@ -451,7 +413,7 @@ class ServerClient(ServerRequests):
         Raises:
             IndexError: an id is out of range.
         """
-        placement, slot = self.known.find(name)
+        placement, slot = self._find(name)
         written = self._distinct.of(placement, np.asarray(ids))
         values = np.asarray(values)
         values = written.summed(values) if sign else written.last(values)
@@ -463,7 +425,6 @@ class ServerClient(ServerRequests):
         with self.rows.writing(placement.name):
             self._ask(parts.messages("scatter", sign=sign, **self._update()))
 
-    @by_layouts
     def set_rule(
         self,
         rule: UpdateRule,
@@ -479,7 +440,7 @@ class ServerClient(ServerRequests):
         pickled = np.frombuffer(self._pickle.dumps(rule), np.uint8)
         shards: dict[int, list[str]] = {server: [] for server in range(len(self._connections))}
         for name in names:
-            placement = self.known[name]
+            placement = self._layouts[name]
             for shard, server in enumerate(placement.servers):
                 shards[server].append(shard_name(placement, shard))
         own_mode = None if mode is None else dataclasses.asdict(mode)
@@ -500,7 +461,6 @@ class ServerClient(ServerRequests):
         """Sends all optimizers to a restarted server, whose journal only describes them."""
         self._rules.send(server)
 
-    @by_layouts
     def push(
         self,
         whole: Mapping[str, np.ndarray],
@@ -535,7 +495,7 @@ class ServerClient(ServerRequests):
         """
         pushes = self._gradients(whole, rows or {}, optimizers or {})
         for name, (value, sign) in (assigned or {}).items():
-            placement, slot = self.known.find(name)
+            placement, slot = self._find(name)
             for shard, part in enumerate(placement.parts(np.asarray(value))):
                 full_name = shard_name(placement, shard) + slot
                 pushes[placement.servers[shard]].assign(full_name, part, sign)
@@ -550,7 +510,7 @@ class ServerClient(ServerRequests):
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.rows.pushing(rows or {}))
             for name in assigned or {}:
-                stack.enter_context(self.rows.writing(self.known.find(name)[0].name))
+                stack.enter_context(self.rows.writing(self._find(name)[0].name))
             answers = self._rules.asked(messages, lambda some: self._ask(some, wanted.variables))
         num_discarded = sum(not answers[server].fields["is_used"] for server in pushes)
         for server in pushes:
@@ -569,12 +529,19 @@ class ServerClient(ServerRequests):
         `name` is a variable of that update, and `place` tells several sums before it apart. Late
         workers, whose gradients will be discarded, get their own values.
         """
-        placement = self.known[name]
+        placement = self._layouts[name]
         server = placement.servers[0]
-        seen = self._seen.of(server, [placement.versioned_name])
+        seen = self._seen.of(server, [placement.name])
         fields = {**seen, "worker": self._client_name, "place": place}
         answers = self._ask({server: Message("sum", fields, [value])})
         return answers[server].arrays[0]
+
+    def _find(self, name: str) -> tuple[ShardLayout, str]:
+        """Returns the layout of a variable or of a slot "variable:slot", and ":slot" or ""."""
+        if name in self._layouts:
+            return self._layouts[name], ""
+        variable, colon, slot = name.rpartition(":")
+        return self._layouts[variable], colon + slot
 
     def _gradients(
         self,
@@ -585,12 +552,12 @@ class ServerClient(ServerRequests):
         """Splits gradients by server."""
         pushes: dict[int, GradientParts] = defaultdict(GradientParts)
         for name, gradient in whole.items():
-            placement = self.known[name]
+            placement = self._layouts[name]
             for shard, part in enumerate(placement.parts(np.asarray(gradient))):
                 to = pushes[placement.servers[shard]]
                 to.add(placement, shard, optimizers.get(name, ""), part)
         for name, (ids, values) in rows.items():
-            placement = self.known[name]
+            placement = self._layouts[name]
             known = isinstance(ids, DistinctKeys)
             updated = self._distinct.of(placement, ids if known else np.asarray(ids))
             sums = updated.summed(np.asarray(values))
@@ -603,7 +570,7 @@ class ServerClient(ServerRequests):
     def _wanted(self, names: Sequence[str]) -> WholeVariables:
         wanted = WholeVariables()
         for name in dict.fromkeys(names):
-            wanted.add(name, *self.known.find(name))
+            wanted.add(name, *self._find(name))
         return wanted
 
     def _note_lifetime(self, server: int, lifetime: int) -> None:

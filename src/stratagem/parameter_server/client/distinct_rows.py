@@ -171,7 +171,7 @@ class DistinctIds:
         if isinstance(ids, DistinctKeys):
             if ids.layout is placement:
                 return ids.rows
-            ids = ids.rows.ids  # the table was moved meanwhile
+            ids = ids.rows.ids  # the layout was received again meanwhile
         if placement.is_keyed:
             require_keys(placement, ids)
             return _hashed_rows(placement, ids.astype(np.int64, copy=False))

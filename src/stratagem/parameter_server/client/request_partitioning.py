@@ -96,7 +96,7 @@ class GradientParts:
         self._rows[self._noted(placement, shard, optimizer)] = (numbers, values)
 
     def _noted(self, placement: ShardLayout, shard: int, optimizer: str) -> str:
-        self.variables.append(placement.versioned_name)
+        self.variables.append(placement.name)
         name = shard_name(placement, shard)
         if optimizer:
             self._optimizers[name] = optimizer

@@ -412,7 +412,7 @@ class RowReads:
         )
         for (placement, distinct), (_, versions) in zip(wanted, found, strict=True):
             oldest = cached.oldest(placement, distinct, versions)
-            self._seen.note_oldest(placement.versioned_name, oldest)
+            self._seen.note_oldest(placement.name, oldest)
         return [rows for rows, _ in found]
 
     @contextlib.contextmanager
@@ -497,7 +497,7 @@ class _StepRequest:
                 server = placement.servers[shard]
                 self.parts.add(server, shard_name(placement, shard) + slot, numbers)
                 self.held.append((number, server, part))
-                self._names[server].append(placement.versioned_name)
+                self._names[server].append(placement.name)
 
     def variables(self, server: int) -> Sequence[str]:
         """Returns the names of the variables whose rows a server sends."""

@@ -5,10 +5,9 @@ Source: TF 2.21 cluster_coordinator.py, _CoordinatedClosureQueue.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 
 from stratagem.errors import CancelledError, explain
 from stratagem.parameter_server.coordinator.remote_value import (
@@ -53,7 +52,6 @@ class ClosureQueue:
         self._num_done = 0
         self._error: BaseException | None = None
         self._is_closed = False
-        self._num_holds = 0
 
     @property
     def counts(self) -> dict[str, int]:
@@ -120,21 +118,14 @@ class ClosureQueue:
         with self._lock:
             own = self._own.setdefault(worker, deque())
             while not (
-                self._is_closed
-                or self._may_start(own)
-                or (
-                    len(self._line) > (self.num_workers if is_busy() else 0)
-                    and self._may_start(self._line)
-                )
+                self._is_closed or own or len(self._line) > (self.num_workers if is_busy() else 0)
             ):
                 self._wake_for_line()
                 self._workers.wait(worker, is_busy)
             if self._is_closed:
                 return []
-            is_own = self._may_start(own)
-            num_takers = 1 if is_own else self.num_workers
-            expected_s = None if self._num_holds else expected_s
-            taken = _group(own if is_own else self._line, expected_s, num_takers)
+            num_takers = 1 if own else self.num_workers
+            taken = _group(own or self._line, expected_s, num_takers)
             for closure in taken:
                 closure.num_starts += 1
                 closure.runner = worker
@@ -171,27 +162,6 @@ class ClosureQueue:
         cancel(given_up, error)
         with self._lock:
             self._note_end(closure)
-
-    @contextlib.contextmanager
-    def held(self) -> Generator[None]:
-        """Starts no closure in a `with` block, which begins once none has started and not finished.
-
-        Until then, closures whose worker was lost start again.
-        """
-        with self._lock:
-            self._num_holds += 1
-            self._stopped.wait_for(
-                lambda: (
-                    self._is_closed
-                    or not (self._num_running or any(map(self._may_start, self._lines)))
-                )
-            )
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._num_holds -= 1
-                self._workers.wake_all()
 
     def put_back(self, closure: Closure) -> None:
         """Puts a closure whose worker was lost back at the front of the queue."""
@@ -266,14 +236,6 @@ class ClosureQueue:
             self._gone.pop(None, None)
 
     @property
-    def _lines(self) -> list[deque[Closure]]:
-        return [self._line, *self._own.values()]
-
-    def _may_start(self, line: deque[Closure]) -> bool:
-        """Returns True if the first closure of a line may start: it did before, or none is held."""
-        return bool(line) and (not self._num_holds or line[0].num_starts > 0)
-
-    @property
     def _num_unstarted(self) -> int:
         return self._num_queued + len(self._waiting)
 
@@ -305,7 +267,7 @@ class ClosureQueue:
 
     def _wake_for_line(self) -> None:
         """Wakes a worker for shared closures; once it has taken some, it wakes the next one."""
-        if self._may_start(self._line):
+        if self._line:
             self._workers.wake_one(may_be_busy=len(self._line) > self.num_workers)
 
     def _note_end(self, closure: Closure) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -336,10 +335,6 @@ class ClusterCoordinator(PublicDir, Closing):
             BaseException: as in `join`.
         """
         return self._queue.wait(timeout_s)
-
-    def held(self) -> AbstractContextManager[None]:
-        """Starts no function in a `with` block, which begins once those that run have finished."""
-        return self._queue.held()
 
     @property
     def num_unfinished(self) -> int:

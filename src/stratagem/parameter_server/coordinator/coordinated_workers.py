@@ -191,7 +191,6 @@ class WorkerLink:
         self._open: set[int] = set()
         self._known: set[int] = set()
         self._num_sent = 0
-        self._num_moves = 0  # of tables, as the worker has them
         self._expected_s = _expected_s if is_grouping else None
         self._lost_updates = LostUpdates(index)
         self.row_counts: Counter[str] = Counter()  # of the worker's row cache
@@ -353,15 +352,7 @@ class WorkerLink:
         num_writes = self._strategy.placement.remote.variables.num_writes
         order = self._num_sent
         first_open = min(tuple(self._open), default=order)
-        fields: dict[str, Any] = {
-            "order": order,
-            "first_open": first_open,
-            "num_writes": num_writes,
-        }
-        known = self._strategy.placement.remote.variables.client.known
-        if known.num_moves != self._num_moves:
-            self._num_moves = known.num_moves
-            fields["layouts"] = [dataclasses.asdict(one) for one in known.moved]
+        fields = {"order": order, "first_open": first_open, "num_writes": num_writes}
         with self._answered:
             self._num_sent += 1
             self._unanswered.add(order)
@@ -423,7 +414,6 @@ class WorkerLink:
     def _introduce(self) -> None:
         if not self._has_joined:
             self._known.clear()
-            self._num_moves = 0
             message = self._introduction()
             message.fields.update(index=self._index, first_order=self._num_sent)
             self._connections.ask(self._index, message)

@@ -21,7 +21,6 @@ from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.client.running_function import RunningFunction
-from stratagem.parameter_server.client.shard_layout import KeyLayout
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
 from stratagem.parameter_server.coordinator.remote_value import map_structure
 from stratagem.parameter_server.coordinator.shipping import (
@@ -257,8 +256,6 @@ class Worker(Closing):
             self._num_writes = message.fields["num_writes"]
             self._strategy.placement.remote.forget()
             client.rows.drop_cached()
-        for fields in message.fields.get("layouts", ()):  # of tables on other servers now
-            client.know(KeyLayout.from_fields(fields))
         ended: list[Ended] = []
         for call in calls_in(message):
             function = RunningFunction(

@@ -1,13 +1,11 @@
 """Embedding tables on parameter servers, without a vocabulary: `sg.embedding`."""
 
-from stratagem.parameter_server.client.table_moves import ReshardStats
 from stratagem.parameter_server.embedding.export import export
 from stratagem.parameter_server.embedding.keys import keys
 from stratagem.parameter_server.embedding.layer import DynamicEmbedding
 from stratagem.parameter_server.embedding.saving import (
     compact,
     publish,
-    reshard,
     restore,
     rollback,
     save,
@@ -29,7 +27,6 @@ __all__ = [
     "LeastFrequent",
     "LeastRecent",
     "NotSeenFor",
-    "ReshardStats",
     "TableStats",
     "Tables",
     "TierOptions",
@@ -38,7 +35,6 @@ __all__ = [
     "export",
     "keys",
     "publish",
-    "reshard",
     "restore",
     "rollback",
     "save",
