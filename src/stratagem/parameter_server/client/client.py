@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import threading
 import time
 import uuid
@@ -23,12 +24,12 @@ from stratagem.parameter_server.client.distinct_rows import DistinctIds, Distinc
 from stratagem.parameter_server.client.request_partitioning import (
     GradientParts,
     RequestParts,
+    RowLookup,
     WholeVariables,
     creation_messages,
+    row_requests,
     shard_name,
 )
-from stratagem.parameter_server.client.row_cache import RowCache
-from stratagem.parameter_server.client.row_reads import RowReads, RowRequest
 from stratagem.parameter_server.client.running_function import RunningFunction
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.changes import SeenVersions
@@ -266,16 +267,12 @@ class ServerRequests:
         for server, answer in answers.items():
             has_values = answer.kind != "needs_rule"
             self._seen.note(server, answer, variables(server) if has_values else ())
-            self._note_lifetime(server, answer.fields["lifetime"])
             self.num_repeated += bool(answer.fields.get("is_repeated"))
         return answers
 
     def _ask_all(self, kind: str, arrays: Sequence[np.ndarray] = (), **fields: object) -> None:
         message = Message(kind, {**fields, **self._change()}, arrays)
         self._ask(dict.fromkeys(range(len(self._connections)), message))
-
-    def _note_lifetime(self, server: int, lifetime: int) -> None:
-        """Handles the number of a server's run, which an answer has."""
 
     def _change(self) -> dict[str, Any]:
         """Returns fields that identify a change, so that servers apply a resent one only once.
@@ -292,20 +289,14 @@ class ServerClient(ServerRequests):
     """Reads and writes variables by name, wherever their shards are. Thread-safe.
 
     `client_name` identifies this worker to synchronous updates, also after a restart. With None
-    each thread counts as a worker. `row_cache` None caches no rows.
+    each thread counts as a worker.
     """
 
-    def __init__(
-        self,
-        connections: Connections,
-        client_name: str | None = None,
-        row_cache: RowCache | None = None,
-    ) -> None:
+    def __init__(self, connections: Connections, client_name: str | None = None) -> None:
         super().__init__(connections)
         self._client_name = client_name
         self._layouts: dict[str, ShardLayout] = {}
         self._distinct = DistinctIds()
-        self.rows = RowReads(self._ask, self._seen, row_cache, self._distinct)
         self._pickle: Any = load(
             "cloudpickle", needed_by="a client of parameter servers", install="stratagem[ray]"
         )
@@ -364,36 +355,41 @@ class ServerClient(ServerRequests):
         answers = self._ask(messages, wanted.variables)
         return wanted.joined({server: answer.arrays for server, answer in answers.items()})
 
-    def pull_rows(self, name: str, ids: np.ndarray, *, may_be_cached: bool = False) -> np.ndarray:
+    def pull_rows(self, name: str, ids: np.ndarray) -> np.ndarray:
         """Returns rows of a variable or slot; a repeated row is sent once.
 
         `ids` may have any shape; the result has shape (*ids.shape, ...), and must not be modified.
-        `may_be_cached` allows rows from this process's `RowCache`, if it has one.
 
         Raises:
             IndexError: an id is out of range.
         """
-        return self.pull_rows_of([(name, ids)], may_be_cached=may_be_cached)[0]
+        return self.pull_rows_of([(name, ids)])[0]
 
     def pull_rows_of(
-        self,
-        wanted: Sequence[tuple[str, np.ndarray | DistinctKeys]],
-        *,
-        may_be_cached: bool = False,
+        self, wanted: Sequence[tuple[str, np.ndarray | DistinctKeys]]
     ) -> list[np.ndarray]:
         """Returns rows of several variables or slots, which may repeat; see `pull_rows`.
 
-        All of them are requested with one message to each server, unless answers are large.
+        All of them are requested with one message to each server, unless answers are large. Equal
+        rows of several lookups are sent once.
         """
-        requests = [
-            RowRequest(
-                *self._find(name),
-                np.asarray(ids),
-                ids if isinstance(ids, DistinctKeys) else None,
-            )
-            for name, ids in wanted
+        by_name: dict[str, list[int]] = defaultdict(list)
+        for place, (name, _) in enumerate(wanted):
+            by_name[name].append(place)
+        lookups = [
+            self._lookup(name, [wanted[place][1] for place in places])
+            for name, places in by_name.items()
         ]
-        return self.rows.pull(requests, may_be_cached=may_be_cached)
+        results: dict[int, np.ndarray] = {}
+        fetched = self._fetched(lookups)
+        for places, one, distinct in zip(by_name.values(), lookups, fetched, strict=True):
+            rows, begin = one.wanted.expanded(distinct), 0
+            for place in places:
+                shape = np.shape(wanted[place][1])
+                end = begin + math.prod(shape)
+                results[place] = rows[begin:end].reshape((*shape, *one.placement.shape[1:]))
+                begin = end
+        return [results[place] for place in range(len(wanted))]
 
     def assign(self, name: str, value: np.ndarray, *, sign: int = 0) -> None:
         """Writes a whole variable or slot: `sign` 0 sets it, 1 adds the value, -1 subtracts it."""
@@ -401,8 +397,7 @@ class ServerClient(ServerRequests):
         parts = RequestParts()
         for shard, part in enumerate(placement.parts(np.asarray(value))):
             parts.add(placement.servers[shard], shard_name(placement, shard) + slot, part)
-        with self.rows.writing(placement.name):
-            self._ask(parts.messages("assign", sign=sign, **self._update()))
+        self._ask(parts.messages("assign", sign=sign, **self._update()))
 
     def scatter(self, name: str, ids: np.ndarray, values: np.ndarray, *, sign: int = 0) -> None:
         """Writes rows of a variable or slot: `sign` 0 sets them, 1 adds, -1 subtracts `values`.
@@ -422,8 +417,7 @@ class ServerClient(ServerRequests):
             if len(numbers):
                 full_name = shard_name(placement, shard) + slot
                 parts.add(placement.servers[shard], full_name, numbers, values[part])
-        with self.rows.writing(placement.name):
-            self._ask(parts.messages("scatter", sign=sign, **self._update()))
+        self._ask(parts.messages("scatter", sign=sign, **self._update()))
 
     def set_rule(
         self,
@@ -507,11 +501,7 @@ class ServerClient(ServerRequests):
         for server, parts in pushes.items():
             seen = self._seen.of(server, parts.variables)
             messages[server] = parts.message(**fields, **seen, pull=wanted.names(server))
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self.rows.pushing(rows or {}))
-            for name in assigned or {}:
-                stack.enter_context(self.rows.writing(self._find(name)[0].name))
-            answers = self._rules.asked(messages, lambda some: self._ask(some, wanted.variables))
+        answers = self._rules.asked(messages, lambda some: self._ask(some, wanted.variables))
         num_discarded = sum(not answers[server].fields["is_used"] for server in pushes)
         for server in pushes:
             if answers[server].fields["is_used"]:
@@ -543,6 +533,26 @@ class ServerClient(ServerRequests):
         variable, colon, slot = name.rpartition(":")
         return self._layouts[variable], colon + slot
 
+    def _lookup(self, name: str, several: Sequence[np.ndarray | DistinctKeys]) -> RowLookup:
+        """Returns the lookup of one or more arrays of ids in the same table or slot."""
+        placement, slot = self._find(name)
+        first = several[0]
+        if len(several) == 1:
+            ids = first if isinstance(first, DistinctKeys) else np.asarray(first).reshape(-1)
+        else:
+            ids = np.concatenate([np.asarray(one).reshape(-1) for one in several])
+        return RowLookup(placement, slot, self._distinct.of(placement, ids))
+
+    def _fetched(self, lookups: Sequence[RowLookup]) -> list[np.ndarray]:
+        """Returns the rows of the distinct ids of each lookup."""
+        rows: list[list[np.ndarray]] = [[] for _ in lookups]
+        for request in row_requests(lookups):
+            answers = self._ask(request.parts.messages("pull_rows"), request.variables)
+            arrays = {server: iter(answer.arrays) for server, answer in answers.items()}
+            for number, server in request.held:
+                rows[number].append(next(arrays[server]))
+        return [one.joined(own) for own, one in zip(rows, lookups, strict=True)]
+
     def _gradients(
         self,
         whole: Mapping[str, np.ndarray],
@@ -572,9 +582,6 @@ class ServerClient(ServerRequests):
         for name in dict.fromkeys(names):
             wanted.add(name, *self._find(name))
         return wanted
-
-    def _note_lifetime(self, server: int, lifetime: int) -> None:
-        self.rows.note_lifetime(server, lifetime)
 
     def _update(self) -> dict[str, Any]:
         """Returns the fields of a change that is an update, perhaps of a scheduled function."""

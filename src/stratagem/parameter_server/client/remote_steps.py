@@ -242,7 +242,6 @@ class RemoteSteps:
             num_used, is_used = self._run_once(trace, ids_of, call, early, num_used)
             if is_used or not self._repeats_stale:
                 break
-            self.variables.client.rows.drop_cached()
             for variable, value in zip(own, previous, strict=True):
                 variable.storage = value
         if self.lost_updates is not None:
@@ -272,7 +271,7 @@ class RemoteSteps:
         ]
         with self._values(variables, before):
             ids = ids_of() if trace.lookups else []
-            rows = self._pull_rows(trace, ids, before, may_be_cached=is_training)
+            rows = self._pull_rows(trace, ids, before)
             for stage in trace.stages:
                 if stage <= num_used:
                     continue
@@ -360,7 +359,7 @@ class RemoteSteps:
         values = [place for place in places if isinstance(trace.lookups[place], UpdatedValue)]
         before |= self._pull([trace.lookups[place].table for place in values], may_be_brought=True)
         if any(not isinstance(trace.lookups[place], WholeInput) for place in places):
-            again = self._pull_rows(trace, ids, before, may_be_cached=False)
+            again = self._pull_rows(trace, ids, before)
             for place in places:
                 if not isinstance(trace.lookups[place], WholeInput):
                     rows[place] = again[place]
@@ -402,14 +401,13 @@ class RemoteSteps:
         }
 
     def _pull_rows(
-        self, trace: Trace, ids: list[Any], values: Mapping[int, Any], *, may_be_cached: bool
+        self, trace: Trace, ids: list[Any], values: Mapping[int, Any]
     ) -> list[list[Any]]:
         """Returns the inputs of each lookup; those of remote tables come with one request.
 
         `values` has those of variables that the step reads again, by identity.
         """
         client = self.variables.client
-        client.rows.begin_step()
         inputs: list[list[Any]] = []
         wanted: dict[int, tuple[str, np.ndarray]] = {}
         keys: dict[str, list[tuple[int, np.ndarray]]] = defaultdict(list)
@@ -442,7 +440,7 @@ class RemoteSteps:
         }
         requests: list[tuple[str, np.ndarray | DistinctKeys]] = [*wanted.values()]
         requests += [(name, one.distinct) for name, one in self._keys.items()]
-        found = client.pull_rows_of(requests, may_be_cached=may_be_cached)
+        found = client.pull_rows_of(requests)
         for place, rows in zip(wanted, found, strict=False):
             inputs[place] = [rows]
         for (name, step_keys), rows in zip(self._keys.items(), found[len(wanted) :], strict=True):

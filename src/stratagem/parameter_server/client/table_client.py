@@ -147,8 +147,6 @@ class TableClient:
                 "Some servers may have restored their rows, and others not: restore again."
             )
             raise
-        finally:
-            self.client.rows.drop_cached()
 
     def _send_chains(
         self, kind: str, versions: TableVersions, number: int, names: Mapping[str, str]
@@ -186,7 +184,6 @@ class TableClient:
         answers = self.client.ask_about_tables(
             "evict", requests, eviction=policy, max_rows=max_rows
         )
-        self.client.rows.drop_cached()
         return sum(answer.fields["evicted"] for answer in answers.values())
 
     def pieces(

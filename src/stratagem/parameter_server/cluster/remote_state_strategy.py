@@ -12,7 +12,6 @@ from stratagem.errors import explain
 from stratagem.execution.executor import Executor
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.transport.connection import Connections
-from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.cluster.cluster_plan import Cluster, CoordinatorOptions
 from stratagem.resources import Closing
 from stratagem.strategies.base.strategy import NonTraining, Strategy
@@ -37,7 +36,7 @@ class ProcessParts:
 class RemoteStateStrategy(Strategy, Closing):
     """Strategy with variables on parameter servers: a coordinator's, or one of its workers'.
 
-    `limits=None` selects the default `CoordinatorOptions`. `row_cache` is that of each worker.
+    `limits=None` selects the default `CoordinatorOptions`.
     """
 
     executor: Executor
@@ -46,11 +45,9 @@ class RemoteStateStrategy(Strategy, Closing):
         self,
         parts: ProcessParts,
         limits: CoordinatorOptions | None = None,
-        row_cache: RowCache | None = None,
     ) -> None:
         super().__init__(parts.topology, placement=parts.placement, executor=parts.executor)
         self.limits = limits or CoordinatorOptions()
-        self.row_cache = row_cache
         self._cluster = parts.cluster
         self._connections = parts.connections
         make_callback = parts.callback

@@ -208,16 +208,6 @@ class ClusterCoordinator(PublicDir, Closing):
         """
         return self._strategy.placement.remote.variables.client.staleness()
 
-    def row_cache_counts(self) -> dict[str, int]:
-        """Returns how often the workers' row caches had a row, if the strategy has a `RowCache`.
-
-        Returns:
-            The number of "hits" and of "misses" in finished functions, summed over all workers. An
-            id that is repeated in one lookup counts once.
-        """
-        counts = self._workers.row_counts
-        return {kind: counts[kind] for kind in ("hits", "misses")}
-
     @property
     def num_workers(self) -> int:
         """Number of workers."""

@@ -18,7 +18,6 @@ from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.local_steps import LocalSteps
 from stratagem.parameter_server.client.lost_updates import LostUpdates
 from stratagem.parameter_server.client.remote_steps import RemoteSteps
-from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.client.shard_layout import ShardPlacer
 from stratagem.parameter_server.client.variable_client import VariableClient
 from stratagem.parameter_server.cluster.cluster_plan import Cluster, ClusterPlan
@@ -60,7 +59,6 @@ def training_parts(
     spec: ClusterSpec,
     partitioner: Partitioner | None,
     mode: UpdateMode,
-    row_cache: RowCache | None,
     silence_s: float | None,
 ) -> ProcessParts:
     """Returns the parts of this process, a coordinator or an independent worker of the plan."""
@@ -73,7 +71,6 @@ def training_parts(
         plan.num_workers,
         partitioner,
         mode,
-        row_cache=row_cache,
         silence_s=silence_s,
     )
 
@@ -165,7 +162,6 @@ def independent_parts(
     mode: UpdateMode,
     devices: Sequence[DeviceLike] | None = None,
     *,
-    row_cache: RowCache | None = None,
     silence_s: float | None = None,
 ) -> ProcessParts:
     """Returns the parts of a worker that runs its own program.
@@ -175,7 +171,7 @@ def independent_parts(
     """
     connections = connect(cluster, silence_s)
     parts = worker_parts(
-        ServerClient(connections, f"worker {worker}", row_cache),
+        ServerClient(connections, f"worker {worker}"),
         worker,
         mode,
         devices,

@@ -12,7 +12,6 @@ from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.lost_updates import LostUpdates
 from stratagem.parameter_server.client.remote_steps import StepKeys, as_keys
-from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.client.shard_layout import (
     KeyLayout,
     ShardLayout,
@@ -84,28 +83,6 @@ class Tables:
                 own[key] = own.get(key, np.zeros(2)) + value
         fields = {"version": 1, "lifetime": 1, "applied": [0, 0], "is_used": True, "is_new": True}
         return Message("ok", fields, arrays)
-
-
-def test_cached_rows_of_keys() -> None:
-    tables = Tables(2)
-    cache = RowCache(max_rows=8, max_age_steps=5)
-    client = ServerClient(tables, row_cache=cache)  # type: ignore[arg-type]
-    client.create(layout_of_keys("table", (2,), "float32", range(2), TABLE), None)
-    keys = np.array([-1, 0, 2**63 - 1, -(2**63), 0])
-    client.scatter("table", keys[:4], np.ones((4, 2), np.float32))
-    asked = []
-    for more in ([], [7], [], [-1]):
-        client.rows.begin_step()
-        tables.asked.clear()
-        wanted = np.append(keys, np.array(more, np.int64))
-        rows = client.pull_rows("table", wanted, may_be_cached=True)
-        np.testing.assert_array_equal(rows[:, 0], [0 if key == 7 else 1 for key in wanted])
-        asked.append({key for _, message in tables.asked for key in message.arrays[0].tolist()})
-    assert asked == [{*keys.tolist()}, {7}, set(), set()]
-    client.push({}, {"table": (np.array([0]), np.ones((1, 2), np.float32))})
-    tables.asked.clear()
-    assert client.pull_rows("table", keys, may_be_cached=True)[1, 0] == 2
-    assert [message.arrays[0].tolist() for _, message in tables.asked] == [[0]]
 
 
 @pytest.mark.parametrize("num_servers", [1, 3])
