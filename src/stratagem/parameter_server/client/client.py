@@ -302,11 +302,8 @@ class ServerClient(ServerRequests):
         )
 
     @contextlib.contextmanager
-    def in_function(self, function: RunningFunction | None) -> Generator[None]:
-        """Identifies the updates of this thread by a scheduled function, in a `with` block.
-
-        None is for updates that belong to no function.
-        """
+    def in_function(self, function: RunningFunction) -> Generator[None]:
+        """Identifies the updates of this thread by a scheduled function, in a `with` block."""
         previous = getattr(self._local, "function", None)
         self._local.function = function
         try:

@@ -21,7 +21,6 @@ from stratagem.execution.tracing.remote_state import (
     WholeInput,
 )
 from stratagem.parameter_server.client.distinct_rows import DistinctKeys, representatives
-from stratagem.parameter_server.client.local_training import LocalTraining
 from stratagem.parameter_server.client.lost_updates import LostUpdates
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.client.variable_client import (
@@ -169,8 +168,6 @@ class RemoteSteps:
     that no other process changes the variables: a step's writes are then sent as values, never as
     differences.
 
-    `local` has the worker's own weights if it trains for several steps between synchronizations.
-
     `keras` is the variables' `RemoteKeras`. `lost_updates` checks for lost updates after each step;
     None if another object does. `gradient_weight` is the step's fraction of a batch that workers
     share, if this one `shares_batches`. `counts_from_zero` is True in a worker whose metrics a
@@ -181,7 +178,6 @@ class RemoteSteps:
     shares_batches = False
     counts_from_zero = False
     lost_updates: LostUpdates | None = None
-    local: LocalTraining | None = None
 
     def __init__(
         self,

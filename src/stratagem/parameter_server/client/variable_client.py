@@ -17,7 +17,7 @@ from stratagem.parameter_server.client.shard_layout import (
     ShardPlacer,
     layout_of_keys,
 )
-from stratagem.parameter_server.server.updates import Pushed, UpdateMode, UpdateRule, outer_name
+from stratagem.parameter_server.server.updates import Pushed, UpdateMode, UpdateRule
 
 if TYPE_CHECKING:
     import keras
@@ -453,8 +453,6 @@ class VariableClient:
         for name, one in self._optimizers.items():
             if self.is_coordinator and one is not None and one() is None:
                 self.client.drop_rule(name)
-                if self.mode.rounds is not None:
-                    self.client.drop_rule(outer_name(name))
                 self._optimizers[name] = None
 
     def _name_for(self, path: str) -> str:

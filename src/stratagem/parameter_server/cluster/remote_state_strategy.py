@@ -20,17 +20,13 @@ from stratagem.variables.placement import Replicated
 
 @dataclasses.dataclass
 class ProcessParts:
-    """Topology, placement and executor of one process, and its connections.
-
-    `callback` makes a callback, from the strategy, that each `fit` needs; None for no callback.
-    """
+    """Topology, placement and executor of one process, and its connections."""
 
     topology: Topology
     placement: Replicated
     executor: Callable[[Any], Executor] = Lockstep
     cluster: Cluster | None = None
     connections: Connections | None = None
-    callback: Callable[[Strategy], Any] | None = None
 
 
 class RemoteStateStrategy(Strategy, Closing):
@@ -41,18 +37,11 @@ class RemoteStateStrategy(Strategy, Closing):
 
     executor: Executor
 
-    def __init__(
-        self,
-        parts: ProcessParts,
-        limits: CoordinatorOptions | None = None,
-    ) -> None:
+    def __init__(self, parts: ProcessParts, limits: CoordinatorOptions | None = None) -> None:
         super().__init__(parts.topology, placement=parts.placement, executor=parts.executor)
         self.limits = limits or CoordinatorOptions()
         self._cluster = parts.cluster
         self._connections = parts.connections
-        make_callback = parts.callback
-        if make_callback is not None:
-            self.fit_callbacks = lambda: [make_callback(self)]
 
     @property
     def cluster(self) -> Cluster:

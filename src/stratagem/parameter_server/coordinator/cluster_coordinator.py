@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stratagem.config import filters_traceback
-from stratagem.contexts import get_strategy
 from stratagem.errors import explain
 from stratagem.launch.processes.local_processes import not_the_coordinator
 from stratagem.logs import PublicDir, as_html, new_table
@@ -67,28 +66,6 @@ def drawn_progress(
             yield draw
         finally:
             draw()
-
-
-# End of a round of local updates on all workers, before the global model is used.
-
-
-def end_rounds(coordinator: ClusterCoordinator) -> None:
-    """Makes all workers send their changes since the last synchronization, and waits for them.
-
-    The first worker also sends the state of its optimizers. Does nothing without local updates.
-    """
-    local = coordinator.strategy.placement.remote.local
-    if local is None:
-        return
-    local.counter.restart()
-    for place, worker in enumerate(coordinator.present_workers):
-        coordinator.schedule(_end_round, kwargs={"sends_state": place == 0}, worker=worker)
-    coordinator.strategy.executor.settle()
-
-
-def _end_round(*, sends_state: bool) -> None:
-    strategy: Any = get_strategy()
-    strategy.placement.remote.local.end_round(sends_state=sends_state)
 
 
 _making = threading.Lock()
@@ -294,8 +271,6 @@ class ClusterCoordinator(PublicDir, Closing):
     def join(self, *, progress: bool = False) -> None:
         """Waits until all scheduled functions have finished. Call in cross-replica context.
 
-        With local updates, workers then send what they have trained since they last did.
-
         Args:
             progress: True shows a progress bar.
 
@@ -310,7 +285,6 @@ class ClusterCoordinator(PublicDir, Closing):
                 while not self._queue.wait(_DRAW_EVERY_S):
                     draw()
         self._queue.wait()
-        end_rounds(self)
 
     def wait(self, timeout_s: float) -> bool:
         """Waits until all scheduled functions have finished, for a limited time.

@@ -458,15 +458,12 @@ class ServerVariables(NamedShards):
         """Returns those of `optimizers` that a client must send again after a restart."""
         return self._rules.missing(optimizers)
 
-    def set_scalars(
-        self, scalars: Mapping[str, float | np.ndarray], *, keeps_larger: bool = False
-    ) -> None:
-        """Sets optimizer scalars, by `stored_name`; with `keeps_larger`, only those that grow."""
+    def set_scalars(self, scalars: Mapping[str, float | np.ndarray]) -> None:
+        """Sets optimizer scalars, by `stored_name`."""
         with self._updating:
             with self._reading:
-                known = self._rules.scalars if keeps_larger else {}
                 for name, value in scalars.items():
-                    self._rules.set_scalar(name, np.maximum(value, known.get(name, value)))
+                    self._rules.set_scalar(name, np.asarray(value))
             self.num_changes += len(scalars)
 
     def take_marks(self) -> Marks:

@@ -7,7 +7,6 @@ from typing import final
 
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.devices.abstract_devices import refuse_to_plan
-from stratagem.devices.local_updates import LocalUpdates
 from stratagem.parameter_server.cluster.cluster_plan import (
     ClusterPlan,
     CoordinatorOptions,
@@ -44,8 +43,6 @@ class ParameterServerStrategy(RemoteStateStrategy):
             gradients are discarded.
         max_staleness: limit on the age, in updates, of the values that gradients are computed from;
             a step with older values is rerun. None for no limit.
-        local_updates: `sg.local_updates.LocalSGD()` or `DiLoCo()`: each worker trains its own
-            weights, and sends the change of them once in a period. None sends all gradients.
         journal_dir: a folder on each server's machine for a journal of its variables; another
             strategy with the same folder resumes from there. None for a temporary one: a server
             that dies still restarts from its journal.
@@ -85,7 +82,6 @@ class ParameterServerStrategy(RemoteStateStrategy):
         synchronous: bool = False,
         backup_workers: int = 0,
         max_staleness: int | None = None,
-        local_updates: LocalUpdates | None = None,
         journal_dir: str | os.PathLike[str] | None = None,
         num_workers: int | None = None,
         num_servers: int | None = None,
@@ -116,13 +112,11 @@ class ParameterServerStrategy(RemoteStateStrategy):
             synchronous=synchronous,
             backup_workers=backup_workers,
             max_staleness=max_staleness,
-            local_updates=local_updates,
         )
         silence_s = limits.recovery_timeout_s
         cluster, partitioner = start_cluster(plan), variable_partitioner
         parts = training_parts(cluster, plan, spec, partitioner, mode, silence_s)
         super().__init__(parts, limits)
-        self.local_updates = local_updates
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:

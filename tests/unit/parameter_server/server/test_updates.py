@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from stratagem.parameter_server.server.shards import (
     made_in_pieces,
     sum_rows,
 )
-from stratagem.parameter_server.server.updates import LocalRounds, Pushed, RoundCounter, UpdateMode
+from stratagem.parameter_server.server.updates import Pushed, UpdateMode
 from tests.unit.parameter_server.server.update_rules import Momentum
 
 NUM_SERVERS = 2
@@ -264,17 +263,6 @@ def test_synchronous_push_that_is_sent_twice_counts_once(connections) -> None:
     assert served.discarded() == 0
 
 
-@pytest.mark.parametrize("num_needed", [0, 1])
-def test_worker_that_is_behind_sets_no_counter_back(connections, num_needed) -> None:
-    """As for workers that train apart and both read the counter before either sent its own."""
-    rounds = LocalRounds(period=4, num_workers=2, num_pushes=2 - num_needed)
-    served = start(connections, UpdateMode(num_needed, rounds=rounds))
-    whole = {"v": np.ones(4, np.float32)}
-    for sent, kept in ((5, 6), (2, 7), (9, 10)):  # the update itself adds 1
-        served.push(whole, {}, pull=["v"], scalars={"count": sent})
-        assert served.scalars()["count"] == kept
-
-
 def test_sums_come_before_the_update_and_late_workers_get_their_own(connections, worker) -> None:
     served = start(connections, UpdateMode(num_needed=2))
     one, two, late = (worker(name) for name in ("a", "b", "c"))
@@ -484,33 +472,6 @@ def test_memory_is_aligned_for_jax(shape) -> None:
         assert array.dtype == dtype
         assert array.ctypes.data % 64 == 0
         array[...] = 1
-
-
-# The count of steps in rounds of local updates.
-
-ROUNDS = LocalRounds(period=3, num_workers=2, num_pushes=2)
-
-
-@pytest.mark.parametrize(
-    ("warmup_steps", "expected"), [(0, [3, 6]), (2, [1, 2, 3, 6]), (5, [1, 2, 3, 4, 5, 6])]
-)
-def test_rounds_end_at_multiples_of_the_period_and_after_each_first_step(
-    warmup_steps: int, expected: list[int]
-) -> None:
-    counter = RoundCounter(dataclasses.replace(ROUNDS, warmup_steps=warmup_steps))
-    assert [step for step in range(1, 8) if counter.step()] == expected
-
-
-def test_round_that_was_ended_early_is_followed_by_a_whole_one() -> None:
-    counter = RoundCounter(ROUNDS)
-    before = [counter.step() for _ in range(2)]
-    counter.restart()
-    assert [*before, *(counter.step() for _ in range(3))] == [False, False, False, False, True]
-
-
-def test_mode_is_the_same_after_a_message() -> None:
-    mode = UpdateMode(2, rounds=ROUNDS)
-    assert UpdateMode(**dataclasses.asdict(mode)) == mode
 
 
 # How updates are to be made.
