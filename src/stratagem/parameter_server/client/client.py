@@ -30,7 +30,6 @@ from stratagem.parameter_server.client.request_partitioning import (
     row_requests,
     shard_name,
 )
-from stratagem.parameter_server.client.running_function import RunningFunction
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.changes import SeenVersions
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS, Pushed, UpdateMode, UpdateRule
@@ -283,6 +282,39 @@ class ServerRequests:
         if client is None:
             client = self._local.client = uuid.uuid4().hex
         return {"client": client, "number": next(self._numbers)}
+
+
+# A scheduled function while it runs on a worker, which identifies its updates.
+
+
+@dataclasses.dataclass(frozen=True)
+class RunningFunction:
+    """One run of a function. Servers make each of its updates once, however often it runs.
+
+    It must make its updates in the same order each time. `is_rerun` is True if it may have run
+    before. `order` is the number of the coordinator's message to this worker; servers may forget
+    the functions of messages before `first_open`, because none of them will run again.
+    """
+
+    name: str
+    is_rerun: bool = False
+    order: int = 0
+    first_open: int = 0
+    _places: itertools.count[int] = dataclasses.field(
+        default_factory=lambda: itertools.count(1), init=False
+    )
+
+    def update_fields(self) -> dict[str, Any]:
+        """Returns the fields of the function's next update."""
+        fields: dict[str, Any] = {
+            "function": self.name,
+            "place": next(self._places),
+            "order": self.order,
+            "first_open": self.first_open,
+        }
+        if self.is_rerun:
+            fields["is_rerun"] = True
+        return fields
 
 
 class ServerClient(ServerRequests):

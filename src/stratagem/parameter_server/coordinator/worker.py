@@ -18,8 +18,7 @@ from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.keys import ClusterKeys
 from stratagem.group.transport.listener import Listener, Request
 from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.running_function import RunningFunction
+from stratagem.parameter_server.client.client import RunningFunction, ServerClient
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
 from stratagem.parameter_server.coordinator.remote_value import map_structure
 from stratagem.parameter_server.coordinator.shipping import (

@@ -30,7 +30,7 @@ from stratagem.errors import (
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.wire import Message, pack, unpack
 from stratagem.parameter_server.client.variable_client import VariableOnWorkerError
-from stratagem.parameter_server.coordinator.closure_queue import ClosureQueue
+from stratagem.parameter_server.coordinator.closure_queue import ClosureQueue, WaitingWorkers
 from stratagem.parameter_server.coordinator.coordinated_workers import (
     StallWatch,
     TransientFailures,
@@ -51,7 +51,6 @@ from stratagem.parameter_server.coordinator.shipping import (
     pack_calls,
     pack_ended,
 )
-from stratagem.parameter_server.coordinator.waiting_workers import WaitingWorkers
 from stratagem.parameter_server.coordinator.worker_errors import (
     DatasetVariableError,
     WorkerReport,
