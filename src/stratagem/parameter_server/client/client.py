@@ -71,14 +71,6 @@ class SentRules:
                 self._messages[optimizer] = before
             raise
 
-    def of(self, name: str) -> list[str]:
-        """Returns the optimizers of a shard."""
-        return [
-            optimizer
-            for optimizer, messages in self._messages.items()
-            if any(name in message.fields["names"] for message in messages.values())
-        ]
-
     def forget(self, optimizer: str) -> None:
         """Drops an optimizer."""
         self._messages.pop(optimizer, None)
@@ -177,23 +169,11 @@ class ServerRequests:
         self, kind: str, tables: Mapping[int, Mapping[str, Any]], **fields: object
     ) -> dict[int, Message]:
         """Sends a request about keyed tables, by server and name there, as a single change."""
-        return self.ask_servers(
-            kind,
-            {
-                server: ({**fields, "names": list(some), "tables": dict(some)}, [])
-                for server, some in tables.items()
-            },
-        )
-
-    def ask_servers(
-        self, kind: str, requests: Mapping[int, tuple[Mapping[str, Any], Sequence[np.ndarray]]]
-    ) -> dict[int, Message]:
-        """Sends fields and arrays to each server, as a single change."""
-        own = self._change()
+        own = {**fields, **self._change()}
         return self._connections.ask_all(
             {
-                server: Message(kind, {**fields, **own}, arrays)
-                for server, (fields, arrays) in requests.items()
+                server: Message(kind, {**own, "names": list(some), "tables": dict(some)})
+                for server, some in tables.items()
             }
         )
 
@@ -244,16 +224,13 @@ class ServerRequests:
         """Returns the number of discarded pushes, summed over all servers."""
         return sum(state["num_discarded"] for state in self.describe().values())
 
-    def journal(
-        self, servers: Collection[int] | None = None, *, is_needed: bool = True
-    ) -> dict[int, int]:
-        """Makes servers, None for all, write their journals.
+    def journal(self, *, is_needed: bool = True) -> dict[int, int]:
+        """Makes all servers write their journals.
 
         Without `is_needed`, they may have none. Returns the number of updates on each disk.
         """
-        servers = range(self.num_servers) if servers is None else servers
         message = Message("journal", {"is_needed": is_needed})
-        answers = self._connections.ask_all(dict.fromkeys(servers, message))
+        answers = self._connections.ask_all(dict.fromkeys(range(self.num_servers), message))
         return {server: answer.fields["journaled_version"] for server, answer in answers.items()}
 
     def _ask(
