@@ -51,7 +51,6 @@ _COMMANDS = (
     "large_models.exactness --only 'float32 none'",
     "large_models.published --output OUT",
     "overview --results benchmarks/results --picture OUT/overview.png",
-    "reshard.move_run --rows 20000 --batch 100 --servers 1 2",
     "tiers.engine_run file 2000 8 OUT",
     "tiers.table_run --rows 2000 --batch 200 --steps 4 --memory-bytes 100000 --folder OUT",
     "transport.batches --seconds 0.2 --megabytes 0.6",

@@ -121,9 +121,7 @@ def _answer(request: Request) -> None:
         request.answer(Message("ok"))
         return
     ended = [Ended(_RESULT, _FUNCTION_S) for _ in calls_in(message)]
-    request.answer(
-        pack_ended(ended, {"losses": {}, "num_repeated": 0, "row_counts": {}, "built": []})
-    )
+    request.answer(pack_ended(ended, {"losses": {}, "num_repeated": 0, "built": []}))
 
 
 if __name__ == "__main__":

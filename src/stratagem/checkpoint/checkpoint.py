@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import keras
 
-from stratagem.checkpoint.device_copies import (
-    are_on_accelerator,
-    copy_on_devices,
-    is_accelerator,
-    keep_on_device,
-    prepare_copies,
-)
 from stratagem.checkpoint.latest import is_first, run_on_first
 from stratagem.checkpoint.load_status import LoadStatus
 from stratagem.checkpoint.objects import Part, part_of, state_of
@@ -28,7 +19,6 @@ from stratagem.checkpoint.restoration import (
     begin_sharded_write,
     bytes_to_write,
     own_shards,
-    sharded_items_of,
 )
 from stratagem.checkpoint.saving import (
     CheckpointLocation,
@@ -40,13 +30,10 @@ from stratagem.checkpoint.saving import (
     step_of_run,
     wait_for_writing,
 )
-from stratagem.checkpoint.storage.process import ArraysToWrite
-from stratagem.checkpoint.storage.process import wait_for_writing as wait_for_files
+from stratagem.checkpoint.storage.files import Arrays
 from stratagem.checkpoint.storage.shards import ShardedItems, remove_shards, shards_item
-from stratagem.checkpoint.storage.staging import PendingArray
 from stratagem.checkpoint.values import gathered_components_of, on_host, whole_values_of
 from stratagem.errors import explain, raise_reported
-from stratagem.group.current import current_group
 
 # Values of all objects of a checkpoint, as they are when a save is called.
 
@@ -55,38 +42,18 @@ def values_to_save(
     parts: Mapping[str, Part],
     items: Mapping[str, str],
     sharded: ShardedItems,
-    *,
-    is_async: bool,
-) -> dict[str, ArraysToWrite]:
+) -> dict[str, Arrays]:
     """Returns arrays by item and path; `items` names each object's. Call on every process.
 
-    For an asynchronous save, values on accelerators are copied there, and are sent to the host by
-    the thread that writes. `sharded` has the arrays whose shards this process returns; other
-    processes than the first return nothing else.
+    `sharded` has the arrays whose shards this process returns; other processes than the first
+    return nothing else.
     """
-    keep = _drop if not is_first() else _keep if is_async else on_host
-    arrays = _whole(parts, items, keep, sharded)
+    arrays = _whole(parts, items, on_host if is_first() else _drop, sharded)
     shards = _shards(parts, items, sharded)
     arrays = arrays | shards if is_first() else shards
-    if not is_async:
-        return _on_host(arrays)
-    if any(are_on_accelerator(value) for of in arrays.values() for value in of.values()):
-        wait_for_files()  # the memory of earlier copies is free then
-        arrays = copy_on_devices(arrays)
-    return _on_host(arrays)
-
-
-def copy_program_of(parts: Mapping[str, Part], items: Mapping[str, str]) -> Callable[[], None]:
-    """Returns a function that compiles, in any thread, the copies that a save will make.
-
-    Does nothing with several processes, where reading the values takes all of them.
-    """
-    arrays: dict[str, dict[str, Any]] = {}
-    if current_group() is None and any(map(is_accelerator, jax.local_devices())):
-        with contextlib.suppress(ValueError):  # leaves that have no values yet
-            sharded = sharded_items_of(parts, items)
-            arrays = _whole(parts, items, on_host, sharded) | _shards(parts, items, sharded)
-    return prepare_copies(arrays)
+    return {
+        item: {path: on_host(value) for path, value in of.items()} for item, of in arrays.items()
+    }
 
 
 def _shards(
@@ -126,21 +93,6 @@ def _whole(
 
 def _sharded_paths(sharded: ShardedItems, item: str) -> set[str]:
     return {path for path, array in sharded.get(item, {}).items() if array is not None}
-
-
-def _on_host(arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, ArraysToWrite]:
-    return {
-        item: {
-            path: value if isinstance(value, PendingArray) else on_host(value)
-            for path, value in of.items()
-        }
-        for item, of in arrays.items()
-    }
-
-
-def _keep(value: object) -> Any:
-    kept = keep_on_device(value)
-    return kept if isinstance(kept, PendingArray) else on_host(value)
 
 
 def _drop(value: object) -> None:
@@ -280,9 +232,8 @@ class Checkpoint:
     def prepare(self) -> None:
         """Starts what asynchronous saves need, so that the first one is as fast as later ones.
 
-        That is the process that writes, memory for a copy of the values, and the program that
-        copies them on accelerators. All are made ready in the background. `BackupAndRestore` with
-        `enable_async` calls it. Call on every process.
+        That is the process that writes, and memory for a copy of the values. Both are made ready in
+        the background. `BackupAndRestore` with `enable_async` calls it. Call on every process.
 
         Raises:
             ValueError: an object has no variables yet.
@@ -300,7 +251,7 @@ class Checkpoint:
         parts = self.parts()
         size_bytes = sum(map(bytes_to_write, parts.values()))
         if size_bytes or is_first():
-            prepare(size_bytes, copy_program_of(parts, _item_names(parts)))
+            prepare(size_bytes)
 
     def restore(
         self, save_path: str | os.PathLike[str], options: CheckpointOptions | None = None
@@ -422,9 +373,7 @@ class Checkpoint:
         sharded = begin_sharded_write(folder if place is None else place.folder, parts, items)
         tables: SavedTables | None = None
         try:
-            arrays = values_to_save(
-                parts, items, {} if sharded is None else sharded.arrays, is_async=options.is_async
-            )
+            arrays = values_to_save(parts, items, {} if sharded is None else sharded.arrays)
             tables = save_tables(parts, folder, None if place is None else place.tables)
             notes = _notes(parts, items, tables)
             place = location_of(place or CheckpointLocation(folder), tables)

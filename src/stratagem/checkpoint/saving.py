@@ -25,7 +25,6 @@ from stratagem.checkpoint.storage.files import (
 )
 from stratagem.checkpoint.storage.large_arrays import Receiver
 from stratagem.checkpoint.storage.process import (
-    ArraysToWrite,
     has_room_for_copy,
     storage_process,
 )
@@ -38,7 +37,6 @@ from stratagem.checkpoint.storage.shards import (
     report_shard_error,
     write_shards,
 )
-from stratagem.checkpoint.storage.staging import PendingArray
 from stratagem.errors import raise_reported, report_error
 from stratagem.group.current import current_group
 from stratagem.observe.run_events.process_writer import current_events
@@ -272,7 +270,7 @@ class CheckpointLocation:
 class _Content:
     """A checkpoint that process 0 writes."""
 
-    items: Mapping[str, ArraysToWrite]
+    items: Mapping[str, Arrays]
     notes: Mapping[str, Any]
     place: CheckpointLocation
     then: Callable[[Path], None]
@@ -285,7 +283,7 @@ class _Content:
             return str(self.place.folder)
         wait_for_files()
         folder = self.place.prepare()
-        arrays = _on_host(self.items)
+        arrays = dict(self.items)
         if self.sharded is not None:
             shards = {item: arrays.pop(item) for item in list(arrays) if is_of_shards(item)}
             write_shards(self.sharded.folder, 0, shards)
@@ -314,7 +312,7 @@ class _Content:
 
 
 def save(
-    items: Mapping[str, ArraysToWrite],
+    items: Mapping[str, Arrays],
     notes: Mapping[str, Any],
     place: CheckpointLocation,
     options: CheckpointOptions,
@@ -322,11 +320,11 @@ def save(
 ) -> Path:
     """Writes a checkpoint or schedules its write. Call on every process.
 
-    `items` holds arrays by item and path, some of an asynchronous write still on devices; `notes`
-    further JSON content. Process 0 writes all but the other processes' shards. Returns the final
-    folder of process 0, which an asynchronous write creates later. If a synchronous write fails,
-    OSError is raised and nothing of it is left. Without memory for a copy of the arrays, an
-    asynchronous write of a single process becomes a synchronous one.
+    `items` holds arrays by item and path, `notes` further JSON content. Process 0 writes all but
+    the other processes' shards. Returns the final folder of process 0, which an asynchronous write
+    creates later. If a synchronous write fails, OSError is raised and nothing of it is left.
+    Without memory for a copy of the arrays, an asynchronous write of a single process becomes a
+    synchronous one.
     """
     content = _Content(items, notes, place, partial(_finish, place, options), sharded)
     is_async = options.is_async and _has_room(items, place)
@@ -339,14 +337,13 @@ def save(
     return Path(run_on_first("Checkpoint.write", content.write_later))
 
 
-def prepare(size_bytes: int, work: Callable[[], None]) -> None:
-    """Starts what asynchronous writes of so many bytes need, and `work` in the background.
+def prepare(size_bytes: int) -> None:
+    """Starts what asynchronous writes of so many bytes need, in the background.
 
     Call it on every process that writes.
     """
     if has_room_for_copy(size_bytes):
         storage_process().reserve(size_bytes)
-        storage_process().run(work)
 
 
 def wait_for_writing() -> None:
@@ -387,7 +384,7 @@ def check_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> No
         storage_process().check_arrays(folder, manifest, names)
 
 
-def _has_room(items: Mapping[str, ArraysToWrite], place: CheckpointLocation) -> bool:
+def _has_room(items: Mapping[str, Arrays], place: CheckpointLocation) -> bool:
     """True if the arrays can be copied; several processes always need the copy."""
     size_bytes = sum(array.nbytes for arrays in items.values() for array in arrays.values())
     if jax.process_count() > 1 or has_room_for_copy(size_bytes):
@@ -400,9 +397,7 @@ def _has_room(items: Mapping[str, ArraysToWrite], place: CheckpointLocation) -> 
     return False
 
 
-def _write_shards(
-    items: Mapping[str, ArraysToWrite], sharded: ShardedWrite, *, report: bool
-) -> None:
+def _write_shards(items: Mapping[str, Arrays], sharded: ShardedWrite, *, report: bool) -> None:
     """Begins to write this process's shards; process 0 waits for them, and gets any error."""
     group = current_group()
     assert group is not None
@@ -413,16 +408,6 @@ def _write_shards(
         return
     if report:
         writing.add_done_callback(_report)
-
-
-def _on_host(items: Mapping[str, ArraysToWrite]) -> dict[str, Arrays]:
-    return {
-        name: {
-            path: array.on_host() if isinstance(array, PendingArray) else array
-            for path, array in arrays.items()
-        }
-        for name, arrays in items.items()
-    }
 
 
 def _finish(place: CheckpointLocation, options: CheckpointOptions, folder: Path) -> None:

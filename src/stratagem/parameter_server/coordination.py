@@ -1,6 +1,5 @@
 """Public names of `sg.coordinator`, after `tf.distribute.coordinator`."""
 
-from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.cluster.cluster_plan import CoordinatorOptions
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue, RemoteValueStatus
@@ -19,7 +18,6 @@ __all__ = [
     "PerWorkerValues",
     "RemoteValue",
     "RemoteValueStatus",
-    "RowCache",
     "cache_variable_reads",
     "get_current_worker_index",
     "options",

@@ -98,11 +98,10 @@ def local_strategy(
     partitioner = options.pop("variable_partitioner", None)
     mode = options.pop("mode", ASYNCHRONOUS)
     limits = options.pop("options", None) or CoordinatorOptions()
-    row_cache = options.pop("row_cache", None)
     assert not options
     cluster: Any = ThreadCluster(num_servers, devices)
     parts = coordinator_parts(cluster, partitioner, mode, limits.recovery_timeout_s)
-    with contextlib.closing(RemoteStateStrategy(parts, limits, row_cache)) as strategy:
+    with contextlib.closing(RemoteStateStrategy(parts, limits)) as strategy:
         yield strategy
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from stratagem.group.transport.keys import ClusterKeys
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import layout_of_keys
 from stratagem.parameter_server.client.table_client import TableClient
-from stratagem.parameter_server.client.table_moves import ReshardStats, move_tables
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
 from tests.unit.parameter_server.server.update_rules import Momentum
@@ -69,28 +66,6 @@ class TableCluster:
                 state[int(rows.index.keys[slot])] = tuple(map(float, numbers))
         return state
 
-    def reshard(self, num_servers: int, name: str = "t", **options: Any) -> ReshardStats:
-        """Moves the table to the first servers."""
-        old = self.tables.layouts[name]
-        new = layout_of_keys(name, (2,), old.dtype, range(num_servers))
-        layout = dataclasses.replace(
-            old, servers=new.servers, rows=new.rows, generation=old.generation + 1
-        )
-        arguments = {"quiesced": contextlib.nullcontext, "has_journals": False, **options}
-        return move_tables(self.client, [layout], **arguments)
-
-    def restart(self, server: int, folder: Path) -> None:
-        """Kills a server, and starts it from what its journal `folder / number` has by then."""
-        path = folder / str(server)
-        copy = folder / f"{server} copy"
-        shutil.copyfile(path, copy)
-        port = int(self.servers[server].address.rpartition(":")[2])
-        self.servers[server].close()
-        shutil.copyfile(copy, path)
-        self.servers[server] = ParameterServer(
-            self.keys, port=port, journal=path, journal_interval_s=1e6
-        )
-
     def counters(self, name: str = "t") -> dict[str, int]:
         counters = [shard.keyed.counters for shard in self.shards(name)]
         return {key: sum(one[key] for one in counters) for key in counters[0]}
@@ -103,20 +78,19 @@ def table_cluster(
     with_table: bool = True,
     name: str = "t",
     journal: Path | None = None,
-    journals: Path | None = None,
     dtype: str = "float32",
     **options: Any,
 ) -> Iterator[Any]:
-    """Starts servers in this process; a journal is for a single one, `journals` their folder."""
+    """Starts servers in this process; a journal is for a single one."""
     keys = ClusterKeys.make()
     with contextlib.ExitStack() as stack:
         servers = [
             ParameterServer(
                 keys,
-                journal=journals / str(place) if journals else journal,
+                journal=journal,
                 journal_interval_s=1e6,
             )
-            for place in range(num_servers)
+            for _ in range(num_servers)
         ]
         stack.callback(lambda: [server.close() for server in servers])
         addresses = [server.address for server in servers]

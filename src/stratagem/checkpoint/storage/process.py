@@ -30,7 +30,7 @@ from stratagem.checkpoint.storage.shards import (
     report_shard_error,
     wait_for_shards,
 )
-from stratagem.checkpoint.storage.staging import ArrayLocation, PendingArray, Staging
+from stratagem.checkpoint.storage.staging import ArrayLocation, Staging
 from stratagem.errors import DeadlineExceededError, explain, take_reported
 
 # Memory that this process can still allocate.
@@ -75,8 +75,6 @@ def _fields(path: Path) -> dict[str, int]:
 
 # Signals with which a terminal or a scheduler ends training.
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-
-ArraysToWrite = Mapping[str, np.ndarray[Any, Any] | PendingArray]
 
 _END_S = 10.0
 _MAIN = "stratagem.checkpoint.storage.process_main"
@@ -123,7 +121,7 @@ class StorageProcess:
     def write(
         self,
         place: Callable[[], Path],
-        items: Mapping[str, ArraysToWrite],
+        items: Mapping[str, Arrays],
         notes: Mapping[str, Any],
         *,
         then: Callable[[Path], None],
@@ -132,18 +130,17 @@ class StorageProcess:
     ) -> Future[None]:
         """Copies arrays and writes them in the background, after the previous write.
 
-        In another thread, arrays on a device are copied and freed, `place` is called for the
-        folder, which must not exist, and `then` with it after the write. With `sharded`, this is
-        process 0, whose shards are in `items`, too; `check` is called while it waits for those of
-        the others. Returns a Future that is done after `then`, with the error of any of them.
+        In another thread, `place` is called for the folder, which must not exist, and `then` with
+        it after the write. With `sharded`, this is process 0, whose shards are in `items`, too;
+        `check` is called while it waits for those of the others. Returns a Future that is done
+        after `then`, with the error of any of them.
         """
         with self._lock:
             self.wait()
-            locations, pending = self._put(items)
+            locations = self._staging.put(items)
             names = [name for name in items if not is_of_shards(name)]
 
             def work() -> None:
-                self._staging.fill(pending)
                 if sharded is not None:
                     self._collect_shards(sharded, locations, check)
                 folder = place()
@@ -153,7 +150,7 @@ class StorageProcess:
             return self._submit(work)
 
     def write_shards(
-        self, folder: Path, process_id: int, items: Mapping[str, ArraysToWrite]
+        self, folder: Path, process_id: int, items: Mapping[str, Arrays]
     ) -> Future[None]:
         """Copies this process's shards and writes them in the background.
 
@@ -161,32 +158,16 @@ class StorageProcess:
         """
         with self._lock:
             self.wait()
-            locations, pending = self._put(items)
+            locations = self._staging.put(items)
 
             def work() -> None:
                 try:
-                    self._staging.fill(pending)
                     self._request("write_shards", folder, process_id, locations)
                 except Exception as error:
                     report_shard_error(folder, process_id, error)
                     raise
 
             return self._submit(work)
-
-    def _put(
-        self, items: Mapping[str, ArraysToWrite]
-    ) -> tuple[list[ArrayLocation], list[tuple[ArrayLocation, PendingArray]]]:
-        """Copies arrays; returns all locations, and those that are still on a device.
-
-        Holds no other arrays: the next step reuses their memory.
-        """
-        locations = self._staging.put(items)
-        pending = [
-            (one, array)
-            for one in locations
-            if isinstance(array := items[one.item][one.path], PendingArray)
-        ]
-        return locations, pending
 
     def _collect_shards(
         self, sharded: ShardedWrite, locations: list[ArrayLocation], check: Callable[[], None]
@@ -209,11 +190,6 @@ class StorageProcess:
         """Allocates memory for the first `write` in another thread."""
         with self._lock:
             self._submit(lambda: self._staging.reserve(size_bytes))
-
-    def run(self, work: Callable[[], None]) -> None:
-        """Runs work in the thread that copies and writes, after pending writes."""
-        with self._lock:
-            self._submit(work)
 
     def read_manifest(self, folder: Path) -> dict[str, Any]:
         """Returns the manifest of a checkpoint; raises as `read_manifest`."""

@@ -11,118 +11,15 @@ import struct
 import sys
 import tempfile
 import zlib
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from stratagem.checkpoint.storage.files import Arrays
 from stratagem.resources import available_cores
-
-# Arrays that are still on a device when a save returns, and their way to the host.
-
-# In transfer at once: enough to keep the bus busy, little beside the state.
-_AHEAD_BYTES = 2**29
-_PLAIN_SIZES_BYTES = (1, 2, 4, 8)
-
-Index = tuple[slice, ...]
-
-
-class DevicePiece(Protocol):
-    """A piece of an array on a device, as JAX's arrays are; nothing else may use its memory."""
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        ...
-
-    def copy_to_host_async(self) -> None:
-        """Starts the transfer."""
-        ...
-
-    def delete(self) -> None:
-        """Frees the memory on the device."""
-        ...
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        """Waits for the transfer and returns the values."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class PendingArray:
-    """An array on a device, in pieces that together cover it, each with its place in the array."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    pieces: tuple[tuple[Index, DevicePiece], ...]
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the array in bytes."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def release(self) -> None:
-        """Frees the memory on the device."""
-        for _, piece in self.pieces:
-            piece.delete()
-
-    def on_host(self) -> np.ndarray[Any, Any]:
-        """Returns the values and frees the memory on the device."""
-        whole = np.empty(self.shape, self.dtype)
-        receive([(whole, self)])
-        return whole
-
-
-def receive(pairs: Iterable[tuple[np.ndarray[Any, Any], PendingArray]]) -> None:
-    """Copies arrays from devices to NumPy arrays; frees each piece once it is copied.
-
-    Some transfers are begun ahead, so that the bus is busy during the copies. If one fails, the
-    other pieces are freed, too.
-    """
-    pairs = list(pairs)
-    try:
-        _receive(pairs)
-    finally:
-        for _, array in pairs:
-            array.release()
-
-
-def _receive(pairs: list[tuple[np.ndarray[Any, Any], PendingArray]]) -> None:
-    waiting: deque[tuple[np.ndarray[Any, Any], Index, DevicePiece]] = deque()
-    ahead_bytes = 0
-    for target, index, piece in _pieces_of_item(pairs):
-        while waiting and ahead_bytes + piece.nbytes > _AHEAD_BYTES:
-            ahead_bytes -= waiting[0][2].nbytes
-            _land(*waiting.popleft())
-        piece.copy_to_host_async()
-        waiting.append((target, index, piece))
-        ahead_bytes += piece.nbytes
-    while waiting:
-        _land(*waiting.popleft())
-
-
-def _pieces_of_item(
-    pairs: list[tuple[np.ndarray[Any, Any], PendingArray]],
-) -> Iterator[tuple[np.ndarray[Any, Any], Index, DevicePiece]]:
-    for target, array in pairs:
-        for index, piece in array.pieces:
-            yield target, index, piece
-
-
-def _land(target: np.ndarray[Any, Any], index: Index, piece: DevicePiece) -> None:
-    _plain(target)[index] = _plain(np.asarray(piece))
-    piece.delete()
-
-
-def _plain(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Views an array as integers: copies of bfloat16 and other added dtypes hold Python's lock."""
-    size_bytes = array.dtype.itemsize
-    return array.view(f"u{size_bytes}") if size_bytes in _PLAIN_SIZES_BYTES else array
-
 
 _ALIGNMENT_BYTES = 64
 # One core does not reach the bandwidth of the memory; more than four add little.
@@ -159,38 +56,21 @@ class Staging:
         self.descriptor = _anonymous_file() if descriptor is None else descriptor
         self._memory: mmap.mmap | None = None
 
-    def put(
-        self,
-        items: Mapping[str, Mapping[str, np.ndarray[Any, Any] | PendingArray]],
-        *,
-        begin_bytes: int = 0,
-    ) -> list[ArrayLocation]:
-        """Copies arrays into the memory, overwriting earlier ones, and returns all locations.
+    def put(self, items: Mapping[str, Arrays], *, begin_bytes: int = 0) -> list[ArrayLocation]:
+        """Copies arrays into the memory, overwriting earlier ones, and returns their locations.
 
-        Arrays on a device follow with `fill`. Leaves `begin_bytes` free at the start. Raises
-        OSError without enough memory.
+        Leaves `begin_bytes` free at the start. Raises OSError without enough memory.
         """
-        locations = _layout(items, begin_bytes)
-        copies = [
-            (one, array)
-            for one in locations
-            if not isinstance(array := items[one.item][one.path], PendingArray)
-        ]
-        self._reach(end_bytes(one for one, _ in copies))
-        _copy([(self._view(one), array) for one, array in copies])
+        arrays = [(item, path, array) for item, of in items.items() for path, array in of.items()]
+        locations: list[ArrayLocation] = []
+        for item, path, array in arrays:
+            location = ArrayLocation(item, path, array.shape, str(array.dtype), begin_bytes)
+            locations.append(location)
+            begin_bytes += -(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        self._reach(end_bytes(locations))
+        views = map(self._view, locations)
+        _copy([(view, array) for view, (_, _, array) in zip(views, arrays, strict=True)])
         return locations
-
-    def fill(self, pending: list[tuple[ArrayLocation, PendingArray]]) -> None:
-        """Copies arrays from devices to the locations that `put` returned, and frees them there.
-
-        Raises OSError without enough memory.
-        """
-        try:
-            self._reach(end_bytes(location for location, _ in pending))
-            receive((self._view(location), array) for location, array in pending)
-        finally:
-            for _, array in pending:
-                array.release()
 
     @property
     def size_bytes(self) -> int:
@@ -263,23 +143,6 @@ def _pieces(
         to, of = (array.reshape(-1).view(np.uint8) for array in (target, source))
         for at in range(0, to.size, _PIECE_BYTES):
             yield to[at : at + _PIECE_BYTES], of[at : at + _PIECE_BYTES]
-
-
-def _layout(
-    items: Mapping[str, Mapping[str, np.ndarray[Any, Any] | PendingArray]], begin_bytes: int
-) -> list[ArrayLocation]:
-    """Returns locations in the order of the arrays; those on a device are behind the others."""
-    arrays = [(item, path, array) for item, of in items.items() for path, array in of.items()]
-    offsets_bytes: dict[int, int] = {}
-    for index, (_, _, array) in sorted(
-        enumerate(arrays), key=lambda one: isinstance(one[1][2], PendingArray)
-    ):
-        offsets_bytes[index] = begin_bytes
-        begin_bytes += -(-array.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-    return [
-        ArrayLocation(item, path, array.shape, str(array.dtype), offsets_bytes[index])
-        for index, (item, path, array) in enumerate(arrays)
-    ]
 
 
 def end_bytes(locations: Iterable[ArrayLocation]) -> int:

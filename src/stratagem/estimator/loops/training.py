@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from stratagem.contexts import get_strategy
-from stratagem.errors import explain
 from stratagem.estimator.hooks.session_run_hook import SessionRunHook
 from stratagem.estimator.hooks.timers import SecondOrStepTimer
 from stratagem.estimator.loops.batches import InputFunction, features_and_labels, require_batch
@@ -267,15 +266,6 @@ class DistributedModels:
 def _training_role(strategy: Strategy) -> TrainingRole:
     if not strategy.placement.is_remote:
         return TrainingRole(strategy)
-    if strategy.placement.remote.local is not None:
-        raise NotImplementedError(
-            explain(
-                f"An Estimator was trained under {strategy} with local_updates.",
-                expected="a strategy whose workers share the global step in each step: hooks, "
-                "max_steps and checkpoints count by it.",
-                fix="omit local_updates, or train a Keras model with fit.",
-            )
-        )
     if strategy.executor.schedules:
         return CoordinatorRole(strategy)
     return IndependentWorkerRole(strategy)

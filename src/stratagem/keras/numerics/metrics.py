@@ -305,9 +305,7 @@ def require_counts(
     Workers of a coordinator start from zero in each function, and it adds up what they count.
     """
     remote: Any = get_strategy().placement.remote
-    # The AUC of this library carries counts from one variable to another, whose sum adds up.
-    is_known = is_of_keras(update_state) or update_state.__module__.startswith("stratagem.")
-    if not getattr(remote, "counts_from_zero", False) or is_known:
+    if not getattr(remote, "counts_from_zero", False) or is_of_keras(update_state):
         return
     variables = variables_of_update(update_state, metric, args, kwargs)
     bound = inspect.signature(update_state).bind(metric, *args, **kwargs)

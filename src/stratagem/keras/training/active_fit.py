@@ -195,7 +195,7 @@ def recorded_iterator(original: Callable[..., Any]) -> Any:
 
 
 def ordering_callbacks(original: Callable[..., Any]) -> Any:
-    """Returns `CallbackList.__init__` that orders callbacks by `runs_first` and `runs_last`.
+    """Returns `CallbackList.__init__` that puts callbacks with `runs_last` last.
 
     A callback that runs last also gets the list, as `callback_list`.
     """
@@ -210,9 +210,7 @@ def ordering_callbacks(original: Callable[..., Any]) -> Any:
         # Keras would call a single callback in another thread while the next step reuses memory.
         alone = isinstance(callbacks, keras.callbacks.Callback)
         original(self, [callbacks] if alone else callbacks, *args, **kwargs)
-        self.callbacks.sort(
-            key=lambda one: (not getattr(one, "runs_first", False), _runs_last(one))
-        )
+        self.callbacks.sort(key=_runs_last)
         for callback in filter(_runs_last, self.callbacks):
             callback.callback_list = self
         if _running.fits:

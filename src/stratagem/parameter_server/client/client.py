@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import math
 import threading
 import time
 import uuid
@@ -23,19 +24,13 @@ from stratagem.parameter_server.client.distinct_rows import DistinctIds, Distinc
 from stratagem.parameter_server.client.request_partitioning import (
     GradientParts,
     RequestParts,
+    RowLookup,
     WholeVariables,
     creation_messages,
+    row_requests,
     shard_name,
 )
-from stratagem.parameter_server.client.row_cache import RowCache
-from stratagem.parameter_server.client.row_reads import RowReads, RowRequest
-from stratagem.parameter_server.client.running_function import RunningFunction
-from stratagem.parameter_server.client.shard_layout import (
-    KeyLayout,
-    KnownLayouts,
-    ShardLayout,
-    by_layouts,
-)
+from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.changes import SeenVersions
 from stratagem.parameter_server.server.updates import ASYNCHRONOUS, Pushed, UpdateMode, UpdateRule
 
@@ -75,26 +70,6 @@ class SentRules:
             else:
                 self._messages[optimizer] = before
             raise
-
-    def of(self, name: str) -> list[str]:
-        """Returns the optimizers of a shard."""
-        return [
-            optimizer
-            for optimizer, messages in self._messages.items()
-            if any(name in message.fields["names"] for message in messages.values())
-        ]
-
-    def move(self, old: ShardLayout, new: ShardLayout) -> None:
-        """Replaces the shards of a table by those of a new layout."""
-        gone = {old.name_of(part) for part in range(len(old.servers))}
-        for optimizer in self.of(old.name_of(0)):
-            for server, message in self._messages[optimizer].items():
-                names = [name for name in message.fields["names"] if name not in gone]
-                names += [
-                    new.name_of(part) for part, own in enumerate(new.servers) if own == server
-                ]
-                fields = {**message.fields, "names": names}
-                self._messages[optimizer][server] = dataclasses.replace(message, fields=fields)
 
     def forget(self, optimizer: str) -> None:
         """Drops an optimizer."""
@@ -170,10 +145,7 @@ class NeededRules:
 
 
 class ServerRequests:
-    """Requests to servers that name no variable, or only shards. Thread-safe.
-
-    `known` has the layouts of variables.
-    """
+    """Requests to servers that name no variable, or only shards. Thread-safe."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -181,7 +153,6 @@ class ServerRequests:
         self._numbers = itertools.count(1)
         self._seen = SeenVersions()
         self._rules = SentRules(connections)
-        self.known = KnownLayouts()
         self.num_repeated = 0
 
     @property
@@ -198,23 +169,11 @@ class ServerRequests:
         self, kind: str, tables: Mapping[int, Mapping[str, Any]], **fields: object
     ) -> dict[int, Message]:
         """Sends a request about keyed tables, by server and name there, as a single change."""
-        return self.ask_servers(
-            kind,
-            {
-                server: ({**fields, "names": list(some), "tables": dict(some)}, [])
-                for server, some in tables.items()
-            },
-        )
-
-    def ask_servers(
-        self, kind: str, requests: Mapping[int, tuple[Mapping[str, Any], Sequence[np.ndarray]]]
-    ) -> dict[int, Message]:
-        """Sends fields and arrays to each server, as a single change."""
-        own = self._change()
+        own = {**fields, **self._change()}
         return self._connections.ask_all(
             {
-                server: Message(kind, {**fields, **own}, arrays)
-                for server, (fields, arrays) in requests.items()
+                server: Message(kind, {**own, "names": list(some), "tables": dict(some)})
+                for server, some in tables.items()
             }
         )
 
@@ -265,25 +224,14 @@ class ServerRequests:
         """Returns the number of discarded pushes, summed over all servers."""
         return sum(state["num_discarded"] for state in self.describe().values())
 
-    def journal(
-        self, servers: Collection[int] | None = None, *, is_needed: bool = True
-    ) -> dict[int, int]:
-        """Makes servers, None for all, write their journals.
+    def journal(self, *, is_needed: bool = True) -> dict[int, int]:
+        """Makes all servers write their journals.
 
         Without `is_needed`, they may have none. Returns the number of updates on each disk.
         """
-        servers = range(self.num_servers) if servers is None else servers
         message = Message("journal", {"is_needed": is_needed})
-        answers = self._connections.ask_all(dict.fromkeys(servers, message))
+        answers = self._connections.ask_all(dict.fromkeys(range(self.num_servers), message))
         return {server: answer.fields["journaled_version"] for server, answer in answers.items()}
-
-    def optimizers_of(self, layout: ShardLayout) -> list[str]:
-        """Returns the optimizers of a variable that this client has sent."""
-        return self._rules.of(layout.name_of(0))
-
-    def placed_layouts(self) -> dict[str, Any]:
-        """Returns the layouts of tables that were moved, by name, as the first server has them."""
-        return self._connections.ask(0, Message("describe")).fields["layouts"]
 
     def _ask(
         self,
@@ -295,16 +243,12 @@ class ServerRequests:
         for server, answer in answers.items():
             has_values = answer.kind != "needs_rule"
             self._seen.note(server, answer, variables(server) if has_values else ())
-            self._note_lifetime(server, answer.fields["lifetime"])
             self.num_repeated += bool(answer.fields.get("is_repeated"))
         return answers
 
     def _ask_all(self, kind: str, arrays: Sequence[np.ndarray] = (), **fields: object) -> None:
         message = Message(kind, {**fields, **self._change()}, arrays)
         self._ask(dict.fromkeys(range(len(self._connections)), message))
-
-    def _note_lifetime(self, server: int, lifetime: int) -> None:
-        """Handles the number of a server's run, which an answer has."""
 
     def _change(self) -> dict[str, Any]:
         """Returns fields that identify a change, so that servers apply a resent one only once.
@@ -317,33 +261,58 @@ class ServerRequests:
         return {"client": client, "number": next(self._numbers)}
 
 
+# A scheduled function while it runs on a worker, which identifies its updates.
+
+
+@dataclasses.dataclass(frozen=True)
+class RunningFunction:
+    """One run of a function. Servers make each of its updates once, however often it runs.
+
+    It must make its updates in the same order each time. `is_rerun` is True if it may have run
+    before. `order` is the number of the coordinator's message to this worker; servers may forget
+    the functions of messages before `first_open`, because none of them will run again.
+    """
+
+    name: str
+    is_rerun: bool = False
+    order: int = 0
+    first_open: int = 0
+    _places: itertools.count[int] = dataclasses.field(
+        default_factory=lambda: itertools.count(1), init=False
+    )
+
+    def update_fields(self) -> dict[str, Any]:
+        """Returns the fields of the function's next update."""
+        fields: dict[str, Any] = {
+            "function": self.name,
+            "place": next(self._places),
+            "order": self.order,
+            "first_open": self.first_open,
+        }
+        if self.is_rerun:
+            fields["is_rerun"] = True
+        return fields
+
+
 class ServerClient(ServerRequests):
     """Reads and writes variables by name, wherever their shards are. Thread-safe.
 
     `client_name` identifies this worker to synchronous updates, also after a restart. With None
-    each thread counts as a worker. `row_cache` None caches no rows.
+    each thread counts as a worker.
     """
 
-    def __init__(
-        self,
-        connections: Connections,
-        client_name: str | None = None,
-        row_cache: RowCache | None = None,
-    ) -> None:
+    def __init__(self, connections: Connections, client_name: str | None = None) -> None:
         super().__init__(connections)
         self._client_name = client_name
+        self._layouts: dict[str, ShardLayout] = {}
         self._distinct = DistinctIds()
-        self.rows = RowReads(self._ask, self._seen, row_cache, self._distinct)
         self._pickle: Any = load(
             "cloudpickle", needed_by="a client of parameter servers", install="stratagem[ray]"
         )
 
     @contextlib.contextmanager
-    def in_function(self, function: RunningFunction | None) -> Generator[None]:
-        """Identifies the updates of this thread by a scheduled function, in a `with` block.
-
-        None is for updates that belong to no function.
-        """
+    def in_function(self, function: RunningFunction) -> Generator[None]:
+        """Identifies the updates of this thread by a scheduled function, in a `with` block."""
         previous = getattr(self._local, "function", None)
         self._local.function = function
         try:
@@ -353,25 +322,19 @@ class ServerClient(ServerRequests):
 
     def know(self, placement: ShardLayout) -> None:
         """Registers the layout of a variable that another process created."""
-        if self.known.add(placement):
-            self.rows.drop_cached()
-
-    def switch(self, layout: KeyLayout) -> None:
-        """Uses a new layout of a table, also in messages that send its optimizer again."""
-        self._rules.move(self.known[layout.name], layout)
-        self.know(layout)
+        self._layouts[placement.name] = placement
 
     def placement_of(self, name: str) -> ShardLayout:
         """Returns the layout of a variable, or of the variable that a slot belongs to.
 
         Raises a KeyError if the variable is not registered here.
         """
-        return self.known.find(name)[0]
+        return self._find(name)[0]
 
     @property
     def layouts(self) -> list[ShardLayout]:
         """Layouts of the variables that were created or registered here."""
-        return self.known.all
+        return list(self._layouts.values())
 
     def create(
         self, placement: ShardLayout, initial: np.ndarray | Callable[[int, int], np.ndarray] | None
@@ -389,7 +352,6 @@ class ServerClient(ServerRequests):
         answers = self._ask(messages)
         return any(answer.fields["is_new"] for answer in answers.values())
 
-    @by_layouts
     def pull(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Returns whole variables, or slots as "name:slot". The arrays must not be modified."""
         wanted = self._wanted(names)
@@ -399,49 +361,50 @@ class ServerClient(ServerRequests):
         answers = self._ask(messages, wanted.variables)
         return wanted.joined({server: answer.arrays for server, answer in answers.items()})
 
-    def pull_rows(self, name: str, ids: np.ndarray, *, may_be_cached: bool = False) -> np.ndarray:
+    def pull_rows(self, name: str, ids: np.ndarray) -> np.ndarray:
         """Returns rows of a variable or slot; a repeated row is sent once.
 
         `ids` may have any shape; the result has shape (*ids.shape, ...), and must not be modified.
-        `may_be_cached` allows rows from this process's `RowCache`, if it has one.
 
         Raises:
             IndexError: an id is out of range.
         """
-        return self.pull_rows_of([(name, ids)], may_be_cached=may_be_cached)[0]
+        return self.pull_rows_of([(name, ids)])[0]
 
-    @by_layouts
     def pull_rows_of(
-        self,
-        wanted: Sequence[tuple[str, np.ndarray | DistinctKeys]],
-        *,
-        may_be_cached: bool = False,
+        self, wanted: Sequence[tuple[str, np.ndarray | DistinctKeys]]
     ) -> list[np.ndarray]:
         """Returns rows of several variables or slots, which may repeat; see `pull_rows`.
 
-        All of them are requested with one message to each server, unless answers are large.
+        All of them are requested with one message to each server, unless answers are large. Equal
+        rows of several lookups are sent once.
         """
-        requests = [
-            RowRequest(
-                *self.known.find(name),
-                np.asarray(ids),
-                ids if isinstance(ids, DistinctKeys) else None,
-            )
-            for name, ids in wanted
+        by_name: dict[str, list[int]] = defaultdict(list)
+        for place, (name, _) in enumerate(wanted):
+            by_name[name].append(place)
+        lookups = [
+            self._lookup(name, [wanted[place][1] for place in places])
+            for name, places in by_name.items()
         ]
-        return self.rows.pull(requests, may_be_cached=may_be_cached)
+        results: dict[int, np.ndarray] = {}
+        fetched = self._fetched(lookups)
+        for places, one, distinct in zip(by_name.values(), lookups, fetched, strict=True):
+            rows, begin = one.wanted.expanded(distinct), 0
+            for place in places:
+                shape = np.shape(wanted[place][1])
+                end = begin + math.prod(shape)
+                results[place] = rows[begin:end].reshape((*shape, *one.placement.shape[1:]))
+                begin = end
+        return [results[place] for place in range(len(wanted))]
 
-    @by_layouts
     def assign(self, name: str, value: np.ndarray, *, sign: int = 0) -> None:
         """Writes a whole variable or slot: `sign` 0 sets it, 1 adds the value, -1 subtracts it."""
-        placement, slot = self.known.find(name)
+        placement, slot = self._find(name)
         parts = RequestParts()
         for shard, part in enumerate(placement.parts(np.asarray(value))):
             parts.add(placement.servers[shard], shard_name(placement, shard) + slot, part)
-        with self.rows.writing(placement.name):
-            self._ask(parts.messages("assign", sign=sign, **self._update()))
+        self._ask(parts.messages("assign", sign=sign, **self._update()))
 
-    @by_layouts
     def scatter(self, name: str, ids: np.ndarray, values: np.ndarray, *, sign: int = 0) -> None:
         """Writes rows of a variable or slot: `sign` 0 sets them, 1 adds, -1 subtracts `values`.
 
@@ -451,7 +414,7 @@ class ServerClient(ServerRequests):
         Raises:
             IndexError: an id is out of range.
         """
-        placement, slot = self.known.find(name)
+        placement, slot = self._find(name)
         written = self._distinct.of(placement, np.asarray(ids))
         values = np.asarray(values)
         values = written.summed(values) if sign else written.last(values)
@@ -460,10 +423,8 @@ class ServerClient(ServerRequests):
             if len(numbers):
                 full_name = shard_name(placement, shard) + slot
                 parts.add(placement.servers[shard], full_name, numbers, values[part])
-        with self.rows.writing(placement.name):
-            self._ask(parts.messages("scatter", sign=sign, **self._update()))
+        self._ask(parts.messages("scatter", sign=sign, **self._update()))
 
-    @by_layouts
     def set_rule(
         self,
         rule: UpdateRule,
@@ -479,7 +440,7 @@ class ServerClient(ServerRequests):
         pickled = np.frombuffer(self._pickle.dumps(rule), np.uint8)
         shards: dict[int, list[str]] = {server: [] for server in range(len(self._connections))}
         for name in names:
-            placement = self.known[name]
+            placement = self._layouts[name]
             for shard, server in enumerate(placement.servers):
                 shards[server].append(shard_name(placement, shard))
         own_mode = None if mode is None else dataclasses.asdict(mode)
@@ -500,7 +461,6 @@ class ServerClient(ServerRequests):
         """Sends all optimizers to a restarted server, whose journal only describes them."""
         self._rules.send(server)
 
-    @by_layouts
     def push(
         self,
         whole: Mapping[str, np.ndarray],
@@ -535,7 +495,7 @@ class ServerClient(ServerRequests):
         """
         pushes = self._gradients(whole, rows or {}, optimizers or {})
         for name, (value, sign) in (assigned or {}).items():
-            placement, slot = self.known.find(name)
+            placement, slot = self._find(name)
             for shard, part in enumerate(placement.parts(np.asarray(value))):
                 full_name = shard_name(placement, shard) + slot
                 pushes[placement.servers[shard]].assign(full_name, part, sign)
@@ -547,11 +507,7 @@ class ServerClient(ServerRequests):
         for server, parts in pushes.items():
             seen = self._seen.of(server, parts.variables)
             messages[server] = parts.message(**fields, **seen, pull=wanted.names(server))
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self.rows.pushing(rows or {}))
-            for name in assigned or {}:
-                stack.enter_context(self.rows.writing(self.known.find(name)[0].name))
-            answers = self._rules.asked(messages, lambda some: self._ask(some, wanted.variables))
+        answers = self._rules.asked(messages, lambda some: self._ask(some, wanted.variables))
         num_discarded = sum(not answers[server].fields["is_used"] for server in pushes)
         for server in pushes:
             if answers[server].fields["is_used"]:
@@ -569,12 +525,39 @@ class ServerClient(ServerRequests):
         `name` is a variable of that update, and `place` tells several sums before it apart. Late
         workers, whose gradients will be discarded, get their own values.
         """
-        placement = self.known[name]
+        placement = self._layouts[name]
         server = placement.servers[0]
-        seen = self._seen.of(server, [placement.versioned_name])
+        seen = self._seen.of(server, [placement.name])
         fields = {**seen, "worker": self._client_name, "place": place}
         answers = self._ask({server: Message("sum", fields, [value])})
         return answers[server].arrays[0]
+
+    def _find(self, name: str) -> tuple[ShardLayout, str]:
+        """Returns the layout of a variable or of a slot "variable:slot", and ":slot" or ""."""
+        if name in self._layouts:
+            return self._layouts[name], ""
+        variable, colon, slot = name.rpartition(":")
+        return self._layouts[variable], colon + slot
+
+    def _lookup(self, name: str, several: Sequence[np.ndarray | DistinctKeys]) -> RowLookup:
+        """Returns the lookup of one or more arrays of ids in the same table or slot."""
+        placement, slot = self._find(name)
+        first = several[0]
+        if len(several) == 1:
+            ids = first if isinstance(first, DistinctKeys) else np.asarray(first).reshape(-1)
+        else:
+            ids = np.concatenate([np.asarray(one).reshape(-1) for one in several])
+        return RowLookup(placement, slot, self._distinct.of(placement, ids))
+
+    def _fetched(self, lookups: Sequence[RowLookup]) -> list[np.ndarray]:
+        """Returns the rows of the distinct ids of each lookup."""
+        rows: list[list[np.ndarray]] = [[] for _ in lookups]
+        for request in row_requests(lookups):
+            answers = self._ask(request.parts.messages("pull_rows"), request.variables)
+            arrays = {server: iter(answer.arrays) for server, answer in answers.items()}
+            for number, server in request.held:
+                rows[number].append(next(arrays[server]))
+        return [one.joined(own) for own, one in zip(rows, lookups, strict=True)]
 
     def _gradients(
         self,
@@ -585,12 +568,12 @@ class ServerClient(ServerRequests):
         """Splits gradients by server."""
         pushes: dict[int, GradientParts] = defaultdict(GradientParts)
         for name, gradient in whole.items():
-            placement = self.known[name]
+            placement = self._layouts[name]
             for shard, part in enumerate(placement.parts(np.asarray(gradient))):
                 to = pushes[placement.servers[shard]]
                 to.add(placement, shard, optimizers.get(name, ""), part)
         for name, (ids, values) in rows.items():
-            placement = self.known[name]
+            placement = self._layouts[name]
             known = isinstance(ids, DistinctKeys)
             updated = self._distinct.of(placement, ids if known else np.asarray(ids))
             sums = updated.summed(np.asarray(values))
@@ -603,11 +586,8 @@ class ServerClient(ServerRequests):
     def _wanted(self, names: Sequence[str]) -> WholeVariables:
         wanted = WholeVariables()
         for name in dict.fromkeys(names):
-            wanted.add(name, *self.known.find(name))
+            wanted.add(name, *self._find(name))
         return wanted
-
-    def _note_lifetime(self, server: int, lifetime: int) -> None:
-        self.rows.note_lifetime(server, lifetime)
 
     def _update(self) -> dict[str, Any]:
         """Returns the fields of a change that is an update, perhaps of a scheduled function."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.parameter_server.client.request_partitioning import require_ids, require_keys
+from stratagem.errors import explain
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.shards import aligned_empty, sum_rows
 
@@ -97,12 +97,6 @@ class DistinctRows:
     parts: Sequence[slice]
     is_request: bool = False
 
-    def subset(self, chosen: np.ndarray) -> DistinctRows:
-        """Returns the chosen ids, of a mask, as a request of their own."""
-        counts = [int(np.count_nonzero(chosen[part])) for part in self.parts]
-        ids = self.ids[chosen]
-        return DistinctRows(ids, np.arange(len(ids)), _slices(counts))
-
     def expanded(self, rows: np.ndarray) -> np.ndarray:
         """Returns a row for each requested id, from rows of the distinct ids."""
         if self.is_request:
@@ -149,6 +143,39 @@ class DistinctKeys:
         return np.array(self.rows.ids, dtype) if copy else np.asarray(self.rows.ids, dtype)
 
 
+def _require_ids(placement: ShardLayout, ids: np.ndarray) -> None:
+    """Raises IndexError if an id is out of range."""
+    if not len(ids):
+        return
+    lowest, highest = int(ids.min()), int(ids.max())
+    num_rows = placement.shape[0] if placement.shape else 0
+    if lowest < 0 or highest >= num_rows:
+        valid = f"ids from 0 to {num_rows - 1}" if num_rows else "no ids: it has no rows"
+        raise IndexError(
+            explain(
+                f"Ids from {lowest} to {highest} were looked up in {placement.name!r}.",
+                expected=f"{valid}.",
+                fix="make the table larger, or map ids into its range, for example by a hash.",
+                code="SG607",
+            )
+        )
+
+
+def _require_keys(placement: ShardLayout, keys: np.ndarray) -> None:
+    """Raises TypeError if keys are not integers. Messages never contain keys: they may be private.
+
+    An empty array may have any dtype, as of an empty list.
+    """
+    if len(keys) and keys.dtype.kind not in "iu":
+        raise TypeError(
+            explain(
+                f"Keys of dtype {keys.dtype} were looked up in {placement.name!r}.",
+                expected="64-bit integers.",
+                fix="hash other values to 64 bits first.",
+            )
+        )
+
+
 class DistinctIds:
     """Finds distinct ids without sorting. Thread-safe.
 
@@ -171,12 +198,12 @@ class DistinctIds:
         if isinstance(ids, DistinctKeys):
             if ids.layout is placement:
                 return ids.rows
-            ids = ids.rows.ids  # the table was moved meanwhile
+            ids = ids.rows.ids  # the layout was received again meanwhile
         if placement.is_keyed:
-            require_keys(placement, ids)
+            _require_keys(placement, ids)
             return _hashed_rows(placement, ids.astype(np.int64, copy=False))
         ids = ids.astype(np.intp, copy=False)
-        require_ids(placement, ids)
+        _require_ids(placement, ids)
         num_rows = placement.shape[0] if placement.shape else 0
         if num_rows > _MOST_SCRATCH_ROWS:
             return _hashed_rows(placement, ids.astype(np.int64, copy=False))

@@ -21,7 +21,6 @@ from stratagem.execution.tracing.remote_state import (
     WholeInput,
 )
 from stratagem.parameter_server.client.distinct_rows import DistinctKeys, representatives
-from stratagem.parameter_server.client.local_training import LocalTraining
 from stratagem.parameter_server.client.lost_updates import LostUpdates
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.client.variable_client import (
@@ -169,8 +168,6 @@ class RemoteSteps:
     that no other process changes the variables: a step's writes are then sent as values, never as
     differences.
 
-    `local` has the worker's own weights if it trains for several steps between synchronizations.
-
     `keras` is the variables' `RemoteKeras`. `lost_updates` checks for lost updates after each step;
     None if another object does. `gradient_weight` is the step's fraction of a batch that workers
     share, if this one `shares_batches`. `counts_from_zero` is True in a worker whose metrics a
@@ -181,7 +178,6 @@ class RemoteSteps:
     shares_batches = False
     counts_from_zero = False
     lost_updates: LostUpdates | None = None
-    local: LocalTraining | None = None
 
     def __init__(
         self,
@@ -242,7 +238,6 @@ class RemoteSteps:
             num_used, is_used = self._run_once(trace, ids_of, call, early, num_used)
             if is_used or not self._repeats_stale:
                 break
-            self.variables.client.rows.drop_cached()
             for variable, value in zip(own, previous, strict=True):
                 variable.storage = value
         if self.lost_updates is not None:
@@ -272,7 +267,7 @@ class RemoteSteps:
         ]
         with self._values(variables, before):
             ids = ids_of() if trace.lookups else []
-            rows = self._pull_rows(trace, ids, before, may_be_cached=is_training)
+            rows = self._pull_rows(trace, ids, before)
             for stage in trace.stages:
                 if stage <= num_used:
                     continue
@@ -360,7 +355,7 @@ class RemoteSteps:
         values = [place for place in places if isinstance(trace.lookups[place], UpdatedValue)]
         before |= self._pull([trace.lookups[place].table for place in values], may_be_brought=True)
         if any(not isinstance(trace.lookups[place], WholeInput) for place in places):
-            again = self._pull_rows(trace, ids, before, may_be_cached=False)
+            again = self._pull_rows(trace, ids, before)
             for place in places:
                 if not isinstance(trace.lookups[place], WholeInput):
                     rows[place] = again[place]
@@ -402,14 +397,13 @@ class RemoteSteps:
         }
 
     def _pull_rows(
-        self, trace: Trace, ids: list[Any], values: Mapping[int, Any], *, may_be_cached: bool
+        self, trace: Trace, ids: list[Any], values: Mapping[int, Any]
     ) -> list[list[Any]]:
         """Returns the inputs of each lookup; those of remote tables come with one request.
 
         `values` has those of variables that the step reads again, by identity.
         """
         client = self.variables.client
-        client.rows.begin_step()
         inputs: list[list[Any]] = []
         wanted: dict[int, tuple[str, np.ndarray]] = {}
         keys: dict[str, list[tuple[int, np.ndarray]]] = defaultdict(list)
@@ -442,7 +436,7 @@ class RemoteSteps:
         }
         requests: list[tuple[str, np.ndarray | DistinctKeys]] = [*wanted.values()]
         requests += [(name, one.distinct) for name, one in self._keys.items()]
-        found = client.pull_rows_of(requests, may_be_cached=may_be_cached)
+        found = client.pull_rows_of(requests)
         for place, rows in zip(wanted, found, strict=False):
             inputs[place] = [rows]
         for (name, step_keys), rows in zip(self._keys.items(), found[len(wanted) :], strict=True):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from stratagem.errors import explain
 from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.client.shard_layout import ShardLayout
+from stratagem.parameter_server.client.distinct_rows import DistinctRows
+from stratagem.parameter_server.client.shard_layout import KeyLayout, ShardLayout
 
 
 class WholeVariables:
@@ -96,7 +97,7 @@ class GradientParts:
         self._rows[self._noted(placement, shard, optimizer)] = (numbers, values)
 
     def _noted(self, placement: ShardLayout, shard: int, optimizer: str) -> str:
-        self.variables.append(placement.versioned_name)
+        self.variables.append(placement.name)
         name = shard_name(placement, shard)
         if optimizer:
             self._optimizers[name] = optimizer
@@ -111,6 +112,69 @@ class GradientParts:
             all_fields["assigned"] = {name: sign for name, (_, sign) in self._assigned.items()}
         assigned = [value for value, _ in self._assigned.values()]
         return Message("push", all_fields, [*self._whole.values(), *of_rows, *assigned])
+
+
+# Lookups with more bytes of rows are split: shared memory holds three answers per connection.
+_MOST_ANSWER_BYTES = 2**23
+
+
+class RowLookup(NamedTuple):
+    """Distinct ids of one table, or of its slot ":slot"."""
+
+    placement: ShardLayout
+    slot: str
+    wanted: DistinctRows
+
+    def joined(self, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns the rows of the distinct ids, from those of each shard that has any."""
+        placement = self.placement
+        if not rows:
+            return np.empty((0, *placement.shape[1:]), placement.dtype)
+        joined = rows[0] if len(rows) == 1 else np.concatenate(rows)
+        if isinstance(placement, KeyLayout) and not self.slot:
+            return placement.row_format.expanded(joined)
+        return joined
+
+
+class RowRequest:
+    """Rows of several tables, to request with one message to each server.
+
+    `held` has the number of the lookup and the server of each of its arrays, in order.
+    """
+
+    def __init__(self) -> None:
+        self.parts = RequestParts()
+        self.held: list[tuple[int, int]] = []
+        self.answer_bytes = 0
+        self._names: dict[int, list[str]] = defaultdict(list)
+
+    def add(self, number: int, lookup: RowLookup) -> None:
+        """Adds a lookup; servers without any of its rows are not asked."""
+        placement, slot, wanted = lookup
+        for shard, _, numbers in wanted.held(placement):
+            if len(numbers):
+                server = placement.servers[shard]
+                self.parts.add(server, shard_name(placement, shard) + slot, numbers)
+                self.held.append((number, server))
+                self._names[server].append(placement.name)
+
+    def variables(self, server: int) -> Sequence[str]:
+        """Returns the names of the variables whose rows a server sends."""
+        return self._names.get(server, ())
+
+
+def row_requests(lookups: Sequence[RowLookup]) -> list[RowRequest]:
+    """Returns one request for all lookups, or more if answers would be too large."""
+    requests: list[RowRequest] = []
+    for number, lookup in enumerate(lookups):
+        placement, _, wanted = lookup
+        row_bytes = math.prod(placement.shape[1:]) * np.dtype(placement.dtype).itemsize
+        answer_bytes = len(wanted.ids) * row_bytes
+        if not requests or requests[-1].answer_bytes + answer_bytes > _MOST_ANSWER_BYTES:
+            requests.append(RowRequest())
+        requests[-1].add(number, lookup)
+        requests[-1].answer_bytes += answer_bytes
+    return [one for one in requests if one.held]
 
 
 def creation_messages(
@@ -145,39 +209,6 @@ def creation_messages(
 def shard_name(placement: ShardLayout, shard: int) -> str:
     """Returns the name of a shard on its server."""
     return placement.name_of(shard)
-
-
-def require_ids(placement: ShardLayout, ids: np.ndarray) -> None:
-    """Raises IndexError if an id is out of range."""
-    if not len(ids):
-        return
-    lowest, highest = int(ids.min()), int(ids.max())
-    num_rows = placement.shape[0] if placement.shape else 0
-    if lowest < 0 or highest >= num_rows:
-        valid = f"ids from 0 to {num_rows - 1}" if num_rows else "no ids: it has no rows"
-        raise IndexError(
-            explain(
-                f"Ids from {lowest} to {highest} were looked up in {placement.name!r}.",
-                expected=f"{valid}.",
-                fix="make the table larger, or map ids into its range, for example by a hash.",
-                code="SG607",
-            )
-        )
-
-
-def require_keys(placement: ShardLayout, keys: np.ndarray) -> None:
-    """Raises TypeError if keys are not integers. Messages never contain keys: they may be private.
-
-    An empty array may have any dtype, as of an empty list.
-    """
-    if len(keys) and keys.dtype.kind not in "iu":
-        raise TypeError(
-            explain(
-                f"Keys of dtype {keys.dtype} were looked up in {placement.name!r}.",
-                expected="64-bit integers.",
-                fix="hash other values to 64 bits first.",
-            )
-        )
 
 
 def _joined(shards: Mapping[int, np.ndarray]) -> np.ndarray:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import itertools
 import math
-import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,7 +27,7 @@ class ShardLayout:
 
     `servers` and `rows` have one entry per shard: its server, and its number of consecutive rows (1
     for a scalar). `name` is unique in the cluster, `shape` that of the whole variable. `has_rows`
-    is True if single rows are pulled and updated. `generation` counts the moves to other servers.
+    is True if single rows are pulled and updated.
     """
 
     name: str
@@ -39,17 +36,11 @@ class ShardLayout:
     servers: tuple[int, ...]
     rows: tuple[int, ...]
     has_rows: bool = False
-    generation: int = 0
 
     @property
     def is_split(self) -> bool:
         """True if the variable has several shards."""
         return len(self.rows) > 1
-
-    @property
-    def versioned_name(self) -> str:
-        """Name under which a client records the versions of its values."""
-        return self.name
 
     @property
     def first_rows(self) -> tuple[int, ...]:
@@ -136,108 +127,6 @@ class ShardPlacer:
         return ShardLayout(name, tuple(shape), kind.name, tuple(servers), tuple(rows), has_rows)
 
 
-# Layouts of variables that a client has created or received; they change between requests only.
-
-
-class KnownLayouts:
-    """Layouts by name of the variable, `num_moves` of them replaced. Thread-safe.
-
-    Requests hold `in_use` from the choice of servers to the last answer. `changing` waits for
-    these, and new ones wait for it, so that no request is split between two layouts of a table.
-    """
-
-    def __init__(self) -> None:
-        self._layouts: dict[str, ShardLayout] = {}
-        self._condition = threading.Condition()
-        self._num_users = 0
-        self._is_changing = False
-        self.num_moves = 0
-        self.moving = threading.Lock()  # by operations on whole tables, which exclude each other
-
-    @property
-    def all(self) -> list[ShardLayout]:
-        """All layouts."""
-        return list(self._layouts.values())
-
-    @property
-    def moved(self) -> list[ShardLayout]:
-        """Layouts of tables that were moved to other servers."""
-        return [one for one in self.all if one.generation]
-
-    def add(self, layout: ShardLayout) -> bool:
-        """Adds a layout, and returns True if it replaces one of other servers.
-
-        An older one than the layout known is left out: a message may be from before a move.
-        """
-        known = self._layouts.get(layout.name)
-        if known is not None and known.generation > layout.generation:
-            return False
-        self._layouts[layout.name] = layout
-        is_moved = known is not None and known.generation < layout.generation
-        self.num_moves += is_moved
-        return is_moved
-
-    def __getitem__(self, name: str) -> ShardLayout:
-        """Returns the layout of a variable; raises KeyError if it is not known."""
-        return self._layouts[name]
-
-    def find(self, name: str) -> tuple[ShardLayout, str]:
-        """Returns the layout of a variable or of a slot "variable:slot", and ":slot" or ""."""
-        if name in self._layouts:
-            return self._layouts[name], ""
-        variable, colon, slot = name.rpartition(":")
-        return self._layouts[variable], colon + slot
-
-    @contextlib.contextmanager
-    def in_use(self) -> Generator[None]:
-        """Keeps the layouts as they are in a `with` block."""
-        with self._condition:
-            self._condition.wait_for(lambda: not self._is_changing)
-            self._num_users += 1
-        try:
-            yield
-        finally:
-            with self._condition:
-                self._num_users -= 1
-                self._condition.notify_all()
-
-    @contextlib.contextmanager
-    def changing(self) -> Generator[None]:
-        """Keeps requests from beginning in a `with` block, and waits for those in progress."""
-        with self._condition:
-            self._condition.wait_for(lambda: not self._is_changing)
-            self._is_changing = True
-            self._condition.wait_for(lambda: not self._num_users)
-        try:
-            yield
-        finally:
-            with self._condition:
-                self._is_changing = False
-                self._condition.notify_all()
-
-
-class _WithLayouts(Protocol):
-    known: KnownLayouts
-
-
-_Self = TypeVar("_Self", bound=_WithLayouts)
-_Args = ParamSpec("_Args")
-_Result = TypeVar("_Result")
-
-
-def by_layouts(
-    method: Callable[Concatenate[_Self, _Args], _Result],
-) -> Callable[Concatenate[_Self, _Args], _Result]:
-    """Decorates a method that sends requests by `self.known`, which then stays as it is."""
-
-    @functools.wraps(method)
-    def run(self: _Self, /, *args: Any, **kwargs: Any) -> _Result:
-        with self.known.in_use():
-            return method(self, *args, **kwargs)
-
-    return run
-
-
 # Layout of a table whose rows are found by 64-bit keys: buckets of keys on servers.
 
 
@@ -249,30 +138,10 @@ class KeyLayout(ShardLayout):
     shards together have `BUCKET_COUNT`. `shape` is (0, ...) with the shape of a row, because the
     number of rows is only known to the servers. `table` describes the table to these, as JSON; its
     `max_rows` is that of the whole table. With `skips_zero`, the key 0 is padding without a row.
-    Shards of two generations have different names, because a server may have both during a move.
     """
 
     table: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any], hash=False)
     skips_zero: bool = False
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> KeyLayout:
-        """Returns the layout from the fields of `dataclasses.asdict`, after a JSON round trip."""
-        arguments = {**fields}
-        for name in ("shape", "servers", "rows"):
-            arguments[name] = tuple(arguments[name])
-        return cls(**arguments)
-
-    def name_of(self, shard: int) -> str:
-        """Returns the server-side name of a shard."""
-        if not self.generation:
-            return super().name_of(shard)
-        return f"{self.name}/part_{shard}@{self.generation}"
-
-    @property
-    def versioned_name(self) -> str:
-        """Name under which a client records versions: those of earlier servers mean nothing."""
-        return f"{self.name}@{self.generation}"
 
     @property
     def is_keyed(self) -> bool:
@@ -323,7 +192,6 @@ def layout_of_keys(
     table: Mapping[str, Any] | None = None,
     *,
     skips_zero: bool = False,
-    generation: int = 0,
 ) -> KeyLayout:
     """Returns the layout of a keyed table with about equal shares of buckets on each server."""
     ends = [BUCKET_COUNT * (place + 1) // len(servers) for place in range(len(servers))]
@@ -338,5 +206,4 @@ def layout_of_keys(
         has_rows=True,
         table=dict(table or {}),
         skips_zero=skips_zero,
-        generation=generation,
     )

@@ -56,16 +56,6 @@ class TableClient:
             DataLossError: the version `since` is missing or damaged.
             OSError: a file cannot be written. Then no version is left.
         """
-        with self.client.known.moving:
-            return self._save(versions, since, names, notes)
-
-    def _save(
-        self,
-        versions: TableVersions,
-        since: int | None,
-        names: Iterable[str] | None,
-        notes: Mapping[str, str],
-    ) -> int:
         base = None if since is None else versions.manifest(since)
         save, number = uuid.uuid4().hex, versions.begin()
         try:
@@ -149,17 +139,14 @@ class TableClient:
         self._load(TableVersions(folder), number, names)
 
     def _load(self, versions: TableVersions, number: int, names: Mapping[str, str]) -> None:
-        with self.client.known.moving:
-            try:
-                self._send_chains("load_tables", versions, number, names)
-                self.client.journal(is_needed=False)  # a server that ends has no former rows then
-            except Exception as error:
-                error.add_note(
-                    "Some servers may have restored their rows, and others not: restore again."
-                )
-                raise
-            finally:
-                self.client.rows.drop_cached()
+        try:
+            self._send_chains("load_tables", versions, number, names)
+            self.client.journal(is_needed=False)  # a server that ends has no former rows then
+        except Exception as error:
+            error.add_note(
+                "Some servers may have restored their rows, and others not: restore again."
+            )
+            raise
 
     def _send_chains(
         self, kind: str, versions: TableVersions, number: int, names: Mapping[str, str]
@@ -191,14 +178,12 @@ class TableClient:
         `LeastRecent` and `LeastFrequent` leave `max_rows` on each server.
         """
         policy = {"kind": type(eviction).__name__, **dataclasses.asdict(eviction)}
-        with self.client.known.moving:
-            requests: dict[int, dict[str, Any]] = defaultdict(dict)
-            for _, _, server, shard in self._shards(self.layouts):
-                requests[server][shard] = {}
-            answers = self.client.ask_about_tables(
-                "evict", requests, eviction=policy, max_rows=max_rows
-            )
-        self.client.rows.drop_cached()
+        requests: dict[int, dict[str, Any]] = defaultdict(dict)
+        for _, _, server, shard in self._shards(self.layouts):
+            requests[server][shard] = {}
+        answers = self.client.ask_about_tables(
+            "evict", requests, eviction=policy, max_rows=max_rows
+        )
         return sum(answer.fields["evicted"] for answer in answers.values())
 
     def pieces(

@@ -13,12 +13,11 @@ import numpy as np
 from stratagem.errors import explain
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import (
-    KeyLayout,
     ShardLayout,
     ShardPlacer,
     layout_of_keys,
 )
-from stratagem.parameter_server.server.updates import Pushed, UpdateMode, UpdateRule, outer_name
+from stratagem.parameter_server.server.updates import Pushed, UpdateMode, UpdateRule
 
 if TYPE_CHECKING:
     import keras
@@ -296,11 +295,7 @@ class VariableClient:
         placement = layout_of_keys(
             name, variable.shape[1:], str(variable.dtype), servers, table, skips_zero=skips_zero
         )
-        moved = self.client.placed_layouts().get(name)
-        if moved is None:
-            self.client.create(placement, None)
-        else:
-            self.client.know(_same_table(KeyLayout.from_fields(moved), placement))
+        self.client.create(placement, None)
         variable.place = Stored(name)
         self.named[name] = variable
 
@@ -458,8 +453,6 @@ class VariableClient:
         for name, one in self._optimizers.items():
             if self.is_coordinator and one is not None and one() is None:
                 self.client.drop_rule(name)
-                if self.mode.rounds is not None:
-                    self.client.drop_rule(outer_name(name))
                 self._optimizers[name] = None
 
     def _name_for(self, path: str) -> str:
@@ -470,23 +463,6 @@ class VariableClient:
             name = f"{path}_{number}"
         self._names.add(name)
         return name
-
-
-def _same_table(moved: KeyLayout, new: KeyLayout) -> KeyLayout:
-    """Returns the layout of a table that was moved; raises ValueError if another was created."""
-    own = dataclasses.replace(
-        new, servers=moved.servers, rows=moved.rows, generation=moved.generation
-    )
-    if own != moved:
-        raise ValueError(
-            explain(
-                f"The keyed table {new.name!r} was created as {new}, but it already exists.",
-                expected=f"the table that the servers have: {moved}.",
-                fix="rename the table, or restart the servers with empty journals.",
-                code="SG610",
-            )
-        )
-    return own
 
 
 def _whole(variable: RemoteVariable, value: np.ndarray) -> np.ndarray:

@@ -14,86 +14,10 @@ from stratagem.cluster.processes import check_addresses
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import check_task, id_in_cluster, task_count, worker_count
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.devices.local_updates import DiLoCo, LocalSGD, LocalUpdates, StreamingDiLoCo
 from stratagem.errors import explain
 from stratagem.group.transport.keys import ClusterKeys
-from stratagem.parameter_server.server.updates import LocalRounds, UpdateMode
+from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.resources import checked_folder
-
-# Settings of local updates over parameter servers, and the methods that these cannot apply.
-
-
-def rounds_of(method: object, num_workers: int, *, synchronous: bool) -> LocalRounds:
-    """Returns the settings of a method for so many workers.
-
-    Raises:
-        TypeError: not a method of local updates.
-        NotImplementedError: a method that servers cannot apply.
-    """
-    if not isinstance(method, LocalUpdates):
-        raise TypeError(
-            explain(
-                f"local_updates={method!r} is of type {type(method).__name__}.",
-                expected="a method of sg.local_updates, or None.",
-                fix="pass sg.local_updates.DiLoCo(period=50), for example.",
-            )
-        )
-    if isinstance(method, StreamingDiLoCo) or not isinstance(method, LocalSGD | DiLoCo):
-        raise _unsupported(
-            f"local_updates={type(method).__name__}(...)",
-            expected="LocalSGD or DiLoCo: a fragment would come to the servers at another step "
-            "from each worker, and mixing it in would need weights of one age.",
-            fix="pass sg.local_updates.DiLoCo(...), or use sg.LocalUpdateStrategy.",
-        )
-    if not isinstance(method.period, int):
-        raise _unsupported(
-            f"period={method.period!r}",
-            expected="an integer: workers at different steps have different learning rates, so "
-            "that their rounds would differ.",
-            fix="pass a number of steps, or use sg.LocalUpdateStrategy.",
-        )
-    if method.compression is not None:
-        raise _unsupported(
-            f"compression={method.compression!r}",
-            expected="compression=None: the error of a compressed change would be lost with its "
-            "worker, and servers would have to store one for each.",
-            fix="omit compression, and make the period longer to send less.",
-        )
-    is_outer = isinstance(method, DiLoCo)
-    return LocalRounds(
-        method.period,
-        num_workers,
-        1 if synchronous else num_workers,
-        method.warmup_steps,
-        method.outer_learning_rate if is_outer else 1.0,
-        method.outer_momentum if is_outer else None,
-    )
-
-
-def refuse_for_rounds(*, backup_workers: int, max_staleness: int | None) -> None:
-    """Raises a NotImplementedError for options that discard pushes."""
-    given = [
-        *([f"backup_workers={backup_workers}"] if backup_workers else []),
-        *([] if max_staleness is None else [f"max_staleness={max_staleness}"]),
-    ]
-    if given:
-        raise _unsupported(
-            " and ".join(given),
-            expected="neither backup_workers nor max_staleness with local_updates: a push that the "
-            "servers discard would take the work of a whole period with it.",
-            fix=f"omit {' and '.join(one.partition('=')[0] for one in given)}.",
-        )
-
-
-def _unsupported(received: str, *, expected: str, fix: str) -> NotImplementedError:
-    return NotImplementedError(
-        explain(
-            f"A ParameterServerStrategy with local_updates received {received}.",
-            expected=expected,
-            fix=fix,
-        )
-    )
-
 
 # Checks of the cluster given to a parameter-server strategy, and roles of its tasks.
 
@@ -496,13 +420,11 @@ def update_mode(
     synchronous: bool,
     backup_workers: int,
     max_staleness: int | None,
-    local_updates: LocalUpdates | None = None,
 ) -> UpdateMode:
     """Returns the mode in which servers apply gradients; raises a ValueError for invalid counts.
 
     A synchronous update does not wait for `backup_workers` of the workers. `max_staleness` limits
-    the age, in updates, of the values that gradients are computed from. With `local_updates`,
-    workers push changes of weights; those that parameter servers cannot apply are refused.
+    the age, in updates, of the values that gradients are computed from.
     """
     is_count = isinstance(backup_workers, int) and not isinstance(backup_workers, bool)
     if not is_count or not 0 <= backup_workers < num_workers:
@@ -521,8 +443,4 @@ def update_mode(
                 fix="pass synchronous=True, or omit backup_workers.",
             )
         )
-    rounds = None
-    if local_updates is not None:
-        refuse_for_rounds(backup_workers=backup_workers, max_staleness=max_staleness)
-        rounds = rounds_of(local_updates, num_workers, synchronous=synchronous)
-    return UpdateMode(num_workers - backup_workers if synchronous else 0, max_staleness, rounds)
+    return UpdateMode(num_workers - backup_workers if synchronous else 0, max_staleness)

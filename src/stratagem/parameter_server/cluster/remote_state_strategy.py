@@ -12,7 +12,6 @@ from stratagem.errors import explain
 from stratagem.execution.executor import Executor
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.transport.connection import Connections
-from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.cluster.cluster_plan import Cluster, CoordinatorOptions
 from stratagem.resources import Closing
 from stratagem.strategies.base.strategy import NonTraining, Strategy
@@ -21,41 +20,28 @@ from stratagem.variables.placement import Replicated
 
 @dataclasses.dataclass
 class ProcessParts:
-    """Topology, placement and executor of one process, and its connections.
-
-    `callback` makes a callback, from the strategy, that each `fit` needs; None for no callback.
-    """
+    """Topology, placement and executor of one process, and its connections."""
 
     topology: Topology
     placement: Replicated
     executor: Callable[[Any], Executor] = Lockstep
     cluster: Cluster | None = None
     connections: Connections | None = None
-    callback: Callable[[Strategy], Any] | None = None
 
 
 class RemoteStateStrategy(Strategy, Closing):
     """Strategy with variables on parameter servers: a coordinator's, or one of its workers'.
 
-    `limits=None` selects the default `CoordinatorOptions`. `row_cache` is that of each worker.
+    `limits=None` selects the default `CoordinatorOptions`.
     """
 
     executor: Executor
 
-    def __init__(
-        self,
-        parts: ProcessParts,
-        limits: CoordinatorOptions | None = None,
-        row_cache: RowCache | None = None,
-    ) -> None:
+    def __init__(self, parts: ProcessParts, limits: CoordinatorOptions | None = None) -> None:
         super().__init__(parts.topology, placement=parts.placement, executor=parts.executor)
         self.limits = limits or CoordinatorOptions()
-        self.row_cache = row_cache
         self._cluster = parts.cluster
         self._connections = parts.connections
-        make_callback = parts.callback
-        if make_callback is not None:
-            self.fit_callbacks = lambda: [make_callback(self)]
 
     @property
     def cluster(self) -> Cluster:

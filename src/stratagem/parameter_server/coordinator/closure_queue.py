@@ -5,10 +5,9 @@ Source: TF 2.21 cluster_coordinator.py, _CoordinatedClosureQueue.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 
 from stratagem.errors import CancelledError, explain
 from stratagem.parameter_server.coordinator.remote_value import (
@@ -18,8 +17,70 @@ from stratagem.parameter_server.coordinator.remote_value import (
     cancel,
     input_error,
 )
-from stratagem.parameter_server.coordinator.waiting_workers import WaitingWorkers
 from stratagem.parameter_server.coordinator.worker_errors import merge_reports
+
+# Threads of workers that wait for closures, each woken alone: waking all threads for each closure
+# would cost the square of the number of workers.
+
+
+class WaitingWorkers:
+    """Workers that wait for closures. Call it while holding `lock`.
+
+    Idle workers come before busy ones, which already run a closure.
+    """
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+        self._bells: dict[int, threading.Condition] = {}
+        self._idle: dict[int, None] = {}
+        self._busy: dict[int, Callable[[], bool]] = {}
+        self._coming: set[int] = set()  # woken by `wake_one`
+
+    def wait(self, worker: int, is_busy: Callable[[], bool]) -> None:
+        """Releases the lock until the worker is woken."""
+        if is_busy():
+            self._busy[worker] = is_busy
+        else:
+            self._idle[worker] = None
+        if worker not in self._bells:
+            self._bells[worker] = threading.Condition(self._lock)
+        self._bells[worker].wait()
+        self._coming.discard(worker)
+
+    def wake(self, worker: int) -> None:
+        """Wakes a worker, if it waits."""
+        is_waiting = worker in self._idle or worker in self._busy
+        self._idle.pop(worker, None)
+        self._busy.pop(worker, None)
+        if is_waiting:
+            self._bells[worker].notify_all()
+
+    def wake_one(self, *, may_be_busy: bool) -> None:
+        """Wakes one worker, unless one is about to return from its wait.
+
+        That is the last idle worker, else, if it may be busy, the last busy one: short functions
+        then keep few workers busy with many at once.
+        """
+        if self._coming:
+            return
+        workers = self._idle or (self._busy if may_be_busy else None)
+        if workers:
+            worker = next(reversed(workers))
+            self._coming.add(worker)
+            self.wake(worker)
+
+    def wake_all(self) -> None:
+        """Wakes all workers."""
+        for worker in [*self._idle, *self._busy]:
+            self.wake(worker)
+
+    def note_finished(self, worker: int) -> None:
+        """Counts a waiting worker as idle if it has nothing left to run."""
+        is_busy = self._busy.get(worker)
+        if is_busy is not None and not is_busy():
+            del self._busy[worker]
+            self._idle[worker] = None
+
 
 MAX_CLOSURES = 256 * 1024
 # Limits of a group, in closures and in seconds: results wait for the last one of their group. The
@@ -53,7 +114,6 @@ class ClosureQueue:
         self._num_done = 0
         self._error: BaseException | None = None
         self._is_closed = False
-        self._num_holds = 0
 
     @property
     def counts(self) -> dict[str, int]:
@@ -120,21 +180,14 @@ class ClosureQueue:
         with self._lock:
             own = self._own.setdefault(worker, deque())
             while not (
-                self._is_closed
-                or self._may_start(own)
-                or (
-                    len(self._line) > (self.num_workers if is_busy() else 0)
-                    and self._may_start(self._line)
-                )
+                self._is_closed or own or len(self._line) > (self.num_workers if is_busy() else 0)
             ):
                 self._wake_for_line()
                 self._workers.wait(worker, is_busy)
             if self._is_closed:
                 return []
-            is_own = self._may_start(own)
-            num_takers = 1 if is_own else self.num_workers
-            expected_s = None if self._num_holds else expected_s
-            taken = _group(own if is_own else self._line, expected_s, num_takers)
+            num_takers = 1 if own else self.num_workers
+            taken = _group(own or self._line, expected_s, num_takers)
             for closure in taken:
                 closure.num_starts += 1
                 closure.runner = worker
@@ -171,27 +224,6 @@ class ClosureQueue:
         cancel(given_up, error)
         with self._lock:
             self._note_end(closure)
-
-    @contextlib.contextmanager
-    def held(self) -> Generator[None]:
-        """Starts no closure in a `with` block, which begins once none has started and not finished.
-
-        Until then, closures whose worker was lost start again.
-        """
-        with self._lock:
-            self._num_holds += 1
-            self._stopped.wait_for(
-                lambda: (
-                    self._is_closed
-                    or not (self._num_running or any(map(self._may_start, self._lines)))
-                )
-            )
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._num_holds -= 1
-                self._workers.wake_all()
 
     def put_back(self, closure: Closure) -> None:
         """Puts a closure whose worker was lost back at the front of the queue."""
@@ -266,14 +298,6 @@ class ClosureQueue:
             self._gone.pop(None, None)
 
     @property
-    def _lines(self) -> list[deque[Closure]]:
-        return [self._line, *self._own.values()]
-
-    def _may_start(self, line: deque[Closure]) -> bool:
-        """Returns True if the first closure of a line may start: it did before, or none is held."""
-        return bool(line) and (not self._num_holds or line[0].num_starts > 0)
-
-    @property
     def _num_unstarted(self) -> int:
         return self._num_queued + len(self._waiting)
 
@@ -305,7 +329,7 @@ class ClosureQueue:
 
     def _wake_for_line(self) -> None:
         """Wakes a worker for shared closures; once it has taken some, it wakes the next one."""
-        if self._may_start(self._line):
+        if self._line:
             self._workers.wake_one(may_be_busy=len(self._line) > self.num_workers)
 
     def _note_end(self, closure: Closure) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stratagem.config import filters_traceback
-from stratagem.contexts import get_strategy
 from stratagem.errors import explain
 from stratagem.launch.processes.local_processes import not_the_coordinator
 from stratagem.logs import PublicDir, as_html, new_table
@@ -68,28 +66,6 @@ def drawn_progress(
             yield draw
         finally:
             draw()
-
-
-# End of a round of local updates on all workers, before the global model is used.
-
-
-def end_rounds(coordinator: ClusterCoordinator) -> None:
-    """Makes all workers send their changes since the last synchronization, and waits for them.
-
-    The first worker also sends the state of its optimizers. Does nothing without local updates.
-    """
-    local = coordinator.strategy.placement.remote.local
-    if local is None:
-        return
-    local.counter.restart()
-    for place, worker in enumerate(coordinator.present_workers):
-        coordinator.schedule(_end_round, kwargs={"sends_state": place == 0}, worker=worker)
-    coordinator.strategy.executor.settle()
-
-
-def _end_round(*, sends_state: bool) -> None:
-    strategy: Any = get_strategy()
-    strategy.placement.remote.local.end_round(sends_state=sends_state)
 
 
 _making = threading.Lock()
@@ -209,16 +185,6 @@ class ClusterCoordinator(PublicDir, Closing):
         """
         return self._strategy.placement.remote.variables.client.staleness()
 
-    def row_cache_counts(self) -> dict[str, int]:
-        """Returns how often the workers' row caches had a row, if the strategy has a `RowCache`.
-
-        Returns:
-            The number of "hits" and of "misses" in finished functions, summed over all workers. An
-            id that is repeated in one lookup counts once.
-        """
-        counts = self._workers.row_counts
-        return {kind: counts[kind] for kind in ("hits", "misses")}
-
     @property
     def num_workers(self) -> int:
         """Number of workers."""
@@ -305,8 +271,6 @@ class ClusterCoordinator(PublicDir, Closing):
     def join(self, *, progress: bool = False) -> None:
         """Waits until all scheduled functions have finished. Call in cross-replica context.
 
-        With local updates, workers then send what they have trained since they last did.
-
         Args:
             progress: True shows a progress bar.
 
@@ -321,7 +285,6 @@ class ClusterCoordinator(PublicDir, Closing):
                 while not self._queue.wait(_DRAW_EVERY_S):
                     draw()
         self._queue.wait()
-        end_rounds(self)
 
     def wait(self, timeout_s: float) -> bool:
         """Waits until all scheduled functions have finished, for a limited time.
@@ -336,10 +299,6 @@ class ClusterCoordinator(PublicDir, Closing):
             BaseException: as in `join`.
         """
         return self._queue.wait(timeout_s)
-
-    def held(self) -> AbstractContextManager[None]:
-        """Starts no function in a `with` block, which begins once those that run have finished."""
-        return self._queue.held()
 
     @property
     def num_unfinished(self) -> int:

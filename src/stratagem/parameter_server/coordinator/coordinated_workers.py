@@ -191,10 +191,8 @@ class WorkerLink:
         self._open: set[int] = set()
         self._known: set[int] = set()
         self._num_sent = 0
-        self._num_moves = 0  # of tables, as the worker has them
         self._expected_s = _expected_s if is_grouping else None
         self._lost_updates = LostUpdates(index)
-        self.row_counts: Counter[str] = Counter()  # of the worker's row cache
         self._has_joined = False
         self._is_there = threading.Event()
         self._is_there.set()
@@ -353,15 +351,7 @@ class WorkerLink:
         num_writes = self._strategy.placement.remote.variables.num_writes
         order = self._num_sent
         first_open = min(tuple(self._open), default=order)
-        fields: dict[str, Any] = {
-            "order": order,
-            "first_open": first_open,
-            "num_writes": num_writes,
-        }
-        known = self._strategy.placement.remote.variables.client.known
-        if known.num_moves != self._num_moves:
-            self._num_moves = known.num_moves
-            fields["layouts"] = [dataclasses.asdict(one) for one in known.moved]
+        fields = {"order": order, "first_open": first_open, "num_writes": num_writes}
         with self._answered:
             self._num_sent += 1
             self._unanswered.add(order)
@@ -383,8 +373,6 @@ class WorkerLink:
             fields = answer.fields
             self._lost_updates.note(fields["losses"])
             self._lost_updates.note_repeated(fields["num_repeated"])
-            with self._answered:
-                self.row_counts.update(fields["row_counts"])
             for number, names in fields["built"]:
                 self._packing.build(number, names, self._strategy)
             ended = list(ended_in(answer))
@@ -423,7 +411,6 @@ class WorkerLink:
     def _introduce(self) -> None:
         if not self._has_joined:
             self._known.clear()
-            self._num_moves = 0
             message = self._introduction()
             message.fields.update(index=self._index, first_order=self._num_sent)
             self._connections.ask(self._index, message)
@@ -523,11 +510,6 @@ class CoordinatedWorkers(Closing):
             losses |= link.losses
         return by_kind(losses)
 
-    @property
-    def row_counts(self) -> Counter[str]:
-        """Numbers of "hits" and "misses" of all workers' row caches."""
-        return sum((link.row_counts for link in self._links), Counter())
-
     def close(self) -> None:
         """Stops the workers; close the queue first."""
         if self.stalls is not None:
@@ -545,7 +527,6 @@ class CoordinatedWorkers(Closing):
     def _introduction(self) -> Message:
         """Returns the message that makes a worker join the cluster."""
         cluster, variables = self._strategy.cluster, self._strategy.placement.remote.variables
-        row_cache = self._strategy.row_cache
         fields = {
             "coordinator": self._name,
             "servers": [
@@ -554,7 +535,6 @@ class CoordinatedWorkers(Closing):
             ],
             "mode": dataclasses.asdict(variables.mode),
             "recovery_timeout_s": self._strategy.limits.recovery_timeout_s,
-            "row_cache": row_cache and dataclasses.asdict(row_cache),
         }
         return Message("join", fields)
 

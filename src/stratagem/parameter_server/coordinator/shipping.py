@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import math
 import threading
 import types
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 import numpy as np
@@ -108,21 +107,6 @@ class Scheduling(Lockstep):
                     variables.client.flush()
         while not self.coordinator.wait(_SETTLE_POLL_S):
             pass
-
-    @contextlib.contextmanager
-    def quiesced(self) -> Generator[None]:
-        """Keeps workers from updating variables in a `with` block.
-
-        Functions that run finish before. Synchronous ones wait for each other, so all that are
-        scheduled finish.
-        """
-        if self.coordinator is None:
-            yield
-            return
-        if self._strategy.placement.remote.is_synchronous:
-            self.settle()
-        with self.coordinator.held():
-            yield
 
     def close(self) -> None:
         """Stops the workers."""

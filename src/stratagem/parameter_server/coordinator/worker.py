@@ -18,10 +18,7 @@ from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.keys import ClusterKeys
 from stratagem.group.transport.listener import Listener, Request
 from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.row_cache import RowCache
-from stratagem.parameter_server.client.running_function import RunningFunction
-from stratagem.parameter_server.client.shard_layout import KeyLayout
+from stratagem.parameter_server.client.client import RunningFunction, ServerClient
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
 from stratagem.parameter_server.coordinator.remote_value import map_structure
 from stratagem.parameter_server.coordinator.shipping import (
@@ -203,12 +200,7 @@ class Worker(Closing):
             self._leave()
             silence_s = fields.get("recovery_timeout_s")
             self._connections = Connections(self._keys, fields["servers"], silence_s=silence_s)
-            row_cache = fields.get("row_cache")
-            client = ServerClient(
-                self._connections,
-                f"worker {fields['index']}",
-                None if row_cache is None else RowCache(**row_cache),
-            )
+            client = ServerClient(self._connections, f"worker {fields['index']}")
             mode = UpdateMode(**fields["mode"])
             self._strategy = self._make_strategy(client, fields["index"], mode)
             self._coordinator, self._index = fields["coordinator"], fields["index"]
@@ -256,9 +248,6 @@ class Worker(Closing):
         if message.fields["num_writes"] != self._num_writes:
             self._num_writes = message.fields["num_writes"]
             self._strategy.placement.remote.forget()
-            client.rows.drop_cached()
-        for fields in message.fields.get("layouts", ()):  # of tables on other servers now
-            client.know(KeyLayout.from_fields(fields))
         ended: list[Ended] = []
         for call in calls_in(message):
             function = RunningFunction(
@@ -273,7 +262,6 @@ class Worker(Closing):
         fields = {
             "losses": client.losses,
             "num_repeated": client.num_repeated,
-            "row_counts": client.rows.take_counts(),
             "built": self._packing.take_built(self._strategy),
         }
         return pack_ended(ended, fields)

@@ -1,23 +1,11 @@
 """Embedding tables on parameter servers, without a vocabulary: `sg.embedding`."""
 
-from stratagem.parameter_server.client.table_moves import ReshardStats
 from stratagem.parameter_server.embedding.export import export
-from stratagem.parameter_server.embedding.id_frequencies import IdFrequencies
 from stratagem.parameter_server.embedding.keys import keys
 from stratagem.parameter_server.embedding.layer import DynamicEmbedding
-from stratagem.parameter_server.embedding.metrics import AUC
-from stratagem.parameter_server.embedding.plan import (
-    TableChoice,
-    TableCluster,
-    TableCosts,
-    TablePlan,
-    TableSize,
-    plan,
-)
 from stratagem.parameter_server.embedding.saving import (
     compact,
     publish,
-    reshard,
     restore,
     rollback,
     save,
@@ -34,19 +22,11 @@ from stratagem.parameter_server.server.tables.policies import (
 from stratagem.parameter_server.server.tables.table_options import TierOptions
 
 __all__ = [
-    "AUC",
     "AfterSightings",
     "DynamicEmbedding",
-    "IdFrequencies",
     "LeastFrequent",
     "LeastRecent",
     "NotSeenFor",
-    "ReshardStats",
-    "TableChoice",
-    "TableCluster",
-    "TableCosts",
-    "TablePlan",
-    "TableSize",
     "TableStats",
     "Tables",
     "TierOptions",
@@ -54,9 +34,7 @@ __all__ = [
     "compact",
     "export",
     "keys",
-    "plan",
     "publish",
-    "reshard",
     "restore",
     "rollback",
     "save",

@@ -58,20 +58,18 @@ class _WorkerSteps:
         batches: list[Any] | WorkerBatches,
         weights: Sequence[float] | None = None,
         assignment: BatchAssignment | None = None,
-        ends: Sequence[bool] | None = None,
     ) -> Any:
         """Runs the batches as one group of steps and returns the logs or the outputs.
 
         `weights` are the gradient weights of the batches if workers share them, else None. With an
-        `assignment`, `batches` is the `WorkerBatches` to take them from. `ends` says after which
-        batches synchronous workers end a round of local updates.
+        `assignment`, `batches` is the `WorkerBatches` to take them from.
         """
         strategy: Any = get_strategy()
         if isinstance(batches, WorkerBatches):
             assert assignment is not None
             batches, weights = batches.take(assignment), assignment.weights
         if weights is not None:
-            return self._run_parts(strategy, batches, weights, ends)
+            return self._run_parts(strategy, batches, weights)
         return self._run(strategy, batches)
 
     def _run_parts(
@@ -79,16 +77,12 @@ class _WorkerSteps:
         strategy: Strategy,
         batches: list[Any],
         weights: Sequence[float],
-        ends: Sequence[bool] | None,
     ) -> Any:
         logs = None
         remote = strategy.placement.remote
-        for place, (batch, weight) in enumerate(zip(batches, weights, strict=True)):
+        for batch, weight in zip(batches, weights, strict=True):
             remote.gradient_weight = weight
-            # Rounds of local updates are of a worker's own examples.
-            remote.shares_batches = remote.variables.mode.rounds is None
-            if ends is not None:
-                remote.local.ends_round = ends[place]
+            remote.shares_batches = True
             collected = [] if weight else list(remote.variables.collected.values())
             counts = [np.array(variable.storage) for variable in collected]
             try:
@@ -257,9 +251,8 @@ class _BatchScheduler(StepFunction):
         """Schedules a worker's next batches from its own data; returns the future result."""
         values: list[RemoteValue] = []
         assignments = source.take(self._model.steps_per_execution, self._load_of)
-        ends = self._ends(len(assignments[0].weights or ())) if self._shares else None
         for assignment in assignments:
-            arguments = {"batches": source.source, "assignment": assignment, "ends": ends}
+            arguments = {"batches": source.source, "assignment": assignment}
             value = self._coordinator.schedule(
                 self._step, kwargs=arguments, worker=assignment.worker
             )
@@ -286,25 +279,15 @@ class _BatchScheduler(StepFunction):
         # With backup workers, any free worker takes the next part, so that none falls behind.
         present = self._coordinator.present_workers
         is_fixed = num_needed == len(present)
-        ends = self._ends(len(batches))
         values = [
             self._coordinator.schedule(
                 self._step,
                 args=([parts[own][0] for parts in shared], [parts[own][1] for parts in shared]),
-                kwargs={"ends": ends},
                 worker=present[own] if is_fixed else None,
             )
             for own in range(num_needed)
         ]
         self._groups.append(_MeanLogs(values, [part[1] for part in shared[-1]]))
-
-    def _ends(self, num_steps: int) -> list[bool] | None:
-        """Returns after which of the next steps a round of local updates ends; None without them.
-
-        Counted here: a worker that was restarted must end a round with the others.
-        """
-        local = self._coordinator.strategy.placement.remote.local
-        return None if local is None else [local.counter.step() for _ in range(num_steps)]
 
     def finish(self) -> Any:
         """Waits for all groups, raising errors; returns the last result, or None without groups."""

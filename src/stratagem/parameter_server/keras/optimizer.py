@@ -34,88 +34,16 @@ from stratagem.parameter_server.client.variable_client import (
 from stratagem.parameter_server.keras.keyed_variable import KeyedVariable, whole_gradient
 from stratagem.parameter_server.keras.update_rule import KerasUpdate, other_shapes, scalar_names
 from stratagem.parameter_server.keras.variable import making_slot
-from stratagem.parameter_server.server.updates import OuterUpdate, outer_name, stored_name
+from stratagem.parameter_server.server.updates import stored_name
 from stratagem.variables.indexed_slices import IndexedSlices, is_indexed_slices
 from stratagem.variables.store import is_keyed, is_remote
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import jax
 
-    from stratagem.parameter_server.client.local_training import LocalTraining
     from stratagem.parameter_server.client.variable_client import VariableClient
     from stratagem.parameter_server.keras.variable import ParameterServerVariable
     from stratagem.strategies.base.strategy import Strategy
-
-# Optimizers that run on workers, under local updates.
-
-
-def check_for_rounds(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:
-    """Raises a NotImplementedError for an optimizer that workers cannot run by themselves."""
-    if optimizer.use_ema:
-        raise NotImplementedError(
-            explain(
-                f"{optimizer.name} has use_ema=True under local_updates.",
-                expected="an optimizer without averages of the weights: each worker would average "
-                "its own weights, and the global model would have none.",
-                fix="omit use_ema, or omit local_updates.",
-                code="SG609",
-            )
-        )
-    client = variables[0].variable_client
-    tables = [one.path for one in variables if one.has_rows]
-    if tables and client.mode.num_needed:
-        raise NotImplementedError(
-            explain(
-                f"The tables {tables} are trained by rows under synchronous=True and "
-                "local_updates.",
-                expected="asynchronous updates: rows are sent in each step, for which synchronous "
-                "workers would have to wait for each other again.",
-                fix="omit synchronous=True, or omit local_updates.",
-                code="SG609",
-            )
-        )
-
-
-def give_outer_rule(client: VariableClient, variables: Sequence[Any], optimizer: str) -> None:
-    """Gives the servers the rule that applies changes of variables that an optimizer trains."""
-    dense = [one for one in variables if not one.has_rows]
-    if dense and client.mode.rounds is not None:
-        client.set_rule(OuterUpdate(client.mode.rounds), dense, outer_name(optimizer))
-
-
-def add_to_worker(
-    optimizer: keras.optimizers.Optimizer,
-    name: str,
-    undecayed: Sequence[str],
-    constraints: Mapping[str, Any],
-    local: LocalTraining,
-) -> None:
-    """Makes an optimizer, called `name` on the servers, train this worker's own weights.
-
-    `undecayed` are names of variables excluded from weight decay, and `constraints` are by name.
-    Call before a step first runs, with a built optimizer that the servers have. Tables stay with
-    the servers.
-    """
-    variables = [one for one in trainable_variables(optimizer) if not one.has_rows]
-    if not variables:
-        return
-    client: VariableClient = variables[0].variable_client
-    layout = client.placement_of(variables[0])
-    assert layout is not None
-    server = layout.servers[0]
-    start: dict[str, np.ndarray] = {}
-    if not local.has_optimizer(name):
-        prefix = stored_name(name, "")
-        start = {
-            stored.removeprefix(prefix): np.array(value)
-            for stored, value in client.scalars(server).items()
-            if stored.startswith(prefix)
-        }
-    rule = KerasUpdate(optimizer, undecayed, start, constraints=constraints)
-    local.add_optimizer(name, rule, variables, server)
-
 
 _NAME = "_stratagem_name"
 _UNDECAYED = "_stratagem_undecayed"
@@ -217,8 +145,6 @@ def give_to_servers(optimizer: keras.optimizers.Optimizer) -> None:
         return
     variable_client = variables[0].variable_client
     _check_for_servers(optimizer, variable_client)
-    if variable_client.mode.rounds is not None:
-        check_for_rounds(optimizer, variables)
     for variable in variables:
         variable_client.place(variable)
     scalars = scalars_of(optimizer)
@@ -238,7 +164,6 @@ def give_to_servers(optimizer: keras.optimizers.Optimizer) -> None:
         constraints=constraints_of(variables),
     )
     variable_client.set_rule(rule, variables, own_name)
-    give_outer_rule(variable_client, variables, own_name)
     # Only some servers update these variables: ask one that does.
     server = variable_client.placement_of(variables[0]).servers[0]
     for name, variable in scalars.items():
@@ -261,20 +186,12 @@ def constraints_of(variables: list[Any]) -> dict[str, Any]:
     return {one.place.name: one.constraint for one in variables if one.constraint is not None}
 
 
-def _train_here(optimizer: keras.optimizers.Optimizer, local: LocalTraining) -> None:
-    """Makes an optimizer train the own weights of this worker."""
-    variables: list[Any] = trainable_variables(optimizer)
-    name = name_on_servers(optimizer, variables[0].variable_client)
-    undecayed = _names_of_undecayed(optimizer, variables)
-    add_to_worker(optimizer, name, undecayed, constraints_of(variables), local)
-
-
 def _check_for_servers(optimizer: Any, variable_client: Any) -> None:
     sized = [one.name for one in scalars_of(optimizer).values() if one.shape]
     if sized:  # Servers would raise too, but with a less helpful error.
         raise other_shapes(type(optimizer), sized)
     mode = variable_client.mode
-    if mode.num_needed > 1 and mode.rounds is None and clips(optimizer):
+    if mode.num_needed > 1 and clips(optimizer):
         raise NotImplementedError(
             explain(
                 f"{optimizer.name} clips gradients, but servers sum those of all workers first.",
@@ -338,9 +255,6 @@ def send_gradients(
         return
     check_known(optimizer, variables)
     scope.outermost.prepare(functools.partial(give_to_servers, optimizer))
-    local = context.strategy.placement.remote.local
-    if local is not None:
-        scope.outermost.prepare(functools.partial(_train_here, optimizer, local))
     grads, variables = filter_empty_gradients(optimizer, grads, variables)
     if context.num_replicas_in_sync > 1 and not are_reduced:
         grads = _summed(grads, context)
@@ -377,16 +291,6 @@ def _unscaled(
 
     The servers make no update if a gradient is infinite or no number, of any synchronous worker.
     """
-    if client.mode.rounds is not None:
-        raise NotImplementedError(
-            explain(
-                f"{optimizer.name} uses dynamic loss scaling under local_updates.",
-                expected="an optimizer without dynamic loss scaling: workers would have different "
-                "scales.",
-                fix="use bfloat16, or set loss_scale_factor for a constant scale.",
-                code="SG609",
-            )
-        )
     counter, scale = optimizer.step_counter.value, optimizer.dynamic_scale.value
     grads = [
         IndexedSlices(grad.values / scale, grad.indices, grad.dense_shape)

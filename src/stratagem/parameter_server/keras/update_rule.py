@@ -145,7 +145,7 @@ def _padded(count: int) -> int:
 
 
 # Suffix of a shard's name.
-_SHARD = re.compile(r"/part_\d+(@\d+)?$")
+_SHARD = re.compile(r"/part_\d+$")
 
 _Shapes = tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]
 

@@ -445,10 +445,6 @@ class SeenVersions:
         before = lifetime, version - 1
         own.update({key: own[server, None] for key, seen in own.items() if seen == before})
 
-    def note_oldest(self, name: str, runs: Mapping[int, tuple[int, int]]) -> None:
-        """Records the run and version of each server's values of a variable, perhaps cached."""
-        self._own().update({(server, name): run for server, run in runs.items()})
-
     def of(self, server: int, names: Iterable[str]) -> dict[str, int]:
         """Returns the request fields with the version of this thread's values.
 

@@ -70,13 +70,12 @@ class Contribution:
 class SynchronousUpdates:
     """Thread-safe accumulator of gradients, which updates once enough workers contributed.
 
-    `num_needed` is the number of workers per update: all but the backup workers. `averages` applies
-    the mean over the workers, not the sum. Raises ValueError if `num_needed` is not positive.
+    `num_needed` is the number of workers per update: all but the backup workers. Raises
+    ValueError if `num_needed` is not positive.
     """
 
-    def __init__(self, store: ServerVariables, num_needed: int, *, averages: bool = False) -> None:
+    def __init__(self, store: ServerVariables, num_needed: int) -> None:
         self._store = store
-        self._averages = averages
         self._num_needed = _checked(num_needed)
         self._waiting: dict[str, Contribution] = {}
         self.num_discarded = 0
@@ -147,9 +146,7 @@ class SynchronousUpdates:
                 name: own for one in contributions for name, own in one.optimizers.items()
             }
             whole, rows = _summed(contributions)
-            if self._averages:  # no rows: tables have no local updates
-                whole = {name: total / len(contributions) for name, total in whole.items()}
-            self._store.set_scalars(_largest(contributions), keeps_larger=self._averages)
+            self._store.set_scalars(_largest(contributions))
             for name, (value, sign) in _mean_assigned(contributions).items():
                 self._store.assign(name, value, sign=sign)
             version = self._store.update(whole, rows, optimizers)
@@ -344,9 +341,7 @@ class Pushes:
         """
         with self._store.changing():
             if self._synchronous is None and mode.num_needed:
-                self._synchronous = SynchronousUpdates(
-                    self._store, mode.num_needed, averages=mode.rounds is not None
-                )
+                self._synchronous = SynchronousUpdates(self._store, mode.num_needed)
             elif self._synchronous is not None and mode.num_needed:
                 self._synchronous.expect(mode.num_needed)
             else:
@@ -410,10 +405,9 @@ class Pushes:
                     self._synchronous.withdraw(change.origin)
                 self._synchronous.add(one)
                 return
-            # Counters of workers that train apart: a worker that is behind sets none back.
             current, limit = self._store.version, self.mode.max_staleness
             is_late = limit is not None and current - pulled > limit
-            self._store.set_scalars(scalars, keeps_larger=self.mode.rounds is not None)
+            self._store.set_scalars(scalars)
             if is_late:
                 answer(current, is_used=False)
             else:

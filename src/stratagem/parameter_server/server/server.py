@@ -27,7 +27,6 @@ from stratagem.parameter_server.server.pushes import Pushes
 from stratagem.parameter_server.server.shards import ShardSpec, made_in_pieces
 from stratagem.parameter_server.server.state import INVALID_STATE, ServerState, next_lifetime
 from stratagem.parameter_server.server.store import Marks, ServerVariables
-from stratagem.parameter_server.server.table_moves import TableMoves
 from stratagem.parameter_server.server.table_requests import TableRequests
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.resources import Closing
@@ -254,7 +253,7 @@ class ParameterServer(Closing):
     ) -> None:
         self._removed = Path(journal) if journal is not None and removes_journal else None
         self.store = ServerVariables()
-        self._tables, self._moves = TableRequests(self.store), TableMoves(self.store)
+        self._tables = TableRequests(self.store)
         self._pickle: Any = load(
             "cloudpickle", needed_by="a parameter server", install="stratagem[ray]"
         )
@@ -314,7 +313,6 @@ class ParameterServer(Closing):
             "journal": self._write_journal,
             "check_tables": self._tables.check,
             "export_rows": self._tables.export_rows,
-            "copy_rows": self._moves.copy,
         }
 
     def _change_handlers(self) -> dict[str, Callable[[Message], dict[str, Any]]]:
@@ -330,11 +328,6 @@ class ParameterServer(Closing):
             "flush": self._flush,
             "load_tables": self._tables.load,
             "evict": self._tables.evict,
-            "begin_move": self._moves.begin,
-            "put_rows": self._moves.put,
-            "end_move": self._moves.end,
-            "place_tables": self._moves.place,
-            "drop_tables": self._moves.drop,
         }
 
     def _handle(self, request: Request) -> None:
@@ -479,7 +472,6 @@ class ParameterServer(Closing):
                 "updates": self._changes.counts.described(),
                 "names": self.store.names,
                 "tables": self.store.tables,
-                "layouts": self.store.layouts,
                 "staleness": self._pushes.staleness,
                 "num_waiting": self._pushes.num_waiting,
                 "waiting": self._pushes.waiting,

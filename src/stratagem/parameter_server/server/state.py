@@ -83,8 +83,6 @@ class ServerState:
             "optimizers": self.store.optimizers,
             "scalars": list(scalars),
             "parts": described,
-            "tables": list(self.store.keyed_shards),
-            "layouts": self.store.layouts,
         }
         return Message(_ENTRY, fields, [*arrays, *scalars.values()])
 
@@ -111,9 +109,6 @@ class ServerState:
     def _restore_entry(self, fields: dict[str, Any], arrays: Iterator[np.ndarray]) -> None:
         scalars = dict(zip(fields["scalars"], arrays, strict=True))
         self.store.restore_optimizers(fields["version"], fields["optimizers"], scalars)
-        self.store.layouts = fields.get("layouts", {})
-        if (tables := fields.get("tables")) is not None:
-            self.store.keep_tables(tables)
         self.pushes.set_mode(UpdateMode(**fields["mode"]))
         self.changes.counts.restore(fields["updates"])
         self.changes.restore(fields["changes"])

@@ -69,7 +69,6 @@ class NamedShards:
     def __init__(self) -> None:
         self._shards: dict[str, Shard] = {}
         self._reading = threading.Lock()
-        self.layouts: dict[str, Any] = {}  # of keyed tables that were moved, as JSON
 
     @property
     def names(self) -> list[str]:
@@ -100,13 +99,6 @@ class NamedShards:
     def tables(self) -> dict[str, dict[str, int]]:
         """Sizes and counters of keyed tables, by name."""
         return {name: shard.described() for name, shard in self.keyed_shards.items()}
-
-    def keep_tables(self, names: Collection[str]) -> None:
-        """Drops keyed tables with other names. Call within `changing`."""
-        dropped = self.keyed_shards.keys() - names
-        with self._reading:
-            for name in dropped:
-                del self._shards[name]
 
     def replace_table(self, table: KeyedShard) -> None:
         """Replaces the keyed table with the same spec. Call within `changing`."""
@@ -354,18 +346,6 @@ class ServerVariables(NamedShards):
             changed[rows] = values if sign == 0 else changed[rows] + sign * values
             self._set(shard, slot, changed)
 
-    def drop_tables(self, names: Collection[str]) -> None:
-        """Drops keyed tables, those that are there."""
-        with self._updating:
-            self.keep_tables(self.keyed_shards.keys() - {*names})
-            self.num_changes += 1
-
-    def place_tables(self, layouts: Mapping[str, Any]) -> None:
-        """Records the layouts of keyed tables by name, as JSON."""
-        with self._updating:
-            self.layouts = {**self.layouts, **layouts}
-            self.num_changes += 1
-
     def set_rule(self, rule: UpdateRule, names: Sequence[str], optimizer: str = "") -> None:
         """Registers an optimizer for variables, and creates missing slots.
 
@@ -478,15 +458,12 @@ class ServerVariables(NamedShards):
         """Returns those of `optimizers` that a client must send again after a restart."""
         return self._rules.missing(optimizers)
 
-    def set_scalars(
-        self, scalars: Mapping[str, float | np.ndarray], *, keeps_larger: bool = False
-    ) -> None:
-        """Sets optimizer scalars, by `stored_name`; with `keeps_larger`, only those that grow."""
+    def set_scalars(self, scalars: Mapping[str, float | np.ndarray]) -> None:
+        """Sets optimizer scalars, by `stored_name`."""
         with self._updating:
             with self._reading:
-                known = self._rules.scalars if keeps_larger else {}
                 for name, value in scalars.items():
-                    self._rules.set_scalar(name, np.maximum(value, known.get(name, value)))
+                    self._rules.set_scalar(name, np.asarray(value))
             self.num_changes += len(scalars)
 
     def take_marks(self) -> Marks:

@@ -10,52 +10,6 @@ import numpy as np
 
 from stratagem.errors import explain
 
-# Rounds of local updates: settings that workers and servers share, and the count of steps.
-
-
-@dataclasses.dataclass(frozen=True)
-class LocalRounds:
-    """Settings of training between synchronizations, and of the servers' update.
-
-    Args:
-        period: number of steps of a round.
-        num_workers: number of workers whose changes are averaged.
-        num_pushes: number of pushes in which the servers receive the changes of all workers: 1 if
-            they wait for all and average them, or else the number of workers.
-        warmup_steps: number of first steps that are each a round.
-        learning_rate: factor of an averaged change.
-        momentum: Nesterov momentum of the outer optimizer; None for no such optimizer.
-    """
-
-    period: int
-    num_workers: int
-    num_pushes: int
-    warmup_steps: int = 0
-    learning_rate: float = 1.0
-    momentum: float | None = None
-
-
-class RoundCounter:
-    """Counts the steps of a worker, to find the last one of each round."""
-
-    def __init__(self, rounds: LocalRounds) -> None:
-        self._rounds = rounds
-        self._num_steps = 0
-        self._position = 0
-
-    def step(self) -> bool:
-        """Counts a step; returns True if it is the last one of its round."""
-        self._num_steps += 1
-        self._position += 1
-        is_end = self._num_steps <= self._rounds.warmup_steps
-        if self._position == self._rounds.period:
-            is_end, self._position = True, 0
-        return is_end
-
-    def restart(self) -> None:
-        """Begins a whole round with the next step."""
-        self._position = 0
-
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
@@ -115,7 +69,7 @@ class UpdateRule(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class UpdateMode:
-    """Synchronous or asynchronous updates, the staleness limit, and the kind of pushes.
+    """Synchronous or asynchronous updates, and the staleness limit.
 
     Args:
         num_needed: number of workers whose gradients are summed and applied at once; 0 applies each
@@ -123,8 +77,6 @@ class UpdateMode:
         max_staleness: discard gradients computed from values more than this many updates old; None
             for no limit. For asynchronous updates only: synchronous ones discard all stale
             gradients.
-        rounds: settings of local updates, or their fields in a message: pushes have changes of
-            weights, whose mean a synchronous update applies. None for gradients.
 
     Raises:
         ValueError: a negative number, or both are set.
@@ -132,12 +84,8 @@ class UpdateMode:
 
     num_needed: int = 0
     max_staleness: int | None = None
-    rounds: LocalRounds | None = None
 
     def __post_init__(self) -> None:
-        fields: Any = self.rounds
-        if isinstance(fields, Mapping):
-            object.__setattr__(self, "rounds", LocalRounds(**fields))
         if self.num_needed < 0 or (self.max_staleness or 0) < 0:
             raise ValueError(
                 explain(
@@ -194,87 +142,3 @@ def own_name(optimizer: str, name: str) -> str:
 def is_stored_by(optimizer: str, name: str) -> bool:
     """Returns True if a `stored_name` belongs to an optimizer."""
     return name.rpartition(".")[0] == optimizer
-
-
-# Update rule of servers under local updates: applies changes of weights that workers made.
-#
-# Asynchronous changes arrive one by one, computed from weights of different ages. Momentum would be
-# multiplied by each of them, so it is updated and applied once for as many pushes as there are
-# workers. If all of these began with the same weights, the result is that of one synchronous
-# update.
-#
-# Source: Liu et al., Asynchronous local-SGD training for language modeling, 2024, delayed Nesterov
-# update with c = 0; Douillard et al., DiLoCo, 2023.
-
-_MOMENTUM, _SUM, _COUNT = "outer_momentum", "outer_sum", "num_pushes"
-
-
-@dataclasses.dataclass(frozen=True)
-class OuterUpdate:
-    """Adds changes of weights, as gradients, to the global model."""
-
-    rounds: LocalRounds
-
-    def describe(self) -> dict[str, Any]:
-        """Returns the settings that change the update."""
-        rounds = self.rounds
-        return {
-            "outer_learning_rate": rounds.learning_rate,
-            "outer_momentum": rounds.momentum,
-            "num_pushes": rounds.num_pushes,
-        }
-
-    def scalars(self) -> dict[str, np.ndarray]:
-        """Returns the number of pushes since the last update of the momentum."""
-        return {} if self.rounds.momentum is None else {_COUNT: np.zeros((), np.int64)}
-
-    def slots(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Slot]:
-        """Returns the momentum, and the sum of the changes since it was updated."""
-        if self.rounds.momentum is None:
-            return []
-        wide = str(np.promote_types(np.dtype(dtype), np.float32))
-        slots = [Slot(_MOMENTUM, wide, 0.0)]
-        return slots if self.rounds.num_pushes == 1 else [*slots, Slot(_SUM, wide, 0.0)]
-
-    def apply(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
-        """Returns the state after one push of changes, or one synchronous update with their mean.
-
-        The changes of `num_pushes` pushes together are one step of the outer optimizer.
-        """
-        rounds, momentum = self.rounds, self.rounds.momentum
-        if momentum is None:
-            values = {
-                name: _added(state.values[name], rounds.learning_rate, change / rounds.num_pushes)
-                for name, change in grads.items()
-            }
-            return State({}, values, {name: {} for name in grads})
-        count = int(state.scalars[_COUNT]) + 1
-        is_last = count == rounds.num_pushes
-        values: dict[str, np.ndarray] = {}
-        slots: dict[str, dict[str, np.ndarray]] = {}
-        for name, change in grads.items():
-            own = {key: np.asarray(value) for key, value in state.slots[name].items()}
-            step = change.astype(own[_MOMENTUM].dtype) / rounds.num_pushes
-            total = own[_SUM] + step if _SUM in own else step
-            if is_last:
-                own[_MOMENTUM] = momentum * own[_MOMENTUM] + total
-                step = momentum * own[_MOMENTUM] + step
-                total = np.zeros_like(total)
-            if _SUM in own:
-                own[_SUM] = total
-            values[name] = _added(state.values[name], rounds.learning_rate, step)
-            slots[name] = {
-                key: np.array(value, np.dtype(state.slots[name][key].dtype))
-                for key, value in own.items()
-            }
-        return State({_COUNT: np.asarray(0 if is_last else count, np.int64)}, values, slots)
-
-
-def outer_name(optimizer: str) -> str:
-    """Returns the name on the servers of the outer optimizer that belongs to an optimizer."""
-    return f"outer_{optimizer}"
-
-
-def _added(value: np.ndarray, rate: float, step: np.ndarray) -> np.ndarray:
-    value = np.asarray(value)
-    return (value.astype(step.dtype) + rate * step).astype(value.dtype)

@@ -7,8 +7,6 @@ from typing import final
 
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.devices.abstract_devices import refuse_to_plan
-from stratagem.devices.local_updates import LocalUpdates
-from stratagem.parameter_server.client.row_cache import RowCache, checked_row_cache
 from stratagem.parameter_server.cluster.cluster_plan import (
     ClusterPlan,
     CoordinatorOptions,
@@ -45,10 +43,6 @@ class ParameterServerStrategy(RemoteStateStrategy):
             gradients are discarded.
         max_staleness: limit on the age, in updates, of the values that gradients are computed from;
             a step with older values is rerun. None for no limit.
-        row_cache: rows of tables that each worker keeps for a few steps, as an
-            `sg.coordinator.RowCache`; None reads all rows from the servers.
-        local_updates: `sg.local_updates.LocalSGD()` or `DiLoCo()`: each worker trains its own
-            weights, and sends the change of them once in a period. None sends all gradients.
         journal_dir: a folder on each server's machine for a journal of its variables; another
             strategy with the same folder resumes from there. None for a temporary one: a server
             that dies still restarts from its journal.
@@ -88,15 +82,12 @@ class ParameterServerStrategy(RemoteStateStrategy):
         synchronous: bool = False,
         backup_workers: int = 0,
         max_staleness: int | None = None,
-        row_cache: RowCache | None = None,
-        local_updates: LocalUpdates | None = None,
         journal_dir: str | os.PathLike[str] | None = None,
         num_workers: int | None = None,
         num_servers: int | None = None,
         independent: bool = False,
         options: CoordinatorOptions | None = None,
     ) -> None:
-        row_cache = checked_row_cache(row_cache, synchronous=synchronous)
         resolver, spec = checked_cluster(cluster_resolver, "ParameterServerStrategy")
         refuse_to_plan("A ParameterServerStrategy")
         self._resolver = resolver
@@ -121,13 +112,11 @@ class ParameterServerStrategy(RemoteStateStrategy):
             synchronous=synchronous,
             backup_workers=backup_workers,
             max_staleness=max_staleness,
-            local_updates=local_updates,
         )
         silence_s = limits.recovery_timeout_s
         cluster, partitioner = start_cluster(plan), variable_partitioner
-        parts = training_parts(cluster, plan, spec, partitioner, mode, row_cache, silence_s)
-        super().__init__(parts, limits, row_cache)
-        self.local_updates = local_updates
+        parts = training_parts(cluster, plan, spec, partitioner, mode, silence_s)
+        super().__init__(parts, limits)
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:

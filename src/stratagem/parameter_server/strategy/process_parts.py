@@ -15,16 +15,13 @@ from stratagem.errors import UnavailableError, report_error
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.transport.connection import Connections
 from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.local_steps import LocalSteps
 from stratagem.parameter_server.client.lost_updates import LostUpdates
 from stratagem.parameter_server.client.remote_steps import RemoteSteps
-from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.client.shard_layout import ShardPlacer
 from stratagem.parameter_server.client.variable_client import VariableClient
 from stratagem.parameter_server.cluster.cluster_plan import Cluster, ClusterPlan
 from stratagem.parameter_server.cluster.remote_state_strategy import ProcessParts
 from stratagem.parameter_server.coordinator.shipping import Scheduling
-from stratagem.parameter_server.keras.epoch_rounds import EpochRounds
 from stratagem.parameter_server.keras.pickling import KERAS_PACKING
 from stratagem.parameter_server.keras.server_keras import ServerKeras
 from stratagem.parameter_server.partitioners import Partitioner
@@ -60,7 +57,6 @@ def training_parts(
     spec: ClusterSpec,
     partitioner: Partitioner | None,
     mode: UpdateMode,
-    row_cache: RowCache | None,
     silence_s: float | None,
 ) -> ProcessParts:
     """Returns the parts of this process, a coordinator or an independent worker of the plan."""
@@ -73,7 +69,6 @@ def training_parts(
         plan.num_workers,
         partitioner,
         mode,
-        row_cache=row_cache,
         silence_s=silence_s,
     )
 
@@ -108,15 +103,12 @@ def coordinator_parts(
         functools.partial(Scheduling, packing=KERAS_PACKING),
         cluster,
         connections,
-        callback=None if mode.rounds is None else EpochRounds,
     )
 
 
 def _steps(variables: VariableClient, num_replicas: int) -> RemoteSteps:
     """Returns what runs the steps of a process."""
     mode, keras = variables.mode, ServerKeras()
-    if mode.rounds is not None:
-        return LocalSteps(variables, num_replicas, mode.rounds, keras=keras)
     repeats_stale = mode.max_staleness is not None
     return RemoteSteps(variables, num_replicas, keras=keras, repeats_stale=repeats_stale)
 
@@ -165,7 +157,6 @@ def independent_parts(
     mode: UpdateMode,
     devices: Sequence[DeviceLike] | None = None,
     *,
-    row_cache: RowCache | None = None,
     silence_s: float | None = None,
 ) -> ProcessParts:
     """Returns the parts of a worker that runs its own program.
@@ -175,7 +166,7 @@ def independent_parts(
     """
     connections = connect(cluster, silence_s)
     parts = worker_parts(
-        ServerClient(connections, f"worker {worker}", row_cache),
+        ServerClient(connections, f"worker {worker}"),
         worker,
         mode,
         devices,
@@ -185,7 +176,6 @@ def independent_parts(
     parts.placement.remote.lost_updates = LostUpdates(worker)
     parts.executor = functools.partial(IndependentWorker, worker=(worker, num_workers))
     parts.cluster, parts.connections = cluster, connections
-    parts.callback = None if mode.rounds is None else EpochRounds
     return parts
 
 

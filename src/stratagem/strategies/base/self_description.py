@@ -231,7 +231,7 @@ def transfers_of(
     of losses and metrics, a few bytes each, are left out, and so are the first steps of local
     updates, which may synchronize more often.
     """
-    if local_updates is not None and not placement.is_remote and topology.num_replicas > 1:
+    if local_updates is not None and topology.num_replicas > 1:
         trained = [one for one in variables if _is_trained(one)]
         return _synchronizations(trained, local_updates, topology.num_replicas)
     totals: collections.Counter[_Transfer] = collections.Counter()
@@ -254,24 +254,9 @@ def transfers_of(
             part = array_bytes(variable) // topology.num_replicas
             totals.update(dict.fromkeys((_BRING, _PUT_BACK), part))
     found = [_described(kind, size, topology.num_replicas) for kind, size in totals.items()]
-    if local_updates is not None:
-        found = [_once_a_period(one, local_updates) for one in found]
     if compression is not None and compressed:
         found.append(_compressed(compressed, _SUM[1], compression, topology.num_replicas))
     return found
-
-
-def _once_a_period(one: DescribedTransfer, method: LocalUpdates) -> DescribedTransfer:
-    """Returns a transfer to or from servers as the mean of a step; rows are sent in each step."""
-    kind = (one.kind, one.arrays)
-    if kind not in (_PULL, _PUSH):
-        return one
-    return dataclasses.replace(
-        one,
-        arrays=_CHANGES[1] if kind == _PUSH else one.arrays,
-        sent_bytes=(one.sent_bytes or 0) // method.least_period,
-        every_steps=method.least_period,
-    )
 
 
 def _synchronizations(

@@ -31,7 +31,6 @@ from tests.unit.estimator.model_functions import (
     estimator_of as estimator_of_of_training_hooks,
 )
 from tests.unit.parameter_server.clusters import local_strategy
-from tests.unit.parameter_server.local_models import training_apart
 
 
 def estimator_of(folder: Path, strategy: Any = None, **options: Any) -> sg.estimator.Estimator:
@@ -413,11 +412,3 @@ def test_error_of_a_step_is_raised_here(tmp_path) -> None:
 
     with local_strategy(1) as strategy, pytest.raises(LookupError, match="no such file"):
         estimator_of(tmp_path, strategy).train(broken)
-
-
-def test_local_updates_are_refused(tmp_path) -> None:
-    method = sg.local_updates.LocalSGD()
-    with training_apart(method) as strategy:
-        trained = estimator_of(tmp_path, strategy)
-        with pytest.raises(NotImplementedError, match="An Estimator was trained under"):
-            trained.train(endless, steps=1)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -14,13 +12,10 @@ from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.lost_updates import LostUpdates
 from stratagem.parameter_server.client.remote_steps import StepKeys, as_keys
-from stratagem.parameter_server.client.row_cache import RowCache
 from stratagem.parameter_server.client.shard_layout import (
     KeyLayout,
-    KnownLayouts,
     ShardLayout,
     ShardPlacer,
-    by_layouts,
     layout_of_keys,
 )
 from stratagem.parameter_server.server.tables.row_formats import BUCKET_COUNT, buckets_of, mix64
@@ -88,28 +83,6 @@ class Tables:
                 own[key] = own.get(key, np.zeros(2)) + value
         fields = {"version": 1, "lifetime": 1, "applied": [0, 0], "is_used": True, "is_new": True}
         return Message("ok", fields, arrays)
-
-
-def test_cached_rows_of_keys() -> None:
-    tables = Tables(2)
-    cache = RowCache(max_rows=8, max_age_steps=5)
-    client = ServerClient(tables, row_cache=cache)  # type: ignore[arg-type]
-    client.create(layout_of_keys("table", (2,), "float32", range(2), TABLE), None)
-    keys = np.array([-1, 0, 2**63 - 1, -(2**63), 0])
-    client.scatter("table", keys[:4], np.ones((4, 2), np.float32))
-    asked = []
-    for more in ([], [7], [], [-1]):
-        client.rows.begin_step()
-        tables.asked.clear()
-        wanted = np.append(keys, np.array(more, np.int64))
-        rows = client.pull_rows("table", wanted, may_be_cached=True)
-        np.testing.assert_array_equal(rows[:, 0], [0 if key == 7 else 1 for key in wanted])
-        asked.append({key for _, message in tables.asked for key in message.arrays[0].tolist()})
-    assert asked == [{*keys.tolist()}, {7}, set(), set()]
-    client.push({}, {"table": (np.array([0]), np.ones((1, 2), np.float32))})
-    tables.asked.clear()
-    assert client.pull_rows("table", keys, may_be_cached=True)[1, 0] == 2
-    assert [message.arrays[0].tolist() for _, message in tables.asked] == [[0]]
 
 
 @pytest.mark.parametrize("num_servers", [1, 3])
@@ -243,78 +216,6 @@ def test_added_keys_leave_the_places_of_others(skips_zero) -> None:
         assert (own[is_skipped] == -1).all()
         assert np.array_equal(found.keys[own[~is_skipped]], keys[~is_skipped])
     assert len(found.keys) == len(np.unique(found.keys))
-
-
-# Layouts that a client knows, and requests that keep them as they are.
-
-TABLE_OF_KNOWN_LAYOUTS = layout_of_keys("t", (2,), "float32", range(2), {"max_rows": 7})
-MOVED = dataclasses.replace(
-    layout_of_keys("t", (2,), "float32", range(3), {"max_rows": 7}), generation=1
-)
-
-
-def test_a_newer_layout_replaces_an_older_one() -> None:
-    known = KnownLayouts()
-    assert not known.add(TABLE_OF_KNOWN_LAYOUTS)
-    assert known.moved == []
-    assert known.add(MOVED)
-    assert known["t"] == MOVED
-    assert not known.add(TABLE_OF_KNOWN_LAYOUTS)  # from before the move
-    assert not known.add(MOVED)
-    assert (known.all, known.moved, known.num_moves) == ([MOVED], [MOVED], 1)
-
-
-def test_slots_are_found_by_their_variable() -> None:
-    known = KnownLayouts()
-    dense = ShardLayout("a:b", (3,), "float32", (0,), (3,))
-    known.add(dense)
-    known.add(TABLE_OF_KNOWN_LAYOUTS)
-    assert known.find("a:b") == (dense, "")
-    assert known.find("t:adam.m") == (TABLE_OF_KNOWN_LAYOUTS, ":adam.m")
-    with pytest.raises(KeyError):
-        known.find("u:adam.m")
-
-
-def test_layouts_change_between_requests() -> None:
-    class Client:
-        known = KnownLayouts()
-
-        @by_layouts
-        def ask(self, begun: threading.Event, may_end: threading.Event) -> str:
-            begun.set()
-            assert may_end.wait(60)
-            ended.append("request")
-            return "answer"
-
-    client, ended = Client(), list[str]()
-    begun, may_end, is_waiting = (threading.Event() for _ in range(3))
-    asking = threading.Thread(target=client.ask, args=(begun, may_end))
-    asking.start()
-    assert begun.wait(60)
-
-    def change() -> None:
-        is_waiting.set()
-        with client.known.changing():
-            ended.append("change")
-
-    changing = threading.Thread(target=change)
-    changing.start()
-    assert is_waiting.wait(60)
-    while not client.known._is_changing:
-        threading.Event().wait(0.001)
-    later = threading.Thread(target=client.ask, args=(threading.Event(), may_end))
-    later.start()
-    may_end.set()
-    for thread in (asking, changing, later):
-        thread.join(60)
-    assert ended == ["request", "change", "request"]
-
-
-def test_a_layout_survives_json() -> None:
-    fields = dataclasses.asdict(MOVED)
-    fields |= {name: list(fields[name]) for name in ("shape", "servers", "rows")}
-    assert KeyLayout.from_fields(fields) == MOVED
-    assert [MOVED.name_of(part) for part in range(3)] == ["t/part_0@1", "t/part_1@1", "t/part_2@1"]
 
 
 # Where variables are put.

@@ -7,9 +7,7 @@ import dataclasses
 import functools
 import inspect
 import math
-import os
 import pickle
-import signal
 import threading
 import time
 import warnings
@@ -32,8 +30,7 @@ from stratagem.errors import (
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.wire import Message, pack, unpack
 from stratagem.parameter_server.client.variable_client import VariableOnWorkerError
-from stratagem.parameter_server.coordinator.closure_queue import ClosureQueue
-from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
+from stratagem.parameter_server.coordinator.closure_queue import ClosureQueue, WaitingWorkers
 from stratagem.parameter_server.coordinator.coordinated_workers import (
     StallWatch,
     TransientFailures,
@@ -54,7 +51,6 @@ from stratagem.parameter_server.coordinator.shipping import (
     pack_calls,
     pack_ended,
 )
-from stratagem.parameter_server.coordinator.waiting_workers import WaitingWorkers
 from stratagem.parameter_server.coordinator.worker_errors import (
     DatasetVariableError,
     WorkerReport,
@@ -66,8 +62,6 @@ from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.variables.distributed import PerReplica
 from tests.unit.launch.waiting import until
 from tests.unit.parameter_server.clusters import coordinated
-from tests.unit.parameter_server.coordinator.test_closure_queue import closure, get, in_thread
-from tests.unit.parameter_server.local_models import FIT, X, Y, dense, training_apart
 
 
 def test_counts_that_cannot_be_added_are_an_error_of_the_function(monkeypatch) -> None:
@@ -389,72 +383,6 @@ def test_all_are_woken(waiting_of_waiting_workers) -> None:
     assert sorted(waiting_of_waiting_workers.woken) == [0, 1]
 
 
-# End of rounds of local updates in loops of scheduled functions, and in real processes.
-
-
-def test_join_sends_what_workers_have_trained() -> None:
-    method = sg.local_updates.LocalSGD(period=100)
-    with training_apart(method, 2) as strategy:
-        coordinator = ClusterCoordinator(strategy)
-        with strategy.scope():
-            variable = sg.Variable(np.zeros(3, "float32"))
-            optimizer = keras.optimizers.SGD(1.0)
-            optimizer.build([variable])
-
-        def step(gradient: Any) -> None:
-            optimizer.apply([gradient], [variable])
-
-        def work(size: float) -> None:
-            strategy.run(step, args=(np.full(3, size, "float32"),))
-
-        for worker, size in ((0, 1.0), (0, 2.0), (1, 5.0)):
-            coordinator.schedule(work, args=(size,), worker=worker)
-        while not coordinator.wait(1.0):
-            pass
-        np.testing.assert_array_equal(variable.value, np.zeros(3))
-        coordinator.join()
-        np.testing.assert_array_equal(variable.value, np.full(3, -4.0))  # the mean of -3 and -5
-        coordinator.join()  # nothing more
-        np.testing.assert_array_equal(variable.value, np.full(3, -4.0))
-        assert int(optimizer.iterations) == 2  # of the worker that is ahead
-
-
-def test_join_sends_nothing_without_local_updates(coordinator) -> None:
-    value = coordinator.schedule(pow, args=(2, 3))
-    coordinator.join(progress=True)
-    assert value.fetch() == 8
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("synchronous", [False, True])
-def test_worker_that_is_killed_comes_back_with_the_global_model(synchronous: bool) -> None:
-    method = sg.local_updates.DiLoCo(period=4, outer_momentum=0.5)
-    with sg.ParameterServerStrategy(
-        synchronous=synchronous, num_workers=2, num_servers=1, local_updates=method
-    ) as strategy:
-        assert strategy.local_updates == method
-        with strategy.scope():
-            model = dense(keras.optimizers.Adam(0.01))
-        before = model.evaluate(X, Y, verbose=0)[0]
-        coordinator = ClusterCoordinator(strategy)
-        pid = coordinator.schedule(os.getpid, worker=1).fetch()
-
-        class Killer(keras.callbacks.Callback):
-            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                if batch == 3 and self.epoch == 2:
-                    os.kill(pid, signal.SIGKILL)
-
-            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-                self.epoch = epoch
-
-        history = model.fit(X, Y, callbacks=[Killer()], **(FIT | {"epochs": 8})).history
-        assert model.evaluate(X, Y, verbose=0)[0] < before
-        assert history["loss"][-1] < history["loss"][0]
-        assert coordinator.schedule(os.getpid, worker=1).fetch() != pid
-        rounds = strategy.placement.remote.variables.client.staleness()
-        assert sum(rounds.values()) >= 16 if synchronous else sum(rounds.values()) > 0
-
-
 # Messages of several calls, and how many travel together.
 
 
@@ -501,54 +429,6 @@ def test_duration_is_that_of_the_longest_call_for_a_while() -> None:
     for _ in range(200):
         duration.note(1e-6)
     assert duration.expected_s == 1e-6
-
-
-# A queue that is held while tables move to other servers.
-
-
-def test_held_queue_starts_only_what_has_started_before() -> None:
-    queue = ClosureQueue()
-    put = [closure(str(i)) for i in range(3)]
-    for one in put:
-        queue.put(one)
-    running = get(queue)
-    begun, over = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with queue.held():
-            begun.set()
-            assert over.wait(60)
-
-    holding, _ = in_thread(hold)
-    while not queue._num_holds:
-        threading.Event().wait(0.001)
-    taking, taken = in_thread(lambda: get(queue, 1))
-    queue.put_back(running)  # its worker was lost: it starts again
-    taking.join(60)
-    assert taken == [running]
-    assert running.num_starts == 2
-    assert not begun.is_set()
-    waiting, others = in_thread(lambda: get(queue, 1))
-    queue.finish(running, 0)
-    assert begun.wait(60)
-    assert not others
-    assert queue.counts == {"queued": 2, "waiting": 0, "running": 0, "done": 1}
-    over.set()
-    holding.join(60)
-    waiting.join(60)
-    assert others == [put[1]]
-
-
-def test_closed_queue_is_not_waited_for() -> None:
-    queue = ClosureQueue()
-    queue.put(closure("bound", worker=3))
-    queue.put(closure("never started", worker=4))
-    running = get(queue, 3)
-    holding, ended = in_thread(lambda: queue.held().__enter__())
-    queue.close()
-    queue.put_back(running)
-    holding.join(60)
-    assert ended == [None]
 
 
 # Structures of arguments and results.

@@ -158,7 +158,7 @@ def _evaluated(scope, metric):
 
 @pytest.mark.parametrize(
     ("metric", "name"),
-    [(_Added, "added"), (lambda: sg.embedding.AUC(from_logits=True), "auc")],
+    [(_Added, "added"), (lambda: keras.metrics.AUC(from_logits=True, name="auc"), "auc")],
     ids=["added", "auc"],
 )
 def test_metrics_that_add_are_counted_by_workers(metric, name) -> None:

@@ -23,10 +23,6 @@ from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.strategy.process_parts import independent_parts, worker_parts
 from stratagem.variables.store import is_remote
 from tests.unit.parameter_server.clusters import OneThatDies, ThreadCluster, local_strategy
-from tests.unit.parameter_server.local_models import FIT as FIT_OF_LOCAL_RULES
-from tests.unit.parameter_server.local_models import IDS, dense, table, training_apart
-from tests.unit.parameter_server.local_models import X as X_OF_LOCAL_RULES
-from tests.unit.parameter_server.local_models import Y as Y_OF_LOCAL_RULES
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 6)).astype("float32")
@@ -303,49 +299,6 @@ def test_dataset_that_has_become_shorter_is_reported() -> None:
     made = _made(3)
     with pytest.raises(RuntimeError, match="of worker 1 ended after 3 batches, but had"):
         made.take(BatchAssignment(1, 0, 2, 2))
-
-
-# Optimizers that workers cannot run by themselves.
-
-METHOD = sg.local_updates.LocalSGD(period=2)
-
-
-@pytest.mark.parametrize(
-    ("make", "data", "synchronous", "told"),
-    [
-        (
-            lambda: dense(keras.optimizers.SGD(0.1, use_ema=True)),
-            X_OF_LOCAL_RULES,
-            False,
-            "has use_ema=True",
-        ),
-        (
-            lambda: table(keras.optimizers.SGD(0.1)),
-            IDS,
-            True,
-            r"The tables \['model/table/embeddings'\] are trained by rows under synchronous=True",
-        ),
-    ],
-    ids=["averages", "tables"],
-)
-def test_optimizer_that_needs_all_weights_is_refused(
-    make: Any, data: Any, synchronous: bool, told: str
-) -> None:
-    with training_apart(METHOD, 2, synchronous=synchronous) as strategy:
-        with strategy.scope():
-            model = make()
-        with pytest.raises(NotImplementedError, match=told):
-            model.fit(data, Y_OF_LOCAL_RULES, **FIT_OF_LOCAL_RULES)
-
-
-def test_workers_clip_their_own_gradients() -> None:
-    alone = dense(keras.optimizers.SGD(0.1, clipnorm=0.01))
-    alone.fit(X_OF_LOCAL_RULES, Y_OF_LOCAL_RULES, **FIT_OF_LOCAL_RULES)
-    with training_apart(METHOD, 1, synchronous=True) as strategy:
-        with strategy.scope():
-            model = dense(keras.optimizers.SGD(0.1, clipnorm=0.01))
-        history = model.fit(X_OF_LOCAL_RULES, Y_OF_LOCAL_RULES, **FIT_OF_LOCAL_RULES).history
-        assert history["loss"][-1] == pytest.approx(alone.history.history["loss"][-1], rel=1e-4)
 
 
 # What workers have of variables that are on servers.

@@ -20,8 +20,7 @@ from stratagem.group.transport.connection import Connections, ServerError
 from stratagem.group.transport.journal import Journal
 from stratagem.group.transport.keys import ClusterKeys
 from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.running_function import RunningFunction
+from stratagem.parameter_server.client.client import RunningFunction, ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.changes import by_kind
 from stratagem.parameter_server.server.server import ParameterServer

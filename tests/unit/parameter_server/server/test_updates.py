@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.errors import UnavailableError
 from stratagem.group.transport.connection import Connections, ServerError
 from stratagem.group.transport.keys import ClusterKeys
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.shard_layout import ShardLayout, layout_of_keys
+from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server import shards
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.shards import (
@@ -30,9 +27,7 @@ from stratagem.parameter_server.server.shards import (
     made_in_pieces,
     sum_rows,
 )
-from stratagem.parameter_server.server.store import ServerVariables
-from stratagem.parameter_server.server.table_moves import TableMoves
-from stratagem.parameter_server.server.updates import LocalRounds, Pushed, RoundCounter, UpdateMode
+from stratagem.parameter_server.server.updates import Pushed, UpdateMode
 from tests.unit.parameter_server.server.update_rules import Momentum
 
 NUM_SERVERS = 2
@@ -268,17 +263,6 @@ def test_synchronous_push_that_is_sent_twice_counts_once(connections) -> None:
     assert served.discarded() == 0
 
 
-@pytest.mark.parametrize("num_needed", [0, 1])
-def test_worker_that_is_behind_sets_no_counter_back(connections, num_needed) -> None:
-    """As for workers that train apart and both read the counter before either sent its own."""
-    rounds = LocalRounds(period=4, num_workers=2, num_pushes=2 - num_needed)
-    served = start(connections, UpdateMode(num_needed, rounds=rounds))
-    whole = {"v": np.ones(4, np.float32)}
-    for sent, kept in ((5, 6), (2, 7), (9, 10)):  # the update itself adds 1
-        served.push(whole, {}, pull=["v"], scalars={"count": sent})
-        assert served.scalars()["count"] == kept
-
-
 def test_sums_come_before_the_update_and_late_workers_get_their_own(connections, worker) -> None:
     served = start(connections, UpdateMode(num_needed=2))
     one, two, late = (worker(name) for name in ("a", "b", "c"))
@@ -425,97 +409,6 @@ def test_row_that_is_not_there_is_refused(shape, expected) -> None:
     shard.require(np.array([], np.int32))
 
 
-# Requests of a move of keyed tables, as one server handles them.
-
-SPEC = ShardSpec.from_fields(layout_of_keys("t", (2,), "float32", [0]).spec_of(0))
-NEW = dataclasses.replace(SPEC, name="t/part_0@1")
-
-
-@pytest.fixture
-def store() -> ServerVariables:
-    store = ServerVariables()
-    store.create(SPEC)
-    store.set_rule(Momentum(), ["t"])
-    store.update({}, {"t": (np.arange(5), np.ones((5, 2), np.float32))})
-    return store
-
-
-def begin(moves: TableMoves, move: str = "m") -> None:
-    tables = {"t": {"spec": None}, NEW.name: {"spec": dataclasses.asdict(NEW)}}
-    moves.begin(Message("begin_move", {"move": move, "tables": tables}))
-
-
-def copy(moves: TableMoves, number: int = 0, first: int = 0, move: str = "m") -> Message:
-    fields = {"move": move, "name": "t", "round": number, "first": first}
-    return moves.copy(Message("copy_rows", fields))
-
-
-def put(moves: TableMoves, answer: Message, **fields: Any) -> None:
-    fields = {"move": "m", "name": NEW.name, "shift": 0, **fields}
-    fields |= {name: answer.fields[name] for name in ("slots", "initials")}
-    moves.put(Message("put_rows", fields, answer.arrays))
-
-
-def test_rows_that_are_sent_twice_are_there_once(store) -> None:
-    moves = TableMoves(store)
-    begin(moves)
-    for _ in range(2):  # an answer was lost: the same round is copied again
-        answer = copy(moves)
-        assert sorted(answer.arrays[2].tolist()) == [0, 1, 2, 3, 4]
-        put(moves, answer)
-    new = store.keyed_shards[NEW.name]
-    assert len(new.keyed.rows) == 5
-    np.testing.assert_array_equal(
-        new.pulled(None, np.arange(5)), store.pull_rows("t", np.arange(5))
-    )
-    np.testing.assert_array_equal(new.pulled("v", np.arange(5)), np.ones((5, 2)))
-
-
-def test_a_round_has_what_changed_and_what_was_removed(store) -> None:
-    moves = TableMoves(store)
-    begin(moves)
-    put(moves, copy(moves))
-    rows = store.keyed_shards["t"].keyed.rows
-    rows.remove(rows.find(np.array([3, 1])))
-    store.update({}, {"t": (np.array([1, 4, 9]), np.ones((3, 2), np.float32))})
-    answer = copy(moves, 1)
-    assert sorted(answer.arrays[0].tolist()) == [1, 3]
-    assert sorted(answer.arrays[2].tolist()) == [1, 4, 9]
-    put(moves, answer)
-    new = store.keyed_shards[NEW.name].keyed.rows
-    assert sorted(new.index.keys[new.used].tolist()) == [0, 1, 2, 4, 9]
-    assert new.counts[new.find(np.array([1, 4]))].tolist() == [1, 2]
-    assert answer.fields["left_bytes"] == 0
-
-
-def test_another_move_ends_the_first(store) -> None:
-    moves = TableMoves(store)
-    begin(moves)
-    put(moves, copy(moves))
-    begin(moves, "other")
-    assert len(store.keyed_shards[NEW.name].keyed.rows) == 0
-    with pytest.raises(UnavailableError, match="was restarted while keyed tables were moved"):
-        copy(moves)
-    assert len(copy(moves, move="other").arrays[2]) == 5
-
-
-def test_dropped_shards_end_the_move(store) -> None:
-    moves = TableMoves(store)
-    begin(moves)
-    moves.drop(Message("drop_tables", {"names": [NEW.name, "not there"]}))
-    assert store.names == ["t"]
-    assert store.keyed_shards["t"].keyed.rows.removed is None
-    with pytest.raises(UnavailableError, match="was restarted"):
-        copy(moves)
-
-
-def test_layouts_are_recorded(store) -> None:
-    changes = store.num_changes
-    TableMoves(store).place(Message("place_tables", {"layouts": {"t": {"generation": 1}}}))
-    assert store.layouts == {"t": {"generation": 1}}
-    assert store.num_changes > changes  # the journal has them
-
-
 # Rows by their ids.
 
 
@@ -579,33 +472,6 @@ def test_memory_is_aligned_for_jax(shape) -> None:
         assert array.dtype == dtype
         assert array.ctypes.data % 64 == 0
         array[...] = 1
-
-
-# The count of steps in rounds of local updates.
-
-ROUNDS = LocalRounds(period=3, num_workers=2, num_pushes=2)
-
-
-@pytest.mark.parametrize(
-    ("warmup_steps", "expected"), [(0, [3, 6]), (2, [1, 2, 3, 6]), (5, [1, 2, 3, 4, 5, 6])]
-)
-def test_rounds_end_at_multiples_of_the_period_and_after_each_first_step(
-    warmup_steps: int, expected: list[int]
-) -> None:
-    counter = RoundCounter(dataclasses.replace(ROUNDS, warmup_steps=warmup_steps))
-    assert [step for step in range(1, 8) if counter.step()] == expected
-
-
-def test_round_that_was_ended_early_is_followed_by_a_whole_one() -> None:
-    counter = RoundCounter(ROUNDS)
-    before = [counter.step() for _ in range(2)]
-    counter.restart()
-    assert [*before, *(counter.step() for _ in range(3))] == [False, False, False, False, True]
-
-
-def test_mode_is_the_same_after_a_message() -> None:
-    mode = UpdateMode(2, rounds=ROUNDS)
-    assert UpdateMode(**dataclasses.asdict(mode)) == mode
 
 
 # How updates are to be made.

@@ -326,15 +326,13 @@ class KeySlots:
     """Slots by key, with the number and the last version of each slot's updates.
 
     Callers serialize calls. `dirty` has the slots that changed since the last journal entry, and
-    `unsaved` those since the last saved table; None if none was saved. `removed` collects the keys
-    that are removed, if it is a list.
+    `unsaved` those since the last saved table; None if none was saved.
     """
 
     def __init__(self, most_rows: int, dirty: DirtyRows | None = None) -> None:
         self.index = KeyIndex(most_rows)
         self.dirty = DirtyRows(most_rows) if dirty is None else dirty
         self.unsaved: DirtyRows | None = None
-        self.removed: list[np.ndarray] | None = None
         self._most_rows = most_rows
         self.num_slots = 0
         self._seen = GrowingArray((), np.uint32, most_rows)
@@ -392,8 +390,6 @@ class KeySlots:
 
     def remove(self, slots: np.ndarray) -> None:
         """Removes the keys of slots, and makes the slots free."""
-        if self.removed is not None:
-            self.removed.append(self.index.keys[slots])
         self.index.remove(slots)
         self._is_used.array[slots] = False
         self._free.grow(self._num_free + len(slots))
@@ -405,11 +401,6 @@ class KeySlots:
         """Records updates of distinct slots."""
         self.counts[slots] += np.uint32(num_updates)
         self.seen[slots] = version
-        self.mark(slots)
-
-    def set(self, slots: np.ndarray, keys: SavedKeys) -> None:
-        """Sets the numbers of updates and the last versions of distinct slots."""
-        self.counts[slots], self.seen[slots] = keys.counts, keys.seen
         self.mark(slots)
 
     def mark(self, slots: np.ndarray) -> None:

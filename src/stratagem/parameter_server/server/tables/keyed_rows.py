@@ -110,10 +110,6 @@ class KeyedRows:
             self._count_candidates(sighting, version)
         return slots
 
-    def limit(self, most_rows: int) -> None:
-        """Sets the largest number of rows. Those that are too many stay until rows are made."""
-        self._most_rows = most_rows
-
     @property
     def most_rows(self) -> int:
         """Largest number of rows."""

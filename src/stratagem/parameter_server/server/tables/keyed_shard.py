@@ -240,36 +240,6 @@ class KeyedShard(RowArrays):
         self._rows.grow_over(num_rows)
         self._candidates.grow_over(num_candidates)
 
-    def put(
-        self,
-        keys: SavedKeys,
-        value: np.ndarray,
-        slots: Mapping[str, np.ndarray],
-        initials: Mapping[str, float],
-    ) -> None:
-        """Adds or replaces rows of keys as another server has them, and adds optimizer slots."""
-        for name in slots.keys() - self.slots.keys():
-            self._add_slot_array(name, slots[name].dtype, initials[name])
-        found = self._rows.find(keys.keys)
-        is_known = found >= 0
-        self._hold(found[is_known])
-        new = keys.keys[~is_known]
-        self._reserve(len(new))
-        with self.lock:
-            found[~is_known] = self._rows.add(new)
-            self._new_places(found[~is_known])
-            places = self._places(found)
-            self.value[places] = value
-            for name in self.slots:
-                self.slots[name][places] = slots.get(name, self.initials[name])
-            self._rows.set(found, keys)
-
-    def limit(self, spec: ShardSpec) -> None:
-        """Sets the limit of rows, with the spec. Updates that make rows evict the excess."""
-        self.spec = spec
-        self._is_changed = True
-        self._keyed.limit((spec.table or {}).get("max_rows") or self._most_rows)
-
     def copied_slots(self, slots: np.ndarray) -> SavedPart:
         """Returns copies of the rows of slots in use."""
         with self.lock:
@@ -419,7 +389,7 @@ class KeyedShard(RowArrays):
         """Restores keys, counters and missing slots of optimizers, and returns the keys."""
         saved = part.table
         assert isinstance(saved, SavedTable)
-        self.limit(part.spec)
+        self._is_changed = True
         self._rows.restore(saved.rows)
         self._candidates.restore(saved.candidates)
         self._keyed.counters.update({name: int(saved.counters[name]) for name in COUNTERS})

@@ -1,1 +1,0 @@
-"""Moves of keyed tables to another number of servers."""
