@@ -21,7 +21,6 @@ HEAVY = (
     "yaml",
     "kubernetes_validate",
     "libcst",
-    "opentelemetry",
     "prometheus_client",
 )
 LIGHT_STATEMENTS = [

@@ -47,11 +47,6 @@ if TYPE_CHECKING:
     show_default=True,
     help="Address for Prometheus; any but loopback needs the secret of the run.",
 )
-@click.option(
-    "--opentelemetry",
-    is_flag=True,
-    help="Export events as spans, through the provider that OTEL_* variables configure.",
-)
 def command(
     run_dir: Path,
     interval_s: float,
@@ -60,7 +55,6 @@ def command(
     *,
     once: bool,
     as_json: bool,
-    opentelemetry: bool,
 ) -> None:
     """Watch the progress, workers and memory of a run.
 
@@ -72,20 +66,13 @@ def command(
 
     watcher = Watcher(run_dir)
     try:
-        if opentelemetry:
-            from stratagem.observe.monitoring.span_export import SpanExport
-
-            watcher.listeners.append(SpanExport(run_dir).add)
         if prometheus_port is not None:
-            pass
-
             port, _ = serve(watcher, prometheus_port, prometheus_host)
             click.echo(f"Serving metrics on port {port}, at /metrics.", err=True)
-        exports = opentelemetry or prometheus_port is not None
         is_terminal = sys.stdout.isatty()
         if as_json:
             click.echo(json.dumps(watcher.as_dict(watcher.poll_existing()), indent=2))
-        elif once or not (is_terminal or exports):
+        elif once or not (is_terminal or prometheus_port is not None):
             live_view.print_frame(str(run_dir), watcher)
         elif is_terminal:
             live_view.show(str(run_dir), watcher, interval_s)

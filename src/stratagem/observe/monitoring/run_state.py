@@ -458,10 +458,7 @@ _ACCOUNT_SHARE = 0.05
 
 
 class Watcher:
-    """State and account of a growing run folder.
-
-    `poll` reads new events only. `listeners` are called with the new events of each process.
-    """
+    """State and account of a growing run folder. `poll` reads new events only."""
 
     def __init__(
         self, run_dir: str | os.PathLike[str], clock: Callable[[], float] = time.time
@@ -474,7 +471,6 @@ class Watcher:
         self._next_account_s = 0.0
         # A server of metrics and a view may share the watcher.
         self._lock = threading.Lock()
-        self.listeners: list[Callable[[ProcessEvents], None]] = []
 
     def poll(self) -> RunSnapshot:
         """Reads new events and returns the state; the account follows if it is due."""
@@ -500,9 +496,6 @@ class Watcher:
         news = self._follower.poll()
         now_s = self._clock()
         self._state.add(news, now_s)
-        for one in news:
-            for listener in self.listeners:
-                listener(one)
         self._is_stale = self._is_stale or bool(news)
         state = self._state.snapshot(now_s)
         begin_s = time.perf_counter()

@@ -567,16 +567,6 @@ def test_folder_that_appears_later(tmp_path) -> None:
     assert len(watcher.poll_existing().tasks) == 2
 
 
-def test_listeners_get_each_event_once(tmp_path) -> None:
-    write(tmp_path, straggling())
-    heard = []
-    watcher = Watcher(tmp_path)
-    watcher.listeners.append(heard.append)
-    watcher.poll()
-    watcher.poll()
-    assert sorted(heard, key=str) == sorted(straggling().processes, key=str)
-
-
 def test_account_that_took_long_is_not_computed_for_each_line(tmp_path, monkeypatch) -> None:
     """One of 1 s is due again after 20 s."""
     seconds = iter(range(0, 1000))
