@@ -499,7 +499,7 @@ def test_bash_accepts_the_script() -> None:
     [
         ("stratagem dev", ["devices"]),
         ("stratagem kubernetes ren", ["render"]),
-        ("stratagem launch --max-", ["--max-restarts", "--max-workers", "--max-evictions"]),
+        ("stratagem launch --max-", ["--max-restarts", "--max-workers"]),
         ("stratagem launch --show ", ["all", "leader"]),
         ("stratagem explain sg20", [f"SG20{number}" for number in range(1, 9)]),
         ("stratagem completion z", ["zsh"]),

@@ -157,7 +157,7 @@ class NoticeEvent(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StragglerEvent(Event):
-    """The others wait for `task`, for `late_s` of each step of `step_s`; the launcher may end it.
+    """The others wait for `task`, for `late_s` of each step of `step_s`.
 
     `cause` is input, compute, link or unknown.
     """
@@ -166,7 +166,6 @@ class StragglerEvent(Event):
     cause: str
     late_s: float
     step_s: float
-    is_evicted: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -287,11 +287,11 @@ def test_slow_worker_is_written_beside_the_steps(tmp_path) -> None:
     with open_writer(tmp_path, interval_s=1e9) as writer:
         for step in range(1, 4):
             writer.step(step)
-        writer.straggler("worker 1", "input", late_s=0.5, step_s=1.0, is_evicted=False)
+        writer.straggler("worker 1", "input", late_s=0.5, step_s=1.0)
         writer.step(4)
     _, _, event, rest = written(tmp_path)
     assert (event["kind"], event["task"], event["cause"]) == ("straggler", "worker 1", "input")
-    assert (event["late_s"], event["step_s"], event["is_evicted"]) == (0.5, 1.0, False)
+    assert (event["late_s"], event["step_s"]) == (0.5, 1.0)
     assert (rest["step"], rest["num_steps"]) == (4, 3)
 
 
