@@ -33,9 +33,14 @@ from stratagem.launch.tasks.output.tracebacks import error_lines, failure_lines
 from stratagem.observe.run_events.reader import RunFollower
 from stratagem.observe.run_events.records import StepEvent
 from stratagem.observe.run_events.writer import EventWriter
-from stratagem.observe.stragglers.attribution import Straggler, find_stragglers, sentence
-from stratagem.observe.stragglers.lines import SettledLines
-from stratagem.observe.stragglers.windows import MIN_STEPS, WINDOW_S, windows_of
+from stratagem.observe.stragglers import (
+    MIN_STEPS,
+    WINDOW_S,
+    SettledLines,
+    Straggler,
+    find_stragglers,
+    windows_of,
+)
 
 # Restarts of single workers while the others run.
 
@@ -178,10 +183,12 @@ class LaunchEvents:
         if self._writer is not None:
             self._writer.notice(reason)
 
-    def straggler(self, slow: Straggler, step_s: float) -> None:
+    def straggler(self, slow: Straggler) -> None:
         """Records a task for which the others wait."""
         if self._writer is not None:
-            self._writer.straggler(slow.task, slow.cause.value, late_s=slow.late_s, step_s=step_s)
+            self._writer.straggler(
+                slow.task, slow.cause.value, late_s=slow.late_s, step_s=slow.step_s
+            )
 
     def restart(self, restart: int, cause: ExitStatus | None) -> None:
         """Records a restart of all tasks; `cause` is None if the launcher asked for it."""
@@ -222,8 +229,8 @@ class SlowTasks:
         self._slow: set[str] = set()  # in the last window
         self._said: set[str] = set()
 
-    def find(self, now_s: float, running: Collection[str]) -> list[tuple[Straggler, float]]:
-        """Returns the slow tasks to report now, among those that run, with the time of a step."""
+    def find(self, now_s: float, running: Collection[str]) -> list[Straggler]:
+        """Returns the slow tasks to report now, among those that run."""
         if now_s - self._polled_s < _POLL_EVERY_S:
             return []
         self._polled_s = now_s
@@ -238,11 +245,11 @@ class SlowTasks:
             return []
         self._lines, self._begun_s = [], now_s
         found = find_stragglers(windows[-1])
-        slow = {one.task for one in found.stragglers}
+        slow = {one.task for one in found}
         # A task that is slow for a single window is not worth a message.
         new = (slow & self._slow) - self._said
         self._slow, self._said = slow, (self._said & slow) | new
-        return [(one, found.step_s) for one in found.stragglers if one.task in new]
+        return [one for one in found if one.task in new]
 
 
 # Messages of the launcher about failures, signals and restarts.
@@ -486,9 +493,9 @@ class _TaskGroup:
             for task in self._tasks
             if task.process.plan.trains and task.status is None and task.stopped_at_s is None
         }
-        for one, step_s in self._slow.find(now_s, running):
-            self._screen.say([f"{sentence(one.task, one.cause, one.late_s, step_s)}."])
-            self._events.straggler(one, step_s)
+        for one in self._slow.find(now_s, running):
+            self._screen.say([f"{one.text}."])
+            self._events.straggler(one)
 
     def ask_to_leave(self) -> None:
         """Asks the tasks once to save and exit, unless they are about to end anyway."""

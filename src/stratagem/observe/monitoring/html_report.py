@@ -34,7 +34,7 @@ from stratagem.observe.monitoring.run_series import (
 from stratagem.observe.monitoring.terminal_view import bytes_text
 from stratagem.observe.run_events.reader import RunEvents, read_run
 from stratagem.observe.run_events.records import RestartEvent
-from stratagem.observe.stragglers.attribution import RunCost, WorkerCost, sentence
+from stratagem.observe.stragglers import WorkerSummary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -327,23 +327,21 @@ _HEADERS = (
     "waits for others",
     "transfer",
     "slow in",
-    "the others waited",
-    "of the run",
 )
 _MAX_ROWS = 32
 
 
 def straggler_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
-    """Shows who holds up the others, why, and what it costs."""
-    stragglers, cost = one.series.stragglers, one.series.cost
+    """Shows who holds up the others, and why."""
+    stragglers, workers = one.series.stragglers, one.series.workers
     if stragglers is not None:
         drawn = straggler_chart(stragglers, frame)
         longest = duration_text(stragglers.longest_s)
         return Cell(
             charts=(drawn,),
             headers=_HEADERS,
-            rows=() if cost is None else tuple(map(_row, _shown(cost))),
-            note=f"{_findings(cost)} Darkest: {longest} per step.",
+            rows=tuple(map(_row, _shown(workers))),
+            note=f"{_findings(workers)} Darkest: {longest} per step.",
         )
     if len({process.task for process in one.run.processes if process.trains}) < 2:
         return Cell(empty="A run of one worker has no stragglers.")
@@ -358,23 +356,20 @@ def straggler_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
     )
 
 
-def _shown(cost: RunCost) -> list[WorkerCost]:
+def _shown(workers: Sequence[WorkerSummary]) -> list[WorkerSummary]:
     """Returns the workers with a row: all, or the slow ones and some of the others."""
-    others = [worker for worker in cost.workers if worker.cause is None]
-    shown = [*cost.slow, *others][:_MAX_ROWS]
-    return [worker for worker in cost.workers if worker in shown]
+    shown = sorted(workers, key=lambda worker: worker.slow is None)[:_MAX_ROWS]
+    return [worker for worker in workers if worker in shown]
 
 
-def _row(worker: WorkerCost) -> tuple[str, ...]:
+def _row(worker: WorkerSummary) -> tuple[str, ...]:
     return (
         worker.task,
         _per_step(worker.input_s),
         _per_step(worker.work_s),
         _per_step(worker.peers_s),
         _per_step(worker.transfer_s),
-        "-" if worker.cause is None else worker.cause.value,
-        duration_text(worker.waited_s),
-        f"{worker.share:.1%}",
+        "-" if worker.slow is None else worker.slow.cause.value,
     )
 
 
@@ -382,21 +377,14 @@ def _per_step(time_s: float | None) -> str:
     return "-" if time_s is None else duration_text(time_s)
 
 
-def _findings(cost: RunCost | None) -> str:
+def _findings(workers: Sequence[WorkerSummary]) -> str:
     """Returns a sentence about each slow worker."""
-    if cost is None or not cost.slow:
-        return "No worker is slow."
-    return " ".join(map(_finding, cost.slow))
-
-
-def _finding(worker: WorkerCost) -> str:
-    assert worker.cause is not None
-    found = sentence(worker.task, worker.cause, worker.late_s, worker.late_step_s)
-    steps = f"{worker.num_late_steps:,} of {worker.num_steps:,} steps"
-    return (
-        f"{found}, in {steps}: {worker.share:.1%} of the run, and "
-        f"{duration_text(worker.replica_s)} of all workers together."
-    )
+    found = [
+        f"{one.slow.text}, in {one.num_late_steps:,} of {one.num_steps:,} steps."
+        for one in workers
+        if one.slow is not None
+    ]
+    return " ".join(found) or "No worker is slow."
 
 
 # Cells with charts: time, values, speed, members and memory.
@@ -674,8 +662,7 @@ _SECTIONS: tuple[tuple[str, str, Callable[[ReportedRun, TimeFrame], Cell]], ...]
     (
         "Stragglers",
         "The redder, the longer a worker keeps the others waiting in each step by its own work. "
-        "Workers without red wait for the red one. Columns up to the transfer are means of a "
-        "step. A slow link lengthens the transfer of all.",
+        "Workers without red wait for the red one. Times are medians of a step.",
         straggler_cell,
     ),
     (

@@ -55,7 +55,6 @@ class StepEvent(Event):
     input_s: float | None = None
     peers_s: float | None = None
     transfer_s: float | None = None
-    received_s: dict[str, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +158,7 @@ class NoticeEvent(Event):
 class StragglerEvent(Event):
     """The others wait for `task`, for `late_s` of each step of `step_s`.
 
-    `cause` is input, compute, link or unknown.
+    `cause` is input, compute or unknown.
     """
 
     task: str
@@ -220,7 +219,6 @@ _TYPES: dict[str, tuple[type[Any], ...]] = {
     "str": (str,),
     "None": (type(None),),
     "dict[str, float | None]": (dict,),
-    "dict[str, float] | None": (dict, type(None)),
     "list[str]": (list,),
 }
 

@@ -157,7 +157,6 @@ class StepRecord:
             input_s=waits.input_s,
             peers_s=waits.peers_s,
             transfer_s=waits.transfer_s,
-            received_s=None if waits.received_s is None else dict(waits.received_s),
         )
 
 
@@ -528,8 +527,8 @@ class EventWriter:
 
         Args:
             task: the slow task, such as "worker 2".
-            cause: "input", "compute", "link" or "unknown".
-            late_s: seconds of each step that another worker waits for it, on average.
+            cause: "input", "compute" or "unknown".
+            late_s: seconds of each step that the others wait for it.
             step_s: seconds of a step.
         """
         event = StragglerEvent(**_now(), task=task, cause=cause, late_s=late_s, step_s=step_s)

@@ -175,12 +175,11 @@ def test_each_worker_has_a_row_and_the_slow_one_a_sentence(tmp_path) -> None:
     assert [row[0] for row in found.rows] == ["worker 0", "worker 1", "worker 2"]
     assert found.rows[0][1:5] == ("20 ms", "200 ms", "250 ms", "30 ms")
     assert found.rows[1][1:6] == ("270 ms", "200 ms", "0 ms", "30 ms", "input")
-    assert found.rows[0][5:] == ("-", "0 ms", "0.0%")
+    assert found.rows[0][5:] == ("-",)
     assert found.note.startswith(
         "worker 1 is slow in input: the others wait 250 ms of each 500 ms step for it, in 200 of "
-        "200 steps: "
+        "200 steps. "
     )
-    assert "49." in found.rows[1][7]  # 50 of 102 seconds
 
 
 def test_equal_workers_are_named_so(tmp_path) -> None:
