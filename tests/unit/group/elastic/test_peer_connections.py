@@ -196,7 +196,7 @@ def test_another_message_in_place_of_a_round_is_noticed(peers) -> None:
 
 # Waiting for members, and values in transit.
 
-_TASKS = {0: "worker 0", 1: "worker 1", 2: "worker 2"}
+_MEMBERS = (0, 1, 2)
 
 
 @pytest.fixture
@@ -283,14 +283,14 @@ def test_broken_operation_counts_until_its_end(clock) -> None:
 
 def test_members_measure_who_came_late(clock, monkeypatch) -> None:
     """The late one computes for 300 seconds, of a clock that moves for nothing else."""
-    sockets: list[dict[int, socket.socket]] = [{} for _ in _TASKS]
-    for one, other in itertools.combinations(_TASKS, 2):
+    sockets: list[dict[int, socket.socket]] = [{} for _ in _MEMBERS]
+    for one, other in itertools.combinations(_MEMBERS, 2):
         sockets[one][other], sockets[other][one] = socket.socketpair()
-    clocks = [WaitClock() for _ in _TASKS]
+    clocks = [WaitClock() for _ in _MEMBERS]
     times = [ExchangeTimes(one) for one in clocks]
     peers = [
-        PeerConnections(0, tuple(_TASKS), own, sockets[own], lambda waited_s: None, times[own])
-        for own in _TASKS
+        PeerConnections(0, _MEMBERS, own, sockets[own], lambda waited_s: None, times[own])
+        for own in _MEMBERS
     ]
     own = np.ones(300_000, np.float32)
     wait_for_late = {member: threading.Event() for member in (0, 2)}
