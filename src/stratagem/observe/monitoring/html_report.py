@@ -138,7 +138,7 @@ def _read_plan(path: Path) -> tuple[dict[str, Any] | None, str]:
     except (OSError, ValueError) as error:
         return None, f"{path} cannot be read: {error}"
     if not isinstance(plan, dict) or "num_devices" not in plan:
-        return None, f"{path} is no plan written by `stratagem plan --json`."
+        return None, f"{path} is no plan written by `stratagem plan --output`."
     return plan, ""
 
 
@@ -570,7 +570,7 @@ def plan_cell(one: ReportedRun, _frame: TimeFrame) -> Cell:
         return Cell(
             empty=one.plan_problem
             or f"The run folder has no {PLAN_FILE}. Write it with: stratagem plan --target TARGET "
-            f"--json {one.name}/{PLAN_FILE} SCRIPT"
+            f"--output {one.name}/{PLAN_FILE} SCRIPT"
         )
     num_devices = plan.get("num_devices")
     times = [row for row in plan.get("scaling", ()) if row.get("num_devices") == num_devices]
