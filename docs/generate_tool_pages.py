@@ -172,10 +172,10 @@ ROWS = {
     "profile": Row(
         "stratagem profile profile --top 5", page="how_to/profiling.md", prepare=_make_profile
     ),
-    "plan": Row(f"{_PLAN} --plot plan.png", **_PLANNED),
+    "plan": Row(_PLAN, **_PLANNED),
     "plan_too_large": Row(f"{_PLAN} {_LARGE}", left_out="Memory per device.*", **_PLANNED),
     "plan_sharded": Row(
-        f"{_PLAN} {_LARGE} --shard-state all --plot plan.png",
+        f"{_PLAN} {_LARGE} --shard-state all",
         left_out="Predicted step time.*",
         **_PLANNED,
     ),

@@ -74,7 +74,7 @@ def main() -> None:
         text = redact(printed.read_text(), str(folder))
         PAGE.write_text(insert(PAGE.read_text(), "four_hosts", text))
         os.chdir(folder)
-        draw_report((RUN,), "run_report_four_hosts", 1000, 3270, is_dark=False)
+        draw_report(RUN, "run_report_four_hosts", 3270)
 
 
 def train(folder: Path) -> str:

@@ -1,10 +1,9 @@
-"""Draws `run_watch.svg`, `run_report.png` and `run_report_two.png` from two real runs.
+"""Draws `run_watch.svg` and `run_report.png` from a real run.
 
 python docs/pictures/draw_run_report.py [FOLDER]
 
-Two workers train on digits. In the first run, worker 1 dies once and reads its data slowly for a
-while; the second run has neither. Takes two minutes, and needs Chromium. Runs already in FOLDER
-are not repeated.
+Two workers train on digits. Worker 1 dies once, and reads its data slowly for a while. Takes a
+minute, and needs Chromium. A run already in FOLDER is not repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from stratagem.observe.run_events.reader import ProcessEvents, RunEvents, read_r
 
 HERE = Path(__file__).parent
 CHROMIUM = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")
-NAMES = ("runs/digits", "runs/digits-2")
+NAME = "runs/digits"
 # A moment while worker 1 is slow.
 FRAME_S = 45.0
 TRAIN = """
@@ -38,7 +37,6 @@ import stratagem as sg
 import keras
 from sklearn.datasets import load_digits
 
-is_healthy = os.environ["RUN"] == "runs/digits-2"
 is_first_start = os.environ.get("STRATAGEM_RESTART_COUNT", "0") == "0"
 keras.utils.set_random_seed(0)
 images, labels = load_digits(return_X_y=True)
@@ -51,7 +49,7 @@ class Digits(keras.utils.PyDataset):
         return 17
 
     def __getitem__(self, index):
-        is_slow = not is_healthy and not is_first_start and rank == 1 and 13 <= watch.epoch < 18
+        is_slow = not is_first_start and rank == 1 and 13 <= watch.epoch < 18
         time.sleep(0.25 if is_slow else 0.05)
         rows = slice(100 * index, 100 * (index + 1))
         return images[rows] / 16, labels[rows]
@@ -62,7 +60,7 @@ class Watch(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
-        if not is_healthy and is_first_start and rank == 1 and epoch == 9:
+        if is_first_start and rank == 1 and epoch == 9:
             os._exit(7)
 
 
@@ -70,7 +68,7 @@ watch = Watch()
 with strategy.scope():
     model = keras.Sequential([keras.layers.Dense(64, "relu"), keras.layers.Dense(10, "softmax")])
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-backup = sg.BackupAndRestore(os.environ["RUN"] + "-backup", save_freq=40)
+backup = sg.BackupAndRestore("backup", save_freq=40)
 model.fit(Digits(), epochs=24, verbose=0, callbacks=[watch, backup])
 """
 
@@ -80,30 +78,27 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(sys.argv[1] if len(sys.argv) > 1 else temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in NAMES:
-            if not (folder / name).exists():
-                train(folder, name)
+        if not (folder / NAME).exists():
+            train(folder)
         os.chdir(folder)
         draw_frame()
-        draw_report(NAMES[:1], "run_report", 1000, 2480, is_dark=False)
-        draw_report(NAMES, "run_report_two", 1400, 1500, is_dark=True)
+        draw_report(NAME, "run_report", 2480)
 
 
-def train(folder: Path, name: str) -> None:
+def train(folder: Path) -> None:
     """Runs the program with two workers."""
     (folder / "train.py").write_text(TRAIN)
     launcher = Path(sys.executable).with_name("stratagem")
     subprocess.run(
-        [launcher, *f"launch --workers 2 --max-restarts 1 --run-dir {name} train.py".split()],
+        [launcher, *f"launch --workers 2 --max-restarts 1 --run-dir {NAME} train.py".split()],
         cwd=folder,
-        env=os.environ | {"RUN": name},
         check=True,
     )
 
 
 def draw_frame() -> None:
     """Draws the terminal at a moment in the middle of the first run."""
-    whole = read_run(NAMES[0])
+    whole = read_run(NAME)
     until_s = whole.processes[0].start.time_s + FRAME_S
     processes = tuple(
         ProcessEvents(
@@ -118,21 +113,18 @@ def draw_frame() -> None:
     console = Console(record=True, width=108, file=io.StringIO(), force_terminal=True)
     account = account_for(RunEvents(processes=processes))
     console.print("$ stratagem watch runs/digits", style="bold")
-    console.print(frame(NAMES[0], state.snapshot(until_s), account))
+    console.print(frame(NAME, state.snapshot(until_s), account))
     console.save_svg(str(HERE / "run_watch.svg"), title="stratagem watch")
 
 
-def draw_report(
-    names: tuple[str, ...], picture: str, width: int, height: int, *, is_dark: bool
-) -> None:
+def draw_report(name: str, picture: str, height: int) -> None:
     """Draws a page as Chromium shows it."""
     path = Path("report.html")
-    write_report([Path(name) for name in names], path)
+    write_report(Path(name), path)
     subprocess.run(
         [
             *CHROMIUM,
-            f"--blink-settings=preferredColorScheme={0 if is_dark else 1}",
-            f"--window-size={width},{height}",
+            f"--window-size=1000,{height}",
             "--screenshot=report.png",
             path.absolute().as_uri(),
         ],

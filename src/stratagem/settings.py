@@ -175,9 +175,6 @@ DELAY = Kind(
     name="a time",
     noun="a number of seconds of at least 0",
 )
-FACTOR = Kind(
-    type=int | float, limits={"exclusiveMinimum": 1}, name="a factor", noun="a number above 1"
-)
 TEXT = Kind(type=str, noun="a string")
 FOLDER = Kind(type=str, noun="a string")
 FILE = Kind(type=str, noun="a string")
@@ -222,13 +219,6 @@ _OPTIONS = {
         False, "Leave the other workers running if one fails, as ElasticStrategy needs it."
     ),
     "spares": NUMBER(0, "Further workers, which wait to take the place of a lost one."),
-    "evict_slow": FACTOR(
-        None,
-        "End a worker that makes steps take FACTOR times as long, if the others can continue.",
-        metavar="FACTOR",
-    ),
-    "evict_after_s": DELAY(60.0, "Seconds for which a worker must be that slow."),
-    "max_evictions": NUMBER(1, "Maximum number of workers to end for being slow."),
     "log_dir": FOLDER(None, "Folder for one log file per task."),
     "run_dir": FOLDER(None, "Folder for the run's events, for `stratagem goodput`."),
     "show": _SHOWN("all", "Tasks whose output is shown here."),

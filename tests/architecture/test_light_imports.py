@@ -19,7 +19,6 @@ HEAVY = {
     "yaml",
     "kubernetes_validate",
     "libcst",
-    "opentelemetry",
     "prometheus_client",
 }
 LIGHT_STATEMENTS = [

@@ -34,7 +34,6 @@ from stratagem.resources import (
 from stratagem.settings import (
     COUNT,
     DELAY,
-    FACTOR,
     NUMBER,
     SECONDS,
     SETTINGS,
@@ -145,9 +144,7 @@ def accepts(kind: Kind, value: object) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    "kind", [SWITCH, COUNT, NUMBER, SECONDS, DELAY, FACTOR, TEXT, TEXTS, COLORS]
-)
+@pytest.mark.parametrize("kind", [SWITCH, COUNT, NUMBER, SECONDS, DELAY, TEXT, TEXTS, COLORS])
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_schema_accepts_what_is_accepted(kind, value) -> None:
     valid = jsonschema.Draft202012Validator(kind.schema).is_valid(value)

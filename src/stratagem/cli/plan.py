@@ -46,17 +46,6 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
     type=click.Path(dir_okay=False, path_type=Path),
     help="Also write the JSON to a file.",
 )
-@click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Also plot it: FILE.png."
-)
-@click.option(
-    "--profile", type=click.Path(path_type=Path), help="Compare with a trace by sg.profile."
-)
-@click.option(
-    "--link-map",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw where lockstep, compressed sums and local updates pay: FILE.png.",
-)
 @click.option("--link-bytes-per-s", type=_POSITIVE, help="Bandwidth of a device inside a host.")
 @click.option("--link-latency-s", type=_POSITIVE, help="Latency inside a host.")
 @click.option("--network-bytes-per-s", type=_POSITIVE, help="Bandwidth of a device between hosts.")
@@ -72,9 +61,6 @@ def command(
     shard_size: int | None,
     num_results: int | None,
     output: Path | None,
-    plot: Path | None,
-    profile: Path | None,
-    link_map: Path | None,
     *,
     as_json: bool,
     **links: float | None,
@@ -90,28 +76,19 @@ def command(
     try:
         environment.require_jax_choice()
         from stratagem.planning import report
-        from stratagem.planning import result as plotting
 
         step = _captured(script, arguments, target, global_batch, shard_state, shard_size)
         if num_results is not None:
             _search(step, script.name, target, num_results, links, output, as_json=as_json)
             return
         plan = _make_plan(step, script, target, global_batch, links)
-        comparison = None if profile is None else plan.compare(profile)
-        fields = plan.to_dict() | ({"comparison": comparison.to_dict()} if comparison else {})
-        _write(output, fields)
-        if plot is not None:
-            plotting.draw(plan, plot)
-        if link_map is not None:
-            plan.link_map().draw(link_map)
+        _write(output, plan.to_dict())
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        print_json(fields)
+        print_json(plan.to_dict())
         return
     report.show(plan)
-    if comparison is not None:
-        report.show_comparison(comparison)
 
 
 def _write(output: Path | None, fields: object) -> None:

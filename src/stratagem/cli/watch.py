@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hmac
 import json
-import socket
-import socketserver
+import math
 import sys
-import threading
-import wsgiref.simple_server
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +18,7 @@ from stratagem.observe.goodput.account import Account
 from stratagem.observe.monitoring.run_state import Phase, RunSnapshot, Watcher
 
 if TYPE_CHECKING:
-    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.core import Metric
 
 
 @click.command("watch")
@@ -47,11 +44,6 @@ if TYPE_CHECKING:
     show_default=True,
     help="Address for Prometheus; any but loopback needs the secret of the run.",
 )
-@click.option(
-    "--opentelemetry",
-    is_flag=True,
-    help="Export events as spans, through the provider that OTEL_* variables configure.",
-)
 def command(
     run_dir: Path,
     interval_s: float,
@@ -60,7 +52,6 @@ def command(
     *,
     once: bool,
     as_json: bool,
-    opentelemetry: bool,
 ) -> None:
     """Watch the progress, workers and memory of a run.
 
@@ -72,20 +63,13 @@ def command(
 
     watcher = Watcher(run_dir)
     try:
-        if opentelemetry:
-            from stratagem.observe.monitoring.span_export import SpanExport
-
-            watcher.listeners.append(SpanExport(run_dir).add)
         if prometheus_port is not None:
-            pass
-
             port, _ = serve(watcher, prometheus_port, prometheus_host)
             click.echo(f"Serving metrics on port {port}, at /metrics.", err=True)
-        exports = opentelemetry or prometheus_port is not None
         is_terminal = sys.stdout.isatty()
         if as_json:
             click.echo(json.dumps(watcher.as_dict(watcher.poll_existing()), indent=2))
-        elif once or not (is_terminal or exports):
+        elif once or not (is_terminal or prometheus_port is not None):
             live_view.print_frame(str(run_dir), watcher)
         elif is_terminal:
             live_view.show(str(run_dir), watcher, interval_s)
@@ -101,41 +85,10 @@ def command(
 
 PURPOSE = "telemetry"
 """Purpose of the key whose hexadecimal digits are the token of a scrape."""
-_MAX_CONNECTIONS = 32
+_IDLE_S = 10.0
 
 _NEEDS = {"needed_by": "The export to Prometheus", "install": "'stratagem[observe]'"}
-
-
-class _ScrapeHandler(wsgiref.simple_server.WSGIRequestHandler):
-    timeout = 10.0  # of each read: an idle connection is closed
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Logs nothing: a scrape comes every few seconds."""
-
-
-class _MetricsServer(socketserver.ThreadingMixIn, wsgiref.simple_server.WSGIServer):
-    """A thread per connection, up to a limit; further ones are closed."""
-
-    daemon_threads = True
-
-    def __init__(self, place: tuple[str, int], handler: type[_ScrapeHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
-        self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
-        super().__init__(place, handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Starts a thread, if one is free."""
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answers, and frees the thread."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+_Samples = Iterable[tuple[list[str], float | None]]
 
 
 class RunCollector:
@@ -149,94 +102,59 @@ class RunCollector:
         """Returns no names, so that a registration needs no scrape."""
         return []
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yields all metrics; unknown ones are left out."""
-        state = self._watcher.poll()
-        account = self._watcher.account()
-        yield from self._of_run(state)
-        yield from self._of_tasks(state)
-        if account is not None:
-            yield from self._of_account(account)
+    def collect(self) -> Iterator[Metric]:
+        """Yields all metrics; unknown values are left out."""
+        state, account = self._watcher.poll(), self._watcher.account()
+        for name, meaning, labels, samples in (*_of_run(state), *_of_account(account)):
+            family = self._core.GaugeMetricFamily(f"stratagem_{name}", meaning, labels=labels)
+            for texts, value in samples:
+                if value is not None:
+                    family.add_metric(texts, value)
+            if family.samples:
+                yield family
 
-    def _of_run(self, state: RunSnapshot) -> Iterator[GaugeMetricFamily]:
-        yield from self._single("step", "Number of completed steps.", state.step)
-        yield from self._single(
-            "total_steps", "Steps after which training ends.", state.total_steps
-        )
-        yield from self._single(
-            "steps_per_second", "Speed over the last ten seconds of steps.", state.steps_per_s
-        )
-        yield from self._single("restarts", "Restarts of this launch.", state.num_restarts)
-        yield from self._single("members", "Workers of an elastic group.", state.num_members)
-        yield from self._single(
-            "expected_members", "Workers of a full elastic group.", state.num_expected
-        )
-        yield from self._single("warnings", "Recorded warnings.", state.num_warnings)
-        values = (([name], value) for name, value in state.values.items())
-        yield self._family(
-            "metric",
-            "Latest loss and metrics, by name.",
-            ["name"],
-            [(labels, float("nan") if value is None else value) for labels, value in values],
-        )
 
-    def _of_tasks(self, state: RunSnapshot) -> Iterator[GaugeMetricFamily]:
-        phases = [task.phase for task in state.tasks]
-        yield self._family(
-            "processes",
-            "Number of processes in each state.",
-            ["state"],
-            [([phase.value], float(phases.count(phase.value))) for phase in Phase],
-        )
-        for name, meaning, field in (
-            ("last_heard_seconds", "Seconds since the last event of a process.", "heard_s"),
-            ("step_delay_seconds", "Time that a worker holds up each step.", "delay_s"),
-            ("host_memory_bytes", "Resident memory.", "host_bytes"),
-            ("device_memory_bytes", "Memory in use on the fullest device.", "device_bytes"),
-        ):
-            found = [([task.task], getattr(task, field)) for task in state.tasks]
-            yield self._family(name, meaning, ["process"], found)
-        late = [task for task in state.tasks if task.cause is not None]
-        yield self._family(
-            "waited_for_seconds",
-            "Time of each step that the others wait for a slow worker.",
-            ["process", "cause"],
-            [([task.task, task.cause or ""], task.late_s) for task in late],
-        )
+def _of_run(state: RunSnapshot) -> Iterator[tuple[str, str, list[str], _Samples]]:
+    for name, meaning, value in (
+        ("step", "Number of completed steps.", state.step),
+        ("total_steps", "Steps after which training ends.", state.total_steps),
+        ("steps_per_second", "Speed over the last ten seconds of steps.", state.steps_per_s),
+        ("restarts", "Restarts of this launch.", state.num_restarts),
+        ("members", "Workers of an elastic group.", state.num_members),
+        ("expected_members", "Workers of a full elastic group.", state.num_expected),
+        ("warnings", "Recorded warnings.", state.num_warnings),
+    ):
+        yield name, meaning, [], [([], value)]
+    values = [([name], math.nan if one is None else one) for name, one in state.values.items()]
+    yield "metric", "Latest loss and metrics, by name.", ["name"], values
+    phases = [task.phase for task in state.tasks]
+    counts = [([phase.value], phases.count(phase.value)) for phase in Phase]
+    yield "processes", "Number of processes in each state.", ["state"], counts
+    for name, meaning, field in (
+        ("last_heard_seconds", "Seconds since the last event of a process.", "heard_s"),
+        ("step_delay_seconds", "Time that a worker holds up each step.", "delay_s"),
+        ("host_memory_bytes", "Resident memory.", "host_bytes"),
+        ("device_memory_bytes", "Memory in use on the fullest device.", "device_bytes"),
+    ):
+        found = [([task.task], getattr(task, field)) for task in state.tasks]
+        yield name, meaning, ["process"], found
+    late = [([one.task, one.cause], one.late_s) for one in state.tasks if one.cause is not None]
+    meaning = "Time of each step that the others wait for a slow worker."
+    yield "waited_for_seconds", meaning, ["process", "cause"], late
 
-    def _of_account(self, account: Account) -> Iterator[GaugeMetricFamily]:
-        yield from self._single(
-            "goodput_after_startup_ratio",
-            "Useful share of the wall time without start-up.",
-            account.goodput_after_startup,
-        )
-        yield from self._single(
-            "goodput_with_startup_ratio", "Useful share of all wall time.", account.goodput
-        )
-        yield from self._single("failures", "Failures of the run.", len(account.failures))
-        yield self._family(
-            "time_seconds",
-            "Wall time by cause.",
-            ["cause"],
-            [([cause], time_s) for cause, time_s in account.time_s.items()],
-        )
 
-    def _single(self, name: str, meaning: str, value: float | None) -> Iterator[GaugeMetricFamily]:
-        if value is not None:
-            yield self._family(name, meaning, [], [([], value)])
-
-    def _family(
-        self,
-        name: str,
-        meaning: str,
-        labels: list[str],
-        samples: Iterable[tuple[list[str], float | None]],
-    ) -> GaugeMetricFamily:
-        family = self._core.GaugeMetricFamily(f"stratagem_{name}", meaning, labels=labels)
-        for texts, value in samples:
-            if value is not None:
-                family.add_metric(texts, value)
-        return family
+def _of_account(account: Account | None) -> Iterator[tuple[str, str, list[str], _Samples]]:
+    if account is None:
+        return
+    after, whole = account.goodput_after_startup, account.goodput
+    for name, meaning, value in (
+        ("goodput_after_startup_ratio", "Useful share of the wall time without start-up.", after),
+        ("goodput_with_startup_ratio", "Useful share of all wall time.", whole),
+        ("failures", "Failures of the run.", len(account.failures)),
+    ):
+        yield name, meaning, [], [([], value)]
+    times = [([cause], time_s) for cause, time_s in account.time_s.items()]
+    yield "time_seconds", "Wall time by cause.", ["cause"], times
 
 
 def serve(watcher: Watcher, port: int, host: str = "127.0.0.1") -> tuple[int, Callable[[], None]]:
@@ -248,8 +166,9 @@ def serve(watcher: Watcher, port: int, host: str = "127.0.0.1") -> tuple[int, Ca
     client: Any = load("prometheus_client", **_NEEDS)
     secret = required_secret("The export to Prometheus", [host])
     registry = client.CollectorRegistry()
-    registry.register(RunCollector(watcher))
-    metrics = client.make_wsgi_app(registry)
+    server, thread = client.start_http_server(port, host, registry)
+    server.RequestHandlerClass.timeout = _IDLE_S  # without it, an idle connection holds a thread
+    metrics = server.get_app()
     expected = "" if secret is None else f"Bearer {secret.key(PURPOSE).hex()}"
 
     def answer(request: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
@@ -259,10 +178,9 @@ def serve(watcher: Watcher, port: int, host: str = "127.0.0.1") -> tuple[int, Ca
             return [b"The token is printed by: stratagem secret --telemetry\n"]
         return metrics(request, start)
 
-    server = _MetricsServer((host, port), _ScrapeHandler)
     server.set_app(answer)
-    thread = threading.Thread(target=server.serve_forever, name="stratagem-metrics", daemon=True)
-    thread.start()
+    # The server runs already: a scrape that came before the line above found nothing.
+    registry.register(RunCollector(watcher))
 
     def stop() -> None:
         server.shutdown()

@@ -4,10 +4,9 @@ from stratagem.planning.accelerators import ACCELERATORS, Accelerator
 from stratagem.planning.candidates import Form, PlanCandidate, assumptions_of
 from stratagem.planning.choices import PlanChoice, PlanSearch
 from stratagem.planning.global_batch import with_global_batch
-from stratagem.planning.link_map import LINK_METHODS, LinkMap, LinkMethod, link_map
 from stratagem.planning.memory import CompilerMemory, MemoryPlan
 from stratagem.planning.planner import plan, plan_step
-from stratagem.planning.result import ComparedPart, Comparison, Plan
+from stratagem.planning.result import Plan
 from stratagem.planning.schedule import Reduction, Schedule, share_behind
 from stratagem.planning.script_capture import capture_script
 from stratagem.planning.search import search, search_step
@@ -18,13 +17,8 @@ __all__ = [
     "ACCELERATORS",
     "Accelerator",
     "Assumptions",
-    "ComparedPart",
-    "Comparison",
     "CompilerMemory",
     "Form",
-    "LINK_METHODS",
-    "LinkMap",
-    "LinkMethod",
     "MemoryPlan",
     "Plan",
     "PlanCandidate",
@@ -36,7 +30,6 @@ __all__ = [
     "Target",
     "assumptions_of",
     "capture_script",
-    "link_map",
     "parse_target",
     "plan",
     "plan_step",

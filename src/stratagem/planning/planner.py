@@ -314,7 +314,7 @@ def _plan_of(
         title=title,
         compiler=compiled.compiler,
         is_refused=compiled.is_refused,
-        num_parameters=sum(map(math.prod, _trained_shapes(step))),
+        num_parameters=sum(math.prod(one.shape) for one in step.trace.written if one.trainable),
         global_batch=_num_examples(step),
         num_replicas=step.strategy.topology.num_replicas,
         shard_state=_shard_state(step),
@@ -343,12 +343,7 @@ def _plan_of(
         ),
         assumptions=assumed,
         notes=notes,
-        trained_shapes=_trained_shapes(step),
     )
-
-
-def _trained_shapes(step: CapturedStep) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(one.shape) for one in step.trace.written if one.trainable)
 
 
 def _computing_s(

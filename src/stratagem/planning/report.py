@@ -12,7 +12,7 @@ from rich.text import Text
 from stratagem.logs import size_text
 
 if TYPE_CHECKING:
-    from stratagem.planning.result import Comparison, Plan
+    from stratagem.planning.result import Plan
     from stratagem.planning.schedule import Reduction
 
 
@@ -79,24 +79,6 @@ def parts_of(plan: Plan) -> list[str | Table]:
     tables = [_memory_table(plan), _reduction_table(plan), _time_table(plan)]
     advice = [_shard_state_advice(plan)] if not plan.fits and plan.shared_state_bytes else []
     return [headline(plan), verdict(plan), *advice, *tables, *plan.notes]
-
-
-def show_comparison(comparison: Comparison, console: Console | None = None) -> None:
-    """Prints predicted and measured parts of a step."""
-    console = console or Console(highlight=False)
-    table = Table(title="Predicted and measured step", title_justify="left")
-    table.add_column("part")
-    for name in ("predicted", "measured", "predicted / measured"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for part in comparison.parts:
-        if part.name == "step":
-            table.add_section()
-        predicted = "-" if part.predicted_s is None else time_text(part.predicted_s)
-        ratio = "-" if part.ratio is None else f"{part.ratio:.2f}"
-        table.add_row(part.name, predicted, time_text(part.measured_s), ratio)
-    console.print(table)
-    for note in comparison.notes:
-        console.print(Text(f"- {note}"), style="dim")
 
 
 def _shard_state_advice(plan: Plan) -> str:

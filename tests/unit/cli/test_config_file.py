@@ -61,7 +61,6 @@ INVALID_FOR_CLICK = [
     "show = 'some'",
     "log-level = 'loud'",
     "grace-s = -0.5",
-    "evict-slow = 1",
     "node-timeout-s = 0",
 ]
 

@@ -28,7 +28,6 @@ from tests.unit.cli.manifests.kubelet import by_kind, started_pods
 from tests.unit.observe.goodput.runs import (
     end,
     first_step,
-    gang_restart,
     process,
     run,
     straggling,
@@ -500,7 +499,7 @@ def test_bash_accepts_the_script() -> None:
     [
         ("stratagem dev", ["devices"]),
         ("stratagem kubernetes ren", ["render"]),
-        ("stratagem launch --max-", ["--max-restarts", "--max-workers", "--max-evictions"]),
+        ("stratagem launch --max-", ["--max-restarts", "--max-workers"]),
         ("stratagem launch --show ", ["all", "leader"]),
         ("stratagem explain sg20", [f"SG20{number}" for number in range(1, 9)]),
         ("stratagem completion z", ["zsh"]),
@@ -531,19 +530,8 @@ def test_report_is_in_the_folder_of_the_run_by_default(tmp_path) -> None:
     assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
 
 
-def test_two_runs_in_a_file(tmp_path) -> None:
-    write(tmp_path / "a", straggling())
-    write(tmp_path / "b", gang_restart())
-    result = _call_of_report(tmp_path / "a", tmp_path / "b", "-o", tmp_path / "both.html")
-    assert result.exit_code == 0
-    assert (tmp_path / "both.html").read_text().count("<h1>") == 2
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_report_folder_without_events_ends_with_exit_code_1(tmp_path, which) -> None:
-    write(tmp_path / "a", straggling())
-    folders = [tmp_path / "a", tmp_path / "none"]
-    result = _call_of_report(*(folders if which else reversed(folders)))
+def test_report_folder_without_events_ends_with_exit_code_1(tmp_path) -> None:
+    result = _call_of_report(tmp_path / "none", "-o", tmp_path / "report.html")
     assert (result.exit_code, result.stdout) == (1, "")
     assert f"{tmp_path}/none has no events." in result.stderr
     assert not list(tmp_path.rglob("*.html"))

@@ -13,22 +13,17 @@ import pytest
 from rich.console import Console
 
 import stratagem as sg
-from stratagem import environment as optional_libraries
 from stratagem.logs import size_text
-from stratagem.observe.profiling.summary import ProfileSummary
 from stratagem.planning.report import (
     count_text,
     headline,
     show,
-    show_comparison,
     time_text,
     verdict,
 )
-from stratagem.planning.result import ComparedPart, Plan, compare, draw, figure_of
+from stratagem.planning.result import Plan
 from stratagem.planning.schedule import Reduction
-from stratagem.planning.step_time import StepTime
 from stratagem.planning.targets import parse_target
-from tests.unit.observe.profiling.fabricated import two_steps, write
 from tests.unit.test_rendering import require_plain
 
 _WIDTHS = (64, 512, 10)
@@ -128,15 +123,6 @@ def test_the_cpu_stands_in_and_the_plan_says_so(plan) -> None:
     assert any("jax-cuda12-pjrt" in note for note in plan.notes)
     # Its operations are not those of a GPU.
     assert (plan.num_launches, plan.step.launch_s) == (0, 0)
-
-
-def test_plan_is_compared_with_a_profile(plan, tmp_path) -> None:
-    write(tmp_path / "vm.xplane.pb", two_steps())
-    comparison = plan.compare(tmp_path)
-    assert comparison.step.predicted_s == plan.step.step_s
-    assert comparison.step.measured_s == pytest.approx(1e-6)
-    assert "Measured on CPU, planned for GPU." in comparison.notes
-    assert plan.compare(sg.profiling.read_profile(tmp_path)) == comparison
 
 
 def test_plan_matches_the_real_step_and_the_model_is_unchanged() -> None:
@@ -300,7 +286,7 @@ def test_model_without_copies_cannot_be_planned_to_train_apart() -> None:
         sg.plan(_model(), _BATCH, "4xH100", strategy=strategy)
 
 
-# Tables and plots of a plan.
+# Tables of a plan.
 
 _GIB = 2**30
 
@@ -438,136 +424,3 @@ def test_plan_prints_its_tables(plan_of_report) -> None:
     texts = require_plain(plan_of_report._repr_html_()).texts
     assert texts[:2] == [headline(plan_of_report), verdict(plan_of_report)]
     assert size_text(plan_of_report.memory.total_bytes) in texts
-
-
-# Predicted and measured steps, part by part.
-
-# Ten steps of 40 ms.
-_MEASURED = ProfileSummary(
-    platform="gpu",
-    num_devices=8,
-    num_steps=10,
-    whole_s=0.4,
-    parts_s={
-        "compute": 0.25,
-        "collectives": 0.05,
-        "copies": 0.0,
-        "launch": 0.02,
-        "input": 0.06,
-        "compilation": 0.0,
-        "host": 0.02,
-    },
-    collectives_s=0.1,
-    operations=(),
-)
-_PREDICTED = StepTime(
-    num_devices=8,
-    compute_s=0.02,
-    reduction_s=0.012,
-    hidden_s=0.008,
-    most_hidden_s=0.01,
-    launch_s=0.001,
-)
-
-
-def test_parts_are_side_by_side() -> None:
-    comparison = compare(_PREDICTED, "gpu", _MEASURED)
-    found = {part.name: (part.predicted_s, part.measured_s) for part in comparison.parts}
-    assert found == {
-        "compute": (0.02, pytest.approx(0.025)),
-        "collectives": (pytest.approx(0.004), pytest.approx(0.005)),
-        "launch": (0.001, pytest.approx(0.002)),
-        "input": (None, pytest.approx(0.006)),
-        "host": (None, pytest.approx(0.002)),
-        "step": (pytest.approx(0.025), pytest.approx(0.04)),
-    }
-    ratios = {part.name: part.ratio for part in comparison.parts}
-    assert ratios["compute"] == pytest.approx(0.8)
-    assert ratios["input"] is None
-    assert comparison.step.ratio == pytest.approx(0.625)
-    assert comparison.notes == ()
-    # Nothing is lost: the parts are the step, on both sides.
-    parts = comparison.parts[:-1]
-    assert sum(part.measured_s for part in parts) == pytest.approx(0.04)
-    assert sum(part.predicted_s or 0 for part in parts) == pytest.approx(0.025)
-
-
-def test_what_differs_is_noted() -> None:
-    of_one = dataclasses.replace(_PREDICTED, num_devices=1)
-    measured = dataclasses.replace(_MEASURED, platform="cpu")
-    assert compare(of_one, "gpu", measured).notes == (
-        "Measured on CPU, planned for GPU.",
-        "Measured on 8 devices of a process, planned for 1.",
-    )
-
-
-def test_nothing_measured_has_no_ratio() -> None:
-    assert ComparedPart(name="launch", predicted_s=0.1, measured_s=0.0).ratio is None
-
-
-def test_table_and_json() -> None:
-    comparison = compare(_PREDICTED, "tpu", _MEASURED)
-    text = io.StringIO()
-    show_comparison(comparison, Console(width=100, file=text))
-    rows = [
-        [cell.strip() for cell in line.strip("│").split("│")]
-        for line in text.getvalue().splitlines()
-        if line.startswith("│")
-    ]
-    assert rows[0] == ["compute", "20.0 ms", "25.0 ms", "0.80"]
-    assert rows[3] == ["input", "-", "6.0 ms", "-"]
-    assert rows[-1] == ["step", "25.0 ms", "40.0 ms", "0.62"]
-    assert "Measured on GPU, planned for TPU." in text.getvalue()
-    fields = json.loads(json.dumps(comparison.to_dict()))
-    assert fields["parts"][0]["ratio"] == pytest.approx(0.8)
-
-
-def test_trace_is_read_from_its_path(tmp_path) -> None:
-    write(tmp_path / "a" / "vm.xplane.pb", two_steps())
-    comparison = compare(_PREDICTED, "cpu", tmp_path)
-    assert comparison.step.measured_s == pytest.approx(1e-6)
-
-
-def test_profile_without_steps_is_an_error() -> None:
-    with pytest.raises(
-        ValueError, match=r"has no marks of steps(.|\n)*Expected a profile taken by"
-    ):
-        compare(_PREDICTED, "gpu", dataclasses.replace(_MEASURED, num_steps=0))
-
-
-# Picture of a plan.
-
-
-@pytest.fixture(scope="module")
-def plan_of_plot() -> Plan:
-    def build():
-        model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(256)])
-        model.compile("adam", "mse")
-        return model
-
-    return sg.plan(build, (np.ones((8, 256)), np.ones((8, 256))), "2xH100")
-
-
-def _with_temporaries_of_plot(plan_of_plot: Plan, num_bytes: int, **fields) -> Plan:
-    memory = dataclasses.replace(plan_of_plot.memory, temporary_bytes=num_bytes)
-    return dataclasses.replace(plan_of_plot, memory=memory, **fields)
-
-
-def test_picture_shows_all_parts_and_steps(plan_of_plot, tmp_path) -> None:
-    figure = figure_of(_with_temporaries_of_plot(plan_of_plot, 30 * _GIB))
-    memory, steps = figure.axes
-    labels = memory.get_legend_handles_labels()[1]
-    assert labels == ["activations and gradients 30.00 GiB"]  # what else there is is too small
-    assert len(memory.patches) == sum(size > 0 for _, size in plan_of_plot.memory.parts())
-    assert [tick.get_text() for tick in steps.get_xticklabels()] == ["1", "2"]
-    draw(plan_of_plot, tmp_path / "new" / "plan.png")
-    assert (tmp_path / "new" / "plan.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_picture_without_matplotlib(plan_of_plot, monkeypatch, tmp_path) -> None:
-    def missing(name: str):
-        raise ModuleNotFoundError(f"No module named {name!r}")
-
-    monkeypatch.setattr(optional_libraries.importlib, "import_module", missing)
-    with pytest.raises(ImportError, match="Plotting a plan needs matplotlib"):
-        draw(plan_of_plot, tmp_path / "plan.png")

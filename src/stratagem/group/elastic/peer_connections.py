@@ -135,9 +135,6 @@ def close_after_use(sockets: Iterable[socket.socket], use: threading.RLock) -> N
 # An operation begins when this member has computed its values. It then waits until the last of the
 # others has sent its first bytes. The rest of the operation is sending, receiving and adding.
 #
-# The first bytes of a member that is late come late, and all its values follow at once. Over a slow
-# link the first bytes come in time, and the values follow slowly.
-#
 # With backup workers, the first operation of a step waits until enough members have arrived. One
 # that
 # is left out waits for no member, only for values. The others do not wait for it, though its own
@@ -146,17 +143,15 @@ def close_after_use(sockets: Iterable[socket.socket], use: threading.RLock) -> N
 
 
 class ExchangeTimes:
-    """Adds the times of operations to a clock; `tasks` has the name of each member's task.
+    """Adds the times of operations to a clock.
 
     `waits_for_all` is False if a step may leave members out.
     """
 
-    def __init__(
-        self, tasks: Mapping[int, str], clock: WaitClock = wait_clock, *, waits_for_all: bool = True
-    ) -> None:
-        self._tasks, self._clock = tasks, clock
+    def __init__(self, clock: WaitClock = wait_clock, *, waits_for_all: bool = True) -> None:
+        self._clock = clock
         self._begin_s = self._swap_s = self._waited_s = 0.0
-        self._follows_work = self._counts_peers = False
+        self._counts_peers = False
         self._heard_s: dict[int, float] = {}
         clock.measures_transfers, clock.waits_for_all = True, waits_for_all
 
@@ -167,7 +162,7 @@ class ExchangeTimes:
     def begin_operation(self, *, follows_work: bool) -> None:
         """Begins an operation; one that does not follow own work waits for values in transit."""
         self._begin_s, self._waited_s = time.monotonic(), 0.0
-        self._follows_work = self._counts_peers = follows_work
+        self._counts_peers = follows_work
 
     def end_waiting(self) -> None:
         """Notes that all members that take part have arrived: the rest of it waits for values."""
@@ -175,7 +170,7 @@ class ExchangeTimes:
 
     def follow(self) -> None:
         """Notes that this member takes no part: it waits for values that others have combined."""
-        self._follows_work = self._counts_peers = False
+        self._counts_peers = False
 
     def end_operation(self) -> None:
         """Ends it, also with an error."""
@@ -191,16 +186,6 @@ class ExchangeTimes:
         """Notes that bytes of a member have arrived."""
         if peer not in self._heard_s:
             self._heard_s[peer] = time.monotonic()
-
-    def receive_all(self, peer: int) -> None:
-        """Notes that all bytes of a member have arrived."""
-        if not self._follows_work:
-            return
-        # All begin the second swap of an operation when the first is over: its delay counts, too.
-        begin_s = self._heard_s.get(peer, self._swap_s) if self._counts_peers else self._swap_s
-        task = self._tasks.get(peer, "")
-        received_s = self._clock.received_s
-        received_s[task] = received_s.get(task, 0.0) + time.monotonic() - begin_s
 
     def end_swap(self) -> None:
         """Ends the swap."""
@@ -247,7 +232,7 @@ class PeerConnections:
     ) -> None:
         self._view, self._members, self._own = view, tuple(members), own
         self._sockets = dict(sockets)
-        self._check, self._times = check, times or ExchangeTimes({}, WaitClock())
+        self._check, self._times = check, times or ExchangeTimes(WaitClock())
         self._round, self._name, self._op = 0, "", 0
         self._active, self._scale, self._peers = self._members, 1.0, tuple(sockets)
         self._feed = Feed(self._sockets)
@@ -456,7 +441,6 @@ class PeerConnections:
             raise PeerLostError(f"process {peer} closed its connection")
         if state.advance(count, peer):
             del receiving[peer]
-            self._times.receive_all(peer)
         return True
 
     def _wait(self, sending: Any, receiving: Any) -> None:

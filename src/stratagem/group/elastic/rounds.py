@@ -327,9 +327,8 @@ class ElasticRounds(Closing):
         self._changes = ViewChanges(self._peers, self._inbox, limits, most=self._most)
         self.admissions = Admissions(self._inbox, own, most=self._most, prepares=prepares)
         self.is_candidate = self._rehearses = False
-        tasks = _tasks_of(identity.labels)
-        self._times = ExchangeTimes(tasks, waits_for_all=not num_backups)
-        self._pauses = TrainingPauses(tasks, most=self._most)
+        self._times = ExchangeTimes(waits_for_all=not num_backups)
+        self._pauses = TrainingPauses(_tasks_of(identity.labels), most=self._most)
         self._connections: PeerConnections | None = None
         self.num_backups = num_backups
         self._backing = BackedRounds(own, num_backups) if num_backups else None

@@ -94,9 +94,6 @@ class LaunchArguments(TypedDict, total=False):
     cold_restarts: bool
     survivors: bool
     spares: int
-    evict_slow: float | None
-    evict_after_s: float
-    max_evictions: int
     log_dir: str | os.PathLike[str] | None
     run_dir: str | os.PathLike[str] | None
     show: Literal["all", "leader"]
@@ -135,14 +132,10 @@ class LaunchOptions:
             exit, so that `max_workers` can start.
         cold_restarts: True to load JAX and Keras again in each restarted task.
         survivors: True if workers continue without one that fails, as under `ElasticStrategy`.
-            A lost worker starts again while the others run, up to `max_restarts` times in all,
-            unless it was ended because it was slow. The job fails if no worker ends well.
+            A lost worker starts again while the others run, up to `max_restarts` times in all.
+            The job fails if no worker ends well.
         spares: number of further workers, which wait to take the place of a lost one; the workers
             then continue without one that fails.
-        evict_slow: ends a worker that makes steps take this many times as long, if the others then
-            continue or restart. None ends none.
-        evict_after_s: seconds for which it must be that slow.
-        max_evictions: maximum number of workers that are ended for that reason.
         log_dir: folder for one log file per task; None for no files.
         run_dir: folder for the events of the run, which `stratagem goodput` reads; None for none.
         show: "all" shows the output of every task, "leader" only the leader's.
@@ -185,9 +178,6 @@ class LaunchOptions:
     cold_restarts: bool = False
     survivors: bool = False
     spares: int = 0
-    evict_slow: float | None = None
-    evict_after_s: float = 60.0
-    max_evictions: int = 1
     log_dir: str | os.PathLike[str] | None = None
     run_dir: str | os.PathLike[str] | None = None
     show: Literal["all", "leader"] = "all"
@@ -234,7 +224,6 @@ class LaunchOptions:
                 )
             )
         self._check_membership()
-        self._check_eviction()
         self._check_survivors()
         self._check_nodes()
 
@@ -248,19 +237,6 @@ class LaunchOptions:
                     f"max_workers={self.max_workers} contradict each other.",
                     expected="min_workers <= workers <= max_workers.",
                     fix="correct them; an omitted max_workers equals workers.",
-                )
-            )
-
-    def _check_eviction(self) -> None:
-        if self.evict_slow is None:
-            return
-        _check_type("evict_slow", self.evict_slow, int | float, "a number above 1, or None.")
-        if not self.evict_slow > 1:
-            raise ValueError(
-                explain(
-                    f"evict_slow={self.evict_slow} is not a valid factor.",
-                    expected="a number above 1: steps take that many times as long.",
-                    fix="pass evict_slow=1.5, for example.",
                 )
             )
 

@@ -33,11 +33,11 @@ from stratagem.launch.restart.policy import (
     have_survivors,
 )
 from stratagem.launch.restart.restart_count import RestartCount
-from stratagem.launch.restart.slow_tasks import SlowTasks, followed_tasks
 from stratagem.launch.restart.task_group import (
     CaughtSignals,
     LaunchEvents,
     OtherNodes,
+    SlowTasks,
     failure_report,
     notice_report,
     restart_report,
@@ -184,7 +184,7 @@ def launch(
             discovery=nodes or Discovery(elastic, options.full_workers),
             nodes=nodes,
             kills_interrupted=kills_interrupted,
-            slow=followed_tasks(options),
+            slow=None if options.run_dir is None else SlowTasks(options.run_dir),
         )
         return job.run(warm)
 

@@ -65,7 +65,6 @@ class RunningTask:
     output: _Output
     status: ExitStatus | None = None
     stopped_at_s: float | None = None
-    evicted_for: str = ""
     started_s: float = dataclasses.field(default_factory=time.monotonic)
 
     @property
@@ -84,11 +83,6 @@ class RunningTask:
         """Sends a signal that asks the task to end."""
         self.process.send(signum)
         self.stopped_at_s = time.monotonic()
-
-    def evict(self, reason: str) -> None:
-        """Ends the task at once, because it is slow: the others need nothing of it."""
-        self.evicted_for = reason
-        self.process.send(signal.SIGKILL)
 
 
 class RunningTasks:
@@ -185,7 +179,7 @@ class RunningTasks:
                 lines=task.output.last_lines(),
                 was_shown=task.output.is_shown,
                 node=process.plan.node,
-                reason=task.evicted_for or process.reason,
+                reason=process.reason,
             )
         if process.look_for_members():
             self._show_rest(task, now_s)

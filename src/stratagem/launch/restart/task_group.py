@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
@@ -25,12 +26,21 @@ from stratagem.launch.restart.policy import (
 )
 from stratagem.launch.restart.restart_count import MAX_SHORT_STARTS, SHORT_S, RestartCount
 from stratagem.launch.restart.running_tasks import RunningTask, RunningTasks
-from stratagem.launch.restart.slow_tasks import SlowTask, SlowTasks
 from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.output.screen import Screen
 from stratagem.launch.tasks.output.tracebacks import error_lines, failure_lines
+from stratagem.observe.run_events.reader import RunFollower
+from stratagem.observe.run_events.records import StepEvent
 from stratagem.observe.run_events.writer import EventWriter
+from stratagem.observe.stragglers import (
+    MIN_STEPS,
+    WINDOW_S,
+    SettledLines,
+    Straggler,
+    find_stragglers,
+    windows_of,
+)
 
 # Restarts of single workers while the others run.
 
@@ -41,8 +51,7 @@ class WorkerRestarts:
     """Decides which lost workers start again, and when.
 
     A worker that ran for a while starts again at once. One that keeps failing early waits twice as
-    long each time, up to 30 seconds. One that was ended because it was slow does not start again
-    while the others run.
+    long each time, up to 30 seconds.
     """
 
     def __init__(self, max_restarts: int) -> None:
@@ -52,9 +61,7 @@ class WorkerRestarts:
         self._num_short: dict[int, int] = {}
         self._due_s: dict[int, float] = {}
 
-    def note_loss(
-        self, worker: int, name: str, *, ran_s: float, now_s: float, was_slow: bool = False
-    ) -> str:
+    def note_loss(self, worker: int, name: str, *, ran_s: float, now_s: float) -> str:
         """Plans the restart of a lost worker; returns a message about it, or an empty string.
 
         The message that no restart is left comes once.
@@ -62,8 +69,6 @@ class WorkerRestarts:
         most = self._max_restarts
         if not most:
             return ""
-        if was_slow:
-            return f"Not starting {name} again while others run: it would be as slow."
         if self.num_restarts >= most:
             is_first, self._is_exhausted = not self._is_exhausted, True
             return f"Not starting {name} again: no restart of {most} is left." if is_first else ""
@@ -178,16 +183,11 @@ class LaunchEvents:
         if self._writer is not None:
             self._writer.notice(reason)
 
-    def straggler(self, slow: SlowTask) -> None:
+    def straggler(self, slow: Straggler) -> None:
         """Records a task for which the others wait."""
         if self._writer is not None:
-            one = slow.straggler
             self._writer.straggler(
-                one.task,
-                one.cause.value,
-                late_s=one.late_s,
-                step_s=slow.step_s,
-                is_evicted=bool(slow.reason),
+                slow.task, slow.cause.value, late_s=slow.late_s, step_s=slow.step_s
             )
 
     def restart(self, restart: int, cause: ExitStatus | None) -> None:
@@ -203,6 +203,53 @@ class LaunchEvents:
         """Records the exit code of the launcher."""
         if self._writer is not None:
             self._writer.end(code)
+
+
+# Slow tasks, from the events that the tasks write.
+
+_POLL_EVERY_S = 2.0
+
+
+class SlowTasks:
+    """Follows the step events of the tasks, a window of time after the other.
+
+    Times are of `time.monotonic`. Events are released once they are read.
+    """
+
+    def __init__(self, run_dir: str | os.PathLike[str]) -> None:
+        self._follower = RunFollower(run_dir, retains_events=False)
+        self.begin(0.0)
+
+    def begin(self, now_s: float) -> None:
+        """Begins with new processes: what was found about the earlier ones counts no more."""
+        self._follower.poll()  # of an earlier start
+        self._settled = SettledLines()
+        self._lines: list[tuple[str, float, StepEvent]] = []
+        self._begun_s = self._polled_s = now_s
+        self._slow: set[str] = set()  # in the last window
+        self._said: set[str] = set()
+
+    def find(self, now_s: float, running: Collection[str]) -> list[Straggler]:
+        """Returns the slow tasks to report now, among those that run."""
+        if now_s - self._polled_s < _POLL_EVERY_S:
+            return []
+        self._polled_s = now_s
+        for news in self._follower.poll():
+            self._lines += self._settled.pick(news)
+        if now_s - self._begun_s < WINDOW_S:
+            return []
+        windows = windows_of(
+            (line for line in self._lines if line[0] in running), window_s=math.inf
+        )
+        if not windows or windows[-1].num_steps < MIN_STEPS:
+            return []
+        self._lines, self._begun_s = [], now_s
+        found = find_stragglers(windows[-1])
+        slow = {one.task for one in found}
+        # A task that is slow for a single window is not worth a message.
+        new = (slow & self._slow) - self._said
+        self._slow, self._said = slow, (self._said & slow) | new
+        return [one for one in found if one.task in new]
 
 
 # Messages of the launcher about failures, signals and restarts.
@@ -306,9 +353,9 @@ def run_group(
     is killed. `warm` forks tasks if possible: several tasks wait until it is ready, for a single
     one it is prepared after a while. `is_notice_due` is called with the seconds since the start;
     True asks the tasks to save and exit. `kills_interrupted` kills tasks that still run `grace_s`
-    after a signal to end. `nodes` has the tasks of other nodes, and `slow` reports slow tasks and
-    chooses those to end. Returns the exit statuses, and True
-    if the tasks were asked to exit. After an OSError, no task is left.
+    after a signal to end. `nodes` has the tasks of other nodes, and `slow` finds the slow tasks to
+    report. Returns the exit statuses, and True if the tasks were asked to exit. After an OSError,
+    no task is left.
     """
     made = _TaskGroup(options, screen, caught, guardian, events, kills_interrupted, slow)
     made.restarts_with(base, warm if nodes is None else None, is_alone=nodes is None)
@@ -427,7 +474,6 @@ class _TaskGroup:
             task.process.plan.name,
             ran_s=now_s - task.started_s,
             now_s=now_s,
-            was_slow=bool(task.evicted_for),
         )
         if text:
             self._screen.say([text])
@@ -440,19 +486,16 @@ class _TaskGroup:
         self._running.restart(index, plan, self._base, self._warm)
 
     def _report_slow(self, now_s: float) -> None:
-        """Reports slow tasks, and ends those that are chosen for it."""
         if self._slow is None or self.were_asked or self._caught.ending is not None:
             return
         running = {
-            task.process.plan.name: task
+            task.process.plan.name
             for task in self._tasks
             if task.process.plan.trains and task.status is None and task.stopped_at_s is None
         }
         for one in self._slow.find(now_s, running):
-            self._screen.say([one.text])
+            self._screen.say([f"{one.text}."])
             self._events.straggler(one)
-            if one.reason:
-                running[one.straggler.task].evict(f"ended by the launcher: {one.reason}")
 
     def ask_to_leave(self) -> None:
         """Asks the tasks once to save and exit, unless they are about to end anyway."""

@@ -237,7 +237,7 @@ def shares_over_time(account: Account, num_columns: int) -> dict[str, list[float
 
 
 def _draw_time_line(axes: Axes, account: Account) -> None:
-    unit_s, unit = _time_unit(account.whole_s)
+    unit_s, unit = time_unit(account.whole_s)
     width = account.whole_s / unit_s / _NUM_COLUMNS
     # Repeat the last column at the last edge: each value holds until the next edge.
     rows = [[*row, row[-1]] for row in shares_over_time(account, _NUM_COLUMNS).values()]
@@ -301,7 +301,8 @@ def _draw_losses(axes: Axes, account: Account) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _time_unit(whole_s: float) -> tuple[float, str]:
+def time_unit(whole_s: float) -> tuple[float, str]:
+    """Returns the unit of an axis of time: its seconds, and its name."""
     if whole_s < 300:
         return 1.0, "seconds"
     return (60.0, "minutes") if whole_s < 4 * 3600 else (3600.0, "hours")

@@ -1,44 +1,51 @@
-"""HTML report of a run, or of two side by side: one file that needs no network."""
+"""HTML report of a run: one file that needs no network."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import datetime
 import importlib.resources
+import io
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem.environment import load
 from stratagem.observe.goodput.account import Account, account_for
 from stratagem.observe.goodput.failures import Failure
-from stratagem.observe.goodput.report import CAUSE_MEANINGS, duration_text
-from stratagem.observe.goodput.time_spans import CAUSES
-from stratagem.observe.monitoring.charts import (
-    COLORS,
-    TimeFrame,
-    cause_role,
-    line_chart,
-    members_chart,
-    straggler_chart,
-    time_chart,
+from stratagem.observe.goodput.report import (
+    CAUSE_COLORS,
+    CAUSE_MEANINGS,
+    duration_text,
+    shares_over_time,
+    time_unit,
 )
-from stratagem.observe.monitoring.run_series import Line, RunSeries, series_of
+from stratagem.observe.goodput.time_spans import CAUSES, MemberChange
+from stratagem.observe.monitoring.run_series import (
+    NUM_COLUMNS,
+    Line,
+    RunSeries,
+    StragglerMap,
+    series_of,
+)
 from stratagem.observe.monitoring.terminal_view import bytes_text
 from stratagem.observe.run_events.reader import RunEvents, read_run
 from stratagem.observe.run_events.records import RestartEvent
-from stratagem.observe.stragglers.attribution import RunCost, WorkerCost, sentence
+from stratagem.observe.stragglers import WorkerSummary
 
-# Cells of a report: the content of a section for one run.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cell:
-    """Content of a section for one run: charts and a table, or the reason why it is empty."""
+    """Content of a section: charts and a table, or the reason why it is empty."""
 
-    charts: tuple[str, ...] = ()
-    legend: tuple[tuple[str, str], ...] = ()  # role of the color, and text
+    charts: tuple[str, ...] = ()  # addresses that hold the pictures
+    legend: tuple[tuple[str, str], ...] = ()  # color, and text
     headers: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
     note: str = ""
@@ -131,8 +138,184 @@ def _read_plan(path: Path) -> tuple[dict[str, Any] | None, str]:
     except (OSError, ValueError) as error:
         return None, f"{path} cannot be read: {error}"
     if not isinstance(plan, dict) or "num_devices" not in plan:
-        return None, f"{path} is no plan written by `stratagem plan --json`."
+        return None, f"{path} is no plan written by `stratagem plan --output`."
     return plan, ""
+
+
+# Charts, as addresses that hold an SVG.
+
+_LINE_COLORS = ("#2a78b9", "#e8862f", "#3a9a5c", "#8a5bb9", "#c8378d", "#4bb4c4", "#8c8c2b")
+_TEXT, _FAINT = "#1d2228", "#dfe3e8"
+_LOST, _JOINED = CAUSE_COLORS["detecting"], CAUSE_COLORS["useful"]
+_WIDTH_IN = 7.2
+# The same for all charts, so that their times are below each other.
+_LEFT_IN = 1.25
+_TOP_IN, _BOTTOM_IN, _GAP_IN = 0.25, 0.45, 0.15
+_NUM_TIME_COLUMNS = 400
+_MAX_LINES = 12
+_MAX_LABELS = 6
+
+
+class TimeFrame:
+    """The axis of time of all charts: its end and unit, and the failures to mark."""
+
+    def __init__(self, whole_s: float, failures_s: Sequence[float]) -> None:
+        self.unit_s, self.unit = time_unit(whole_s)
+        self.end = max(whole_s / self.unit_s, 1e-9)
+        self.failures = [time_s / self.unit_s for time_s in failures_s]
+
+
+def time_chart(account: Account, frame: TimeFrame) -> str:
+    """Draws where the time went, and below it goodput so far after start-up."""
+
+    def draw(axes: Sequence[Axes]) -> None:
+        causes, goodput = axes
+        shares = shares_over_time(account, _NUM_TIME_COLUMNS)
+        width = frame.end / _NUM_TIME_COLUMNS
+        edges = [index * width for index in range(_NUM_TIME_COLUMNS + 1)]
+        rows = [[*row, row[-1]] for row in shares.values()]
+        colors = [CAUSE_COLORS[cause] for cause in CAUSES]
+        causes.stackplot(edges, rows, step="post", colors=colors, linewidth=0)
+        causes.set_ylim(0, 1)
+        causes.set_yticks([])
+        for number, failure in enumerate(frame.failures[:_MAX_LABELS], start=1):
+            causes.text(failure, 1.05, f"failure {number}", ha="center", va="bottom", fontsize=8)
+        causes.set_ylabel("time spent", rotation=0, ha="right", va="center")
+        useful, counted = 0.0, 0.0
+        so_far: list[float] = []
+        for column in range(_NUM_TIME_COLUMNS):
+            useful += shares["useful"][column]
+            counted += sum(row[column] for row in shares.values()) - shares["starting"][column]
+            so_far.append(useful / counted if counted > 1e-9 else math.nan)
+        goodput.plot(edges[1:], so_far, color=CAUSE_COLORS["useful"], linewidth=1.8)
+        goodput.set_ylim(0, 1.03)
+        goodput.set_ylabel("goodput after\nstart-up", rotation=0, ha="right", va="center")
+
+    return _picture(draw, frame, heights=(0.45, 1.0))
+
+
+def line_chart(
+    lines: Mapping[str, Line], frame: TimeFrame, label: str, *, is_stepped: bool = False
+) -> str:
+    """Draws lines over time from 0 on, with a legend if there are several."""
+
+    def draw(axes: Sequence[Axes]) -> None:
+        (chart,) = axes
+        for number, (name, line) in enumerate(list(lines.items())[:_MAX_LINES]):
+            times = [time_s / frame.unit_s for time_s in line.times_s]
+            color = _LINE_COLORS[number % len(_LINE_COLORS)]
+            marker = "o" if len(times) < 40 else None
+            style: dict[str, Any] = (
+                {"drawstyle": "steps-mid"} if is_stepped else {"marker": marker, "ms": 2.5}
+            )
+            chart.plot(times, line.values, color=color, linewidth=1.6, label=name, **style)
+        if len(lines) > 1:
+            chart.legend(
+                frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1)
+            )
+        drawn = [one for line in lines.values() for one in line.values if math.isfinite(one)]
+        lowest, highest = min([0.0, *drawn]), max([0.0, *drawn])
+        chart.set_ylim(1.08 * lowest, 1.08 * highest if highest > lowest else 1.0)
+        chart.set_ylabel(label, rotation=0, ha="right", va="center")
+
+    return _picture(draw, frame, heights=(1.3,))
+
+
+def members_chart(changes: Sequence[MemberChange], frame: TimeFrame) -> str:
+    """Draws the number of members over time, with a mark for each loss and each join."""
+
+    def draw(axes: Sequence[Axes]) -> None:
+        (chart,) = axes
+        times = [change.at_s / frame.unit_s for change in changes]
+        numbers = [change.num_members for change in changes]
+        chart.step(
+            [*times, frame.end],
+            [*numbers, *numbers[-1:]],
+            where="post",
+            color=_LINE_COLORS[0],
+            linewidth=1.6,
+        )
+        most = max(change.num_expected for change in changes)
+        for marker, color, height, named in (
+            ("v", _LOST, most + 0.35, [change.lost for change in changes]),
+            ("^", _JOINED, most + 0.75, [change.joined for change in changes]),
+        ):
+            marked = [time for time, tasks in zip(times, named, strict=True) if tasks]
+            heights = [height] * len(marked)
+            chart.plot(marked, heights, marker, color=color, markersize=4, linewidth=0)
+        chart.set_ylim(0, most + 1.1)
+        chart.set_yticks(range(0, most + 1, 1 + most // 8))
+        chart.set_ylabel("members", rotation=0, ha="right", va="center")
+
+    return _picture(draw, frame, heights=(0.9,))
+
+
+def straggler_chart(stragglers: StragglerMap, frame: TimeFrame) -> str:
+    """Draws a row per worker; the redder, the longer it holds up each step."""
+
+    def draw(axes: Sequence[Axes]) -> None:
+        (chart,) = axes
+        edges = [frame.end * column / NUM_COLUMNS for column in range(NUM_COLUMNS + 1)]
+        rows = [number - 0.5 for number in range(len(stragglers.tasks) + 1)]
+        chart.pcolormesh(
+            edges,
+            rows,
+            stragglers.delays_s,
+            cmap="Reds",
+            vmin=0.0,
+            vmax=stragglers.longest_s or 1.0,
+            rasterized=True,  # a picture in the picture: smaller than a shape for each cell
+        )
+        chart.invert_yaxis()
+        step = 1 + len(stragglers.tasks) // 16
+        chart.set_yticks(range(0, len(stragglers.tasks), step), stragglers.tasks[::step])
+
+    return _picture(draw, frame, heights=(0.3 * min(len(stragglers.tasks), 16),))
+
+
+def _picture(
+    draw: Callable[[Sequence[Axes]], None], frame: TimeFrame, heights: Sequence[float]
+) -> str:
+    """Draws axes below each other with a common axis of time."""
+    matplotlib: Any = load("matplotlib", **_NEEDS)
+    figure_module: Any = load("matplotlib.figure", **_NEEDS)
+    style = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "stratagem",
+        "text.parse_math": False,  # names of metrics may hold a "$"
+        "font.family": ["DejaVu Sans", "sans-serif"],
+        "font.size": 9,
+        "text.color": _TEXT,
+        "axes.labelcolor": _TEXT,
+        "axes.edgecolor": _FAINT,
+        "xtick.color": _TEXT,
+        "ytick.color": _TEXT,
+    }
+    with matplotlib.rc_context(style):
+        height_in = sum(heights) + _TOP_IN + _BOTTOM_IN + _GAP_IN * (len(heights) - 1)
+        figure = figure_module.Figure(figsize=(_WIDTH_IN, height_in))
+        axes = figure.subplots(
+            len(heights), sharex=True, squeeze=False, height_ratios=heights
+        ).flatten()
+        figure.subplots_adjust(
+            left=_LEFT_IN / _WIDTH_IN,
+            right=1 - 0.15 / _WIDTH_IN,
+            bottom=_BOTTOM_IN / height_in,
+            top=1 - _TOP_IN / height_in,
+            hspace=_GAP_IN * len(heights) / sum(heights),
+        )
+        draw(axes)
+        for one in axes:
+            one.set_xlim(0, frame.end)
+            one.spines[["top", "right"]].set_visible(False)
+            for failure in frame.failures:
+                one.axvline(failure, color=_LOST, linewidth=1, linestyle=(0, (3, 2)))
+            one.grid(axis="y", color=_FAINT, linewidth=0.6)
+            one.set_axisbelow(True)
+        axes[-1].set_xlabel(f"{frame.unit} from the first start")
+        file = io.BytesIO()
+        figure.savefig(file, format="svg", dpi=150, metadata={"Date": None})
+    return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 # The cell about workers for which the others wait.
@@ -144,23 +327,21 @@ _HEADERS = (
     "waits for others",
     "transfer",
     "slow in",
-    "the others waited",
-    "of the run",
 )
 _MAX_ROWS = 32
 
 
 def straggler_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
-    """Shows who holds up the others, why, and what it costs."""
-    stragglers, cost = one.series.stragglers, one.series.cost
+    """Shows who holds up the others, and why."""
+    stragglers, workers = one.series.stragglers, one.series.workers
     if stragglers is not None:
-        drawn = straggler_chart(stragglers, frame, one.account.whole_s)
+        drawn = straggler_chart(stragglers, frame)
         longest = duration_text(stragglers.longest_s)
         return Cell(
             charts=(drawn,),
             headers=_HEADERS,
-            rows=() if cost is None else tuple(map(_row, _shown(cost))),
-            note=f"{_findings(cost)} Darkest: {longest} per step.",
+            rows=tuple(map(_row, _shown(workers))),
+            note=f"{_findings(workers)} Darkest: {longest} per step.",
         )
     if len({process.task for process in one.run.processes if process.trains}) < 2:
         return Cell(empty="A run of one worker has no stragglers.")
@@ -175,23 +356,20 @@ def straggler_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
     )
 
 
-def _shown(cost: RunCost) -> list[WorkerCost]:
+def _shown(workers: Sequence[WorkerSummary]) -> list[WorkerSummary]:
     """Returns the workers with a row: all, or the slow ones and some of the others."""
-    others = [worker for worker in cost.workers if worker.cause is None]
-    shown = [*cost.slow, *others][:_MAX_ROWS]
-    return [worker for worker in cost.workers if worker in shown]
+    shown = sorted(workers, key=lambda worker: worker.slow is None)[:_MAX_ROWS]
+    return [worker for worker in workers if worker in shown]
 
 
-def _row(worker: WorkerCost) -> tuple[str, ...]:
+def _row(worker: WorkerSummary) -> tuple[str, ...]:
     return (
         worker.task,
         _per_step(worker.input_s),
         _per_step(worker.work_s),
         _per_step(worker.peers_s),
         _per_step(worker.transfer_s),
-        "-" if worker.cause is None else worker.cause.value,
-        duration_text(worker.waited_s),
-        f"{worker.share:.1%}",
+        "-" if worker.slow is None else worker.slow.cause.value,
     )
 
 
@@ -199,21 +377,14 @@ def _per_step(time_s: float | None) -> str:
     return "-" if time_s is None else duration_text(time_s)
 
 
-def _findings(cost: RunCost | None) -> str:
+def _findings(workers: Sequence[WorkerSummary]) -> str:
     """Returns a sentence about each slow worker."""
-    if cost is None or not cost.slow:
-        return "No worker is slow."
-    return " ".join(map(_finding, cost.slow))
-
-
-def _finding(worker: WorkerCost) -> str:
-    assert worker.cause is not None
-    found = sentence(worker.task, worker.cause, worker.late_s, worker.late_step_s)
-    steps = f"{worker.num_late_steps:,} of {worker.num_steps:,} steps"
-    return (
-        f"{found}, in {steps}: {worker.share:.1%} of the run, and "
-        f"{duration_text(worker.replica_s)} of all workers together."
-    )
+    found = [
+        f"{one.slow.text}, in {one.num_late_steps:,} of {one.num_steps:,} steps."
+        for one in workers
+        if one.slow is not None
+    ]
+    return " ".join(found) or "No worker is slow."
 
 
 # Cells with charts: time, values, speed, members and memory.
@@ -237,7 +408,7 @@ def time_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
     )
     return Cell(
         charts=(time_chart(account, frame),),
-        legend=tuple((cause_role(cause), names[cause]) for cause in shown),
+        legend=tuple((CAUSE_COLORS[cause], names[cause]) for cause in shown),
         headers=("cause", "time", "share", "meaning"),
         rows=rows,
         note=" ".join(f"Unreadable: {problem}" for problem in one.run.problems),
@@ -273,9 +444,7 @@ def speed_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
             empty="No step ended after the first. `fit` records steps; in your own loop, call "
             "sg.goodput.step(step)."
         )
-    drawn = line_chart(
-        {"speed": series.speed}, frame, "steps/s", top=frame.top_speed, is_stepped=True
-    )
+    drawn = line_chart({"speed": series.speed}, frame, "steps/s", is_stepped=True)
     return Cell(charts=(drawn,))
 
 
@@ -298,8 +467,8 @@ def members_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
     ]
     more = len(rows) - _MAX_CHART_ROWS
     return Cell(
-        charts=(members_chart(changes, frame, one.account.whole_s),),
-        legend=(("failure", "lost"), ("cause-useful", "joined")),
+        charts=(members_chart(changes, frame),),
+        legend=((_LOST, "lost"), (_JOINED, "joined")),
         headers=("at", "lost", "joined", "members", "change of the group", "training stood still"),
         rows=tuple(rows[:_MAX_CHART_ROWS]),
         note=f"{more} more are left out." if more > 0 else "",
@@ -401,7 +570,7 @@ def plan_cell(one: ReportedRun, _frame: TimeFrame) -> Cell:
         return Cell(
             empty=one.plan_problem
             or f"The run folder has no {PLAN_FILE}. Write it with: stratagem plan --target TARGET "
-            f"--json {one.name}/{PLAN_FILE} SCRIPT"
+            f"--output {one.name}/{PLAN_FILE} SCRIPT"
         )
     num_devices = plan.get("num_devices")
     times = [row for row in plan.get("scaling", ()) if row.get("num_devices") == num_devices]
@@ -463,17 +632,7 @@ def _left_out(rows: Sized) -> str:
     return f"{more} more are left out." if more > 0 else ""
 
 
-# Sections of a report: a title, the way to read it, and a cell per run.
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Section:
-    """A section of a report, with one cell per run."""
-
-    title: str
-    reading: str
-    cells: tuple[Cell, ...]
-
+# Sections of a report: a title, the way to read it, and its content.
 
 _SECTIONS: tuple[tuple[str, str, Callable[[ReportedRun, TimeFrame], Cell]], ...] = (
     (
@@ -503,8 +662,7 @@ _SECTIONS: tuple[tuple[str, str, Callable[[ReportedRun, TimeFrame], Cell]], ...]
     (
         "Stragglers",
         "The redder, the longer a worker keeps the others waiting in each step by its own work. "
-        "Workers without red wait for the red one. Columns up to the transfer are means of a "
-        "step. A slow link lengthens the transfer of all.",
+        "Workers without red wait for the red one. Times are medians of a step.",
         straggler_cell,
     ),
     (
@@ -537,51 +695,40 @@ _SECTIONS: tuple[tuple[str, str, Callable[[ReportedRun, TimeFrame], Cell]], ...]
 )
 
 
-def sections_of(runs: Sequence[ReportedRun]) -> list[Section]:
-    """Returns the sections; the charts of all runs have the same axes of time and speed."""
-    whole_s = max(one.account.whole_s for one in runs)
-    top_speed = max((value for one in runs for value in one.series.speed.values), default=1.0)
-    frames = [
-        TimeFrame(whole_s, [failure.told_s for failure in one.account.failures], top_speed)
-        for one in runs
-    ]
-    pairs = list(zip(runs, frames, strict=True))
-    return [
-        Section(title=title, reading=reading, cells=tuple(cell(*pair) for pair in pairs))
-        for title, reading, cell in _SECTIONS
-    ]
+def sections_of(one: ReportedRun) -> list[tuple[str, str, Cell]]:
+    """Returns the title of each section, the way to read it, and its content."""
+    failures_s = [failure.told_s for failure in one.account.failures]
+    frame = TimeFrame(one.account.whole_s, failures_s)
+    return [(title, reading, cell(one, frame)) for title, reading, cell in _SECTIONS]
 
 
 _TEMPLATE = "report.html.j2"
+_NEEDS = {"needed_by": "The report of a run", "install": "'stratagem[observe]'"}
 
 
-def write_report(run_dirs: Sequence[Path], path: Path) -> None:
-    """Writes the report of one or two runs.
+def write_report(run_dir: Path, path: Path) -> None:
+    """Writes the report of a run.
 
     Raises ImportError without matplotlib or Jinja, NotFoundError for a folder without events, and
     OSError if the file cannot be written.
     """
-    text = render([load_run(run_dir) for run_dir in run_dirs])
+    text = render(load_run(run_dir))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
 
-def render(runs: Sequence[ReportedRun]) -> str:
+def render(one: ReportedRun) -> str:
     """Returns the page."""
-    needs = {"needed_by": "The report of a run", "install": "'stratagem[observe]'"}
-    jinja: Any = load("jinja2", **needs)
+    jinja: Any = load("jinja2", **_NEEDS)
     environment = jinja.Environment(
         autoescape=True, undefined=jinja.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     source = importlib.resources.files("stratagem.observe.monitoring") / _TEMPLATE
-    return environment.from_string(source.read_text(encoding="utf-8")).render(
-        runs=[(one, tiles_of(one), _began(one)) for one in runs],
-        sections=sections_of(runs),
-        colors={role: color for role, color in COLORS.items() if role not in ("text", "faint")},
-    )
-
-
-def _began(one: ReportedRun) -> str:
     begin = datetime.datetime.fromtimestamp(one.account.begin_s, tz=datetime.UTC)
     state = "" if one.account.is_over else "; still running or killed"
-    return f"started {begin:%Y-%m-%d %H:%M:%S} UTC{state}"
+    return environment.from_string(source.read_text(encoding="utf-8")).render(
+        name=one.name,
+        began=f"started {begin:%Y-%m-%d %H:%M:%S} UTC{state}",
+        tiles=tiles_of(one),
+        sections=sections_of(one),
+    )

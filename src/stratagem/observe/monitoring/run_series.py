@@ -15,9 +15,7 @@ from stratagem.observe.run_events.records import (
     StepEvent,
     WarningEvent,
 )
-from stratagem.observe.stragglers.attribution import RunCost, cost_of
-from stratagem.observe.stragglers.lines import SettledLines
-from stratagem.observe.stragglers.windows import windows_of
+from stratagem.observe.stragglers import SettledLines, WorkerSummary, summaries_of, windows_of
 
 NUM_COLUMNS = 80
 
@@ -78,14 +76,14 @@ class RunSeries:
 
     `values` and `memory` have a line per name: a metric, or a process. `num_unmeasured` is the
     number of step lines without waits, from which no stragglers can be found. `leaves_out` is True
-    if steps may leave workers out, so that their waits do not show who is late. `cost` is None
+    if steps may leave workers out, so that their waits do not show who is late. `workers` is empty
     without steps of several workers.
     """
 
     values: dict[str, Line]
     speed: Line
     stragglers: StragglerMap | None
-    cost: RunCost | None
+    workers: tuple[WorkerSummary, ...]
     num_unmeasured: int
     leaves_out: bool
     host_memory: dict[str, Line]
@@ -104,7 +102,7 @@ def series_of(run: RunEvents, begin_s: float, whole_s: float) -> RunSeries:
         values=_values(trainers, begin_s),
         speed=_speed(histories, begin_s, whole_s),
         stragglers=_stragglers(histories, begin_s, whole_s),
-        cost=_cost(trainers, whole_s),
+        workers=_workers(trainers, whole_s),
         num_unmeasured=sum(line.waited_s is None for line in lines),
         leaves_out=any(line.waited_s is None and line.transfer_s is not None for line in lines),
         host_memory=_memory(run.processes, "host_bytes", begin_s),
@@ -206,10 +204,10 @@ def _stragglers(
     return StragglerMap(tasks=tuple(tasks), delays_s=tuple(delays))
 
 
-def _cost(trainers: Iterable[ProcessEvents], whole_s: float) -> RunCost | None:
+def _workers(trainers: Iterable[ProcessEvents], whole_s: float) -> tuple[WorkerSummary, ...]:
     settled = SettledLines()
     lines = [line for process in trainers for line in settled.pick(process)]
-    return cost_of(windows_of(lines), whole_s)
+    return summaries_of(windows_of(lines), whole_s)
 
 
 def _memory(processes: Iterable[ProcessEvents], field: str, begin_s: float) -> dict[str, Line]:

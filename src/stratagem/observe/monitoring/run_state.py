@@ -28,8 +28,7 @@ from stratagem.observe.run_events.records import (
     StepEvent,
     WarningEvent,
 )
-from stratagem.observe.stragglers.attribution import Assessment, find_stragglers, sentence
-from stratagem.observe.stragglers.windows import Window, windows_of
+from stratagem.observe.stragglers import Straggler, find_stragglers, windows_of
 
 # State of one process of a run, from its events as they arrive.
 
@@ -281,7 +280,7 @@ class RunState:
         speed = max((one.steps_per_s() or 0.0 for one in trainers), default=0.0) or None
         left_s = max(0, total - step) / speed if total and step and speed and is_moving else None
         end_s = max((one.last_s for one in latest.values()), default=0.0) if is_over else now_s
-        assessment = _assessment(trainers)
+        stragglers = _stragglers(trainers)
         members = self._members
         # The others do not start again with a member of an elastic group.
         attempts = [one.start.attempt for one in trainers] if members is None else []
@@ -298,13 +297,10 @@ class RunState:
             values=dict(self._values),
             history=tuple(self._history),
             num_restarts=max([self._num_restarts, *attempts]),
-            tasks=_task_views(list(latest.values()), now_s, self._losses, assessment),
+            tasks=_task_views(list(latest.values()), now_s, self._losses, stragglers),
             num_warnings=self._num_warnings,
             warnings=tuple(self._warnings),
-            stragglers=tuple(
-                sentence(one.task, one.cause, one.late_s, assessment.step_s)
-                for one in assessment.stragglers
-            ),
+            stragglers=tuple(one.text for one in stragglers),
             num_members=None if members is None else members.num_members,
             num_expected=None if members is None else members.num_expected,
         )
@@ -395,18 +391,18 @@ def _trains(start: StartEvent) -> bool:
     return ProcessEvents(start=start, events=()).trains
 
 
-def _assessment(trainers: Sequence[ProcessState]) -> Assessment:
+def _stragglers(trainers: Sequence[ProcessState]) -> tuple[Straggler, ...]:
     """Returns the late workers of the last seconds."""
     lines = [line for one in trainers for line in one.recent_lines()]
     windows = windows_of(lines, window_s=math.inf)
-    return find_stragglers(windows[-1] if windows else Window(bins=(), sizes=()))
+    return find_stragglers(windows[-1]) if windows else ()
 
 
 def _task_views(
     processes: Sequence[ProcessState],
     now_s: float,
     losses: Mapping[str, _Loss],
-    assessment: Assessment,
+    stragglers: Sequence[Straggler],
 ) -> tuple[TaskView, ...]:
     own_s = {
         one.task: host_s
@@ -414,7 +410,7 @@ def _task_views(
         if _trains(one.start) and (host_s := one.host_s_per_step()) is not None
     }
     fastest_s = min(own_s.values(), default=0.0)
-    late = {one.task: one for one in assessment.stragglers}
+    late = {one.task: one for one in stragglers}
     views: list[TaskView] = []
     for process in sorted(processes, key=lambda one: (one.start.task_type, one.start.task_index)):
         phase, memory = process.phase(now_s), process.memory
@@ -458,10 +454,7 @@ _ACCOUNT_SHARE = 0.05
 
 
 class Watcher:
-    """State and account of a growing run folder.
-
-    `poll` reads new events only. `listeners` are called with the new events of each process.
-    """
+    """State and account of a growing run folder. `poll` reads new events only."""
 
     def __init__(
         self, run_dir: str | os.PathLike[str], clock: Callable[[], float] = time.time
@@ -474,7 +467,6 @@ class Watcher:
         self._next_account_s = 0.0
         # A server of metrics and a view may share the watcher.
         self._lock = threading.Lock()
-        self.listeners: list[Callable[[ProcessEvents], None]] = []
 
     def poll(self) -> RunSnapshot:
         """Reads new events and returns the state; the account follows if it is due."""
@@ -500,9 +492,6 @@ class Watcher:
         news = self._follower.poll()
         now_s = self._clock()
         self._state.add(news, now_s)
-        for one in news:
-            for listener in self.listeners:
-                listener(one)
         self._is_stale = self._is_stale or bool(news)
         state = self._state.snapshot(now_s)
         begin_s = time.perf_counter()

@@ -17,7 +17,7 @@ from stratagem.observe.goodput.account import Account
 from stratagem.observe.goodput.report import changes_line, counts_line, duration_text, goodput_lines
 from stratagem.observe.goodput.time_spans import CAUSES
 from stratagem.observe.monitoring.run_state import RunSnapshot, TaskView, Watcher
-from stratagem.observe.stragglers.attribution import Cause
+from stratagem.observe.stragglers import Cause
 
 _PHASE_STYLES = {
     "starting": "yellow",

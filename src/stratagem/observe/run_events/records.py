@@ -55,7 +55,6 @@ class StepEvent(Event):
     input_s: float | None = None
     peers_s: float | None = None
     transfer_s: float | None = None
-    received_s: dict[str, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,16 +156,15 @@ class NoticeEvent(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StragglerEvent(Event):
-    """The others wait for `task`, for `late_s` of each step of `step_s`; the launcher may end it.
+    """The others wait for `task`, for `late_s` of each step of `step_s`.
 
-    `cause` is input, compute, link or unknown.
+    `cause` is input, compute or unknown.
     """
 
     task: str
     cause: str
     late_s: float
     step_s: float
-    is_evicted: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,7 +219,6 @@ _TYPES: dict[str, tuple[type[Any], ...]] = {
     "str": (str,),
     "None": (type(None),),
     "dict[str, float | None]": (dict,),
-    "dict[str, float] | None": (dict, type(None)),
     "list[str]": (list,),
 }
 

@@ -7,7 +7,6 @@ step. So a layer that waits needs to know nothing of events.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -20,7 +19,6 @@ class StepWaits(NamedTuple):
         input_s: waited for its own data.
         peers_s: waited until the other processes arrived at a sum, or had their data.
         transfer_s: sent, received and added values after that.
-        received_s: by task, the time in which its values arrived.
 
     Example:
         >>> waits = sg.goodput.StepWaits(waited_s=0.3, input_s=0.1)
@@ -36,7 +34,6 @@ class StepWaits(NamedTuple):
     input_s: float | None = None
     peers_s: float | None = None
     transfer_s: float | None = None
-    received_s: Mapping[str, float] | None = None
 
     def plus(self, other: StepWaits) -> StepWaits:
         """Adds the waits of later steps.
@@ -53,20 +50,11 @@ class StepWaits(NamedTuple):
             _sum(self.input_s, other.input_s),
             _sum(self.peers_s, other.peers_s),
             _sum(self.transfer_s, other.transfer_s),
-            _sum_by_task(self.received_s, other.received_s),
         )
 
 
 def _sum(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one + other
-
-
-def _sum_by_task(
-    one: Mapping[str, float] | None, other: Mapping[str, float] | None
-) -> dict[str, float] | None:
-    if one is None or other is None:
-        return None
-    return {task: one.get(task, 0.0) + other.get(task, 0.0) for task in {**one, **other}}
 
 
 class WaitReading(NamedTuple):
@@ -77,24 +65,21 @@ class WaitReading(NamedTuple):
     input_s: float
     peers_s: float
     transfer_s: float
-    received_s: Mapping[str, float] | None
 
 
 class WaitClock:
     """Seconds waited since the process started.
 
     `programs_s` is the wait for programs, of which `idle_s` for those that ran beside the host.
-    `sizes_s` is the time of exchanges of batch sizes in any thread, and `received_s` has the time
-    in which values of each task arrived. With `measures_transfers`, the waits in sums are counted
-    exactly. `waits_for_all` is False if steps may leave out members of the group: then a wait does
-    not show who is late, and `waited_s` of steps is not given. `waits_for_data` is True while the
-    program waits for its next batch.
+    `sizes_s` is the time of exchanges of batch sizes in any thread. With `measures_transfers`, the
+    waits in sums are counted exactly. `waits_for_all` is False if steps may leave out members of
+    the group: then a wait does not show who is late, and `waited_s` of steps is not given.
+    `waits_for_data` is True while the program waits for its next batch.
     """
 
     def __init__(self) -> None:
         self.programs_s = self.idle_s = self.input_s = self.peers_s = self.transfer_s = 0.0
         self.sizes_s = 0.0
-        self.received_s: dict[str, float] = {}
         self.measures_transfers = self.waits_for_data = False
         self.waits_for_all = True
 
@@ -106,12 +91,7 @@ class WaitClock:
     def read(self) -> WaitReading:
         """Returns the totals so far."""
         return WaitReading(
-            self.programs_s,
-            self.idle_s,
-            self.input_s,
-            self.peers_s,
-            self.transfer_s,
-            dict(self.received_s) if self.measures_transfers else None,
+            self.programs_s, self.idle_s, self.input_s, self.peers_s, self.transfer_s
         )
 
     def since(self, before: WaitReading) -> StepWaits:
@@ -122,13 +102,8 @@ class WaitClock:
         if not self.measures_transfers:
             return StepWaits(waited_s, idle_s, input_s, peers_s)
         transfer_s = self.transfer_s - before.transfer_s
-        earlier = before.received_s or {}
-        received_s = {
-            task: time_s - earlier.get(task, 0.0)
-            for task, time_s in dict(self.received_s).items()  # another thread adds
-        }
         whole_s = waited_s + transfer_s if self.waits_for_all else None
-        return StepWaits(whole_s, idle_s, input_s, peers_s, transfer_s, received_s)
+        return StepWaits(whole_s, idle_s, input_s, peers_s, transfer_s)
 
 
 class DataWait:

@@ -157,7 +157,6 @@ class StepRecord:
             input_s=waits.input_s,
             peers_s=waits.peers_s,
             transfer_s=waits.transfer_s,
-            received_s=None if waits.received_s is None else dict(waits.received_s),
         )
 
 
@@ -523,21 +522,16 @@ class EventWriter:
         """
         self._record(NoticeEvent(**_now(), reason=reason), interrupts=False)
 
-    def straggler(
-        self, task: str, cause: str, *, late_s: float, step_s: float, is_evicted: bool
-    ) -> None:
-        """Records that the others wait for a task, or that it is ended for that reason.
+    def straggler(self, task: str, cause: str, *, late_s: float, step_s: float) -> None:
+        """Records that the others wait for a task.
 
         Args:
             task: the slow task, such as "worker 2".
-            cause: "input", "compute", "link" or "unknown".
-            late_s: seconds of each step that another worker waits for it, on average.
+            cause: "input", "compute" or "unknown".
+            late_s: seconds of each step that the others wait for it.
             step_s: seconds of a step.
-            is_evicted: True if the launcher ends it.
         """
-        event = StragglerEvent(
-            **_now(), task=task, cause=cause, late_s=late_s, step_s=step_s, is_evicted=is_evicted
-        )
+        event = StragglerEvent(**_now(), task=task, cause=cause, late_s=late_s, step_s=step_s)
         self._record_beside(event)
 
     def members(self, event: MembersEvent) -> None:

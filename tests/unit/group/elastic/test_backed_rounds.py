@@ -293,7 +293,7 @@ def test_one_that_is_left_out_waits_for_values_and_for_no_member(make_cluster, m
     clocks = [WaitClock() for _ in groups]
     for group, clock in zip(groups, clocks, strict=True):
         group._times.close()  # it measures by the clock of this process
-        group._times = ExchangeTimes({0: "a", 1: "b", 2: "c"}, clock, waits_for_all=False)
+        group._times = ExchangeTimes(clock, waits_for_all=False)
         assert group._connections is not None
         group._connections._times = group._times
     are_done = threading.Barrier(3)
@@ -309,9 +309,7 @@ def test_one_that_is_left_out_waits_for_values_and_for_no_member(make_cluster, m
         assert [one for one, _ in log] == [(0, 1)] * 3
 
     together(3, act)
-    assert clocks[0].received_s.keys() == {"b"}
-    assert clocks[1].received_s.keys() == {"a"}
-    assert (clocks[2].peers_s, clocks[2].received_s) == (0, {})
+    assert clocks[2].peers_s == 0
     assert clocks[2].transfer_s > 0
 
 

@@ -392,10 +392,6 @@ def test_those_that_lead_come_first() -> None:
         ({"workers": 2, "spares": 1, "ps": 1}, "spares=1 was passed with ps=1"),
         ({"spares": 1, "hosts": "a,b"}, "spares=1 was passed with hosts"),
         ({"input_workers": -1}, "input_workers=-1 is too small"),
-        ({"evict_slow": 1.0}, "evict_slow=1.0 is not a valid factor(?s:.)*above 1"),
-        ({"evict_slow": float("nan")}, "evict_slow=nan is not a valid factor"),
-        ({"evict_after_s": -1.0}, "evict_after_s=-1.0 is not a valid number of seconds"),
-        ({"max_evictions": -1}, "max_evictions=-1 is too small"),
         (
             {"evaluator_grace_s": float("nan")},
             "evaluator_grace_s=nan is not a valid number of seconds",
@@ -417,7 +413,6 @@ def test_value_out_of_range_is_refused(given, words) -> None:
         ({"chief": 1}, "chief=1 is of type int(?s:.)*True or False"),
         ({"evaluator": "yes"}, "evaluator='yes' is of type str"),
         ({"grace_s": "10"}, "grace_s='10' is of type str(?s:.)*a number of seconds"),
-        ({"evict_slow": "2"}, "evict_slow='2' is of type str(?s:.)*a number above 1"),
         ({"node_rank": "1"}, "node_rank='1' is of type str"),
         ({"nnodes": 2.0}, "nnodes=2.0 is of type float(?s:.)*a number, or"),
         ({"rdzv_endpoint": 29400}, "rdzv_endpoint=29400 is of type int(?s:.)*HOST:PORT"),

@@ -177,18 +177,9 @@ def test_restarts_of_all_workers_have_one_limit_which_is_reported_once() -> None
     assert restarts.take_due(100, _always) == [0, 1]
 
 
-def test_one_that_was_slow_does_not_start_again_and_takes_no_restart() -> None:
-    restarts = WorkerRestarts(1)
-    text = _loss(restarts, was_slow=True)
-    assert text == "Not starting worker 1 again while others run: it would be as slow."
-    assert restarts.take_due(1000, _always) == []
-    assert _loss(restarts, worker=2) == "Starting worker 2 again: restart 1 of 1."
-
-
-@pytest.mark.parametrize("was_slow", [False, True])
-def test_without_restarts_there_is_no_message(was_slow) -> None:
+def test_without_restarts_there_is_no_message() -> None:
     restarts = WorkerRestarts(0)
-    assert _loss(restarts, was_slow=was_slow) == ""
+    assert _loss(restarts) == ""
     assert restarts.take_due(1000, _always) == []
 
 

@@ -138,12 +138,8 @@ def memory(at_s: float, host: int | None, device: int | None = None) -> MemoryEv
     return MemoryEvent(**at(at_s), host_bytes=host, device_bytes=device, device_limit_bytes=limit)
 
 
-def straggler(
-    at_s: float, task: str, *, late_s: float, step_s: float, is_evicted: bool = False
-) -> StragglerEvent:
-    return StragglerEvent(
-        **at(at_s), task=task, cause="input", late_s=late_s, step_s=step_s, is_evicted=is_evicted
-    )
+def straggler(at_s: float, task: str, *, late_s: float, step_s: float) -> StragglerEvent:
+    return StragglerEvent(**at(at_s), task=task, cause="input", late_s=late_s, step_s=step_s)
 
 
 def members(

@@ -344,7 +344,6 @@ ONE_OF_EACH: list[Event] = [
     notice(8),
     steps(3, 4, 2, 3, waited=0.5),
     dataclasses.replace(steps(3, 4, 2, 3, waited=0.5), input_s=0.1, peers_s=0.2, transfer_s=0.3),
-    dataclasses.replace(steps(3, 4, 2, 3), received_s={"worker 1": 0.5, "worker 2": 1}),
     straggler(8, "worker 1", late_s=0.1, step_s=0.4),
     members(8, 0, 3, pause_s=None, step_s=None),
     members(8, 3, 2, lost="0 2", joined="1", pause_s=0.5),
@@ -401,7 +400,7 @@ def test_line_of_another_form_is_refused(change, message) -> None:
 
 def test_steps_of_an_earlier_release_have_no_waits() -> None:
     values = json.loads(encode(first_step(3, 1)))
-    for name in ("waited_s", "idle_s", "input_s", "peers_s", "transfer_s", "received_s"):
+    for name in ("waited_s", "idle_s", "input_s", "peers_s", "transfer_s"):
         del values[name]
     assert decode(json.dumps(values)) == first_step(3, 1)
 
@@ -422,13 +421,6 @@ def test_infinite_value_is_refused() -> None:
 @pytest.mark.parametrize("line", ["", '{"version": 1, "ki', "[1]", "7", "\x00\x00"])
 def test_torn_line_is_refused(line) -> None:
     with pytest.raises(ValueError, match="it is not a complete JSON object"):
-        decode(line)
-
-
-@pytest.mark.parametrize("received_s", [0.5, [], {"worker 1": "0.5"}, {"worker 1": True}])
-def test_times_of_receiving_of_another_form_are_refused(received_s) -> None:
-    line = json.dumps(json.loads(encode(first_step(3, 1))) | {"received_s": received_s})
-    with pytest.raises(ValueError, match="its received_s is"):
         decode(line)
 
 

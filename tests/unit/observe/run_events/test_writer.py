@@ -103,7 +103,6 @@ def test_every_event_has_its_kind_and_its_fields(tmp_path) -> None:
             "input_s": None,
             "peers_s": None,
             "transfer_s": None,
-            "received_s": None,
         },
         {"kind": "save_started", "step": 12, "is_asynchronous": True},
         {
@@ -287,11 +286,11 @@ def test_slow_worker_is_written_beside_the_steps(tmp_path) -> None:
     with open_writer(tmp_path, interval_s=1e9) as writer:
         for step in range(1, 4):
             writer.step(step)
-        writer.straggler("worker 1", "input", late_s=0.5, step_s=1.0, is_evicted=False)
+        writer.straggler("worker 1", "input", late_s=0.5, step_s=1.0)
         writer.step(4)
     _, _, event, rest = written(tmp_path)
     assert (event["kind"], event["task"], event["cause"]) == ("straggler", "worker 1", "input")
-    assert (event["late_s"], event["step_s"], event["is_evicted"]) == (0.5, 1.0, False)
+    assert (event["late_s"], event["step_s"]) == (0.5, 1.0)
     assert (rest["step"], rest["num_steps"]) == (4, 3)
 
 
@@ -404,7 +403,7 @@ def test_interval_of_nothing_is_a_line_a_call() -> None:
 
 def test_waits_of_a_line_are_added_up() -> None:
     lines = StepAggregator(10.0, 0.0)
-    one = StepWaits(waited_s=0.5, input_s=0.25, received_s={"worker 1": 0.125})
+    one = StepWaits(waited_s=0.5, input_s=0.25)
     lines.add(1, 1, 1.0, 1.0, one)  # a line by itself
     lines.add(2, 1, 1.0, 2.0, one)
     lines.add(3, 1, 1.0, 3.0, one)
@@ -414,7 +413,6 @@ def test_waits_of_a_line_are_added_up() -> None:
     event = record.event(7.0)
     assert (event.time_s, event.monotonic_s, event.step, event.num_steps) == (7.0, 3.0, 3, 2)
     assert (event.waited_s, event.input_s, event.peers_s) == (1.0, 0.5, None)
-    assert event.received_s == {"worker 1": 0.25}
 
 
 def test_waits_that_one_step_lacks_are_unknown() -> None:

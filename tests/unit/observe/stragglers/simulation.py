@@ -14,8 +14,8 @@ Line = tuple[str, float, StepEvent]
 class Group:
     """Equal workers, whose times vary by `noise`, except for one.
 
-    `extra_s` is added to each step of worker `slow` from its number `begin` to `end`: to its input,
-    its computing, or each transfer from and to it. Without `waits_for_all`, steps may leave workers
+    `extra_s` is added to each step of worker `slow` from its number `begin` to `end`: to its input
+    or its computing. Without `waits_for_all`, steps may leave workers
     out, and their lines have no `waited_s`.
     """
 
@@ -66,21 +66,9 @@ class Group:
         arrived = [begin_s + inputs[rank] + computing[rank] for rank in ranks]
         last_s = max(arrived)
 
-        def transit(one: int, other: int) -> float:
-            extra = extra_s if self.cause == "link" and self.slow in (one, other) else 0.0
-            return self.transfer_s * rng.lognormvariate(0, self.noise) + extra
-
-        pairs = {(one, other): transit(one, other) for one in ranks for other in ranks}
-        end_s = last_s + max(time_s for (one, other), time_s in pairs.items() if one != other)
+        end_s = last_s + max(self.transfer_s * rng.lognormvariate(0, self.noise) for _ in ranks)
         for rank, worker in enumerate(workers):
-            worker.add(
-                step,
-                end_s,
-                inputs[rank],
-                last_s - arrived[rank],
-                end_s - last_s,
-                {f"worker {other}": pairs[rank, other] for other in ranks if other != rank},
-            )
+            worker.add(step, end_s, inputs[rank], last_s - arrived[rank], end_s - last_s)
         return end_s
 
 
@@ -95,17 +83,14 @@ class _Worker:
     def _clear(self, now_s: float) -> None:
         self._begin_s, self._num_steps, self._step = now_s, 0, 0
         self._input_s = self._peers_s = self._transfer_s = 0.0
-        self._received: dict[str, float] = {}
         self._end_s = now_s
 
-    def add(self, step, end_s, input_s, peers_s, transfer_s, received) -> None:
+    def add(self, step, end_s, input_s, peers_s, transfer_s) -> None:
         self._step, self._end_s = step, end_s
         self._num_steps += 1
         self._input_s += input_s
         self._peers_s += peers_s
         self._transfer_s += transfer_s
-        for task, time_s in received.items():
-            self._received[task] = self._received.get(task, 0.0) + time_s
         if end_s >= self._due_s:
             self._due_s = end_s + 1.0
             self.lines += self.rest()
@@ -122,7 +107,6 @@ class _Worker:
             input_s=self._input_s,
             peers_s=self._peers_s if self._measures else 0.0,
             transfer_s=self._transfer_s if self._measures else None,
-            received_s=dict(self._received) if self._measures else None,
         )
         return [(self.task, self._end_s, event)]
 

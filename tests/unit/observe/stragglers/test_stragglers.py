@@ -10,21 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratagem.observe.run_events.reader import ProcessEvents
-from stratagem.observe.stragglers.attribution import (
-    Assessment,
+from stratagem.observe.stragglers import (
+    MIN_STEPS,
     Cause,
-    EvictionRule,
-    RunCost,
+    SettledLines,
     Straggler,
-    choose_eviction,
-    cost_of,
+    Window,
+    WorkerSummary,
+    WorkerTimes,
     find_stragglers,
-    sentence,
-    slow_since,
-    slowdown,
+    summaries_of,
+    windows_of,
 )
-from stratagem.observe.stragglers.lines import SettledLines
-from stratagem.observe.stragglers.windows import MIN_STEPS, Window, WorkerTimes, windows_of
 from tests.unit.observe.goodput.runs import (
     EPOCH_S,
     failure,
@@ -67,14 +64,14 @@ def test_equal_workers_are_not_late(num_workers, noise, compute_s, measures, see
         measures_transfers=measures,
         seed=seed,
     )
-    assert find_stragglers(window_of(group)).stragglers == ()
+    assert find_stragglers(window_of(group)) == ()
 
 
 @settings(max_examples=30, deadline=None)
 @given(
     num_workers=st.integers(3, 9),
     noise=st.floats(0, 0.1),
-    cause=st.sampled_from(["input", "compute", "link"]),
+    cause=st.sampled_from(["input", "compute"]),
     extra_s=st.floats(0.1, 2.0),
     seed=st.integers(0, 10**6),
     data=st.data(),
@@ -92,7 +89,7 @@ def test_late_worker_and_its_cause_are_found(
         extra_s=extra_s,
         seed=seed,
     )
-    (found,) = find_stragglers(window_of(group)).stragglers
+    (found,) = find_stragglers(window_of(group))
     assert (found.task, found.cause.value) == (f"worker {slow}", cause)
     # The others are as far behind each other as before, so they wait for all of the extra time.
     assert found.late_s == pytest.approx(extra_s, abs=0.05 + 0.1 * extra_s)
@@ -104,17 +101,8 @@ def test_late_worker_is_found_where_transfers_are_not_measured(cause, num_worker
     group = Group(
         num_workers=num_workers, slow=1, cause=cause, extra_s=0.1, measures_transfers=False
     )
-    (found,) = find_stragglers(window_of(group)).stragglers
+    (found,) = find_stragglers(window_of(group))
     assert (found.task, found.cause.value) == ("worker 1", cause)
-
-
-def test_link_of_two_workers_belongs_to_neither() -> None:
-    group = Group(num_workers=2, slow=1, cause="link", extra_s=1.0)
-    assert find_stragglers(window_of(group)).stragglers == ()
-
-
-def test_link_that_is_slow_for_all_belongs_to_none() -> None:
-    assert find_stragglers(window_of(Group(num_workers=4, transfer_s=2.0))).stragglers == ()
 
 
 def test_host_that_waits_for_its_own_programs_holds_up_nobody() -> None:
@@ -122,42 +110,38 @@ def test_host_that_waits_for_its_own_programs_holds_up_nobody() -> None:
     quick = WorkerTimes(step_s=0.5, busy_s=0.01, idle_s=0.49, input_s=0.0)
     reading = WorkerTimes(step_s=0.5, busy_s=0.4, idle_s=0.1, input_s=0.4)
     one = {"worker 0": quick, "worker 1": quick, "worker 2": reading}
-    assert find_stragglers(Window(bins=(one,) * 10, sizes=(1,) * 10)).stragglers == ()
+    assert find_stragglers(Window(bins=(one,) * 10, sizes=(1,) * 10)) == ()
     late = dataclasses.replace(reading, busy_s=0.5, idle_s=0.0)
     one["worker 2"] = late
-    (found,) = find_stragglers(Window(bins=(one,) * 10, sizes=(1,) * 10)).stragglers
+    (found,) = find_stragglers(Window(bins=(one,) * 10, sizes=(1,) * 10))
     assert found.task == "worker 2"
 
 
 def test_unmeasured_input_has_no_cause() -> None:
-    (found,) = find_stragglers(exact({"worker 0": 0.1, "worker 1": 0.3})).stragglers
+    (found,) = find_stragglers(exact({"worker 0": 0.1, "worker 1": 0.3}))
     assert (found.task, found.cause) == ("worker 1", Cause.UNKNOWN)
     assert found.late_s == pytest.approx(0.2)
 
 
-def test_wait_for_several_workers_is_divided_and_counted_once() -> None:
-    """Two wait 0.5 s for both and 0.5 s for worker 3 alone, for which worker 2 waits, too."""
+def test_each_of_several_late_workers_is_measured_against_the_others() -> None:
     busy_s = {"worker 0": 1.0, "worker 1": 1.0, "worker 2": 1.5, "worker 3": 2.0}
-    assessment = find_stragglers(exact(busy_s, input_s=0.0))
-    late_s = {one.task: one.late_s for one in assessment.stragglers}
-    assert late_s == pytest.approx({"worker 2": 0.5 / 3, "worker 3": 2.0 / 3})
-    waits_s = [2.0 - time_s for time_s in busy_s.values()]
-    assert sum(late_s.values()) * 3 == pytest.approx(sum(waits_s))
-    assert [one.task for one in assessment.stragglers] == ["worker 3", "worker 2"]
+    found = find_stragglers(exact(busy_s, input_s=0.0))
+    assert [(one.task, one.late_s) for one in found] == [("worker 3", 1.0), ("worker 2", 0.5)]
+    assert {one.step_s for one in found} == {2.0}
 
 
 def test_few_steps_tell_nothing() -> None:
     busy_s = {"worker 0": 0.1, "worker 1": 0.5}
-    assert find_stragglers(exact(busy_s, MIN_STEPS - 1)).stragglers == ()
-    assert find_stragglers(exact(busy_s, MIN_STEPS)).stragglers
-    assert find_stragglers(Window(bins=(), sizes=())).stragglers == ()
+    assert find_stragglers(exact(busy_s, MIN_STEPS - 1)) == ()
+    assert find_stragglers(exact(busy_s, MIN_STEPS))
+    assert find_stragglers(Window(bins=(), sizes=())) == ()
 
 
 def test_single_pause_makes_nobody_late() -> None:
     one = {f"worker {rank}": WorkerTimes(step_s=0.2, busy_s=0.2) for rank in range(3)}
     waiting = {task: WorkerTimes(step_s=5.0, busy_s=0.2) for task in one}
     pause = waiting | {"worker 1": WorkerTimes(step_s=5.0, busy_s=5.0)}
-    assert find_stragglers(Window(bins=(one,) * 9 + (pause,), sizes=(5,) * 10)).stragglers == ()
+    assert find_stragglers(Window(bins=(one,) * 9 + (pause,), sizes=(5,) * 10)) == ()
 
 
 def test_independent_workers_do_not_wait() -> None:
@@ -166,19 +150,17 @@ def test_independent_workers_do_not_wait() -> None:
         f"worker {rank}": WorkerTimes(step_s=time_s, busy_s=time_s)
         for rank, time_s in enumerate((0.2, 0.2, 0.6))
     }
-    assert find_stragglers(Window(bins=(one,) * 10, sizes=(5,) * 10)).stragglers == ()
+    assert find_stragglers(Window(bins=(one,) * 10, sizes=(5,) * 10)) == ()
     for task, times in one.items():
         one[task] = dataclasses.replace(times, step_s=0.6)
-    (found,) = find_stragglers(Window(bins=(one,) * 10, sizes=(5,) * 10)).stragglers
+    (found,) = find_stragglers(Window(bins=(one,) * 10, sizes=(5,) * 10))
     assert found.task == "worker 2"
 
 
 def test_worker_that_came_late_is_left_out() -> None:
     one = {f"worker {rank}": WorkerTimes(step_s=0.2, busy_s=0.2) for rank in range(3)}
     more = one | {"worker 3": WorkerTimes(step_s=0.2, busy_s=0.9)}
-    assessment = find_stragglers(Window(bins=(one,) * 6 + (more,) * 4, sizes=(5,) * 10))
-    assert assessment.stragglers == ()
-    assert "worker 3" not in assessment.tasks
+    assert find_stragglers(Window(bins=(one,) * 6 + (more,) * 4, sizes=(5,) * 10)) == ()
 
 
 @pytest.mark.parametrize(
@@ -186,12 +168,11 @@ def test_worker_that_came_late_is_left_out() -> None:
     [
         (Cause.INPUT, "is slow in input:"),
         (Cause.COMPUTE, "is slow in computing:"),
-        (Cause.LINK, "is slow by its link:"),
         (Cause.UNKNOWN, "is slow: the others wait 1.5 s of each 2.0 s step"),
     ],
 )
 def test_sentence_names_the_cause(cause, words) -> None:
-    assert words in sentence("worker 1", cause, 1.5, 2.0)
+    assert words in Straggler(task="worker 1", cause=cause, late_s=1.5, step_s=2.0).text
 
 
 # Alignment of the lines of several workers.
@@ -211,7 +192,6 @@ def test_lines_are_averaged_over_the_same_steps() -> None:
     assert one["worker 1"].busy_s == pytest.approx(0.8)
     assert one["worker 1"].input_s == pytest.approx(0.16)
     assert one["worker 0"].busy_s == pytest.approx(0.8)
-    assert one["worker 0"].received_s is None
 
 
 def test_all_steps_are_in_windows_of_a_length() -> None:
@@ -276,123 +256,35 @@ def test_input_is_no_longer_than_the_own_work() -> None:
     assert window.bins[0]["worker 1"].input_s == pytest.approx(0.05)
 
 
-def test_times_of_receiving_are_per_step() -> None:
-    lines = [
-        (f"worker {rank}", 1.0, step_event(10, 10, 1.0, 0.5, received_s={"worker 9": 0.2}))
-        for rank in range(2)
-    ]
-    (window,) = windows_of(lines, window_s=math.inf)
-    assert window.bins[0]["worker 0"].received_s == pytest.approx({"worker 9": 0.02})
-
-
 def test_lines_of_steps_that_may_leave_workers_out_are_in_no_window() -> None:
     group = Group(num_workers=3, slow=1, cause="compute", extra_s=0.5, waits_for_all=False)
     assert windows_of(group.lines()) == []
 
 
-# The decision to end a slow worker: a table.
-
-RULE = EvictionRule(factor=1.5, after_s=60.0, max_evictions=2)
+# Times of the workers over a run, compared with what was put in.
 
 
-def assessment(late_s: dict[int, float], num_workers: int = 4, step_s: float = 1.0) -> Assessment:
-    stragglers = [
-        Straggler(task=f"worker {rank}", cause=Cause.INPUT, late_s=time_s)
-        for rank, time_s in late_s.items()
-    ]
-    return Assessment(
-        stragglers=tuple(stragglers),
-        step_s=step_s,
-        num_steps=20,
-        tasks=tuple(f"worker {rank}" for rank in range(num_workers)),
-    )
-
-
-def chosen(found: Assessment, *, rule: EvictionRule = RULE, slow_s: float = 60.0, num_evicted=0):
-    since = slow_since({}, found, rule, 100.0)
-    evicted = choose_eviction(rule, found, since, 100.0 + slow_s, num_evicted=num_evicted)
-    return None if evicted is None else evicted.task
-
-
-def test_worker_that_stays_slow_is_ended() -> None:
-    found = assessment({2: 0.5})
-    assert slowdown(found.stragglers[0], found) == pytest.approx(2.0)
-    assert chosen(found) == "worker 2"
-
-
-@pytest.mark.parametrize(
-    ("found", "more"),
-    [
-        (assessment({}), {}),
-        (assessment({2: 0.5}), {"slow_s": 59.0}),
-        # A step is 1.25 times as long.
-        (assessment({2: 0.2}), {}),
-        (assessment({2: 0.5}), {"num_evicted": 2}),
-        # A common cause.
-        (assessment({1: 0.5, 2: 0.4}), {}),
-        # Two workers are left at least, or more.
-        (assessment({1: 0.8}, num_workers=2), {}),
-        (
-            assessment({2: 0.5}),
-            {"rule": EvictionRule(factor=1.5, after_s=0, max_evictions=1, min_workers=4)},
-        ),
-        # The two that are left take 1.5 times as long for the same batch, which is no gain.
-        (
-            assessment({2: 0.3}, num_workers=3),
-            {"rule": EvictionRule(factor=1.1, after_s=0, max_evictions=1)},
-        ),
-    ],
-)
-def test_worker_is_not_ended(found, more) -> None:
-    assert chosen(found, **more) is None
-
-
-def test_a_quarter_of_many_workers_may_be_slow_by_themselves() -> None:
-    found = assessment({0: 0.4, 1: 0.6}, num_workers=8)
-    assert chosen(found) == "worker 0"
-    assert chosen(assessment({0: 0.4, 1: 0.6, 2: 0.5}, num_workers=8)) is None
-
-
-def test_worker_that_recovers_begins_anew() -> None:
-    since = slow_since({}, assessment({2: 0.5}), RULE, 100.0)
-    since = slow_since(since, assessment({2: 0.5}), RULE, 110.0)
-    assert since == {"worker 2": 100.0}
-    since = slow_since(since, assessment({2: 0.1}), RULE, 120.0)
-    assert since == {}
-    assert slow_since(since, assessment({2: 0.5}), RULE, 130.0) == {"worker 2": 130.0}
-
-
-def test_wait_as_long_as_the_step_is_an_endless_slowdown() -> None:
-    found = assessment({1: 1.0})
-    assert slowdown(found.stragglers[0], found) == float("inf")
-
-
-# Cost of a slow worker over a run, compared with what was put in.
-
-
-def cost_in(group: Group) -> RunCost:
+def summaries_in(group: Group) -> tuple[WorkerSummary, ...]:
     lines = group.lines()
-    cost = cost_of(windows_of(lines), max(at_s for _, at_s, _ in lines))
-    assert cost is not None
-    return cost
+    return summaries_of(windows_of(lines), max(at_s for _, at_s, _ in lines))
 
 
 @settings(max_examples=8, deadline=None)
 @given(num_workers=st.integers(2, 8), noise=st.floats(0, 0.25), seed=st.integers(0, 10**6))
-def test_equal_workers_cost_nothing_in_a_long_run(num_workers, noise, seed) -> None:
-    cost = cost_in(Group(num_workers=num_workers, num_steps=800, noise=noise, seed=seed))
-    assert cost.slow == ()
-    assert all(worker.share == 0 for worker in cost.workers)
+def test_no_equal_worker_is_slow_in_a_long_run(num_workers, noise, seed) -> None:
+    found = summaries_in(Group(num_workers=num_workers, num_steps=800, noise=noise, seed=seed))
+    assert len(found) == num_workers
+    assert {one.slow for one in found} == {None}
 
 
 @settings(max_examples=12, deadline=None)
 @given(
-    cause=st.sampled_from(["input", "compute", "link"]),
+    cause=st.sampled_from(["input", "compute"]),
     seed=st.integers(0, 10**6),
     begin=st.integers(0, 400),
     length=st.integers(200, 400),
 )
-def test_worker_that_is_slow_for_a_while_costs_that_while(cause, seed, begin, length) -> None:
+def test_worker_that_is_slow_for_a_while_is_named(cause, seed, begin, length) -> None:
     group = Group(
         num_workers=4,
         num_steps=800,
@@ -403,48 +295,36 @@ def test_worker_that_is_slow_for_a_while_costs_that_while(cause, seed, begin, le
         end=begin + length,
         seed=seed,
     )
-    (slow,) = cost_in(group).slow
-    assert (slow.task, slow.cause and slow.cause.value) == ("worker 2", cause)
+    (one,) = (one for one in summaries_in(group) if one.slow is not None)
+    assert one.slow is not None
+    assert (one.task, one.slow.cause.value) == ("worker 2", cause)
+    assert one.slow.late_s == pytest.approx(0.3, abs=0.04)
+    assert one.slow.step_s == pytest.approx(0.56, abs=0.06)
     # The windows at its begin and end are half slow, and count in full or not at all.
-    assert slow.waited_s == pytest.approx(0.3 * length, rel=0.35)
-    assert slow.replica_s == pytest.approx(3 * slow.waited_s)
-    assert slow.late_s == pytest.approx(0.3, abs=0.04)
-    assert slow.late_step_s == pytest.approx(0.56, abs=0.06)
-    assert 0 < slow.share < 1
-    assert slow.num_late_steps <= slow.num_steps == 800
+    assert one.num_late_steps == pytest.approx(length, rel=0.35)
+    assert one.num_steps == 800
 
 
-def test_times_of_a_step_are_means() -> None:
-    worker = cost_in(Group(num_workers=3, noise=0.0)).workers[1]
+def test_times_of_a_step_are_medians() -> None:
+    worker = summaries_in(Group(num_workers=3, noise=0.0))[1]
     assert worker.task == "worker 1"
     assert (worker.input_s, worker.work_s) == (pytest.approx(0.02), pytest.approx(0.2))
     assert (worker.peers_s, worker.transfer_s) == (pytest.approx(0), pytest.approx(0.03))
-    assert worker.step_s == pytest.approx(0.25)
-    assert worker.cause is None
+    assert worker.slow is None
 
 
 def test_unmeasured_times_are_unknown() -> None:
-    cost = cost_in(
+    found = summaries_in(
         Group(num_workers=2, slow=1, cause="input", extra_s=0.2, measures_transfers=False)
     )
-    assert [worker.transfer_s for worker in cost.workers] == [None, None]
-    assert [worker.cause for worker in cost.workers] == [None, Cause.INPUT]
+    assert [worker.transfer_s for worker in found] == [None, None]
+    assert [worker.slow and worker.slow.cause for worker in found] == [None, Cause.INPUT]
 
 
-def test_run_of_one_worker_has_no_cost() -> None:
-    assert cost_of([], 10.0) is None
+def test_run_of_one_worker_has_no_summaries() -> None:
+    assert summaries_of([], 10.0) == ()
     alone = [line for line in Group(num_workers=2).lines() if line[0] == "worker 1"]
-    assert cost_of(windows_of(alone), 10.0) is None
-
-
-def test_most_expensive_worker_is_first() -> None:
-    one = Group(num_workers=5, slow=1, cause="compute", extra_s=0.2, end=60)
-    both = one.lines()
-    later = Group(num_workers=5, slow=3, cause="input", extra_s=0.3, seed=1)
-    both += [(task, at_s + 10**4, event) for task, at_s, event in later.lines()]
-    cost = cost_of(windows_of(both), 200.0)
-    assert cost is not None
-    assert [worker.task for worker in cost.slow] == ["worker 3", "worker 1"]
+    assert summaries_of(windows_of(alone), 10.0) == ()
 
 
 # Lines of steps that count.
