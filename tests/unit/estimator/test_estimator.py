@@ -12,8 +12,8 @@ import pytest
 
 import stratagem as sg
 from stratagem.estimator.estimator import as_warm_start, warm_start
-from stratagem.estimator.number_checks import check_minimum, check_number
-from stratagem.estimator.steps.variable_store import VariableStore
+from stratagem.estimator.run_config import check_minimum, check_number
+from stratagem.estimator.variable_store import VariableStore
 from tests.unit.estimator.model_functions import (
     dataset_of,
     dense_classifier,

@@ -12,10 +12,10 @@ import pytest
 
 import stratagem as sg
 from stratagem.estimator import experimental
-from stratagem.estimator.estimator_protocol import EstimatorProtocol, check_estimator
+from stratagem.estimator import experimental as early_stopping
+from stratagem.estimator.estimator import EstimatorProtocol, check_estimator
 from stratagem.estimator.inputs import numpy_input_fn, pandas_input_fn
 from stratagem.estimator.spec import DEFAULT_SIGNATURE, EstimatorSpec, Minimize, as_train_ops
-from stratagem.estimator.tasks import early_stopping
 
 X = {"a": np.arange(5), "b": np.arange(10).reshape(5, 2)}
 Y = np.arange(5) * 10

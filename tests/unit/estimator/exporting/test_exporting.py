@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.exporting import export_programs as exporting
+from stratagem.estimator import export as exporting
 from tests.unit.estimator.model_functions import (
     classifier,
     convolutional_layers,

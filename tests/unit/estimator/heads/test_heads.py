@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.heads.classification import ClassHead, select
-from stratagem.estimator.heads.regression import LogisticRegressionHead, PoissonRegressionHead
+from stratagem.estimator.premade.class_heads import ClassHead, select
+from stratagem.estimator.premade.heads import LogisticRegressionHead, PoissonRegressionHead
 
 LABELS = np.array([[1], [1], [0], [1], [0]], np.int32)
 LOGITS = np.array([[-2.0], [3.0], [0.5], [1.5], [-1.0]], np.float32)

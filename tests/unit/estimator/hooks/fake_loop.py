@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from stratagem.estimator.hooks.session_run_hook import (
+from stratagem.estimator.hooks import (
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,

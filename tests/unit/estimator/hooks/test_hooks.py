@@ -12,17 +12,19 @@ import pytest
 
 from stratagem.devices.collectives import host
 from stratagem.errors import DeadlineExceededError
-from stratagem.estimator.hooks import timers
-from stratagem.estimator.hooks.final_ops import FeedFnHook, FinalOpsHook
-from stratagem.estimator.hooks.nan import NanLossDuringTrainingError, NanTensorHook
-from stratagem.estimator.hooks.profiler import ProfilerHook
-from stratagem.estimator.hooks.timers import (
+from stratagem.estimator import hooks as timers
+from stratagem.estimator.hooks import (
+    FeedFnHook,
+    FinalOpsHook,
     GlobalStepWaiterHook,
     LoggingTensorHook,
+    NanLossDuringTrainingError,
+    NanTensorHook,
     NeverTriggerTimer,
     SecondOrStepTimer,
     SynchronizedTimer,
 )
+from stratagem.estimator.saving_hooks import ProfilerHook
 from tests.unit.estimator.hooks.fake_loop import FakeClock, FakeSession
 
 

@@ -11,15 +11,20 @@ import pytest
 
 import stratagem as sg
 from stratagem.devices.collectives import host
-from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverHook, CheckpointSaverListener
-from stratagem.estimator.hooks.session_run_hook import (
+from stratagem.estimator.hooks import (
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
     SessionRunValues,
     StopAtStepHook,
 )
-from stratagem.estimator.hooks.step_counter import StepCounterHook, SummaryOutput, SummarySaverHook
+from stratagem.estimator.saving_hooks import (
+    CheckpointSaverHook,
+    CheckpointSaverListener,
+    StepCounterHook,
+    SummaryOutput,
+    SummarySaverHook,
+)
 from tests.unit.estimator.hooks.fake_loop import FakeClock, FakeSession
 from tests.unit.estimator.hooks.read_scalars import read_scalars
 from tests.unit.execution.summary.events import Read

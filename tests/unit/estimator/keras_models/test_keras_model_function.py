@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from keras import layers
 
-from stratagem.estimator.keras_models.model_to_estimator import KerasModelFunction
-from stratagem.estimator.steps.model_function import ModelFunction
+from stratagem.estimator.keras_models import KerasModelFunction
+from stratagem.estimator.spec import ModelFunction
 
 X = np.arange(12, dtype="float32").reshape(4, 3)
 Y = X[:, :1]

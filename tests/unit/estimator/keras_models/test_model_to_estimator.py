@@ -11,8 +11,8 @@ from keras import layers
 
 import stratagem as sg
 from stratagem.estimator import export
-from stratagem.estimator.exporting.export_programs import load_exported
-from stratagem.estimator.keras_models.model_to_estimator import (
+from stratagem.estimator.export import load_exported
+from stratagem.estimator.keras_models import (
     inputs_of,
     model_to_estimator,
     output_names,
@@ -20,7 +20,7 @@ from stratagem.estimator.keras_models.model_to_estimator import (
     split_weights,
     targets_of,
 )
-from stratagem.estimator.settings.run_config import RunConfig
+from stratagem.estimator.run_config import RunConfig
 
 _BATCH = 8
 

@@ -13,9 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util import tensor_util
 
 import stratagem as sg
-from stratagem.estimator.loops import training as training_summaries
-from stratagem.estimator.loops.batches import HostTransforms, InputFunction, ModelBatches
-from stratagem.estimator.loops.evaluation_record import (
+from stratagem.estimator import loops as training_summaries
+from stratagem.estimator.inputs import HostTransforms, InputFunction, ModelBatches
+from stratagem.estimator.loops import (
     FILE_NAME,
     read_eval_metrics,
     write_eval_metrics,
@@ -129,7 +129,7 @@ def test_names_variables_and_values_of_the_model_function(num_replicas, tmp_path
 
 
 def test_nothing_is_fetched_that_nobody_asks_for(tmp_path, monkeypatch) -> None:
-    from stratagem.estimator.loops import session
+    from stratagem.estimator import loops as session
 
     fetched = []
     original = session.ModelSession._fetch

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.settings.run_config import DistributeConfig, RunConfig
+from stratagem.estimator.run_config import DistributeConfig, RunConfig
 
 CLUSTER = {
     "chief": ["host0:2222"],

@@ -7,7 +7,7 @@ import inspect
 import numpy as np
 import pytest
 
-from stratagem.estimator.settings.run_config import RunConfig
+from stratagem.estimator.run_config import RunConfig
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.settings import strategy_choice
-from stratagem.estimator.settings.strategy_choice import (
+from stratagem.estimator import run_config as strategy_choice
+from stratagem.estimator.run_config import (
     close_strategies,
     resolve_strategy,
     training_strategy,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.steps.model_function import ModelFunction, arguments_of
-from stratagem.estimator.steps.variable_store import VariableStore, current_store
+from stratagem.estimator.spec import ModelFunction, arguments_of
+from stratagem.estimator.variable_store import VariableStore, current_store
 from tests.unit.estimator.model_functions import (
     cross_entropy,
     dataset_of,

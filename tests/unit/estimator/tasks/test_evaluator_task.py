@@ -19,22 +19,20 @@ import stratagem as sg
 from stratagem import estimator as est
 from stratagem.devices.collectives import host
 from stratagem.errors import DeadlineExceededError
-from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverListener
-from stratagem.estimator.hooks.session_run_hook import StopAtStepHook
-from stratagem.estimator.loops.evaluation_record import write_eval_metrics
-from stratagem.estimator.tasks.early_stopping import EarlyStoppingHook
-from stratagem.estimator.tasks.train_and_evaluate import (
-    CheckpointEvaluator,
-    EvaluatorLoop,
-    run_evaluator,
-)
-from stratagem.estimator.tasks.train_spec import (
+from stratagem.estimator.experimental import EarlyStoppingHook
+from stratagem.estimator.hooks import StopAtStepHook
+from stratagem.estimator.loops import write_eval_metrics
+from stratagem.estimator.saving_hooks import CheckpointSaverListener
+from stratagem.estimator.tasks import (
     BestExporter,
+    CheckpointEvaluator,
     EvalSpec,
+    EvaluatorLoop,
     Exporter,
     FinalExporter,
     LatestExporter,
     TrainSpec,
+    run_evaluator,
 )
 from tests.unit.estimator.fake_estimator import FakeEstimator
 from tests.unit.estimator.hooks.fake_loop import FakeClock, FakeSession

@@ -9,17 +9,19 @@ import pytest
 
 import stratagem as sg
 from stratagem.devices.collectives import host
-from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverListener
-from stratagem.estimator.hooks.session_run_hook import StopAtStepHook
-from stratagem.estimator.settings.run_config import RunConfig
-from stratagem.estimator.settings.strategy_choice import close_strategies
-from stratagem.estimator.tasks.early_stopping import stop_if_lower_hook
-from stratagem.estimator.tasks.train_and_evaluate import (
+from stratagem.estimator.experimental import stop_if_lower_hook
+from stratagem.estimator.hooks import StopAtStepHook
+from stratagem.estimator.run_config import RunConfig, close_strategies
+from stratagem.estimator.saving_hooks import CheckpointSaverListener
+from stratagem.estimator.tasks import (
     CheckpointEvaluator,
+    EvalSpec,
     EvaluationListener,
+    FinalExporter,
+    LatestExporter,
+    TrainSpec,
     train_and_evaluate,
 )
-from stratagem.estimator.tasks.train_spec import EvalSpec, FinalExporter, LatestExporter, TrainSpec
 from tests.unit.estimator.fake_estimator import FakeEstimator
 from tests.unit.estimator.hooks.fake_loop import FakeClock
 

@@ -22,8 +22,9 @@ from stratagem.keras.variables.variable_creation import Variable
 from stratagem.keras.variables.variable_source import VariableRequest, variables_from
 
 if TYPE_CHECKING:
-    from stratagem.estimator.settings.run_config import RunConfig
+    from stratagem.estimator.run_config import RunConfig
     from stratagem.strategies.base.strategy import Strategy
+
 
 GLOBAL_STEP = "global_step"
 
@@ -132,11 +133,19 @@ class _CallVariables:
         if self._count < len(mode.variables):
             known = mode.requests[self._count]
             if (known.shape, known.dtype) != (request.shape, request.dtype):
-                raise _changed_variable(mode.name, self._count, known, request)
+                raise _different(
+                    f"Variable {self._count + 1} of the model function in mode {mode.name!r} is "
+                    f"{request.path!r} with shape {request.shape} and dtype {request.dtype}; in an "
+                    f"earlier call it was {known.path!r} with shape {known.shape} and dtype "
+                    f"{known.dtype}."
+                )
             self._count += 1
             return mode.variables[self._count - 1]
         if mode.is_complete:
-            raise _extra_variable(mode.name, request, len(mode.variables))
+            raise _different(
+                f"The model function created more than the {len(mode.variables)} variables of an "
+                f"earlier call in mode {mode.name!r}: {request.path!r} with shape {request.shape}."
+            )
         if request.is_summed:
             return None
         self._paths[request.path] += 1
@@ -145,7 +154,11 @@ class _CallVariables:
         if found is None:
             return None
         if (tuple(found.shape), found.dtype) != (request.shape, request.dtype):
-            raise _conflicting_shape(mode.name, name, found, request)
+            raise _different(
+                f"Variable {name!r} has shape {request.shape} and dtype {request.dtype} in mode "
+                f"{mode.name!r}, but shape {tuple(found.shape)} and dtype {found.dtype} in another "
+                "mode."
+            )
         self._take(request, found)
         return found
 
@@ -162,7 +175,12 @@ class _CallVariables:
     def end(self) -> None:
         mode = self._mode
         if self._count < len(mode.variables):
-            raise _missing_variable(mode.name, self._count, mode.requests)
+            missing = mode.requests[self._count]
+            raise _different(
+                f"The model function created {self._count} variables in mode {mode.name!r}, but "
+                f"{len(mode.requests)} in an earlier call: {missing.path!r} with shape "
+                f"{missing.shape} is missing."
+            )
         mode.is_complete = True
 
 
@@ -171,62 +189,15 @@ def _name(path: str, number: int) -> str:
     return path if number == 1 else f"{path}#{number}"
 
 
-_EXPECTED = "the same variables in the same order in every call of a mode."
-_FIX = (
-    "create layers, optimizers and metrics unconditionally in each call of the model function; "
-    "or build them outside it, in the strategy's scope."
-)
-
-
-def _changed_variable(
-    mode: str, index: int, known: VariableRequest, request: VariableRequest
-) -> ValueError:
+def _different(received: str) -> ValueError:
     return ValueError(
         explain(
-            f"Variable {index + 1} of the model function in mode {mode!r} is "
-            f"{request.path!r} with shape {request.shape} and dtype {request.dtype}; in an earlier "
-            f"call it was {known.path!r} with shape {known.shape} and dtype {known.dtype}.",
-            expected=_EXPECTED,
-            fix=_FIX,
-            code="SG901",
-        )
-    )
-
-
-def _extra_variable(mode: str, request: VariableRequest, count: int) -> ValueError:
-    return ValueError(
-        explain(
-            f"The model function created more than the {count} variables of an earlier call in "
-            f"mode {mode!r}: {request.path!r} with shape {request.shape}.",
-            expected=_EXPECTED,
-            fix=_FIX,
-            code="SG901",
-        )
-    )
-
-
-def _missing_variable(mode: str, count: int, requests: list[VariableRequest]) -> ValueError:
-    return ValueError(
-        explain(
-            f"The model function created {count} variables in mode {mode!r}, but {len(requests)} "
-            f"in an earlier call: {requests[count].path!r} with shape {requests[count].shape} is "
-            "missing.",
-            expected=_EXPECTED,
-            fix=_FIX,
-            code="SG901",
-        )
-    )
-
-
-def _conflicting_shape(
-    mode: str, name: str, found: keras.Variable, request: VariableRequest
-) -> ValueError:
-    return ValueError(
-        explain(
-            f"Variable {name!r} has shape {request.shape} and dtype {request.dtype} in mode "
-            f"{mode!r}, but shape {tuple(found.shape)} and dtype {found.dtype} in another mode.",
-            expected="the same shape and dtype for a path in all modes.",
-            fix="give the different layers different names.",
+            received,
+            expected="the same variables in the same order in every call of a mode, and the same "
+            "shape and dtype for a path in all modes.",
+            fix="create layers, optimizers and metrics unconditionally in each call of the model "
+            "function, with different names if they differ; or build them outside it, in the "
+            "strategy's scope.",
             code="SG901",
         )
     )
@@ -309,23 +280,25 @@ class ModelCheckpoints:
 
 def read_names(path: str) -> list[str]:
     """Returns the sorted names of a checkpoint's variables. Call on every process."""
-    manifest = run_on_first("Estimator.get_variable_names", lambda: load_manifest(Path(path)))
+    return sorted(run_on_first("Estimator.get_variable_names", lambda: _entries(path)[2]))
+
+
+def _entries(path: str) -> tuple[dict[str, Any], str, list[str]]:
+    """Returns a checkpoint's manifest, the item that holds the variables, and their names."""
+    manifest = load_manifest(Path(path))
     item = manifest["objects"][VARIABLES]["item"]
-    return sorted(entry["path"] for entry in manifest["items"][item])
+    return manifest, item, [entry["path"] for entry in manifest["items"][item]]
 
 
 def read_values(path: str) -> dict[str, Any]:
     """Returns the values of a checkpoint's variables by name."""
-    manifest = load_manifest(Path(path))
-    item = manifest["objects"][VARIABLES]["item"]
+    manifest, item, _ = _entries(path)
     return dict(load_arrays(Path(path), manifest, [item])[item])
 
 
 def read_variable(path: str, name: str) -> Any:
     """Returns the value of one variable in a checkpoint."""
-    manifest = load_manifest(Path(path))
-    item = manifest["objects"][VARIABLES]["item"]
-    names = [entry["path"] for entry in manifest["items"][item]]
+    manifest, item, names = _entries(path)
     wanted = name.removesuffix(":0")
     if wanted not in names:
         raise ValueError(

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
+import jax
 import keras
 import numpy as np
 from jax.core import Tracer
 
 from stratagem.errors import explain
-from stratagem.estimator.exporting.export_output import (
+from stratagem.estimator.checks import check_known
+from stratagem.estimator.export import (
     ClassificationOutput,
     ExportOutput,
     PredictOutput,
     RegressionOutput,
 )
-from stratagem.estimator.feature_column.numeric import NumericColumn
-from stratagem.estimator.heads.head import Head
-
-if TYPE_CHECKING:
-    import jax
+from stratagem.estimator.feature_column.columns import NumericColumn
+from stratagem.estimator.premade.heads import Head, matching_labels, select
 
 # Class labels: conversion between strings and ids, and checks of shape and range.
 
@@ -57,15 +56,7 @@ def label_ids(labels: object, vocabulary: Sequence[str] | None, n_classes: int) 
         return array.astype(np.int32) if array.dtype.kind in "iub" else array
     ids = {word: index for index, word in enumerate(vocabulary)}
     words = [w.decode() if isinstance(w, bytes) else str(w) for w in array.ravel().tolist()]
-    unknown = sorted(set(words) - set(ids))
-    if unknown:
-        raise ValueError(
-            explain(
-                f"Labels {unknown[:5]} are not in the vocabulary {list(vocabulary)}.",
-                expected="labels from the vocabulary.",
-                fix="add them to label_vocabulary.",
-            )
-        )
+    check_known("Labels", sorted(set(words)), ids)
     return np.asarray([ids[word] for word in words], np.int32).reshape(array.shape)
 
 
@@ -88,33 +79,6 @@ def class_names(vocabulary: Sequence[str] | None, n_classes: int) -> np.ndarray:
     """Returns class names as bytes, as in TensorFlow; without a vocabulary, the ids in digits."""
     words = range(n_classes) if vocabulary is None else vocabulary
     return np.asarray([str(word).encode() for word in words], dtype=object)
-
-
-def matching_labels(
-    labels: Any, logits: jax.Array | np.ndarray, dimension: int
-) -> jax.Array | np.ndarray:
-    """Returns labels in the shape of the logits except for the last axis, `dimension`."""
-    if labels is None:
-        raise ValueError(
-            explain(
-                "labels is None.",
-                expected="labels for training and evaluation.",
-                fix="return (features, labels) from the input function.",
-            )
-        )
-    if labels.ndim == logits.ndim - 1 and dimension == 1:
-        labels = labels[..., None]
-    wanted = (*logits.shape[:-1], dimension)
-    if tuple(labels.shape) != wanted:
-        raise ValueError(
-            explain(
-                f"labels have shape {tuple(labels.shape)} with logits of shape "
-                f"{tuple(logits.shape)}.",
-                expected=f"shape {wanted}.",
-                fix="check n_classes or label_dimension, and the labels of the input function.",
-            )
-        )
-    return labels
 
 
 # ClassHead: base of classification heads, with class names and ids.
@@ -167,28 +131,6 @@ class ClassHead(Head):
             "all_class_ids": all_ids,
             "all_classes": all_ids,
         }
-
-
-# Selection of predictions by TensorFlow's names.
-
-
-def select(
-    available: Mapping[str, Callable[[], Any]], keys: Sequence[str] | None
-) -> dict[str, Any]:
-    """Computes the requested predictions; None for all."""
-    unknown = [key for key in keys or () if key not in available]
-    if unknown:
-        raise ValueError(
-            explain(
-                f"Prediction keys {unknown} are unknown.",
-                expected=f"some of {list(available)}.",
-                fix="correct the names, or omit keys for all predictions.",
-            )
-        )
-    return {key: available[key]() for key in keys or available}
-
-
-# BinaryClassHead: binary classification.
 
 
 class BinaryClassHead(ClassHead):

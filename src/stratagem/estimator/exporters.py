@@ -1,37 +1,23 @@
-"""TrainSpec and EvalSpec: settings of train_and_evaluate."""
+"""Exporters: export of the best, the latest or the final checkpoint."""
 
 from __future__ import annotations
 
 import abc
-import dataclasses
 import inspect
 import logging
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stratagem.errors import explain
-from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverListener
-from stratagem.estimator.hooks.session_run_hook import SessionRunHook
-from stratagem.estimator.loops.batches import check_input_fn
-from stratagem.estimator.loops.evaluation_record import read_eval_metrics
-from stratagem.estimator.number_checks import check_minimum, check_number
-from stratagem.estimator.spec import check_instances
+from stratagem.estimator.checks import check_number
+from stratagem.estimator.loops import read_eval_metrics
 
-# Exporters: export of the best, the latest or the final checkpoint.
+if TYPE_CHECKING:
+    from stratagem.estimator.estimator import Estimator
 
 _logger = logging.getLogger(__name__)
-
-
-class Exportable(Protocol):
-    """The parts of an `Estimator` that exporters use."""
-
-    @property
-    def model_dir(self) -> str: ...  # noqa: D102
-
-    @property
-    def export_saved_model(self) -> Callable[..., str]: ...  # noqa: D102
 
 
 class Exporter(abc.ABC):
@@ -61,7 +47,7 @@ class Exporter(abc.ABC):
     @abc.abstractmethod
     def export(
         self,
-        estimator: Exportable,
+        estimator: Estimator,
         export_path: str,
         checkpoint_path: str,
         eval_result: Mapping[str, Any],
@@ -88,19 +74,11 @@ class _ServingExporter(Exporter):
         self,
         name: str,
         serving_input_receiver_fn: Callable[[], Any] | None,
-        assets_extra: Mapping[str, str] | None,
-        as_text: bool,
-        exports_to_keep: int | None,
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        exports_to_keep: int | None = 5,
     ) -> None:
-        if serving_input_receiver_fn is not None and not callable(serving_input_receiver_fn):
-            raise TypeError(
-                explain(
-                    f"serving_input_receiver_fn={serving_input_receiver_fn!r} is not callable.",
-                    expected="a function without arguments that returns a ServingInputReceiver.",
-                    fix="pass sg.estimator.export.build_raw_serving_input_receiver_fn(features).",
-                )
-            )
-        check_minimum("exports_to_keep", exports_to_keep, 1)
+        check_number("exports_to_keep", exports_to_keep, 1)
         self._name = name
         self._receiver_fn = serving_input_receiver_fn
         self._assets_extra = assets_extra
@@ -112,7 +90,7 @@ class _ServingExporter(Exporter):
         """Name of the folder."""
         return self._name
 
-    def _export(self, estimator: Exportable, export_path: str, checkpoint_path: str) -> str:
+    def _export(self, estimator: Estimator, export_path: str, checkpoint_path: str) -> str:
         path = estimator.export_saved_model(
             export_path,
             self._receiver_fn,
@@ -161,7 +139,6 @@ class BestExporter(_ServingExporter):
         exports_to_keep: the number of exports to keep; None for all.
 
     Raises:
-        TypeError: if `serving_input_receiver_fn` is not callable.
         ValueError: if `compare_fn` takes other arguments, or `exports_to_keep` is below 1.
 
     Example:
@@ -193,7 +170,7 @@ class BestExporter(_ServingExporter):
 
     def export(
         self,
-        estimator: Exportable,
+        estimator: Estimator,
         export_path: str,
         checkpoint_path: str,
         eval_result: Mapping[str, Any],
@@ -236,7 +213,6 @@ class LatestExporter(_ServingExporter):
         exports_to_keep: the number of exports to keep; None for all.
 
     Raises:
-        TypeError: if `serving_input_receiver_fn` is not callable.
         ValueError: if `exports_to_keep` is below 1.
 
     Example:
@@ -246,19 +222,9 @@ class LatestExporter(_ServingExporter):
     Source: tensorflow/estimator exporter.py, LatestExporter.
     """
 
-    def __init__(
-        self,
-        name: str,
-        serving_input_receiver_fn: Callable[[], Any],
-        assets_extra: Mapping[str, str] | None = None,
-        as_text: bool = False,
-        exports_to_keep: int | None = 5,
-    ) -> None:
-        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
-
     def export(
         self,
-        estimator: Exportable,
+        estimator: Estimator,
         export_path: str,
         checkpoint_path: str,
         eval_result: Mapping[str, Any],
@@ -276,9 +242,6 @@ class FinalExporter(_ServingExporter):
         serving_input_receiver_fn: returns a `ServingInputReceiver`, which describes the inputs.
         assets_extra: files to copy: paths in the export to source paths.
         as_text: True to also write the programs as readable MLIR.
-
-    Raises:
-        TypeError: if `serving_input_receiver_fn` is not callable.
 
     Example:
         >>> sg.estimator.FinalExporter("final", lambda: None).name
@@ -298,7 +261,7 @@ class FinalExporter(_ServingExporter):
 
     def export(
         self,
-        estimator: Exportable,
+        estimator: Estimator,
         export_path: str,
         checkpoint_path: str,
         eval_result: Mapping[str, Any],
@@ -321,121 +284,3 @@ def _check_comparison(compare_fn: object) -> None:
                 fix="rename its arguments: they are passed by name.",
             )
         )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TrainSpec:
-    """Training settings of `train_and_evaluate`.
-
-    Args:
-        input_fn: returns the training data.
-        max_steps: the global step to stop at; None to train to the end of the data.
-        hooks: called around each step, on all workers.
-        saving_listeners: called around each checkpoint, on the chief.
-
-    Raises:
-        TypeError: if `input_fn` is not callable, or a hook or listener has the wrong type.
-        ValueError: if `max_steps` is below 1.
-
-    Example:
-        >>> spec = sg.estimator.TrainSpec(lambda: [], max_steps=1000)
-        >>> spec.hooks
-        ()
-
-    Source: tensorflow/estimator training.py, TrainSpec.
-    """
-
-    input_fn: Callable[..., Any]
-    max_steps: int | None = None
-    hooks: Sequence[SessionRunHook] | None = None
-    saving_listeners: Sequence[CheckpointSaverListener] | None = None
-
-    def __post_init__(self) -> None:
-        check_input_fn(self.input_fn)
-        check_number("max_steps", self.max_steps, is_integer=True)
-        check_minimum("max_steps", self.max_steps, 1)
-        hooks = check_instances("hooks", self.hooks, SessionRunHook)
-        object.__setattr__(self, "hooks", hooks)
-        listeners = check_instances(
-            "saving_listeners", self.saving_listeners, CheckpointSaverListener
-        )
-        object.__setattr__(self, "saving_listeners", listeners)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class EvalSpec:
-    """Evaluation settings and exporters of `train_and_evaluate`.
-
-    Args:
-        input_fn: returns the evaluation data.
-        steps: the number of global batches to evaluate; None for all.
-        name: distinguishes several evaluations; becomes part of the folder name.
-        hooks: called around each evaluation step.
-        exporters: an `Exporter`, or several with different names.
-        start_delay_secs: seconds that a separate evaluator waits before it begins.
-        throttle_secs: minimum seconds from the start of one evaluation to the next.
-
-    Raises:
-        TypeError: if `input_fn` is not callable, `name` is not a string, or a hook or exporter has
-            the wrong type.
-        ValueError: if `steps` is below 1, a time is negative, or exporters share a name.
-
-    Example:
-        >>> sg.estimator.EvalSpec(lambda: [], throttle_secs=60).steps
-        100
-
-    Source: tensorflow/estimator training.py, EvalSpec.
-    """
-
-    input_fn: Callable[..., Any]
-    steps: int | None = 100
-    name: str | None = None
-    hooks: Sequence[SessionRunHook] | None = None
-    exporters: Exporter | Iterable[Exporter] | None = None
-    start_delay_secs: float = 120
-    throttle_secs: float = 600
-
-    def __post_init__(self) -> None:
-        check_input_fn(self.input_fn)
-        check_number("steps", self.steps, is_integer=True)
-        check_minimum("steps", self.steps, 1)
-        if self.name is not None and not isinstance(self.name, str):
-            raise TypeError(
-                explain(
-                    f"name={self.name!r} is of type {type(self.name).__name__}.",
-                    expected="a string or None.",
-                    fix='pass name="test", for example.',
-                )
-            )
-        hooks = check_instances("hooks", self.hooks, SessionRunHook)
-        object.__setattr__(self, "hooks", hooks)
-        object.__setattr__(self, "exporters", _checked_exporters(self.exporters))
-        check_minimum("start_delay_secs", self.start_delay_secs, 0)
-        check_minimum("throttle_secs", self.throttle_secs, 0)
-
-
-def _checked_exporters(exporters: object) -> tuple[Exporter, ...]:
-    found: tuple[Any, ...] = ()
-    if isinstance(exporters, Iterable) and not isinstance(exporters, str):
-        found = tuple(exporters)
-    elif exporters is not None:
-        found = (exporters,)
-    for exporter in found:
-        if not isinstance(exporter, Exporter):
-            raise TypeError(
-                explain(
-                    f"exporters contains {exporter!r} of type {type(exporter).__name__}.",
-                    expected="an Exporter or a list of Exporters.",
-                    fix="derive the class from sg.estimator.Exporter.",
-                )
-            )
-    names = [exporter.name for exporter in found]
-    if len(set(names)) != len(names) or not all(names):
-        raise ValueError(
-            explain(
-                f"The exporter names {names} are empty or not unique.",
-                expected="a different name for each exporter, since it names its folder.",
-                fix="give the exporters different names.",
-            )
-        )
-    return found

@@ -1,4 +1,4 @@
-"""train_and_evaluate: training with evaluation, in one process or as a cluster task."""
+"""TrainSpec and EvalSpec: settings of train_and_evaluate."""
 
 from __future__ import annotations
 
@@ -6,25 +6,31 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stratagem import settings
-from stratagem.cluster.roles import task_count
-from stratagem.cluster.spec import ClusterSpec
 from stratagem.devices.collectives import host
 from stratagem.errors import DeadlineExceededError, explain
-from stratagem.estimator.estimator_protocol import EstimatorProtocol, check_estimator
-from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverListener
-from stratagem.estimator.hooks.session_run_hook import Session
-from stratagem.estimator.hooks.timers import Clock, SecondOrStepTimer
-from stratagem.estimator.settings.run_config import RunConfig
-from stratagem.estimator.settings.strategy_choice import close_strategies, training_strategy
-from stratagem.estimator.tasks.train_spec import EvalSpec, TrainSpec
+from stratagem.estimator.checks import check_type
+from stratagem.estimator.estimator import (
+    Estimator,
+    remote_cluster_of,
+    run_remotely,
+)
+from stratagem.estimator.exporters import Exporter
+from stratagem.estimator.hooks import Clock, SecondOrStepTimer, Session, SessionRunHook
+from stratagem.estimator.run_config import (
+    RunConfig,
+    check_number,
+    close_strategies,
+    training_strategy,
+)
+from stratagem.estimator.saving_hooks import CheckpointSaverListener
+from stratagem.estimator.spec import check_instances
 from stratagem.group.current import current_group
 from stratagem.keras.evaluation.checkpoint_loop import StopNotice
-from stratagem.launch.remote.remote_cluster import RemoteCluster
 from stratagem.launch.remote.server import run_standard_server
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
 from stratagem.strategies.base.strategy import NonTraining
@@ -32,9 +38,116 @@ from stratagem.strategies.base.strategy import NonTraining
 if TYPE_CHECKING:
     from stratagem.estimator.estimator import Estimator
 
-# Evaluation and export of new checkpoints.
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainSpec:
+    """Training settings of `train_and_evaluate`.
+
+    Args:
+        input_fn: returns the training data.
+        max_steps: the global step to stop at; None to train to the end of the data.
+        hooks: called around each step, on all workers.
+        saving_listeners: called around each checkpoint, on the chief.
+
+    Raises:
+        TypeError: if `input_fn` is not callable, or a hook or listener has the wrong type.
+        ValueError: if `max_steps` is below 1.
+
+    Example:
+        >>> spec = sg.estimator.TrainSpec(lambda: [], max_steps=1000)
+        >>> spec.hooks
+        ()
+
+    Source: tensorflow/estimator training.py, TrainSpec.
+    """
+
+    input_fn: Callable[..., Any]
+    max_steps: int | None = None
+    hooks: Sequence[SessionRunHook] | None = None
+    saving_listeners: Sequence[CheckpointSaverListener] | None = None
+
+    def __post_init__(self) -> None:
+        check_type("input_fn", self.input_fn, callable, "a function that returns a dataset")
+        check_number("max_steps", self.max_steps, 1)
+        hooks = check_instances("hooks", self.hooks, SessionRunHook)
+        object.__setattr__(self, "hooks", hooks)
+        listeners = check_instances(
+            "saving_listeners", self.saving_listeners, CheckpointSaverListener
+        )
+        object.__setattr__(self, "saving_listeners", listeners)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EvalSpec:
+    """Evaluation settings and exporters of `train_and_evaluate`.
+
+    Args:
+        input_fn: returns the evaluation data.
+        steps: the number of global batches to evaluate; None for all.
+        name: distinguishes several evaluations; becomes part of the folder name.
+        hooks: called around each evaluation step.
+        exporters: an `Exporter`, or several with different names.
+        start_delay_secs: seconds that a separate evaluator waits before it begins.
+        throttle_secs: minimum seconds from the start of one evaluation to the next.
+
+    Raises:
+        TypeError: if `input_fn` is not callable, `name` is not a string, or a hook or exporter has
+            the wrong type.
+        ValueError: if `steps` is below 1, a time is negative, or exporters share a name.
+
+    Example:
+        >>> sg.estimator.EvalSpec(lambda: [], throttle_secs=60).steps
+        100
+
+    Source: tensorflow/estimator training.py, EvalSpec.
+    """
+
+    input_fn: Callable[..., Any]
+    steps: int | None = 100
+    name: str | None = None
+    hooks: Sequence[SessionRunHook] | None = None
+    exporters: Exporter | Iterable[Exporter] | None = None
+    start_delay_secs: float = 120
+    throttle_secs: float = 600
+
+    def __post_init__(self) -> None:
+        check_type("input_fn", self.input_fn, callable, "a function that returns a dataset")
+        check_number("steps", self.steps, 1)
+        check_type("name", self.name, str | None, "a string or None")
+        hooks = check_instances("hooks", self.hooks, SessionRunHook)
+        object.__setattr__(self, "hooks", hooks)
+        object.__setattr__(self, "exporters", _checked_exporters(self.exporters))
+        for name in ("start_delay_secs", "throttle_secs"):
+            check_number(name, getattr(self, name), 0, is_integer=False)
+
+
+def _checked_exporters(exporters: object) -> tuple[Exporter, ...]:
+    found: tuple[Any, ...] = ()
+    if isinstance(exporters, Iterable) and not isinstance(exporters, str):
+        found = tuple(exporters)
+    elif exporters is not None:
+        found = (exporters,)
+    for exporter in found:
+        check_type("exporters", exporter, Exporter, "an Exporter or a list of Exporters")
+    names = [exporter.name for exporter in found]
+    if len(set(names)) != len(names) or not all(names):
+        raise ValueError(
+            explain(
+                f"The exporter names {names} are empty or not unique.",
+                expected="a different name for each exporter, since it names its folder.",
+                fix="give the exporters different names.",
+            )
+        )
+    return found
+
+
+# train_and_evaluate: training with evaluation, in one process or as a cluster task.
+
+
+# Evaluation and export of new checkpoints.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +164,7 @@ class CheckpointEvaluation:
 class CheckpointEvaluator:
     """Evaluates and exports each checkpoint once; `max_steps` of None means no limit."""
 
-    estimator: EstimatorProtocol
+    estimator: Estimator
     eval_spec: EvalSpec
     max_steps: int | None
     _done: str | None = dataclasses.field(default=None, init=False)
@@ -163,7 +276,7 @@ _FIRST_LOG_S = 30.0
 
 
 def run_evaluator(
-    estimator: EstimatorProtocol,
+    estimator: Estimator,
     train_spec: TrainSpec,
     eval_spec: EvalSpec,
     *,
@@ -254,36 +367,12 @@ class EvaluatorLoop:
 
 # Standalone clients: runs an Estimator's work on a remote cluster.
 
-_EVALUATOR = ("evaluator", 0)
-
-
-def remote_cluster_of(config: RunConfig) -> ClusterSpec | None:
-    """Returns the cluster that this program is a client of, or None."""
-    both = config.experimental_distribute
-    cluster: Any = None if both is None else both.remote_cluster
-    return cluster
-
-
-def run_remotely(
-    estimator: Estimator | EstimatorProtocol,
-    work: Callable[..., Any],
-    arguments: Sequence[Any] = (),
-) -> Any:
-    """Calls a function with a copy of the Estimator: on the coordinator, or else on every task."""
-    cluster = remote_cluster_of(estimator.config)
-    assert cluster is not None
-    is_lockstep = not task_count(cluster, "ps")
-    has_evaluator = is_lockstep and task_count(cluster, _EVALUATOR[0]) > 0
-    return RemoteCluster(cluster).run(
-        work, (estimator, *arguments), answer_of=_EVALUATOR if has_evaluator else None
-    )
-
 
 _Results = tuple[Mapping[str, Any] | None, Sequence[str | None] | None]
 
 
 def train_and_evaluate(
-    estimator: EstimatorProtocol, train_spec: TrainSpec, eval_spec: EvalSpec
+    estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> _Results:
     """Trains an Estimator and evaluates its checkpoints; all tasks run the same program.
 
@@ -318,9 +407,9 @@ def train_and_evaluate(
 
     Source: tensorflow/estimator training.py, train_and_evaluate.
     """
-    check_estimator(estimator)
-    _check_spec("train_spec", train_spec, TrainSpec)
-    _check_spec("eval_spec", eval_spec, EvalSpec)
+    check_type("estimator", estimator, Estimator, "an Estimator")
+    check_type("train_spec", train_spec, TrainSpec, "a TrainSpec")
+    check_type("eval_spec", eval_spec, EvalSpec, "an EvalSpec")
     if remote_cluster_of(estimator.config) is not None:
         return run_remotely(estimator, _run_remote_task, (train_spec, eval_spec))
     if estimator.config.task_type == "evaluator":
@@ -334,16 +423,14 @@ def train_and_evaluate(
     return _run_in_one_process(estimator, train_spec, eval_spec)
 
 
-def _run_remote_task(
-    estimator: EstimatorProtocol, train_spec: TrainSpec, eval_spec: EvalSpec
-) -> _Results:
+def _run_remote_task(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> _Results:
     """Runs a client's job on one task; a coordinator is the only task with the program."""
     if estimator.config.num_ps_replicas:
         return _run_in_one_process(estimator, train_spec, eval_spec)
     return train_and_evaluate(estimator, train_spec, eval_spec)
 
 
-def _run_cluster_task(estimator: EstimatorProtocol, train_spec: TrainSpec) -> None:
+def _run_cluster_task(estimator: Estimator, train_spec: TrainSpec) -> None:
     """Trains, or serves a task that coordinates the training."""
     strategy = training_strategy(estimator.config)
     if strategy is not None and isinstance(strategy.executor, NonTraining):
@@ -357,7 +444,7 @@ def _run_cluster_task(estimator: EstimatorProtocol, train_spec: TrainSpec) -> No
 
 
 def _run_in_one_process(
-    estimator: EstimatorProtocol, train_spec: TrainSpec, eval_spec: EvalSpec
+    estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> _Results:
     evaluator = CheckpointEvaluator(estimator, eval_spec, train_spec.max_steps)
     listener = EvaluationListener(evaluator, eval_spec.throttle_secs)
@@ -380,7 +467,7 @@ def _require_lockstep(config: RunConfig) -> None:
         )
 
 
-def _train(estimator: EstimatorProtocol, spec: TrainSpec, listeners: Sequence[Any]) -> None:
+def _train(estimator: Estimator, spec: TrainSpec, listeners: Sequence[Any]) -> None:
     estimator.train(
         spec.input_fn,
         hooks=list(spec.hooks or ()),
@@ -391,14 +478,3 @@ def _train(estimator: EstimatorProtocol, spec: TrainSpec, listeners: Sequence[An
 
 def _results(evaluation: CheckpointEvaluation | None) -> _Results:
     return (None, None) if evaluation is None else (evaluation.metrics, evaluation.exports)
-
-
-def _check_spec(name: str, spec: object, wanted: type) -> None:
-    if not isinstance(spec, wanted):
-        raise TypeError(
-            explain(
-                f"{name}={spec!r} is of type {type(spec).__name__}.",
-                expected=f"a {wanted.__name__}.",
-                fix=f"pass sg.estimator.{wanted.__name__}(input_fn, ...).",
-            )
-        )

@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import jax
 import keras
 import numpy as np
 
 from stratagem.errors import explain
+from stratagem.estimator.checks import check_known, check_one_of, check_type
 from stratagem.estimator.estimator import Estimator
-from stratagem.estimator.exporting.export_output import PredictOutput
-from stratagem.estimator.mode_keys import ModeKeys
-from stratagem.estimator.settings.run_config import RunConfig
-from stratagem.estimator.spec import DEFAULT_SIGNATURE, EstimatorSpec, Scaffold, minimize
+from stratagem.estimator.export import PredictOutput
+from stratagem.estimator.run_config import RunConfig
+from stratagem.estimator.spec import DEFAULT_SIGNATURE, EstimatorSpec, ModeKeys, Scaffold, minimize
 from stratagem.keras.private.trainers import (
     compile_arguments,
     named_metrics,
@@ -65,15 +65,8 @@ def targets_of(model: keras.Model, outputs: object, targets: object, kind: str) 
     if not isinstance(targets, Mapping):
         return targets
     names = output_names(model, outputs)
-    unknown = sorted(set(targets) - set(names)) if kind == "sample_weights" else []
-    if unknown:
-        raise ValueError(
-            explain(
-                f"sample_weights has the unknown names {unknown}.",
-                expected=f"output names from {names}.",
-                fix="correct the names; outputs without weights use 1.",
-            )
-        )
+    if kind == "sample_weights":
+        check_known(kind, targets, names)
     if kind == "labels":
         targets = _chosen(targets, kind, names, "outputs")
     chosen = {name: targets.get(name) for name in names}
@@ -119,12 +112,6 @@ def _chosen(values: Mapping[str, Any], kind: str, names: list[str], role: str) -
 _METRICS = ("metrics", "weighted_metrics")
 
 
-class _Configured(Protocol):
-    """A Keras object."""
-
-    def get_config(self) -> dict[str, Any]: ...
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Recipe:
     """Class and config that recreate a Keras object; unlike the object, always picklable."""
@@ -133,7 +120,7 @@ class _Recipe:
     config: dict[str, Any]
 
     @classmethod
-    def of(cls, instance: _Configured) -> _Recipe:
+    def of(cls, instance: Any) -> _Recipe:
         return cls(type(instance), instance.get_config())
 
     def make(self) -> Any:
@@ -242,15 +229,7 @@ class KerasModelFunction:
         return {names[name]: metric for name, metric in metrics.items()}
 
     def _exported(self, predictions: dict[str, Any]) -> dict[str, Any]:
-        unknown = sorted(set(self._export_outputs) - set(predictions))
-        if unknown:
-            raise ValueError(
-                explain(
-                    f"export_outputs has the unknown names {unknown}.",
-                    expected=f"output names of the Keras model: {sorted(predictions)}.",
-                    fix="correct the names.",
-                )
-            )
+        check_known("export_outputs", self._export_outputs, predictions)
         outputs = {name: make(predictions[name]) for name, make in self._export_outputs.items()}
         return {DEFAULT_SIGNATURE: PredictOutput(predictions), **outputs}
 
@@ -352,43 +331,19 @@ def _compiled_model(
     model: keras.Model | None,
     path: str | os.PathLike[str] | None,
     custom_objects: Mapping[str, Any] | None,
-    checkpoint_format: object,
+    checkpoint_format: str | None,
 ) -> keras.Model:
     """Returns the given model, or loads the saved one."""
-    if (model is None) == (path is None):
-        raise ValueError(
-            explain(
-                f"model_to_estimator received keras_model={model!r} and keras_model_path={path!r}.",
-                expected="exactly one of the two.",
-                fix="pass the model or the path of a saved model.",
-            )
-        )
-    _check_format(checkpoint_format)
+    check_one_of("model_to_estimator", keras_model=model, keras_model_path=path)
+    if checkpoint_format is not None:
+        check_known("checkpoint_format", [checkpoint_format], ("checkpoint", "saver"))
     found: Any = model if path is None else keras.saving.load_model(path, custom_objects)
     _check_model(found)
     return found
 
 
-def _check_format(checkpoint_format: object) -> None:
-    if checkpoint_format not in (None, "checkpoint", "saver"):
-        raise ValueError(
-            explain(
-                f"checkpoint_format={checkpoint_format!r} is unknown.",
-                expected='None, "checkpoint" or "saver".',
-                fix="omit it: all of them have the same effect.",
-            )
-        )
-
-
-def _check_model(model: object) -> None:
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            explain(
-                f"keras_model={model!r} is of type {type(model).__name__}.",
-                expected="a Keras model.",
-                fix="pass keras_model_path=... for a saved one.",
-            )
-        )
+def _check_model(model: Any) -> None:
+    check_type("keras_model", model, keras.Model, "a Keras model")
     if not model.compiled or model.optimizer is None:
         raise ValueError(
             explain(

@@ -1,20 +1,29 @@
-"""RunConfig: output folder, intervals and strategies of an Estimator."""
+"""RunConfig: output folder, intervals, cluster task and strategies of an Estimator."""
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import functools
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
+from stratagem import environment
 from stratagem.cluster.processes import check_cluster
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver, tf_config
 from stratagem.cluster.roles import is_chief, normalize_cluster_spec, task_count
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import explain
-from stratagem.estimator.number_checks import check_minimum, check_number
+from stratagem.estimator.checks import check_known, check_number, check_one_of, check_type
+from stratagem.launch.remote.jobs.lockstep import JOB_VARIABLE
+from stratagem.parameter_server.strategy.parameter_server_strategy import ParameterServerStrategy
+from stratagem.resources import Closing
 from stratagem.strategies.base.strategy import Strategy
+
+# RunConfig: output folder, intervals and strategies of an Estimator.
+
 
 # DistributeConfig: strategies for training and evaluation.
 
@@ -57,14 +66,13 @@ class DistributeConfig:
 
 def check_strategy(name: str, strategy: object) -> None:
     """Raises TypeError unless the argument is a strategy, a callable or None."""
-    if strategy is not None and not isinstance(strategy, Strategy) and not callable(strategy):
-        raise TypeError(
-            explain(
-                f"{name}={strategy!r} is of type {type(strategy).__name__}.",
-                expected="a strategy, a function that returns one, or None for one device.",
-                fix=f"pass {name}=sg.MirroredStrategy(), for example.",
-            )
-        )
+    check_type(
+        name, strategy, _is_strategy_or_function, "a strategy or a function that returns one"
+    )
+
+
+def _is_strategy_or_function(value: object) -> bool:
+    return value is None or isinstance(value, Strategy) or callable(value)
 
 
 # Task of this process in the `TF_CONFIG` cluster, as an Estimator uses it.
@@ -191,14 +199,7 @@ def _global_id(spec: ClusterSpec, task_type: str, task_id: int) -> int:
 
 def _service() -> Mapping[str, Any] | None:
     service = tf_config().get("service")
-    if service is not None and not isinstance(service, dict):
-        raise TypeError(
-            explain(
-                f"TF_CONFIG['service'] is {service!r} of type {type(service).__name__}.",
-                expected="a JSON object.",
-                fix="remove it: Stratagem does not use it.",
-            )
-        )
+    check_type("TF_CONFIG['service']", service, dict | None, "a JSON object")
     return service
 
 
@@ -304,22 +305,17 @@ class RunConfig:
             secs = _DEFAULT_SAVE_SECS if secs is _UNSET else secs
         elif secs is _UNSET:
             secs = None
-        if steps is not None and secs is not None:
-            raise ValueError(
-                explain(
-                    f"save_checkpoints_steps={steps} and save_checkpoints_secs={secs} are both "
-                    "set.",
-                    expected="at most one of them.",
-                    fix="remove one of them.",
-                )
-            )
+        check_one_of(
+            "RunConfig", is_required=False, save_checkpoints_steps=steps, save_checkpoints_secs=secs
+        )
         object.__setattr__(self, "save_checkpoints_steps", steps)
         object.__setattr__(self, "save_checkpoints_secs", secs)
 
     def _check_settings(self) -> None:
         for name, (is_integer, minimum, is_excluded) in _NUMBERS.items():
-            check_number(name, getattr(self, name), is_integer=is_integer)
-            check_minimum(name, getattr(self, name), minimum, excluded=is_excluded)
+            check_number(
+                name, getattr(self, name), minimum, excluded=is_excluded, is_integer=is_integer
+            )
         if self.device_fn is not None:
             raise ValueError(
                 explain(
@@ -328,25 +324,12 @@ class RunConfig:
                     fix="pass train_distribute=sg.OneDeviceStrategy(device) or another strategy.",
                 )
             )
-        if self.protocol not in (None, "grpc", "grpc+verbs"):
-            raise ValueError(
-                explain(
-                    f"protocol={self.protocol!r} is unknown.",
-                    expected='"grpc", "grpc+verbs" or None.',
-                    fix="omit it: strategies choose their own transport.",
-                )
-            )
+        if self.protocol is not None:
+            check_known("protocol", [self.protocol], ("grpc", "grpc+verbs"))
 
     def _choose_strategies(self) -> None:
         both = self.experimental_distribute
-        if both is not None and not isinstance(both, DistributeConfig):
-            raise TypeError(
-                explain(
-                    f"experimental_distribute={both!r} is of type {type(both).__name__}.",
-                    expected="a DistributeConfig.",
-                    fix="pass sg.estimator.DistributeConfig(train_distribute=strategy).",
-                )
-            )
+        check_type("experimental_distribute", both, DistributeConfig | None, "a DistributeConfig")
         for name in ("train_distribute", "eval_distribute"):
             direct, other = getattr(self, name), getattr(both, name, None)
             check_strategy(name, direct)
@@ -403,15 +386,7 @@ class RunConfig:
             >>> sg.estimator.RunConfig().replace(save_checkpoints_steps=10).save_checkpoints_secs
         """
         settings = [field.name for field in _settings_of(self)]
-        unknown = sorted(set(changes) - set(settings))
-        if unknown:
-            raise ValueError(
-                explain(
-                    f"RunConfig has no settings {unknown}.",
-                    expected=f"names among {sorted(settings)}.",
-                    fix="correct the names; set cluster properties through TF_CONFIG.",
-                )
-            )
+        check_known("RunConfig.replace", sorted(changes), settings)
         before: dict[str, Any] = {name: getattr(self, name) for name in settings}
         if "experimental_distribute" in changes:
             for name in ("train_distribute", "eval_distribute"):
@@ -482,3 +457,61 @@ def _strategy_maker(strategy: Strategy) -> Any:
     """Returns a function that recreates a strategy elsewhere, if possible."""
     is_recreatable = isinstance(strategy, Strategy) and strategy.recreate is not None
     return strategy.recreate if is_recreatable else strategy
+
+
+# Training strategy of an Estimator, created in the process that uses it.
+
+
+# TensorFlow's default in a cluster with parameter servers.
+_INDEPENDENT_WORKERS = functools.partial(ParameterServerStrategy, independent=True)
+
+# All Estimators of this process that name the same factory share its strategy.
+_strategies: dict[Callable[[], Any], Strategy] = {}
+
+
+def training_strategy(config: RunConfig) -> Strategy | None:
+    """Returns this process's training strategy, creating it if necessary; None for one device."""
+    strategy = config.train_distribute
+    if strategy is None and config.num_ps_replicas:
+        # A job sent by a client runs once in such a cluster, not in each worker.
+        is_sent = environment.lookup(JOB_VARIABLE) is not None
+        strategy = ParameterServerStrategy if is_sent else _INDEPENDENT_WORKERS
+    if strategy is None and config.num_worker_replicas > 1:
+        raise ValueError(
+            explain(
+                f"{config.num_worker_replicas} tasks of {config.cluster_spec!r} cannot train "
+                "together without a strategy or parameter servers.",
+                expected="a multi-worker strategy, or parameter servers in TF_CONFIG.",
+                fix="pass RunConfig(train_distribute=sg.MultiWorkerMirroredStrategy), or add ps "
+                "tasks to TF_CONFIG.",
+                code="SG902",
+            )
+        )
+    return resolve_strategy(strategy)
+
+
+def resolve_strategy(factory: Strategy | Callable[[], Any] | None) -> Strategy | None:
+    """Returns a strategy; a factory is called once per process, and None stays None."""
+    if factory is None or isinstance(factory, Strategy):
+        return factory
+    if factory not in _strategies:
+        strategy = factory()
+        check_type(f"The result of {factory!r}", strategy, Strategy, "a strategy")
+        _strategies[factory] = strategy
+        atexit.unregister(_close_at_exit)
+        atexit.register(_close_at_exit)  # runs before the strategy's own exit handlers
+    return _strategies[factory]
+
+
+def close_strategies() -> None:
+    """Closes all strategies created by factories; parameter servers end with their leader."""
+    while _strategies:
+        _, strategy = _strategies.popitem()
+        if isinstance(strategy, Closing):
+            strategy.close()
+
+
+def _close_at_exit() -> None:
+    """Closes strategies, waiting for other workers, unless this program failed."""
+    if getattr(sys, "last_value", None) is None:
+        close_strategies()
