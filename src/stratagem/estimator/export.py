@@ -489,8 +489,9 @@ _ASSETS_FOLDER = "assets.extra"
 
 def check_receiver(function: Callable[[], Any]) -> ServingInputReceiver:
     """Calls a `serving_input_receiver_fn` and checks its result."""
-    receiver = function()
     wanted = "an sg.estimator.export.ServingInputReceiver"
+    check_type("serving_input_receiver_fn", function, callable, f"a function that returns {wanted}")
+    receiver = function()
     check_type("The result of serving_input_receiver_fn", receiver, ServingInputReceiver, wanted)
     return receiver
 

@@ -13,7 +13,7 @@ import pytest
 
 import stratagem as sg
 from stratagem import estimator as est
-from tests.unit.estimator.hooks.read_scalars import read_scalars
+from tests.unit.estimator.read_scalars import read_scalars
 
 _RANDOM = np.random.default_rng(7)
 X = _RANDOM.normal(size=(22, 3)).astype("float32")

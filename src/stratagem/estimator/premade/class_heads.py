@@ -11,7 +11,6 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem.errors import explain
-from stratagem.estimator.checks import check_known
 from stratagem.estimator.export import (
     ClassificationOutput,
     ExportOutput,
@@ -56,7 +55,15 @@ def label_ids(labels: object, vocabulary: Sequence[str] | None, n_classes: int) 
         return array.astype(np.int32) if array.dtype.kind in "iub" else array
     ids = {word: index for index, word in enumerate(vocabulary)}
     words = [w.decode() if isinstance(w, bytes) else str(w) for w in array.ravel().tolist()]
-    check_known("Labels", sorted(set(words)), ids)
+    unknown = sorted(set(words) - set(ids))
+    if unknown:
+        raise ValueError(
+            explain(
+                f"Labels {unknown[:5]} are not in the vocabulary {list(vocabulary)}.",
+                expected="labels from the vocabulary.",
+                fix="add them to label_vocabulary.",
+            )
+        )
     return np.asarray([ids[word] for word in words], np.int32).reshape(array.shape)
 
 

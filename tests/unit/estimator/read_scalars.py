@@ -10,7 +10,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 def read_scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Returns (step, value) pairs by tag."""
-    reader = EventAccumulator(str(folder)).Reload()
+    reader = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
     return {
         tag: [
             (event.step, float(make_ndarray(event.tensor_proto))) for event in reader.Tensors(tag)

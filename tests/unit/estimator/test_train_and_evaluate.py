@@ -10,6 +10,7 @@ import pytest
 import stratagem as sg
 from stratagem.devices.collectives import host
 from stratagem.estimator.experimental import stop_if_lower_hook
+from stratagem.estimator.exporters import FinalExporter, LatestExporter
 from stratagem.estimator.hooks import StopAtStepHook
 from stratagem.estimator.run_config import RunConfig, close_strategies
 from stratagem.estimator.saving_hooks import CheckpointSaverListener
@@ -17,13 +18,11 @@ from stratagem.estimator.tasks import (
     CheckpointEvaluator,
     EvalSpec,
     EvaluationListener,
-    FinalExporter,
-    LatestExporter,
     TrainSpec,
     train_and_evaluate,
 )
 from tests.unit.estimator.fake_estimator import FakeEstimator
-from tests.unit.estimator.hooks.fake_loop import FakeClock
+from tests.unit.estimator.fake_loop import FakeClock
 
 # The package's name of that is the function.
 module = sys.modules[train_and_evaluate.__module__]
@@ -53,12 +52,6 @@ def test_evaluates_after_each_checkpoint_and_returns_the_last(tmp_path) -> None:
     evaluation = {"input_fn": eval_fn, "steps": 7, "hooks": [hook], "name": "test"}
     assert estimator.evaluations == [evaluation] * 3
     assert estimator.trained == [{"input_fn": train_fn, "hooks": [], "max_steps": 25}]
-
-
-def test_last_checkpoint_is_evaluated_once(tmp_path) -> None:
-    estimator = FakeEstimator(tmp_path, save_steps=10)
-    train_and_evaluate(estimator, TrainSpec(train_fn, 20), EvalSpec(eval_fn, throttle_secs=0))
-    assert estimator.evaluated == [10, 20]
 
 
 def test_throttled_checkpoints_are_passed_over_but_the_last_is_not(tmp_path) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-
 import keras
 import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.spec import ModelFunction, arguments_of
 from stratagem.estimator.variable_store import VariableStore, current_store
 from tests.unit.estimator.model_functions import (
     cross_entropy,
@@ -222,34 +219,20 @@ def test_a_layer_that_one_mode_freezes_is_trainable_in_another(store) -> None:
     assert build("train").kernel.trainable is True
 
 
-def test_another_shape_is_refused(store) -> None:
-    make(store, "train", (2,))
-    with pytest.raises(ValueError, match=r"Variable 1 of the model function in mode 'train'"):
-        make(store, "train", (3,))
-
-
-def test_another_dtype_is_refused(store) -> None:
-    make(store, "train", (2,))
-    with pytest.raises(ValueError, match="in an earlier call it was 'w' with shape"):
-        make(store, "train", (2,), dtype="float16")
-
-
-def test_one_more_variable_is_refused(store) -> None:
-    make(store, "train", (2,))
-    with pytest.raises(ValueError, match="The model function created more than the"):
-        make(store, "train", (2,), (2,))
-
-
-def test_fewer_variables_are_refused(store) -> None:
+@pytest.mark.parametrize(
+    ("mode", "shapes", "dtype", "words"),
+    [
+        ("train", [(3,), (3,)], "float32", "Variable 1 of the model function in mode 'train'"),
+        ("train", [(2,), (3,)], "float16", "in an earlier call it was 'w' with shape"),
+        ("train", [(2,), (3,), (2,)], "float32", "The model function created more than the"),
+        ("train", [(2,)], "float32", r"an earlier call: 'w' with shape \(3,\) is missing"),
+        ("eval", [(3,)], "float32", "and dtype float32 in mode 'eval', but"),
+    ],
+)
+def test_other_variables_are_refused(store, mode, shapes, dtype, words) -> None:
     make(store, "train", (2,), (3,))
-    with pytest.raises(ValueError, match=r"an earlier call: 'w' with shape \(3,\) is missing"):
-        make(store, "train", (2,))
-
-
-def test_one_path_with_two_shapes_in_two_modes_is_refused(store) -> None:
-    make(store, "train", (2,))
-    with pytest.raises(ValueError, match="and dtype float32 in mode 'eval', but"):
-        make(store, "eval", (3,))
+    with pytest.raises(ValueError, match=words):
+        make(store, mode, *shapes, dtype=dtype)
 
 
 def test_store_is_current_only_in_a_call(store) -> None:
@@ -338,51 +321,3 @@ def test_what_has_no_rows_comes_in_whole_batches_only(tmp_path) -> None:
     assert [batch["total"].shape for batch in batches] == [()] * 3
     with pytest.raises(ValueError, match="Predictions of a batch have the shapes"):
         next(estimator.predict(data))
-
-
-# Model functions receive their arguments and are checked.
-
-SPEC = sg.estimator.EstimatorSpec("infer", predictions=1.0)
-
-
-def test_arguments_are_passed_by_name() -> None:
-    seen = []
-
-    def model_fn(mode, features, *, config, params, labels):
-        seen.append((mode, features, labels, params, config))
-        return SPEC
-
-    assert ModelFunction(model_fn, {"a": 1}, "config")("x", "y", "train") is SPEC
-    assert ModelFunction(lambda features: SPEC, None, None)("x", None, "infer") is SPEC
-    assert seen == [("train", "x", "y", {"a": 1}, "config")]
-
-
-def test_what_partial_has_given_is_no_argument() -> None:
-    def model_fn(features, size):
-        return SPEC
-
-    assert arguments_of(functools.partial(model_fn, size=3)) == ("features",)
-
-
-@pytest.mark.parametrize(
-    ("function", "params", "match"),
-    [
-        (None, None, "model_fn=None is not callable"),
-        (lambda labels: SPEC, None, "but not `features`"),
-        (lambda features: SPEC, {"a": 1}, "model_fn does not take params="),
-        (lambda features, size: SPEC, None, r"model_fn takes the unsupported arguments \['size'\]"),
-    ],
-)
-def test_other_functions_are_refused(function, params, match) -> None:
-    with pytest.raises(ValueError, match=match):
-        ModelFunction(function, params, None)
-
-
-def test_labels_have_to_be_taken() -> None:
-    with pytest.raises(ValueError, match="input_fn returns labels, but model_fn does not"):
-        ModelFunction(lambda features: SPEC, None, None)("x", "y", "train")
-
-
-def test_a_spec_has_to_be_returned() -> None:
-    with pytest.raises(ValueError, match="model_fn returned 3 of type int"):
-        ModelFunction(lambda features: 3, None, None)("x", None, "train")

@@ -9,24 +9,23 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.util import tensor_util
 
 import stratagem as sg
-from stratagem.estimator import loops as training_summaries
+from stratagem.estimator import loops
 from stratagem.estimator.inputs import HostTransforms, InputFunction, ModelBatches
 from stratagem.estimator.loops import (
     FILE_NAME,
     read_eval_metrics,
     write_eval_metrics,
 )
-from tests.unit.estimator.loops.test_training import Losses, two_players
 from tests.unit.estimator.model_functions import (
     dataset_of,
     dense_classifier,
     estimator_of,
     examples,
 )
+from tests.unit.estimator.read_scalars import read_scalars
+from tests.unit.estimator.test_training import Losses, two_players
 
 SessionRunArgs = sg.estimator.SessionRunArgs
 
@@ -129,12 +128,10 @@ def test_names_variables_and_values_of_the_model_function(num_replicas, tmp_path
 
 
 def test_nothing_is_fetched_that_nobody_asks_for(tmp_path, monkeypatch) -> None:
-    from stratagem.estimator import loops as session
-
     fetched = []
-    original = session.ModelSession._fetch
+    original = loops.ModelSession._fetch
     monkeypatch.setattr(
-        session.ModelSession,
+        loops.ModelSession,
         "_fetch",
         lambda self, wanted: fetched.append(wanted) or original(self, wanted),
     )
@@ -166,19 +163,7 @@ def test_names_that_the_loop_has_are_not_given_away() -> None:
 
 # Training and evaluation summaries that TensorBoard reads.
 
-X_OF_TRAINING_SUMMARIES, Y_OF_TRAINING_SUMMARIES = examples(32)
-
-
-def scalars_in(folder) -> dict[str, list[tuple[int, float]]]:
-    events = EventAccumulator(str(folder), size_guidance={"tensors": 0})
-    events.Reload()
-    return {
-        tag: [
-            (event.step, tensor_util.make_ndarray(event.tensor_proto).item())
-            for event in events.Tensors(tag)
-        ]
-        for tag in events.Tags()["tensors"]
-    }
+ROWS_32 = examples(32)
 
 
 @pytest.mark.slow
@@ -191,20 +176,18 @@ def test_losses_and_what_the_model_function_writes(num_replicas, tmp_path) -> No
     strategy = sg.MirroredStrategy([f"cpu:{i}" for i in range(num_replicas)])
     estimator = estimator_of(model_fn, tmp_path, strategy, save_summary_steps=3)
     losses = Losses()
-    data = dataset_of(X_OF_TRAINING_SUMMARIES, Y_OF_TRAINING_SUMMARIES, 4 // num_replicas)
+    data = dataset_of(*ROWS_32, 4 // num_replicas)
     estimator.train(data, hooks=[losses])
-    found = scalars_in(tmp_path)
+    found = read_scalars(tmp_path)
     assert [step for step, _ in found["loss"]] == [1, 4, 7]
     assert [value for _, value in found["loss"]] == pytest.approx(losses.values[::3])
-    assert found["first"] == [
-        (step, X_OF_TRAINING_SUMMARIES[4 * (step - 1), 0]) for step in (1, 4, 7)
-    ]
+    assert found["first"] == [(step, ROWS_32[0][4 * (step - 1), 0]) for step in (1, 4, 7)]
 
     results = estimator.evaluate(data)
-    evaluated = scalars_in(estimator.eval_dir())
+    evaluated = read_scalars(estimator.eval_dir())
     assert evaluated == {name: [(8, pytest.approx(results[name]))] for name in ("loss", "accuracy")}
     estimator.evaluate(data, name="again")
-    assert scalars_in(tmp_path / "eval_again") == evaluated
+    assert read_scalars(tmp_path / "eval_again") == evaluated
 
 
 def test_each_summary_is_written_once_however_often_the_function_is_called(tmp_path) -> None:
@@ -213,8 +196,8 @@ def test_each_summary_is_written_once_however_often_the_function_is_called(tmp_p
         return two_players(features, labels, mode)
 
     estimator = estimator_of(model_fn, tmp_path, save_summary_steps=1)
-    estimator.train(lambda: sg.input.Dataset(X_OF_TRAINING_SUMMARIES, batch_size=16))
-    assert scalars_in(tmp_path)["one"] == [(1, 1.0), (2, 1.0)]
+    estimator.train(lambda: sg.input.Dataset(ROWS_32[0], batch_size=16))
+    assert read_scalars(tmp_path)["one"] == [(1, 1.0), (2, 1.0)]
 
 
 def test_hooks_write_in_every_step(tmp_path) -> None:
@@ -225,23 +208,19 @@ def test_hooks_write_in_every_step(tmp_path) -> None:
                 sg.summary.scalar("hook", 0.5, step=session.global_step)
 
     estimator = estimator_of(dense_classifier, tmp_path, save_summary_steps=100)
-    estimator.train(
-        dataset_of(X_OF_TRAINING_SUMMARIES, Y_OF_TRAINING_SUMMARIES, 16), hooks=[Writer()]
-    )
-    assert scalars_in(tmp_path)["hook"] == [(1, 0.5), (2, 0.5)]
+    estimator.train(dataset_of(*ROWS_32, 16), hooks=[Writer()])
+    assert read_scalars(tmp_path)["hook"] == [(1, 0.5), (2, 0.5)]
 
 
 @pytest.mark.slow
 def test_without_tensorboard_training_goes_on(tmp_path, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(training_summaries.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(loops.importlib.util, "find_spec", lambda name: None)
     caplog.set_level(logging.WARNING, logger="stratagem.estimator")
     estimator = estimator_of(dense_classifier, tmp_path)
-    estimator.train(dataset_of(X_OF_TRAINING_SUMMARIES, Y_OF_TRAINING_SUMMARIES, 16))
+    estimator.train(dataset_of(*ROWS_32, 16))
     assert "pip install 'stratagem[tensorboard]'" in caplog.text
     assert not list(tmp_path.glob("events*"))
-    assert np.isfinite(
-        estimator.evaluate(dataset_of(X_OF_TRAINING_SUMMARIES, Y_OF_TRAINING_SUMMARIES, 16))["loss"]
-    )
+    assert np.isfinite(estimator.evaluate(dataset_of(*ROWS_32, 16))["loss"])
 
 
 # Host transforms encode each batch where it is read.
@@ -321,7 +300,7 @@ def test_a_generator_is_a_dataset_and_arrays_are_a_batch() -> None:
 
 
 def test_what_cannot_be_called_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"input_fn=\[1\] of type list is not callable"):
+    with pytest.raises(TypeError, match=r"input_fn=\[1\] is of type list"):
         batches([1])
 
 

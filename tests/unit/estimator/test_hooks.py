@@ -12,20 +12,25 @@ import pytest
 
 from stratagem.devices.collectives import host
 from stratagem.errors import DeadlineExceededError
-from stratagem.estimator import hooks as timers
+from stratagem.estimator import hooks as hooks_module
 from stratagem.estimator.hooks import (
-    FeedFnHook,
     FinalOpsHook,
     GlobalStepWaiterHook,
     LoggingTensorHook,
     NanLossDuringTrainingError,
     NanTensorHook,
-    NeverTriggerTimer,
     SecondOrStepTimer,
+    SessionRunArgs,
+    StopAtStepHook,
     SynchronizedTimer,
 )
-from stratagem.estimator.saving_hooks import ProfilerHook
-from tests.unit.estimator.hooks.fake_loop import FakeClock, FakeSession
+from stratagem.estimator.saving_hooks import (
+    CheckpointSaverHook,
+    ProfilerHook,
+    StepCounterHook,
+    SummarySaverHook,
+)
+from tests.unit.estimator.fake_loop import FakeClock, FakeSession
 
 
 def triggered(timer, steps, *, before_each=lambda: None) -> list[int]:
@@ -76,25 +81,6 @@ def test_tells_what_passed_since_it_was_triggered() -> None:
     assert timer.last_triggered_step() == 15
 
 
-@pytest.mark.parametrize("interval", [{}, {"every_secs": 1, "every_steps": 1}])
-def test_interval_has_to_be_one_of_two(interval) -> None:
-    with pytest.raises(ValueError, match="A timer received every_secs="):
-        SecondOrStepTimer(**interval)
-
-
-def test_negative_interval_is_an_error() -> None:
-    with pytest.raises(ValueError, match="A timer received a negative interval"):
-        SecondOrStepTimer(every_steps=-1)
-
-
-def test_never_is_never() -> None:
-    timer = NeverTriggerTimer()
-    timer.reset()
-    assert triggered(timer, range(3)) == []
-    assert timer.update_last_triggered_step(1) == (None, None)
-    assert timer.last_triggered_step() is None
-
-
 class Processes:
     """Several timers in lockstep that count their broadcasts."""
 
@@ -102,7 +88,7 @@ class Processes:
         self.timers = [SynchronizedTimer(every_secs=10, clock=clock) for clock in clocks]
         self.num_told = 0
         self._asking, self._told = 0, {}
-        monkeypatch.setattr(timers, "current_group", lambda: "a group")
+        monkeypatch.setattr(hooks_module, "current_group", lambda: "a group")
         monkeypatch.setattr(host, "broadcast_object", self._broadcast)
 
     def _broadcast(self, value, *, name):
@@ -208,21 +194,6 @@ def test_small_numbers_are_not_in_scientific_notation(lines) -> None:
     assert lines() == ["x = [0.0001 1.    ]"]
 
 
-@pytest.mark.parametrize("given", [{}, {"every_n_iter": 1, "every_n_secs": 1}])
-def test_logging_tensor_interval_has_to_be_one_of_two(given) -> None:
-    with pytest.raises(ValueError, match="LoggingTensorHook received every_n_iter="):
-        LoggingTensorHook(["loss"], **given)
-    if given:
-        with pytest.raises(ValueError, match="LoggingTensorHook received every_n_iter="):
-            LoggingTensorHook(["loss"], at_end=True, **given)
-
-
-@pytest.mark.parametrize("number", [0, -1])
-def test_number_below_1_is_an_error(number) -> None:
-    with pytest.raises(ValueError, match=f"every_n_iter={number} is out of range"):
-        LoggingTensorHook(["loss"], every_n_iter=number)
-
-
 # ProfilerHook profiles single steps.
 
 
@@ -263,11 +234,6 @@ def test_profile_whose_step_does_not_come_is_ended(tmp_path, monkeypatch) -> Non
         failing.loop([hook], 1)
     hook.end(session)
     assert calls == ["go", "stop"]
-
-
-def test_profiler_interval_has_to_be_one_of_two() -> None:
-    with pytest.raises(ValueError, match="A timer received every_secs="):
-        ProfilerHook()
 
 
 # GlobalStepWaiterHook waits for other workers' steps.
@@ -343,11 +309,7 @@ def test_numbers_and_infinity_pass() -> None:
     assert [fetches for _, fetches in session.fetched] == [{"loss": "loss"}] * 4
 
 
-def test_error_is_a_runtime_error() -> None:
-    assert issubclass(NanLossDuringTrainingError, RuntimeError)
-
-
-# FinalOpsHook and FeedFnHook.
+# FinalOpsHook.
 
 
 def test_values_are_those_of_the_last_step() -> None:
@@ -366,10 +328,52 @@ def test_nothing_is_fetched_for_none() -> None:
     assert session.fetched == []
 
 
-def test_feeding_is_an_error() -> None:
-    with pytest.raises(NotImplementedError, match=r"final_ops_feed_dict=.* is not supported"):
-        FinalOpsHook("loss", {"x": 1})
-    with pytest.raises(
-        NotImplementedError, match=r"FeedFnHook.* is not supported: there are no placeholders"
-    ):
-        FeedFnHook(lambda: {})
+# Arguments that hooks refuse.
+
+BOTH = {"every_n_iter": 1, "every_n_secs": 1}
+WRONG = [
+    (lambda: SecondOrStepTimer(), "A timer received every_secs=None and every_steps=None"),
+    (lambda: SecondOrStepTimer(1, 1), "A timer received every_secs=1 and every_steps=1"),
+    (lambda: SecondOrStepTimer(every_steps=-1), "every_steps=-1 is out of range"),
+    (lambda: SecondOrStepTimer(every_secs=-0.5), "every_secs=-0.5 is out of range"),
+    (lambda: LoggingTensorHook(["loss"]), "LoggingTensorHook received every_n_iter=None"),
+    (lambda: LoggingTensorHook(["loss"], **BOTH), "LoggingTensorHook received every_n_iter=1"),
+    (
+        lambda: LoggingTensorHook(["loss"], at_end=True, **BOTH),
+        "LoggingTensorHook received every_n_iter=1",
+    ),
+    (lambda: LoggingTensorHook(["loss"], every_n_iter=0), "every_n_iter=0 is out of range"),
+    (lambda: ProfilerHook(), "A timer received every_secs="),
+    (lambda: CheckpointSaverHook("model"), "A timer received every_secs="),
+    (lambda: CheckpointSaverHook("model", 1, 1), "A timer received every_secs="),
+    (lambda: StepCounterHook(every_n_secs=1), "A timer received every_secs=1"),
+    (lambda: StepCounterHook(None), "A timer received every_secs=None"),
+    (lambda: SummarySaverHook(summary_op="loss"), "A timer received every_secs="),
+    (lambda: SummarySaverHook(1), "SummarySaverHook received summary_op=None"),
+    (
+        lambda: SummarySaverHook(1, summary_op="loss", scaffold=object()),
+        "received summary_op='loss', scaffold=<",
+    ),
+    (lambda: StopAtStepHook(), "StopAtStepHook received num_steps=None"),
+    (lambda: StopAtStepHook(1, 1), "StopAtStepHook received num_steps=1"),
+    (
+        lambda: CheckpointSaverHook("model", 1, saver=object(), scaffold=object()),
+        "CheckpointSaverHook received saver=",
+    ),
+    (
+        lambda: CheckpointSaverHook("model", 1, checkpoint_basename="mine"),
+        "checkpoint_basename='mine' is set without a saver",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), WRONG, ids=range(len(WRONG)))
+def test_wrong_arguments_are_errors(make, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("kind", [FinalOpsHook, SessionRunArgs])
+def test_feeding_is_an_error(kind) -> None:
+    with pytest.raises(NotImplementedError, match=r"feed_dict=.* is not supported"):
+        kind("loss", {"x": 1})

@@ -27,9 +27,7 @@ from tests.unit.estimator.model_functions import (
     dense_classifier,
     examples,
 )
-from tests.unit.estimator.model_functions import (
-    estimator_of as estimator_of_of_training_hooks,
-)
+from tests.unit.estimator.model_functions import estimator_of as dense_estimator
 from tests.unit.parameter_server.clusters import local_strategy
 from tests.unit.parameter_server.local_models import training_apart
 
@@ -209,8 +207,7 @@ def test_what_a_worker_saves_is_left_to_the_chief(tmp_path) -> None:
 
 # Default hooks of a training run.
 
-X_OF_TRAINING_HOOKS, Y_OF_TRAINING_HOOKS = examples(32)
-DATA = dataset_of(X_OF_TRAINING_HOOKS, Y_OF_TRAINING_HOOKS, 4)
+DATA = dataset_of(*examples(32), 4)
 
 
 class Listener(sg.estimator.CheckpointSaverListener):
@@ -229,7 +226,7 @@ def checkpoints_in(folder) -> list[str]:
 
 def test_checkpoints_are_saved_as_often_as_the_config_says(tmp_path) -> None:
     listener = Listener()
-    estimator = estimator_of_of_training_hooks(
+    estimator = dense_estimator(
         dense_classifier, tmp_path, save_checkpoints_steps=3, keep_checkpoint_max=2
     )
     estimator.train(DATA, saving_listeners=[listener])
@@ -238,24 +235,16 @@ def test_checkpoints_are_saved_as_often_as_the_config_says(tmp_path) -> None:
     assert estimator.latest_checkpoint() == str(tmp_path / "model.ckpt-8")
 
 
-def test_a_listener_may_end_training(tmp_path) -> None:
-    estimator = estimator_of_of_training_hooks(dense_classifier, tmp_path, save_checkpoints_steps=2)
-    estimator.train(DATA, saving_listeners=[Listener(stop_at=4)])
-    assert estimator.get_variable_value("global_step") == 4
-
-
 def test_listeners_are_called_by_the_saver_of_the_user(tmp_path) -> None:
     listener = Listener()
     saver = sg.estimator.CheckpointSaverHook(tmp_path, save_steps=5)
-    estimator = estimator_of_of_training_hooks(dense_classifier, tmp_path, save_checkpoints_steps=2)
+    estimator = dense_estimator(dense_classifier, tmp_path, save_checkpoints_steps=2)
     estimator.train(DATA, hooks=[saver], saving_listeners=[listener])
     assert listener.saved == [0, 5, 8]
 
 
 def test_listeners_without_anything_that_saves_are_refused(tmp_path) -> None:
-    estimator = estimator_of_of_training_hooks(
-        dense_classifier, tmp_path, save_checkpoints_steps=None
-    )
+    estimator = dense_estimator(dense_classifier, tmp_path, save_checkpoints_steps=None)
     with pytest.raises(
         ValueError, match="saving_listeners are set, but the RunConfig disables checkpoints"
     ):
@@ -264,7 +253,7 @@ def test_listeners_without_anything_that_saves_are_refused(tmp_path) -> None:
 
 def test_loss_and_step_are_logged(tmp_path, caplog) -> None:
     caplog.set_level(logging.INFO, logger="stratagem.estimator")
-    estimator_of_of_training_hooks(dense_classifier, tmp_path, log_step_count_steps=4).train(DATA)
+    dense_estimator(dense_classifier, tmp_path, log_step_count_steps=4).train(DATA)
     lines = [record.getMessage() for record in caplog.records]
     steps = [line.split("step = ")[1].split()[0] for line in lines if "loss = " in line]
     assert steps == ["1", "5"]
@@ -284,8 +273,8 @@ def test_scaffold_initializes_only_what_is_not_restored(tmp_path) -> None:
             mode, loss=spec.loss, train_op=spec.train_op, scaffold=scaffold
         )
 
-    estimator_of_of_training_hooks(model_fn, tmp_path).train(DATA, steps=1)
-    estimator_of_of_training_hooks(model_fn, tmp_path).train(DATA, steps=1)
+    dense_estimator(model_fn, tmp_path).train(DATA, steps=1)
+    dense_estimator(model_fn, tmp_path).train(DATA, steps=1)
     assert calls == [0]
 
 
@@ -297,25 +286,9 @@ def test_hooks_of_the_model_function_run(tmp_path) -> None:
             mode, loss=spec.loss, train_op=spec.train_op, training_chief_hooks=[stop]
         )
 
-    estimator = estimator_of_of_training_hooks(model_fn, tmp_path)
+    estimator = dense_estimator(model_fn, tmp_path)
     estimator.train(DATA)
     assert estimator.get_variable_value("global_step") == 3
-
-
-def test_a_loss_that_is_not_finite_ends_training_where_a_hook_looks(tmp_path) -> None:
-    def model_fn(features, labels, mode):
-        loss = keras.ops.mean(keras.layers.Dense(1)(features)) * float("nan")
-        return sg.estimator.EstimatorSpec(
-            mode,
-            loss=loss,
-            train_op=keras.optimizers.SGD(),
-            training_hooks=[sg.estimator.NanTensorHook(loss)],
-        )
-
-    with pytest.raises(sg.estimator.NanLossDuringTrainingError):
-        estimator_of_of_training_hooks(model_fn, tmp_path).train(
-            lambda: sg.input.Dataset(X_OF_TRAINING_HOOKS, batch_size=4)
-        )
 
 
 # Coordinated training on workers gives the results of one device.

@@ -11,36 +11,31 @@ import pytest
 
 import stratagem as sg
 from stratagem.estimator.premade.premade_estimator import (
-    EXAMPLES,
-    BiasNetwork,
     DeepNetwork,
-    LinearNetwork,
     Network,
     optimizer_factory,
 )
-from tests.unit.estimator.premade.rows import (
+from tests.unit.estimator.premade_data import (
     CLASSES,
     COUNT,
     FEATURES,
+    GLOBAL_BATCH,
     NAMES,
     NUMBERS,
-    batches,
-    deep_columns,
-    encoded_by_hand,
-    inputs,
-    plain_deep_logits,
-    wide_columns,
-)
-from tests.unit.estimator.premade.training import (
-    GLOBAL_BATCH,
     VOCABULARY,
+    batches,
     config,
+    deep_columns,
     deep_name,
+    encoded_by_hand,
     first_weights,
+    inputs,
     of_strategies,
+    plain_deep_logits,
     rows_of,
     set_deep_weights,
     weights_of,
+    wide_columns,
 )
 
 
@@ -131,28 +126,6 @@ def test_dnn_regressor_of_two_numbers_with_dropout_and_batch_norm_learns(tmp_pat
     assert [row["predictions"].shape for row in rows] == [(2,)] * 3
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda e: e.DNNClassifier([], deep_columns()), r"hidden_units=\[\] or dropout=None"),
-        (
-            lambda e: e.DNNRegressor([4], deep_columns(), optimizer="Adamw"),
-            "optimizer='Adamw' is not an optimizer",
-        ),
-        (lambda e: e.DNNRegressor([4], deep_columns(), optimizer=3), "optimizer=3 is not an"),
-        (
-            lambda e: e.DNNClassifier([4], wide_columns()).train(
-                lambda: (FEATURES, CLASSES > 0), steps=1
-            ),
-            "DenseFeatures received the categorical column",
-        ),
-    ],
-)  # fmt: skip
-def test_misuse_is_refused(call, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        call(sg.estimator)
-
-
 # Wide-and-deep Estimators match a Keras model with two optimizers.
 
 
@@ -232,24 +205,6 @@ def test_wide_and_deep_has_an_optimizer_for_each_part(make, num_replicas, tmp_pa
     assert result["accuracy_baseline"] == pytest.approx(baseline, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda e: e.DNNLinearCombinedRegressor(),
-            "Neither linear_feature_columns nor dnn_feature_columns",
-        ),
-        (
-            lambda e: e.DNNLinearCombinedRegressor(dnn_feature_columns=deep_columns()),
-            "dnn_feature_columns are set, but dnn_hidden_units=None",
-        ),
-    ],
-)  # fmt: skip
-def test_dnn_linear_combined_misuse_is_refused(call, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        call(sg.estimator)
-
-
 # Networks of pre-made Estimators against NumPy, and hidden layers that are refused.
 
 X = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
@@ -297,19 +252,6 @@ def test_batch_norm_adds_two_trained_vectors_for_each_hidden_layer() -> None:
         ["batchnorm_1", "gamma"],
         ["batchnorm_1", "beta"],
     ]
-
-
-def test_linear_network_starts_at_zero_and_trains_weights_and_bias() -> None:
-    network = LinearNetwork(feature_columns=COLUMNS, sparse_combiner="sum")
-    logits, variables = network.logits({"x": X}, 2, training=True)
-    np.testing.assert_array_equal(logits, np.zeros((5, 2)))
-    assert sorted(tuple(variable.shape) for variable in variables) == [(2,), (3, 2)]
-
-
-def test_bias_network_has_one_bias_for_all_examples() -> None:
-    logits, variables = BiasNetwork().logits({EXAMPLES: np.ones(4)}, 3, training=True)
-    assert logits.shape == (4, 3)
-    assert [tuple(variable.shape) for variable in variables] == [(3,)]
 
 
 @pytest.mark.parametrize(
@@ -490,26 +432,43 @@ def test_function_is_called_for_each_optimizer() -> None:
 # Arguments and labels that every pre-made Estimator refuses.
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda e: e.DNNClassifier([4], []), "feature_columns is empty"),
-        (
-            lambda e: e.LinearRegressor(deep_columns(), optimizer=lambda: "x").train(
-                batches(NUMBERS, 8), steps=1
-            ),
-            "optimizer='x' is not an optimizer",
+MISUSES = [
+    (lambda e: e.DNNClassifier([], deep_columns()), r"hidden_units=\[\] or dropout=None"),
+    (
+        lambda e: e.DNNRegressor([4], deep_columns(), optimizer="Adamw"),
+        "optimizer='Adamw' is not an optimizer",
+    ),
+    (lambda e: e.DNNRegressor([4], deep_columns(), optimizer=3), "optimizer=3 is not an"),
+    (
+        lambda e: e.DNNClassifier([4], wide_columns()).train(
+            lambda: (FEATURES, CLASSES > 0), steps=1
         ),
-        (
-            lambda e: e.LinearClassifier(wide_columns()).train(lambda: FEATURES),
-            "input_fn returned labels of type NoneType",
+        "DenseFeatures received the categorical column",
+    ),
+    (lambda e: e.DNNLinearCombinedRegressor(), "Neither linear_feature_columns nor dnn_feature_"),
+    (
+        lambda e: e.DNNLinearCombinedRegressor(dnn_feature_columns=deep_columns()),
+        "dnn_feature_columns are set, but dnn_hidden_units=None",
+    ),
+    (lambda e: e.DNNClassifier([4], []), "feature_columns is empty"),
+    (
+        lambda e: e.LinearRegressor(deep_columns(), optimizer=lambda: "x").train(
+            batches(NUMBERS, 8), steps=1
         ),
-        (
-            lambda e: e.LinearClassifier(wide_columns()).train(lambda: (FEATURES, NAMES)),
-            "do not fit label_vocabulary=None",
-        ),
-    ],
-)  # fmt: skip
-def test_premade_estimator_misuse_is_refused(call, message) -> None:
+        "optimizer='x' is not an optimizer",
+    ),
+    (
+        lambda e: e.LinearClassifier(wide_columns()).train(lambda: FEATURES),
+        "input_fn returned labels of type NoneType",
+    ),
+    (
+        lambda e: e.LinearClassifier(wide_columns()).train(lambda: (FEATURES, NAMES)),
+        "do not fit label_vocabulary=None",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), MISUSES)
+def test_misuse_is_refused(call, message) -> None:
     with pytest.raises(ValueError, match=message):
         call(sg.estimator)
