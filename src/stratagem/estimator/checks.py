@@ -11,7 +11,7 @@ from stratagem.errors import explain
 _T = TypeVar("_T")
 
 
-def check_type(name: str, value: object, kind: Any, wanted: str) -> None:
+def check_type(name: str, value: object, kind: Any, wanted: str, fix: str = "") -> None:
     """Raises TypeError unless the value is an instance of a class, or passes a function."""
     is_class = isinstance(kind, type) or not callable(kind)
     if isinstance(value, kind) if is_class else kind(value):
@@ -20,7 +20,7 @@ def check_type(name: str, value: object, kind: Any, wanted: str) -> None:
         explain(
             f"{name}={value!r} is of type {type(value).__name__}.",
             expected=f"{wanted}.",
-            fix=f"pass {wanted} as {name}.",
+            fix=fix or f"pass {wanted} as {name}.",
         )
     )
 

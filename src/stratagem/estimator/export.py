@@ -492,7 +492,13 @@ def check_receiver(function: Callable[[], Any]) -> ServingInputReceiver:
     wanted = "an sg.estimator.export.ServingInputReceiver"
     check_type("serving_input_receiver_fn", function, callable, f"a function that returns {wanted}")
     receiver = function()
-    check_type("The result of serving_input_receiver_fn", receiver, ServingInputReceiver, wanted)
+    check_type(
+        "The result of serving_input_receiver_fn",
+        receiver,
+        ServingInputReceiver,
+        wanted,
+        fix="pass sg.estimator.export.build_raw_serving_input_receiver_fn(features).",
+    )
     return receiver
 
 

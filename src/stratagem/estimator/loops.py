@@ -356,15 +356,25 @@ class HookedLoop:
         self._session = session
         self._hooks = list(hooks)
 
-    def begin(self) -> None:
-        """Calls the hooks' `begin`, before variables are restored."""
+    def start(self, spec: EstimatorSpec, initialize: Callable[[], bool]) -> None:
+        """Initializes the variables between the hooks' `begin` and `after_create_session`.
+
+        `initialize` sets the variables and returns True if they come from a checkpoint.
+        """
         for hook in self._hooks:
             hook.begin()
-
-    def create_session(self) -> None:
-        """Calls the hooks' `after_create_session`, once variables are initialized."""
+        resumes = initialize()
+        self._session.read_global_step()
+        if spec.scaffold is not None and not resumes:
+            spec.scaffold.init_fn(self._session)
+            self._session.read_global_step()
         for hook in self._hooks:
             hook.after_create_session(self._session, None)
+
+    def end(self) -> None:
+        """Calls the hooks' `end`, unless the loop failed."""
+        for hook in self._hooks:
+            hook.end(self._session)
 
     @contextlib.contextmanager
     def step(self) -> Generator[SessionRunContext]:
@@ -375,11 +385,6 @@ class HookedLoop:
         for hook, args in zip(self._hooks, wanted, strict=True):
             fetched = None if args is None else self._session.run(args.fetches)
             hook.after_run(context, SessionRunValues(fetched))
-
-    def end(self) -> None:
-        """Calls the hooks' `end`, unless the loop failed."""
-        for hook in self._hooks:
-            hook.end(self._session)
 
 
 # Evaluation and prediction loop of an Estimator, with hooks.
@@ -408,12 +413,8 @@ class InferenceLoop:
 
         `initialize` sets the variables and returns True if they come from a checkpoint.
         """
-        self._loop.begin()
-        if not initialize() and self.spec.scaffold is not None:
-            self.spec.scaffold.init_fn(self.session)
-        self.session.read_global_step()
         self._step.reset()
-        self._loop.create_session()
+        self._loop.start(self.spec, initialize)
         for batch in batches:
             with self._loop.step() as context:
                 values = self._step.run(batch)
@@ -693,12 +694,7 @@ def train(
             model.training, spec, model.checkpoints, folder, summaries.writer, model.role
         )
         loop = HookedLoop(session, make_hooks(spec))
-        loop.begin()
-        resumes = model.role.begin(initialize)
-        session.read_global_step()
-        if spec.scaffold is not None and not resumes:
-            spec.scaffold.init_fn(session)
-        loop.create_session()
+        loop.start(spec, lambda: model.role.begin(initialize))
         end = last_step(session.global_step)
         # zip reads the batch last, so no batch is consumed without being trained on.
         for _, batch in zip(_steps_until(end, session), batches.after(first), strict=False):

@@ -252,6 +252,18 @@ class RunConfig:
         session_creation_timeout_secs: how long workers wait for the chief to create the variables.
         checkpoint_save_graph_def: ignored; there is no graph.
 
+    Attributes:
+        cluster_spec: the training cluster; empty for a single process or an evaluator.
+        task_type: this process's task type: "chief", "worker", "ps" or "evaluator".
+        task_id: the index of this task within its type.
+        global_id_in_cluster: the index of this task in the whole cluster; None for an evaluator.
+        is_chief: True if this process writes checkpoints and summaries.
+        master: the address of this process; "" for a single process.
+        evaluation_master: the address for evaluation from `TF_CONFIG`, or "".
+        num_ps_replicas: the number of parameter servers.
+        num_worker_replicas: the number of tasks that train, including the chief.
+        service: the `service` entry of `TF_CONFIG`, or None.
+
     Raises:
         TypeError: if a strategy, a number or a setting has the wrong type.
         ValueError: if a number is out of range, both checkpoint intervals are set, a strategy is
@@ -282,7 +294,16 @@ class RunConfig:
     experimental_max_worker_delay_secs: int | None = None
     session_creation_timeout_secs: float = 7200
     checkpoint_save_graph_def: bool = True
-    _task: ClusterTask = dataclasses.field(init=False, repr=False)
+    cluster_spec: ClusterSpec = dataclasses.field(init=False, repr=False)
+    task_type: str = dataclasses.field(init=False, repr=False)
+    task_id: int = dataclasses.field(init=False, repr=False)
+    global_id_in_cluster: int | None = dataclasses.field(init=False, repr=False)
+    is_chief: bool = dataclasses.field(init=False, repr=False)
+    master: str = dataclasses.field(init=False, repr=False)
+    evaluation_master: str = dataclasses.field(init=False, repr=False)
+    num_ps_replicas: int = dataclasses.field(init=False, repr=False)
+    num_worker_replicas: int = dataclasses.field(init=False, repr=False)
+    service: Mapping[str, Any] | None = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._set_folder()
@@ -291,7 +312,8 @@ class RunConfig:
         self._choose_strategies()
         is_distributed = (self.train_distribute, self.eval_distribute) != (None, None)
         task = cluster_task(needs_chief=not (is_distributed or self.experimental_distribute))
-        object.__setattr__(self, "_task", task)
+        for name, value in vars(task).items():
+            object.__setattr__(self, name, value)
         self._check_remote_cluster()
 
     def _set_folder(self) -> None:
@@ -398,56 +420,6 @@ class RunConfig:
             before["save_checkpoints_steps"] = None
         return cast(RunConfig, type(self)(**(before | changes)))
 
-    @property
-    def cluster_spec(self) -> ClusterSpec:
-        """Training cluster; empty for a single process or an evaluator."""
-        return self._task.cluster_spec
-
-    @property
-    def task_type(self) -> str:
-        """Task type of this process: "chief", "worker", "ps" or "evaluator"."""
-        return self._task.task_type
-
-    @property
-    def task_id(self) -> int:
-        """Index of this task within its type."""
-        return self._task.task_id
-
-    @property
-    def global_id_in_cluster(self) -> int | None:
-        """Index of this task in the whole cluster; None for an evaluator."""
-        return self._task.global_id_in_cluster
-
-    @property
-    def is_chief(self) -> bool:
-        """True if this process writes checkpoints and summaries."""
-        return self._task.is_chief
-
-    @property
-    def master(self) -> str:
-        """Address of this process; "" for a single process."""
-        return self._task.master
-
-    @property
-    def evaluation_master(self) -> str:
-        """Address for evaluation from `TF_CONFIG`, or ""."""
-        return self._task.evaluation_master
-
-    @property
-    def num_ps_replicas(self) -> int:
-        """Number of parameter servers."""
-        return self._task.num_ps_replicas
-
-    @property
-    def num_worker_replicas(self) -> int:
-        """Number of tasks that train, including the chief."""
-        return self._task.num_worker_replicas
-
-    @property
-    def service(self) -> Mapping[str, Any] | None:
-        """The `service` entry of `TF_CONFIG`, or None."""
-        return self._task.service
-
 
 def _settings_of(config: RunConfig) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(config) if field.init]
@@ -496,7 +468,13 @@ def resolve_strategy(factory: Strategy | Callable[[], Any] | None) -> Strategy |
         return factory
     if factory not in _strategies:
         strategy = factory()
-        check_type(f"The result of {factory!r}", strategy, Strategy, "a strategy")
+        check_type(
+            f"The result of {factory!r}",
+            strategy,
+            Strategy,
+            "a strategy",
+            fix="pass a strategy class, or lambda: sg.MirroredStrategy().",
+        )
         _strategies[factory] = strategy
         atexit.unregister(_close_at_exit)
         atexit.register(_close_at_exit)  # runs before the strategy's own exit handlers

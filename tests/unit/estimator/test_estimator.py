@@ -105,25 +105,6 @@ def test_folders_config_and_params(tmp_path) -> None:
     assert one != other
 
 
-@pytest.mark.slow
-def test_model_fn_can_be_called_by_another_model_function(tmp_path) -> None:
-    inner = estimator_of(dense_classifier, tmp_path / "inner")
-
-    def model_fn(features, labels, mode, config):
-        spec = inner.model_fn(features, labels, mode, config)
-        metrics = {**spec.eval_metric_ops, "mean": keras.metrics.Mean()}
-        metrics["mean"].update_state(features)
-        return sg.estimator.EstimatorSpec(
-            mode, loss=spec.loss, train_op=spec.train_op, eval_metric_ops=metrics
-        )
-
-    outer = estimator_of(model_fn, tmp_path / "outer").train(DATA)
-    assert outer.evaluate(DATA)["mean"] == pytest.approx(X.mean(), abs=1e-6)
-    trained = weights_of(inner.train(DATA))
-    for name, value in weights_of(outer).items():
-        np.testing.assert_allclose(value, trained[name], atol=1e-6)
-
-
 def test_layers_may_be_kept_outside(tmp_path) -> None:
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     with strategy.scope():

@@ -165,7 +165,7 @@ def test_a_size_that_the_model_function_needs_may_be_fixed(tmp_path) -> None:
 
 def test_a_receiver_function_is_needed(trained, tmp_path) -> None:
     for wrong in (None, lambda: {"x": X}):
-        with pytest.raises(TypeError, match=r"serving_input_receiver_fn=.* is of type"):
+        with pytest.raises(TypeError, match=r"serving_input_receiver_fn=[\s\S]* is of type"):
             trained.export_saved_model(tmp_path, wrong)
 
 

@@ -399,11 +399,6 @@ def test_normalizer_that_cannot_be_called_is_refused() -> None:
         fc.numeric_column("x", normalizer_fn=3)
 
 
-def test_embedding_without_its_table_is_refused() -> None:
-    with pytest.raises(ValueError, match="'city_embedding' was read without its table"):
-        fc.embedding_column(CITY, 2).numbers({})
-
-
 def test_weights_of_another_shape_are_refused() -> None:
     ids = fc.categorical_column_with_identity("id", 3)
     column = fc.weighted_categorical_column(ids, "w")

@@ -183,18 +183,14 @@ def test_predictions_of_numbers_go_through_the_inverse_link() -> None:
 
 # Losses of the Poisson and logistic regression heads.
 
-LOGITS_OF_LINKED_REGRESSION = np.array([[-1.0], [0.0], [1.5]], "float32")
+LINKED = np.array([[-1.0], [0.0], [1.5]], "float32")
 
 
 def test_poisson_loss_is_the_negative_log_of_the_probability() -> None:
     counts = np.array([[0.0], [1.0], [6.0]], "float32")
-    loss = PoissonRegressionHead().loss(counts, LOGITS_OF_LINKED_REGRESSION)
-    rates = np.exp(LOGITS_OF_LINKED_REGRESSION)
-    exact = (
-        rates
-        - counts * LOGITS_OF_LINKED_REGRESSION
-        + [[math.lgamma(count + 1)] for count in counts[:, 0]]
-    )
+    loss = PoissonRegressionHead().loss(counts, LINKED)
+    rates = np.exp(LINKED)
+    exact = rates - counts * LINKED + [[math.lgamma(count + 1)] for count in counts[:, 0]]
     # Stirling's approximation of log 6! is off by 1/72.
     assert float(loss) == pytest.approx(exact.mean(), abs=1 / 72 / 3 + 1e-5)
     assert float(loss) < exact.mean()
@@ -203,38 +199,28 @@ def test_poisson_loss_is_the_negative_log_of_the_probability() -> None:
 def test_poisson_loss_without_what_no_gradient_needs() -> None:
     counts = np.array([[0.0], [1.0], [6.0]], "float32")
     part, full = PoissonRegressionHead(compute_full_loss=False), PoissonRegressionHead()
-    assert float(part.loss(counts, LOGITS_OF_LINKED_REGRESSION)) == pytest.approx(
-        float(np.mean(np.exp(LOGITS_OF_LINKED_REGRESSION) - counts * LOGITS_OF_LINKED_REGRESSION)),
+    assert float(part.loss(counts, LINKED)) == pytest.approx(
+        float(np.mean(np.exp(LINKED) - counts * LINKED)),
         rel=1e-5,
     )
     for head in (part, full):
-        grads = jax.grad(lambda logits, head=head: head.loss(counts, logits))(
-            LOGITS_OF_LINKED_REGRESSION
-        )
-        np.testing.assert_allclose(
-            grads, (np.exp(LOGITS_OF_LINKED_REGRESSION) - counts) / 3, rtol=1e-5
-        )
+        grads = jax.grad(lambda logits, head=head: head.loss(counts, logits))(LINKED)
+        np.testing.assert_allclose(grads, (np.exp(LINKED) - counts) / 3, rtol=1e-5)
 
 
 def test_logistic_loss_is_the_crossentropy_of_a_proportion() -> None:
     shares = np.array([[0.0], [0.25], [1.0]], "float32")
-    p = 1 / (1 + np.exp(-LOGITS_OF_LINKED_REGRESSION))
+    p = 1 / (1 + np.exp(-LINKED))
     expected = -np.mean(shares * np.log(p) + (1 - shares) * np.log(1 - p))
-    assert float(
-        LogisticRegressionHead().loss(shares, LOGITS_OF_LINKED_REGRESSION)
-    ) == pytest.approx(expected, rel=1e-5)
+    assert float(LogisticRegressionHead().loss(shares, LINKED)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_predictions_are_means() -> None:
-    counted = PoissonRegressionHead().predictions(LOGITS_OF_LINKED_REGRESSION)
-    np.testing.assert_allclose(
-        counted["predictions"], np.exp(LOGITS_OF_LINKED_REGRESSION), rtol=1e-6
-    )
-    shared = LogisticRegressionHead().predictions(LOGITS_OF_LINKED_REGRESSION)
-    np.testing.assert_allclose(
-        shared["predictions"], 1 / (1 + np.exp(-LOGITS_OF_LINKED_REGRESSION)), rtol=1e-6
-    )
-    np.testing.assert_array_equal(shared["logits"], LOGITS_OF_LINKED_REGRESSION)
+    counted = PoissonRegressionHead().predictions(LINKED)
+    np.testing.assert_allclose(counted["predictions"], np.exp(LINKED), rtol=1e-6)
+    shared = LogisticRegressionHead().predictions(LINKED)
+    np.testing.assert_allclose(shared["predictions"], 1 / (1 + np.exp(-LINKED)), rtol=1e-6)
+    np.testing.assert_array_equal(shared["logits"], LINKED)
 
 
 def test_estimator_with_such_a_head_finds_the_mean() -> None:

@@ -23,7 +23,6 @@ from stratagem.estimator.keras_models import (
     targets_of,
 )
 from stratagem.estimator.run_config import RunConfig
-from stratagem.estimator.spec import ModelFunction
 
 _BATCH = 8
 
@@ -585,16 +584,6 @@ def _function(model: keras.Model) -> KerasModelFunction:
     return KerasModelFunction(model, None, None, None)
 
 
-def test_copy_has_the_configuration_and_other_variables() -> None:
-    model = _model()
-    copy = _function(model).copy()
-    assert copy.get_config() == model.get_config()
-    assert not copy.compiled
-    ours, theirs = ({id(one) for one in each.variables} for each in (copy, model))
-    assert len(ours) == len(theirs)
-    assert not ours & theirs
-
-
 def test_what_is_sent_makes_no_variable_before_it_is_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -627,14 +616,6 @@ def test_spec_of_training_has_the_loss_of_the_model_and_a_copy_of_its_optimizer(
     assert not spec.eval_metric_ops
 
 
-def test_spec_of_evaluation_has_metrics_that_are_updated() -> None:
-    model = _model()
-    metrics = _function(model)(X, Y, "eval").eval_metric_ops
-    assert list(metrics) == ["mean_squared_error"]
-    assert float(metrics["mean_squared_error"].count) == len(X)
-    assert metrics["mean_squared_error"] is not model.metrics[1]
-
-
 def test_layers_know_the_mode() -> None:
     function = _function(_model(dropout=0.5))
     alike = np.ones((64, 3), "float32")
@@ -651,22 +632,3 @@ def test_rate_of_the_optimizer_is_that_of_the_moment() -> None:
     function = _function(model)
     model.optimizer.learning_rate = 0.25
     assert float(function(X, Y, "train").train_op.optimizer.learning_rate) == 0.5
-
-
-def test_function_can_be_sent_to_another_process() -> None:
-    sent = cloudpickle.loads(cloudpickle.dumps(_function(_model())))
-    results = []
-    for function in (sent, sent, _function(_model())):
-        spec = function(X, Y, "train")
-        spec.scaffold.init_fn(None)
-        results.append([one.numpy() for one in spec.train_op.variables])
-    assert [one.shape for one in results[0]] == [one.shape for one in results[2]]
-    for first, second in zip(results[0], results[1], strict=True):
-        np.testing.assert_array_equal(first, second)
-
-
-def test_arguments_are_those_of_a_model_function() -> None:
-    function = ModelFunction(_function(_model()), None, None)
-    assert function.takes_labels
-    assert function.gives_values
-    assert function(X, Y, "eval").loss.shape == ()

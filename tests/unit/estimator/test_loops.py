@@ -342,7 +342,3 @@ def test_line_that_was_cut_short_is_passed_over(tmp_path) -> None:
     with open(tmp_path / FILE_NAME, "a") as file:
         file.write('{"loss": 0.')
     assert list(read_eval_metrics(tmp_path)) == [1]
-
-
-def test_folder_without_record_has_none(tmp_path) -> None:
-    assert read_eval_metrics(tmp_path / "none") == {}

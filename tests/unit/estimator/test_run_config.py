@@ -49,10 +49,6 @@ def test_defaults_are_tensorflows() -> None:
     assert (config.keep_checkpoint_max, config.keep_checkpoint_every_n_hours) == (5, 10000)
     assert config.session_creation_timeout_secs == 7200
     assert (config.train_distribute, config.eval_distribute) == (None, None)
-
-
-def test_process_by_itself_is_worker_0_and_chief() -> None:
-    config = RunConfig()
     assert not config.cluster_spec
     assert (config.task_type, config.task_id, config.global_id_in_cluster) == ("worker", 0, 0)
     assert (config.is_chief, config.master, config.evaluation_master) == (True, "", "")

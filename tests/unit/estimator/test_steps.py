@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.variable_store import VariableStore, current_store
+from stratagem.estimator.variable_store import VariableStore
 from tests.unit.estimator.model_functions import (
     cross_entropy,
     dataset_of,
@@ -233,15 +233,6 @@ def test_other_variables_are_refused(store, mode, shapes, dtype, words) -> None:
     make(store, "train", (2,), (3,))
     with pytest.raises(ValueError, match=words):
         make(store, mode, *shapes, dtype=dtype)
-
-
-def test_store_is_current_only_in_a_call(store) -> None:
-    assert current_store() is None
-    with store.call("train"):
-        assert current_store() is store
-    assert current_store() is None
-    assert store.is_complete("train")
-    assert not store.is_complete("eval")
 
 
 # Predictions are rows in input order.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 import jax
 import keras
 import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem import estimator as est
 from tests.unit.estimator.model_functions import (
     classifier,
     convolutional_layers,
@@ -20,6 +24,7 @@ from tests.unit.estimator.model_functions import (
     weights_of,
     weights_of_model,
 )
+from tests.unit.estimator.read_scalars import read_scalars
 
 GLOBAL_BATCH = 8
 STRATEGIES = {
@@ -257,3 +262,158 @@ def test_tables_are_trained_wherever_they_are_kept(scales, tmp_path) -> None:
     assert len(np.unique(ids)) > 100
     for name, table in tables.items():
         np.testing.assert_allclose(table, expected, atol=1e-5, err_msg=name)
+
+
+# A real Estimator with hooks, exporters and in-memory input functions.
+
+
+_RANDOM = np.random.default_rng(7)
+_X = _RANDOM.normal(size=(22, 3)).astype("float32")
+_Y = (_X @ np.array([1.0, -2.0, 0.5], "float32") + 0.25).astype("float32")
+TRAIN_X, TRAIN_Y, EVAL_X, EVAL_Y = _X[:16], _Y[:16], _X[16:], _Y[16:]
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster(monkeypatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+
+
+def linear_model(features, labels, mode, params):
+    outputs = keras.layers.Dense(1, kernel_initializer="zeros")(features["x"])[:, 0]
+    if mode == est.ModeKeys.PREDICT:
+        return est.EstimatorSpec(mode, predictions={"y": outputs})
+    # Unlike a plain mean it leaves out what pads a short batch.
+    loss = keras.losses.MeanSquaredError()(labels[:, None], outputs[:, None])
+    error = keras.metrics.MeanAbsoluteError()
+    error.update_state(labels[:, None], outputs[:, None])
+    optimizer = keras.optimizers.SGD(params["rate"])
+    return est.EstimatorSpec(
+        mode,
+        loss=loss,
+        train_op=est.minimize(optimizer, loss),
+        eval_metric_ops={"mae": error},
+        training_hooks=[
+            est.LoggingTensorHook({"traced": loss * 2}, every_n_iter=params.get("log", 1000))
+        ],
+    )
+
+
+def train_fn(batch_size=4, num_epochs=None):
+    return est.numpy_input_fn({"x": TRAIN_X}, TRAIN_Y, batch_size, num_epochs, shuffle=False)
+
+
+eval_fn = est.numpy_input_fn({"x": EVAL_X}, EVAL_Y, 4, shuffle=False)
+
+
+def linear_estimator(tmp_path, *, strategy=None, rate=0.1, log=1000, **settings) -> est.Estimator:
+    config = est.RunConfig(
+        str(tmp_path / "model"),
+        save_checkpoints_steps=settings.pop("save_steps", 5),
+        train_distribute=strategy,
+        eval_distribute=strategy,
+        **settings,
+    )
+    return est.Estimator(linear_model, config=config, params={"rate": rate, "log": log})
+
+
+def kernel_and_bias(estimator) -> tuple[Any, Any]:
+    values = [estimator.get_variable_value(name) for name in estimator.get_variable_names()]
+    (kernel,) = [value for value in values if value.shape == (3, 1)]
+    (bias,) = [value for value in values if value.shape == (1,)]
+    return kernel, bias
+
+
+def in_numpy(num_steps: int, batch_size: int, rate: float = 0.1) -> tuple[Any, Any]:
+    """Runs gradient descent on the training data, in order."""
+    kernel, bias = np.zeros(3), 0.0
+    rows = np.tile(np.arange(len(TRAIN_X)), num_steps * batch_size // len(TRAIN_X) + 1)
+    for step in range(num_steps):
+        chosen = rows[step * batch_size : (step + 1) * batch_size]
+        x, error = TRAIN_X[chosen], TRAIN_X[chosen] @ kernel + bias - TRAIN_Y[chosen]
+        kernel = kernel - rate * 2 * x.T @ error / batch_size
+        bias = bias - rate * 2 * error.mean()
+    return kernel, bias
+
+
+@pytest.mark.parametrize("num_replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_metrics_are_those_of_gradient_descent_in_numpy(tmp_path, num_replicas) -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"]) if num_replicas == 2 else None
+    estimator = linear_estimator(tmp_path, strategy=strategy)
+    metrics, exports = est.train_and_evaluate(
+        estimator,
+        est.TrainSpec(train_fn(), max_steps=12),
+        est.EvalSpec(eval_fn, steps=None, throttle_secs=0),
+    )
+    kernel, bias = in_numpy(12, 4 * num_replicas)
+    error = EVAL_X @ kernel + bias - EVAL_Y
+    np.testing.assert_allclose(kernel_and_bias(estimator)[0][:, 0], kernel, atol=1e-5)
+    np.testing.assert_allclose(metrics["loss"], np.mean(error**2), rtol=1e-4)
+    np.testing.assert_allclose(metrics["mae"], np.mean(np.abs(error)), rtol=1e-4)
+    assert (metrics["global_step"], exports) == (12, [])
+    record = est.read_eval_metrics(estimator.eval_dir())
+    assert list(record) == [5, 10, 12]
+    np.testing.assert_allclose(record[12]["loss"], metrics["loss"])
+
+
+@pytest.mark.slow
+def test_best_model_is_exported_and_predicts(tmp_path) -> None:
+    pytest.importorskip("flatbuffers", reason="exports need stratagem[checkpoint]")
+    specs = {"x": keras.KerasTensor((None, 3), "float32")}
+    receiver_fn = est.export.build_raw_serving_input_receiver_fn(specs)
+    exporters = [est.BestExporter("best", receiver_fn), est.FinalExporter("final", receiver_fn)]
+    estimator = linear_estimator(tmp_path)
+    _, (best, final) = est.train_and_evaluate(
+        estimator,
+        est.TrainSpec(train_fn(), max_steps=12),
+        est.EvalSpec(eval_fn, exporters=exporters, throttle_secs=0),
+    )
+    kernel, bias = in_numpy(12, 4)
+    for path in (best, final):
+        loaded = est.load_exported(path)
+        (serve,) = loaded.signatures.values()
+        np.testing.assert_allclose(
+            np.asarray(serve(x=EVAL_X)["y"]), EVAL_X @ kernel + bias, atol=1e-4
+        )
+    assert len(list((tmp_path / "model" / "export" / "best").iterdir())) >= 1
+    assert len(list((tmp_path / "model" / "export" / "final").iterdir())) == 1
+
+
+def test_hooks_see_values_of_their_steps(tmp_path, caplog) -> None:
+    caplog.set_level(logging.INFO, logger="stratagem.estimator")
+    estimator = linear_estimator(tmp_path, log=4, log_step_count_steps=None)
+    final = est.FinalOpsHook(["loss", "global_step"])
+    summaries = est.SummarySaverHook(
+        3, output_dir=tmp_path / "logs", summary_op={"my_loss": "loss"}
+    )
+    stop = est.StopAtStepHook(num_steps=6)
+    estimator.train(train_fn(), hooks=[final, summaries, stop])
+    losses = []
+    for step in range(6):
+        kernel, bias = in_numpy(step, 4)
+        rows = np.arange(4 * step, 4 * step + 4) % 16
+        losses.append(np.mean((TRAIN_X[rows] @ kernel + bias - TRAIN_Y[rows]) ** 2))
+    np.testing.assert_allclose(final.final_ops_values[0], losses[5], rtol=1e-4)
+    assert int(final.final_ops_values[1]) == 6
+    points = read_scalars(tmp_path / "logs")["my_loss"]
+    assert [step for step, _ in points] == [1, 4]
+    np.testing.assert_allclose([value for _, value in points], [losses[0], losses[3]], rtol=1e-4)
+    traced = [m for m in (r.getMessage() for r in caplog.records) if m.startswith("traced")]
+    got = [float(message.split(" = ")[1].split(" ")[0]) for message in traced]
+    np.testing.assert_allclose(got, [2 * losses[0], 2 * losses[4]], rtol=1e-4)
+
+
+def test_speed_of_training_is_written(tmp_path) -> None:
+    linear_estimator(tmp_path, log_step_count_steps=4).train(train_fn(), max_steps=10)
+    points = read_scalars(tmp_path / "model")["global_step/sec"]
+    assert [step for step, _ in points] == [5, 9]
+    assert all(speed > 0 for _, speed in points)
+
+
+@pytest.mark.slow
+def test_loss_that_diverges_ends_training(tmp_path) -> None:
+    estimator = linear_estimator(tmp_path, rate=1e30)
+    with pytest.raises(est.NanLossDuringTrainingError, match="became NaN at global step"):
+        estimator.train(train_fn(), hooks=[est.NanTensorHook("loss")], max_steps=50)
+    other = linear_estimator(tmp_path / "other", rate=1e30)
+    other.train(train_fn(), hooks=[est.NanTensorHook("loss", fail_on_nan_loss=False)], max_steps=50)
+    assert other.get_variable_value("global_step") < 50

@@ -95,14 +95,8 @@ class EmbeddingColumn(_CategoricalWrapper):
         return self.dimension
 
     def numbers(self, features: Mapping[str, Any]) -> Any:
-        """Raises an error: rows come from a layer's table."""
-        raise ValueError(
-            explain(
-                f"The embedding column {self.name!r} was read without its table.",
-                expected="a layer that contains the table.",
-                fix="pass the column to sg.feature_column.DenseFeatures.",
-            )
-        )
+        """Is not used: see `rows`."""
+        raise NotImplementedError("The rows of an embedding come from its layer's table.")
 
     def table(self) -> keras.layers.Embedding:
         """Creates an embedding layer for the table."""
