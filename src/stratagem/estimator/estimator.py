@@ -69,9 +69,6 @@ if TYPE_CHECKING:
     from stratagem.estimator.saving_hooks import CheckpointSaverListener
 
 
-# Estimator: training, evaluation, prediction and export of a model function.
-
-
 # Warm start: initial values of variables from an earlier training run.
 
 
@@ -688,6 +685,8 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]
     check_known("The arguments of metric_fn", arguments_of(metric_fn), _KNOWN)
     return _WithMetrics(estimator, _ModelFunction(estimator, metric_fn))
 
+
+# Standalone clients: an Estimator's work on a remote cluster.
 
 _EVALUATOR = ("evaluator", 0)
 

@@ -287,9 +287,6 @@ def build_raw_serving_input_receiver_fn(
     return receiver
 
 
-# Export of a model function's predictions as programs for any batch size.
-
-
 # Exported models: file format, loading and calling.
 
 VARIABLES_FOLDER = "variables"

@@ -425,9 +425,6 @@ class InferenceLoop:
         self._loop.end()
 
 
-# Training loop of an Estimator.
-
-
 # Summaries of training steps and evaluations.
 
 _logger = logging.getLogger(__name__)

@@ -22,9 +22,6 @@ from stratagem.parameter_server.strategy.parameter_server_strategy import Parame
 from stratagem.resources import Closing
 from stratagem.strategies.base.strategy import Strategy
 
-# RunConfig: output folder, intervals and strategies of an Estimator.
-
-
 # DistributeConfig: strategies for training and evaluation.
 
 

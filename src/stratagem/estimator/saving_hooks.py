@@ -190,10 +190,7 @@ class CheckpointSaverHook(SessionRunHook):
         return any(votes)
 
 
-# StepCounterHook: steps per second.
-
-
-# Summary output of hooks.
+# StepCounterHook and SummarySaverHook, and the writer of their summaries.
 
 
 class SummaryOutput:

@@ -93,9 +93,6 @@ def identity(value: object, name: str) -> Any:
     return value
 
 
-# EstimatorSpec: the return value of a model function.
-
-
 # Scaffold: initialization and custom saving of a training run.
 
 
@@ -207,9 +204,6 @@ def as_train_ops(train_op: object, loss: object) -> list[Minimize]:
     """Returns the `train_op` of an `EstimatorSpec` as a list of updates."""
     ops: list[Any] = list(train_op) if isinstance(train_op, list | tuple) else [train_op]
     return [op if isinstance(op, Minimize) else minimize(op, loss) for op in ops]
-
-
-# Validation of the arguments of Estimator and its methods.
 
 
 DEFAULT_SIGNATURE = "serving_default"

@@ -1,4 +1,4 @@
-"""TrainSpec and EvalSpec: settings of train_and_evaluate."""
+"""train_and_evaluate: its settings, and the work of each task of a cluster."""
 
 from __future__ import annotations
 
@@ -142,9 +142,6 @@ def _checked_exporters(exporters: object) -> tuple[Exporter, ...]:
             )
         )
     return found
-
-
-# train_and_evaluate: training with evaluation, in one process or as a cluster task.
 
 
 # Evaluation and export of new checkpoints.
@@ -363,9 +360,6 @@ class EvaluatorLoop:
                 code="SG709",
             )
         )
-
-
-# Standalone clients: runs an Estimator's work on a remote cluster.
 
 
 _Results = tuple[Mapping[str, Any] | None, Sequence[str | None] | None]
