@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import keras
 import numpy as np
 
@@ -33,11 +34,11 @@ from stratagem.estimator.hooks import SessionRunHook
 from stratagem.estimator.inputs import HostTransforms, InputFunction, ModelBatches
 from stratagem.estimator.loops import (
     DistributedModel,
-    DistributedModels,
     InferenceLoop,
-    ModelSession,
+    Session,
     train,
     training_hooks,
+    training_role,
     write_eval_metrics,
     write_results,
 )
@@ -64,6 +65,8 @@ from stratagem.estimator.variable_store import (
 )
 from stratagem.launch.remote.remote_cluster import RemoteCluster
 from stratagem.resources import checked_folder
+from stratagem.strategies.base.strategy import Strategy
+from stratagem.strategies.one_device import OneDeviceStrategy
 
 if TYPE_CHECKING:
     from stratagem.estimator.saving_hooks import CheckpointSaverListener
@@ -273,17 +276,14 @@ class Estimator:
         self._model_dir = folder
         self._params = copy.deepcopy(params)
         self._function = ModelFunction(model_fn, self._params, self._config)
-        self._models = DistributedModels(self._function, folder, self._config)
+        self._models: dict[Strategy, DistributedModel] = {}
         self._warm_start = as_warm_start(warm_start_from)
         self._host_transforms = HostTransforms()
+        self._one_device: Strategy | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out the variables: another process creates its own."""
-        return {name: value for name, value in vars(self).items() if name != "_models"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._models = DistributedModels(self._function, self._model_dir, self._config)
+        return {**vars(self), "_models": {}, "_one_device": None}
 
     @property
     def model_dir(self) -> str:
@@ -393,10 +393,11 @@ class Estimator:
             and max_steps is not None
             and read_variable(latest, "global_step") >= max_steps
         ):
-            self._models.skip_training(strategy)
+            if strategy is not None:  # other tasks don't wait for this run
+                training_role(strategy).skip()
             return self
         self._set_seed()
-        model = self._models.under(strategy)
+        model = self._model_under(strategy)
         source = self._input(input_fn, ModeKeys.TRAIN, repeats=True)
         train(
             model,
@@ -440,7 +441,7 @@ class Estimator:
         loop_hooks = check_instances("hooks", tuple(hooks or ()), SessionRunHook)
         path = self._checkpoint_to_use(checkpoint_path)
         self._set_seed()
-        model = self._models.under(resolve_strategy(self._config.eval_distribute))
+        model = self._model_under(resolve_strategy(self._config.eval_distribute))
         source = self._input(input_fn, ModeKeys.EVAL, repeats=steps is not None)
         step = model.evaluation
         with contextlib.closing(ModelBatches(source, model.strategy)) as batches:
@@ -492,7 +493,7 @@ class Estimator:
         loop_hooks = check_instances("hooks", tuple(hooks or ()), SessionRunHook)
         path = self._checkpoint_to_use(checkpoint_path)
         self._set_seed()
-        model = self._models.under(None)
+        model = self._model_under(None)
         source = self._input(input_fn, ModeKeys.PREDICT, repeats=False)
         step = model.prediction
         with contextlib.closing(ModelBatches(source, model.strategy)) as batches:
@@ -551,9 +552,9 @@ class Estimator:
             )
         path = self._checkpoint_to_use(checkpoint_path)
         receiver = check_receiver(serving_input_receiver_fn)
-        model = self._models.under(None)
+        model = self._model_under(None)
         spec = make_variables(model.prediction, receiver)
-        session = ModelSession(model.prediction, spec, model.checkpoints, self._model_dir)
+        session = Session(model.prediction, spec, model.checkpoints, self._model_dir)
         if not self._initialize(model, path) and spec.scaffold is not None:
             spec.scaffold.init_fn(session)
         return write_export(
@@ -563,6 +564,19 @@ class Estimator:
             assets_extra or {},
             as_text=as_text,
         )
+
+    def _model_under(self, strategy: Strategy | None) -> DistributedModel:
+        """Returns the model under a strategy; None means JAX's default device."""
+        if strategy is None:
+            if self._one_device is None:
+                device: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+                self._one_device = OneDeviceStrategy(device or jax.local_devices()[0])
+            strategy = self._one_device
+        if strategy not in self._models:
+            self._models[strategy] = DistributedModel(
+                self._function, strategy, self._model_dir, self._config
+            )
+        return self._models[strategy]
 
     def _initialize(self, model: DistributedModel, path: str | None) -> bool:
         """Restores or warm-starts existing variables; True if they come from a checkpoint."""
@@ -617,12 +631,6 @@ def _train_there(
 
 
 _KNOWN = ("features", "labels", "predictions", "config")
-
-
-class _WithMetrics(Estimator):
-    def __init__(self, other: Estimator, model_fn: Callable[..., EstimatorSpec]) -> None:
-        super().__init__(model_fn, config=other.config, warm_start_from=other._warm_start)
-        self._host_transforms = other._host_transforms
 
 
 class _ModelFunction:
@@ -683,7 +691,10 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]
     Source: tensorflow/estimator extenders.py, add_metrics.
     """
     check_known("The arguments of metric_fn", arguments_of(metric_fn), _KNOWN)
-    return _WithMetrics(estimator, _ModelFunction(estimator, metric_fn))
+    function = _ModelFunction(estimator, metric_fn)
+    other = Estimator(function, config=estimator.config, warm_start_from=estimator._warm_start)
+    other._host_transforms = estimator._host_transforms
+    return other
 
 
 # Standalone clients: an Estimator's work on a remote cluster.

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -17,30 +17,8 @@ from stratagem.errors import DeadlineExceededError, explain
 from stratagem.estimator.checks import check_number, check_one_of
 from stratagem.group.current import current_group
 
-
-@runtime_checkable
-class Session(Protocol):
-    """Training, evaluation or prediction loop, as hooks see it.
-
-    `global_step` counts the steps trained, including the last finished one. `summary_writer` writes
-    to `model_dir`; it is None except on the chief.
-    """
-
-    mode: str
-    model_dir: str
-    is_chief: bool
-    num_workers: int
-
-    global_step: int
-    summary_writer: Any
-
-    def run(self, fetches: object) -> Any:
-        """Returns values of the last finished step."""
-        ...
-
-    def save_checkpoint(self) -> str:
-        """Saves all variables and returns the path. Call on every process."""
-        ...
+if TYPE_CHECKING:
+    from stratagem.estimator.loops import Session
 
 
 @dataclasses.dataclass(frozen=True)

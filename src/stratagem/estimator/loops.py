@@ -57,7 +57,6 @@ from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCo
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue
 from stratagem.parameter_server.keras.worker_data import BatchAssignment, WorkerData
 from stratagem.strategies.base.strategy import Strategy
-from stratagem.strategies.one_device import OneDeviceStrategy
 
 if TYPE_CHECKING:
     from stratagem.parameter_server.keras.worker_data import WorkerBatches
@@ -247,10 +246,11 @@ def training_hooks(
 # Hooked loop and session: calls hooks around steps and fetches their values.
 
 
-class ModelSession:
-    """Session passed to hooks: values of the last step, the global step and saving.
+class Session:
+    """Training, evaluation or prediction loop, as hooks see it.
 
-    `summary_writer` is None except on the chief. `role` is None outside training.
+    `global_step` counts the steps trained, including the last finished one. `summary_writer` writes
+    to `model_dir`; it is None except on the chief. `role` is None outside training.
     """
 
     def __init__(
@@ -352,7 +352,7 @@ class ModelSession:
 class HookedLoop:
     """Calls hooks at the start, around each step and at the end."""
 
-    def __init__(self, session: ModelSession, hooks: Sequence[SessionRunHook]) -> None:
+    def __init__(self, session: Session, hooks: Sequence[SessionRunHook]) -> None:
         self._session = session
         self._hooks = list(hooks)
 
@@ -403,7 +403,7 @@ class InferenceLoop:
     ) -> None:
         self._step = step
         self.spec = step.prepare(first)
-        self.session = ModelSession(step, self.spec, checkpoints, model_dir)
+        self.session = Session(step, self.spec, checkpoints, model_dir)
         self._loop = HookedLoop(self.session, [*hooks, *spec_hooks(self.spec, step.mode)])
 
     def run(
@@ -609,47 +609,15 @@ class DistributedModel:
     ) -> None:
         self.strategy = strategy
         self.store = store = VariableStore(strategy)
-        self.role = _training_role(strategy)
+        self.role = training_role(strategy)
         self.checkpoints = ModelCheckpoints(store, model_dir, config)
         self.training = TrainingStep(function, store, strategy)
         self.evaluation = EvaluationStep(function, store, strategy)
         self.prediction = PredictionStep(function, store, strategy)
 
 
-class DistributedModels:
-    """Cache of distributed models by strategy."""
-
-    def __init__(self, function: ModelFunction, model_dir: str, config: RunConfig) -> None:
-        self._function = function
-        self._model_dir = model_dir
-        self._config = config
-        self._models: dict[Strategy, DistributedModel] = {}
-        self._one_device: Strategy | None = None
-
-    def under(self, strategy: Strategy | None) -> DistributedModel:
-        """Returns the model under a strategy; None means JAX's default device."""
-        if strategy is None:
-            strategy = self._on_default_device()
-        if strategy not in self._models:
-            self._models[strategy] = DistributedModel(
-                self._function, strategy, self._model_dir, self._config
-            )
-        return self._models[strategy]
-
-    @staticmethod
-    def skip_training(strategy: Strategy | None) -> None:
-        """Lets other tasks know that this training run has no steps, so they don't wait for it."""
-        if strategy is not None:
-            _training_role(strategy).skip()
-
-    def _on_default_device(self) -> Strategy:
-        if self._one_device is None:
-            device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-            self._one_device = OneDeviceStrategy(device or jax.local_devices()[0])
-        return self._one_device
-
-
-def _training_role(strategy: Strategy) -> TrainingRole:
+def training_role(strategy: Strategy) -> TrainingRole:
+    """Returns the role of this process under a strategy."""
     if not strategy.placement.is_remote:
         return TrainingRole(strategy)
     if strategy.placement.remote.local is not None:
@@ -687,7 +655,7 @@ def train(
         first = batches.first()
         model.role.wait(config.session_creation_timeout_secs)
         spec = model.training.prepare(first)
-        session = ModelSession(
+        session = Session(
             model.training, spec, model.checkpoints, folder, summaries.writer, model.role
         )
         loop = HookedLoop(session, make_hooks(spec))
@@ -708,7 +676,7 @@ def train(
         loop.end()
 
 
-def _steps_until(end: int | None, session: ModelSession) -> Iterator[None]:
+def _steps_until(end: int | None, session: Session) -> Iterator[None]:
     """Yields once per step before `end`; other workers may also count steps."""
     start = session.global_step
     for num_steps in itertools.count():

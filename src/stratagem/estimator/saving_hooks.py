@@ -17,7 +17,6 @@ from stratagem.estimator.checks import check_one_of
 from stratagem.estimator.hooks import (
     Clock,
     SecondOrStepTimer,
-    Session,
     SessionRunArgs,
     SessionRunContext,
     SessionRunHook,
@@ -28,6 +27,7 @@ from stratagem.estimator.spec import ModeKeys, check_instances
 from stratagem.execution import summary
 
 if TYPE_CHECKING:
+    from stratagem.estimator.loops import Session
     from stratagem.estimator.spec import Saver, Scaffold
 
 

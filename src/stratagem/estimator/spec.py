@@ -16,9 +16,11 @@ import numpy as np
 
 from stratagem.errors import explain
 from stratagem.estimator.checks import check_instances, check_known, check_type
-from stratagem.estimator.hooks import Session, SessionRunHook
+from stratagem.estimator.hooks import SessionRunHook
 
 if TYPE_CHECKING:
+    from stratagem.estimator.loops import Session
+
     pass
 
 

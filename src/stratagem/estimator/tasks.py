@@ -20,7 +20,7 @@ from stratagem.estimator.estimator import (
     run_remotely,
 )
 from stratagem.estimator.exporters import Exporter
-from stratagem.estimator.hooks import Clock, SecondOrStepTimer, Session, SessionRunHook
+from stratagem.estimator.hooks import Clock, SecondOrStepTimer, SessionRunHook
 from stratagem.estimator.run_config import (
     RunConfig,
     check_number,
@@ -37,6 +37,7 @@ from stratagem.strategies.base.strategy import NonTraining
 
 if TYPE_CHECKING:
     from stratagem.estimator.estimator import Estimator
+    from stratagem.estimator.loops import Session
 
 
 _logger = logging.getLogger(__name__)

@@ -129,9 +129,9 @@ def test_names_variables_and_values_of_the_model_function(num_replicas, tmp_path
 
 def test_nothing_is_fetched_that_nobody_asks_for(tmp_path, monkeypatch) -> None:
     fetched = []
-    original = loops.ModelSession._fetch
+    original = loops.Session._fetch
     monkeypatch.setattr(
-        loops.ModelSession,
+        loops.Session,
         "_fetch",
         lambda self, wanted: fetched.append(wanted) or original(self, wanted),
     )

@@ -277,21 +277,14 @@ def _lines_of(vocabulary_file: str | os.PathLike[str], vocabulary_size: int | No
 def _vocabulary_column(
     key: str, words: tuple[Any, ...], default_value: int, num_oov_buckets: int
 ) -> VocabularyCategoricalColumn:
-    if num_oov_buckets < 0 or (num_oov_buckets and default_value != -1):
+    is_id = default_value == -1 or (0 <= default_value < len(words) and not num_oov_buckets)
+    if num_oov_buckets < 0 or not is_id:
         raise ValueError(
             explain(
                 f"The vocabulary of {key!r} received num_oov_buckets={num_oov_buckets} and "
                 f"default_value={default_value}.",
-                expected="at least 0 buckets, and no default value with them.",
-                fix="remove one of them.",
-            )
-        )
-    if default_value != -1 and not 0 <= default_value < len(words):
-        raise ValueError(
-            explain(
-                f"The vocabulary of {key!r} received default_value={default_value}.",
-                expected=f"-1, or 0 <= default_value < {len(words)}.",
-                fix="pass the id of a word in the vocabulary.",
+                expected=f"default_value=-1, or an id below {len(words)} without buckets.",
+                fix="remove one of them, or pass the id of a word in the vocabulary.",
             )
         )
     return VocabularyCategoricalColumn(key, words, default_value, num_oov_buckets)
@@ -452,23 +445,16 @@ def crossed_column(
 
     Source: TF 2.21 feature_column_v2.py, crossed_column.
     """
-    if len(keys) < 2:
-        raise ValueError(
-            explain(
-                f"crossed_column received keys={list(keys)!r}.",
-                expected="at least two.",
-                fix="use categorical_column_with_hash_bucket for one feature.",
-            )
-        )
     allowed = (str, CategoricalColumn)
     hashed = (HashedCategoricalColumn, WeightedCategoricalColumn)
     wrong = [key for key in keys if not isinstance(key, allowed) or isinstance(key, hashed)]
-    if wrong:
+    if wrong or len(keys) < 2:
         raise ValueError(
             explain(
-                f"crossed_column received {wrong[0]!r}.",
-                expected="feature names, or categorical columns that are not hashed or weighted.",
-                fix="pass the name of the feature itself.",
+                f"crossed_column received keys={list(keys)!r}.",
+                expected="two or more feature names, or categorical columns that are not hashed "
+                "or weighted.",
+                fix="pass the names of the features themselves.",
             )
         )
     check_number("hash_bucket_size", hash_bucket_size, 1)

@@ -473,28 +473,17 @@ def numeric_column(
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if normalizer_fn is not None:
         check_type("normalizer_fn", normalizer_fn, callable, "a function of an array")
-    _check_numbers(key, sizes, dtype)
+    is_shape = all(isinstance(size, int) and size > 0 for size in sizes)
+    if not is_shape or np.dtype(dtype).kind not in "iuf":
+        raise ValueError(
+            explain(
+                f"numeric_column({key!r}) received shape={sizes} and dtype={dtype!r}.",
+                expected="positive integers, and an integer or floating-point dtype.",
+                fix="pass the shape of one example, for example (3,), and omit dtype for float32.",
+            )
+        )
     default = _default(key, sizes, default_value)
     return NumericColumn(key, sizes, default, np.dtype(dtype).name, normalizer_fn)
-
-
-def _check_numbers(key: str, sizes: tuple[int, ...], dtype: str) -> None:
-    if any(not isinstance(size, int) or size < 1 for size in sizes):
-        raise ValueError(
-            explain(
-                f"numeric_column({key!r}) received shape={sizes}.",
-                expected="positive integers.",
-                fix="pass the shape of one example, for example (3,).",
-            )
-        )
-    if np.dtype(dtype).kind not in "iuf":
-        raise ValueError(
-            explain(
-                f"numeric_column({key!r}) received dtype={dtype!r}.",
-                expected="an integer or floating-point dtype.",
-                fix="omit dtype to use float32.",
-            )
-        )
 
 
 def _default(

@@ -545,7 +545,15 @@ class DNNLinearCombinedEstimator(PremadeEstimator):
     ) -> None:
         wide_columns = checked_columns(linear_feature_columns or None)
         deep_columns = checked_columns(dnn_feature_columns or None)
-        _check_parts(wide_columns, deep_columns, dnn_hidden_units)
+        if not (wide_columns or deep_columns) or (deep_columns and not dnn_hidden_units):
+            raise ValueError(
+                explain(
+                    f"There are {len(wide_columns)} linear_feature_columns and {len(deep_columns)} "
+                    f"dnn_feature_columns, with dnn_hidden_units={dnn_hidden_units}.",
+                    expected="columns of at least one part, and hidden units for a deep one.",
+                    fix="pass dnn_hidden_units=[64, 32], for example.",
+                )
+            )
         wide = LinearNetwork(feature_columns=wide_columns, sparse_combiner=linear_sparse_combiner)
         deep = DeepNetwork(
             feature_columns=deep_columns,
@@ -561,25 +569,6 @@ class DNNLinearCombinedEstimator(PremadeEstimator):
         if wide_columns:
             networks.append((wide, optimizer_factory(linear_optimizer, rate)))
         super().__init__(head, networks, model_dir, config, warm_start_from)
-
-
-def _check_parts(wide: object, deep: object, hidden_units: object) -> None:
-    if not wide and not deep:
-        raise ValueError(
-            explain(
-                "Neither linear_feature_columns nor dnn_feature_columns are set.",
-                expected="columns for the linear model, the deep network, or both.",
-                fix="pass at least one of them.",
-            )
-        )
-    if deep and not hidden_units:
-        raise ValueError(
-            explain(
-                f"dnn_feature_columns are set, but dnn_hidden_units={hidden_units}.",
-                expected="the number of units of each hidden layer.",
-                fix="pass dnn_hidden_units=[64, 32], for example.",
-            )
-        )
 
 
 class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
