@@ -30,6 +30,15 @@ from stratagem.execution.communicator import SoleCommunicator
 from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext
 from stratagem.execution.tracing.functionalize import ReplicaScope, initialize_created_variables
 
+__all__ = [
+    "ClassificationOutput",
+    "ExportOutput",
+    "PredictOutput",
+    "RegressionOutput",
+    "ServingInputReceiver",
+    "build_raw_serving_input_receiver_fn",
+]
+
 
 class ExportOutput:
     """Base class for the outputs of one exported signature.
