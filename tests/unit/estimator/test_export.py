@@ -244,8 +244,6 @@ def test_alternatives_are_refused() -> None:
 
 # Exported models: folders and calls that are refused.
 
-X, Y = examples(19)
-
 
 def test_what_is_no_export_is_refused(trained, tmp_path) -> None:
     with pytest.raises(ValueError, match="contains no exported model"):

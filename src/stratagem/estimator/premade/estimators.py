@@ -23,7 +23,11 @@ from stratagem.estimator.premade.premade_estimator import (
 )
 from stratagem.estimator.run_config import RunConfig
 
-_LEARNING_RATE = 0.3
+# TensorFlow's, for optimizers that are given by name.
+_BASELINE_LEARNING_RATE = 0.3
+_WIDE_LEARNING_RATE = 0.2
+_DNN_LEARNING_RATE = 0.001
+_LINEAR_LEARNING_RATE = 0.005
 
 
 class BaselineEstimator(PremadeEstimator):
@@ -57,7 +61,7 @@ class BaselineEstimator(PremadeEstimator):
         optimizer: OptimizerLike = "Ftrl",
         config: RunConfig | None = None,
     ) -> None:
-        networks = [(BiasNetwork(), optimizer_factory(optimizer, _LEARNING_RATE))]
+        networks = [(BiasNetwork(), optimizer_factory(optimizer, _BASELINE_LEARNING_RATE))]
         super().__init__(head, networks, model_dir, config, None)
 
 
@@ -142,9 +146,6 @@ class BaselineRegressor(BaselineEstimator):
 # Linear model Estimators.
 
 
-_LEARNING_RATE = 0.2
-
-
 class LinearEstimator(PremadeEstimator):
     """Linear model with a given head.
 
@@ -186,7 +187,7 @@ class LinearEstimator(PremadeEstimator):
         network = LinearNetwork(
             feature_columns=checked_columns(feature_columns), sparse_combiner=sparse_combiner
         )
-        networks = [(network, optimizer_factory(optimizer, _LEARNING_RATE))]
+        networks = [(network, optimizer_factory(optimizer, _WIDE_LEARNING_RATE))]
         super().__init__(head, networks, model_dir, config, warm_start_from)
 
 
@@ -482,10 +483,6 @@ class DNNRegressor(DNNEstimator):
 
 
 # Wide-and-deep Estimators: a linear model plus a deep network.
-
-
-_DNN_LEARNING_RATE = 0.001
-_LINEAR_LEARNING_RATE = 0.005
 
 
 class DNNLinearCombinedEstimator(PremadeEstimator):
