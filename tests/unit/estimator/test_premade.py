@@ -390,6 +390,23 @@ def test_estimator_takes_any_head() -> None:
     assert results["average_loss"] < 1
 
 
+@pytest.mark.parametrize(
+    ("make", "name", "rate"),
+    [
+        (sg.estimator.BaselineRegressor, "baseline/bias", 0.3),
+        (
+            lambda optimizer: sg.estimator.LinearRegressor(COLUMNS, optimizer=optimizer),
+            "linear/linear_model/bias_weights",
+            0.2,
+        ),
+    ],
+)
+def test_rates_of_optimizers_by_name_are_tensorflows(make, name, rate) -> None:
+    estimator = make(optimizer="SGD")
+    estimator.train(lambda: ({"x": np.zeros((2, 3))}, np.ones(2)), steps=1)
+    assert estimator.get_variable_value(name) == pytest.approx([2 * rate])
+
+
 # Optimizers from names, objects and functions are new in each call.
 
 
