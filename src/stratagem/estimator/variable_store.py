@@ -157,7 +157,9 @@ class _CallVariables:
             raise _different(
                 f"Variable {name!r} has shape {request.shape} and dtype {request.dtype} in mode "
                 f"{mode.name!r}, but shape {tuple(found.shape)} and dtype {found.dtype} in another "
-                "mode."
+                "mode.",
+                expected="the same shape and dtype for a path in all modes.",
+                fix="give the different layers different names.",
             )
         self._take(request, found)
         return found
@@ -189,18 +191,13 @@ def _name(path: str, number: int) -> str:
     return path if number == 1 else f"{path}#{number}"
 
 
-def _different(received: str) -> ValueError:
-    return ValueError(
-        explain(
-            received,
-            expected="the same variables in the same order in every call of a mode, and the same "
-            "shape and dtype for a path in all modes.",
-            fix="create layers, optimizers and metrics unconditionally in each call of the model "
-            "function, with different names if they differ; or build them outside it, in the "
-            "strategy's scope.",
-            code="SG901",
-        )
-    )
+def _different(
+    received: str,
+    expected: str = "the same variables in the same order in every call of a mode.",
+    fix: str = "create layers, optimizers and metrics unconditionally in each call of the model "
+    "function; or build them outside it, in the strategy's scope.",
+) -> ValueError:
+    return ValueError(explain(received, expected=expected, fix=fix, code="SG901"))
 
 
 # Checkpoints of an Estimator: saving, restoring and reading of variables.
