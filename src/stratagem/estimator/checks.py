@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import types
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ _T = TypeVar("_T")
 
 def check_type(name: str, value: object, kind: Any, wanted: str, fix: str = "") -> None:
     """Raises TypeError unless the value is an instance of a class, or passes a function."""
-    is_class = isinstance(kind, type) or not callable(kind)
+    is_class = isinstance(kind, type | types.UnionType)
     if isinstance(value, kind) if is_class else kind(value):
         return
     raise TypeError(
@@ -52,7 +53,7 @@ def check_number(
     wanted = "an integer or None" if is_integer else "a number or None"
     if value is None:
         return
-    check_type(name, value, lambda one: isinstance(one, kind) and type(one) is not bool, wanted)
+    check_type(name, value, lambda one: not isinstance(one, bool) and isinstance(one, kind), wanted)
     number: Any = value
     if minimum is not None and (number < minimum or (excluded and number == minimum)):
         raise ValueError(

@@ -633,6 +633,12 @@ def _train_there(
 _KNOWN = ("features", "labels", "predictions", "config")
 
 
+class _WithMetrics(Estimator):
+    def __init__(self, other: Estimator, model_fn: Callable[..., EstimatorSpec]) -> None:
+        super().__init__(model_fn, config=other.config, warm_start_from=other._warm_start)
+        self._host_transforms = other._host_transforms
+
+
 class _ModelFunction:
     """Model function of another Estimator, with extra metrics."""
 
@@ -691,10 +697,7 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]
     Source: tensorflow/estimator extenders.py, add_metrics.
     """
     check_known("The arguments of metric_fn", arguments_of(metric_fn), _KNOWN)
-    function = _ModelFunction(estimator, metric_fn)
-    other = Estimator(function, config=estimator.config, warm_start_from=estimator._warm_start)
-    other._host_transforms = estimator._host_transforms
-    return other
+    return _WithMetrics(estimator, _ModelFunction(estimator, metric_fn))
 
 
 # Standalone clients: an Estimator's work on a remote cluster.

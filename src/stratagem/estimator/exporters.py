@@ -80,7 +80,7 @@ class _ServingExporter(Exporter):
     ) -> None:
         check_number("exports_to_keep", exports_to_keep, 1)
         self._name = name
-        self._receiver_fn = serving_input_receiver_fn
+        self._receiver_fn: Any = serving_input_receiver_fn
         self._assets_extra = assets_extra
         self._as_text = as_text
         self._exports_to_keep = exports_to_keep

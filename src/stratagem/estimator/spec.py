@@ -325,9 +325,10 @@ def _checked_loss(loss: Any) -> Any:
     return jnp.reshape(loss, ())
 
 
-def _check_train_op(train_op: object) -> None:
-    is_several = isinstance(train_op, list | tuple) and bool(train_op)
-    for update in train_op if is_several else [train_op]:
+def _check_train_op(train_op: Any) -> None:
+    is_several = isinstance(train_op, list | tuple) and train_op
+    updates: Sequence[Any] = train_op if is_several else [train_op]
+    for update in updates:
         wanted = "the result of sg.estimator.minimize or a Keras optimizer"
         check_type("train_op", update, keras.optimizers.Optimizer | Minimize | None, wanted)
 
