@@ -1,69 +1,64 @@
 """Estimators: training, evaluation and export of a model function under any strategy."""
 
 from stratagem.estimator import experimental, export
-from stratagem.estimator.add_metrics import add_metrics
-from stratagem.estimator.estimator import Estimator, WarmStartSettings
-from stratagem.estimator.exporting.export_programs import ExportedModel, load_exported
-from stratagem.estimator.global_step import get_global_step, get_or_create_global_step
-from stratagem.estimator.heads.classification import BinaryClassHead, MultiClassHead
-from stratagem.estimator.heads.head import Head
-from stratagem.estimator.heads.regression import (
-    LogisticRegressionHead,
-    PoissonRegressionHead,
-    RegressionHead,
-)
-from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverHook, CheckpointSaverListener
-from stratagem.estimator.hooks.final_ops import FeedFnHook, FinalOpsHook
-from stratagem.estimator.hooks.nan import NanLossDuringTrainingError, NanTensorHook
-from stratagem.estimator.hooks.profiler import ProfilerHook
-from stratagem.estimator.hooks.session_run_hook import (
-    SessionRunArgs,
-    SessionRunContext,
-    SessionRunHook,
-    SessionRunValues,
-    StopAtStepHook,
-)
-from stratagem.estimator.hooks.step_counter import StepCounterHook, SummarySaverHook
-from stratagem.estimator.hooks.timers import (
-    GlobalStepWaiterHook,
-    LoggingTensorHook,
-    SecondOrStepTimer,
-)
-from stratagem.estimator.inputs import numpy_input_fn, pandas_input_fn
-from stratagem.estimator.keras_models.model_to_estimator import model_to_estimator
-from stratagem.estimator.loops.evaluation_record import read_eval_metrics
-from stratagem.estimator.mode_keys import ModeKeys
-from stratagem.estimator.named_values import identity
-from stratagem.estimator.premade.baseline import (
-    BaselineClassifier,
-    BaselineEstimator,
-    BaselineRegressor,
-)
-from stratagem.estimator.premade.dnn import DNNClassifier, DNNEstimator, DNNRegressor
-from stratagem.estimator.premade.dnn_linear_combined import (
-    DNNLinearCombinedClassifier,
-    DNNLinearCombinedEstimator,
-    DNNLinearCombinedRegressor,
-)
-from stratagem.estimator.premade.linear import LinearClassifier, LinearEstimator, LinearRegressor
-from stratagem.estimator.settings.run_config import DistributeConfig, RunConfig
-from stratagem.estimator.spec import EstimatorSpec, Minimize, Scaffold, minimize
-from stratagem.estimator.tasks.early_stopping import (
+from stratagem.estimator.estimator import Estimator, WarmStartSettings, add_metrics
+from stratagem.estimator.experimental import (
     make_early_stopping_hook,
     stop_if_higher_hook,
     stop_if_lower_hook,
     stop_if_no_decrease_hook,
     stop_if_no_increase_hook,
 )
-from stratagem.estimator.tasks.train_and_evaluate import train_and_evaluate
-from stratagem.estimator.tasks.train_spec import (
-    BestExporter,
-    EvalSpec,
-    Exporter,
-    FinalExporter,
-    LatestExporter,
-    TrainSpec,
+from stratagem.estimator.export import ExportedModel, load_exported
+from stratagem.estimator.exporters import BestExporter, Exporter, FinalExporter, LatestExporter
+from stratagem.estimator.hooks import (
+    FinalOpsHook,
+    GlobalStepWaiterHook,
+    LoggingTensorHook,
+    NanLossDuringTrainingError,
+    NanTensorHook,
+    SecondOrStepTimer,
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+    StopAtStepHook,
 )
+from stratagem.estimator.inputs import numpy_input_fn, pandas_input_fn
+from stratagem.estimator.keras_models import model_to_estimator
+from stratagem.estimator.loops import read_eval_metrics
+from stratagem.estimator.premade.class_heads import BinaryClassHead, MultiClassHead
+from stratagem.estimator.premade.estimators import (
+    BaselineClassifier,
+    BaselineEstimator,
+    BaselineRegressor,
+    DNNClassifier,
+    DNNEstimator,
+    DNNLinearCombinedClassifier,
+    DNNLinearCombinedEstimator,
+    DNNLinearCombinedRegressor,
+    DNNRegressor,
+    LinearClassifier,
+    LinearEstimator,
+    LinearRegressor,
+)
+from stratagem.estimator.premade.heads import (
+    Head,
+    LogisticRegressionHead,
+    PoissonRegressionHead,
+    RegressionHead,
+)
+from stratagem.estimator.run_config import DistributeConfig, RunConfig
+from stratagem.estimator.saving_hooks import (
+    CheckpointSaverHook,
+    CheckpointSaverListener,
+    ProfilerHook,
+    StepCounterHook,
+    SummarySaverHook,
+)
+from stratagem.estimator.spec import EstimatorSpec, Minimize, ModeKeys, Scaffold, identity, minimize
+from stratagem.estimator.tasks import EvalSpec, TrainSpec, train_and_evaluate
+from stratagem.estimator.train import get_global_step, get_or_create_global_step
 
 __all__ = [
     "BaselineClassifier",
@@ -85,7 +80,6 @@ __all__ = [
     "EvalSpec",
     "ExportedModel",
     "Exporter",
-    "FeedFnHook",
     "FinalExporter",
     "FinalOpsHook",
     "GlobalStepWaiterHook",

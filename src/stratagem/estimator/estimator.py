@@ -13,56 +13,64 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import keras
 import numpy as np
 
 from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.latest import is_first, run_on_first
 from stratagem.checkpoint.storage.files import is_whole
+from stratagem.cluster.roles import task_count
+from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import explain
-from stratagem.estimator.exporting.export_programs import (
+from stratagem.estimator.checks import check_known, check_number, check_one_of, check_type
+from stratagem.estimator.export import (
     check_receiver,
     make_variables,
     signatures_of,
     write_export,
 )
-from stratagem.estimator.exporting.serving import ServingInputReceiver
-from stratagem.estimator.hooks.session_run_hook import SessionRunHook
-from stratagem.estimator.loops import training
-from stratagem.estimator.loops.batches import HostTransforms, InputFunction, ModelBatches
-from stratagem.estimator.loops.evaluation_record import write_eval_metrics
-from stratagem.estimator.loops.session import InferenceLoop, ModelSession
-from stratagem.estimator.loops.training import DistributedModel, DistributedModels, write_results
-from stratagem.estimator.loops.training_role import training_hooks
-from stratagem.estimator.mode_keys import ModeKeys
-from stratagem.estimator.number_checks import check_minimum
-from stratagem.estimator.settings.run_config import RunConfig
-from stratagem.estimator.settings.strategy_choice import (
+from stratagem.estimator.hooks import SessionRunHook
+from stratagem.estimator.inputs import HostTransforms, InputFunction, ModelBatches
+from stratagem.estimator.loops import (
+    DistributedModel,
+    InferenceLoop,
+    Session,
+    train,
+    training_hooks,
+    training_role,
+    write_eval_metrics,
+    write_results,
+)
+from stratagem.estimator.run_config import (
+    RunConfig,
     close_strategies,
     resolve_strategy,
     training_strategy,
 )
 from stratagem.estimator.spec import (
     EstimatorSpec,
+    ModeKeys,
+    ModelFunction,
+    arguments_of,
     check_instances,
-    check_members,
-    last_step_function,
-    require_config,
-    resolve_model_dir,
 )
-from stratagem.estimator.steps.model_function import ModelFunction
-from stratagem.estimator.steps.model_step import prediction_batches, select_keys, split_examples
-from stratagem.estimator.steps.variable_store import (
+from stratagem.estimator.steps import prediction_batches, select_keys, split_examples
+from stratagem.estimator.variable_store import (
     VARIABLES,
     VariableStore,
     latest_checkpoint,
     read_names,
     read_variable,
 )
-from stratagem.estimator.tasks.train_and_evaluate import remote_cluster_of, run_remotely
+from stratagem.launch.remote.remote_cluster import RemoteCluster
+from stratagem.resources import checked_folder
+from stratagem.strategies.base.strategy import Strategy
+from stratagem.strategies.one_device import OneDeviceStrategy
 
 if TYPE_CHECKING:
-    from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverListener
+    from stratagem.estimator.saving_hooks import CheckpointSaverListener
+
 
 # Warm start: initial values of variables from an earlier training run.
 
@@ -105,18 +113,10 @@ class WarmStartSettings:
             )
 
 
-def as_warm_start(source: object) -> WarmStartSettings | None:
+def as_warm_start(source: Any) -> WarmStartSettings | None:
     """Returns the settings for an Estimator's `warm_start_from` argument."""
     if source is None or isinstance(source, WarmStartSettings):
         return source
-    if not isinstance(source, str | os.PathLike):
-        raise TypeError(
-            explain(
-                f"warm_start_from={source!r} is of type {type(source).__name__}.",
-                expected="a path or an sg.estimator.WarmStartSettings.",
-                fix="pass the model_dir of the Estimator to start from.",
-            )
-        )
     return WarmStartSettings(os.fspath(source))
 
 
@@ -125,15 +125,7 @@ def warm_start(store: VariableStore, settings: WarmStartSettings) -> None:
     path = _checkpoint_path(settings.ckpt_to_initialize_from)
     renamed = dict(settings.var_name_to_prev_var_name or {})
     chosen = _chosen(store, settings.vars_to_warm_start)
-    unused = sorted(set(renamed) - set(chosen))
-    if unused:
-        raise ValueError(
-            explain(
-                f"var_name_to_prev_var_name renames {unused}, which are not warm-started.",
-                expected=f"some of {sorted(chosen)}.",
-                fix="correct the names, or vars_to_warm_start.",
-            )
-        )
+    check_known("var_name_to_prev_var_name", renamed, chosen)
     left = [(renamed.get(name, name), variable) for name, variable in chosen.items()]
     while left:  # several variables may read the same entry of the checkpoint
         round_ = dict(reversed(left))
@@ -178,11 +170,93 @@ def _chosen(store: VariableStore, wanted: str | Sequence[Any]) -> dict[str, Any]
     return chosen
 
 
-# Settings, model function and checkpoints of an Estimator.
+def check_members(cls: type, base: type) -> None:
+    """Raises ValueError if a subclass overrides a member of Estimator other than `__init__`."""
+    members = {name for one in base.__mro__ for name in vars(one) if not name.startswith("__")}
+    overridden = sorted(
+        {name for one in cls.__mro__[: cls.__mro__.index(base)] for name in vars(one)} & members
+    )
+    if overridden:
+        raise ValueError(
+            explain(
+                f"{cls.__name__} overrides the Estimator members {overridden}.",
+                expected="a subclass that only calls Estimator.__init__ with its model_fn.",
+                fix="move the code into the model function, a hook, or a function that calls the "
+                "Estimator.",
+            )
+        )
 
 
-class EstimatorState:
-    """Base class of `Estimator`: everything except its runs."""
+def resolve_model_dir(model_dir: str | os.PathLike[str] | None, config: RunConfig) -> str | None:
+    """Returns the folder of the argument or the config, or None; an evaluator must have one."""
+    if model_dir is None and config.model_dir is None and config.task_type == "evaluator":
+        raise ValueError(
+            explain(
+                "The evaluator task has no model_dir.",
+                expected="the training folder, shared by all tasks.",
+                fix="pass the same model_dir to the Estimator in every task.",
+            )
+        )
+    if model_dir is None:
+        return config.model_dir
+    folder = checked_folder("model_dir", model_dir)
+    if config.model_dir is not None and config.model_dir != folder:
+        raise ValueError(
+            explain(
+                f"model_dir={folder!r} differs from the config's model_dir={config.model_dir!r}.",
+                expected="a single folder.",
+                fix="set model_dir in only one of the two.",
+            )
+        )
+    return folder
+
+
+class Estimator:
+    """Trains, evaluates and predicts with a model function under any strategy.
+
+    `model_fn` takes any of `features`, `labels`, `mode`, `params` and `config` by name. It runs in
+    replica context while a step is traced. Each call creates its Keras layers, optimizer and
+    metrics; the nth variable that a call creates is the same variable in every call. It returns an
+    `EstimatorSpec`.
+
+    `input_fn` returns a dataset of `(features, labels)` or of features alone, in per-replica
+    batches; or a single such batch, which is reused in every step. It is called once on each
+    worker and may take `input_context`, `mode`, `params` and `config`.
+
+    Args:
+        model_fn: the model function.
+        model_dir: the folder of checkpoints and summaries. None uses the config's, or a new
+            temporary folder.
+        config: a `RunConfig`, which also holds the strategies; None for one device.
+        params: a dict passed to the model function, for example of layer sizes.
+        warm_start_from: a checkpoint, another Estimator's folder, or a `WarmStartSettings`: the
+            initial values if `model_dir` has no checkpoint.
+
+    Raises:
+        TypeError: if `config` is not a `RunConfig`.
+        ValueError: if `model_fn` takes unsupported arguments, the config names a different folder,
+            or a subclass overrides a member.
+
+    Example:
+        >>> def model_fn(features, labels, mode):
+        ...     outputs = keras.layers.Dense(1)(features)[:, 0]
+        ...     if mode == sg.estimator.ModeKeys.PREDICT:
+        ...         return sg.estimator.EstimatorSpec(mode, predictions=outputs)
+        ...     loss = keras.ops.mean((outputs - labels) ** 2)
+        ...     train_op = sg.estimator.minimize(keras.optimizers.SGD(0.1), loss)
+        ...     return sg.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+        >>> x = np.array([[0.0], [1.0], [2.0], [3.0]], "float32")
+        >>> data = lambda: sg.input.Dataset((x, 2 * x[:, 0]), batch_size=2)
+        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> config = sg.estimator.RunConfig(train_distribute=strategy)
+        >>> estimator = sg.estimator.Estimator(model_fn, config=config)
+        >>> for _ in range(50):
+        ...     _ = estimator.train(data)
+        >>> estimator.evaluate(data)["loss"] < 0.1
+        np.True_
+
+    Source: tensorflow/estimator estimator.py, EstimatorV2.
+    """
 
     def __init__(
         self,
@@ -192,7 +266,9 @@ class EstimatorState:
         params: Mapping[str, Any] | None = None,
         warm_start_from: object = None,
     ) -> None:
-        config = require_config(config)
+        check_members(type(self), Estimator)
+        config = RunConfig() if config is None else config
+        check_type("config", config, RunConfig, "an sg.estimator.RunConfig")
         folder = resolve_model_dir(model_dir, config)
         if folder is None:
             folder = run_on_first("Estimator", tempfile.mkdtemp)
@@ -200,17 +276,14 @@ class EstimatorState:
         self._model_dir = folder
         self._params = copy.deepcopy(params)
         self._function = ModelFunction(model_fn, self._params, self._config)
-        self._models = DistributedModels(self._function, folder, self._config)
+        self._models: dict[Strategy, DistributedModel] = {}
         self._warm_start = as_warm_start(warm_start_from)
         self._host_transforms = HostTransforms()
+        self._one_device: Strategy | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out the variables: another process creates its own."""
-        return {name: value for name, value in vars(self).items() if name != "_models"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._models = DistributedModels(self._function, self._model_dir, self._config)
+        return {**vars(self), "_models": {}, "_one_device": None}
 
     @property
     def model_dir(self) -> str:
@@ -277,97 +350,6 @@ class EstimatorState:
         """
         return read_variable(self._trained(self.latest_checkpoint()), name)
 
-    def _initialize(self, model: DistributedModel, path: str | None) -> bool:
-        """Restores or warm-starts existing variables; True if they come from a checkpoint."""
-        if path is not None:
-            model.checkpoints.restore(path)
-        elif self._warm_start is not None and model.checkpoints.is_initial:
-            warm_start(model.store, self._warm_start)
-        return path is not None
-
-    def _checkpoint_to_use(self, path: str | None) -> str | None:
-        """Returns the checkpoint to run with, or None to use initial values."""
-        found = path or self.latest_checkpoint()
-        has_start = self.gives_values or self._warm_start is not None
-        return found if has_start else self._trained(found)
-
-    def _trained(self, found: str | None) -> str:
-        if found is None:
-            raise ValueError(
-                explain(
-                    f"{self._model_dir} contains no checkpoint.",
-                    expected="a trained Estimator, or checkpoint_path.",
-                    fix="call train first, or pass the model_dir of a trained model.",
-                )
-            )
-        return found
-
-    def _step_of(self, path: str) -> int:
-        return int(read_variable(path, "global_step"))
-
-    def _set_seed(self) -> None:
-        if self._config.tf_random_seed is not None:
-            keras.utils.set_random_seed(self._config.tf_random_seed)
-
-
-class Estimator(EstimatorState):
-    """Trains, evaluates and predicts with a model function under any strategy.
-
-    `model_fn` takes any of `features`, `labels`, `mode`, `params` and `config` by name. It runs in
-    replica context while a step is traced. Each call creates its Keras layers, optimizer and
-    metrics; the nth variable that a call creates is the same variable in every call. It returns an
-    `EstimatorSpec`.
-
-    `input_fn` returns a dataset of `(features, labels)` or of features alone, in per-replica
-    batches; or a single such batch, which is reused in every step. It is called once on each
-    worker and may take `input_context`, `mode`, `params` and `config`.
-
-    Args:
-        model_fn: the model function.
-        model_dir: the folder of checkpoints and summaries. None uses the config's, or a new
-            temporary folder.
-        config: a `RunConfig`, which also holds the strategies; None for one device.
-        params: a dict passed to the model function, for example of layer sizes.
-        warm_start_from: a checkpoint, another Estimator's folder, or a `WarmStartSettings`: the
-            initial values if `model_dir` has no checkpoint.
-
-    Raises:
-        TypeError: if `config` is not a `RunConfig`.
-        ValueError: if `model_fn` takes unsupported arguments, the config names a different folder,
-            or a subclass overrides a member.
-
-    Example:
-        >>> def model_fn(features, labels, mode):
-        ...     outputs = keras.layers.Dense(1)(features)[:, 0]
-        ...     if mode == sg.estimator.ModeKeys.PREDICT:
-        ...         return sg.estimator.EstimatorSpec(mode, predictions=outputs)
-        ...     loss = keras.ops.mean((outputs - labels) ** 2)
-        ...     train_op = sg.estimator.minimize(keras.optimizers.SGD(0.1), loss)
-        ...     return sg.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
-        >>> x = np.array([[0.0], [1.0], [2.0], [3.0]], "float32")
-        >>> data = lambda: sg.input.Dataset((x, 2 * x[:, 0]), batch_size=2)
-        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-        >>> config = sg.estimator.RunConfig(train_distribute=strategy)
-        >>> estimator = sg.estimator.Estimator(model_fn, config=config)
-        >>> for _ in range(50):
-        ...     _ = estimator.train(data)
-        >>> estimator.evaluate(data)["loss"] < 0.1
-        np.True_
-
-    Source: tensorflow/estimator estimator.py, EstimatorV2.
-    """
-
-    def __init__(
-        self,
-        model_fn: Callable[..., EstimatorSpec],
-        model_dir: str | os.PathLike[str] | None = None,
-        config: RunConfig | None = None,
-        params: Mapping[str, Any] | None = None,
-        warm_start_from: object = None,
-    ) -> None:
-        check_members(type(self), Estimator)
-        super().__init__(model_fn, model_dir, config, params, warm_start_from)
-
     def train(
         self,
         input_fn: Callable[..., Any],
@@ -397,22 +379,36 @@ class Estimator(EstimatorState):
 
         Source: tensorflow/estimator estimator.py, Estimator.train.
         """
-        check_minimum("steps", steps, 1)
-        check_minimum("max_steps", max_steps, 1)
-        last_step = last_step_function(steps, max_steps)
+        check_number("steps", steps, 1)
+        check_number("max_steps", max_steps, 1)
+        check_one_of("train", is_required=False, steps=steps, max_steps=max_steps)
         hooks = check_instances("hooks", tuple(hooks or ()), SessionRunHook)
         if remote_cluster_of(self._config) is not None:
             run_remotely(self, _train_there, (input_fn, hooks, steps, max_steps, saving_listeners))
             return self
         strategy = training_strategy(self._config)  # joins a cluster before JAX is used
         latest = self.latest_checkpoint()
-        if latest is not None and max_steps is not None and self._step_of(latest) >= max_steps:
-            self._models.skip_training(strategy)
+        if (
+            latest is not None
+            and max_steps is not None
+            and read_variable(latest, "global_step") >= max_steps
+        ):
+            if strategy is not None:  # other tasks don't wait for this run
+                training_role(strategy).skip()
             return self
         self._set_seed()
-        model = self._models.under(strategy)
+        model = self._model_under(strategy)
         source = self._input(input_fn, ModeKeys.TRAIN, repeats=True)
-        self._train(model, source, hooks, saving_listeners, last_step)
+        train(
+            model,
+            model.role.batches(source),
+            self._config,
+            initialize=lambda: self._initialize(model, self.latest_checkpoint()),
+            make_hooks=lambda spec: training_hooks(
+                spec, hooks, self._config, saving_listeners, model.role
+            ),
+            last_step=lambda start: max_steps if steps is None else start + steps,
+        )
         return self
 
     def evaluate(
@@ -441,11 +437,11 @@ class Estimator(EstimatorState):
 
         Source: tensorflow/estimator estimator.py, Estimator.evaluate.
         """
-        check_minimum("steps", steps, 1)
+        check_number("steps", steps, 1)
         loop_hooks = check_instances("hooks", tuple(hooks or ()), SessionRunHook)
         path = self._checkpoint_to_use(checkpoint_path)
         self._set_seed()
-        model = self._models.under(resolve_strategy(self._config.eval_distribute))
+        model = self._model_under(resolve_strategy(self._config.eval_distribute))
         source = self._input(input_fn, ModeKeys.EVAL, repeats=steps is not None)
         step = model.evaluation
         with contextlib.closing(ModelBatches(source, model.strategy)) as batches:
@@ -497,7 +493,7 @@ class Estimator(EstimatorState):
         loop_hooks = check_instances("hooks", tuple(hooks or ()), SessionRunHook)
         path = self._checkpoint_to_use(checkpoint_path)
         self._set_seed()
-        model = self._models.under(None)
+        model = self._model_under(None)
         source = self._input(input_fn, ModeKeys.PREDICT, repeats=False)
         step = model.prediction
         with contextlib.closing(ModelBatches(source, model.strategy)) as batches:
@@ -546,11 +542,21 @@ class Estimator(EstimatorState):
 
         Source: tensorflow/estimator estimator.py, Estimator.export_saved_model.
         """
-        _check_exported_mode(experimental_mode)
+        if experimental_mode != ModeKeys.PREDICT:
+            raise NotImplementedError(
+                explain(
+                    f"experimental_mode={experimental_mode!r} cannot be exported.",
+                    expected="'infer': exported variables are constant.",
+                    fix="train and evaluate with the Estimator itself.",
+                )
+            )
         path = self._checkpoint_to_use(checkpoint_path)
         receiver = check_receiver(serving_input_receiver_fn)
-        model = self._models.under(None)
-        self._make_exported(model, receiver, path)
+        model = self._model_under(None)
+        spec = make_variables(model.prediction, receiver)
+        session = Session(model.prediction, spec, model.checkpoints, self._model_dir)
+        if not self._initialize(model, path) and spec.scaffold is not None:
+            spec.scaffold.init_fn(session)
         return write_export(
             os.fspath(export_dir_base),
             model.prediction,
@@ -559,48 +565,51 @@ class Estimator(EstimatorState):
             as_text=as_text,
         )
 
-    def _train(
-        self,
-        model: DistributedModel,
-        source: InputFunction,
-        hooks: Sequence[SessionRunHook],
-        saving_listeners: Sequence[Any] | None,
-        last_step: Callable[[int], int | None],
-    ) -> None:
-        training.train(
-            model,
-            model.role.batches(source),
-            self._config,
-            initialize=lambda: self._initialize(model, self.latest_checkpoint()),
-            make_hooks=lambda spec: training_hooks(
-                spec, hooks, self._config, saving_listeners, model.role
-            ),
-            last_step=last_step,
-        )
+    def _model_under(self, strategy: Strategy | None) -> DistributedModel:
+        """Returns the model under a strategy; None means JAX's default device."""
+        if strategy is None:
+            if self._one_device is None:
+                device: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+                self._one_device = OneDeviceStrategy(device or jax.local_devices()[0])
+            strategy = self._one_device
+        if strategy not in self._models:
+            self._models[strategy] = DistributedModel(
+                self._function, strategy, self._model_dir, self._config
+            )
+        return self._models[strategy]
 
-    def _make_exported(
-        self, model: DistributedModel, receiver: ServingInputReceiver, path: str | None
-    ) -> None:
-        """Creates and initializes the variables of an exported model."""
-        spec = make_variables(model.prediction, receiver)
-        session = ModelSession(model.prediction, spec, model.checkpoints, self._model_dir)
-        if not self._initialize(model, path) and spec.scaffold is not None:
-            spec.scaffold.init_fn(session)
+    def _initialize(self, model: DistributedModel, path: str | None) -> bool:
+        """Restores or warm-starts existing variables; True if they come from a checkpoint."""
+        if path is not None:
+            model.checkpoints.restore(path)
+        elif self._warm_start is not None and model.checkpoints.is_initial:
+            warm_start(model.store, self._warm_start)
+        return path is not None
+
+    def _checkpoint_to_use(self, path: str | None) -> str | None:
+        """Returns the checkpoint to run with, or None to use initial values."""
+        found = path or self.latest_checkpoint()
+        has_start = self.gives_values or self._warm_start is not None
+        return found if has_start else self._trained(found)
+
+    def _trained(self, found: str | None) -> str:
+        if found is None:
+            raise ValueError(
+                explain(
+                    f"{self._model_dir} contains no checkpoint.",
+                    expected="a trained Estimator, or checkpoint_path.",
+                    fix="call train first, or pass the model_dir of a trained model.",
+                )
+            )
+        return found
+
+    def _set_seed(self) -> None:
+        if self._config.tf_random_seed is not None:
+            keras.utils.set_random_seed(self._config.tf_random_seed)
 
     def _input(self, input_fn: Callable[..., Any], mode: str, *, repeats: bool) -> InputFunction:
         return InputFunction(
             input_fn, mode, self.params, self._config, self._host_transforms, repeats=repeats
-        )
-
-
-def _check_exported_mode(mode: str) -> None:
-    if mode != ModeKeys.PREDICT:
-        raise NotImplementedError(
-            explain(
-                f"experimental_mode={mode!r} cannot be exported.",
-                expected="'infer': exported variables are constant.",
-                fix="train and evaluate with the Estimator itself.",
-            )
         )
 
 
@@ -616,3 +625,103 @@ def _train_there(
     if estimator.config.task_type != "evaluator":
         estimator.train(input_fn, hooks, steps, max_steps, saving_listeners)
         close_strategies()
+
+
+# add_metrics: extra evaluation metrics for an existing Estimator.
+
+
+_KNOWN = ("features", "labels", "predictions", "config")
+
+
+class _WithMetrics(Estimator):
+    def __init__(self, other: Estimator, model_fn: Callable[..., EstimatorSpec]) -> None:
+        super().__init__(model_fn, config=other.config, warm_start_from=other._warm_start)
+        self._host_transforms = other._host_transforms
+
+
+class _ModelFunction:
+    """Model function of another Estimator, with extra metrics."""
+
+    def __init__(self, other: Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> None:
+        self._model_fn = other.model_fn
+        self._metric_fn = metric_fn
+        self._takes = arguments_of(metric_fn)
+        self.gives_values = other.gives_values
+
+    def __call__(
+        self, features: object, labels: object, mode: str, config: object
+    ) -> EstimatorSpec:
+        spec = self._model_fn(features, labels, mode, config)
+        if mode != ModeKeys.EVAL:
+            return spec
+        known = {
+            "features": features,
+            "labels": labels,
+            "predictions": spec.predictions,
+            "config": config,
+        }
+        added = self._metric_fn(**{name: known[name] for name in self._takes})
+        metrics = {**(spec.eval_metric_ops or {}), **added}
+        return dataclasses.replace(spec, eval_metric_ops=metrics)
+
+
+def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> Estimator:
+    """Returns an Estimator that also evaluates the metrics of `metric_fn`.
+
+    It shares the folder and the settings of the original Estimator.
+
+    Args:
+        estimator: any Estimator; its model function is reused.
+        metric_fn: takes any of `features`, `labels`, `predictions` and `config` by name, as the
+            model function sees them. Returns a dict from names to Keras metrics, which it creates
+            and updates in each call. A metric replaces an existing one of the same name.
+
+    Returns:
+        A new Estimator.
+
+    Raises:
+        ValueError: if `metric_fn` takes other arguments.
+
+    Example:
+        >>> column = sg.feature_column.numeric_column("x")
+        >>> estimator = sg.estimator.LinearRegressor([column])
+        >>> def largest(labels, predictions):
+        ...     metric = keras.metrics.MeanAbsoluteError()
+        ...     metric.update_state(labels, predictions["predictions"])
+        ...     return {"error": metric}
+        >>> estimator = sg.estimator.add_metrics(estimator, largest)
+        >>> batch = {"x": np.ones(4, "float32")}, np.ones((4, 1), "float32")
+        >>> "error" in estimator.train(lambda: batch, steps=1).evaluate(lambda: batch)
+        True
+
+    Source: tensorflow/estimator extenders.py, add_metrics.
+    """
+    check_known("The arguments of metric_fn", arguments_of(metric_fn), _KNOWN)
+    return _WithMetrics(estimator, _ModelFunction(estimator, metric_fn))
+
+
+# Standalone clients: an Estimator's work on a remote cluster.
+
+_EVALUATOR = ("evaluator", 0)
+
+
+def remote_cluster_of(config: RunConfig) -> ClusterSpec | None:
+    """Returns the cluster that this program is a client of, or None."""
+    both = config.experimental_distribute
+    cluster: Any = None if both is None else both.remote_cluster
+    return cluster
+
+
+def run_remotely(
+    estimator: Estimator,
+    work: Callable[..., Any],
+    arguments: Sequence[Any] = (),
+) -> Any:
+    """Calls a function with a copy of the Estimator: on the coordinator, or else on every task."""
+    cluster = remote_cluster_of(estimator.config)
+    assert cluster is not None
+    is_lockstep = not task_count(cluster, "ps")
+    has_evaluator = is_lockstep and task_count(cluster, _EVALUATOR[0]) > 0
+    return RemoteCluster(cluster).run(
+        work, (estimator, *arguments), answer_of=_EVALUATOR if has_evaluator else None
+    )

@@ -1,15 +1,34 @@
-"""Names of `tf.estimator.export`: inputs and outputs of exported models."""
+"""Export of prediction as compiled programs: inputs, outputs, writing and loading."""
 
-from stratagem.estimator.exporting.export_output import (
-    ClassificationOutput,
-    ExportOutput,
-    PredictOutput,
-    RegressionOutput,
-)
-from stratagem.estimator.exporting.serving import ServingInputReceiver
-from stratagem.estimator.exporting.serving import (
-    build_raw_serving_input_receiver_fn as build_raw_serving_input_receiver_fn,
-)
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from stratagem import contexts as stack
+from stratagem.checkpoint.checkpoint import Checkpoint
+from stratagem.checkpoint.latest import run_on_first
+from stratagem.environment import load
+from stratagem.errors import explain
+from stratagem.estimator.checks import check_type
+from stratagem.estimator.spec import DEFAULT_SIGNATURE, EstimatorSpec
+from stratagem.estimator.steps import ModelStep
+from stratagem.estimator.variable_store import VARIABLES, read_values
+from stratagem.execution.communicator import SoleCommunicator
+from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext
+from stratagem.execution.tracing.functionalize import ReplicaScope, initialize_created_variables
 
 __all__ = [
     "ClassificationOutput",
@@ -19,3 +38,606 @@ __all__ = [
     "ServingInputReceiver",
     "build_raw_serving_input_receiver_fn",
 ]
+
+
+class ExportOutput:
+    """Base class for the outputs of one exported signature.
+
+    Example:
+        >>> class Ranking(sg.estimator.export.ExportOutput):
+        ...     def __init__(self, order):
+        ...         self.order = order
+        ...     @property
+        ...     def outputs(self):
+        ...         return {"order": self.order}
+        >>> sorted(Ranking([2, 0, 1]).outputs)
+        ['order']
+
+    Source: TF 2.21 export_output.py, ExportOutput.
+    """
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """Output arrays by name."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PredictOutput(ExportOutput):
+    """Arbitrary outputs.
+
+    Args:
+        predictions: an array, exported as "output", or a dict of arrays.
+
+    Example:
+        >>> sorted(sg.estimator.export.PredictOutput({"classes": 1, "logits": 2}).outputs)
+        ['classes', 'logits']
+
+    Source: TF 2.21 export_output.py, PredictOutput.
+    """
+
+    predictions: Any
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """The predictions by name."""
+        if isinstance(self.predictions, Mapping):
+            return dict(self.predictions)
+        return {"output": self.predictions}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClassificationOutput(ExportOutput):
+    """Outputs of a classifier.
+
+    Args:
+        scores: the score of each class, shape (batch, classes).
+        classes: class ids, shape (batch, ...).
+
+    Raises:
+        ValueError: if both are None.
+
+    Example:
+        >>> sorted(sg.estimator.export.ClassificationOutput(scores=np.ones((1, 2))).outputs)
+        ['scores']
+
+    Source: TF 2.21 export_output.py, ClassificationOutput.
+    """
+
+    scores: Any = None
+    classes: Any = None
+
+    def __post_init__(self) -> None:
+        if self.scores is None and self.classes is None:
+            raise ValueError(
+                explain(
+                    "ClassificationOutput received neither scores nor classes.",
+                    expected="at least one of them.",
+                    fix="pass scores=probabilities.",
+                )
+            )
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """Scores and classes, whichever are set."""
+        both = {"scores": self.scores, "classes": self.classes}
+        return {name: value for name, value in both.items() if value is not None}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RegressionOutput(ExportOutput):
+    """Output of a regression.
+
+    Args:
+        value: one number per example, shape (batch, ...).
+
+    Example:
+        >>> sorted(sg.estimator.export.RegressionOutput(np.ones(3)).outputs)
+        ['outputs']
+
+    Source: TF 2.21 export_output.py, RegressionOutput.
+    """
+
+    value: Any
+
+    @property
+    def outputs(self) -> dict[str, Any]:
+        """The value, named "outputs"."""
+        return {"outputs": self.value}
+
+
+# ServingInputReceiver: inputs of an exported model and the features computed from them.
+
+
+# TensorFlow's name for a single unnamed input.
+_SOLE_INPUT = "input"
+
+
+@dataclasses.dataclass(frozen=True)
+class InputSpec:
+    """Shape and dtype of one input; None in the shape means any size."""
+
+    shape: tuple[int | None, ...]
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ServingInputReceiver:
+    """Inputs of an exported model, and the features that the model function gets from them.
+
+    Inputs are `keras.Input`, `keras.KerasTensor` or `jax.ShapeDtypeStruct` objects. Features may
+    be computed from the first two with Keras operations and layers.
+
+    Args:
+        features: the features for `model_fn`: the inputs or values computed from them, in the
+            structure that `input_fn` returns.
+        receiver_tensors: a dict of inputs by name, or a single input, named "input".
+        receiver_tensors_alternatives: must be None.
+
+    Raises:
+        NotImplementedError: if alternatives are set.
+        TypeError: if an input has another type.
+
+    Example:
+        >>> pixels = keras.Input((28, 28), dtype="uint8", name="pixels")
+        >>> features = keras.ops.cast(pixels, "float32") / 255.0
+        >>> receiver = sg.estimator.export.ServingInputReceiver(features, {"pixels": pixels})
+        >>> receiver.inputs["pixels"].shape
+        (None, 28, 28)
+
+    Source: tensorflow/estimator export.py, ServingInputReceiver.
+    """
+
+    features: Any
+    receiver_tensors: Any
+    receiver_tensors_alternatives: Any = None
+
+    def __post_init__(self) -> None:
+        if self.receiver_tensors_alternatives:
+            raise NotImplementedError(
+                explain(
+                    "receiver_tensors_alternatives are not supported.",
+                    expected="None: an export has one set of inputs.",
+                    fix="export once per set of inputs.",
+                )
+            )
+        for value in jax.tree.leaves((self.features, self._named)):
+            check_type(
+                "ServingInputReceiver's input",
+                value,
+                keras.KerasTensor | jax.ShapeDtypeStruct,
+                "keras.Input(...) or jax.ShapeDtypeStruct(...), without values",
+            )
+
+    @property
+    def inputs(self) -> dict[str, InputSpec]:
+        """Inputs by name."""
+        return {
+            name: InputSpec(tuple(one.shape), keras.backend.standardize_dtype(one.dtype))
+            for name, one in self._named.items()
+        }
+
+    @property
+    def _named(self) -> dict[str, Any]:
+        inputs = self.receiver_tensors
+        return dict(inputs) if isinstance(inputs, Mapping) else {_SOLE_INPUT: inputs}
+
+    def features_of(self, values: Mapping[str, Any]) -> Any:
+        """Computes the features from input values.
+
+        Args:
+            values: arrays by input name.
+
+        Returns:
+            The features, in the structure of `features`.
+
+        Raises:
+            ValueError: if a feature is neither an input nor computed from inputs.
+        """
+        of_input = {id(one): values[name] for name, one in self._named.items()}
+        features, structure = jax.tree.flatten(self.features)
+        computed = [one for one in features if id(one) not in of_input]
+        found = dict(of_input)
+        if computed:
+            found |= zip(map(id, computed), self._compute(computed, values), strict=True)
+        return jax.tree.unflatten(structure, [found[id(one)] for one in features])
+
+    def _compute(self, features: list[Any], values: Mapping[str, Any]) -> list[Any]:
+        named = self._named
+        are_symbolic = all(
+            isinstance(one, keras.KerasTensor) for one in (*named.values(), *features)
+        )
+        try:
+            if not are_symbolic:
+                raise ValueError("a feature is not an input.")
+            function = keras.Function(list(named.values()), features)
+        except ValueError as error:
+            raise ValueError(
+                explain(
+                    f"Features cannot be computed from the receiver_tensors: {error}",
+                    expected="features that are receiver_tensors or Keras operations on them.",
+                    fix="use the objects of receiver_tensors in features.",
+                )
+            ) from error
+        outputs: list[Any] = jax.tree.leaves(function([values[name] for name in named]))
+        return outputs
+
+
+def build_raw_serving_input_receiver_fn(
+    features: object, default_batch_size: int | None = None
+) -> Callable[[], ServingInputReceiver]:
+    """Returns a `serving_input_receiver_fn` for features that are served unchanged.
+
+    Args:
+        features: a `keras.Input`, `jax.ShapeDtypeStruct` or array, or a dict of them. Only shapes
+            and dtypes matter. Axis 0 is the batch.
+        default_batch_size: the only batch size that the export accepts; None for any.
+
+    Returns:
+        A function without arguments.
+
+    Example:
+        >>> receiver_fn = sg.estimator.export.build_raw_serving_input_receiver_fn(
+        ...     {"x": jax.ShapeDtypeStruct((1, 4), "float32")}
+        ... )
+        >>> receiver_fn().inputs["x"].shape
+        (None, 4)
+
+    Source: tensorflow/estimator export.py, build_raw_serving_input_receiver_fn.
+    """
+
+    def receiver() -> ServingInputReceiver:
+        specs = jax.tree.map(
+            lambda one: keras.KerasTensor((default_batch_size, *one.shape[1:]), one.dtype),
+            features,
+        )
+        return ServingInputReceiver(specs, specs)
+
+    return receiver
+
+
+# Exported models: file format, loading and calling.
+
+VARIABLES_FOLDER = "variables"
+_SIGNATURES_FILE = "signatures.json"
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """Function of an exported model, with its inputs, outputs and variables by name."""
+
+    inputs: Mapping[str, InputSpec]
+    outputs: tuple[str, ...]
+    variables: tuple[str, ...]
+    exported: jax.export.Exported
+
+
+def write_signatures(folder: Path, signatures: Mapping[str, Signature], *, as_text: bool) -> None:
+    """Writes the functions of an exported model."""
+    _load_serialization()
+    described: dict[str, Any] = {}
+    for number, (name, signature) in enumerate(signatures.items()):
+        file = f"function_{number}"
+        (folder / f"{file}.jax_export").write_bytes(signature.exported.serialize())
+        if as_text:
+            (folder / f"{file}.mlir").write_text(signature.exported.mlir_module())
+        described[name] = {
+            "file": f"{file}.jax_export",
+            "inputs": {key: dataclasses.asdict(spec) for key, spec in signature.inputs.items()},
+            "outputs": signature.outputs,
+            "variables": signature.variables,
+        }
+    text = json.dumps({"format": _FORMAT, "signatures": described}, indent=1)
+    (folder / _SIGNATURES_FILE).write_text(text)
+
+
+def read_signatures(folder: Path) -> dict[str, Signature]:
+    """Reads the functions of an exported model."""
+    file = folder / _SIGNATURES_FILE
+    if not file.is_file():
+        raise ValueError(
+            explain(
+                f"{folder} contains no exported model.",
+                expected="a folder that export_saved_model returned.",
+                fix="correct the path; its last component is a number.",
+            )
+        )
+    _load_serialization()
+    described = json.loads(file.read_text())
+    if described["format"] != _FORMAT:
+        raise ValueError(
+            explain(
+                f"{folder} was exported in format {described['format']}.",
+                expected=f"format {_FORMAT}.",
+                fix="load it with the version of Stratagem that exported it.",
+            )
+        )
+    return {
+        name: Signature(
+            inputs={
+                key: InputSpec(tuple(spec["shape"]), spec["dtype"])
+                for key, spec in one["inputs"].items()
+            },
+            outputs=tuple(one["outputs"]),
+            variables=tuple(one["variables"]),
+            exported=jax.export.deserialize(bytearray((folder / one["file"]).read_bytes())),
+        )
+        for name, one in described["signatures"].items()
+    }
+
+
+def _load_serialization() -> None:
+    """Loads the package that JAX serializes exported functions with."""
+    load("flatbuffers", needed_by="An exported model", install="'stratagem[checkpoint]'")
+
+
+class _SignatureFunction:
+    """Callable signature, bound to the values of its variables."""
+
+    def __init__(self, name: str, signature: Signature, values: list[Any]) -> None:
+        self._name = name
+        self._signature = signature
+        self._values = values
+        self._call = jax.jit(signature.exported.call)
+
+    @property
+    def inputs(self) -> dict[str, InputSpec]:
+        """Inputs by name."""
+        return dict(self._signature.inputs)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs."""
+        return self._signature.outputs
+
+    def __call__(self, *args: object, **kwargs: object) -> dict[str, Any]:
+        """Calls the function with named inputs, a dict, or a sole input; returns NumPy arrays."""
+        values = dict(kwargs)
+        if len(args) == 1 and not kwargs:
+            sole = next(iter(self.inputs))
+            values = dict(args[0]) if isinstance(args[0], Mapping) else {sole: args[0]}
+        if set(values) != set(self.inputs) or len(args) > 1:
+            raise ValueError(
+                explain(
+                    f"The signature {self._name!r} was called with {sorted(values)} and "
+                    f"{len(args)} positional arguments.",
+                    expected=f"the inputs {sorted(self.inputs)} by name.",
+                    fix="pass all inputs by name; a sole input may be positional.",
+                )
+            )
+        arrays = {
+            name: jnp.asarray(np.asarray(values[name]), spec.dtype)
+            for name, spec in self.inputs.items()
+        }
+        outputs = self._call(self._values, arrays)
+        return {name: np.asarray(value) for name, value in outputs.items()}
+
+
+class ExportedModel(Mapping[str, _SignatureFunction]):
+    """Mapping from signature names to callable functions. Created by `load_exported`.
+
+    Args:
+        signatures: the functions by name.
+        values: the values of all variables by name.
+
+    Example:
+        >>> import tempfile
+        >>> x, example = sg.feature_column.numeric_column("x"), np.zeros((1, 1), "float32")
+        >>> regressor = sg.estimator.LinearRegressor([x])
+        >>> data = lambda: ({"x": np.float32([0, 1])}, np.array([1.0, 3.0]))
+        >>> receiver = sg.estimator.export.build_raw_serving_input_receiver_fn({"x": example})
+        >>> path = regressor.train(data, steps=1).export_saved_model(tempfile.mkdtemp(), receiver)
+        >>> model = sg.estimator.load_exported(path)
+        >>> sorted(model), list(model["predict"].inputs)
+        (['predict', 'regression', 'serving_default'], ['x'])
+
+    Source: TF 2.21 saved_model/load.py, load.
+    """
+
+    def __init__(self, signatures: Mapping[str, Signature], values: Mapping[str, Any]) -> None:
+        on_device = {name: jnp.asarray(value) for name, value in values.items()}
+        self._functions = {
+            name: _SignatureFunction(name, one, [on_device[variable] for variable in one.variables])
+            for name, one in signatures.items()
+        }
+
+    def __getitem__(self, name: str) -> _SignatureFunction:
+        return self._functions[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._functions)
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+    @property
+    def signatures(self) -> Mapping[str, _SignatureFunction]:
+        """Functions by signature name."""
+        return dict(self._functions)
+
+
+def load_exported(path: str | os.PathLike[str]) -> ExportedModel:
+    """Loads an export of `Estimator.export_saved_model`; the model function is not needed.
+
+    Args:
+        path: the folder that `export_saved_model` returned.
+
+    Returns:
+        Functions by signature name. Each takes arrays by name, in any batch size unless the export
+        fixed it, and returns a dict of arrays.
+
+    Raises:
+        ValueError: if the folder contains no exported model.
+
+    Example:
+        >>> import tempfile
+        >>> x, example = sg.feature_column.numeric_column("x"), np.zeros((1, 1), "float32")
+        >>> regressor = sg.estimator.LinearRegressor(
+        ...     [x], optimizer=lambda: keras.optimizers.SGD(0.5))
+        >>> data = lambda: ({"x": np.float32([0, 1])}, np.array([1.0, 3.0]))
+        >>> receiver = sg.estimator.export.build_raw_serving_input_receiver_fn({"x": example})
+        >>> path = regressor.train(data, steps=200).export_saved_model(tempfile.mkdtemp(), receiver)
+        >>> model = sg.estimator.load_exported(path)
+        >>> model["predict"](x=np.float32([[0], [1], [2]]))["predictions"].round(2).ravel().tolist()
+        [1.0, 3.0, 5.0]
+
+    Source: TF 2.21 saved_model/load.py, load.
+    """
+    folder = Path(os.fspath(path))
+    signatures = read_signatures(folder)
+    return ExportedModel(signatures, read_values(str(folder / VARIABLES_FOLDER)))
+
+
+_PLATFORMS = ("cpu", "cuda", "tpu")
+_ASSETS_FOLDER = "assets.extra"
+
+
+def check_receiver(function: Callable[[], Any]) -> ServingInputReceiver:
+    """Calls a `serving_input_receiver_fn` and checks its result."""
+    wanted = "an sg.estimator.export.ServingInputReceiver"
+    check_type("serving_input_receiver_fn", function, callable, f"a function that returns {wanted}")
+    receiver = function()
+    check_type(
+        "The result of serving_input_receiver_fn",
+        receiver,
+        ServingInputReceiver,
+        wanted,
+        fix="pass sg.estimator.export.build_raw_serving_input_receiver_fn(features).",
+    )
+    return receiver
+
+
+def make_variables(step: ModelStep, receiver: ServingInputReceiver) -> EstimatorSpec:
+    """Creates the variables of prediction by calling the model function once."""
+    jax.eval_shape(_ServingFunction(step, receiver).outputs, [], _shapes(receiver))
+    initialize_created_variables(step.strategy)
+    assert step.spec is not None
+    return step.spec
+
+
+def signatures_of(step: ModelStep, receiver: ServingInputReceiver) -> dict[str, Signature]:
+    """Traces and exports the function of each signature."""
+    named = step.store.named
+    values = [jax.ShapeDtypeStruct(variable.shape, variable.dtype) for variable in named.values()]
+    assert step.spec is not None
+    signatures: dict[str, Signature] = {}
+    for name, output in _outputs_of(step.spec).items():
+        serving = _ServingFunction(step, receiver, name)
+        exported = jax.export.export(jax.jit(serving.outputs), platforms=_PLATFORMS)(
+            values, _shapes(receiver)
+        )
+        signatures[name] = Signature(receiver.inputs, tuple(output.outputs), tuple(named), exported)
+    return signatures
+
+
+def write_export(
+    base: str,
+    step: ModelStep,
+    signatures: Mapping[str, Signature],
+    assets: Mapping[str, str],
+    *,
+    as_text: bool,
+) -> str:
+    """Writes an export and returns its folder. Call on every process; process 0 writes.
+
+    The folder appears under its final name, the time in seconds, only when complete.
+    """
+    folder, name = run_on_first("export_saved_model", lambda: _make_temporary_folder(base))
+    Checkpoint(**{VARIABLES: step.store.named}).write(os.path.join(folder, VARIABLES_FOLDER))
+
+    def finish() -> str:
+        write_signatures(Path(folder), signatures, as_text=as_text)
+        for target, source in assets.items():
+            path = Path(folder, _ASSETS_FOLDER, target)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, path)
+        final = Path(base, name)
+        Path(folder).rename(final)
+        return str(final)
+
+    return run_on_first("export_saved_model", finish)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _ServingFunction:
+    """Prediction as a pure function of variable values and inputs; default signature if None."""
+
+    step: ModelStep
+    receiver: ServingInputReceiver
+    signature: str | None = None
+
+    def outputs(self, values: list[Any], inputs: dict[str, Any]) -> dict[str, Any]:
+        step = self.step
+        variables = step.store.named.values() if values else ()
+        of_variable = {id(one): value for one, value in zip(variables, values, strict=True)}
+        context = ReplicaContext(step.strategy, 0, SoleCommunicator(), ReplicaBatch())
+        frame = stack.push(stack.FrameKind.REPLICA, step.strategy, context)
+        with frame, ReplicaScope(lambda variable: of_variable.get(id(variable))):
+            features = self.receiver.features_of(inputs)
+            try:
+                spec = step.call(features, None).spec
+            except Exception as error:
+                if not self._takes_any_size:
+                    raise
+                raise _fixed_size_error(error) from error
+        outputs = _outputs_of(spec)
+        chosen = next(iter(outputs.values())) if self.signature is None else outputs[self.signature]
+        return {name: jnp.asarray(value) for name, value in chosen.outputs.items()}
+
+    @property
+    def _takes_any_size(self) -> bool:
+        return any(None in spec.shape for spec in self.receiver.inputs.values())
+
+
+def _outputs_of(spec: EstimatorSpec) -> dict[str, ExportOutput]:
+    outputs = spec.export_outputs or {DEFAULT_SIGNATURE: PredictOutput(spec.predictions)}
+    for name, output in outputs.items():
+        check_type(
+            f"export_outputs[{name!r}]",
+            output,
+            ExportOutput,
+            "a PredictOutput, ClassificationOutput or RegressionOutput",
+        )
+    return dict(outputs)
+
+
+def _shapes(receiver: ServingInputReceiver) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns input shapes with symbols for unknown sizes; all batch sizes share one symbol."""
+    scope = jax.export.SymbolicScope()
+    shapes: dict[str, jax.ShapeDtypeStruct] = {}
+    for number, (name, spec) in enumerate(receiver.inputs.items()):
+        symbols = [
+            str(size) if size is not None else "batch" if axis == 0 else f"size_{number}_{axis}"
+            for axis, size in enumerate(spec.shape)
+        ]
+        shape = jax.export.symbolic_shape(", ".join(symbols), scope=scope) if symbols else ()
+        shapes[name] = jax.ShapeDtypeStruct(shape, spec.dtype)
+    return shapes
+
+
+def _make_temporary_folder(base: str) -> list[str]:
+    """Creates a temporary folder and reserves the export's name."""
+    Path(base).mkdir(parents=True, exist_ok=True)
+    number = int(time.time())
+    while True:
+        folder = Path(base, f"temp-{number}")
+        if not Path(base, str(number)).exists():
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                pass
+            else:
+                return [str(folder), str(number)]
+        number += 1
+
+
+def _fixed_size_error(error: Exception) -> ValueError:
+    return ValueError(
+        explain(
+            f"The model function cannot be exported for arbitrary batch sizes: {error}",
+            expected="a model function that does not depend on the batch size.",
+            fix="use keras.ops.shape(x) for sizes; or export for one size with "
+            "build_raw_serving_input_receiver_fn(features, default_batch_size=n).",
+        )
+    )

@@ -1,18 +1,26 @@
-"""Input functions for in-memory data: NumPy arrays and pandas data frames."""
+"""Input functions: arrays and data frames in memory, and batches for all replicas."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sized
-from typing import Any, Protocol
+import dataclasses
+import itertools
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from stratagem.errors import explain
-from stratagem.estimator.number_checks import check_minimum
+from stratagem.estimator.checks import check_number, check_type
+from stratagem.estimator.spec import arguments_of
 from stratagem.input.dataset import Dataset
-from stratagem.input.sources.adapters import every_nth
+from stratagem.input.sources.adapters import as_source, every_nth
+from stratagem.input.sources.source import Reader, Source
 from stratagem.options import InputContext
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+
 
 _InputFn = Callable[..., Dataset]
 
@@ -67,22 +75,8 @@ def numpy_input_fn(
     return _input_fn(data, batch_size, num_epochs, shuffle=bool(shuffle))
 
 
-class _Frame(Protocol):
-    """A pandas `DataFrame`."""
-
-    @property
-    def columns(self) -> Any: ...
-
-    @property
-    def index(self) -> Any: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, column: Any, /) -> Any: ...
-
-
 def pandas_input_fn(
-    x: _Frame,
+    x: Any,
     y: Any = None,
     batch_size: int = 128,
     num_epochs: int | None = 1,
@@ -167,13 +161,7 @@ class _EpochBatches:
 
     def __len__(self) -> int:
         if self._num_epochs is None:
-            raise TypeError(
-                explain(
-                    "Data with num_epochs=None has no length.",
-                    expected="a number of epochs.",
-                    fix="pass num_epochs.",
-                )
-            )
+            raise TypeError("Data with num_epochs=None has no length.")
         return -(-self._num_examples * self._num_epochs // self._batch_size)
 
     def __iter__(self) -> Iterator[Any]:
@@ -208,21 +196,17 @@ def _check_options(batch_size: int, num_epochs: int | None, shuffle: object) -> 
                 fix="pass shuffle=True for training, shuffle=False for evaluation and prediction.",
             )
         )
-    check_minimum("batch_size", batch_size, 1)
-    check_minimum("num_epochs", num_epochs, 1)
+    check_number("batch_size", batch_size, 1)
+    check_number("num_epochs", num_epochs, 1)
 
 
 def _check_arrays(name: str, value: object) -> None:
-    arrays: list[Any] = list(value.values()) if isinstance(value, Mapping) else [value]
-    for array in arrays:
-        if not isinstance(array, np.ndarray):
-            raise TypeError(
-                explain(
-                    f"{name} is or contains {array!r} of type {type(array).__name__}.",
-                    expected="a NumPy array or a dict of NumPy arrays.",
-                    fix="pass np.asarray(values).",
-                )
-            )
+    named = value if isinstance(value, Mapping) else {name: value}
+    for key, array in named.items():
+        check_type(
+            f"{name}[{key!r}]" if named is value else name, array, np.ndarray, "a NumPy array"
+        )
+    arrays: list[Any] = list(named.values())
     if not arrays or any(array.size == 0 or not array.shape for array in arrays):
         raise ValueError(
             explain(
@@ -254,7 +238,7 @@ def _check_names_and_lengths(x: object, y: object) -> None:
         )
 
 
-def _check_frame(name: str, value: Sized, *, has_columns: bool) -> None:
+def _check_frame(name: str, value: Any, *, has_columns: bool) -> None:
     """Duck-types a data frame, so that pandas need not be installed."""
     if not has_columns or not all(hasattr(value, part) for part in ("index", "to_numpy")):
         raise TypeError(
@@ -264,21 +248,13 @@ def _check_frame(name: str, value: Sized, *, has_columns: bool) -> None:
                 fix="pass arrays to numpy_input_fn.",
             )
         )
-    if not len(value):
-        raise ValueError(
-            explain(
-                f"The data frame {name} has no rows.",
-                expected="at least one example.",
-                fix="check the source of the data.",
-            )
-        )
 
 
-def _columns(frame: _Frame) -> dict[str, np.ndarray[Any, Any]]:
+def _columns(frame: Any) -> dict[str, np.ndarray[Any, Any]]:
     return {str(name): frame[name].to_numpy() for name in frame.columns}
 
 
-def _frame_arrays(x: _Frame, y: Any) -> Any:
+def _frame_arrays(x: Any, y: Any) -> Any:
     """Returns the features, or a pair of features and labels."""
     features = _columns(x)
     if y is None:
@@ -286,15 +262,8 @@ def _frame_arrays(x: _Frame, y: Any) -> Any:
     return features, _columns(y) if hasattr(y, "columns") else y.to_numpy()
 
 
-def _check_labels(x: _Frame, y: Any, target_column: str) -> None:
-    if not isinstance(target_column, str):
-        raise TypeError(
-            explain(
-                f"target_column={target_column!r} is of type {type(target_column).__name__}.",
-                expected="a string.",
-                fix="omit target_column to use the default name.",
-            )
-        )
+def _check_labels(x: Any, y: Any, target_column: str) -> None:
+    check_type("target_column", target_column, str, "a string")
     if y is None:
         return
     _check_frame("y", y, has_columns=True)
@@ -314,3 +283,167 @@ def _check_labels(x: _Frame, y: Any, target_column: str) -> None:
                 fix="reorder the labels with y = y.loc[x.index].",
             )
         )
+
+
+# Batches of an input function: features and labels for all replicas.
+
+
+# Host transforms: encoding of batches before devices, decoding of predictions after.
+#
+# Devices cannot hold strings, so string processing happens here.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostTransforms:
+    """Functions applied on the host before and after a model function's steps; None for identity.
+
+    `encode` takes a batch, `(features, labels)` or features, and the mode. `decode` takes a
+    batch of predictions as NumPy arrays.
+    """
+
+    encode: Callable[[Any, str], Any] | None = None
+    decode: Callable[[Any], Any] | None = None
+
+    def encode_source(self, data: object, mode: str) -> Any:
+        """Encodes the batches of an `input_fn` result, a dataset or a single batch."""
+        encode = self.encode
+        if encode is None:
+            return data
+        if isinstance(data[0] if isinstance(data, tuple) and data else data, Mapping):
+            return encode(data, mode)
+        return _EncodedSource(as_source(data), lambda batch: encode(batch, mode))
+
+    def decode_predictions(self, predictions: object) -> Any:
+        """Decodes a batch of predictions."""
+        return predictions if self.decode is None else self.decode(predictions)
+
+
+class _EncodedSource(Source):
+    """Data source with a function applied to each batch."""
+
+    def __init__(self, source: Source, encode: Callable[[Any], Any]) -> None:
+        self._source = source
+        self._encode = encode
+
+    @property
+    def cardinality(self) -> int:
+        return self._source.cardinality
+
+    def open(self, epoch: int) -> Reader:
+        return _EncodingReader(self._source.open(epoch), self._encode)
+
+
+class _EncodingReader(Reader):
+    def __init__(self, reader: Reader, encode: Callable[[Any], Any]) -> None:
+        self._reader = reader
+        self._encode = encode
+        self.has_cheap_state = reader.has_cheap_state
+
+    def read(self) -> Any:
+        return self._encode(next(self._reader))
+
+    def state(self) -> Any:
+        return self._reader.state()
+
+    def restore(self, state: object) -> None:
+        self._reader.restore(state)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class InputFunction:
+    """Picklable dataset function around an `input_fn`; `repeats` makes a single batch endless."""
+
+    def __init__(
+        self,
+        input_fn: Callable[..., Any],
+        mode: str,
+        params: object,
+        config: object,
+        host_transforms: HostTransforms,
+        *,
+        repeats: bool,
+    ) -> None:
+        check_type("input_fn", input_fn, callable, "a function that returns a dataset")
+        known = {"mode": mode, "params": params, "config": config}
+        arguments = arguments_of(input_fn)
+        self._input_fn = input_fn
+        self._arguments = {name: known[name] for name in arguments if name in known}
+        self._takes_context = "input_context" in arguments
+        self._host_transforms, self._mode = host_transforms, mode
+        self._repeats = repeats
+
+    def __call__(self, context: InputContext) -> Any:
+        """Returns the dataset for an input pipeline."""
+        extra = {"input_context": context} if self._takes_context else {}
+        data = self._input_fn(**self._arguments, **extra)
+        data = self._host_transforms.encode_source(data, self._mode)
+        return _one_batch(data, repeats=self._repeats) if _is_batch(data) else data
+
+
+class ModelBatches:
+    """One pass over an input function's data, distributed over replicas."""
+
+    def __init__(self, input_fn: Callable[[Any], Any], strategy: Strategy) -> None:
+        with strategy.scope():
+            distributed = strategy.distribute_datasets_from_function(input_fn)
+            self._iterator: Iterator[Any] = distributed.begin()
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return self
+
+    def __next__(self) -> tuple[Any, Any]:
+        return features_and_labels(next(self._iterator))
+
+    def first(self) -> tuple[Any, Any]:
+        """Returns the first batch, which determines all shapes."""
+        return require_batch(next(self, None))
+
+    def after(self, first: tuple[Any, Any]) -> Iterator[tuple[Any, Any]]:
+        """Returns an iterator over all batches, starting with the first."""
+        return itertools.chain([first], self)
+
+    def close(self) -> None:
+        """Stops prefetching."""
+        self._iterator.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _is_batch(data: object) -> bool:
+    """Returns True for a batch of arrays; a list of arrays is a dataset instead."""
+    if not isinstance(data, tuple | dict | np.ndarray | jax.Array):
+        return False
+    leaves = jax.tree.leaves(data, is_leaf=lambda leaf: not isinstance(leaf, tuple | list | dict))
+    return bool(leaves) and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)
+
+
+def _one_batch(batch: object, *, repeats: bool) -> Generator[Any]:
+    yield from itertools.repeat(batch) if repeats else (batch,)
+
+
+def require_batch(batch: object) -> Any:
+    """Returns the first batch of a dataset; raises ValueError for None."""
+    if batch is None:
+        raise ValueError(
+            explain(
+                "input_fn returned an empty dataset.",
+                expected="at least one batch.",
+                fix="check for missing files, or a single short batch that is dropped.",
+            )
+        )
+    return batch
+
+
+def features_and_labels(batch: object) -> tuple[Any, Any]:
+    """Splits a batch into features and labels; labels are None if there are none."""
+    if not isinstance(batch, tuple | list):
+        return batch, None
+    if len(batch) != 2:
+        raise ValueError(
+            explain(
+                f"input_fn returned batches of {len(batch)} elements.",
+                expected="(features, labels), or features alone.",
+                fix="put several features, including weights, into a dict.",
+            )
+        )
+    return batch[0], batch[1]

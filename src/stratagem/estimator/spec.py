@@ -1,11 +1,13 @@
-"""EstimatorSpec: the return value of a model function."""
+"""EstimatorSpec: the return value of a model function, and the calls of model functions."""
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
-import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
+import inspect
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +15,85 @@ import keras
 import numpy as np
 
 from stratagem.errors import explain
-from stratagem.estimator.hooks.session_run_hook import Session, SessionRunHook
-from stratagem.estimator.mode_keys import ModeKeys
-from stratagem.estimator.settings.run_config import RunConfig
-from stratagem.resources import checked_folder
+from stratagem.estimator.checks import check_instances, check_known, check_type
+from stratagem.estimator.hooks import SessionRunHook
 
 if TYPE_CHECKING:
-    from jax.typing import ArrayLike
+    from stratagem.estimator.loops import Session
+
+    pass
+
+
+class ModeKeys:
+    """Values of the `mode` argument of a model function.
+
+    Example:
+        >>> sg.estimator.ModeKeys.PREDICT
+        'infer'
+
+    Source: tensorflow/estimator mode_keys.py, ModeKeys.
+    """
+
+    TRAIN: Final = "train"
+    EVAL: Final = "eval"
+    PREDICT: Final = "infer"
+
+
+# Named values of a model function, which hooks can fetch.
+
+
+_names: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar(
+    "named_values", default=None
+)
+
+
+@contextlib.contextmanager
+def naming_values() -> Generator[dict[str, Any]]:
+    """Collects the values passed to `identity` inside the `with` block, by name."""
+    values: dict[str, Any] = {}
+    token = _names.set(values)
+    try:
+        yield values
+    finally:
+        _names.reset(token)
+
+
+def identity(value: object, name: str) -> Any:
+    """Names a value of a model function so that hooks can fetch it.
+
+    A hook receives the example-weighted average over replicas for a floating-point scalar, and
+    the first replica's value for anything else.
+
+    Args:
+        value: an array.
+        name: the name to fetch it by. A later value replaces an earlier one of the same name.
+
+    Returns:
+        `value`, unchanged.
+
+    Raises:
+        ValueError: if `name` is "loss" or "global_step", which the loop defines.
+
+    Example:
+        >>> def model_fn(features, labels, mode):
+        ...     norm = sg.estimator.identity(keras.ops.norm(features), name="norm")
+        >>> hook = sg.estimator.LoggingTensorHook(["loss", "norm"], every_n_iter=100)
+
+    Source: TF 2.21 array_ops.py, identity.
+    """
+    if name in ("loss", "global_step"):
+        raise ValueError(
+            explain(
+                f"identity received name={name!r}, which is reserved.",
+                expected='any name except "loss" and "global_step": the training loop sets those.',
+                fix="choose another name.",
+            )
+        )
+    values = _names.get()
+    if values is not None:
+        values[name] = value
+    return value
+
 
 # Scaffold: initialization and custom saving of a training run.
 
@@ -44,9 +118,6 @@ class Scaffold:
         saver: an object whose `save(session)` returns the path of the checkpoint.
             `CheckpointSaverHook` calls it instead of the session.
 
-    Raises:
-        TypeError: if `init_fn` is not callable, or `saver` has no `save` method.
-
     Example:
         >>> scaffold = sg.estimator.Scaffold(init_fn=lambda scaffold, session: print("start"))
         >>> scaffold.saver is None
@@ -60,22 +131,6 @@ class Scaffold:
         init_fn: Callable[[Scaffold, Session], Any] | None = None,
         saver: Saver | None = None,
     ) -> None:
-        if init_fn is not None and not callable(init_fn):
-            raise TypeError(
-                explain(
-                    f"init_fn={init_fn!r} is not callable.",
-                    expected="a function of the scaffold and the session.",
-                    fix="pass lambda scaffold, session: ...",
-                )
-            )
-        if saver is not None and not callable(getattr(saver, "save", None)):
-            raise TypeError(
-                explain(
-                    f"saver={saver!r} has no `save` method.",
-                    expected="an object whose save(session) returns a path.",
-                    fix="omit saver: the session then saves all variables.",
-                )
-            )
         self._init_fn = init_fn
         self.saver = saver
 
@@ -133,7 +188,6 @@ def minimize(optimizer: object, loss: object, var_list: Sequence[Any] | None = N
 
     Raises:
         TypeError: if `optimizer` is not a Keras optimizer.
-        ValueError: if `var_list` is empty.
 
     Example:
         >>> op = sg.estimator.minimize(keras.optimizers.SGD(0.1), loss=0.5)
@@ -142,24 +196,8 @@ def minimize(optimizer: object, loss: object, var_list: Sequence[Any] | None = N
 
     Source: TF 2.21 training/optimizer.py, Optimizer.minimize.
     """
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(
-            explain(
-                f"minimize received optimizer={optimizer!r} of type {type(optimizer).__name__}.",
-                expected="a Keras optimizer.",
-                fix="pass keras.optimizers.SGD(0.1), for example.",
-            )
-        )
+    check_type("optimizer", optimizer, keras.optimizers.Optimizer, "a Keras optimizer")
     variables = None if var_list is None else tuple(var_list)
-    if variables is not None and not variables:
-        raise ValueError(
-            explain(
-                "minimize received an empty var_list.",
-                expected="variables to update.",
-                fix="omit var_list to update all variables, or build the layers before listing "
-                "their variables.",
-            )
-        )
     compute: Callable[[], Any] | None = loss if callable(loss) else None
     return Minimize(optimizer, loss if compute is None else compute(), variables)
 
@@ -170,94 +208,6 @@ def as_train_ops(train_op: object, loss: object) -> list[Minimize]:
     return [op if isinstance(op, Minimize) else minimize(op, loss) for op in ops]
 
 
-# Validation of the arguments of Estimator and its methods.
-
-_T = TypeVar("_T")
-
-
-def check_members(cls: type, base: type) -> None:
-    """Raises ValueError if a subclass overrides a member of Estimator other than `__init__`."""
-    members = {name for one in base.__mro__ for name in vars(one) if not name.startswith("__")}
-    overridden = sorted(
-        {name for one in cls.__mro__[: cls.__mro__.index(base)] for name in vars(one)} & members
-    )
-    if overridden:
-        raise ValueError(
-            explain(
-                f"{cls.__name__} overrides the Estimator members {overridden}.",
-                expected="a subclass that only calls Estimator.__init__ with its model_fn.",
-                fix="move the code into the model function, a hook, or a function that calls the "
-                "Estimator.",
-            )
-        )
-
-
-def require_config(config: object) -> RunConfig:
-    """Returns the config, or a default RunConfig for None."""
-    if config is None:
-        return RunConfig()
-    if not isinstance(config, RunConfig):
-        raise TypeError(
-            explain(
-                f"config={config!r} is of type {type(config).__name__}.",
-                expected="an sg.estimator.RunConfig or None.",
-                fix="pass sg.estimator.RunConfig(...); put model parameters into params.",
-            )
-        )
-    return config
-
-
-def resolve_model_dir(model_dir: str | os.PathLike[str] | None, config: RunConfig) -> str | None:
-    """Returns the folder of the argument or the config, or None; an evaluator must have one."""
-    if model_dir is None and config.model_dir is None and config.task_type == "evaluator":
-        raise ValueError(
-            explain(
-                "The evaluator task has no model_dir.",
-                expected="the training folder, shared by all tasks.",
-                fix="pass the same model_dir to the Estimator in every task.",
-            )
-        )
-    if model_dir is None:
-        return config.model_dir
-    folder = checked_folder("model_dir", model_dir)
-    if config.model_dir is not None and config.model_dir != folder:
-        raise ValueError(
-            explain(
-                f"model_dir={folder!r} differs from the config's model_dir={config.model_dir!r}.",
-                expected="a single folder.",
-                fix="set model_dir in only one of the two.",
-            )
-        )
-    return folder
-
-
-def last_step_function(steps: int | None, max_steps: int | None) -> Callable[[int], int | None]:
-    """Returns a function from the first global step of a run to its last, or None if unlimited."""
-    if steps is not None and max_steps is not None:
-        raise ValueError(
-            explain(
-                f"steps={steps} and max_steps={max_steps} are both set.",
-                expected="at most one of them.",
-                fix="pass steps for a number of additional steps, or max_steps for a global step.",
-            )
-        )
-    return lambda start: max_steps if steps is None else start + steps
-
-
-def check_instances(name: str, values: object, kind: type[_T]) -> tuple[_T, ...]:
-    """Returns a list or tuple of instances of a class as a tuple; an empty one for None."""
-    items = () if values is None else values
-    if not isinstance(items, list | tuple) or not all(isinstance(item, kind) for item in items):
-        raise TypeError(
-            explain(
-                f"{name}={values!r} is not a list of {kind.__name__} objects.",
-                expected=f"a list or tuple of {kind.__name__} objects, or None.",
-                fix=f"derive their classes from sg.estimator.{kind.__name__}.",
-            )
-        )
-    return tuple(items)
-
-
 DEFAULT_SIGNATURE = "serving_default"
 
 _REQUIRED = {
@@ -265,6 +215,7 @@ _REQUIRED = {
     ModeKeys.EVAL: ("loss",),
     ModeKeys.PREDICT: ("predictions",),
 }
+_ARRAY = jax.Array | np.ndarray | np.generic | int | float
 _HOOKS = ("training_chief_hooks", "training_hooks", "evaluation_hooks", "prediction_hooks")
 
 
@@ -324,8 +275,7 @@ class EstimatorSpec:
             "export_outputs": _checked_outputs(self.export_outputs),
         }
         _check_train_op(self.train_op)
-        if self.scaffold is not None and not isinstance(self.scaffold, Scaffold):
-            raise _wrong_type("scaffold", self.scaffold, "a Scaffold")
+        check_type("scaffold", self.scaffold, Scaffold | None, "a Scaffold")
         for name in _HOOKS:
             checked[name] = check_instances(name, getattr(self, name), SessionRunHook)
         for name, value in checked.items():
@@ -354,18 +304,16 @@ class EstimatorSpec:
 def _checked_predictions(predictions: object, mode: str) -> Any:
     if predictions is None and mode != ModeKeys.PREDICT:
         return {}
-    named = predictions if isinstance(predictions, Mapping) else {"predictions": predictions}
+    named = predictions if isinstance(predictions, Mapping) else {"": predictions}
     for name, value in named.items():
-        if not _is_array(value):
-            raise _wrong_type(f"predictions[{name!r}]", value, "an array")
+        check_type(f"predictions[{name!r}]" if name else "predictions", value, _ARRAY, "an array")
     return dict(predictions) if isinstance(predictions, Mapping) else predictions
 
 
-def _checked_loss(loss: object) -> Any:
+def _checked_loss(loss: Any) -> Any:
     if loss is None:
         return None
-    if not _is_array(loss):
-        raise _wrong_type("loss", loss, "a scalar")
+    check_type("loss", loss, _ARRAY, "a scalar")
     if np.prod(np.shape(loss)) != 1:
         raise ValueError(
             explain(
@@ -377,35 +325,26 @@ def _checked_loss(loss: object) -> Any:
     return jnp.reshape(loss, ())
 
 
-def _check_train_op(train_op: object) -> None:
-    updates = train_op if isinstance(train_op, list | tuple) else [train_op]
-    if train_op is not None and not updates:
-        raise _wrong_type("train_op", train_op, "an update")
+def _check_train_op(train_op: Any) -> None:
+    is_several = isinstance(train_op, list | tuple) and train_op
+    updates: Sequence[Any] = train_op if is_several else [train_op]
     for update in updates:
-        if update is not None and not isinstance(update, keras.optimizers.Optimizer | Minimize):
-            raise _wrong_type(
-                "train_op", update, "the result of sg.estimator.minimize or a Keras optimizer"
-            )
+        wanted = "the result of sg.estimator.minimize or a Keras optimizer"
+        check_type("train_op", update, keras.optimizers.Optimizer | Minimize | None, wanted)
 
 
-def _checked_metrics(metrics: object) -> dict[str, Any]:
-    if metrics is None:
-        return {}
-    if not isinstance(metrics, Mapping):
-        raise _wrong_type("eval_metric_ops", metrics, "a dict from names to Keras metrics")
-    for name, metric in metrics.items():
-        if not isinstance(metric, keras.metrics.Metric):
-            raise _wrong_type(
-                f"eval_metric_ops[{name!r}]", metric, "a Keras metric that was updated"
-            )
-    return dict(metrics)
+def _checked_metrics(metrics: Any) -> dict[str, Any]:
+    check_type("eval_metric_ops", metrics, Mapping | None, "a dict from names to Keras metrics")
+    for name, metric in (metrics or {}).items():
+        wanted = "a Keras metric that was updated"
+        check_type(f"eval_metric_ops[{name!r}]", metric, keras.metrics.Metric, wanted)
+    return dict(metrics or {})
 
 
-def _checked_outputs(outputs: object) -> dict[str, Any] | None:
+def _checked_outputs(outputs: Any) -> dict[str, Any] | None:
     if outputs is None:
         return None
-    if not isinstance(outputs, Mapping):
-        raise _wrong_type("export_outputs", outputs, "a dict from signatures to outputs")
+    check_type("export_outputs", outputs, Mapping, "a dict from signatures to outputs")
     if len(outputs) > 1 and DEFAULT_SIGNATURE not in outputs:
         raise ValueError(
             explain(
@@ -418,17 +357,93 @@ def _checked_outputs(outputs: object) -> dict[str, Any] | None:
     return {DEFAULT_SIGNATURE: single} | dict(outputs) if outputs else {}
 
 
-def _is_array(value: object) -> TypeGuard[ArrayLike]:
-    if isinstance(value, str | bytes) or value is None:
-        return False
-    return isinstance(value, jax.Array | np.ndarray | np.generic | int | float)
+# Validated calls of a user's model function.
 
 
-def _wrong_type(name: str, value: object, expected: str) -> TypeError:
-    return TypeError(
-        explain(
-            f"EstimatorSpec received {name}={value!r} of type {type(value).__name__}.",
-            expected=f"{expected}.",
-            fix=f"correct {name} in the model function.",
-        )
-    )
+_KNOWN = ("features", "labels", "mode", "params", "config")
+
+
+class ModelFunction:
+    """Calls a model function with the arguments it takes, by name."""
+
+    def __init__(
+        self, function: Callable[..., Any], params: Mapping[str, Any] | None, config: object
+    ) -> None:
+        if not callable(function):
+            raise ValueError(
+                explain(
+                    f"model_fn={function!r} is not callable.",
+                    expected="a function of features, labels, mode, params and config.",
+                    fix="pass the function itself, not its result.",
+                )
+            )
+        self.function = function
+        self._takes = arguments_of(function)
+        self._check(params)
+        self._params = params
+        self._config = config
+
+    def _check(self, params: object) -> None:
+        if "features" not in self._takes:
+            raise ValueError(
+                explain(
+                    f"model_fn takes {list(self._takes)} but not `features`.",
+                    expected="an argument named `features`.",
+                    fix="write def model_fn(features, labels, mode, params).",
+                )
+            )
+        if params is not None and "params" not in self._takes:
+            raise ValueError(
+                explain(
+                    f"model_fn does not take params={params!r}.",
+                    expected="an argument named `params`.",
+                    fix="write def model_fn(features, labels, mode, params), or omit params.",
+                )
+            )
+        check_known("The arguments of model_fn", self._takes, _KNOWN)
+
+    @property
+    def gives_values(self) -> bool:
+        """True if the function's scaffolds initialize all variables, so it runs untrained."""
+        return bool(getattr(self.function, "gives_values", False))
+
+    @property
+    def takes_labels(self) -> bool:
+        """True if the function has a `labels` argument."""
+        return "labels" in self._takes
+
+    def __call__(self, features: object, labels: object, mode: str) -> EstimatorSpec:
+        """Calls the function and checks its result; `labels` is None if there are none."""
+        if labels is not None and not self.takes_labels:
+            raise ValueError(
+                explain(
+                    "input_fn returns labels, but model_fn does not take them.",
+                    expected="a `labels` argument, or an input_fn that returns only features.",
+                    fix="write def model_fn(features, labels, mode).",
+                )
+            )
+        known = {
+            "features": features,
+            "labels": labels,
+            "mode": mode,
+            "params": self._params,
+            "config": self._config,
+        }
+        spec = self.function(**{name: known[name] for name in self._takes})
+        if not isinstance(spec, EstimatorSpec):
+            raise ValueError(
+                explain(
+                    f"model_fn returned {spec!r} of type {type(spec).__name__}.",
+                    expected="an sg.estimator.EstimatorSpec.",
+                    fix="end each branch with return sg.estimator.EstimatorSpec(mode, ...).",
+                )
+            )
+        return spec
+
+
+def arguments_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Returns the names of a function's arguments that `functools.partial` has not bound."""
+    bound = getattr(function, "keywords", {})
+    parameters = inspect.signature(function).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(one.name for one in parameters if one.kind in kinds and one.name not in bound)

@@ -7,15 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stratagem.estimator.hooks.checkpoint_saver import CheckpointSaverHook
-from stratagem.estimator.hooks.session_run_hook import StopAtStepHook
-from stratagem.estimator.loops.evaluation_record import write_eval_metrics
-from stratagem.estimator.settings.run_config import RunConfig
-from tests.unit.estimator.hooks.fake_loop import FakeSession
+from stratagem.estimator.estimator import Estimator
+from stratagem.estimator.hooks import StopAtStepHook
+from stratagem.estimator.loops import write_eval_metrics
+from stratagem.estimator.run_config import RunConfig
+from stratagem.estimator.saving_hooks import CheckpointSaverHook
+from tests.unit.estimator.fake_loop import FakeSession
 
 
-class FakeEstimator:
+class FakeEstimator(Estimator):
     """Estimator with given losses per step; its checkpoints are files that contain the step."""
+
+    config: Any = None
+    model_dir: Any = None
 
     def __init__(
         self,

@@ -121,9 +121,7 @@ LINES = {
     ),
     "tf.estimator.GlobalStepWaiterHook": "run(sg.estimator.GlobalStepWaiterHook(0))",
     "tf.estimator.FinalOpsHook": 'run(sg.estimator.FinalOpsHook("global_step"))',
-    "tf.estimator.FeedFnHook": (
-        "with pytest.raises(NotImplementedError): sg.estimator.FeedFnHook(dict)"
-    ),
+    "tf.estimator.FeedFnHook": "estimator.train(data, steps=1)",
     "tf.estimator.ProfilerHook": "sg.estimator.ProfilerHook(save_steps=100, output_dir=folder)",
     "tf.estimator.SecondOrStepTimer": (
         "assert sg.estimator.SecondOrStepTimer(every_steps=2).should_trigger_for_step(0)"

@@ -1,9 +1,17 @@
 """Feature columns: conversion of raw features to model inputs."""
 
-from stratagem.estimator.feature_column.columns import encode_features
-from stratagem.estimator.feature_column.hashing import (
+from stratagem.estimator.feature_column.categorical import (
     categorical_column_with_hash_bucket,
+    categorical_column_with_identity,
+    categorical_column_with_vocabulary_file,
+    categorical_column_with_vocabulary_list,
     crossed_column,
+)
+from stratagem.estimator.feature_column.columns import (
+    bucketized_column,
+    encode_features,
+    numeric_column,
+    weighted_categorical_column,
 )
 from stratagem.estimator.feature_column.layers import (
     DenseFeatures,
@@ -12,13 +20,6 @@ from stratagem.estimator.feature_column.layers import (
     indicator_column,
     shared_embeddings,
 )
-from stratagem.estimator.feature_column.numeric import bucketized_column, numeric_column
-from stratagem.estimator.feature_column.vocabularies import (
-    categorical_column_with_identity,
-    categorical_column_with_vocabulary_file,
-    categorical_column_with_vocabulary_list,
-)
-from stratagem.estimator.feature_column.weighted import weighted_categorical_column
 
 __all__ = [
     "DenseFeatures",

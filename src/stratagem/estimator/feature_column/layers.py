@@ -13,6 +13,7 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem.errors import explain
+from stratagem.estimator.checks import check_known, check_number
 from stratagem.estimator.feature_column.columns import (
     CategoricalColumn,
     DenseColumn,
@@ -24,6 +25,7 @@ from stratagem.estimator.feature_column.columns import (
 # Indicator and embedding columns: counts of ids, and trained rows per id.
 
 Combiner = Literal["mean", "sqrtn", "sum"]
+_COMBINERS = ("mean", "sqrtn", "sum")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,14 +95,8 @@ class EmbeddingColumn(_CategoricalWrapper):
         return self.dimension
 
     def numbers(self, features: Mapping[str, Any]) -> Any:
-        """Raises an error: rows come from a layer's table."""
-        raise ValueError(
-            explain(
-                f"The embedding column {self.name!r} was read without its table.",
-                expected="a layer that contains the table.",
-                fix="pass the column to sg.feature_column.DenseFeatures.",
-            )
-        )
+        """Is not used: see `rows`."""
+        raise NotImplementedError("The rows of an embedding come from its layer's table.")
 
     def table(self) -> keras.layers.Embedding:
         """Creates an embedding layer for the table."""
@@ -214,7 +210,8 @@ def embedding_column(
     Source: TF 2.21 feature_column_v2.py, embedding_column.
     """
     _check_categorical("embedding_column", [categorical_column])
-    _check_rows("embedding_column", dimension, combiner)
+    check_number("dimension", dimension, 1)
+    check_known("combiner", [combiner], _COMBINERS)
     return EmbeddingColumn(
         categorical_column, dimension, combiner, initializer, max_norm, trainable
     )
@@ -255,7 +252,8 @@ def shared_embeddings(
     Source: TF 2.21 feature_column_v2.py, shared_embedding_columns_v2.
     """
     _check_categorical("shared_embeddings", categorical_columns)
-    _check_rows("shared_embeddings", dimension, combiner)
+    check_number("dimension", dimension, 1)
+    check_known("combiner", [combiner], _COMBINERS)
     _check_same_ids(categorical_columns)
     names = sorted(column.name for column in categorical_columns)
     shared_name = shared_embedding_collection_name or "_".join([*names, "shared_embedding"])
@@ -285,17 +283,6 @@ def _check_same_ids(columns: Sequence[CategoricalColumn]) -> None:
                 f"shared_embeddings received columns with {sizes} ids.",
                 expected="at least one column, all with the same number of ids.",
                 fix="use the same vocabulary for all columns.",
-            )
-        )
-
-
-def _check_rows(function_name: str, dimension: int, combiner: str) -> None:
-    if dimension < 1 or combiner not in ("mean", "sqrtn", "sum"):
-        raise ValueError(
-            explain(
-                f"{function_name} received dimension={dimension} and combiner={combiner!r}.",
-                expected="a positive dimension, and 'mean', 'sqrtn' or 'sum'.",
-                fix="omit combiner for the mean.",
             )
         )
 
@@ -423,14 +410,8 @@ class LinearModel(_ColumnsLayer):
         **kwargs: Any,
     ) -> None:
         super().__init__(feature_columns, **kwargs)
-        if sparse_combiner not in ("sum", "mean", "sqrtn") or units < 1:
-            raise ValueError(
-                explain(
-                    f"LinearModel received units={units} and sparse_combiner={sparse_combiner!r}.",
-                    expected="positive units, and 'sum', 'mean' or 'sqrtn'.",
-                    fix="omit sparse_combiner for the sum.",
-                )
-            )
+        check_number("units", units, 1)
+        check_known("sparse_combiner", [sparse_combiner], _COMBINERS)
         self.units = units
         self.sparse_combiner = sparse_combiner
         self._kernels: dict[str, Any] = {}

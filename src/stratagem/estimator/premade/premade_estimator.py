@@ -17,11 +17,10 @@ from stratagem.errors import explain
 from stratagem.estimator.estimator import Estimator
 from stratagem.estimator.feature_column.columns import FeatureColumn, check_columns, encode_groups
 from stratagem.estimator.feature_column.layers import DenseFeatures, LinearModel
-from stratagem.estimator.heads.head import Head
-from stratagem.estimator.loops.batches import HostTransforms
-from stratagem.estimator.mode_keys import ModeKeys
-from stratagem.estimator.settings.run_config import RunConfig
-from stratagem.estimator.spec import EstimatorSpec, Minimize, minimize
+from stratagem.estimator.inputs import HostTransforms
+from stratagem.estimator.premade.heads import Head
+from stratagem.estimator.run_config import RunConfig
+from stratagem.estimator.spec import EstimatorSpec, Minimize, ModeKeys, minimize
 
 # Networks of pre-made Estimators, from encoded features to logits.
 

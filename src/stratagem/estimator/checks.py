@@ -1,0 +1,93 @@
+"""Checks of arguments that Estimators, their specs, hooks and columns share."""
+
+from __future__ import annotations
+
+import numbers
+import types
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from stratagem.errors import explain
+
+_T = TypeVar("_T")
+
+
+def check_type(name: str, value: object, kind: Any, wanted: str, fix: str = "") -> None:
+    """Raises TypeError unless the value is an instance of a class, or passes a function."""
+    is_class = isinstance(kind, type | types.UnionType)
+    if isinstance(value, kind) if is_class else kind(value):
+        return
+    raise TypeError(
+        explain(
+            f"{name}={value!r} is of type {type(value).__name__}.",
+            expected=f"{wanted}.",
+            fix=fix or f"pass {wanted} as {name}.",
+        )
+    )
+
+
+def check_instances(name: str, values: object, kind: type[_T]) -> tuple[_T, ...]:
+    """Returns a list or tuple of instances of a class as a tuple; an empty one for None."""
+    items = () if values is None else values
+    if not isinstance(items, list | tuple) or not all(isinstance(item, kind) for item in items):
+        raise TypeError(
+            explain(
+                f"{name}={values!r} is not a list of {kind.__name__} objects.",
+                expected=f"a list or tuple of {kind.__name__} objects, or None.",
+                fix=f"derive their classes from sg.estimator.{kind.__name__}.",
+            )
+        )
+    return tuple(items)
+
+
+def check_number(
+    name: str,
+    value: object,
+    minimum: float | None = None,
+    *,
+    excluded: bool = False,
+    is_integer: bool = True,
+) -> None:
+    """Checks the type of a number, and that it is at least, or above, the minimum; None passes."""
+    kind = numbers.Integral if is_integer else numbers.Real
+    wanted = "an integer or None" if is_integer else "a number or None"
+    if value is None:
+        return
+    check_type(name, value, lambda one: not isinstance(one, bool) and isinstance(one, kind), wanted)
+    number: Any = value
+    if minimum is not None and (number < minimum or (excluded and number == minimum)):
+        raise ValueError(
+            explain(
+                f"{name}={value} is out of range.",
+                expected=f"a number {'above' if excluded else 'of at least'} {minimum}.",
+                fix=f"correct {name}, or omit it.",
+            )
+        )
+
+
+def check_one_of(owner: str, *, is_required: bool = True, **values: object) -> None:
+    """Raises ValueError unless exactly one of the values is set, or at most one."""
+    num_set = sum(value is not None for value in values.values())
+    if num_set > 1 or (is_required and not num_set):
+        given = " and ".join(f"{name}={value!r}" for name, value in values.items())
+        raise ValueError(
+            explain(
+                f"{owner} received {given}.",
+                expected=f"{'exactly' if is_required else 'at most'} one of the two.",
+                fix=f"pass either {' or '.join(values)}, and leave the other None.",
+            )
+        )
+
+
+def check_known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raises ValueError if some names are unknown."""
+    known = list(known)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(
+            explain(
+                f"{what} received the unknown names {unknown}.",
+                expected=f"names among {known}.",
+                fix="correct the names.",
+            )
+        )

@@ -1,1 +1,0 @@
-"""Export and loading of Estimators as compiled programs."""

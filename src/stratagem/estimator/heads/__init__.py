@@ -1,1 +1,0 @@
-"""Heads: loss, predictions and metrics from logits."""

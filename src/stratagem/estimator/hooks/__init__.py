@@ -1,1 +1,0 @@
-"""Hooks: code that runs on the host between an Estimator's steps."""

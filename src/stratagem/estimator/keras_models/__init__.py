@@ -1,1 +1,0 @@
-"""Conversion of compiled Keras models to Estimators."""

@@ -1,1 +1,0 @@
-"""Training loops, batches, summaries and sessions of an Estimator."""

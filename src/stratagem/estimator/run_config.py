@@ -1,0 +1,492 @@
+"""RunConfig: output folder, intervals, cluster task and strategies of an Estimator."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final, cast
+
+from stratagem import environment
+from stratagem.cluster.processes import check_cluster
+from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver, tf_config
+from stratagem.cluster.roles import is_chief, normalize_cluster_spec, task_count
+from stratagem.cluster.spec import ClusterSpec
+from stratagem.errors import explain
+from stratagem.estimator.checks import check_known, check_number, check_one_of, check_type
+from stratagem.launch.remote.jobs.lockstep import JOB_VARIABLE
+from stratagem.parameter_server.strategy.parameter_server_strategy import ParameterServerStrategy
+from stratagem.resources import Closing
+from stratagem.strategies.base.strategy import Strategy
+
+# DistributeConfig: strategies for training and evaluation.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DistributeConfig:
+    """Strategies for training and evaluation, and the cluster of a standalone client.
+
+    Args:
+        train_distribute: the training strategy, or a function without arguments that creates it,
+            such as a strategy class; None for one device.
+        eval_distribute: the evaluation strategy, in the same form.
+        remote_cluster: a cluster to run on as a client, without being one of its tasks: a
+            `ClusterSpec`, or a dict that it accepts.
+
+    Raises:
+        TypeError: if a strategy has the wrong type.
+        ValueError: if `remote_cluster` is not a valid cluster.
+
+    Example:
+        >>> strategy = sg.MirroredStrategy()
+        >>> both = sg.estimator.DistributeConfig(strategy, strategy)
+        >>> sg.estimator.RunConfig(experimental_distribute=both).eval_distribute is strategy
+        True
+
+    Source: TF 2.21 distribute_config.py, DistributeConfig.
+    """
+
+    train_distribute: Strategy | Callable[[], Strategy] | None = None
+    eval_distribute: Strategy | Callable[[], Strategy] | None = None
+    remote_cluster: ClusterSpec | Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_strategy("train_distribute", self.train_distribute)
+        check_strategy("eval_distribute", self.eval_distribute)
+        if self.remote_cluster is not None:
+            spec = normalize_cluster_spec(self.remote_cluster)
+            object.__setattr__(self, "remote_cluster", spec)
+
+
+def check_strategy(name: str, strategy: object) -> None:
+    """Raises TypeError unless the argument is a strategy, a callable or None."""
+    check_type(
+        name, strategy, _is_strategy_or_function, "a strategy or a function that returns one"
+    )
+
+
+def _is_strategy_or_function(value: object) -> bool:
+    return value is None or isinstance(value, Strategy) or callable(value)
+
+
+# Task of this process in the `TF_CONFIG` cluster, as an Estimator uses it.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClusterTask:
+    """Cluster task and its training cluster; `global_id_in_cluster` is None for an evaluator."""
+
+    cluster_spec: ClusterSpec = dataclasses.field(default_factory=lambda: ClusterSpec({}))
+    task_type: str
+    task_id: int
+    master: str = ""
+    evaluation_master: str = ""
+    num_ps_replicas: int = 0
+    num_worker_replicas: int = 0
+    is_chief: bool = False
+    global_id_in_cluster: int | None = None
+    service: Mapping[str, Any] | None
+
+
+def cluster_task(*, needs_chief: bool) -> ClusterTask:
+    """Reads this process's task from `TF_CONFIG`, as TensorFlow's run_config.py does."""
+    resolver = TFConfigClusterResolver()
+    spec, task_type, task_id = resolver.cluster_spec(), resolver.task_type, resolver.task_id
+    if not spec:
+        return _task_alone(task_type, task_id)
+    if needs_chief and not task_count(spec, "chief"):
+        raise ValueError(
+            explain(
+                f"TF_CONFIG describes a cluster without a chief: {spec!r}.",
+                expected='one task in the job "chief", because no strategy is set.',
+                fix='rename worker 0 to "chief", or pass RunConfig(train_distribute=strategy).',
+                code="SG902",
+            )
+        )
+    if task_type is None or task_id is None:
+        raise ValueError(
+            explain(
+                f"TF_CONFIG describes a cluster, but its task has type {task_type!r} and index "
+                f"{task_id!r}.",
+                expected="a task type and index for this process.",
+                fix='add "task": {"type": "worker", "index": 0}, for example.',
+            )
+        )
+    check_cluster(spec, task_type, task_id)
+    if task_type == "evaluator":
+        # Not part of the training cluster.
+        return ClusterTask(
+            task_type=task_type,
+            task_id=task_id,
+            evaluation_master=_evaluation_master(),
+            service=_service(),
+        )
+    return ClusterTask(
+        cluster_spec=spec,
+        task_type=task_type,
+        task_id=task_id,
+        master=resolver.master(rpc_layer=resolver.rpc_layer or "grpc"),
+        num_ps_replicas=task_count(spec, "ps"),
+        num_worker_replicas=task_count(spec, "chief") + task_count(spec, "worker"),
+        is_chief=is_chief(spec, task_type, task_id),
+        global_id_in_cluster=_global_id(spec, task_type, task_id),
+        service=_service(),
+    )
+
+
+def model_dir_of_task(model_dir: str | None) -> str | None:
+    """Returns the model folder from the argument or `TF_CONFIG`, or None if neither names one."""
+    from_variable = tf_config().get("model_dir")
+    for folder in (model_dir, from_variable):
+        if folder == "":
+            raise ValueError(
+                explain(
+                    "model_dir is the empty string.",
+                    expected="the path of a folder in RunConfig or TF_CONFIG.",
+                    fix="omit it: the Estimator then creates a temporary folder.",
+                )
+            )
+    if model_dir and from_variable and model_dir != from_variable:
+        raise ValueError(
+            explain(
+                f"model_dir is {model_dir!r} in RunConfig and {from_variable!r} in TF_CONFIG.",
+                expected="the same folder in both.",
+                fix="remove it from one of them.",
+            )
+        )
+    return model_dir or from_variable
+
+
+def _task_alone(task_type: str | None, task_id: int | None) -> ClusterTask:
+    if (task_type or "worker", task_id or 0) != ("worker", 0):
+        raise ValueError(
+            explain(
+                f"TF_CONFIG has task type {task_type!r} and index {task_id!r} but no cluster.",
+                expected="worker 0 or no task when there is no cluster.",
+                fix='add "cluster" to TF_CONFIG, or remove "task".',
+            )
+        )
+    return ClusterTask(
+        task_type="worker",
+        task_id=0,
+        master=str(tf_config().get("session_master", "")),
+        evaluation_master=_evaluation_master(),
+        num_worker_replicas=1,
+        is_chief=True,
+        global_id_in_cluster=0,
+        service=_service(),
+    )
+
+
+def _evaluation_master() -> str:
+    return str(tf_config().get("eval_session_master", ""))
+
+
+def _global_id(spec: ClusterSpec, task_type: str, task_id: int) -> int:
+    """Numbers tasks with the chief first, parameter servers last, and other jobs by name."""
+    order = {"chief": 0, "ps": 2}
+    before = [
+        job for job in spec.jobs if (order.get(job, 1), job) < (order.get(task_type, 1), task_type)
+    ]
+    return sum(map(spec.num_tasks, before)) + task_id
+
+
+def _service() -> Mapping[str, Any] | None:
+    service = tf_config().get("service")
+    check_type("TF_CONFIG['service']", service, dict | None, "a JSON object")
+    return service
+
+
+_DEFAULT_SAVE_SECS: Final = 600
+
+# Tells "not passed" from None, since passing one interval disables the other.
+_UNSET: Any = object()
+
+# Name: (must be an integer, minimum, whether the minimum itself is excluded).
+_NUMBERS: Final = {
+    "tf_random_seed": (True, None, False),
+    "save_summary_steps": (True, 0, False),
+    "save_checkpoints_steps": (True, 0, False),
+    "save_checkpoints_secs": (False, 0, False),
+    "keep_checkpoint_max": (True, 0, False),
+    "keep_checkpoint_every_n_hours": (False, 0, True),
+    "log_step_count_steps": (True, 0, True),
+    "experimental_max_worker_delay_secs": (True, 0, False),
+    "session_creation_timeout_secs": (False, 0, True),
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RunConfig:
+    """Settings of an Estimator's runs.
+
+    The cluster is read from `TF_CONFIG` when the object is created.
+
+    Args:
+        model_dir: the folder of checkpoints and summaries; None for the one named by the Estimator
+            or `TF_CONFIG`.
+        tf_random_seed: the global random seed; None for a different one in each run.
+        save_summary_steps: steps between summaries; None or 0 for no summaries.
+        save_checkpoints_steps: steps between checkpoints; excludes `save_checkpoints_secs`.
+        save_checkpoints_secs: seconds between checkpoints, 600 if neither is set. If both are None,
+            no checkpoints are saved.
+        session_config: ignored; there are no sessions to configure.
+        keep_checkpoint_max: the number of checkpoints to keep; None or 0 for all.
+        keep_checkpoint_every_n_hours: also keep one checkpoint per this many hours.
+        log_step_count_steps: steps between log lines with the loss and the speed; None for none.
+        train_distribute: the training strategy, or a function without arguments that creates it in
+            the tasks that train, such as a strategy class. None means one device, or
+            `ParameterServerStrategy(independent=True)` in a cluster with parameter servers.
+        device_fn: must be None; strategies place variables.
+        protocol: None, "grpc" or "grpc+verbs"; ignored.
+        eval_distribute: the evaluation strategy in the same form; None for one device.
+        experimental_distribute: both strategies, and the cluster of a standalone client.
+        experimental_max_worker_delay_secs: the longest startup delay of a worker, in seconds; None
+            for 60.
+        session_creation_timeout_secs: how long workers wait for the chief to create the variables.
+        checkpoint_save_graph_def: ignored; there is no graph.
+
+    Attributes:
+        cluster_spec: the training cluster; empty for a single process or an evaluator.
+        task_type: this process's task type: "chief", "worker", "ps" or "evaluator".
+        task_id: the index of this task within its type.
+        global_id_in_cluster: the index of this task in the whole cluster; None for an evaluator.
+        is_chief: True if this process writes checkpoints and summaries.
+        master: the address of this process; "" for a single process.
+        evaluation_master: the address for evaluation from `TF_CONFIG`, or "".
+        num_ps_replicas: the number of parameter servers.
+        num_worker_replicas: the number of tasks that train, including the chief.
+        service: the `service` entry of `TF_CONFIG`, or None.
+
+    Raises:
+        TypeError: if a strategy, a number or a setting has the wrong type.
+        ValueError: if a number is out of range, both checkpoint intervals are set, a strategy is
+            set twice, `device_fn` is set, the protocol is unknown, or `TF_CONFIG` is invalid.
+
+    Example:
+        >>> config = sg.estimator.RunConfig(save_checkpoints_steps=500)
+        >>> config.save_checkpoints_secs, config.task_type, config.is_chief
+        (None, 'worker', True)
+
+    Source: tensorflow/estimator run_config.py, RunConfig.
+    """
+
+    model_dir: str | None = None
+    tf_random_seed: int | None = None
+    save_summary_steps: int | None = 100
+    save_checkpoints_steps: int | None = _UNSET
+    save_checkpoints_secs: float | None = _UNSET
+    session_config: Any = None
+    keep_checkpoint_max: int | None = 5
+    keep_checkpoint_every_n_hours: float = 10000
+    log_step_count_steps: int | None = 100
+    train_distribute: Strategy | Callable[[], Strategy] | None = None
+    device_fn: Callable[..., Any] | None = None
+    protocol: str | None = None
+    eval_distribute: Strategy | Callable[[], Strategy] | None = None
+    experimental_distribute: DistributeConfig | None = None
+    experimental_max_worker_delay_secs: int | None = None
+    session_creation_timeout_secs: float = 7200
+    checkpoint_save_graph_def: bool = True
+    cluster_spec: ClusterSpec = dataclasses.field(init=False, repr=False)
+    task_type: str = dataclasses.field(init=False, repr=False)
+    task_id: int = dataclasses.field(init=False, repr=False)
+    global_id_in_cluster: int | None = dataclasses.field(init=False, repr=False)
+    is_chief: bool = dataclasses.field(init=False, repr=False)
+    master: str = dataclasses.field(init=False, repr=False)
+    evaluation_master: str = dataclasses.field(init=False, repr=False)
+    num_ps_replicas: int = dataclasses.field(init=False, repr=False)
+    num_worker_replicas: int = dataclasses.field(init=False, repr=False)
+    service: Mapping[str, Any] | None = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._set_folder()
+        self._choose_when_to_save()
+        self._check_settings()
+        self._choose_strategies()
+        is_distributed = (self.train_distribute, self.eval_distribute) != (None, None)
+        task = cluster_task(needs_chief=not (is_distributed or self.experimental_distribute))
+        for name, value in vars(task).items():
+            object.__setattr__(self, name, value)
+        self._check_remote_cluster()
+
+    def _set_folder(self) -> None:
+        folder = None if self.model_dir is None else os.fspath(self.model_dir)
+        object.__setattr__(self, "model_dir", model_dir_of_task(folder))
+
+    def _choose_when_to_save(self) -> None:
+        steps, secs = self.save_checkpoints_steps, self.save_checkpoints_secs
+        if steps is _UNSET:
+            steps = None
+            secs = _DEFAULT_SAVE_SECS if secs is _UNSET else secs
+        elif secs is _UNSET:
+            secs = None
+        check_one_of(
+            "RunConfig", is_required=False, save_checkpoints_steps=steps, save_checkpoints_secs=secs
+        )
+        object.__setattr__(self, "save_checkpoints_steps", steps)
+        object.__setattr__(self, "save_checkpoints_secs", secs)
+
+    def _check_settings(self) -> None:
+        for name, (is_integer, minimum, is_excluded) in _NUMBERS.items():
+            check_number(
+                name, getattr(self, name), minimum, excluded=is_excluded, is_integer=is_integer
+            )
+        if self.device_fn is not None:
+            raise ValueError(
+                explain(
+                    f"device_fn={self.device_fn!r} is not supported.",
+                    expected="None: the strategy places variables and steps.",
+                    fix="pass train_distribute=sg.OneDeviceStrategy(device) or another strategy.",
+                )
+            )
+        if self.protocol is not None:
+            check_known("protocol", [self.protocol], ("grpc", "grpc+verbs"))
+
+    def _choose_strategies(self) -> None:
+        both = self.experimental_distribute
+        check_type("experimental_distribute", both, DistributeConfig | None, "a DistributeConfig")
+        for name in ("train_distribute", "eval_distribute"):
+            direct, other = getattr(self, name), getattr(both, name, None)
+            check_strategy(name, direct)
+            if other is None:
+                continue
+            if direct is not None and direct is not other:
+                raise ValueError(
+                    explain(
+                        f"{name} is set both directly and in experimental_distribute.",
+                        expected="one of the two.",
+                        fix=f"remove {name} from one of them.",
+                    )
+                )
+            object.__setattr__(self, name, other)
+
+    def _check_remote_cluster(self) -> None:
+        both = self.experimental_distribute
+        if both is not None and both.remote_cluster is not None and self.cluster_spec:
+            raise ValueError(
+                explain(
+                    "remote_cluster is set, but TF_CONFIG makes this process a task of "
+                    f"{self.cluster_spec!r}.",
+                    expected="a process that is either a client or a task of a cluster.",
+                    fix="unset TF_CONFIG in the client, or remove remote_cluster.",
+                )
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles the settings; the receiver creates strategies and reads `TF_CONFIG` itself."""
+        settings = {field.name: getattr(self, field.name) for field in _settings_of(self)}
+        for name in ("train_distribute", "eval_distribute"):
+            settings[name] = _strategy_maker(settings[name])
+        both = None if self.experimental_distribute is None else DistributeConfig()
+        settings["experimental_distribute"] = both
+        return functools.partial(type(self), **settings), ()
+
+    def replace(self, **changes: Any) -> RunConfig:
+        """Returns a copy with some settings replaced.
+
+        Reads `TF_CONFIG` again. Setting one of `save_checkpoints_steps` and `save_checkpoints_secs`
+        sets the other to None.
+
+        Args:
+            **changes: arguments of `RunConfig`.
+
+        Returns:
+            A new config.
+
+        Raises:
+            TypeError: as for `RunConfig`.
+            ValueError: if a name is unknown, or as for `RunConfig`.
+
+        Example:
+            >>> sg.estimator.RunConfig().replace(save_checkpoints_steps=10).save_checkpoints_secs
+        """
+        settings = [field.name for field in _settings_of(self)]
+        check_known("RunConfig.replace", sorted(changes), settings)
+        before: dict[str, Any] = {name: getattr(self, name) for name in settings}
+        if "experimental_distribute" in changes:
+            for name in ("train_distribute", "eval_distribute"):
+                if getattr(self.experimental_distribute, name, None) is before[name]:
+                    before[name] = None
+        if changes.get("save_checkpoints_steps") is not None:
+            before["save_checkpoints_secs"] = None
+        if changes.get("save_checkpoints_secs") is not None:
+            before["save_checkpoints_steps"] = None
+        return cast(RunConfig, type(self)(**(before | changes)))
+
+
+def _settings_of(config: RunConfig) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(config) if field.init]
+
+
+def _strategy_maker(strategy: Strategy) -> Any:
+    """Returns a function that recreates a strategy elsewhere, if possible."""
+    is_recreatable = isinstance(strategy, Strategy) and strategy.recreate is not None
+    return strategy.recreate if is_recreatable else strategy
+
+
+# Training strategy of an Estimator, created in the process that uses it.
+
+
+# TensorFlow's default in a cluster with parameter servers.
+_INDEPENDENT_WORKERS = functools.partial(ParameterServerStrategy, independent=True)
+
+# All Estimators of this process that name the same factory share its strategy.
+_strategies: dict[Callable[[], Any], Strategy] = {}
+
+
+def training_strategy(config: RunConfig) -> Strategy | None:
+    """Returns this process's training strategy, creating it if necessary; None for one device."""
+    strategy = config.train_distribute
+    if strategy is None and config.num_ps_replicas:
+        # A job sent by a client runs once in such a cluster, not in each worker.
+        is_sent = environment.lookup(JOB_VARIABLE) is not None
+        strategy = ParameterServerStrategy if is_sent else _INDEPENDENT_WORKERS
+    if strategy is None and config.num_worker_replicas > 1:
+        raise ValueError(
+            explain(
+                f"{config.num_worker_replicas} tasks of {config.cluster_spec!r} cannot train "
+                "together without a strategy or parameter servers.",
+                expected="a multi-worker strategy, or parameter servers in TF_CONFIG.",
+                fix="pass RunConfig(train_distribute=sg.MultiWorkerMirroredStrategy), or add ps "
+                "tasks to TF_CONFIG.",
+                code="SG902",
+            )
+        )
+    return resolve_strategy(strategy)
+
+
+def resolve_strategy(factory: Strategy | Callable[[], Any] | None) -> Strategy | None:
+    """Returns a strategy; a factory is called once per process, and None stays None."""
+    if factory is None or isinstance(factory, Strategy):
+        return factory
+    if factory not in _strategies:
+        strategy = factory()
+        check_type(
+            f"The result of {factory!r}",
+            strategy,
+            Strategy,
+            "a strategy",
+            fix="pass a strategy class, or lambda: sg.MirroredStrategy().",
+        )
+        _strategies[factory] = strategy
+        atexit.unregister(_close_at_exit)
+        atexit.register(_close_at_exit)  # runs before the strategy's own exit handlers
+    return _strategies[factory]
+
+
+def close_strategies() -> None:
+    """Closes all strategies created by factories; parameter servers end with their leader."""
+    while _strategies:
+        _, strategy = _strategies.popitem()
+        if isinstance(strategy, Closing):
+            strategy.close()
+
+
+def _close_at_exit() -> None:
+    """Closes strategies, waiting for other workers, unless this program failed."""
+    if getattr(sys, "last_value", None) is None:
+        close_strategies()

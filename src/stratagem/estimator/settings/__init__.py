@@ -1,1 +1,0 @@
-"""Run configuration, strategies and cluster task of an Estimator."""

@@ -1,0 +1,429 @@
+"""Model functions as training, evaluation and prediction steps of a replica."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from stratagem.errors import explain
+from stratagem.estimator.hooks import SessionRunHook
+from stratagem.estimator.spec import (
+    EstimatorSpec,
+    Minimize,
+    ModeKeys,
+    ModelFunction,
+    as_train_ops,
+    naming_values,
+)
+from stratagem.estimator.variable_store import VariableStore
+from stratagem.execution import summary
+from stratagem.execution.context.replica import ReplicaContext, get_replica_context
+from stratagem.execution.gradient import value_and_grad
+from stratagem.execution.summary.collector import Collector
+from stratagem.execution.tracing.arguments import flatten_arguments
+from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope, is_uninitialized
+from stratagem.keras.numerics.optimizer import build_in_replica
+from stratagem.keras.numerics.step_mode import StepMode, example_fraction, record_loss, step_mode
+from stratagem.keras.training.metric_logs import MetricLogs
+from stratagem.parameter_server.keras.optimizer import give_to_servers, share_name
+from stratagem.variables.registry import VariableKind, home_of
+
+if TYPE_CHECKING:
+    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.variables.registry import Home
+
+
+def spec_hooks(spec: EstimatorSpec, mode: str) -> tuple[SessionRunHook, ...]:
+    """Returns a spec's hooks for a mode, the chief's hooks last."""
+    groups: dict[str, Sequence[Any] | None] = {"eval": spec.evaluation_hooks}
+    groups["infer"] = spec.prediction_hooks
+    groups["train"] = (*(spec.training_hooks or ()), *(spec.training_chief_hooks or ()))
+    return tuple(groups[mode] or ())
+
+
+@dataclasses.dataclass(frozen=True)
+class _ModelCall:
+    """Result of one call of the model function."""
+
+    spec: EstimatorSpec
+    values: dict[str, Any]
+    extra: Any
+
+
+class ModelStep:
+    """Step of a model function in one mode; `spec` is its result from the last trace."""
+
+    mode: str
+
+    def __init__(self, function: ModelFunction, store: VariableStore, strategy: Strategy) -> None:
+        self._function = function
+        self.store = store
+        self.strategy = strategy
+        self.spec: EstimatorSpec | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out the spec, which holds tracers."""
+        return {**vars(self), "spec": None}
+
+    def step(self, features: object, labels: object) -> Any:
+        """Runs in replica context; `labels` is None if there are none."""
+        raise NotImplementedError
+
+    def prepare(self, batch: tuple[Any, Any]) -> EstimatorSpec:
+        """Traces the step, which creates its variables, without running it."""
+        arguments = flatten_arguments(batch, {}, num_replicas=self.strategy.num_replicas_in_sync)
+        with self.strategy.scope():
+            executor: Any = self.strategy.executor
+            executor.program(self.step, arguments)
+        assert self.spec is not None
+        return self.spec
+
+    def reset(self) -> None:
+        """Resets what the steps of a loop accumulate. Call after `prepare`."""
+
+    def run(self, batch: tuple[Any, Any]) -> Any:
+        """Runs the step on all replicas."""
+        return self.strategy.run(self.step, args=batch)
+
+    def call(
+        self,
+        features: object,
+        labels: object,
+        extra: Callable[[EstimatorSpec], Any] = lambda spec: None,
+    ) -> _ModelCall:
+        """Calls the model function once, then `extra` with its spec."""
+        with self.store.call(self.mode), naming_values() as named:
+            spec = self._function(features, labels, self.mode)
+            computed = extra(spec)
+        self.spec = spec
+        tensors = [dict(getattr(hook, "tensors", {}) or {}) for hook in spec_hooks(spec, self.mode)]
+        values = {
+            "loss": spec.loss,
+            "named": dict(named),
+            # Tensors given as names are looked up when they are fetched.
+            "held": [
+                {name: value for name, value in one.items() if isinstance(value, jax.Array)}
+                for one in tensors
+            ],
+        }
+        return _ModelCall(spec, values, computed)
+
+
+def reported(values: object) -> Any:
+    """Averages floating-point scalars over replicas, as hooks see them. Call in replica context."""
+    context = get_replica_context()
+    assert context is not None
+    return jax.tree.map(lambda value: _average(value, context), values)
+
+
+def _average(value: object, context: ReplicaContext) -> Any:
+    value = jnp.asarray(value)
+    is_average = value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.floating)
+    if not is_average or context.num_replicas_in_sync == 1:
+        return value
+    return context.all_reduce("sum", value * example_fraction(context, value.dtype))
+
+
+# Prediction step: predictions as rows in input order.
+
+
+class PredictionStep(ModelStep):
+    """Computes `spec.predictions` on each replica."""
+
+    mode = ModeKeys.PREDICT
+
+    def step(self, features: object, labels: object) -> Any:
+        """Returns this replica's predictions and values for hooks."""
+        with step_mode(StepMode.MEAN):
+            call = self.call(features, None)
+            named = {key: call.values[key] for key in ("named", "held")}
+            return {**reported(named), "predictions": call.spec.predictions}
+
+
+def select_keys(predictions: object, keys: str | Sequence[str] | None) -> list[str] | None:
+    """Returns the names of the predictions to return; None if they are not a dict."""
+    if keys is None:
+        return list(predictions) if isinstance(predictions, Mapping) else None
+    wanted = [keys] if isinstance(keys, str) else list(keys)
+    if not isinstance(predictions, Mapping):
+        raise ValueError(
+            explain(
+                f"predict_keys={wanted} cannot select from predictions without names.",
+                expected="an EstimatorSpec whose predictions are a dict, or no predict_keys.",
+                fix="omit predict_keys.",
+            )
+        )
+    unknown = [key for key in wanted if key not in predictions]
+    if unknown or not wanted:
+        raise ValueError(
+            explain(
+                f"predict_keys={wanted} is empty or contains unknown names: {unknown}.",
+                expected=f"one or more of {sorted(predictions)}.",
+                fix="correct the names, or omit predict_keys for all predictions.",
+            )
+        )
+    return [key for key in predictions if key in wanted]
+
+
+def prediction_batches(
+    strategy: Strategy, predictions: Any, keys: list[str] | None
+) -> Iterator[Any]:
+    """Yields each replica's predictions as NumPy arrays, without padding rows."""
+    wanted = predictions if keys is None else {key: predictions[key] for key in keys}
+    leaves, structure = jax.tree.flatten(wanted, is_leaf=lambda leaf: hasattr(leaf, "components"))
+    for parts in zip(*map(strategy.local_results, leaves), strict=True):
+        batch = [np.asarray(part) for part in parts]
+        if any(part.ndim == 0 or len(part) for part in batch):  # skips replicas without examples
+            yield jax.tree.unflatten(structure, batch)
+
+
+def split_examples(batch: object) -> Iterator[Any]:
+    """Yields the rows of a batch."""
+    leaves = jax.tree.leaves(batch)
+    lengths = {len(leaf) if leaf.ndim else None for leaf in leaves}
+    if len(lengths) != 1 or None in lengths:
+        raise ValueError(
+            explain(
+                f"Predictions of a batch have the shapes {[leaf.shape for leaf in leaves]}.",
+                expected="the same number of rows in each, one per example.",
+                fix="pass yield_single_examples=False to get whole batches.",
+            )
+        )
+    for row in range(len(leaves[0])):
+        yield jax.tree.map(lambda leaf, row=row: leaf[row], batch)
+
+
+# Evaluation step: metrics and average loss over a dataset.
+
+
+class EvaluationStep(ModelStep):
+    """Updates a model function's metrics on each replica and averages the loss over examples."""
+
+    mode = ModeKeys.EVAL
+
+    def __init__(self, function: ModelFunction, store: VariableStore, strategy: Strategy) -> None:
+        super().__init__(function, store, strategy)
+        self._metrics: dict[str, keras.metrics.Metric] = {}
+        self._logs = MetricLogs(self, self.strategy)
+
+    def step(self, features: object, labels: object) -> Any:
+        """Updates the metrics and returns values for hooks."""
+        with step_mode(StepMode.MEAN):
+            call = self.call(features, labels, _record_loss)
+            metrics = dict(call.spec.eval_metric_ops or {})
+            if "loss" in metrics:
+                raise ValueError(
+                    explain(
+                        'eval_metric_ops contains a metric named "loss".',
+                        expected='any other name: "loss" is the average of the spec\'s loss.',
+                        fix="rename the metric.",
+                    )
+                )
+            self._metrics = {**metrics, "loss": call.extra}
+            return reported(call.values)
+
+    def reset(self) -> None:
+        """Resets all metrics."""
+        with self.strategy.scope():
+            for metric in self._metrics.values():
+                metric.reset_state()
+
+    def results(self) -> dict[str, Any]:
+        """Returns the current metrics over all replicas."""
+        return self._logs.so_far()
+
+    # `MetricLogs` reads these two members of a model.
+
+    @property
+    def metrics_variables(self) -> list[Any]:
+        """Variables of all metrics."""
+        return [variable for metric in self._metrics.values() for variable in metric.variables]
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """Returns the results of all metrics; a metric with several results adds each of them."""
+        results: dict[str, Any] = {}
+        for name, metric in self._metrics.items():
+            result = metric.result()
+            results |= result if isinstance(result, dict) else {name: result}
+        return results
+
+
+def _record_loss(spec: EstimatorSpec) -> keras.metrics.Mean:
+    tracker = keras.metrics.Mean(name="loss")
+    context = get_replica_context()
+    assert context is not None
+    if context.num_examples is None:
+        tracker.update_state(spec.loss)
+    else:
+        record_loss(tracker, spec.loss, context)
+    return tracker
+
+
+# Training step: gradients of a model function, applied by its optimizers.
+
+
+@dataclasses.dataclass(frozen=True)
+class _UpdatePlan:
+    """Variables, losses and optimizers of a model function's updates, from its first call.
+
+    `variables[i]` and `optimizers[i]` belong to update i; `losses` groups updates by loss.
+    """
+
+    variables: list[list[Any]]
+    losses: list[list[int]]
+    optimizers: list[Any]
+
+    def of_loss(self, ops: list[int]) -> list[Any]:
+        """Returns the distinct variables of some updates."""
+        return _distinct(variable for op in ops for variable in self.variables[op])
+
+
+class TrainingStep(ModelStep):
+    """Computes `spec.train_op` on each replica, with gradients averaged over replicas.
+
+    The model function runs inside the differentiated function. Each of several losses is
+    differentiated in a separate call from the same state; only the call for the first update's
+    loss keeps its assignments and summaries.
+    """
+
+    mode = ModeKeys.TRAIN
+    _plan: _UpdatePlan | None = None
+
+    def prepare(self, batch: tuple[Any, Any]) -> EstimatorSpec:
+        """Traces the step and places its variables on parameter servers, if any."""
+        spec = super().prepare(batch)
+        if self.strategy.placement.is_remote:
+            assert self._plan is not None
+            self.strategy.placement.remote.variables.place(self.store.global_step)
+            for optimizer in self._plan.optimizers:
+                give_to_servers(optimizer)
+        return spec
+
+    def step(self, features: object, labels: object) -> Any:
+        """Makes one update and returns values for hooks."""
+        with step_mode(StepMode.MEAN):
+            if self._plan is None or not self.store.is_complete(self.mode):
+                self._plan = self._find_plan(features, labels)
+            if any(is_uninitialized(one) for one in self.store.variables_of(self.mode)):
+                return {}  # the step is traced again, with initialized variables
+            return self._train(self._plan, features, labels)
+
+    def _find_plan(self, features: object, labels: object) -> _UpdatePlan:
+        """Calls the model function once to find its updates, and drops its assignments."""
+        outer = current_scope()
+        assert outer is not None
+        plans: list[_UpdatePlan] = []
+
+        def plan(spec: EstimatorSpec) -> None:
+            ops = as_train_ops(spec.train_op, spec.loss)
+            trainable = self._trainable(scope)
+            variables = [trainable if op.variables is None else list(op.variables) for op in ops]
+            plans.append(_UpdatePlan(variables, _by_loss(ops), [op.optimizer for op in ops]))
+            _build(ops, plans[0], self.strategy)
+
+        with Collector(), ReplicaScope(outer.get_current_value) as scope:
+            self.call(features, labels, plan)
+        return plans[0]
+
+    def _trainable(self, scope: ReplicaScope) -> list[Any]:
+        """Returns the trainable variables that the model function created or read."""
+        created = self.store.variables_of(self.mode)
+        known = {id(variable) for variable in created}
+        used: list[Any] = [
+            variable
+            for variable in self.strategy.variables.live()
+            if id(variable) in scope.read_ids and id(variable) not in known
+        ]
+        for variable in used:
+            home = home_of(variable)
+            is_own = variable is not self.store.global_step
+            if is_own and home is not None and not _is_of_metric(home):
+                self.store.register(variable)
+        return _distinct(variable for variable in [*created, *used] if variable.trainable)
+
+    def _train(self, plan: _UpdatePlan, features: object, labels: object) -> Any:
+        outer = current_scope()
+        assert outer is not None
+        grads: dict[int, list[Any]] = {}
+        for group in plan.losses[1:]:
+            with Collector(), ReplicaScope(outer.get_current_value):
+                grads |= self._gradients(plan, group, features, labels)[0]
+        first_grads, ops, values = self._gradients(plan, plan.losses[0], features, labels)
+        grads |= first_grads
+        for index, op in enumerate(ops):
+            pairs = [
+                (grad, variable)
+                for grad, variable in zip(grads[index], plan.variables[index], strict=True)
+                if grad is not None
+            ]
+            if not pairs:
+                raise ValueError(
+                    explain(
+                        f"The loss of {op.optimizer.name!r} depends on none of the variables "
+                        f"{[variable.path for variable in plan.variables[index]]}.",
+                        expected="a loss computed from trainable variables.",
+                        fix="compute the loss from a layer's output, or pass other variables.",
+                    )
+                )
+            op.optimizer.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])
+        self.store.global_step.assign_add(1)  # other workers may have counted, too
+        values = reported(values)
+        summary.scalar("loss", values["loss"])
+        return values
+
+    def _gradients(
+        self, plan: _UpdatePlan, group: list[int], features: object, labels: object
+    ) -> tuple[dict[int, list[Any]], list[Minimize], Any]:
+        """Returns the gradients of one loss by update, the updates, and the call's values."""
+        found: list[list[Minimize]] = []
+
+        def scaled_loss() -> Any:
+            def build(spec: EstimatorSpec) -> list[Minimize]:
+                ops = as_train_ops(spec.train_op, spec.loss)
+                _build(ops, plan, self.strategy)
+                return ops
+
+            call = self.call(features, labels, build)
+            found.append(call.extra)
+            op = call.extra[group[0]]
+            return op.optimizer.scale_loss(jnp.reshape(op.loss, ())), call.values
+
+        variables = plan.of_loss(group)
+        (_, values), grads = value_and_grad(scaled_loss, variables, has_aux=True)
+        by_id = {id(v): grad for v, grad in zip(variables, grads, strict=True)}
+        of_ops = {op: [by_id[id(variable)] for variable in plan.variables[op]] for op in group}
+        return of_ops, found[-1], values
+
+
+def _is_of_metric(home: Home) -> bool:
+    return home.kind is VariableKind.ON_READ and home.aggregation.name == "SUM"
+
+
+def _distinct(variables: Iterable[keras.Variable]) -> list[Any]:
+    return list({id(variable): variable for variable in variables}.values())
+
+
+def _by_loss(ops: list[Minimize]) -> list[list[int]]:
+    """Groups updates by loss; an optimizer with loss scaling gets a group to itself."""
+    groups: dict[tuple[int, Any], list[int]] = {}
+    for index, op in enumerate(ops):
+        scales = hasattr(op.optimizer, "inner_optimizer") or op.optimizer.loss_scale_factor
+        groups.setdefault((id(op.loss), id(op.optimizer) if scales else None), []).append(index)
+    return list(groups.values())
+
+
+def _build(ops: list[Minimize], plan: _UpdatePlan, strategy: Strategy) -> None:
+    """Builds the optimizers inside the model function call that created them."""
+    for op, first in zip(ops, plan.optimizers, strict=True):
+        same = [index for index, other in enumerate(ops) if other.optimizer is op.optimizer]
+        if not op.optimizer.built:
+            if strategy.placement.is_remote:
+                share_name(op.optimizer, first, strategy.placement.remote.variables)
+            targets = _distinct(variable for index in same for variable in plan.variables[index])
+            build_in_replica(op.optimizer, targets, strategy)

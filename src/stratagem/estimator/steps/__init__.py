@@ -1,1 +1,0 @@
-"""Model functions compiled into training, evaluation and prediction steps."""

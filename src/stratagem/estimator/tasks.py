@@ -1,0 +1,475 @@
+"""train_and_evaluate: its settings, and the work of each task of a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stratagem import settings
+from stratagem.devices.collectives import host
+from stratagem.errors import DeadlineExceededError, explain
+from stratagem.estimator.checks import check_type
+from stratagem.estimator.estimator import (
+    Estimator,
+    remote_cluster_of,
+    run_remotely,
+)
+from stratagem.estimator.exporters import Exporter
+from stratagem.estimator.hooks import Clock, SecondOrStepTimer, SessionRunHook
+from stratagem.estimator.run_config import (
+    RunConfig,
+    check_number,
+    close_strategies,
+    training_strategy,
+)
+from stratagem.estimator.saving_hooks import CheckpointSaverListener
+from stratagem.estimator.spec import check_instances
+from stratagem.group.current import current_group
+from stratagem.keras.evaluation.checkpoint_loop import StopNotice
+from stratagem.launch.remote.server import run_standard_server
+from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
+from stratagem.strategies.base.strategy import NonTraining
+
+if TYPE_CHECKING:
+    from stratagem.estimator.estimator import Estimator
+    from stratagem.estimator.loops import Session
+
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainSpec:
+    """Training settings of `train_and_evaluate`.
+
+    Args:
+        input_fn: returns the training data.
+        max_steps: the global step to stop at; None to train to the end of the data.
+        hooks: called around each step, on all workers.
+        saving_listeners: called around each checkpoint, on the chief.
+
+    Raises:
+        TypeError: if `input_fn` is not callable, or a hook or listener has the wrong type.
+        ValueError: if `max_steps` is below 1.
+
+    Example:
+        >>> spec = sg.estimator.TrainSpec(lambda: [], max_steps=1000)
+        >>> spec.hooks
+        ()
+
+    Source: tensorflow/estimator training.py, TrainSpec.
+    """
+
+    input_fn: Callable[..., Any]
+    max_steps: int | None = None
+    hooks: Sequence[SessionRunHook] | None = None
+    saving_listeners: Sequence[CheckpointSaverListener] | None = None
+
+    def __post_init__(self) -> None:
+        check_type("input_fn", self.input_fn, callable, "a function that returns a dataset")
+        check_number("max_steps", self.max_steps, 1)
+        hooks = check_instances("hooks", self.hooks, SessionRunHook)
+        object.__setattr__(self, "hooks", hooks)
+        listeners = check_instances(
+            "saving_listeners", self.saving_listeners, CheckpointSaverListener
+        )
+        object.__setattr__(self, "saving_listeners", listeners)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EvalSpec:
+    """Evaluation settings and exporters of `train_and_evaluate`.
+
+    Args:
+        input_fn: returns the evaluation data.
+        steps: the number of global batches to evaluate; None for all.
+        name: distinguishes several evaluations; becomes part of the folder name.
+        hooks: called around each evaluation step.
+        exporters: an `Exporter`, or several with different names.
+        start_delay_secs: seconds that a separate evaluator waits before it begins.
+        throttle_secs: minimum seconds from the start of one evaluation to the next.
+
+    Raises:
+        TypeError: if `input_fn` is not callable, `name` is not a string, or a hook or exporter has
+            the wrong type.
+        ValueError: if `steps` is below 1, a time is negative, or exporters share a name.
+
+    Example:
+        >>> sg.estimator.EvalSpec(lambda: [], throttle_secs=60).steps
+        100
+
+    Source: tensorflow/estimator training.py, EvalSpec.
+    """
+
+    input_fn: Callable[..., Any]
+    steps: int | None = 100
+    name: str | None = None
+    hooks: Sequence[SessionRunHook] | None = None
+    exporters: Exporter | Iterable[Exporter] | None = None
+    start_delay_secs: float = 120
+    throttle_secs: float = 600
+
+    def __post_init__(self) -> None:
+        check_type("input_fn", self.input_fn, callable, "a function that returns a dataset")
+        check_number("steps", self.steps, 1)
+        check_type("name", self.name, str | None, "a string or None")
+        hooks = check_instances("hooks", self.hooks, SessionRunHook)
+        object.__setattr__(self, "hooks", hooks)
+        object.__setattr__(self, "exporters", _checked_exporters(self.exporters))
+        for name in ("start_delay_secs", "throttle_secs"):
+            check_number(name, getattr(self, name), 0, is_integer=False)
+
+
+def _checked_exporters(exporters: object) -> tuple[Exporter, ...]:
+    found: tuple[Any, ...] = ()
+    if isinstance(exporters, Iterable) and not isinstance(exporters, str):
+        found = tuple(exporters)
+    elif exporters is not None:
+        found = (exporters,)
+    for exporter in found:
+        check_type("exporters", exporter, Exporter, "an Exporter or a list of Exporters")
+    names = [exporter.name for exporter in found]
+    if len(set(names)) != len(names) or not all(names):
+        raise ValueError(
+            explain(
+                f"The exporter names {names} are empty or not unique.",
+                expected="a different name for each exporter, since it names its folder.",
+                fix="give the exporters different names.",
+            )
+        )
+    return found
+
+
+# Evaluation and export of new checkpoints.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointEvaluation:
+    """Metrics and exports of one evaluated checkpoint."""
+
+    checkpoint_path: str
+    metrics: Mapping[str, Any]
+    exports: Sequence[str | None]
+    is_final: bool
+
+
+@dataclasses.dataclass
+class CheckpointEvaluator:
+    """Evaluates and exports each checkpoint once; `max_steps` of None means no limit."""
+
+    estimator: Estimator
+    eval_spec: EvalSpec
+    max_steps: int | None
+    _done: str | None = dataclasses.field(default=None, init=False)
+
+    def find_new(self) -> str | None:
+        """Returns the latest checkpoint if it has not been evaluated yet, else None."""
+        path = self.estimator.latest_checkpoint()
+        return None if path == self._done else path
+
+    def evaluate(self, checkpoint_path: str) -> CheckpointEvaluation:
+        """Evaluates a checkpoint and runs the exporters."""
+        metrics = self.estimator.evaluate(
+            self.eval_spec.input_fn,
+            steps=self.eval_spec.steps,
+            hooks=list(self.eval_spec.hooks or ()),
+            checkpoint_path=checkpoint_path,
+            name=self.eval_spec.name,
+        )
+        is_final = self.max_steps is not None and metrics["global_step"] >= self.max_steps
+        exporters: Any = self.eval_spec.exporters
+        exports = [
+            exporter.export(
+                estimator=self.estimator,
+                export_path=os.path.join(self.estimator.model_dir, "export", exporter.name),
+                checkpoint_path=checkpoint_path,
+                eval_result=metrics,
+                is_the_final_export=is_final,
+            )
+            for exporter in exporters
+        ]
+        self._done = checkpoint_path
+        return CheckpointEvaluation(
+            checkpoint_path=checkpoint_path, metrics=metrics, exports=exports, is_final=is_final
+        )
+
+    def evaluate_unless_removed(self, checkpoint_path: str) -> CheckpointEvaluation | None:
+        """Like `evaluate`, but returns None if training removed the checkpoint first."""
+        try:
+            return self.evaluate(checkpoint_path)
+        except (OSError, LookupError, ValueError):
+            if Path(checkpoint_path).exists():
+                raise
+            _logger.warning("%s was removed before it was evaluated.", checkpoint_path)
+            self._done = checkpoint_path
+            return None
+
+
+class EvaluationListener(CheckpointSaverListener):
+    """Evaluates checkpoints in the training process, at most once per `throttle_secs`."""
+
+    def __init__(
+        self,
+        evaluator: CheckpointEvaluator,
+        throttle_secs: float,
+        *,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._evaluator = evaluator
+        self._timer = SecondOrStepTimer(every_secs=throttle_secs, clock=clock)
+        self._is_first = True
+        self.last: CheckpointEvaluation | None = None
+
+    def begin(self) -> None:
+        """Resets the timer."""
+        self._timer.reset()
+        self._is_first = True
+
+    def after_save(self, session: Session, global_step_value: int) -> None:
+        """Evaluates the checkpoint if the interval has passed."""
+        if self._is_first:  # saved before the first step
+            self._is_first = False
+        elif self._is_due(global_step_value):
+            self._evaluate(global_step_value)
+        else:
+            _logger.info(
+                "Skipping evaluation of the checkpoint of step %d: too soon.", global_step_value
+            )
+
+    def end(self, session: Session, global_step_value: int) -> None:
+        """Evaluates the last checkpoint unless already done."""
+        if global_step_value != self._timer.last_triggered_step():
+            self._evaluate(global_step_value)
+
+    def _is_due(self, step: int) -> bool:
+        """Returns the first process's decision, since all processes evaluate together."""
+        is_due = self._timer.should_trigger_for_step(step)
+        return host.broadcast_object(is_due, name="whether to evaluate the checkpoint")
+
+    def _evaluate(self, step: int) -> None:
+        self._timer.update_last_triggered_step(step)
+        path = self._evaluator.find_new()
+        if path is None:
+            raise RuntimeError(
+                explain(
+                    f"The checkpoint of step {step} is missing.",
+                    expected="the checkpoint just saved in the Estimator's folder.",
+                    fix="check whether another program removes checkpoints from the folder.",
+                )
+            )
+        self.last = self._evaluator.evaluate(path)
+
+
+# Evaluator task: evaluates checkpoints of a training run in other processes.
+
+_POLL_EVERY_S = 1.0
+# Time between log lines during a wait; the first one comes early.
+_LOG_EVERY_S = 600.0
+_FIRST_LOG_S = 30.0
+
+
+def run_evaluator(
+    estimator: Estimator,
+    train_spec: TrainSpec,
+    eval_spec: EvalSpec,
+    *,
+    timeout_s: float | None = None,
+) -> CheckpointEvaluation | None:
+    """Evaluates and exports each new checkpoint until one reaches `max_steps`.
+
+    Launchers send SIGTERM to the evaluator when training ends. It then finishes the current
+    evaluation, evaluates the newest checkpoint and returns. Returns the last evaluation, or None.
+    `timeout_s` limits the wait for each checkpoint; None for `STRATAGEM_CHECKPOINT_TIMEOUT_S`.
+
+    Source: tensorflow/estimator training.py, _start_continuous_evaluation.
+    """
+    limit_s = settings.read("checkpoint_timeout_s") if timeout_s is None else timeout_s
+    evaluator = CheckpointEvaluator(estimator, eval_spec, train_spec.max_steps)
+    with StopNotice() as stop_signal:
+        return EvaluatorLoop(
+            evaluator, estimator.model_dir, eval_spec, timeout_s=limit_s, stop_signal=stop_signal
+        ).run()
+
+
+@dataclasses.dataclass
+class EvaluatorLoop:
+    """Loop that waits for checkpoints and evaluates them."""
+
+    evaluator: CheckpointEvaluator
+    model_dir: str
+    eval_spec: EvalSpec
+    _: dataclasses.KW_ONLY
+    timeout_s: float
+    stop_signal: StopNotice
+    clock: Clock = time.monotonic
+    _last: CheckpointEvaluation | None = dataclasses.field(default=None, init=False)
+
+    def run(self) -> CheckpointEvaluation | None:
+        """Evaluates until training ends; returns the last evaluation, or None."""
+        self._pause(self.eval_spec.start_delay_secs)
+        while True:
+            # Read first: no checkpoint is written after the signal.
+            is_over = self.stop_signal.is_given
+            path = self._wait_for_checkpoint() if not is_over else self.evaluator.find_new()
+            started_at_s = self.clock()
+            if path is not None:
+                self._last = self.evaluator.evaluate_unless_removed(path) or self._last
+            if is_over or (self._last is not None and self._last.is_final):
+                return self._last
+            self._pause(self.eval_spec.throttle_secs - (self.clock() - started_at_s))
+
+    def _wait_for_checkpoint(self) -> str | None:
+        """Returns the next checkpoint, or None if the stop signal arrives first."""
+        began_s, logged_at_s = self.clock(), self.clock() - _LOG_EVERY_S + _FIRST_LOG_S
+        while not self.stop_signal.is_given:
+            path = self.evaluator.find_new()
+            if path is not None:
+                return path
+            now_s = self.clock()
+            if now_s - began_s >= self.timeout_s:
+                raise self._timeout_error(now_s - began_s)
+            if now_s - logged_at_s >= _LOG_EVERY_S:
+                logged_at_s = now_s
+                _logger.warning(
+                    "No new checkpoint in %s for %.0f s; waiting up to %g s.",
+                    self.model_dir,
+                    now_s - began_s,
+                    self.timeout_s,
+                )
+            self.stop_signal.wait(min(_POLL_EVERY_S, began_s + self.timeout_s - now_s))
+        return None
+
+    def _pause(self, seconds: float) -> None:
+        until_s = self.clock() + seconds
+        while not self.stop_signal.is_given and self.clock() < until_s:
+            self.stop_signal.wait(until_s - self.clock())
+
+    def _timeout_error(self, waited_s: float) -> DeadlineExceededError:
+        last = "none" if self._last is None else self._last.checkpoint_path
+        return DeadlineExceededError(
+            explain(
+                f"The evaluator found no new checkpoint in {self.model_dir} for {waited_s:.0f} s "
+                f"(last evaluated: {last}).",
+                expected=f"a new one every {self.timeout_s:g} s until max_steps is reached.",
+                fix="check that training runs and writes to the same folder; pass max_steps "
+                "in TrainSpec; or raise STRATAGEM_CHECKPOINT_TIMEOUT_S.",
+                code="SG709",
+            )
+        )
+
+
+_Results = tuple[Mapping[str, Any] | None, Sequence[str | None] | None]
+
+
+def train_and_evaluate(
+    estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
+) -> _Results:
+    """Trains an Estimator and evaluates its checkpoints; all tasks run the same program.
+
+    A single process trains, evaluates after checkpoints, at most once per
+    `eval_spec.throttle_secs`, and evaluates the last checkpoint. `RunConfig` sets the checkpoint
+    interval. In a `TF_CONFIG` cluster, the chief and workers train, parameter servers run until
+    training ends, and the evaluator evaluates checkpoints until `max_steps`. Without an evaluator,
+    nothing is evaluated. With `DistributeConfig(remote_cluster=...)`, all of this happens on the
+    remote cluster.
+
+    Args:
+        estimator: the Estimator; all tasks share its folder.
+        train_spec: the training settings.
+        eval_spec: the evaluation settings and exporters.
+
+    Returns:
+        A tuple: the metrics of the last evaluation, and a list of the exporters' results. Both are
+        None if this task evaluated nothing, or training had already reached `max_steps`.
+
+    Raises:
+        TypeError: if an argument has the wrong type.
+        DeadlineExceededError: if an evaluator finds no checkpoint in time.
+        ValueError: if several workers have no strategy that trains one model.
+
+    Example:
+        >>> estimator = sg.estimator.BaselineRegressor(optimizer="SGD")
+        >>> data = lambda: ({"x": np.zeros(2)}, np.array([1.0, 3.0]))
+        >>> specs = sg.estimator.TrainSpec(data, max_steps=50), sg.estimator.EvalSpec(data, steps=1)
+        >>> metrics, exports = sg.estimator.train_and_evaluate(estimator, *specs)
+        >>> round(float(metrics["loss"]), 2)
+        1.0
+
+    Source: tensorflow/estimator training.py, train_and_evaluate.
+    """
+    check_type("estimator", estimator, Estimator, "an Estimator")
+    check_type("train_spec", train_spec, TrainSpec, "a TrainSpec")
+    check_type("eval_spec", eval_spec, EvalSpec, "an EvalSpec")
+    if remote_cluster_of(estimator.config) is not None:
+        return run_remotely(estimator, _run_remote_task, (train_spec, eval_spec))
+    if estimator.config.task_type == "evaluator":
+        return _results(run_evaluator(estimator, train_spec, eval_spec))
+    if estimator.config.task_type == "ps":
+        run_standard_server().join()
+        return None, None
+    if estimator.config.cluster_spec:
+        _run_cluster_task(estimator, train_spec)
+        return None, None
+    return _run_in_one_process(estimator, train_spec, eval_spec)
+
+
+def _run_remote_task(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> _Results:
+    """Runs a client's job on one task; a coordinator is the only task with the program."""
+    if estimator.config.num_ps_replicas:
+        return _run_in_one_process(estimator, train_spec, eval_spec)
+    return train_and_evaluate(estimator, train_spec, eval_spec)
+
+
+def _run_cluster_task(estimator: Estimator, train_spec: TrainSpec) -> None:
+    """Trains, or serves a task that coordinates the training."""
+    strategy = training_strategy(estimator.config)
+    if strategy is not None and isinstance(strategy.executor, NonTraining):
+        run_standard_server().join()
+        return
+    if not isinstance(strategy, RemoteStateStrategy):
+        _require_lockstep(estimator.config)
+    is_chief = estimator.config.is_chief
+    _train(estimator, train_spec, (train_spec.saving_listeners or ()) if is_chief else ())
+    close_strategies()  # parameter servers end with their leader, after all workers
+
+
+def _run_in_one_process(
+    estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
+) -> _Results:
+    evaluator = CheckpointEvaluator(estimator, eval_spec, train_spec.max_steps)
+    listener = EvaluationListener(evaluator, eval_spec.throttle_secs)
+    _train(estimator, train_spec, [*(train_spec.saving_listeners or ()), listener])
+    return _results(listener.last)
+
+
+def _require_lockstep(config: RunConfig) -> None:
+    group = current_group()
+    num_together = 1 if group is None else group.num_processes
+    if num_together != config.num_worker_replicas:
+        raise ValueError(
+            explain(
+                f"{config.task_type} {config.task_id} trains with {num_together} of "
+                f"{config.num_worker_replicas} workers in the cluster.",
+                expected="a strategy that spans all workers.",
+                fix="pass RunConfig(train_distribute=sg.MultiWorkerMirroredStrategy).",
+                code="SG902",
+            )
+        )
+
+
+def _train(estimator: Estimator, spec: TrainSpec, listeners: Sequence[Any]) -> None:
+    estimator.train(
+        spec.input_fn,
+        hooks=list(spec.hooks or ()),
+        max_steps=spec.max_steps,
+        saving_listeners=list(listeners),
+    )
+
+
+def _results(evaluation: CheckpointEvaluation | None) -> _Results:
+    return (None, None) if evaluation is None else (evaluation.metrics, evaluation.exports)

@@ -1,1 +1,0 @@
-"""Training with evaluation: specs, cluster roles, exporters and early stopping."""
