@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from stratagem.cli import main
-from stratagem.cli.manifests.kubernetes import kubernetes_template, validate_kubernetes
+from stratagem.cli.manifests.rendering import kubernetes_template, validate_kubernetes
 from stratagem.cli.manifests.rendering import Template
-from stratagem.cli.manifests.variable_rules import ray_template, slurm_template
+from stratagem.cli.manifests.rendering import ray_template, slurm_template
 from tests.command_runner import CliRunner
 from tests.unit.cli.manifests.definitions import open_definitions, open_definitions_text
 
