@@ -324,7 +324,7 @@ def _is_command_line(value: object) -> bool:
     return all(map(_is_text, value)) if isinstance(value, list | tuple) else _is_text(value)
 
 
-_TRUTH = _VariableRule(lambda value: isinstance(value, bool), "True or False.")
+_BOOLEAN = _VariableRule(lambda value: isinstance(value, bool), "True or False.")
 _COMMAND_LINE = _VariableRule(_is_command_line, "text, or a list of words.")
 _FILE = _VariableRule(lambda value: _is_text(value) and value != "", "the path of a file.")
 _DNS_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
@@ -342,8 +342,8 @@ _KUBERNETES: Mapping[str, _VariableRule] = {
     "ps_replicas": _int_rule(0, _MAX_WORKERS),
     "input_replicas": _int_rule(0, _MAX_WORKERS),
     "num_gpus_per_worker": _int_rule(0),
-    "has_eval": _TRUTH,
-    "has_tensorboard": _TRUTH,
+    "has_eval": _BOOLEAN,
+    "has_tensorboard": _BOOLEAN,
     "train_dir": _VariableRule(
         lambda value: _is_text(value) and _matches(r"/[^:]*[^:/][^:]*|[a-z0-9]+://\S+")(value),
         "a folder as /path, or a URL such as gs://bucket/folder.",
@@ -365,7 +365,7 @@ _KUBERNETES: Mapping[str, _VariableRule] = {
     "storage_class": _VariableRule(
         _matches(f"({_DNS_NAME})?"), 'the name of a storage class, or "".'
     ),
-    "expose_tasks": _TRUTH,
+    "expose_tasks": _BOOLEAN,
     "workload": _VariableRule(_matches("Job|JobSet|TrainJob"), "Job, JobSet or TrainJob."),
     "queue": _VariableRule(
         lambda value: _matches(f"({_DNS_NAME})?")(value) and len(str(value)) <= _MAX_LABEL_LETTERS,
@@ -375,7 +375,7 @@ _KUBERNETES: Mapping[str, _VariableRule] = {
     "memory_per_task": _VariableRule(_matches(f"({_QUANTITY})?"), 'a size such as 4Gi, or "".'),
     "max_evictions": _int_rule(0),
     "user_id": dataclasses.replace(_int_rule(1), expected="the number of a user other than root."),
-    "read_only_root": _TRUTH,
+    "read_only_root": _BOOLEAN,
 }
 
 # Of ray.yaml.jinja.
@@ -388,7 +388,7 @@ _RAY: Mapping[str, _VariableRule] = {
     "ray_version": _VariableRule(_matches(r"[0-9]+(\.[0-9a-z]+)+"), "a version such as 2.60.0."),
     "token_secret": _VariableRule(_matches(_DNS_NAME), "the name of a secret."),
     "script": _VariableRule(_is_text, 'the path of a file, or "".'),
-    "expose_jobs": _TRUTH,
+    "expose_jobs": _BOOLEAN,
     **{
         name: _KUBERNETES[name]
         for name in (
@@ -405,7 +405,7 @@ _SLURM: Mapping[str, _VariableRule] = {
     ),
     "worker_replicas": _int_rule(1),
     "ps_replicas": _int_rule(0),
-    "heterogeneous": _TRUTH,
+    "heterogeneous": _BOOLEAN,
     "tasks_per_node": _int_rule(1),
     "num_gpus_per_worker": _int_rule(0),
     "cpus_per_worker": _int_rule(0),
