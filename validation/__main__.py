@@ -53,10 +53,7 @@ CHECKS = {
     "crds": Check(
         "manifests against the definitions of JobSet, TrainJob and KubeRay; --renew. Needs GitHub",
         _MAIN,
-        (
-            "tests.unit.cli.manifests.download_crds",
-            "pytest -m 'slow or not slow' tests/unit/cli/manifests/test_custom_resources.py",
-        ),
+        ("validation.crds", "pytest validation/crds"),
     ),
     "fuzz": Check(
         "1000000 frames for each parser of a socket; --frames, --only",

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from stratagem.cli import main
-from stratagem.cli.manifests.kubernetes import kubernetes_template, validate_kubernetes
-from stratagem.cli.manifests.rendering import Template
-from stratagem.cli.manifests.variable_rules import ray_template, slurm_template
+from stratagem.cli.manifests.rendering import (
+    Template,
+    kubernetes_template,
+    ray_template,
+    slurm_template,
+)
 from tests.command_runner import CliRunner
-from tests.unit.cli.manifests.definitions import open_definitions, open_definitions_text
+from tests.unit.cli.manifests.schemas import mistakes
 
 _FOLDER = Path(__file__).parents[2] / "docs" / "clusters"
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -31,7 +34,6 @@ def _commands(page: str) -> list[str]:
 @pytest.mark.parametrize("name", _PAGES)
 def test_commands_of_a_page_run_one_after_the_other(name, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "crds.yaml").write_text(open_definitions_text())  # what kubectl writes there
     commands = _commands((_FOLDER / name).read_text(encoding="utf-8"))
     assert commands
     for command in commands:
@@ -80,7 +82,6 @@ def test_ray_form_of_the_page_is_valid_and_all_its_variables_are_reported() -> N
     (render,) = [command for command in _commands(page) if " render " in command]
     words = shlex.split(render)
     result = CliRunner().invoke(main, words[1 : words.index(">")])
-    problems = validate_kubernetes(result.stdout, custom_resources=open_definitions())
-    assert problems == []
+    assert mistakes(result.stdout) == []
     (documented,) = _RAY.findall(page)
     assert re.findall(r"`(\w+)`", documented) == list(Template(ray_template()).variables)

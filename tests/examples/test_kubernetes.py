@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stratagem.cli.manifests.kubernetes import kubernetes_template, render_kubernetes
+from stratagem.cli.manifests.rendering import kubernetes_template, render_kubernetes
 
 _FOLDER = Path(__file__).parents[2] / "examples" / "kubernetes"
 

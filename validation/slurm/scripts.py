@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stratagem.cli.manifests.variable_rules import render_slurm
+from stratagem.cli.manifests.rendering import render_slurm
 
 __all__ = ["log_of", "script_of", "wait_for", "weights"]
 

@@ -1,14 +1,12 @@
-"""`stratagem kubernetes`: rendering and validation of manifests."""
+"""`stratagem kubernetes`: rendering of manifests."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import IO
 
 import click
 
-from stratagem import errors as exit_codes
-from stratagem.cli.commands import Commands, json_option, print_json
+from stratagem.cli.commands import Commands
 from stratagem.cli.templates import (
     assignments_option,
     errors_as_messages,
@@ -26,7 +24,7 @@ _ray_option = click.option(
 
 @click.group("kubernetes", cls=Commands)
 def kubernetes_group() -> None:
-    """Render and validate manifests for Kubernetes."""
+    """Render manifests for Kubernetes."""
 
 
 @kubernetes_group.command()
@@ -60,8 +58,7 @@ def render(
     TEMPLATE is an edited copy of the output of `stratagem kubernetes template`, or "-" for standard
     input; by default the packaged template.
     """
-    from stratagem.cli.manifests.kubernetes import render_kubernetes
-    from stratagem.cli.manifests.variable_rules import render_ray
+    from stratagem.cli.manifests.rendering import render_kubernetes, render_ray
 
     with errors_as_messages():
         render_form = render_ray if ray else render_kubernetes
@@ -73,55 +70,7 @@ def render(
 @_ray_option
 def template(*, ray: bool) -> None:
     """Print the packaged template, for editing."""
-    from stratagem.cli.manifests.kubernetes import kubernetes_template
-    from stratagem.cli.manifests.variable_rules import ray_template
+    from stratagem.cli.manifests.rendering import kubernetes_template, ray_template
 
     text = ray_template() if ray else kubernetes_template()
     click.echo(text, nl=False)
-
-
-@kubernetes_group.command()
-@click.argument("file", metavar="[FILE]", default="-", type=click.File(encoding="utf-8"))
-@click.option("--kubernetes-version", help="Such as 1.33; by default the newest installed.")
-@click.option(
-    "--crds",
-    type=click.File(encoding="utf-8"),
-    multiple=True,
-    help="Definitions of custom resources, as from `kubectl get crd -o yaml`; repeatable.",
-)
-@json_option
-def validate(
-    file: IO[str], kubernetes_version: str | None, crds: tuple[IO[str], ...], *, as_json: bool
-) -> None:
-    """Validate manifests offline: schemas, names and TF_CONFIG.
-
-    FILE is the output of `stratagem kubernetes render`, by default standard input. Exits with code
-    1 if there are problems.
-    """
-    from stratagem.cli.manifests.custom_resources import read_definitions
-    from stratagem.cli.manifests.kubernetes import (
-        kubernetes_versions,
-        unchecked_rules,
-        validate_kubernetes,
-    )
-
-    with errors_as_messages():
-        version = kubernetes_version or kubernetes_versions()[-1]
-        text = file.read()
-        custom = read_definitions("\n---\n".join(one.read() for one in crds))
-        problems = validate_kubernetes(text, version, custom)
-        unchecked = [] if problems else unchecked_rules(text, custom)
-    if as_json:
-        print_json(
-            {
-                "kubernetes_version": version,
-                "problems": [dataclasses.asdict(one) for one in problems],
-                "unchecked_rules": [dataclasses.asdict(one) for one in unchecked],
-            }
-        )
-    else:
-        click.echo("\n".join(map(str, problems)) or f"Valid for Kubernetes {version}.")
-        for rule in unchecked:
-            click.echo(f"Not checked, a rule in CEL: {rule}")
-    if problems:
-        raise SystemExit(exit_codes.FAILURE)

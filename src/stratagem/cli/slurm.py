@@ -48,7 +48,7 @@ def render(
     TEMPLATE is an edited copy of the output of `stratagem slurm template`, or "-" for standard
     input; by default the packaged template.
     """
-    from stratagem.cli.manifests.variable_rules import render_slurm
+    from stratagem.cli.manifests.rendering import render_slurm
 
     with errors_as_messages():
         text = render_slurm(
@@ -60,6 +60,6 @@ def render(
 @slurm_group.command()
 def template() -> None:
     """Print the packaged template, for editing."""
-    from stratagem.cli.manifests.variable_rules import slurm_template
+    from stratagem.cli.manifests.rendering import slurm_template
 
     click.echo(slurm_template(), nl=False)

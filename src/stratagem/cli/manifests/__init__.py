@@ -1,4 +1,4 @@
-"""Templates and offline validation of Kubernetes, KubeRay and Slurm job descriptions.
+"""Templates of Kubernetes, KubeRay and Slurm job descriptions.
 
-Importing it loads neither JAX nor Keras; Jinja, PyYAML and the schemas are loaded on first use.
+Importing it loads neither JAX nor Keras; Jinja is loaded on first use.
 """

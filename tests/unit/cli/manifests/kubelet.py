@@ -1,6 +1,6 @@
 """Reference expansion of Jobs, JobSets and StatefulSets into pods, written from their docs.
 
-Nothing here is shared with `stratagem.cli.manifests.kubernetes`, which the tests compare with it.
+Nothing here is shared with `stratagem.cli.manifests`, whose templates the tests compare with it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,15 @@ from typing import Any
 
 import yaml
 
+
 # The one in C is ten times as fast.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """Refuses a key that is there twice, as Kubernetes does."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"{node.start_mark}: a key is there twice: {keys}"
+        return super().construct_mapping(node, deep=deep)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +35,9 @@ class StartedPod:
 
 
 def documents(manifests: str) -> list[dict[str, Any]]:
-    return [document for document in yaml.load_all(manifests, _LOADER) if document is not None]
+    return [
+        document for document in yaml.load_all(manifests, _StrictLoader) if document is not None
+    ]
 
 
 def by_kind(manifests: str, kind: str) -> dict[str, dict[str, Any]]:

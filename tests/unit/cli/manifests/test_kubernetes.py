@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import json
+import shlex
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from stratagem.cli.input_service import command
-from stratagem.cli.manifests.kubernetes import (
+from stratagem.cli.manifests.rendering import (
     kubernetes_template,
-    kubernetes_versions,
+    ray_template,
     render_kubernetes,
-    validate_kubernetes,
+    render_ray,
 )
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 from stratagem.group.authentication.secret import Secret
-from tests.unit.cli.manifests.definitions import open_definitions
-from tests.unit.cli.manifests.kubelet import StartedPod, by_kind, started_pods
+from tests.unit.cli.manifests.kubelet import (
+    StartedPod,
+    by_kind,
+    documents,
+    pod_specs,
+    started_pods,
+)
+from tests.unit.cli.manifests.schemas import NEWEST, OLDEST, mistakes
 
-OLDEST = "1.29"
 SIZES = [
     *(("Job", *size) for size in itertools.product((1, 3, 16), (0, 2), (False, True))),
     *((workload, 3, 2, True) for workload in ("JobSet", "TrainJob")),
@@ -52,8 +62,8 @@ def test_manifests_are_valid_and_every_task_reads_itself(
         has_tensorboard=has_eval,
         num_gpus_per_worker=servers,
     )
-    for version in (OLDEST, kubernetes_versions()[-1]):
-        assert validate_kubernetes(manifests, version, open_definitions()) == []
+    for version in (OLDEST, NEWEST):
+        assert mistakes(manifests, version) == []
 
     cluster = {
         role: [
@@ -210,7 +220,7 @@ def test_folder_in_a_bucket_needs_no_volume() -> None:
     assert pod.container["volumeMounts"] == [{"name": "temporary", "mountPath": "/tmp"}]
     assert "GOOGLE_APPLICATION_CREDENTIALS" not in pod.environment
     assert pod.arguments == ["gs://bucket/run"]
-    assert validate_kubernetes(manifests) == []
+    assert mistakes(manifests) == []
 
 
 def test_credential_is_mounted_where_google_s_libraries_look() -> None:
@@ -236,8 +246,8 @@ def test_tensorboard_reads_the_folder_and_answers_at_the_port() -> None:
 
 def test_input_workers_join_their_dispatcher_and_tasks_find_it() -> None:
     manifests = _render(input_replicas=3, port=6000, cpus_per_task=2)
-    for version in (OLDEST, kubernetes_versions()[-1]):
-        assert validate_kubernetes(manifests, version, open_definitions()) == []
+    for version in (OLDEST, NEWEST):
+        assert mistakes(manifests, version) == []
     for pod in started_pods(manifests):
         assert pod.environment["STRATAGEM_INPUT_SERVICE"] == "train-input:6000"
     found = by_kind(manifests, "Deployment")
@@ -293,12 +303,12 @@ def test_arguments_reach_the_script_as_they_were_given(given, words) -> None:
     pod = _only_pod(manifests)
     assert pod.arguments == (given if words is None else words)
     assert pod.container["command"] == ["python3", "my $$(script)'s\".py"]
-    assert validate_kubernetes(manifests) == []
+    assert mistakes(manifests) == []
 
 
 @pytest.mark.parametrize("name", ["null", "yes", "a", "true", "on", "y"])
 def test_name_that_yaml_would_take_for_something_else_stays_a_name(name) -> None:
-    assert validate_kubernetes(render_kubernetes({"name": name, "has_tensorboard": True})) == []
+    assert mistakes(render_kubernetes({"name": name, "has_tensorboard": True})) == []
 
 
 @pytest.mark.parametrize(
@@ -353,7 +363,7 @@ def test_value_that_cannot_work_is_named(overrides, message) -> None:
 
 def test_longest_name_that_fits_is_rendered() -> None:
     name = "a" * (63 - len("-worker-1"))
-    assert validate_kubernetes(render_kubernetes({"name": name})) == []
+    assert mistakes(render_kubernetes({"name": name})) == []
     with pytest.raises(ValueError, match=r"The name of the last evaluator, (?s:.)*shorter name"):
         render_kubernetes({"name": name, "has_eval": True})
 
@@ -364,11 +374,9 @@ def test_wrong_value_in_an_edited_head_is_named() -> None:
         render_kubernetes(template=edited)
 
 
-def test_older_kubernetes_is_refused() -> None:
-    problems = validate_kubernetes(_render(), "1.27")
-    assert {problem.document for problem in problems} == {"Job/train-worker"}
-    (unknown,) = (problem for problem in problems if problem.path == "spec")
-    assert "'backoffLimitPerIndex', 'maxFailedIndexes' were unexpected" in unknown.message
+def test_older_kubernetes_has_no_such_fields() -> None:
+    (found,) = mistakes(_render(), "1.27")
+    assert "'backoffLimitPerIndex', 'maxFailedIndexes' were unexpected" in found
 
 
 def _secrets(manifests: str) -> set[str]:
@@ -386,3 +394,275 @@ def test_secret_of_the_cluster_is_used_and_none_is_rendered() -> None:
     assert by_kind(manifests, "Secret") == {}
     assert _secrets(manifests) == {""}
     assert 'secretKeyRef:\n              name: "ours"\n              key: secret\n' in manifests
+
+
+# Pods of every rendered form: no root, nothing writable but volumes, and no strangers.
+
+_ALL = {
+    "name": "run",
+    "ps_replicas": 2,
+    "input_replicas": 2,
+    "has_eval": True,
+    "has_tensorboard": True,
+}
+FORMS: dict[str, Callable[..., str]] = {
+    **{
+        workload: lambda workload=workload, **more: render_kubernetes(
+            {**_ALL, "workload": workload, **more}
+        )
+        for workload in ("Job", "JobSet", "TrainJob")
+    },
+    "RayCluster": lambda **more: render_ray({"name": "run", **more}),
+    "RayJob": lambda **more: render_ray({"name": "run", "script": "/train.py", **more}),
+}
+
+
+@pytest.fixture(params=FORMS)
+def form(request) -> Callable[..., str]:
+    return FORMS[request.param]
+
+
+def test_pods_meet_the_restricted_pod_security_standard(form) -> None:
+    specs = pod_specs(form(user_id=2000))
+    assert specs
+    for spec in specs:
+        security = spec["securityContext"]
+        assert security["runAsNonRoot"] is True
+        assert security["runAsUser"] == security["runAsGroup"] == security["fsGroup"] == 2000
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+        assert not [volume for volume in spec["volumes"] if "hostPath" in volume]
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_misspelled_field_of_a_pod_is_noticed(form) -> None:
+    misspelled = form().replace("containerPort", "containerProt")
+    assert any("'containerProt' was unexpected" in one for one in mistakes(misspelled))
+
+
+def test_home_and_temporary_files_are_on_a_volume(form) -> None:
+    for spec in pod_specs(form()):
+        (container,) = spec["containers"]
+        assert {"name": "HOME", "value": "/tmp"} in container["env"]
+        assert {"name": "temporary", "mountPath": "/tmp"} in container["volumeMounts"]
+        assert {"name": "temporary", "emptyDir": {}} in spec["volumes"]
+        names = [volume["name"] for volume in spec["volumes"]]
+        assert sorted(names) == sorted(mount["name"] for mount in container["volumeMounts"])
+
+
+def test_root_is_writable_if_asked(form) -> None:
+    for spec in pod_specs(form(read_only_root=False)):
+        assert spec["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is False
+
+
+def _labels(value: Any) -> list[dict[str, str]]:
+    """Labels of all templates of pods in a document."""
+    if isinstance(value, list):
+        return [labels for part in value for labels in _labels(part)]
+    if not isinstance(value, dict):
+        return []
+    own = [value["metadata"]["labels"]] if "containers" in value.get("spec", {}) else []
+    return own + [labels for part in value.values() for labels in _labels(part)]
+
+
+def test_network_policy_admits_only_the_pods_of_the_run(form) -> None:
+    manifests = form()
+    (policy,) = by_kind(manifests, "NetworkPolicy").values()
+    mine = {"app.kubernetes.io/name": "run"}
+    assert policy["spec"]["podSelector"] == {"matchLabels": mine}
+    assert policy["spec"]["policyTypes"] == ["Ingress"]  # names are still looked up
+    assert policy["spec"]["ingress"][0] == {"from": [{"podSelector": {"matchLabels": mine}}]}
+    labels = _labels(documents(manifests))
+    assert len(labels) == len(pod_specs(manifests))
+    assert all(mine.items() <= one.items() for one in labels)
+
+
+def test_exposed_tasks_are_admitted_at_their_port_and_tensorboard_is_not() -> None:
+    manifests = render_kubernetes({**_ALL, "expose_tasks": True, "port": 6000})
+    policy = by_kind(manifests, "NetworkPolicy")["run-outside"]["spec"]
+    assert policy["ingress"] == [{"ports": [{"port": 6000}]}]
+    (rule,) = policy["podSelector"]["matchExpressions"]
+    admitted = [one for one in _labels(documents(manifests)) if one[rule["key"]] in rule["values"]]
+    assert {one["app.kubernetes.io/component"] for one in admitted} == {"worker", "ps", "evaluator"}
+
+
+@pytest.mark.parametrize(
+    ("evictions", "budgets"),
+    [(0, {"worker": 4, "ps": 2, "evaluator": 1}), (1, {"worker": 3, "ps": 1}), (9, {})],
+)
+@pytest.mark.parametrize("workload", ["Job", "JobSet", "TrainJob"])
+def test_disruption_budgets_leave_the_rest_of_each_role(workload, evictions, budgets) -> None:
+    manifests = FORMS[workload](worker_replicas=4, max_evictions=evictions)
+    found = by_kind(manifests, "PodDisruptionBudget")
+    assert {name: one["spec"]["minAvailable"] for name, one in found.items()} == {
+        f"run-{role}": count for role, count in budgets.items()
+    }
+    for budget in found.values():
+        selector = budget["spec"]["selector"]["matchLabels"]
+        selected = [
+            pod for pod in started_pods(manifests) if selector.items() <= pod.labels.items()
+        ]
+        assert len(selected) == budget["spec"]["minAvailable"] + evictions
+
+
+@pytest.mark.parametrize("workload", ["Job", "JobSet", "TrainJob"])
+def test_pods_have_the_grace_that_their_process_is_told(workload) -> None:
+    for pod in started_pods(FORMS[workload](grace_period_s=77)):
+        assert pod.spec["terminationGracePeriodSeconds"] == 77
+        assert pod.environment["STRATAGEM_POD_GRACE_S"] == "77"
+        assert "lifecycle" not in pod.container  # a hook would take from that time
+
+
+@pytest.mark.parametrize("workload", ["JobSet", "TrainJob"])
+def test_job_set_ends_with_its_workers_and_counts_failures_as_jobs_do(workload) -> None:
+    manifests = FORMS[workload]()
+    if workload == "JobSet":
+        spec = by_kind(manifests, "JobSet")["run"]["spec"]
+    else:
+        spec = by_kind(manifests, "TrainingRuntime")["run"]["spec"]["template"]["spec"]
+    worker = "worker" if workload == "JobSet" else "node"
+    targets = [worker, "evaluator"]
+    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": targets}
+    jobs = {one["name"]: one["template"]["spec"] for one in spec["replicatedJobs"]}
+    single = by_kind(FORMS["Job"](), "Job")["run-worker"]["spec"]
+    for job in jobs.values():
+        for field in ("podFailurePolicy", "backoffLimitPerIndex", "maxFailedIndexes"):
+            assert job[field] == single[field]
+    # Trainer looks for a container of this name.
+    assert jobs[worker]["template"]["spec"]["containers"][0]["name"] == worker
+
+
+def test_kueue_s_label_is_on_the_object_that_it_admits(form) -> None:
+    marked = [
+        document["kind"]
+        for document in documents(form(queue="gold"))
+        if document["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") == "gold"
+    ]
+    kinds = {"Job", "StatefulSet", "JobSet", "TrainJob", "RayCluster", "RayJob"}
+    assert marked
+    assert set(marked) <= kinds
+    assert "kueue" not in form()
+
+
+# KubeRay manifests.
+
+_VALUES = {"name": "clicks", "worker_replicas": 4, "ps_replicas": 3, "num_gpus_per_worker": 8}
+
+
+@pytest.fixture
+def cluster() -> dict[str, Any]:
+    return copy.deepcopy(by_kind(render_ray(_VALUES), "RayCluster")["clicks"])
+
+
+def _groups(cluster: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    spec = cluster["spec"]
+    named = {group["groupName"]: group for group in spec["workerGroupSpecs"]}
+    return {"head": spec["headGroupSpec"], **named}
+
+
+def test_each_role_is_a_group_of_its_size(cluster) -> None:
+    groups = _groups(cluster)
+    sizes = {name: group.get("replicas") for name, group in groups.items()}
+    assert sizes == {"head": None, "ps": 3, "worker": 4}
+    limits = {
+        name: group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        for name, group in groups.items()
+    }
+    assert limits["worker"] == {"memory": "4Gi", "nvidia.com/gpu": 8}
+    assert limits["ps"] == limits["head"] == {"memory": "4Gi"}
+
+
+def test_machines_show_their_purpose(cluster) -> None:
+    groups = _groups(cluster)
+    for role in ("ps", "worker"):
+        # The operator writes the values behind an equals sign into a command of a shell.
+        (word,) = shlex.split("--resources=" + groups[role]["rayStartParams"]["resources"])
+        assert json.loads(word.partition("=")[2]) == {role: 1}
+    assert groups["head"]["rayStartParams"]["num-cpus"] == "0"
+
+
+def test_every_pod_has_the_token_and_none_has_it_in_clear(cluster) -> None:
+    for group in _groups(cluster).values():
+        (container,) = group["template"]["spec"]["containers"]
+        variables = {one["name"]: one for one in container["env"]}
+        assert variables["RAY_AUTH_MODE"]["value"] == "token"
+        assert variables["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"] == {
+            "name": "clicks-token",
+            "key": "auth_token",
+        }
+
+
+def test_service_leads_to_the_port_for_jobs(cluster) -> None:
+    service = by_kind(render_ray({**_VALUES, "port": 9000}), "Service")["clicks-jobs"]
+    assert service["spec"]["ports"] == [{"name": "jobs", "port": 9000, "targetPort": "dashboard"}]
+    head = cluster["spec"]["headGroupSpec"]["template"]
+    assert service["spec"]["selector"] == head["metadata"]["labels"]
+    (container,) = head["spec"]["containers"]
+    assert "dashboard" in {port["name"] for port in container["ports"]}
+
+
+def test_all_of_it_is_valid() -> None:
+    for version in (OLDEST, NEWEST):
+        for values in (_VALUES, {"num_gpus_per_worker": 0}, {"script": "/a.py", "queue": "gold"}):
+            assert mistakes(render_ray(values), version) == []
+
+
+def test_operator_has_the_token_for_its_own_requests(cluster) -> None:
+    assert cluster["spec"]["authOptions"] == {"mode": "token", "secretName": "clicks-token"}
+
+
+def test_script_runs_in_a_cluster_of_its_own() -> None:
+    words = ["--note", "a b", "$HOME", "'"]
+    manifests = render_ray({**_VALUES, "script": "/my run.py", "cmdline_args": words})
+    assert by_kind(manifests, "RayCluster") == {}
+    job = by_kind(manifests, "RayJob")["clicks"]["spec"]
+    assert shlex.split(job["entrypoint"]) == ["python3", "/my run.py", *words]
+    assert job["shutdownAfterJobFinishes"] is True
+    served = by_kind(render_ray(_VALUES), "RayCluster")["clicks"]["spec"]
+    assert job["rayClusterSpec"] == served
+
+
+def test_other_pods_reach_the_port_for_jobs_only_if_asked() -> None:
+    def rules(**values: object) -> list[dict[str, Any]]:
+        policy = by_kind(render_ray({**_VALUES, **values}), "NetworkPolicy")["clicks"]["spec"]
+        return policy["ingress"]
+
+    own, operator = rules()
+    assert own == {"from": [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "clicks"}}}]}
+    assert operator["ports"] == [{"port": 8265}]
+    (source,) = operator["from"]
+    assert source["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "kuberay-operator"}
+    assert rules(expose_jobs=True) == [own, {"ports": [{"port": 8265}]}]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("ps_replicas", 0, "at least 1"),
+        ("memory_per_task", "much", "a size such as 4Gi"),
+        ("ray_version", "new", "a version such as"),
+        ("token_secret", "No Secret", "the name of a secret"),
+        ("train_dir", "/out", "has no variable 'train_dir'"),
+        ("name", "a" * 54, "The name of the RayCluster, (?s:.)*at most 53"),
+    ],
+)
+def test_value_that_cannot_work_is_refused(variable, value, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        render_ray({variable: value})
+
+
+def test_name_of_a_job_has_a_limit_of_its_own() -> None:
+    assert "kind: RayJob" in render_ray({"name": "a" * 47, "script": "/a.py"})
+    with pytest.raises(ValueError, match=r"The name of the RayJob, (?s:.)*at most 47"):
+        render_ray({"name": "a" * 48, "script": "/a.py"})
+
+
+def test_template_of_ones_own_is_rendered() -> None:
+    own = ray_template().replace('memory_per_task = "4Gi"', 'memory_per_task = "64Gi"')
+    assert 'memory: "64Gi"' in render_ray(template=own)

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from stratagem.cli.manifests.kubernetes import kubernetes_template
-from stratagem.cli.manifests.variable_rules import render_slurm, slurm_template
+from stratagem.cli.manifests.rendering import kubernetes_template, render_slurm, slurm_template
 from stratagem.cluster.preemption.configuration import (
     EXIT_CODE,
     GoogleCloudSource,

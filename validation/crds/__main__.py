@@ -1,6 +1,6 @@
 """Downloads the definitions of custom resources that `crds.toml` names, and checks them.
 
-    python -m tests.unit.cli.manifests.download_crds [--renew]
+    python -m validation.crds [--renew]
 
 With `--renew` it takes the newest release of each project, and writes its version, commit and
 checksum. With Git's setting url.FOLDER.insteadOf, a copy of the repository is read instead.
@@ -13,11 +13,9 @@ import hashlib
 import re
 import subprocess
 import tempfile
-from pathlib import Path
 
-from tests.unit.cli.manifests.definitions import FOLDER, RELEASED
+from validation.crds.definitions import FOLDER, RELEASED, TOML
 
-_TOML = Path(__file__).with_name("crds.toml")
 _RELEASE = re.compile(r"(?P<commit>[0-9a-f]{40})\s+refs/tags/(?P<tag>v[0-9.]+)(?P<peeled>\^\{\})?")
 
 
@@ -67,12 +65,12 @@ def _address(repository: str) -> str:
 
 
 def _write() -> None:
-    head = "".join(line for line in _TOML.read_text().splitlines(True) if line.startswith("#"))
+    head = "".join(line for line in TOML.read_text().splitlines(True) if line.startswith("#"))
     tables = [
         f"\n[crds.{name}]\n" + "".join(f'{key} = "{value}"\n' for key, value in one.items())
         for name, one in RELEASED.items()
     ]
-    _TOML.write_text(head + "".join(tables))
+    TOML.write_text(head + "".join(tables))
 
 
 if __name__ == "__main__":

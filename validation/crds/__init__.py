@@ -1,0 +1,1 @@
+"""Rendered manifests against the definitions that projects release."""
