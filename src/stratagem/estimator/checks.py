@@ -47,12 +47,13 @@ def check_number(
     *,
     excluded: bool = False,
     is_integer: bool = True,
+    or_none: bool = True,
 ) -> None:
-    """Checks the type of a number, and that it is at least, or above, the minimum; None passes."""
-    kind = numbers.Integral if is_integer else numbers.Real
-    wanted = "an integer or None" if is_integer else "a number or None"
-    if value is None:
+    """Checks the type of a number, and that it is at least, or above, the minimum."""
+    if value is None and or_none:
         return
+    kind = numbers.Integral if is_integer else numbers.Real
+    wanted = f"{'an integer' if is_integer else 'a number'}{' or None' if or_none else ''}"
     check_type(name, value, lambda one: not isinstance(one, bool) and isinstance(one, kind), wanted)
     number: Any = value
     if minimum is not None and (number < minimum or (excluded and number == minimum)):
@@ -60,7 +61,7 @@ def check_number(
             explain(
                 f"{name}={value} is out of range.",
                 expected=f"a number {'above' if excluded else 'of at least'} {minimum}.",
-                fix=f"correct {name}, or omit it.",
+                fix=f"correct {name}{', or omit it' if or_none else ''}.",
             )
         )
 

@@ -426,8 +426,10 @@ WRONG = [
     ),
     (
         lambda: fc.categorical_column_with_hash_bucket("x", 1),
-        "hash_bucket_size=1 is out of range",
+        r"received hash_bucket_size=1\. Expected an integer of at least 2",
     ),
+    (lambda: fc.categorical_column_with_hash_bucket("x", None), "received hash_bucket_size=None"),
+    (lambda: fc.crossed_column(["x", "y"], None), "received hash_bucket_size=None"),
     (lambda: fc.crossed_column(["x"], 10), r"crossed_column received keys=\['x'\]"),
     (lambda: fc.crossed_column([CITY, "x"], 10), r"crossed_column received keys=\[HashedCateg"),
     (lambda: fc.numeric_column("x", shape=(0,)), r"received shape=\(0,\)"),
@@ -464,4 +466,18 @@ WRONG = [
 @pytest.mark.parametrize(("make", "words"), WRONG, ids=range(len(WRONG)))
 def test_what_cannot_be_is_refused(make, words) -> None:
     with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: fc.categorical_column_with_identity("x", None), "num_buckets=None"),
+        (lambda: fc.embedding_column(CITY, None), "dimension=None"),
+        (lambda: fc.shared_embeddings([CITY], None), "dimension=None"),
+        (lambda: fc.LinearModel([IDS], units=None), "units=None"),
+    ],
+)
+def test_a_number_that_is_missing_is_refused(make, words) -> None:
+    with pytest.raises(TypeError, match=f"{words} is of type NoneType(?s:.)*an integer"):
         make()

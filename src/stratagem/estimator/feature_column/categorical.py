@@ -137,7 +137,7 @@ def categorical_column_with_identity(
 
     Source: TF 2.21 feature_column_v2.py, categorical_column_with_identity.
     """
-    check_number("num_buckets", num_buckets, 1)
+    check_number("num_buckets", num_buckets, 1, or_none=False)
     if default_value is not None and not 0 <= default_value < num_buckets:
         raise ValueError(
             explain(
@@ -416,8 +416,20 @@ def categorical_column_with_hash_bucket(
     Source: TF 2.21 feature_column_v2.py, categorical_column_with_hash_bucket.
     """
     del dtype
-    check_number("hash_bucket_size", hash_bucket_size, 2)
+    _check_buckets("categorical_column_with_hash_bucket", hash_bucket_size, least=2)
     return HashedCategoricalColumn(key, hash_bucket_size)
+
+
+def _check_buckets(owner: str, hash_bucket_size: object, *, least: int) -> None:
+    """Raises what TensorFlow raises, ValueError for None too."""
+    if not isinstance(hash_bucket_size, int) or hash_bucket_size < least:
+        raise ValueError(
+            explain(
+                f"{owner} received hash_bucket_size={hash_bucket_size!r}.",
+                expected=f"an integer of at least {least}.",
+                fix="pass the number of buckets to hash to.",
+            )
+        )
 
 
 def crossed_column(
@@ -457,6 +469,6 @@ def crossed_column(
                 fix="pass the names of the features themselves.",
             )
         )
-    check_number("hash_bucket_size", hash_bucket_size, 1)
+    _check_buckets("crossed_column", hash_bucket_size, least=1)
     start = _DEFAULT_HASH_KEY if hash_key is None else hash_key
     return CrossedColumn(tuple(keys), hash_bucket_size, start)

@@ -210,7 +210,7 @@ def embedding_column(
     Source: TF 2.21 feature_column_v2.py, embedding_column.
     """
     _check_categorical("embedding_column", [categorical_column])
-    check_number("dimension", dimension, 1)
+    check_number("dimension", dimension, 1, or_none=False)
     check_known("combiner", [combiner], _COMBINERS)
     return EmbeddingColumn(
         categorical_column, dimension, combiner, initializer, max_norm, trainable
@@ -252,7 +252,7 @@ def shared_embeddings(
     Source: TF 2.21 feature_column_v2.py, shared_embedding_columns_v2.
     """
     _check_categorical("shared_embeddings", categorical_columns)
-    check_number("dimension", dimension, 1)
+    check_number("dimension", dimension, 1, or_none=False)
     check_known("combiner", [combiner], _COMBINERS)
     _check_same_ids(categorical_columns)
     names = sorted(column.name for column in categorical_columns)
@@ -410,7 +410,7 @@ class LinearModel(_ColumnsLayer):
         **kwargs: Any,
     ) -> None:
         super().__init__(feature_columns, **kwargs)
-        check_number("units", units, 1)
+        check_number("units", units, 1, or_none=False)
         check_known("sparse_combiner", [sparse_combiner], _COMBINERS)
         self.units = units
         self.sparse_combiner = sparse_combiner

@@ -364,7 +364,7 @@ class RegressionHead(Head):
         name: str | None = None,
     ) -> None:
         super().__init__(weight_column, loss_reduction, loss_fn, name)
-        check_number("label_dimension", label_dimension, 1)
+        check_number("label_dimension", label_dimension, 1, or_none=False)
         self._dimension = label_dimension
         self._inverse_link_fn = inverse_link_fn
 
