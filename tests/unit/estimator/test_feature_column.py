@@ -426,7 +426,7 @@ WRONG = [
     ),
     (
         lambda: fc.categorical_column_with_hash_bucket("x", 1),
-        r"received hash_bucket_size=1\. Expected an integer of at least 2",
+        "received hash_bucket_size=1",
     ),
     (lambda: fc.categorical_column_with_hash_bucket("x", None), "received hash_bucket_size=None"),
     (lambda: fc.crossed_column(["x", "y"], None), "received hash_bucket_size=None"),
@@ -477,6 +477,7 @@ def test_what_cannot_be_is_refused(make, words) -> None:
         (lambda: fc.shared_embeddings([CITY], None), "dimension=None"),
         (lambda: fc.LinearModel([IDS], units=None), "units=None"),
     ],
+    ids=range(4),
 )
 def test_a_number_that_is_missing_is_refused(make, words) -> None:
     with pytest.raises(TypeError, match=f"{words} is of type NoneType(?s:.)*an integer"):
