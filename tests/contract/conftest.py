@@ -71,7 +71,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         execution = params.get("execution", "compiled")
         for fixture in _ON_OTHER_VERSIONS.keys() & params.keys():
-            if execution not in ROWS[params[fixture]].quick:
+            row = ROWS.get(params[fixture])  # None where no row has what the fixture asks for
+            if row is not None and execution not in row.quick:
                 item.add_marker(pytest.mark.slow)
             if (params[fixture], execution) != (_ON_OTHER_VERSIONS[fixture], "compiled"):
                 kept = [mark for mark in item.own_markers if mark.name != "compatibility"]
