@@ -482,7 +482,7 @@ def test_calls_of_one_shape_compile_once() -> None:
     assert any("compile" in event for event in compiled)
 
 
-@pytest.mark.parametrize("kind", ["one row", "host", "eager"])
+@pytest.mark.parametrize("kind", ["one row", "host", pytest.param("eager", marks=pytest.mark.slow)])
 def test_other_models_read_their_weights_on_one_device(kind: str) -> None:
     strategies = {
         "host": lambda: sg.CentralStorageStrategy(DEVICES, parameter_device="cpu:7"),
