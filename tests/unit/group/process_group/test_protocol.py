@@ -538,8 +538,16 @@ def test_port_that_is_taken_here_keeps_no_process_from_joining() -> None:
         group.abandon()
 
 
-@pytest.mark.parametrize("secret", ["", "s" * 32])
-@pytest.mark.parametrize("sent", [b"", b"\0\0\0\2[]", frame({"kind": "beat"}), frame(_VERDICT)])
+@pytest.mark.parametrize(
+    ("secret", "sent"),
+    [
+        ("", frame(_VERDICT)),
+        *(
+            ("s" * 32, sent)
+            for sent in (b"", b"\0\0\0\2[]", frame({"kind": "beat"}), frame(_VERDICT))
+        ),
+    ],
+)
 def test_only_a_verdict_of_the_run_ends_the_wait(secret, sent) -> None:
     ports = free_ports(2)
     is_notice = bool(secret) and sent == frame(_VERDICT)
