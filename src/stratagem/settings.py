@@ -133,7 +133,7 @@ class Setting:
 
     @property
     def meaning(self) -> str:
-        """What it does in every process; empty for an option of the launcher alone."""
+        """Effect in every process; empty for an option that only the launcher reads."""
         return self.in_process or ("" if self.is_option else self.description)
 
 

@@ -144,13 +144,12 @@ def stop_if_higher_hook(
 
     Source: tensorflow/estimator early_stopping.py, stop_if_higher_hook.
     """
-
-    def has_ended(history: list[tuple[int, Any]]) -> bool:
-        return any(value > threshold for _, value in history)
-
     record = _Record(estimator, eval_dir, metric_name, min_steps)
     return make_early_stopping_hook(
-        estimator, lambda: has_ended(record.read()), run_every_secs, run_every_steps
+        estimator,
+        lambda: any(value > threshold for _, value in record.read()),
+        run_every_secs,
+        run_every_steps,
     )
 
 
@@ -194,13 +193,12 @@ def stop_if_lower_hook(
 
     Source: tensorflow/estimator early_stopping.py, stop_if_lower_hook.
     """
-
-    def has_ended(history: list[tuple[int, Any]]) -> bool:
-        return any(value < threshold for _, value in history)
-
     record = _Record(estimator, eval_dir, metric_name, min_steps)
     return make_early_stopping_hook(
-        estimator, lambda: has_ended(record.read()), run_every_secs, run_every_steps
+        estimator,
+        lambda: any(value < threshold for _, value in record.read()),
+        run_every_secs,
+        run_every_steps,
     )
 
 
@@ -240,13 +238,12 @@ def stop_if_no_increase_hook(
 
     Source: tensorflow/estimator early_stopping.py, stop_if_no_increase_hook.
     """
-
-    def has_ended(history: list[tuple[int, Any]]) -> bool:
-        return _has_plateaued(history, operator.gt, max_steps_without_increase)
-
     record = _Record(estimator, eval_dir, metric_name, min_steps)
     return make_early_stopping_hook(
-        estimator, lambda: has_ended(record.read()), run_every_secs, run_every_steps
+        estimator,
+        lambda: _has_plateaued(record.read(), operator.gt, max_steps_without_increase),
+        run_every_secs,
+        run_every_steps,
     )
 
 
@@ -286,13 +283,12 @@ def stop_if_no_decrease_hook(
 
     Source: tensorflow/estimator early_stopping.py, stop_if_no_decrease_hook.
     """
-
-    def has_ended(history: list[tuple[int, Any]]) -> bool:
-        return _has_plateaued(history, operator.lt, max_steps_without_decrease)
-
     record = _Record(estimator, eval_dir, metric_name, min_steps)
     return make_early_stopping_hook(
-        estimator, lambda: has_ended(record.read()), run_every_secs, run_every_steps
+        estimator,
+        lambda: _has_plateaued(record.read(), operator.lt, max_steps_without_decrease),
+        run_every_secs,
+        run_every_steps,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stratagem.errors import explain
-from stratagem.estimator.checks import check_number
+from stratagem.estimator.checks import check_number, check_type
 from stratagem.estimator.loops import read_eval_metrics
 
 if TYPE_CHECKING:
@@ -79,6 +79,14 @@ class _ServingExporter(Exporter):
         exports_to_keep: int | None = 5,
     ) -> None:
         check_number("exports_to_keep", exports_to_keep, 1)
+        # Now and not at the first export, which may be hours of training away.
+        check_type(
+            "serving_input_receiver_fn",
+            serving_input_receiver_fn,
+            lambda one: one is None or callable(one),
+            "a function without arguments that returns a ServingInputReceiver",
+            fix="pass sg.estimator.export.build_raw_serving_input_receiver_fn(features).",
+        )
         self._name = name
         self._receiver_fn: Any = serving_input_receiver_fn
         self._assets_extra = assets_extra
@@ -139,6 +147,7 @@ class BestExporter(_ServingExporter):
         exports_to_keep: the number of exports to keep; None for all.
 
     Raises:
+        TypeError: if `serving_input_receiver_fn` is not callable.
         ValueError: if `compare_fn` takes other arguments, or `exports_to_keep` is below 1.
 
     Example:
@@ -213,6 +222,7 @@ class LatestExporter(_ServingExporter):
         exports_to_keep: the number of exports to keep; None for all.
 
     Raises:
+        TypeError: if `serving_input_receiver_fn` is not callable.
         ValueError: if `exports_to_keep` is below 1.
 
     Example:
@@ -242,6 +252,9 @@ class FinalExporter(_ServingExporter):
         serving_input_receiver_fn: returns a `ServingInputReceiver`, which describes the inputs.
         assets_extra: files to copy: paths in the export to source paths.
         as_text: True to also write the programs as readable MLIR.
+
+    Raises:
+        TypeError: if `serving_input_receiver_fn` is not callable.
 
     Example:
         >>> sg.estimator.FinalExporter("final", lambda: None).name

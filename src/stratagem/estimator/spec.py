@@ -118,6 +118,9 @@ class Scaffold:
         saver: an object whose `save(session)` returns the path of the checkpoint.
             `CheckpointSaverHook` calls it instead of the session.
 
+    Raises:
+        TypeError: if `saver` has no `save` method.
+
     Example:
         >>> scaffold = sg.estimator.Scaffold(init_fn=lambda scaffold, session: print("start"))
         >>> scaffold.saver is None
@@ -131,6 +134,14 @@ class Scaffold:
         init_fn: Callable[[Scaffold, Session], Any] | None = None,
         saver: Saver | None = None,
     ) -> None:
+        # Now and not at the first save, which may be minutes of training away.
+        check_type(
+            "saver",
+            saver,
+            lambda one: one is None or callable(getattr(one, "save", None)),
+            "an object whose save(session) returns a path",
+            fix="omit saver: the session then saves all variables.",
+        )
         self._init_fn = init_fn
         self.saver = saver
 

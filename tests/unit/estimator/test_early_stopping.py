@@ -245,3 +245,14 @@ def test_names_are_those_of_tensorflow_and_lead_to_early_stopping() -> None:
     }
     for name in experimental.__all__:
         assert getattr(experimental, name) is getattr(est, name)
+
+
+@pytest.mark.parametrize("kind", [BestExporter, FinalExporter, LatestExporter])
+def test_receiver_that_cannot_be_called_is_refused_before_training(kind) -> None:
+    with pytest.raises(TypeError, match=r"serving_input_receiver_fn=3 is (?s:.)*build_raw_serving"):
+        kind("best", 3)
+
+
+def test_saver_that_cannot_save_is_refused_before_training() -> None:
+    with pytest.raises(TypeError, match=r"saver=3 is of type int(?s:.)*save\(session\)"):
+        est.Scaffold(saver=3)
