@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import re
 from typing import Any
 
@@ -25,7 +24,6 @@ from stratagem.keras.training.model import lower_training_step
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.self_description import (
     DescribedDevice,
-    DescribedTransfer,
     StoredVariableSize,
     StrategyDescription,
 )
@@ -341,10 +339,6 @@ def _description(num_variables: int = 2, num_devices: int = 2) -> StrategyDescri
             for index, name in enumerate(names)
         ],
         variables=variables,
-        transfers=[
-            DescribedTransfer("all-reduce", "gradients", 2048, 3072),
-            DescribedTransfer("exchange of rows", "rows", None, None),
-        ],
         programs={"fit": 1, "step": 12},
     )
 
@@ -368,12 +362,6 @@ def test_text_has_every_number() -> None:
         "<1>/kernel[0]   (1, 4)   float32   copy per replica   16 B     16 B",
         "all 2                                                 48 B     48 B",
         "",
-        "Sent in each training step",
-        "how                arrays          size   sent by a replica",
-        "───────────────────────────────────────────────────────────",
-        "all-reduce         gradients    2.0 KiB             3.0 KiB",
-        "exchange of rows   rows        by batch            by batch",
-        "",
         "Compiled programs",
         "function   times",
         "────────────────",
@@ -386,12 +374,7 @@ def test_text_has_every_number() -> None:
 def test_html_has_the_same_tables() -> None:
     texts = require_plain(_description()._repr_html_()).texts
     assert texts[:2] == ["Some(<devices>): 2 replicas", "Devices"]
-    assert [texts.count(name) for name in ("cpu:0", "<2>/kernel[0]", "by batch", "12")] == [
-        1,
-        1,
-        2,
-        1,
-    ]
+    assert [texts.count(name) for name in ("cpu:0", "<2>/kernel[0]", "12")] == [1, 1, 1]
 
 
 def test_many_rows_are_left_out_and_counted() -> None:
@@ -406,19 +389,12 @@ def test_many_rows_are_left_out_and_counted() -> None:
 
 def test_nothing_yet() -> None:
     described = StrategyDescription(
-        title="New", num_replicas=1, devices=[], variables=[], transfers=[], programs={}
+        title="New", num_replicas=1, devices=[], variables=[], programs={}
     )
     lines = str(described).splitlines()
     assert lines[0] == "New: 1 replica"
-    assert any(line.startswith("nothing") for line in lines)
     assert any(line.startswith("none") for line in lines)
     require_plain(described._repr_html_())
-
-
-def test_transfer_of_some_steps_says_how_many() -> None:
-    transfer = DescribedTransfer("all-reduce", "changes of weights", 4096, 82, every_steps=50)
-    described = dataclasses.replace(_description(), transfers=[transfer])
-    assert "all-reduce, every 50 steps   changes of weights   4.0 KiB" in str(described)
 
 
 # The base class of strategies: its topology, and copies of subclasses.
