@@ -58,7 +58,7 @@ from stratagem.keras.numerics.remat import remat as remat
 from stratagem.keras.training.dataset_creator import DatasetCreator as DatasetCreator
 from stratagem.keras.training.generate_stream import generate_stream as generate_stream
 from stratagem.keras.training.model import compile as compile
-from stratagem.keras.variables.variable_creation import Variable as Variable
+from stratagem.keras.variables.creation import Variable as Variable
 from stratagem.launch import remote as remote
 from stratagem.launch.plan.elastic import ElasticConfig as ElasticConfig
 from stratagem.launch.remote.remote_cluster import connect_to_cluster as connect_to_cluster

@@ -29,8 +29,8 @@ from stratagem.keras.seam import install
 from stratagem.keras.training.dataset_creator import DatasetCreator
 from stratagem.keras.training.generate_stream import generate_stream
 from stratagem.keras.training.model import compile, lower_training_step, strategy_of
+from stratagem.keras.variables.creation import Variable
 from stratagem.keras.variables.variable import DistributedVariable
-from stratagem.keras.variables.variable_creation import Variable
 
 __all__ = [
     "BackupAndRestore",

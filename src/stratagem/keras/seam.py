@@ -43,9 +43,7 @@ from stratagem.keras.training import generate_stream as generation
 from stratagem.keras.training import metric_logs as late_logs
 from stratagem.keras.training import model as metric_build
 from stratagem.keras.training.model_methods import wrapping_methods
-from stratagem.keras.variables import optimizer_slots, planned_meshes, variable_creation
-from stratagem.keras.variables import stored_value as explicit_placement
-from stratagem.keras.variables import variable_creation as made_in_scope
+from stratagem.keras.variables import creation, planned_meshes, requests
 from stratagem.strategies.base.logical_devices import set_shape_inference
 from stratagem.strategies.base.strategy import DefaultStrategy
 from stratagem.strategies.elastic_admission import ElasticAdmission
@@ -231,7 +229,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         Patch(
             keras.Variable,
             "__new__",
-            variable_creation.create_variable,
+            creation.create_variable,
             "layers, metrics and optimizers create distributed variables in a scope",
         ),
         Patch(
@@ -255,19 +253,17 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         Patch(
             _Optimizer,
             "add_variable_from_reference",
-            optimizer_slots.slot_of_variable,
+            creation.slot_of_variable,
             "a slot is stored where its variable is",
         ),
         Patch(
             _Layer,
             "__new__",
-            made_in_scope.created_in_scope,
+            creation.created_in_scope,
             "a model created in a scope and built outside belongs to the strategy",
         ),
         *(
-            Patch(
-                cls, name, made_in_scope.in_scope_until_built, "the same, when the model is built"
-            )
+            Patch(cls, name, creation.in_scope_until_built, "the same, when the model is built")
             for cls, name in (
                 (_Layer, "__call__"),
                 (keras.Model, "build"),
@@ -277,13 +273,13 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         Patch(
             _Layer,
             "add_weight",
-            made_in_scope.in_scope_of_layer,
+            creation.in_scope_of_layer,
             "weights that quantize and enable_lora add belong to the layer's strategy",
         ),
         Patch(
             _Optimizer,
             "build",
-            made_in_scope.adopting,
+            creation.adopting,
             "an optimizer created outside belongs to the strategy of its variables",
         ),
         Patch(
@@ -308,7 +304,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
             Patch(
                 _Optimizer,
                 name,
-                made_in_scope.in_scope_of_slot,
+                creation.in_scope_of_slot,
                 "slots added later belong to the strategy of their variables",
             )
             for name in ("add_variable", "add_variable_from_reference")
@@ -318,7 +314,7 @@ PATCHES: dict[str, tuple[Patch, ...]] = {
         Patch(
             keras,
             "device",
-            explicit_placement.noted_device,
+            requests.noted_device,
             "a variable created in keras.device is stored there, or an error says why not",
         ),
     ),

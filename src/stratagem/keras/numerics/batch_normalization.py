@@ -27,7 +27,7 @@ from stratagem.keras.numerics.step_mode import (
 )
 from stratagem.keras.private import get_keras_mask, get_stateless_scope, set_keras_mask
 from stratagem.keras.private.variables import annotate, reduction_axes
-from stratagem.keras.variables.annotations import annotated_variables
+from stratagem.keras.variables.requests import annotated
 from stratagem.options import ReduceOp
 from stratagem.variables.registry import VariableKind, home_of
 
@@ -194,16 +194,16 @@ def annotating_statistics(build: Callable[..., Any]) -> Any:
     def replica_build(self: keras.layers.BatchNormalization, input_shape: object) -> None:
         add_weight: Callable[..., Any] = self.add_weight
 
-        def annotated(*args: object, **kwargs: object) -> Any:
+        def add_annotated(*args: object, **kwargs: object) -> Any:
             if kwargs.get("name") not in _MOVING:
                 return add_weight(*args, **kwargs)
-            with annotated_variables(synchronization="on_read", aggregation="mean"):
+            with annotated(kind=("on_read", "mean")):
                 variable = add_weight(*args, **kwargs)
             annotate(variable, synchronization="on_read", aggregation="mean")
             return variable
 
         # Replaced on the instance, so that a subclass's add_weight is still called.
-        object.__setattr__(self, "add_weight", annotated)
+        object.__setattr__(self, "add_weight", add_annotated)
         try:
             build(self, input_shape)
         finally:

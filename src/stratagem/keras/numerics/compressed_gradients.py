@@ -13,7 +13,7 @@ from stratagem.contexts import get_strategy
 from stratagem.errors import explain
 from stratagem.execution.compressed.sums import compressed_sums
 from stratagem.execution.context.replica import ReplicaContext
-from stratagem.keras.variables.annotations import annotated_variables
+from stratagem.keras.variables.requests import annotated
 from stratagem.variables.indexed_slices import is_indexed_slices
 from stratagem.variables.registry import home_of
 from stratagem.variables.store import is_compressed
@@ -142,7 +142,7 @@ def state_variables(
         # The errors of a checkpoint are their sum, which other numbers of replicas can share.
         kind = ("on_read", "sum") if name == "error" else ("auto", "none")
         first = keras.initializers.RandomNormal(stddev=1.0, seed=_FACTOR_SEED)
-        with annotated_variables(synchronization=kind[0], aggregation=kind[1]):
+        with annotated(kind=kind):
             made[name] = optimizer.add_variable(
                 shape,
                 initializer=first if name == "factor" else "zeros",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import keras
 
 from stratagem.execution.embeddings.lookups import embedding_lookup, is_recorded, note_table
-from stratagem.keras.variables.annotations import making_table
+from stratagem.keras.variables.requests import annotated
 
 if TYPE_CHECKING:
     import jax
@@ -24,7 +24,7 @@ def building_table(original: Callable[..., Any]) -> Any:
 
     @functools.wraps(original)
     def build(self: keras.layers.Embedding, *args: object, **kwargs: object) -> None:
-        with making_table():
+        with annotated(is_table=True):
             original(self, *args, **kwargs)
         if (table := _table(self)) is not None:
             note_table(table)

@@ -29,7 +29,7 @@ from stratagem.execution.context.replica import ReplicaContext, get_replica_cont
 from stratagem.execution.programs.followed_program import FollowUpProgram
 from stratagem.execution.tracing.functionalize import current_scope, on_global_model
 from stratagem.keras.numerics.compressed_gradients import state_variables
-from stratagem.keras.variables.annotations import annotated_variables
+from stratagem.keras.variables.requests import annotated
 from stratagem.observe.profiling.summary import every_steps
 from stratagem.options import ReduceOp
 from stratagem.variables.registry import home_of
@@ -448,7 +448,7 @@ def _add_copies(optimizer: Any, variables: Sequence[Any], method: LocalUpdates) 
         if is_compressed(variable, compression):
             shapes |= compression.state_shapes(tuple(variable.shape))
         state = state_variables(optimizer, variable, shapes)
-        with annotated_variables(synchronization="on_read", aggregation="mean"):
+        with annotated(kind=("on_read", "mean")):
             copy = optimizer.add_variable(
                 tuple(variable.shape),
                 initializer=_value_of(variable),

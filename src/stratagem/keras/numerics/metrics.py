@@ -43,7 +43,7 @@ from stratagem.keras.numerics.step_mode import (
 from stratagem.keras.numerics.step_terms import is_analyzing, terms_of
 from stratagem.keras.private import get_stateless_scope
 from stratagem.keras.private.variables import averaged, averaged_function, own_variables
-from stratagem.keras.variables.annotations import making_state_of_metric
+from stratagem.keras.variables.requests import annotated
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.options import VariableAggregation
 from stratagem.variables.components import aggregate_components
@@ -424,7 +424,7 @@ def created_once(original: Callable[..., Any]) -> Any:
 
     @functools.wraps(original)
     def add_variable(self: keras.metrics.Metric, *args: object, **kwargs: object) -> Any:
-        with making_state_of_metric():
+        with annotated(is_of_metric=True):
             return original(self, *args, **kwargs)
 
     return add_variable

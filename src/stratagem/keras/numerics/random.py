@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 
 from stratagem.execution.context.replica import get_replica_context
-from stratagem.keras.variables.annotations import IS_SEED, making_worker_local
+from stratagem.keras.variables.requests import IS_SEED, annotated
 
 if TYPE_CHECKING:
     import keras
@@ -47,7 +47,7 @@ def worker_local(original: Callable[..., Any]) -> Any:
 
     @functools.wraps(original)
     def init(self: keras.random.SeedGenerator, *args: object, **kwargs: object) -> None:
-        with making_worker_local():
+        with annotated(is_worker_local=True):
             original(self, *args, **kwargs)
         setattr(self.state, IS_SEED, True)  # if it joins a strategy later
 

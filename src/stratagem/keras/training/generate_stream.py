@@ -17,8 +17,8 @@ import numpy as np
 from stratagem.contexts import current_function_trace, has_strategy
 from stratagem.errors import explain
 from stratagem.execution.context.replica import get_replica_context
-from stratagem.keras.variables.stored_value import reading_as_stored
-from stratagem.keras.variables.variable_creation import adopt_new
+from stratagem.keras.variables.creation import adopt_new
+from stratagem.keras.variables.variable import reading_as_stored
 from stratagem.variables.registry import home_of
 from stratagem.variables.store import is_remote, store_of
 

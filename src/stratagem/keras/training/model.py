@@ -55,7 +55,7 @@ from stratagem.keras.training.step_functions import (
     TrainOrTestFunction,
     logs_wanted,
 )
-from stratagem.keras.variables.variable_creation import adopt, adopt_new, scope_of
+from stratagem.keras.variables.creation import adopt, adopt_new, scope_of
 from stratagem.observe.profiling.recorder import current_observer
 from stratagem.observe.profiling.trace import input_mark
 from stratagem.observe.run_events.process_writer import current_events

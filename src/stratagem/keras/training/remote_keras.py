@@ -11,8 +11,8 @@ from stratagem.execution.context.replica import ReplicaContext
 from stratagem.keras.private import DataAdapter
 from stratagem.keras.private.iterators import grouped
 from stratagem.keras.training.dataset_creator import DatasetCreator
+from stratagem.keras.variables.requests import VariableRequest
 from stratagem.keras.variables.variable import DistributedVariable
-from stratagem.keras.variables.variable_source import VariableRequest
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy

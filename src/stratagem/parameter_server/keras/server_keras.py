@@ -15,9 +15,8 @@ from stratagem.execution.tracing.functionalize import ReplicaScope, current_scop
 from stratagem.keras.numerics.optimizer import apply_with_rows
 from stratagem.keras.private.optimizers import clip_gradients, count_update, filter_empty_gradients
 from stratagem.keras.training.dataset_creator import DatasetCreator
-from stratagem.keras.variables.annotations import keyed_table_options
+from stratagem.keras.variables.requests import VariableRequest, annotations
 from stratagem.keras.variables.variable import DistributedVariable
-from stratagem.keras.variables.variable_source import VariableRequest
 from stratagem.parameter_server.client.variable_client import OptimizerScalar
 from stratagem.parameter_server.keras.fit import RemotePredictFunction, RemoteTrainOrTestFunction
 from stratagem.parameter_server.keras.keyed_variable import KeyedVariable
@@ -161,7 +160,7 @@ class ServerKeras:
         if (kind := class_of_slot()) is not None:
             return kind
         placement = strategy.placement
-        if keyed_table_options() is not None:
+        if annotations().keyed_table is not None:
             if not placement.is_remote:  # the rule that matches its path is in use
                 cast("PlacementRules", placement).is_on_servers(request)
             return KeyedVariable

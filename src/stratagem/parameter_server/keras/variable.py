@@ -22,12 +22,11 @@ from stratagem.execution.embeddings.lookups import embedding_lookup, is_worth_ro
 from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
 from stratagem.keras.private.variables import autocasts, set_path
-from stratagem.keras.variables.initial_rows import InitialRows
-from stratagem.keras.variables.stored_value import check_explicit_device
+from stratagem.keras.variables.requests import check_explicit_device, is_initialized
 from stratagem.keras.variables.variable import DistributedVariable
-from stratagem.keras.variables.variable_source import is_initialized
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.client.variable_client import Stored, Unplaced, VariableClient
+from stratagem.parameter_server.keras.initial_rows import InitialRows
 from stratagem.variables.components import WholeValue
 from stratagem.variables.indexed_slices import IndexedSlices
 from stratagem.variables.registry import Home, VariableKind

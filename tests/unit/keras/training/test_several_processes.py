@@ -29,7 +29,7 @@ from stratagem.keras.training.several_processes import (
     settle_call,
     written_by_first,
 )
-from stratagem.keras.variables.stored_value import announce_gather
+from stratagem.keras.variables.variable import announce_gather
 from tests.parity.comparison import differences, mirrored, regression
 from tests.row_selections import count_selections
 from tests.unit.keras.replicas import values_of

@@ -44,7 +44,7 @@ class InitialRows:
         NotImplementedError: an initializer that needs the whole variable at once.
 
     Example:
-        >>> from stratagem.keras.variables.initial_rows import InitialRows
+        >>> from stratagem.parameter_server.keras.initial_rows import InitialRows
         >>> rows = InitialRows(keras.initializers.RandomUniform(seed=1), (10**9, 4), "float32")
         >>> rows(500_000_000, 2).shape
         (2, 4)

@@ -6,6 +6,7 @@ users need no changes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import weakref
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import keras
 
 from stratagem.contexts import current_frame, current_function_trace, get_strategy, has_strategy
@@ -20,15 +22,16 @@ from stratagem.errors import explain
 from stratagem.execution.embeddings.lookups import is_table
 from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.keras.private import current_path
-from stratagem.keras.variables.annotations import (
+from stratagem.keras.variables.requests import (
     IS_SEED,
-    current_annotations,
-    is_making_worker_local,
-    owner_of_new_slot,
+    VariableRequest,
+    annotated,
+    annotations,
+    as_created,
+    as_initializer,
+    current_source,
 )
-from stratagem.keras.variables.stored_value import as_initializer
 from stratagem.keras.variables.variable import DistributedVariable
-from stratagem.keras.variables.variable_source import VariableRequest, as_created, current_source
 from stratagem.logs import warn_on_one_worker
 from stratagem.options import VariableAggregation, VariableSynchronization
 from stratagem.variables.registry import (
@@ -39,6 +42,7 @@ from stratagem.variables.registry import (
     parse_aggregation,
     parse_synchronization,
 )
+from stratagem.variables.store import is_remote
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
@@ -207,7 +211,7 @@ def create_variable(_original: object) -> Any:
         if source is None and remote is None:
             return object.__new__(_local_class(strategy))
         request = _request(args, kwargs, strategy)
-        is_here = request.is_summed or is_making_worker_local()
+        is_here = request.is_summed or annotations().is_worker_local
         kind = _class_of(request, strategy, is_here=is_here)
         if source is None:
             return object.__new__(kind)
@@ -242,7 +246,7 @@ def _request(args: tuple[Any, ...], kwargs: dict[str, Any], strategy: Strategy) 
     if not callable(initializer) and not isinstance(initializer, str):
         _, shape, dtype = as_initializer(initializer, dtype)
     name = given.get("name") or "variable"
-    synchronization, aggregation = current_annotations() or (
+    synchronization, aggregation = annotations().kind or (
         given.get("synchronization", "auto"),
         given.get("aggregation", "none"),
     )
@@ -254,7 +258,7 @@ def _request(args: tuple[Any, ...], kwargs: dict[str, Any], strategy: Strategy) 
         shape=tuple(shape or ()),
         dtype=keras.backend.standardize_dtype(dtype),
         trainable=bool(given.get("trainable", True)),
-        is_slot=owner_of_new_slot() is not None,
+        is_slot=annotations().slot_of is not None,
         has_components=is_on_read and strategy.num_replicas_in_sync > 1,
         is_summed=is_on_read and is_sum,
     )
@@ -435,3 +439,40 @@ def in_scope_until_built(original: Callable[..., Any]) -> Any:
             return original(self, *args, **kwargs)
 
     return entered
+
+
+# Optimizer slots, each stored where its variable is.
+
+
+def _of_each_replica(variable: Any) -> contextlib.AbstractContextManager[None]:
+    """Annotates slots of replicas that train apart: each has its own, and files their mean."""
+    home = home_of(variable)
+    is_float = jnp.issubdtype(jnp.dtype(variable.dtype), jnp.floating)
+    if home is None or home.strategy.islands is None or not is_float:
+        return contextlib.nullcontext()
+    return annotated(kind=("on_read", "mean"))
+
+
+def slot_of_variable(original: Callable[..., Any]) -> Any:
+    """Returns `Optimizer.add_variable_from_reference` whose slots reference their variables."""
+
+    def add(
+        self: keras.optimizers.Optimizer,
+        reference_variable: keras.Variable,
+        name: object = None,
+        *args: object,
+        **kwargs: object,
+    ) -> Any:
+        def create() -> Any:
+            return original(self, reference_variable, name, *args, **kwargs)
+
+        with annotated(slot_of=reference_variable):
+            if is_remote(reference_variable):
+                remote = reference_variable.distribute_strategy.placement.remote
+                return remote.keras.create_slot(self, reference_variable, name, create)
+            with _of_each_replica(reference_variable):
+                made = create()
+        made.slot_of = reference_variable  # It may join a strategy later.
+        return made
+
+    return add
