@@ -75,8 +75,6 @@ class LocalCopies:
     # Variables that the next synchronization needs, by name.
     outer_state: Mapping[str, Any] = types.MappingProxyType({})
 
-    fragment_sends: Any = None  # of the variables that an optimizer trains, if this is the first
-
     def keep_local_copy(self, copy: Any, outer_state: Mapping[str, Any]) -> None:
         """Makes replicas read and assign a copy of this variable in their training steps."""
         self.local_copy, self.outer_state = copy, outer_state
