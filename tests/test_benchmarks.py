@@ -1,8 +1,7 @@
 """Each benchmark runs at its smallest size, writes its figures, and draws them.
 
 Left out, because nothing of them runs on a CPU within a minute: `gpu.language_models` (KerasHub,
-and the memory of a GPU), `large_models` (libtpu, or XLA's compiler for GPUs), and
-`slow_links.turns` (minutes of turns on slow links).
+and the memory of a GPU) and `large_models` (libtpu, or XLA's compiler for GPUs).
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ class Method:
         period: steps from one synchronization to the next.
         compression: as for `sg.CommunicationOptions`; None for whole numbers.
         outer_momentum: of DiLoCo; None for its default.
-        overlap: of Streaming DiLoCo, in steps; None for its default.
     """
 
     name: str
@@ -27,7 +26,6 @@ class Method:
     period: int = 1
     compression: str | None = None
     outer_momentum: float | None = None
-    overlap: int | None = None
 
 
 METHODS = (

@@ -186,8 +186,8 @@ class StreamingDiLoCo(DiLoCo):
     """DiLoCo that sends the model in fragments, one after the other, and takes the results later.
 
     A fragment has every n-th layer. Each is sent once in a period, at a step of its own, so that
-    a link is never asked for the whole model at once. A replica keeps training while a fragment
-    is under way, and then mixes what comes with what it has.
+    a link is never asked for the whole model at once. A replica trains some steps on its own
+    weights after a fragment was sent, and then mixes what came with what it has.
 
     Args:
         period: as for `LocalUpdates`.
@@ -235,7 +235,7 @@ class StreamingDiLoCo(DiLoCo):
 
     @property
     def overlap_steps(self) -> int:
-        """The steps that a fragment is under way."""
+        """The steps from sending a fragment to mixing it in."""
         return self.overlap
 
     @property

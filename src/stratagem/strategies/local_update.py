@@ -10,7 +10,6 @@ from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 from stratagem.devices.abstract_devices import planned_topology
-from stratagem.devices.background import add_thread_for_background
 from stratagem.devices.collectives.islands import Islands
 from stratagem.devices.communication import CommunicationOptions
 from stratagem.devices.finding import DeviceLike
@@ -167,8 +166,6 @@ class LocalUpdateStrategy(Strategy):
                 )
             topology = local_topology(devices, name="devices")
         else:
-            if self.local_updates.overlap_steps:
-                add_thread_for_background()
             found, is_cluster = devices_of_cluster(
                 self._resolver, None, allow_unauthenticated=allow_unauthenticated
             )

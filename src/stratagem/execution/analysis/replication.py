@@ -45,11 +45,6 @@ class _DivergenceError(Exception):
     """Replicas may take different branches, one of which contains a collective."""
 
 
-def has_collectives(jaxpr: Jaxpr) -> bool:
-    """Returns True if replicas exchange values in a jaxpr."""
-    return contains_primitive(jaxpr, *_MEETING)
-
-
 def may_wait_for_ever(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> bool:
     """True if a collective is in a branch or loop chosen by a value that may differ by replica."""
     if not _has_meeting_branch(jaxpr):

@@ -28,7 +28,6 @@ from stratagem.execution.context.replica import get_replica_context
 from stratagem.execution.eager.replicas import run_eagerly
 from stratagem.execution.programs.carry import Carry, CarryingStep
 from stratagem.execution.programs.convolutions import fast_on_cpu
-from stratagem.execution.programs.followed_program import FollowedProgram
 from stratagem.execution.programs.offloaded_program import OffloadedProgram, is_offloaded
 from stratagem.execution.programs.program import Program
 from stratagem.execution.programs.recompilations import ArgumentKinds, Recompilations
@@ -38,7 +37,7 @@ from stratagem.execution.summary.collector import is_tracing
 from stratagem.execution.summary.settings import trace_key
 from stratagem.execution.tracing.arguments import Arguments, batch_arguments, flatten_arguments
 from stratagem.execution.tracing.function_identity import FunctionKeys
-from stratagem.execution.tracing.functionalize import Trace, taking_follow_ups
+from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.garbage_collection import paused_garbage_collection
 from stratagem.execution.tracing.lost_changes import name_of
 from stratagem.execution.tracing.remote_state import RemoteState
@@ -447,13 +446,13 @@ class Lockstep:
             compiling(name_of(fn)) if is_shared else contextlib.nullcontext(),
             paused_garbage_collection(),
         ):
-            trace = self._traced(fn, arguments)
+            trace = trace_replica_function(self._strategy, fn, arguments)
         if current_function_trace() is None:  # an sg.function does this itself
             agree_on_initial_values(self._strategy.variables, topology)
         if trace.written:
             self._strategy.placement.check()
         require_layouts_used(self._strategy.placement.layouts, trace.written)
-        program = self._programs[key] = self._made_of(trace, fn, arguments)
+        program = self._programs[key] = self._program_of(trace, name_of(fn))
         if not is_inside:  # otherwise the outer function was recompiled
             self._note_compilation(fn, arguments, program)
         if trace.summaries is not None:
@@ -469,28 +468,6 @@ class Lockstep:
         kinds = ArgumentKinds(arguments.structure, arguments.leaves)
         reason = self._recompilations.note(fn, kinds, program.usage)
         note_compilation([self._strategy], fn, reason)
-
-    def _traced(self, fn: Callable[..., Any], arguments: Arguments) -> Trace:
-        """Traces a step, which leaves work to programs of their own if it does not need it."""
-        may_leave = current_function_trace() is None
-        with taking_follow_ups() if may_leave else contextlib.nullcontext():
-            trace = trace_replica_function(self._strategy, fn, arguments)
-        work = trace.follow_ups
-        if work.are_needed or (work.work and trace.summaries is not None):
-            return trace_replica_function(self._strategy, fn, arguments)
-        return trace
-
-    def _made_of(self, trace: Trace, fn: Callable[..., Any], arguments: Arguments) -> Program:
-        if not trace.follow_ups.work:
-            return self._program_of(trace, name_of(fn))
-        return FollowedProgram(
-            trace,
-            self._strategy.topology,
-            name_of(fn),
-            lambda: self._program_of(
-                trace_replica_function(self._strategy, fn, arguments), name_of(fn)
-            ),
-        )
 
     def _program_of(self, trace: Trace, name: str) -> Program:
         placement = self._strategy.placement

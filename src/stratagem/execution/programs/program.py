@@ -22,7 +22,7 @@ from stratagem.devices.context_mesh import is_explicit
 from stratagem.devices.lockstep import record_program, run_together
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shards import local_copy
-from stratagem.execution.analysis.replication import contains_primitive, has_collectives
+from stratagem.execution.analysis.replication import contains_primitive
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.ids_program import EarlyProgram, IdsProgram, StepProgram, shape_on
 from stratagem.execution.programs.recompilations import Usage
@@ -252,8 +252,6 @@ class Program:
         self._is_agreed = not topology.spans_processes
         self._topology = topology
         self._devices = set(topology.all_devices or ())
-        # The compiler adds those of replicas of several devices.
-        self._has_collectives = topology.groups is not None or has_collectives(trace.jaxpr.jaxpr)
         self._written = VariableValues(trace.written, topology)
         self._read_only = VariableValues(trace.read_only, topology)
         self._constants: list[Any] | None = None
@@ -441,12 +439,7 @@ class Program:
 
         token: Any = ()
         if starts:
-            new_values, results = run_together(
-                self._name,
-                start,
-                platform=self._topology.platform,
-                has_collectives=self._has_collectives,
-            )
+            new_values, results = run_together(self._name, start, platform=self._topology.platform)
         else:
             (new_values, results), token = start()
             record_program(token)

@@ -13,7 +13,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Generator, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import keras
@@ -34,65 +34,6 @@ from stratagem.variables.registry import VariableKind, home_of
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts
-
-# Follow-ups: work that a step leaves to programs of its own, which follow it.
-#
-# A step takes one of them at most, and only if nothing in it depends on the work afterwards.
-
-
-class FollowUp(Protocol):
-    """Work after each run of a step."""
-
-    def before_step(self) -> None:
-        """Prepares it. Called before the step's program starts."""
-        ...
-
-    def after_step(self) -> None:
-        """Does the work. The step's program may still run."""
-        ...
-
-
-class _Taking(threading.local):
-    is_on = False
-
-
-_taking = _Taking()
-
-
-@contextlib.contextmanager
-def taking_follow_ups() -> Generator[None]:
-    """Makes steps that are traced in the block leave work to programs of their own."""
-    previous, _taking.is_on = _taking.is_on, True
-    try:
-        yield
-    finally:
-        _taking.is_on = previous
-
-
-class FollowUps:
-    """The follow-ups of a step that is being traced, and if the step ignores their results."""
-
-    def __init__(self) -> None:
-        self.work: list[FollowUp] = []
-        self.are_needed = False
-        self._changed: frozenset[int] = frozenset()  # ids of variables
-
-    def leave(self, work: FollowUp, changed: frozenset[int]) -> bool:
-        """Leaves work on variables, by id; returns False if the step has to do it."""
-        if not _taking.is_on:
-            return False
-        if self.work:
-            self.are_needed = True
-            return False
-        self.work.append(work)
-        self._changed = changed
-        return True
-
-    def note_use(self, variable: Any) -> None:
-        """Notes that the step reads or sets a variable."""
-        if self._changed and id(variable) in self._changed:
-            self.are_needed = True
-
 
 # Initialization of variables that a replica function creates on its first call.
 
@@ -190,7 +131,6 @@ class ReplicaScope(keras.StatelessScope):
         self.num_writes: collections.Counter[int] = collections.Counter()
         self.early: list[tuple[Any, Any]] = []  # assignments to variables without a value
         self.read_in_jits: set[int] = set()  # read inside a `jax.jit` or the like
-        self.follow_ups = FollowUps()
         self.row_counts: dict[int, int] = {}  # rows present of a variable that holds only some
         # Returns the index and rows of a lookup in a remote or offloaded table; None without any.
         self.receive: Callable[[Lookup], tuple[int, Any]] | None = None
@@ -215,7 +155,6 @@ class ReplicaScope(keras.StatelessScope):
         self.read_ids.add(id(variable))
         variable = _held(variable)
         self.read_ids.add(id(variable))
-        self.follow_ups.note_use(variable)
         if _current.scope is self and not self.is_at_its_own_level:
             self.read_in_jits.add(id(variable))
         value = self.state_mapping.get(id(variable))
@@ -245,7 +184,6 @@ class ReplicaScope(keras.StatelessScope):
     def keep(self, variable: keras.Variable, value: object) -> None:
         """Records a new value without counting it as an assignment."""
         variable = _held(variable)
-        self.follow_ups.note_use(variable)
         if not self.is_at_its_own_level:
             raise ValueError(
                 explain(
@@ -296,15 +234,6 @@ class ReplicaScope(keras.StatelessScope):
     def is_at_its_own_level(self) -> bool:
         """True outside `lax.cond` and similar control flow in the replica function."""
         return self._trace == get_opaque_trace_state(convention="nnx")
-
-    def leave(self, work: FollowUp, changed: Iterable[Any]) -> bool:
-        """Leaves work on variables to programs that follow the step, if they may; see `FollowUps`.
-
-        Returns False if the step has to do it.
-        """
-        if self._outer is not None or not self.is_at_its_own_level:
-            return False
-        return self.follow_ups.leave(work, frozenset(map(id, changed)))
 
     def prepare(self, function: Callable[[], None]) -> None:
         """Registers a function to call outside the trace before the step first runs."""
@@ -393,7 +322,6 @@ class Trace:
     added_to: frozenset[int] = frozenset()  # ids of variables that were only added to
     summaries: CollectedSummaries | None = None
     records: int | None = None  # index of the constant that turns recording of summaries on
-    follow_ups: FollowUps = dataclasses.field(default_factory=FollowUps)
     splits_sequences: bool = False  # True if a replica's devices share sequences
 
     @property
@@ -440,9 +368,8 @@ class Trace:
 
     @property
     def trains(self) -> bool:
-        """True if the step, or what follows it, sets weights that are trained."""
-        is_own = any(getattr(variable, "trainable", False) for variable in self.written)
-        return is_own or bool(self.follow_ups.work)
+        """True if the step sets weights that are trained."""
+        return any(getattr(variable, "trainable", False) for variable in self.written)
 
     def without_summaries(self) -> Trace:
         """Returns the trace of the same step without summaries."""

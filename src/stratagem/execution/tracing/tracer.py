@@ -32,7 +32,6 @@ from stratagem.execution.tracing.errors import (
     parted,
 )
 from stratagem.execution.tracing.functionalize import (
-    FollowUps,
     ReplicaScope,
     Trace,
     initialize_created_variables,
@@ -270,7 +269,6 @@ class _Recorder:
         self.num_writes: Mapping[int, int] = {}
         self.early: list[Any] = []
         self.summaries: CollectedSummaries | None = None
-        self.follow_ups = FollowUps()
 
     def is_stacked(self, variable: object) -> bool:
         home = home_of(variable)
@@ -303,7 +301,7 @@ class _Recorder:
             except jax.errors.ConcretizationTypeError as error:
                 error.add_note(BRANCHING)
                 raise
-        self.read_ids, self.follow_ups = scope.read_ids, scope.follow_ups
+        self.read_ids = scope.read_ids
         self.written = list(scope.writes.values())
         self.unproven = set(scope.unproven)
         for variable in self.written:
@@ -569,7 +567,6 @@ def _trace_of(
         added_to=recorder.added_to,
         summaries=summaries,
         records=None if summaries is None else len(constants) - 1,
-        follow_ups=recorder.follow_ups,
         splits_sequences=strategy.sequence_axis is not None,
     )
 

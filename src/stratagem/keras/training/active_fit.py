@@ -16,9 +16,13 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from stratagem.config import filters_traceback
-from stratagem.devices.background import InFlightProgram
 from stratagem.devices.finding import device_memory
-from stratagem.devices.lockstep import last_program, record_program, wait_for_program
+from stratagem.devices.lockstep import (
+    InFlightProgram,
+    last_program,
+    record_program,
+    wait_for_program,
+)
 from stratagem.keras.private import pythonify_logs
 from stratagem.keras.private.trainers import calls_in_thread
 from stratagem.observe.run_events.process_writer import (

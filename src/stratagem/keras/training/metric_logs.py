@@ -17,7 +17,6 @@ from jax.core import Tracer
 
 from stratagem.devices.abstract_devices import placeholder
 from stratagem.devices.lockstep import (
-    meets_on_host,
     run_together,
     runs_separately,
     wait_until_ready,
@@ -212,7 +211,6 @@ class MetricLogs:
         self._strategy = strategy
         self._before = before
         self._program: Any = None
-        self._host_program: Any = None
         self._variables: list[Any] = []
         self._names: list[str] | None = None
         self._are_flat = True
@@ -235,8 +233,8 @@ class MetricLogs:
             return jax.tree.map(lambda one: placeholder(one.shape, one.dtype), dict(shapes))
         if not self._strategy.topology.spans_processes:
             return dict(self._program(stored))
-        if meets_on_host(stored):
-            return dict(self._host_program(self._of_members()))
+        if runs_separately():
+            return dict(self._program(self._of_members()))
 
         def start() -> tuple[Any, Any]:
             results = self._program(stored)
@@ -248,7 +246,7 @@ class MetricLogs:
         return jax.tree.map(lambda value: value.addressable_data(0), dict(results))
 
     def _of_members(self) -> list[Any]:
-        """Returns all components, which the processes bring together on their hosts."""
+        """Returns all components in an elastic group, which each process has after a step."""
         asking = [one for one in self._variables if _is_on_read(one)]
         gather_together([(variable.whole, variable.storage) for variable in asking])
         return [
@@ -305,7 +303,6 @@ class MetricLogs:
             several = self._strategy.topology.spans_processes and not runs_separately()
             copied = self._strategy.topology.replicated if several else None
             self._program = jax.jit(self._results, out_shardings=copied)
-            self._host_program = self._program if copied is None else jax.jit(self._results)
         return [variable.storage if home_of(variable) else variable.value for variable in variables]
 
     def placeholder(self) -> dict[str, Any]:

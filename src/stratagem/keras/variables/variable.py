@@ -203,7 +203,6 @@ class DistributedVariable(RowUpdates, keras.Variable):
     local_copy: Any = None
     # Variables that the next synchronization needs, by name.
     outer_state: Mapping[str, Any] = types.MappingProxyType({})
-    fragment_sends: Any = None  # of the variables that an optimizer trains, if this is the first
     whole: WholeValue
     _initial: tuple[Any, Any] | None = None
     _is_table = False

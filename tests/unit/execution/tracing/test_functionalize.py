@@ -24,13 +24,11 @@ from stratagem.execution.programs.program import sequence_options
 from stratagem.execution.tracing import lost_changes as program_fingerprint
 from stratagem.execution.tracing.arguments import flatten_arguments
 from stratagem.execution.tracing.functionalize import (
-    FollowUps,
     ReplicaScope,
     current_scope,
     initialize_created_variables,
     is_uninitialized,
     stand_in,
-    taking_follow_ups,
 )
 from stratagem.execution.tracing.lost_changes import agree_on_program, name_of
 from stratagem.execution.tracing.tracer import trace_replica_function
@@ -569,68 +567,6 @@ def test_functions_are_named_and_other_callables_by_their_class() -> None:
     assert name_of(double) == "double"
     assert name_of(functools.partial(double)) == "partial"
     assert name_of(Recorder().exchange) == "Recorder.exchange"
-
-
-# Follow-ups: taken only where something follows a step, and only if the step needs no result.
-
-
-class Work:
-    def before_step(self) -> None:
-        pass
-
-    def after_step(self) -> None:
-        pass
-
-
-def test_work_is_left_only_in_the_block() -> None:
-    work = Work()
-    assert not FollowUps().leave(work, frozenset())
-    with taking_follow_ups():
-        follow_ups = FollowUps()
-        assert follow_ups.leave(work, frozenset())
-    assert follow_ups.work == [work]
-    assert not FollowUps().leave(work, frozenset())
-
-
-def test_a_second_work_is_done_in_the_step_and_needs_the_first() -> None:
-    with taking_follow_ups():
-        follow_ups = FollowUps()
-        assert follow_ups.leave(Work(), frozenset())
-        assert not follow_ups.leave(Work(), frozenset())
-    assert follow_ups.are_needed
-
-
-def scope_of(*variables):
-    values = {id(one): jnp.asarray(one.value) for one in variables}
-    return ReplicaScope(lambda variable: values.get(id(variable)))
-
-
-def test_a_later_read_or_assignment_of_a_changed_variable_needs_the_work() -> None:
-    changed, other = keras.Variable(np.ones(2)), keras.Variable(np.ones(2))
-    for use, is_needed in (
-        (lambda: other.value, False),
-        (lambda: other.assign(jnp.zeros(2)), False),
-        (lambda: changed.value, True),
-        (lambda: changed.assign(jnp.zeros(2)), True),
-    ):
-        with taking_follow_ups(), scope_of(changed, other) as scope:
-            _ = changed.value  # before
-            assert scope.leave(Work(), [changed])
-            use()
-        assert scope.follow_ups.are_needed is is_needed
-
-
-def test_work_is_not_left_inside_of_control_flow() -> None:
-    variable, left = keras.Variable(np.ones(2)), []
-    with taking_follow_ups(), scope_of(variable) as scope:
-
-        def inside(value):
-            left.append(scope.leave(Work(), [variable]))
-            return value
-
-        jax.lax.cond(True, inside, inside, jnp.ones(2))
-    assert left
-    assert not any(left)
 
 
 # Variables that are created in a trace: no value, a stand-in, and a value after it.
