@@ -27,7 +27,7 @@ from stratagem.execution.analysis.retracing import retrace
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.member_rules import member_rules
 from stratagem.execution.programs.program import POOLS, Program
-from stratagem.execution.programs.variable_values import Destination
+from stratagem.execution.programs.steps import Destination
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.lost_changes import operations_digest

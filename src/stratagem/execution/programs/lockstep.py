@@ -16,23 +16,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from stratagem import config, settings
-from stratagem.contexts import current_function_trace, get_strategy
-from stratagem.devices.collectives.shared_sums import in_order, is_connected, no_sums
+from stratagem.contexts import get_strategy
+from stratagem.devices.collectives.shared_sums import in_order, is_connected
 from stratagem.devices.lockstep import compiling
 from stratagem.devices.mesh import Topology
 from stratagem.errors import InvalidArgumentError, explain
 from stratagem.execution.context.replica import get_replica_context
 from stratagem.execution.eager.replicas import run_eagerly
 from stratagem.execution.programs.carry import Carry, CarryingStep
-from stratagem.execution.programs.convolutions import fast_on_cpu
-from stratagem.execution.programs.offloaded_program import OffloadedProgram, is_offloaded
+from stratagem.execution.programs.offloaded_step import OffloadedStep, StoredRows, is_offloaded
 from stratagem.execution.programs.program import Program
 from stratagem.execution.programs.recompilations import ArgumentKinds, Recompilations
-from stratagem.execution.programs.sharded_program import ShardedProgram, is_sharded
+from stratagem.execution.programs.sharded_step import ShardedStep, is_sharded
 from stratagem.execution.programs.step_capture import offer_step
+from stratagem.execution.programs.steps import ReplicaStep
 from stratagem.execution.summary.collector import is_tracing
 from stratagem.execution.summary.settings import trace_key
 from stratagem.execution.tracing.arguments import Arguments, batch_arguments, flatten_arguments
@@ -54,51 +53,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from stratagem.contexts import StrategyParts
-
-# Program of a step whose sums over replicas go through shared memory, in one order.
-
-
-class OrderedProgram(Program):
-    """A program in which each sum waits for the one before, also from step to step.
-
-    `ordered` is of `collectives.shared_sums.in_order`. Within a program of the user's, two steps
-    could run at once and without an order, so that the trace is used as it is.
-    """
-
-    def __init__(self, trace: Trace, topology: Topology, name: str, ordered: ClosedJaxpr) -> None:
-        self._ordered = ordered
-        self._inner = functools.cache(lambda: Program(trace, topology, name))
-        super().__init__(trace, topology, name)
-
-    def run_for(self, split: list[Any], shared: list[Any]) -> Any:
-        """Runs one step on flat arguments."""
-        run = self._inner().run_for if _is_inside() else super().run_for
-        return run(split, shared)
-
-    def run_many(self, split: list[Any], shared: list[Any]) -> Any:
-        """Runs all steps in the split arrays in one call on the devices."""
-        run = self._inner().run_many if _is_inside() else super().run_many
-        return run(split, shared)
-
-    def _function(self, *, many: bool) -> Callable[..., Any]:
-        function = super()._function(many=many)
-
-        def run(written: list[Any], *others: list[Any]) -> Any:
-            values, *outputs = function([*written, no_sums()], *others)
-            return values[:-1], *outputs
-
-        return run
-
-    def _evaluate(self, inputs: list[Any], written: list[Any]) -> list[Any]:
-        count = len(written) - 1
-        ordered = fast_on_cpu(self._ordered, self._topology)
-        *outputs, order = jaxpr_as_fun(ordered)(*inputs, written[count])
-        return [*outputs[:count], order, *outputs[count:]]
-
-
-def _is_inside() -> bool:
-    return current_function_trace() is not None or is_tracing()
-
 
 # `run_steps`: batches are stacked, moved once, and looped over on the devices.
 
@@ -391,8 +345,6 @@ class Lockstep:
         """Calls a function once per replica; see `Executor.run`."""
         if config.runs_eagerly():
             return run_eagerly(self._strategy, fn, args, kwargs)
-        if (function_trace := current_function_trace()) is not None:
-            function_trace.note_strategy(self._strategy)
         arguments = flatten_arguments(
             args, kwargs, num_replicas=self._strategy.num_replicas_in_sync
         )
@@ -431,7 +383,9 @@ class Lockstep:
     def program(self, fn: Callable[..., Any], arguments: Arguments) -> Program:
         """Returns the program for a function and its arguments; traces the function if needed."""
         offer_step(self._strategy, fn, arguments, self._trace)
-        is_inside = current_function_trace() is not None
+        topology = self._strategy.topology
+        # The programs of a call within the user's own have no order between steps.
+        is_inside = is_connected(topology) and is_tracing()
         key = (self._keys.key(fn), arguments.structure, arguments.leaves, is_inside)
         program = self._programs.get(key)
         if program is not None and program.trace.summaries is not None:
@@ -440,21 +394,18 @@ class Lockstep:
             self._programs.move_to_end(key)
             program.usage.is_reused = True
             return program
-        topology = self._strategy.topology
         is_shared = topology.spans_processes
         with (
             compiling(name_of(fn)) if is_shared else contextlib.nullcontext(),
             paused_garbage_collection(),
         ):
             trace = trace_replica_function(self._strategy, fn, arguments)
-        if current_function_trace() is None:  # an sg.function does this itself
-            agree_on_initial_values(self._strategy.variables, topology)
+        agree_on_initial_values(self._strategy.variables, topology)
         if trace.written:
             self._strategy.placement.check()
         require_layouts_used(self._strategy.placement.layouts, trace.written)
         program = self._programs[key] = self._program_of(trace, name_of(fn))
-        if not is_inside:  # otherwise the outer function was recompiled
-            self._note_compilation(fn, arguments, program)
+        self._note_compilation(fn, arguments, program)
         if trace.summaries is not None:
             self._programs[(key, trace_key())] = program
         while len(self._programs) > settings.read("program_cache_size"):
@@ -481,7 +432,7 @@ class Lockstep:
 
     def evaluate(self, trace: Trace, name: str, split: list[Any], shared: list[Any]) -> list[Any]:
         """Runs a trace that writes nothing; see `Executor.evaluate`."""
-        return Program(trace, self._strategy.topology, name).run_for(split, shared)
+        return Program(ReplicaStep(trace, self._strategy.topology), name).run_for(split, shared)
 
     def lower(
         self,
@@ -511,34 +462,36 @@ def program_of(
     *,
     is_remote: bool = False,
 ) -> Program:
-    """Returns a program of the class that the variables of a trace require.
+    """Returns the program of a trace.
 
     `remote` gives access to variables outside this process, or is None; `is_remote` is True if all
     variables are there. `name` is for messages.
     """
-    program = _program_of(trace, topology, name, remote, is_remote=is_remote)
+    if remote is not None and not (is_remote or remote.holds(trace)):
+        remote = None
+
+    def made(trace: Trace) -> Program:
+        step, access = _step_of(trace, topology, name, remote)
+        return Program(step, name, access)
+
+    program = made(trace)
     if trace.summaries is not None:
-        program.make_plain = functools.cache(
-            lambda: _program_of(
-                trace.without_summaries(), topology, name, remote, is_remote=is_remote
-            )
-        )
+        program.make_plain = functools.cache(lambda: made(trace.without_summaries()))
     return program
 
 
-def _program_of(
-    trace: Trace, topology: Topology, name: str, remote: RemoteState | None, *, is_remote: bool
-) -> Program:
-    if current_function_trace() is not None and not is_remote:
-        # An sg.function compiles all parts of the step into its one program.
-        return Program(trace, topology, name)
-    if remote is not None and not (is_remote or remote.holds(trace)):
-        remote = None
+def _step_of(
+    trace: Trace, topology: Topology, name: str, remote: RemoteState | None
+) -> tuple[ReplicaStep, RemoteState | None]:
+    """Returns how a step is computed, and the access to variables outside of its program."""
     if not is_offloaded(trace):
-        ordered = in_order(trace.jaxpr) if remote is None and is_connected(topology) else None
-        if ordered is not None:
-            return OrderedProgram(trace, topology, name, ordered)
-        return Program(trace, topology, name, remote)
+        # Within a program of the user's, two steps could run at once and without an order.
+        has_order = remote is None and is_connected(topology) and not is_tracing()
+        ordered = in_order(trace.jaxpr) if has_order else None
+        step = ReplicaStep(trace, topology, ordered=ordered, is_staged=remote is not None)
+        return step, remote
     if remote is None and is_sharded(trace, topology):
-        return ShardedProgram(trace, topology, name)
-    return OffloadedProgram(trace, topology, name, remote)
+        return ShardedStep(trace, topology, name), None
+    if remote is None and trace.lookups:
+        remote = StoredRows(topology)
+    return OffloadedStep(trace, topology, is_staged=remote is not None), remote

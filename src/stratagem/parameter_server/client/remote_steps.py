@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from stratagem.execution.programs.offloaded_program import rows_of_table
+from stratagem.execution.programs.offloaded_step import rows_of_table
 from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.remote_state import (
     BatchShare,

@@ -17,10 +17,11 @@ from jax.sharding import Mesh, PartitionSpec
 import stratagem as sg
 from stratagem.devices.finding import find_groups
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
-from stratagem.execution.programs.ids_program import StepProgram, shape_on
-from stratagem.execution.programs.offloaded_program import OffloadedProgram
-from stratagem.execution.programs.sharded_program import ShardedProgram, store_for, stores_of_sums
+from stratagem.execution.programs.offloaded_step import OffloadedStep
+from stratagem.execution.programs.program import Program
+from stratagem.execution.programs.sharded_step import ShardedStep, store_for, stores_of_sums
 from stratagem.execution.programs.step_capture import StepCaptured, capture
+from stratagem.execution.programs.steps import StepProgram, shape_on
 from stratagem.execution.programs.update_part import StepParts, part_step
 from stratagem.execution.tracing.arguments import flatten_arguments
 from stratagem.variables.layouts import Division
@@ -133,15 +134,15 @@ def test_many_steps_are_one_call(optimizer, shard_state, monkeypatch) -> None:
     copies.run(4)
     made = Made(sg.MirroredStrategy(TWO, shard_state=shard_state), optimizer)
     program = made.run(1)
-    assert isinstance(program, ShardedProgram)
+    assert isinstance(program.step, ShardedStep)
     calls: list[int] = []
-    call = ShardedProgram._call
+    call = Program._call
 
     def counted(self: Any, *arguments: Any) -> Any:
         calls.append(1)
         return call(self, *arguments)
 
-    monkeypatch.setattr(ShardedProgram, "_call", counted)
+    monkeypatch.setattr(Program, "_call", counted)
     (ids,) = flatten_arguments((made.data,), {}, num_replicas=2).split
     stacked = jax.device_put(np.stack([ids] * 3), made.strategy.topology.stacked_steps)
     losses = program.run_many([stacked], [])
@@ -159,7 +160,7 @@ def test_many_steps_are_one_call(optimizer, shard_state, monkeypatch) -> None:
 def test_what_is_kept_elsewhere_too_takes_several_programs() -> None:
     placement = {"embeddings": "central", "kernel": "sharded"}
     made = Made(sg.HybridStrategy(TWO, placement=placement, parameter_device="cpu:2"), adagrad)
-    assert type(made.run(1)) is OffloadedProgram
+    assert type(made.run(1).step) is OffloadedStep
 
 
 # Sums over replicas and the variables that they update, among others of the same shape.

@@ -287,7 +287,7 @@ def test_devices_exchange_keys_and_values_only(replicas) -> None:
     result = strategy.local_results(strategy.run(attend, (x,)))[-1]
     np.testing.assert_allclose(result, attend(jnp.asarray(x)), rtol=1e-5, atol=1e-6)
     (program,) = strategy.executor._programs.values()
-    text = program._step.lower([], [], [], [x], [], []).compile().as_text()
+    text = program.step.compiled(many=False).lower([], [], [], [x], [], []).compile().as_text()
     assert "f32[2,8,64]" in next(line for line in text.splitlines() if "cosine" in line)
     # The last one gathers the result itself.
     gathered = re.findall(r"= f32\[([\d,]+)\]\S* all-gather\(", text)

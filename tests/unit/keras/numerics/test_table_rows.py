@@ -19,7 +19,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext, get_replica_context
-from stratagem.execution.programs.offloaded_program import OffloadedProgram
+from stratagem.execution.programs.offloaded_step import OffloadedStep
 from stratagem.execution.tracing.remote_state import without_unused
 from stratagem.keras.numerics import optimizer as table_rows
 from stratagem.keras.numerics import pooling
@@ -124,8 +124,8 @@ def test_numbers_are_those_of_whole_updates(name, monkeypatch) -> None:
         np.testing.assert_allclose(
             table.embeddings.value, whole.embeddings.value, rtol=1e-5, atol=1e-6
         )
-    assert isinstance(program, OffloadedProgram)
-    (update,) = program.updates
+    assert isinstance(program.step, OffloadedStep)
+    (update,) = program.step.updates
     assert (whole_tables_made(update.jaxpr) == 0) == takes_rows
 
 

@@ -13,13 +13,18 @@ from jax.extend.core import ClosedJaxpr
 
 from stratagem.devices.mesh import Topology
 from stratagem.execution.analysis.retracing import retrace
-from stratagem.execution.programs.ids_program import IdsProgram, StepProgram, shape_on
-from stratagem.execution.programs.program import POOLS, Program
+from stratagem.execution.programs.steps import (
+    POOLS,
+    IdsProgram,
+    ReplicaStep,
+    StepProgram,
+    shape_on,
+    value_for_step,
+)
 from stratagem.execution.programs.update_part import StepParts, part_step
-from stratagem.execution.programs.variable_values import value_for_step
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.functionalize import Trace
-from stratagem.execution.tracing.remote_state import Lookup, RemoteState
+from stratagem.execution.tracing.remote_state import Lookup
 from stratagem.variables.sharded_store import take_rows
 from stratagem.variables.store import Store, store_of
 
@@ -34,39 +39,33 @@ def is_offloaded(trace: Trace) -> bool:
     return any(store_of(variable) is not None for variable in variables)
 
 
-class OffloadedProgram(Program):
-    """One program for the replicas, and one update program per store, in `updates`.
+class OffloadedStep(ReplicaStep):
+    """The replicas' computation, and an update of the variables of each store, in `updates`.
 
     Values that only an update reads, such as slots, never leave their store. Lookups move rows
     instead of whole tables.
     """
 
-    _may_loop = False
+    may_loop = False
 
-    def __init__(
-        self, trace: Trace, topology: Topology, name: str, remote: RemoteState | None = None
-    ) -> None:
+    def __init__(self, trace: Trace, topology: Topology, *, is_staged: bool = False) -> None:
         self.updates: list[_Update] = []
-        rest = trace
-        places = {store_of(variable): None for variable in trace.written}
-        for store in places:
+        for store in {store_of(variable): None for variable in trace.written}:
             if store is not None:
-                rest = self._part(rest, store)
-        self._num_handed = sum(update.num_handed for update in self.updates)
-        if remote is None and trace.lookups:
-            remote = _StoredRows(topology)
-        super().__init__(rest, topology, name, remote)
+                trace = self._part(trace, store)
+        super().__init__(trace, topology, is_staged=is_staged)
+        self.num_handed = sum(update.num_handed for update in self.updates)
 
-    def programs(self, arguments: Arguments) -> list[StepProgram]:
+    def programs(self, arguments: Arguments, name: str) -> list[StepProgram]:
         """Returns all programs of one step: lookups first, updates last."""
-        (of_replicas,) = super().programs(arguments)
+        (of_replicas,) = super().programs(arguments, name)
         pools: dict[str, list[Any]] = dict(zip(POOLS, of_replicas.shapes, strict=True))
-        programs = self._lookup_programs(pools)
+        programs = self._lookup_programs(pools, name)
         programs.append(of_replicas)
         avals = self.trace.jaxpr.out_avals
         pools["handed"] = [
-            shape_on(aval, self._topology.replicated)
-            for aval in avals[len(avals) - self._num_handed :]
+            shape_on(aval, self.topology.replicated)
+            for aval in avals[len(avals) - self.num_handed :]
         ]
         first = 0
         for update in self.updates:
@@ -76,19 +75,20 @@ class OffloadedProgram(Program):
                 programs.append(update.program(pools | {"handed": handed}))
         return programs
 
-    def _shape_for_step(self, variable: Any) -> jax.ShapeDtypeStruct:
+    def shape(self, variable: Any) -> jax.ShapeDtypeStruct:
+        """Returns the shape and sharding of a variable as an input of the step."""
         store = store_of(variable)
         if store is None:
-            return super()._shape_for_step(variable)
-        sharding = store.step_sharding(tuple(variable.shape), self._topology)
+            return super().shape(variable)
+        sharding = store.step_sharding(tuple(variable.shape), self.topology)
         return shape_on(value_for_step(variable), sharding)
 
-    def _lookup_programs(self, pools: dict[str, list[Any]]) -> list[StepProgram]:
+    def _lookup_programs(self, pools: dict[str, list[Any]], name: str) -> list[StepProgram]:
         """Returns the programs that compute ids of lookups and fetch their rows."""
         if not self.trace.lookups:
             return []
-        topology = self._topology
-        first, ids = IdsProgram(self.trace, topology, self._name).program(pools)
+        topology = self.topology
+        first, ids = IdsProgram(self.trace, topology, name).program(pools)
         programs = [first]
         for lookup, numbers in zip(self.trace.lookups, ids, strict=True):
             if numbers is None:  # an unused lookup
@@ -122,7 +122,7 @@ class OffloadedProgram(Program):
         self.updates.append(_Update(trace, parts, store))
         return _of_replicas(trace, parts)
 
-    def _finish(self, handed: list[Any], shared: list[Any]) -> None:
+    def finish(self, handed: list[Any], shared: list[Any]) -> None:
         """Updates the variables from the sums over replicas."""
         first = 0
         inputs: list[tuple[_Update, Any]] = []
@@ -259,7 +259,7 @@ class _Source:
         return cls(None, pool, index)
 
 
-class _StoredRows:
+class StoredRows:
     """Implements `RemoteState` for row lookups in stores of this process."""
 
     shares_batches = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,10 +17,15 @@ from stratagem.execution.embeddings.sharded_row_updates import ShardedRowUpdates
 from stratagem.execution.late_gathers.gathers import shard_updates
 from stratagem.execution.late_gathers.late_step import LateStep
 from stratagem.execution.late_gathers.weights import Sharded
-from stratagem.execution.programs.ids_program import IdsProgram, StepProgram, spec_of_input
-from stratagem.execution.programs.program import POOLS, Program
+from stratagem.execution.programs.steps import (
+    POOLS,
+    Destination,
+    IdsProgram,
+    ReplicaStep,
+    StepProgram,
+    spec_of_input,
+)
 from stratagem.execution.programs.update_part import StepParts, part_step
-from stratagem.execution.programs.variable_values import Destination
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.remote_state import without_unused
@@ -164,8 +169,8 @@ def is_sharded(trace: Trace, topology: Topology) -> bool:
     )
 
 
-class ShardedProgram(Program):
-    """The replicas' computation and a sharded update, in one program.
+class ShardedStep(ReplicaStep):
+    """The replicas' computation and a sharded update, on global arrays.
 
     Sums that only the update reads are reduce-scattered. Rows of tables are exchanged within the
     program. Each device copies its own shards from and to pinned host memory.
@@ -174,43 +179,47 @@ class ShardedProgram(Program):
     def __init__(self, trace: Trace, topology: Topology, name: str) -> None:
         self._store: ShardedStore = _stores(trace)[0]
         trace = _with_tables(trace)
+        super().__init__(trace, topology)
         self._exchanged = _ExchangedRows(trace, topology, name) if trace.lookups else None
         parts, sums = _parts_of(trace, self._store, topology)
         self.parts, self._late = _late_step(trace, parts, sums, topology)
         self._owners = _owners_of_shards(trace)
         self.update = _update_of(trace, self.parts, topology)
         self._specs = _specs_of_outputs(trace, self.parts, sums, topology)
-        super().__init__(trace, topology, name)
 
-    def _compile(self, *, many: bool) -> Any:
-        function = self._many_steps if many else self._one_step
-        return self._jit(function, many=many)
+    def mapped(self, *, many: bool) -> Callable[..., Any]:
+        """Returns the function of the arrays of all replicas."""
+        return self.many_steps if many else self.one_step
 
-    def programs(self, arguments: Arguments) -> list[StepProgram]:
+    def programs(self, arguments: Arguments, name: str) -> list[StepProgram]:
         """Returns the one program, with the transfers from and to pinned memory."""
-        (program,) = super().programs(arguments)
+        (program,) = super().programs(arguments, name)
         written, read_only = program.shapes[:2]
         put_back = _pinned(self.trace.written, written)
         brought = [*put_back, *_pinned(self.trace.read_only, read_only)]
         return [dataclasses.replace(program, brought=brought, put_back=put_back)]
 
-    def _row_shapes(self, split: Sharding) -> list[jax.ShapeDtypeStruct]:
-        return []  # exchanged within the program
+    def row_shapes(self, split: Sharding) -> list[jax.ShapeDtypeStruct]:
+        """Returns nothing: rows are exchanged within the program."""
+        return []
 
-    def _out_shardings(self) -> Any:
-        topology = self._topology
-        written = [self._sharding(variable) for variable in self.trace.written]
+    def out_shardings(self) -> Any:
+        """Returns output shardings."""
+        topology = self.topology
+        written = [*map(self.sharding, self.trace.written)]
         split = topology.stacked if topology.num_replicas > 1 else topology.replicated
         return written, split, topology.replicated, topology.replicated
 
-    def _value(self, variable: Any) -> Any:
-        return super()._value(variable) if store_of(variable) is None else variable.stored
+    def value(self, variable: Any) -> Any:
+        """Returns a variable's value as it is stored."""
+        return super().value(variable) if store_of(variable) is None else variable.stored
 
-    def _sharding(self, variable: Any) -> Sharding:
+    def sharding(self, variable: Any) -> Sharding:
+        """Returns the sharding of a variable as an input or output of the step."""
         store = store_of(variable)
-        return super()._sharding(variable) if store is None else store.sharding(variable.shape)
+        return super().sharding(variable) if store is None else store.sharding(variable.shape)
 
-    def _one_step(self, *arrays: list[Any]) -> tuple[list[Any], list[Any], Any, list[Any]]:
+    def one_step(self, *arrays: list[Any]) -> tuple[list[Any], list[Any], Any, list[Any]]:
         """Runs one step on global arrays."""
         pools: dict[str, Sequence[Any]] = dict(zip(POOLS, arrays, strict=True))
         pools["written"] = [*map(_loaded, self.trace.written, pools["written"])]
@@ -237,7 +246,7 @@ class ShardedProgram(Program):
             else _unloaded(one, next(others))
             for one, is_updated in zip(self.trace.written, self.parts.is_updated, strict=False)
         ]
-        return values, list(others), self._token([*pools["split"], *pools["shared"]]), []
+        return values, list(others), self.token(pools), []
 
     def _computed_by_replicas(self, inputs: Sequence[Any]) -> tuple[dict[int, Any], list[Any]]:
         """Returns the outputs of the replicas by place, and the new shards of each shard update."""
@@ -246,9 +255,9 @@ class ShardedProgram(Program):
         def run(values: Sequence[Any]) -> tuple[list[Any], list[list[Any]]]:
             return self._late.outputs(dict(zip(places, values, strict=True)))
 
-        if self._topology.num_replicas > 1:
+        if self.topology.num_replicas > 1:
             specs = [
-                spec_of_input(*self.trace.inputs[place], self.trace, self._topology)
+                spec_of_input(*self.trace.inputs[place], self.trace, self.topology)
                 if (sharded := self._late.shards[place]) is None
                 else sharded.spec
                 for place in places
@@ -256,10 +265,10 @@ class ShardedProgram(Program):
             of_updates = [[one.sharded.spec] * len(one.outputs) for one in self._late.updates]
             run = jax.shard_map(
                 run,
-                mesh=self._topology.mesh,
+                mesh=self.topology.mesh,
                 in_specs=(specs,),
                 out_specs=([self._specs[place] for place in returned], of_updates),
-                axis_names={*self._topology.replica_axes},
+                axis_names={*self.topology.replica_axes},
                 check_vma=False,
             )
         # Values that the replicas do not read are not sent to them.
@@ -273,7 +282,7 @@ class ShardedProgram(Program):
                 store = store_for(variable, self._store)
                 parted = store.compute_sharding(tuple(variable.shape))
                 value = jax.lax.with_sharding_constraint(value, parted)
-            return jax.lax.with_sharding_constraint(value, self._sharding(variable))
+            return jax.lax.with_sharding_constraint(value, self.sharding(variable))
         return _unloaded(variable, value)
 
 
