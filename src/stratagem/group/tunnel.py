@@ -59,15 +59,16 @@ async def open_coordination_port(connect: Callable[[], Awaitable[Streams]]) -> a
         # If process 0 cannot be reached now, JAX's client connects again.
         with contextlib.closing(writer), contextlib.suppress(OSError, ValueError):
             outer_reader, outer_writer = await connect()
-            back = asyncio.create_task(_pump(outer_reader, writer))
-            try:
-                await _pump(reader, outer_writer)
-            except OSError:  # process 0 is lost: keep the connection, without answers
-                while await reader.read(_CHUNK_BYTES):
-                    pass
-            finally:
-                back.cancel()
-                await asyncio.gather(back, return_exceptions=True)
-                outer_writer.close()
+            # Closed by `with`, because a group that ends cancels the wait for `back`, too.
+            with contextlib.closing(outer_writer):
+                back = asyncio.create_task(_pump(outer_reader, writer))
+                try:
+                    await _pump(reader, outer_writer)
+                except OSError:  # process 0 is lost: keep the connection, without answers
+                    while await reader.read(_CHUNK_BYTES):
+                        pass
+                finally:
+                    back.cancel()
+                    await asyncio.gather(back, return_exceptions=True)
 
     return await asyncio.start_server(accept, "127.0.0.1", 0)

@@ -24,6 +24,7 @@ from stratagem.group.authentication.secret import Credentials, Secret
 from stratagem.group.hub import Hub
 from stratagem.group.member import Group
 from stratagem.group.protocol import frame, read_frame
+from stratagem.group.tunnel import open_coordination_port
 from stratagem.group.verdict import GroupLimits
 from stratagem.group.wire import decode, encode
 from tests.fuzzing import JSON, fuzz
@@ -283,6 +284,46 @@ def test_door_closes_a_connection_that_leads_nowhere(two) -> None:
     two[0].abandon()
     with socket.create_connection(("127.0.0.1", door), 120) as client:
         assert rest_of(client) == b""
+
+
+class _SlowToEnd:
+    """The answers of process 0, whose reader ends a while after it is told to."""
+
+    def __init__(self) -> None:
+        self.is_told = asyncio.Event()
+
+    async def read(self, _: int) -> bytes:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.is_told.set()
+            await asyncio.Event().wait()
+        return b""
+
+
+def test_tunnel_that_is_cancelled_while_it_ends_is_closed() -> None:
+    async def ended() -> bool:
+        slow = _SlowToEnd()
+        far = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        _, outer = await asyncio.open_connection(*far.sockets[0].getsockname())
+
+        async def connect() -> Any:
+            return slow, outer
+
+        before = asyncio.all_tasks()
+        door = await open_coordination_port(connect)
+        _, client = await asyncio.open_connection(*door.sockets[0].getsockname())
+        client.close()
+        await asyncio.wait_for(slow.is_told.wait(), 120)
+        for _ in range(2):  # as a group that ends does, until no task is left
+            for task in asyncio.all_tasks() - before:
+                task.cancel()
+            await asyncio.sleep(0.05)
+        door.close()
+        far.close()
+        return outer.is_closing()
+
+    assert asyncio.run(ended())
 
 
 def test_loop_of_the_group_does_no_handshake(two, monkeypatch) -> None:
