@@ -38,7 +38,7 @@ _PARTS = {
 }
 _ROWS = [(name, part) for name in (*BENCHMARKS, *WHOLE) for part in _PARTS.get(name, [""])]
 # How many plots a benchmark draws, if not one. Bars of parameter servers are ratios to the peer.
-_NUM_PLOTS = {"scaling": 2, "backup_workers": 0, "parameter_server": 0, "plan": 0, "survivors": 0}
+_NUM_PLOTS = {"scaling": 2, "parameter_server": 0, "plan": 0, "survivors": 0}
 # Other commands, OUT for the folder of their results; those that write none print them.
 _COMMANDS = (
     "compare HEAD run_overhead --only 'MLP, 1 CPU' --starts 1 --rounds 1 --round-s 0.05"

@@ -285,7 +285,7 @@ FAILURE = 1
 USAGE = 2
 # Saved, to be resumed: the templates for Kubernetes and Slurm restart such a job.
 RESUMABLE = 42
-# Could not join others, which had ended, or admit no process: it has done nothing.
+# Could not join others, which had ended: it has done nothing.
 NOT_NEEDED = 43
 # As shells report a program that a signal ended.
 INTERRUPTED = 128 + signal.SIGINT

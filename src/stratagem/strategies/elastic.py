@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NoReturn, final
+from typing import Any, NoReturn, final
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from stratagem import logs, settings
+from stratagem import settings
 from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
-from stratagem.devices.collectives.all_reduce import AllReduce
-from stratagem.devices.collectives.axis import ReplicaAxis
 from stratagem.devices.collectives.elastic_rounds import serve_rounds
 from stratagem.devices.communication import CommunicationOptions
 from stratagem.devices.finding import start_separately
 from stratagem.devices.mesh import Topology
-from stratagem.errors import NOT_NEEDED, explain
+from stratagem.errors import explain
 from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.current import agree_on_random_state, set_current_group
 from stratagem.group.elastic.group import ElasticGroup
-from stratagem.group.elastic.views import NotAdmittedError, View
+from stratagem.group.elastic.views import View
 from stratagem.group.verdict import GroupLimits
-from stratagem.options import ReduceOp, VariableAggregation
+from stratagem.options import VariableAggregation
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy
@@ -38,68 +33,6 @@ from stratagem.strategies.local_topology import local_topology
 from stratagem.strategies.membership import check_resolver, copy_refused, identity_of
 from stratagem.variables.components import components_of_members, store_components
 from stratagem.variables.registry import Home, VariableKind, VariableRegistry, home_of
-
-# Sums and means over replicas of which some may be left out of a step.
-
-
-class BackedOps(AutomaticOps):
-    """The cross-device ops of a strategy with backup workers.
-
-    A sum stands for the rows of all replicas: it is multiplied by their number, divided by that of
-    the rows that took part. A mean is that of the replicas that took part, which may have unequal
-    numbers of rows.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(CommunicationOptions())
-
-    def all_reduce(self, topology: Topology) -> AllReduce:
-        """Returns the all-reduce of a step on some devices."""
-        sums = super().all_reduce(topology)
-        return BackedAllReduce(sums.axis, sums)
-
-
-@dataclasses.dataclass(frozen=True)
-class BackedAllReduce(AllReduce):
-    """Divides a mean by the number of replicas that take part, of which a sum has the same scale.
-
-    Args:
-        axis: the axis of the replicas.
-        sums: the all-reduce of sums.
-    """
-
-    axis: ReplicaAxis
-    sums: AllReduce
-
-    def one(self, op: ReduceOp, value: object) -> jax.Array:
-        """Combines one array."""
-        return self.many(op, [value])[0]
-
-    def many(self, op: ReduceOp, values: Sequence[Any]) -> list[jax.Array]:
-        """Combines many arrays."""
-        if op is ReduceOp.SUM:
-            return self.sums.many(op, values)
-        totals = self.sums.many(ReduceOp.SUM, list(map(_as_float, values)))
-        # A sum of a constant would be computed while the step is traced.
-        one = jax.lax.optimization_barrier(jnp.ones((), jnp.float32))
-        count = self.sums.one(ReduceOp.SUM, one)
-        return [_quotient(total, count) for total in totals]
-
-    def parts(self, op: ReduceOp, parts: Sequence[Any], *, are_gradients: bool) -> jax.Array:
-        """Combines one array per replica, all of which are there."""
-        return self.sums.parts(op, parts, are_gradients=are_gradients)
-
-
-def _as_float(value: object) -> jax.Array:
-    array = jnp.asarray(value)  # only sums of floats have the scale of the step
-    return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.float32)
-
-
-def _quotient(total: jax.Array, count: jax.Array) -> jax.Array:
-    # A scaled count is no short fraction.
-    wide = total.dtype if total.dtype.itemsize >= 4 else jnp.float32
-    return (total.astype(wide) / count.astype(wide)).astype(total.dtype)
-
 
 # Members of an elastic strategy as its user sees them, and how others join.
 
@@ -132,8 +65,7 @@ class ElasticMembership(Strategy):
     def participants(self) -> tuple[int, ...]:
         """Ids of the processes whose values the last step has combined, in replica order.
 
-        A process that is lost at the end of a step may have taken part in it. With backup workers,
-        this process may be no participant itself.
+        A process that is lost at the end of a step may have taken part in it.
 
         Example:
             >>> sg.ElasticStrategy().participants
@@ -196,45 +128,10 @@ class ElasticMembership(Strategy):
 
 # Joining of an elastic group, and the variables of its present members.
 
-_logger = logging.getLogger(__name__)
 
-
-def check_num_backup_workers(number: object, num_processes: int | None = None) -> None:
-    """Raises TypeError unless it is an int, ValueError if it is out of range.
-
-    `num_processes` is the number of processes, if it is known.
-    """
-    if not isinstance(number, int) or isinstance(number, bool):
-        raise TypeError(
-            explain(
-                f"num_backup_workers={number!r} is of type {type(number).__name__}.",
-                expected="an int.",
-                fix="pass the number of workers that a step need not wait for, such as 1.",
-            )
-        )
-    if number < 0 or (num_processes is not None and number >= num_processes):
-        several = "" if num_processes is None else f" of {num_processes} workers"
-        raise ValueError(
-            explain(
-                f"num_backup_workers={number}{several} is out of range.",
-                expected="0 or more, and less than the number of workers.",
-                fix="pass a smaller number: the others make each step.",
-            )
-        )
-
-
-def join_elastic_group(
-    resolver: ClusterResolver, *, num_backup_workers: int = 0, allow_unauthenticated: bool
-) -> ElasticGroup:
-    """Joins the group of a cluster.
-
-    Raises ValueError if it has no addresses, uses TLS, or has too few workers. Ends this process if
-    the group trains already, with backup workers: the launcher does not start it again then.
-    """
+def join_elastic_group(resolver: ClusterResolver, *, allow_unauthenticated: bool) -> ElasticGroup:
+    """Joins the group of a cluster; raises ValueError if it has no addresses, or uses TLS."""
     identity = identity_of(resolver, resolver.processes(), with_addresses=True)
-    check_num_backup_workers(num_backup_workers, identity.num_processes)
-    num_spares = settings.read("num_spares")
-    _check_spares(num_spares, identity.num_processes, num_backup_workers)
     credentials = Credentials.find(
         identity.label, identity.hosts, allow_unauthenticated=allow_unauthenticated
     )
@@ -253,55 +150,10 @@ def join_elastic_group(
         stuck_s=settings.read("stuck_timeout_s"),
         barrier_s=settings.read("barrier_timeout_s"),
     )
-    try:
-        group = ElasticGroup(
-            identity,
-            limits,
-            credentials,
-            num_backups=num_backup_workers,
-            num_spares=num_spares,
-            prepares=True,
-        )
-    except NotAdmittedError as error:
-        logs.announce(_logger, str(error))
-        raise SystemExit(NOT_NEEDED) from None
+    group = ElasticGroup(identity, limits, credentials, prepares=True)
     joined: Any = group
     set_current_group(joined)
     return group
-
-
-def _check_spares(num_spares: int, num_processes: int, num_backup_workers: int) -> None:
-    if num_spares >= num_processes:
-        raise ValueError(
-            explain(
-                f"STRATAGEM_NUM_SPARES is {num_spares}, but the cluster has "
-                f"{num_processes} processes.",
-                expected="at least one process that is no spare.",
-                fix="add workers, or lower STRATAGEM_NUM_SPARES.",
-            )
-        )
-    if num_spares and num_backup_workers:
-        raise ValueError(
-            explain(
-                f"num_backup_workers is {num_backup_workers}, and STRATAGEM_NUM_SPARES is "
-                f"{num_spares}.",
-                expected="one of both: with backup workers no process joins later, since the "
-                "members that are late would not know of it.",
-                fix="start without --spares, or leave out num_backup_workers.",
-            )
-        )
-
-
-def check_constant_batch(constant_batch: object) -> None:
-    """Raises ValueError for another value than "global" and "worker"."""
-    if constant_batch not in ("global", "worker"):
-        raise ValueError(
-            explain(
-                f"constant_batch={constant_batch!r} was passed.",
-                expected='"global" or "worker".',
-                fix='use "worker" if the memory of a worker has no room for more rows.',
-            )
-        )
 
 
 def move_variables(variables: VariableRegistry, before: Topology, after: Topology) -> None:
@@ -358,21 +210,11 @@ class ElasticStrategy(ElasticMembership):
     Args:
         cluster_resolver: the cluster and this process's task; None reads the environment. It lists
             the address of every process.
-        num_backup_workers: number of workers that a training step need not wait for, k. The first
-            n - k of n workers make the step; those that are late apply it, too, without their rows.
-            0 waits for all. With more, lost workers cannot join again. A single process has no
-            backup workers.
-        constant_batch: rows of a step of `fit` if members are lost. With "global", those left take
-            more rows each, and the steps are those of all members. With "worker", each takes at
-            most as many rows as with all members, so its memory is enough; a batch then takes
-            several steps, each with an update of the weights.
         allow_unauthenticated: as for `MultiWorkerMirroredStrategy`.
 
     Raises:
-        ValueError: an invalid cluster, a task that does not train, several hosts without a secret,
-            another `constant_batch`; `num_backup_workers` is negative, or not less than the number
-            of processes, or there are spares as well.
-        TypeError: an argument of another type.
+        ValueError: an invalid cluster, a task that does not train, or several hosts without a
+            secret.
         DeadlineExceededError: not all processes came in time; the message names the missing ones.
         RuntimeError: JAX has started already, or a process has several devices.
 
@@ -382,8 +224,7 @@ class ElasticStrategy(ElasticMembership):
         1
 
     Source: Birman and Joseph, Exploiting virtual synchrony in distributed systems, 1987; PyTorch,
-    torchft; Chen et al., Revisiting distributed synchronous SGD, 2016; TF 1.15
-    sync_replicas_optimizer.py, SyncReplicasOptimizer.
+    torchft.
     """
 
     @recreatable
@@ -391,13 +232,9 @@ class ElasticStrategy(ElasticMembership):
         self,
         cluster_resolver: ClusterResolver | None = None,
         *,
-        num_backup_workers: int = 0,
-        constant_batch: Literal["global", "worker"] = "global",
         allow_unauthenticated: bool = False,
     ) -> None:
         check_resolver(cluster_resolver, "cluster_resolver")
-        check_num_backup_workers(num_backup_workers)
-        check_constant_batch(constant_batch)
         self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
         processes = self._resolver.processes()
         self._devices: tuple[jax.Device, ...] = ()
@@ -406,19 +243,15 @@ class ElasticStrategy(ElasticMembership):
             super().__init__(topology, executor=Lockstep)
             return
         group = self._group = join_elastic_group(
-            self._resolver,
-            num_backup_workers=num_backup_workers,
-            allow_unauthenticated=allow_unauthenticated,
+            self._resolver, allow_unauthenticated=allow_unauthenticated
         )
         self._devices = start_separately(processes.num_processes, processes.process_id)
         serve_rounds(group)
         super().__init__(
             self._topology_of(group.view),
-            BackedOps() if num_backup_workers else AutomaticOps(CommunicationOptions()),
+            AutomaticOps(CommunicationOptions()),
             executor=ElasticLockstep,
         )
-        executor: Any = self.executor
-        executor.keeps_worker_rows = constant_batch == "worker"
         group.on_change(self._continue)
         admission = self._admission = ElasticAdmission(self, group)
         self.fit_callbacks = lambda: [ElasticAdmission.callback(admission)]

@@ -35,21 +35,6 @@ class DistributedValues(PublicDir):
     __slots__ = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Participation:
-    """The replicas that have taken part in a step of an elastic group, if it left others out.
-
-    Args:
-        replicas: their indices, ascending.
-        scale: factor by which a sum over them stands for the rows of all replicas.
-        is_own: True if this process's replica is among them.
-    """
-
-    replicas: tuple[int, ...]
-    scale: float
-    is_own: bool
-
-
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
 class PerReplica(DistributedValues):
@@ -66,8 +51,6 @@ class PerReplica(DistributedValues):
         objects: the components of this process, in replica order.
         local: this replica's traced value in a compiled step.
         split_again: in an elastic group, returns the value for the members that are left.
-        participation: the replicas that have a component, if a step has left others out: those hold
-            zeros. None for all replicas.
 
     Example:
         >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
@@ -85,24 +68,16 @@ class PerReplica(DistributedValues):
     split_again: Callable[[], Any] | None = dataclasses.field(
         default=None, compare=False, repr=False
     )
-    participation: Participation | None = None
 
-    def tree_flatten(self) -> tuple[tuple[Any, Any, Any], Any]:
-        """Returns the arrays for JAX; `lengths` and `participation` are static."""
-        return (self.stacked, self.objects, self.local), (self.lengths, self.participation)
+    def tree_flatten(self) -> tuple[tuple[Any, Any, Any], tuple[int, ...] | None]:
+        """Returns the arrays for JAX; `lengths` are static."""
+        return (self.stacked, self.objects, self.local), self.lengths
 
     @classmethod
-    def tree_unflatten(cls, static: tuple[Any, Any], children: Sequence[Any]) -> PerReplica:
+    def tree_unflatten(cls, lengths: tuple[int, ...] | None, children: Sequence[Any]) -> PerReplica:
         """Rebuilds a value from the result of `tree_flatten`."""
         stacked, objects, local = children
-        lengths, participation = static
-        return cls(
-            stacked=stacked,
-            lengths=lengths,
-            objects=objects,
-            local=local,
-            participation=participation,
-        )
+        return cls(stacked=stacked, lengths=lengths, objects=objects, local=local)
 
     @property
     def components(self) -> tuple[Any, ...]:

@@ -5,24 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
 
 import stratagem as sg
 from stratagem.devices import finding as separate_processes
-from stratagem.devices.mesh import REPLICA_AXIS
-from stratagem.errors import NOT_NEEDED
-from stratagem.execution.analysis.retracing import retrace
 from stratagem.execution.programs import elastic_lockstep
-from stratagem.group.elastic.views import not_admitted
 from stratagem.strategies import elastic as elastic_members
 from stratagem.strategies.compile_only import CompileOnlyStrategy
-from stratagem.strategies.elastic import BackedOps
 from stratagem.strategies.local_topology import local_topology
 from stratagem.strategies.local_update import islands_of
 
@@ -42,68 +36,10 @@ def test_a_resolver_of_another_type_is_refused() -> None:
         sg.ElasticStrategy(resolver)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize(
-    ("number", "kind", "words"),
-    [
-        (-1, ValueError, "num_backup_workers=-1 is out of range"),
-        (1.0, TypeError, "num_backup_workers=1.0 is of type float"),
-        (True, TypeError, "num_backup_workers=True is of type bool"),
-    ],
-)
-def test_numbers_of_backup_workers_that_no_cluster_has_are_refused(number, kind, words) -> None:
-    with pytest.raises(kind, match=words):
-        sg.ElasticStrategy(num_backup_workers=number)
-
-
-def test_backup_workers_leave_one_to_make_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    _set_cluster(monkeypatch)
-    with pytest.raises(ValueError, match="num_backup_workers=2 of 2 workers is out of range"):
-        sg.ElasticStrategy(num_backup_workers=2)
-
-
-def test_backup_workers_and_spares_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    _set_cluster(monkeypatch)
-    monkeypatch.setenv("STRATAGEM_NUM_SPARES", "1")
-    with pytest.raises(ValueError, match="num_backup_workers is 1, and STRATAGEM_NUM_SPARES is 1"):
-        sg.ElasticStrategy(num_backup_workers=1)
-
-
-def test_a_process_that_is_not_admitted_ends_with_a_code_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(*args: object, **kwargs: object) -> NoReturn:
-        raise not_admitted("worker 1", 1, 1)
-
-    _set_cluster(monkeypatch)
-    monkeypatch.setattr(elastic_members, "ElasticGroup", refuse)
-    with pytest.raises(SystemExit) as ended:
-        sg.ElasticStrategy(num_backup_workers=1)
-    assert ended.value.code == NOT_NEEDED
-    assert "while the others train with num_backup_workers=1" in capsys.readouterr().err
-
-
-def test_a_process_alone_has_no_backup_workers() -> None:
-    strategy = sg.ElasticStrategy(num_backup_workers=1)
-    assert strategy.num_replicas_in_sync == 1
-
-
-def test_another_constant_batch_is_refused() -> None:
-    batch: object = "both"
-    with pytest.raises(ValueError, match="constant_batch='both' was passed"):
-        sg.ElasticStrategy(constant_batch=batch)  # pyright: ignore[reportArgumentType]
-
-
 def _set_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
     task = {"type": "worker", "index": 0}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
-
-
-def test_a_cluster_of_spares_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    _set_cluster(monkeypatch)
-    monkeypatch.setenv("STRATAGEM_NUM_SPARES", "2")
-    with pytest.raises(ValueError, match="STRATAGEM_NUM_SPARES is 2, but the cluster has 2"):
-        sg.ElasticStrategy()
 
 
 def test_tls_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,52 +178,6 @@ def test_strategy_has_islands() -> None:
     assert sg.LocalUpdateStrategy(devices=devices).num_islands == 4
     alone = sg.LocalUpdateStrategy(devices=devices, replicas_per_island="process")
     assert (alone.num_islands, alone.islands) == (1, None)
-
-
-# Means over the replicas that take part, of sums that stand for all.
-
-_PARTS = np.array([[1.0, 2.0], [4.0, 8.0], [100.0, 100.0]])
-
-
-def _combined(op: sg.ReduceOp, dtype: str, scale: float, participants: list[int]) -> Any:
-    """Returns the result of a step in which sums of floats are those of some replicas, scaled."""
-    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
-    all_reduce = BackedOps().all_reduce(strategy.topology)
-    traced = jax.make_jaxpr(lambda x: all_reduce.one(op, x), axis_env=[(REPLICA_AXIS, 3)])(
-        jnp.asarray(_PARTS[0], dtype)
-    )
-    totals = iter([_PARTS[participants].sum(0), np.float64(len(participants))])
-
-    def add(eqn: Any, inputs: list[Any], is_inside: bool) -> list[Any]:
-        del is_inside
-        results = []
-        for one in inputs:
-            factor = scale if jnp.issubdtype(one.dtype, jnp.inexact) else 1
-            results.append(jnp.asarray(next(totals) * factor, one.dtype))
-        return results
-
-    rules = dict.fromkeys(("psum", "psum_invariant"), add)
-    return retrace(traced, [jnp.asarray(_PARTS[0], dtype)], rules=rules)[0]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
-def test_a_mean_is_that_of_the_participants_for_any_rows_of_theirs(dtype) -> None:
-    mean = _combined(sg.ReduceOp.MEAN, dtype, 32 / 21, [0, 1])
-    np.testing.assert_allclose(np.asarray(mean, np.float32), [2.5, 5.0], rtol=1e-2)
-    assert mean.dtype == (jnp.float32 if dtype == "int32" else jnp.dtype(dtype))
-
-
-def test_a_sum_is_what_the_members_combine() -> None:
-    total = _combined(sg.ReduceOp.SUM, "float32", 1.5, [0, 1])
-    np.testing.assert_allclose(total, [7.5, 15.0])
-
-
-def test_values_outside_of_a_step_are_reduced_as_always() -> None:
-    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-    all_reduce = BackedOps().all_reduce(strategy.topology)
-    mean = all_reduce.parts(sg.ReduceOp.MEAN, [1.0, 4.0], are_gradients=True)
-    assert float(mean) == 2.5
-    assert all_reduce.axis.size == 2
 
 
 # Local devices of a strategy, one or several per replica.

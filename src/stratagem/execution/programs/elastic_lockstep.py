@@ -6,7 +6,7 @@ import contextlib
 import functools
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -23,7 +23,7 @@ from stratagem.execution.tracing.arguments import Arguments, batch_arguments, fl
 from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.lost_changes import name_of
 from stratagem.group.current import current_group
-from stratagem.input.batches import HostBatch, take_own_part
+from stratagem.input.batches import HostBatch, split_again
 from stratagem.input.placement import place
 from stratagem.variables.distributed import PerReplica
 from stratagem.variables.registry import home_of
@@ -79,11 +79,10 @@ class ElasticLockstep(Lockstep):
     def __init__(self, strategy: StrategyParts, *, steps_per_call: int | None = None) -> None:
         super().__init__(strategy, steps_per_call=steps_per_call)
         self._topology: Topology = strategy.topology
-        self._by_size: dict[int, OrderedDict[Any, Program]] = {}
+        self._by_size: dict[int, OrderedDict[Any, Any]] = {}
         self._noted_size = self._topology.num_replicas
-        self._larger: dict[tuple[Any, int], list[ElasticProgram]] = {}
+        self._larger: dict[tuple[Any, int], ElasticProgram] = {}
         self._prepared = set[Any]()  # functions that were compiled for one member less
-        self.keeps_worker_rows = False  # a step has no more rows for a member if others are lost
         given = getattr(strategy, "executor", None)  # each `fit` has an executor of its own
         is_first = not isinstance(given, ElasticLockstep)
         self.outside_variables = OutsideVariables() if is_first else given.outside_variables
@@ -91,10 +90,7 @@ class ElasticLockstep(Lockstep):
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Calls a function once per replica, again if a member is lost; see `Executor.run`."""
         _refuse_eager(fn)
-        result, _ = self._run_until_committed(
-            fn, lambda: [self._flattened(args, kwargs)], returns_parts=True
-        )
-        return result
+        return self._run_until_committed(fn, lambda: self._flattened(args, kwargs))
 
     def _flattened(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
         topology = self._strategy.topology
@@ -117,83 +113,41 @@ class ElasticLockstep(Lockstep):
     def _run_batch(
         self, fn: Callable[..., Any], batch: HostBatch, arguments: Arguments | None
     ) -> Any:
-        """Runs a batch, in several steps if its rows are more than the members take in one."""
-        whole = batch if batch.origin is None else batch.origin
-        start = 0
-
-        def placed() -> Iterable[Arguments]:
+        def placed() -> Arguments:
             topology = self._strategy.topology
-            is_whole = not start and self._end(whole, 0, topology) == whole.num_examples
-            if arguments is not None and is_whole and _is_split_for(arguments, topology):
-                return [arguments]
-            return self._placed_parts(whole, start, topology)
+            if arguments is not None and _is_split_for(arguments, topology):
+                return arguments
+            return batch_arguments(place([split_again(batch, topology)], topology))
 
-        while True:
-            result, topology = self._run_until_committed(fn, placed)
-            start = self._end(whole, start, topology)
-            if start >= whole.num_examples:
-                return result
-
-    def _placed_parts(
-        self, whole: HostBatch, start: int, topology: Topology
-    ) -> Iterator[Arguments]:
-        """Yields the arguments of the step that begins at a row, and of those after it."""
-        while True:
-            end = self._end(whole, start, topology)
-            yield batch_arguments(
-                place([take_own_part(whole.rows(start, end), topology)], topology)
-            )
-            start = end
-            if start >= whole.num_examples:
-                return
-
-    def _end(self, whole: HostBatch, start: int, topology: Topology) -> int:
-        """Returns the row with which a step ends that begins at another."""
-        if not self.keeps_worker_rows:
-            return whole.num_examples
-        group: Any = current_group()
-        rows_each = -(-whole.num_examples // group.num_places)
-        return min(whole.num_examples, start + rows_each * topology.num_replicas)
+        return self._run_until_committed(fn, placed)
 
     def _run_until_committed(
-        self,
-        fn: Callable[..., Any],
-        arguments_of: Callable[[], Iterable[Arguments]],
-        *,
-        returns_parts: bool = False,
-    ) -> tuple[Any, Topology]:
-        """Runs a step; returns its result and the members that ran it.
-
-        `arguments_of` returns its arguments for the present members, and those of the steps after
-        it with the same data. `returns_parts` is True if the caller can take results that only some
-        members have.
-        """
+        self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments]
+    ) -> Any:
+        """Runs a step until it counts; `arguments_of` returns its arguments for present members."""
         group: Any = current_group()
         while True:
             topology = self._strategy.topology
-            arguments = next(iter(arguments_of()))
+            arguments = arguments_of()
             program = self.program(fn, arguments)
             if topology is not self._strategy.topology:
                 continue  # a member was lost while initial values were exchanged
             try:
-                if not isinstance(program, ElasticProgram):
-                    return program.run(arguments), topology
-                result = program.run_with(arguments, returns_parts=returns_parts)
+                result = program.run(arguments)
             except RoundAbortedError:
                 group.welcome()  # processes that take the places of lost ones begin with this step
                 continue
             key = self._keys.key(fn)
             if program.is_worth_preparing(has_siblings=key in self._prepared):
                 self._prepared.add(key)
-                program.prepare_following(arguments)
                 self._prepare_smaller(fn, arguments_of)
             if (size := group.admissions.wanted_size) is not None:
                 self._prepare_larger(fn, arguments_of, size)
-            return result, topology
+            return result
 
     def _prepare_smaller(
-        self, fn: Callable[..., Any], arguments_of: Callable[[], Iterable[Arguments]]
-    ) -> list[ElasticProgram]:
+        self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments]
+    ) -> ElasticProgram:
         """Compiles a step for one member less, in a thread, before one is lost."""
         own = jax.process_index()
         devices = list(self._strategy.topology.devices or ())
@@ -201,85 +155,75 @@ class ElasticLockstep(Lockstep):
         return self._prepare(fn, arguments_of, Topology(tuple(devices)))
 
     def _prepare_larger(
-        self, fn: Callable[..., Any], arguments_of: Callable[[], Iterable[Arguments]], size: int
+        self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments], size: int
     ) -> None:
         """Compiles a step for a process that waits to join, and says when that is done."""
         key = self._keys.key(fn), size
-        programs = self._larger.get(key)
-        if programs is None:
+        if key not in self._larger:
             members = self._strategy.topology.devices or ()
             others = [one for one in jax.devices() if one not in members]
             topology = Topology((*members, *others[:1]))
-            programs = self._larger[key] = self._prepare(fn, arguments_of, topology)
-        group: Any = current_group()
-        if all(program.is_compiled for program in programs):
+            self._larger[key] = self._prepare(fn, arguments_of, topology)
+        if self._larger[key].is_compiled:
+            group: Any = current_group()
             group.admissions.prepared_for = size
 
     def _prepare(
-        self,
-        fn: Callable[..., Any],
-        arguments_of: Callable[[], Iterable[Arguments]],
-        topology: Topology,
-    ) -> list[ElasticProgram]:
-        """Compiles steps for other members, in a thread; returns their programs."""
+        self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments], topology: Topology
+    ) -> ElasticProgram:
+        """Compiles a step for other members, in a thread; returns its program."""
         before, self._strategy.topology = self._strategy.topology, topology
         try:
             return self._started(fn, arguments_of())
         finally:
             self._strategy.topology = before
 
-    def _started(
-        self, fn: Callable[..., Any], arguments: Iterable[Arguments]
-    ) -> list[ElasticProgram]:
-        programs: list[ElasticProgram] = []
-        for one in arguments:
-            program = self.program(fn, one)
-            if isinstance(program, ElasticProgram):
-                program.prepare(one)
-                programs.append(program)
-        return programs
+    def _started(self, fn: Callable[..., Any], arguments: Arguments) -> ElasticProgram:
+        program = self.program(fn, arguments)
+        program.prepare(arguments)
+        return program
 
     def compile_ahead(self, fn: Callable[..., Any], batch: HostBatch) -> None:
         """Compiles a step for batches such as this one, before this process joins the others."""
-        whole = batch if batch.origin is None else batch.origin
-        self._compile(fn, lambda: self._placed_parts(whole, 0, self._strategy.topology))
+
+        def placed() -> Arguments:
+            topology = self._strategy.topology
+            return batch_arguments(place([split_again(batch, topology)], topology))
+
+        self._compile(fn, placed)
 
     def compile_call(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> None:
         """Compiles a function for arguments of `run`, before this process joins the others."""
-        self._compile(fn, lambda: [self._flattened(args, kwargs)])
+        self._compile(fn, lambda: self._flattened(args, kwargs))
 
-    def _compile(
-        self, fn: Callable[..., Any], arguments_of: Callable[[], Iterable[Arguments]]
-    ) -> None:
+    def _compile(self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments]) -> None:
         """Compiles a step for the expected members, and for one less: the others have both.
 
         Runs the former once without the others, since a first run takes longer.
         """
-        programs = self._started(fn, arguments_of())
+        programs = [self._started(fn, arguments_of())]
         if self._strategy.topology.num_replicas > 1:
-            programs += self._prepare_smaller(fn, arguments_of)
+            programs.append(self._prepare_smaller(fn, arguments_of))
         for program in programs:
             program.wait_until_compiled()
         group: Any = current_group()
-        with group.rehearsal():
-            for arguments in arguments_of():
-                with contextlib.suppress(RoundAbortedError):
-                    self.program(fn, arguments).run(arguments)
+        arguments = arguments_of()
+        with group.rehearsal(), contextlib.suppress(RoundAbortedError):
+            self.program(fn, arguments).run(arguments)
 
-    def program(self, fn: Callable[..., Any], arguments: Arguments) -> Program:
+    def program(self, fn: Callable[..., Any], arguments: Arguments) -> ElasticProgram:
         """Returns the program for the present number of members; see `Lockstep.program`."""
         topology = self._strategy.topology
         if topology is not self._topology:
             self._by_size[self._topology.num_replicas] = self._programs
             programs = self._by_size.pop(topology.num_replicas, OrderedDict())
-            self._programs = OrderedDict(
-                (key, one.on(topology) if isinstance(one, ElasticProgram) else one)
-                for key, one in programs.items()
-            )
+            self._programs = OrderedDict((key, one.on(topology)) for key, one in programs.items())
             self._topology = topology
-        return super().program(fn, arguments)
+        program = super().program(fn, arguments)
+        assert isinstance(program, ElasticProgram)
+        return program
 
     def _note_compilation(
         self, fn: Callable[..., Any], arguments: Arguments, program: Program

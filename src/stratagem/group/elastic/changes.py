@@ -42,12 +42,11 @@ class SafePoint:
 class ViewChanges:
     """Finds the next view together with the other members.
 
-    Members have `limits.join_s` to start, and `limits.stuck_s` to notice a broken view. A view has
-    at most `most` members.
+    Members have `limits.join_s` to start, and `limits.stuck_s` to notice a broken view.
     """
 
-    def __init__(self, peers: Peers, inbox: Inbox, limits: GroupLimits, *, most: int) -> None:
-        self._peers, self._inbox, self._most = peers, inbox, most
+    def __init__(self, peers: Peers, inbox: Inbox, limits: GroupLimits) -> None:
+        self._peers, self._inbox = peers, inbox
         self._peer_s, self._start_s, self._stuck_s = limits.peer_s, limits.join_s, limits.stuck_s
 
     def next_view(self, view: View, report: Report, safe: SafePoint | None = None) -> View:
@@ -65,26 +64,19 @@ class ViewChanges:
                 return found
         raise AssertionError("a member is not in its own view")
 
-    def first_view(self, members: tuple[int, ...], num_backups: int = 0) -> View:
+    def first_view(self, members: tuple[int, ...]) -> View:
         """Returns the first view once all members have started.
 
         Raises DeadlineExceededError, and GroupRunsError if the others have started before.
         """
         own = self._peers.own
         view = View(0, members)
-        report = Report(
-            own,
-            0,
-            0,
-            is_complete=False,
-            incarnation=self._peers.incarnation,
-            num_backups=num_backups,
-        )
+        report = Report(own, 0, 0, is_complete=False, incarnation=self._peers.incarnation)
         if own == members[0]:
             return self._collect(view, report, starts=True)
         deadline = time.monotonic() + self._start_s
         while time.monotonic() < deadline:
-            if own not in members or self._stage_of(members[0]) != Stage.STARTS:
+            if self._stage_of(members[0]) != Stage.STARTS:
                 self._check_others(self._peers.others)
             elif (found := self._ask_first(members[0], report)) is not None:
                 return found
@@ -213,7 +205,11 @@ class ViewChanges:
         found = with_newcomers(
             found, {member: one.incarnation for member, one in candidates.items()}
         )
-        is_due = not candidates and self._has_candidates(found, safe)
+        is_due = (
+            not candidates
+            and safe is not None
+            and self._inbox.has_candidate(safe.place, found.members)
+        )
         found = dataclasses.replace(found, is_change_due=is_due)
         waiting = [one.connection for one in candidates.values()]
         # One that gets the view may report at once that it is broken.
@@ -224,18 +220,11 @@ class ViewChanges:
             connection.close()
         return found
 
-    def _has_candidates(self, found: View, safe: SafePoint | None) -> bool:
-        """Returns True if processes wait that can join at the next safe point."""
-        if safe is None or len(found.members) >= self._most:
-            return False
-        return self._inbox.has_candidate(safe.place, found.members)
-
     def _candidates(self, found: View, safe: SafePoint | None) -> dict[int, Candidate]:
         """Returns the processes to add, if no round was committed since the safe point."""
-        room = self._most - len(found.members)
-        if safe is None or found.num_rounds != safe.num_rounds or room <= 0:
+        if safe is None or found.num_rounds != safe.num_rounds:
             return {}
-        return self._inbox.take_candidates(safe.place, found.members, room)
+        return self._inbox.take_candidates(safe.place, found.members)
 
     def _check_time(self, missing: list[int], waited_s: float, *, starts: bool) -> None:
         if starts and waited_s > self._start_s:

@@ -18,7 +18,7 @@ from stratagem.group.elastic.changes import GroupRunsError
 from stratagem.group.elastic.inbox import Candidacy, RunningGroup, Stage
 from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
 from stratagem.group.elastic.rounds import STUCK_SETTING, ElasticRounds
-from stratagem.group.elastic.views import agreement_refused, not_admitted
+from stratagem.group.elastic.views import agreement_refused
 from stratagem.group.verdict import Activity, GroupLimits
 from stratagem.group.wire import decode, encode
 
@@ -34,15 +34,12 @@ class ElasticGroup(ElasticRounds):
     `identity.addresses` has the address of each process, at which it listens.
 
     A round is a number of operations and a commit. If a member is lost before all have the values
-    of a round, no member commits it. One thread at a time runs rounds. With `num_backups`, so many
-    members may be left out of a round that allows it; they commit its results later.
+    of a round, no member commits it. One thread at a time runs rounds.
 
-    If the others train already, this process is a candidate until it calls `join`. The last
-    `num_spares` processes are candidates from the beginning. With `prepares`, members admit others
-    once `admissions.prepared_for` has the larger number of members on all.
+    If the others train already, this process is a candidate until it calls `join`. With `prepares`,
+    members admit others once `admissions.prepared_for` has the larger number of members on all.
 
-    Raises DeadlineExceededError, naming the missing processes, if some do not start in time;
-    UnavailableError if the others train already, with backup workers.
+    Raises DeadlineExceededError, naming the missing processes, if some do not start in time.
     """
 
     def __init__(
@@ -51,18 +48,9 @@ class ElasticGroup(ElasticRounds):
         limits: GroupLimits,
         credentials: Credentials,
         *,
-        num_backups: int = 0,
-        num_spares: int = 0,
         prepares: bool = False,
     ) -> None:
-        super().__init__(
-            identity,
-            limits,
-            credentials,
-            num_backups=num_backups,
-            num_spares=num_spares,
-            prepares=prepares,
-        )
+        super().__init__(identity, limits, credentials, prepares=prepares)
         self._candidacy = Candidacy(self._peers, self._inbox, peer_s=limits.peer_s)
         try:
             self._start()
@@ -72,16 +60,11 @@ class ElasticGroup(ElasticRounds):
 
     def _start(self) -> None:
         try:
-            self.view = self._told = self._changes.first_view(self.view.members, self.num_backups)
+            self.view = self._told = self._changes.first_view(self.view.members)
         except GroupRunsError:
             self.is_candidate = self._peers.have_started = True
             self._inbox.tell(stage=Stage.WAITS)
-            running = self._candidacy.look()
-            if running.num_backups or self.num_backups:
-                raise not_admitted(
-                    self._first.label, self.num_backups, running.num_backups
-                ) from None
-            self.expect(running)
+            self.expect(self._candidacy.look())
         else:
             self._connect()
             self._pauses.begin(self.view)
@@ -205,7 +188,7 @@ class ElasticGroup(ElasticRounds):
     def expect(self, running: RunningGroup) -> bool:
         """Prepares a candidate for a group; returns True if that changes its number of members."""
         before = self.num_processes
-        self.view = running.with_candidate(self.member, self._most)
+        self.view = running.with_candidate(self.member)
         is_other = before != len(self.view.members)
         if is_other:
             self.tell()

@@ -54,7 +54,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 
 _Key = TypeVar("_Key")
-DATA, CONTROL, REPORT, PROBE, READY = "data", "control", "report", "probe", "ready"
+DATA, REPORT, PROBE, READY = "data", "report", "probe", "ready"
 _ANSWER_S = 1.0
 _NOT_A_MEMBER = explain(
     "The other members continued without this process.",
@@ -87,16 +87,15 @@ class Candidate:
 class Inbox:
     """Connections of other processes that wait for this one. Any thread may use it."""
 
-    def __init__(self, incarnation: int = 0, num_backups: int = 0) -> None:
+    def __init__(self, incarnation: int = 0) -> None:
         self.changed = threading.Condition()
         self._about: dict[str, Any] = {
             "incarnation": incarnation,
             "stage": Stage.STARTS,
             "place": None,
             "num_calls": 0,
-            "num_backups": num_backups,
         }
-        self._data: dict[tuple[int, int, str], socket.socket] = {}
+        self._data: dict[tuple[int, int], socket.socket] = {}
         self._reports: dict[int, tuple[int, socket.socket]] = {}
         self._candidates: dict[int, Candidate] = {}
         self._expected: Mapping[int, int] | None = None
@@ -118,8 +117,8 @@ class Inbox:
         with self.changed:
             if self._is_closed:
                 connection.close()
-            elif kind in (DATA, CONTROL):
-                _replace(self._data, (int(words[0]), int(words[1]), kind), connection)
+            elif kind == DATA:
+                _replace(self._data, (int(words[0]), int(words[1])), connection)
             elif kind == REPORT and self._expects(int(words[0]), int(words[1])):
                 self._add_report(int(words[0]), int(words[1]), connection)
             elif kind == REPORT:
@@ -142,7 +141,7 @@ class Inbox:
     def _add_candidate(
         self, member: int, incarnation: int, place: str, connection: socket.socket
     ) -> None:
-        if self._about["stage"] != Stage.TRAINS or self._about["num_backups"]:
+        if self._about["stage"] != Stage.TRAINS:
             connection.close()
             return
         if (before := self._candidates.pop(member, None)) is not None:
@@ -152,12 +151,7 @@ class Inbox:
     def take_data(self, view: int, member: int) -> socket.socket | None:
         """Returns the connection of a member for the rounds of a view, once."""
         with self.changed:
-            return self._data.pop((view, member, DATA), None)
-
-    def take_control(self, view: int, member: int) -> socket.socket | None:
-        """Returns the connection of a member for the choice of participants in a view, once."""
-        with self.changed:
-            return self._data.pop((view, member, CONTROL), None)
+            return self._data.pop((view, member), None)
 
     def take_report(self, member: int) -> socket.socket | None:
         """Returns the connection over which a member reports, once."""
@@ -176,16 +170,14 @@ class Inbox:
                 for member, one in self._candidates.items()
             )
 
-    def take_candidates(
-        self, place: str, members: Collection[int], most: int
-    ) -> dict[int, Candidate]:
-        """Returns up to `most` processes that wait at a place and are no members, once."""
+    def take_candidates(self, place: str, members: Collection[int]) -> dict[int, Candidate]:
+        """Returns the processes that wait at a place and are no members, once."""
         taken: dict[int, Candidate] = {}
         with self.changed:
             for member, one in sorted(self._candidates.items()):
                 if one.has_ended:
                     self._candidates.pop(member).connection.close()
-                elif len(taken) < most and one.place == place and member not in members:
+                elif one.place == place and member not in members:
                     taken[member] = self._candidates.pop(member)
         return taken
 
@@ -266,10 +258,6 @@ class Peers:
         """Returns a connection for the rounds of a view; raises OSError."""
         return self._dial(member, f"{DATA} {view} {self.own}", self._peer_s)
 
-    def dial_control(self, member: int, view: int) -> socket.socket:
-        """Returns a connection for the choice of participants in a view; raises OSError."""
-        return self._dial(member, f"{CONTROL} {view} {self.own}", self._peer_s)
-
     def dial_report(self, member: int) -> socket.socket:
         """Returns a connection for a report; raises OSError."""
         return self._dial(member, f"{REPORT} {self.own} {self.incarnation}", self._peer_s)
@@ -337,26 +325,23 @@ class RunningGroup:
     """Description of a group by its members.
 
     `place` is where processes can join now, or None. `num_calls` counts the calls of `fit` that
-    have begun. A group with backup workers admits no process.
+    have begun.
     """
 
     view: int
     members: tuple[int, ...]
     place: str | None
     num_calls: int
-    num_backups: int = 0
 
     @classmethod
     def of_message(cls, message: Mapping[str, Any]) -> RunningGroup:
         """Returns it from the answer to a probe."""
         members = tuple(message["members"])
-        place, num_calls = message["place"], message["num_calls"]
-        return cls(message["view"], members, place, num_calls, message.get("num_backups", 0))
+        return cls(message["view"], members, message["place"], message["num_calls"])
 
-    def with_candidate(self, own: int, most: int) -> View:
-        """Returns the view that can be expected with another process: of at most `most` members."""
-        others = [one for one in self.members if one != own][: most - 1]
-        return View(self.view, tuple(sorted([*others, own])))
+    def with_candidate(self, own: int) -> View:
+        """Returns the view that can be expected with another process."""
+        return View(self.view, tuple(sorted({*self.members, own})))
 
 
 class Candidacy:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import logging
 import secrets
 import socket
 import statistics
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
-
-import numpy as np
 
 from stratagem import logs
 from stratagem.group.authentication.listening import listening_sockets
 from stratagem.group.authentication.secret import Credentials, Gate
 from stratagem.group.current import Identity
-from stratagem.group.elastic.backed_rounds import BackedRounds
 from stratagem.group.elastic.changes import SafePoint, ViewChanges
 from stratagem.group.elastic.inbox import PURPOSE, Inbox, Peers, Stage
 from stratagem.group.elastic.peer_connections import (
@@ -34,37 +29,6 @@ from stratagem.observe.run_events.process_writer import current_events
 from stratagem.observe.run_events.records import MembersEvent
 from stratagem.observe.run_events.writer import EventWriter
 from stratagem.resources import Closing
-
-# Connections of a view for the choice of participants, which the lowest member makes.
-
-_POLL_S = 0.01
-
-
-def connect_controls(
-    view: View, peers: Peers, inbox: Inbox, check: Brokenness, stack: contextlib.ExitStack
-) -> dict[int, socket.socket]:
-    """Returns this member's connections, which the stack closes.
-
-    On the lowest member these are the connections of all others; on another one, its own. Raises
-    PeerLostError if the view is broken.
-    """
-    lowest, *others = view.members
-    if peers.own != lowest:
-        try:
-            connection = peers.dial_control(lowest, view.number)
-        except OSError as error:
-            raise PeerLostError(str(error)) from error
-        return {lowest: stack.enter_context(connection)}
-    found: dict[int, socket.socket] = {}
-    begun_s = time.monotonic()
-    for member in others:
-        while (connection := inbox.take_control(view.number, member)) is None:
-            with inbox.changed:
-                inbox.changed.wait(_POLL_S)
-            check(time.monotonic() - begun_s)
-        found[member] = stack.enter_context(connection)
-    return found
-
 
 # Connections of a new view: each member dials those with lower ids, and awaits the others.
 
@@ -118,19 +82,17 @@ _NUM_STEPS = 100
 
 
 class TrainingPauses:
-    """Records the first members of a group of at most `most`, and each change of them.
+    """Records the first members of a group, and each change of them.
 
-    `tasks` has the name of each member's task.
+    `tasks` has the name of each process's task.
     """
 
     def __init__(
         self,
         tasks: Mapping[int, str],
-        *,
-        most: int,
         find_events: Callable[[], EventWriter | None] = current_events,
     ) -> None:
-        self._tasks, self._most, self._find_events = tasks, most, find_events
+        self._tasks, self._find_events = tasks, find_events
         self._steps_s: collections.deque[float] = collections.deque(maxlen=_NUM_STEPS)
         self._ended_s: float | None = None
         self._clear()
@@ -180,7 +142,7 @@ class TrainingPauses:
                     lost=list(self._lost),
                     joined=list(self._joined),
                     num_members=len(view.members),
-                    num_expected=self._most,
+                    num_expected=len(self._tasks),
                     change_s=self._change_s,
                     pause_s=pause_s,
                     step_s=step_s,
@@ -205,8 +167,8 @@ class Admissions:
     they change the view at their next safe point.
     """
 
-    def __init__(self, inbox: Inbox, own: int, *, most: int, prepares: bool) -> None:
-        self._inbox, self._own, self._most, self._prepares = inbox, own, most, prepares
+    def __init__(self, inbox: Inbox, own: int, *, prepares: bool) -> None:
+        self._inbox, self._own, self._prepares = inbox, own, prepares
         self.prepared_for = 0
         self.wanted_size: int | None = None
         self.is_change_due = False
@@ -267,14 +229,10 @@ class Admissions:
         size = len(view.members) + 1
         is_prepared = not self._prepares or self.prepared_for == size
         flag = _PREPARED if is_prepared else 0
-        leads = self._own == view.members[0]
-        if leads and size <= self._most and self._is_awaited(view):
+        place = None if self.safe is None else self.safe.place
+        if self._own == view.members[0] and self._inbox.has_candidate(place, view.members):
             flag |= _WANTED
         return flag
-
-    def _is_awaited(self, view: View) -> bool:
-        place = None if self.safe is None else self.safe.place
-        return self._inbox.has_candidate(place, view.members)
 
     def note(self, flags: Sequence[int]) -> None:
         """Takes what all members have said in a commit, by rank."""
@@ -300,15 +258,12 @@ class ElasticRounds(Closing):
         limits: GroupLimits,
         credentials: Credentials,
         *,
-        num_backups: int = 0,
-        num_spares: int = 0,
         prepares: bool = False,
     ) -> None:
         self._first, self.limits = identity, limits
         own = identity.process_id
-        self._most = identity.num_processes - num_spares
         incarnation = secrets.randbits(62)
-        self._inbox = Inbox(incarnation, num_backups)
+        self._inbox = Inbox(incarnation)
         host, port = identity.addresses[own]
         self._gate = Gate(
             listening_sockets(host, port, identity.hosts),
@@ -324,32 +279,25 @@ class ElasticRounds(Closing):
             peer_s=limits.peer_s,
             incarnation=incarnation,
         )
-        self._changes = ViewChanges(self._peers, self._inbox, limits, most=self._most)
-        self.admissions = Admissions(self._inbox, own, most=self._most, prepares=prepares)
+        self._changes = ViewChanges(self._peers, self._inbox, limits)
+        self.admissions = Admissions(self._inbox, own, prepares=prepares)
         self.is_candidate = self._rehearses = False
-        self._times = ExchangeTimes(waits_for_all=not num_backups)
-        self._pauses = TrainingPauses(_tasks_of(identity.labels), most=self._most)
+        self._times = ExchangeTimes()
+        self._pauses = TrainingPauses(_tasks_of(identity.labels))
         self._connections: PeerConnections | None = None
-        self.num_backups = num_backups
-        self._backing = BackedRounds(own, num_backups) if num_backups else None
         self._num_rounds = 0
         self._is_broken = self._is_complete = False
         self._is_step = False
         self._probed_s = 0.0
         self._listeners: list[Callable[[View], None]] = []
         self.participants: tuple[int, ...] = ()  # whose values the last committed round combines
-        self._told = self.view = View(0, tuple(range(self._most)))
+        self._told = self.view = View(0, tuple(range(identity.num_processes)))
         self._limit_s, self._setting = limits.stuck_s, STUCK_SETTING
 
     @property
     def member(self) -> int:
         """Id of this process in the cluster."""
         return self._first.process_id
-
-    @property
-    def num_places(self) -> int:
-        """Number of members if none is lost."""
-        return self._most
 
     # Rounds.
 
@@ -363,19 +311,10 @@ class ElasticRounds(Closing):
         finally:
             self._rehearses = False
 
-    def begin_round(
-        self,
-        name: str,
-        *,
-        is_step: bool = True,
-        is_backed: bool = False,
-        lengths: Sequence[int] | None = None,
-    ) -> None:
+    def begin_round(self, name: str, *, is_step: bool = True) -> None:
         """Begins a round, of the same name on all members; RuntimeError before it has joined.
 
-        One that `is_step` counts for the time of steps, and for the pauses between them. If it is
-        backed, members that are late are left out: sums of floats then stand for the rows of all.
-        `lengths` are the rows of each member, or None if all have as many.
+        One that `is_step` counts for the time of steps, and for the pauses between them.
         """
         if self._rehearses:
             self._is_broken = True
@@ -386,38 +325,21 @@ class ElasticRounds(Closing):
         self._is_broken = self._is_complete = False
         self._is_step = is_step
         self._connections.begin_round(self._num_rounds + 1, name)
-        if self._backing is not None and is_backed:
-            self._backing.begin(self._num_rounds + 1, lengths)
-        elif self._backing is not None:
-            self._backing.end()
-
-    def is_late(self) -> bool:
-        """Returns True if the others have begun the next round without this member."""
-        return self._backing is not None and self._backing.is_chosen(self._num_rounds + 1)
 
     def operate(
-        self,
-        operation: Callable[[PeerConnections], None],
-        result: np.ndarray[Any, Any] | None = None,
-        *,
-        follows_work: bool = True,
+        self, operation: Callable[[PeerConnections], None], *, follows_work: bool = True
     ) -> bool:
-        """Runs an operation of the round, with its result; False if the round is broken.
+        """Runs an operation of the round; False if the round is broken.
 
-        One that `follows_work` begins when this member has computed its values. In a backed round
-        that leaves this member out, it receives the result instead.
-
-        Raises RuntimeError if this member has left.
+        One that `follows_work` begins when this member has computed its values. Raises RuntimeError
+        if this member has left.
         """
         self._inbox.check_open()
         if not self._is_broken:
             assert self._connections is not None
             try:
                 self._times.begin_operation(follows_work=follows_work)
-                if result is None or self._backing is None or self._backing.participants is None:
-                    operation(self._connections)
-                else:
-                    self._backing.run(operation, result)
+                operation(self._connections)
             except PeerLostError as error:
                 _logger.info("A round is broken: %s.", error)
                 self._inbox.check_open()  # another thread closes the connections
@@ -430,41 +352,23 @@ class ElasticRounds(Closing):
         """Ends a round; False if no member has committed it. Changes a broken view."""
         if self._rehearses:
             return False
-        backing, before, view = self._backing, self._num_rounds, self.view
-        participants = (None if backing is None else backing.participants) or view.members
-        # A member that is late has the results only after the others have left the barrier.
-        self._is_complete = not self._is_broken and (backing is None or not backing.is_late)
+        before, view = self._num_rounds, self.view
+        self._is_complete = not self._is_broken
         flags: list[int] = []
-        own = self.admissions.flag(self.view)
-
-        def finish(connections: PeerConnections) -> None:
-            if backing is None or not backing.receive_if_late():
-                flags.extend(connections.barrier(own))
-
-        if self.operate(finish, follows_work=False):
-            self._count_round(send=True)
+        own = self.admissions.flag(view)
+        if self.operate(lambda peers: flags.extend(peers.barrier(own)), follows_work=False):
+            self._num_rounds += 1
             self._is_complete = False
-            if backing is None:  # with backup workers, no process joins
-                self.admissions.note(flags)
+            self.admissions.note(flags)
             ended_s = time.monotonic()
         else:
             ended_s = time.monotonic()  # of a step that counts: the change comes after it
             self._change()
         if self._num_rounds > before:
-            self.participants = participants
+            self.participants = view.members
             if self._is_step:
                 self._pauses.end_step(view.number, ended_s)
         return self._num_rounds > before
-
-    def _count_round(self, *, send: bool) -> None:
-        self._num_rounds += 1
-        if self._backing is not None:
-            self._backing.commit(self._num_rounds, send=send)
-
-    @property
-    def has_taken_part(self) -> bool:
-        """True if the last committed round combines values of this member."""
-        return self.member in self.participants
 
     def _change(self) -> None:
         begun_s = time.monotonic()
@@ -474,8 +378,7 @@ class ElasticRounds(Closing):
             self._disconnect()
             self.view = self._changes.next_view(self.view, self._report(), self.admissions.safe)
             self.admissions.begin_view(self.view)
-            if dict(self.view.behind).get(self.member, self.view.num_rounds) > self._num_rounds:
-                self._count_round(send=False)
+            self._num_rounds = self.view.num_rounds  # the last round counts for all or for none
             self._is_complete = False
             try:
                 self._connect()
@@ -485,7 +388,7 @@ class ElasticRounds(Closing):
             break
         change_s = time.monotonic() - begun_s
         self._pauses.note_change(before, self.view, change_s)
-        text = change_text(before, self.view, self._first.labels, most=self._most)
+        text = change_text(before, self.view, self._first.labels)
         logs.announce(_logger, f"{text} after {change_s:.3f} s.")
 
     def _report(self) -> Report:
@@ -496,13 +399,9 @@ class ElasticRounds(Closing):
             self._is_complete,
             self._peers.incarnation,
             self.admissions.is_new,
-            (None if self._backing is None else self._backing.participants) or (),
-            self.num_backups,
         )
 
     def _disconnect(self) -> None:
-        if self._backing is not None:
-            self._backing.end_view()
         if self._connections is not None:
             self._connections.close()
 
@@ -513,17 +412,6 @@ class ElasticRounds(Closing):
         self._connections = connect_view(
             self.view, self._peers, self._inbox, self._check_view, self._times
         )
-        if self._backing is not None:
-            self._connect_controls(self._backing, self._connections)
-
-    def _connect_controls(self, backing: BackedRounds, connections: PeerConnections) -> None:
-        check = self._check_view
-        with contextlib.ExitStack() as stack:
-            controls = connect_controls(self.view, self._peers, self._inbox, check, stack)
-            stack.callback(backing.end_view)
-            backing.begin_view(self.view, connections, controls, check)
-            self._inbox.check_open()
-            stack.pop_all()
 
     def _check_view(self, waited_s: float) -> None:
         """Raises PeerLostError if the view is broken, and DeadlineExceededError if it is stuck."""
@@ -549,24 +437,14 @@ class ElasticRounds(Closing):
         self._listeners.append(listener)
 
     def tell(self) -> None:
-        """Calls the listeners if the view has changed; call it between rounds.
-
-        A member that lacks rounds of earlier views commits those first, with the members of then.
-        """
-        backing, view = self._backing, self.view
-        members = None if backing is None else backing.members_of(self._num_rounds + 1)
-        if members is not None:
-            same = members == self._told.members
-            view = self._told if same else dataclasses.replace(view, members=members)
-        if self._told is not view:
-            self._told = view
+        """Calls the listeners if the view has changed; call it between rounds."""
+        if self._told is not self.view:
+            self._told = self.view
             for listener in self._listeners:
-                listener(view)
+                listener(self.view)
 
     def close(self) -> None:
         """Leaves the group; the others continue."""
-        if self._backing is not None:
-            self._backing.finish(self._num_rounds, self.limits.peer_s)
         self._gate.close()  # first: members that notice the rest find that it has ended
         self._inbox.close()
         self._disconnect()

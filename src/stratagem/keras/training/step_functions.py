@@ -257,9 +257,6 @@ class TrainOrTestFunction(_GroupedStepFunction):
         steps = self._steps = ReplicaSteps(model)
         super().__init__(model, strategy, steps.train if training else steps.test)
         self._num_states = 4 if training else 3
-        given = strategy.executor
-        if isinstance(self._execution, ElasticLockstep) and isinstance(given, ElasticLockstep):
-            self._execution.keeps_worker_rows = training and given.keeps_worker_rows
         self.metric_logs = MetricLogs(model, strategy)
         self._last_logs: Callable[[], LateLogs | None] = lambda: None
         writer = current_events() if training else None

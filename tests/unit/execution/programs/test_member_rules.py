@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
@@ -20,21 +19,12 @@ import stratagem as sg
 from stratagem.devices.collectives.elastic_rounds import RoundOperation
 from stratagem.devices.mesh import REPLICA_AXIS
 from stratagem.execution.analysis.retracing import retrace
-from stratagem.execution.programs import elastic_program as module
 from stratagem.execution.programs.elastic_program import (
-    Update,
     components_of_all,
     held_components,
     hold_components,
-    merged_components,
-    own_outputs,
-    reason_to_wait,
-    update_apart,
 )
 from stratagem.execution.programs.member_rules import member_rules
-from stratagem.execution.tracing.arguments import flatten_arguments
-from stratagem.execution.tracing.functionalize import Trace
-from stratagem.execution.tracing.tracer import trace_replica_function
 from stratagem.group.elastic.peer_connections import PeerConnections
 from tests.unit.group.process_group.members import together
 
@@ -163,114 +153,6 @@ def test_another_axis_is_refused() -> None:
         retrace(traced, [np.float32(1)], rules=member_rules(rounds, jnp.int32(0), 2))
 
 
-# Steps that may leave replicas out, and the reasons of others.
-
-
-class _Variables:
-    """A strategy of two devices, and variables of all kinds."""
-
-    def __init__(self) -> None:
-        self.strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-        with self.strategy.scope():
-            self.weight = sg.Variable(np.ones((3, 1), np.float32))
-            self.statistic = sg.Variable(0.0, trainable=False)
-            self.count = sg.Variable(
-                0.0, trainable=False, synchronization="on_read", aggregation="sum"
-            )
-
-    def trace(self, fn: Callable[[Any], Any]) -> Trace:
-        parts = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
-        value = self.strategy.distribute_values_from_function(
-            lambda context: parts[context.replica_id_in_sync_group]
-        )
-        arguments = flatten_arguments((value,), {}, num_replicas=2)
-        return trace_replica_function(self.strategy, fn, arguments)
-
-
-@pytest.fixture
-def variables() -> _Variables:
-    return _Variables()
-
-
-def _train(variables: _Variables, x: Any) -> Any:
-    def loss() -> Any:
-        return jnp.sum(jnp.square(x @ variables.weight.value)) / 8
-
-    value, (gradient,) = sg.value_and_grad(loss, [variables.weight])
-    context = sg.get_replica_context()
-    variables.weight.assign_sub(0.1 * context.all_reduce("sum", gradient))
-    return value
-
-
-def _train_and_count(variables: _Variables, x: Any) -> Any:
-    variables.count.assign_add(jnp.sum(x))
-    return _train(variables, x), sg.get_replica_context().all_reduce("sum", jnp.sum(x))
-
-
-def test_a_training_step_may_leave_replicas_out(variables) -> None:
-    trace = variables.trace(lambda x: _train_and_count(variables, x))
-    assert reason_to_wait(trace) is None
-    written = [one is variables.count for one in trace.written]
-    # A replica's count and loss are its own; the sum is not.
-    assert own_outputs(trace) == [*written, True, False]
-    assert any(written)
-
-
-def _evaluate(variables: _Variables, x: Any) -> Any:
-    variables.count.assign_add(jnp.sum(x @ variables.weight.value))
-
-
-def _predict_with_dropout(variables: _Variables, x: Any) -> Any:
-    variables.statistic.assign(variables.statistic + 1.0)
-    return x @ variables.weight.value
-
-
-def _train_apart(variables: _Variables, x: Any) -> Any:
-    del x
-    variables.weight.assign(variables.weight * 0.5)
-
-
-def _gather(variables: _Variables, x: Any) -> Any:
-    return _train(variables, x), sg.get_replica_context().all_gather(x, axis=0)
-
-
-def _read_counts(variables: _Variables, x: Any) -> Any:
-    variables.count.assign_add(jnp.sum(x))
-    return _train(variables, x), sg.get_replica_context().all_reduce("sum", variables.count.value)
-
-
-def _print(variables: _Variables, x: Any) -> Any:
-    jax.debug.print("{}", x[0, 0])
-    return _train(variables, x)
-
-
-@pytest.mark.parametrize(
-    ("step", "words"),
-    [
-        (_evaluate, "trains no variable"),
-        (_predict_with_dropout, "trains no variable"),
-        (_train_apart, "sums nothing over replicas"),
-        (_gather, "exchange rows"),
-        (_read_counts, "what each replica has counted"),
-        (_print, "functions of the host"),
-    ],
-)
-def test_other_steps_wait_for_all(variables, step, words) -> None:
-    assert words in str(reason_to_wait(variables.trace(lambda x: step(variables, x))))
-
-
-def test_a_variable_without_a_strategy_does_not_hinder(variables) -> None:
-    foreign = keras.Variable(0.0, trainable=False)
-
-    def step(x: Any) -> Any:
-        foreign.assign(foreign + 1.0)
-        return _train(variables, x)
-
-    trace = variables.trace(step)
-    assert reason_to_wait(trace) is None
-    assert own_outputs(trace) == [False, False, True]
-
-
 # What a carry may be, and what is refused.
 
 
@@ -360,78 +242,6 @@ def test_dataclass_and_variable_in_a_carry() -> None:
     assert [float(part) for part in last.last.components] == [4.0, 4.0]
 
 
-# Updates of variables apart from the rest of a step; the sine stands for what members combine.
-
-
-def _step(variables: list[Any], rows: jax.Array, rate: jax.Array) -> Any:
-    """Returns new weights, a count and a component; then a result, and a sum of all."""
-    weights, count, component = variables
-    total = jnp.sin(rows.sum() * weights)
-    moved = weights - rate * total / (1 + count)
-    return [moved, count + 1, component + rows.sum()], [rows * 2, moved.sum()]
-
-
-def _arguments() -> list[Any]:
-    return [[jnp.arange(4.0), jnp.float32(3), jnp.float32(5)], jnp.ones(6), jnp.float32(0.1)]
-
-
-def _run(is_updated: list[bool]) -> tuple[Any, list[Any], Update]:
-    updates: list[Update] = []
-
-    @jax.jit
-    def part(*arguments: Any) -> Any:
-        results, combined, update = update_apart(_step, arguments, is_updated, "sin")
-        updates.append(update)
-        return results, combined
-
-    results, combined = part(*_arguments())
-    return results, combined, updates[0]
-
-
-def test_the_update_and_the_rest_are_the_whole_step() -> None:
-    (values, others), combined, update = _run([True, True, False])
-    expected_values, expected_others = _step(*_arguments())
-    assert values[:2] == [None, None]
-    np.testing.assert_allclose(values[2], expected_values[2])
-    for mine, wanted in zip(others, expected_others, strict=True):
-        np.testing.assert_allclose(mine, wanted, rtol=1e-6)
-    new = update.run(jax.tree.leaves(tuple(_arguments())), combined)
-    assert sorted(new) == [0, 1]
-    for place, value in new.items():
-        np.testing.assert_allclose(value, expected_values[place], rtol=1e-6)
-
-
-def test_the_update_takes_nothing_from_rows_but_what_is_combined() -> None:
-    _, combined, update = _run([True, True, False])
-    assert [np.shape(one) for one in combined] == [(4,)]
-    rows = 3  # among the flat inputs
-    assert rows not in update.inputs
-
-
-def test_old_values_of_updated_variables_alone_are_donated() -> None:
-    _, combined, update = _run([True, False, False])
-    flat = jax.tree.leaves(tuple(_arguments()))
-    update.run(flat, combined)
-    assert [array.is_deleted() for array in flat] == [True, False, False, False, False]
-
-
-def test_all_numbers_of_members_have_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_programs", {})
-    first, second = (_run([True, True, False])[2] for _ in range(2))
-    assert first.program is second.program
-    assert _run([True, False, False])[2].program is not first.program
-
-
-def test_a_variable_that_stays_is_no_part_of_the_update() -> None:
-    def step(variables: list[Any]) -> Any:
-        return [variables[0], jnp.sin(variables[1])]
-
-    results, _, update = update_apart(step, [[jnp.ones(2), jnp.ones(2)]], [True, True], "sin")
-    np.testing.assert_array_equal(results[0], np.ones(2))
-    np.testing.assert_allclose(results[1], np.sin(np.ones(2)), rtol=1e-6)
-    assert update.places == ()
-
-
 # Components of ON_READ variables that each member of an elastic group keeps of all.
 
 
@@ -466,15 +276,6 @@ def test_without_components_nothing_is_sent() -> None:
     rounds: Any = _Gathers()
     assert components_of_all([], rounds, 2) == []
     assert rounds.dtypes == []
-
-
-def test_those_that_took_no_part_keep_their_components() -> None:
-    before = [np.array([1.0, 2.0, 3.0]), np.array([[1], [2], [3]])]
-    new = [jnp.array([10.0, 20.0, 30.0]), jnp.array([[10], [20], [30]])]
-    counted, rows = merged_components(new, before, [0, 2])
-    np.testing.assert_array_equal(counted, [10.0, 2.0, 30.0])
-    np.testing.assert_array_equal(rows, [[10], [2], [30]])
-    np.testing.assert_array_equal(before[0], [1.0, 2.0, 3.0])
 
 
 def test_components_are_held_until_the_variable_has_other_values() -> None:

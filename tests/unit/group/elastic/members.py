@@ -29,12 +29,10 @@ PLACE = "loop"
 
 @dataclasses.dataclass
 class Cluster(Closing):
-    """Ports of the processes of one group, of which the last ones are spares."""
+    """Ports of the processes of one group."""
 
     ports: Sequence[int]
     limits: GroupLimits = LIMITS
-    num_backups: int = 0
-    num_spares: int = 0
     prepares: bool = False
     groups: list[ElasticGroup] = dataclasses.field(default_factory=list)
 
@@ -44,8 +42,6 @@ class Cluster(Closing):
             listed(index, self.ports),
             self.limits,
             Credentials(),
-            num_backups=self.num_backups,
-            num_spares=self.num_spares,
             prepares=self.prepares,
         )
         self.groups.append(group)

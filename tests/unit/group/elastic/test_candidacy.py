@@ -96,19 +96,16 @@ def _never_over(running: RunningGroup) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("members", "own", "most", "expected"),
+    ("members", "own", "expected"),
     [
-        ((0, 2), 1, 3, (0, 1, 2)),
-        ((0, 1, 2), 1, 3, (0, 1, 2)),  # the others have not noticed the loss of the one before
-        ((0, 1, 2), 3, 3, (0, 1, 3)),  # a spare takes a place once there is one
-        ((2,), 0, 1, (0,)),
+        ((0, 2), 1, (0, 1, 2)),
+        ((0, 1, 2), 1, (0, 1, 2)),  # the others have not noticed the loss of the one before
+        ((2,), 0, (0, 2)),
     ],
 )
-def test_the_expected_view_has_this_process_and_no_more_than_the_most(
-    members, own, most, expected
-) -> None:
+def test_the_expected_view_has_this_process(members, own, expected) -> None:
     group = RunningGroup(6, members, None, 0)
-    assert group.with_candidate(own, most) == View(6, expected)
+    assert group.with_candidate(own) == View(6, expected)
 
 
 def test_a_look_finds_the_latest_view_of_those_that_train(made) -> None:
@@ -252,10 +249,11 @@ def test_a_group_that_ends_while_a_process_waits_is_an_error(made) -> None:
         one.wait("fit:1", _never_over)
 
 
-def test_a_spare_of_a_group_that_ends_gets_the_reason(make_cluster) -> None:
-    cluster = make_cluster(3, num_spares=1)
-    groups = cluster.started(2)
-    spare = cluster.member(2)
+def test_a_candidate_of_a_group_that_ends_gets_the_reason(make_cluster) -> None:
+    cluster = make_cluster(3)
+    groups = cluster.started(3)
+    groups.pop().close()
+    candidate = cluster.member(2)
     is_waiting = threading.Event()
 
     def look(running: RunningGroup) -> bool:
@@ -270,9 +268,9 @@ def test_a_spare_of_a_group_that_ends_gets_the_reason(make_cluster) -> None:
     thread = threading.Thread(target=end)
     thread.start()
     with pytest.raises(UnavailableError, match=r"All members ended before worker 2 \(host2:1\)"):
-        spare.join("loop", look)
+        candidate.join("loop", look)
     thread.join()
-    assert spare.is_candidate
+    assert candidate.is_candidate
 
 
 # Decisions of the lowest member that is left, with peers that are made up.
@@ -315,7 +313,7 @@ def _changes(
         theirs, ours = socket.socketpair()
         inbox.admit(ours, f"ready {member} {100 + member} fit:1")
         sides.append(theirs)
-    return ViewChanges(peers, inbox, _LIMITS, most=4), sides
+    return ViewChanges(peers, inbox, _LIMITS), sides
 
 
 _LIMITS = GroupLimits(join_s=0.1, peer_s=1, stuck_s=0.1, barrier_s=1)
@@ -382,13 +380,6 @@ def test_a_process_that_waits_is_not_added_elsewhere(safe, is_due) -> None:
     changes, sides = _changes(_ChangesPeers(lost=[2]), 1, 3, waiting=[2])
     found = changes.next_view(_VIEW, _OWN, safe)
     assert found == View(1, (0, 1, 3), 5, (0, 0, 0), is_change_due=is_due)
-    _close(changes, sides)
-
-
-def test_a_full_group_adds_nobody() -> None:
-    changes, sides = _changes(_ChangesPeers(), 1, 2, 3, waiting=[4])
-    found = changes.next_view(_VIEW, _OWN, SafePoint("fit:1", 5))
-    assert found.members == (0, 1, 2, 3)
     _close(changes, sides)
 
 
@@ -539,10 +530,8 @@ def inbox_of_admissions():
     theirs.close()
 
 
-def _admissions(
-    inbox_of_admissions: Inbox, own: int = 0, *, most: int = 3, prepares: bool = False
-) -> Admissions:
-    made = Admissions(inbox_of_admissions, own, most=most, prepares=prepares)
+def _admissions(inbox_of_admissions: Inbox, own: int = 0, *, prepares: bool = False) -> Admissions:
+    made = Admissions(inbox_of_admissions, own, prepares=prepares)
     made.safe = SafePoint("fit:1", 5)
     return made
 
@@ -566,11 +555,9 @@ def test_all_wait_for_one_that_is_not_prepared(inbox_of_admissions) -> None:
     assert first.is_change_due
 
 
-@pytest.mark.parametrize("change", ["full", "elsewhere", "unsafe", "ended"])
-def test_nothing_is_wanted_without_room_or_a_process_at_this_place(
-    inbox_of_admissions, change
-) -> None:
-    first = _admissions(inbox_of_admissions, most=2 if change == "full" else 3)
+@pytest.mark.parametrize("change", ["elsewhere", "unsafe", "ended"])
+def test_nothing_is_wanted_without_a_process_at_this_place(inbox_of_admissions, change) -> None:
+    first = _admissions(inbox_of_admissions)
     if change == "elsewhere":
         first.safe = SafePoint("fit:2", 5)
     if change == "unsafe":
@@ -580,15 +567,6 @@ def test_nothing_is_wanted_without_room_or_a_process_at_this_place(
     first.note([first.flag(_VIEW_OF_ADMISSIONS), 2])
     assert first.wanted_size is None
     assert not first.is_change_due
-
-
-def test_one_with_backups_takes_no_candidate() -> None:
-    made, (theirs, ours) = Inbox(num_backups=1), socket.socketpair()
-    made.tell(stage=Stage.TRAINS)
-    made.admit(ours, "ready 1 11 fit:1")
-    assert theirs.recv(1) == b""
-    assert not made.has_candidate("fit:1", _VIEW_OF_ADMISSIONS.members)
-    theirs.close()
 
 
 def test_a_new_view_starts_again(inbox_of_admissions) -> None:

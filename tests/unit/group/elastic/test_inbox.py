@@ -67,8 +67,8 @@ def test_listeners_hear_of_a_change_once_and_between_rounds(members) -> None:
 
 
 def test_a_process_that_has_not_joined_begins_no_round(make_cluster) -> None:
-    cluster = make_cluster(2, num_spares=1)
-    cluster.started(1)
+    cluster = make_cluster(2)
+    cluster.started(2)[1].close()
     with pytest.raises(RuntimeError, match="'step' was called in a process that has not joined"):
         cluster.member(1).begin_round("step")
 
@@ -188,8 +188,8 @@ def test_a_member_that_makes_no_progress_is_an_error(make_cluster) -> None:
 
 
 def test_a_rehearsal_ends_its_rounds_at_once_and_counts_none(make_cluster) -> None:
-    cluster = make_cluster(3, num_spares=1)
-    cluster.started(2)
+    cluster = make_cluster(3)
+    cluster.started(3)[2].close()
     with pytest.raises(AssertionError), cluster.groups[0].rehearsal():
         pass
     candidate = cluster.member(2)
@@ -307,13 +307,13 @@ def test_candidates_are_those_at_the_place_that_are_no_members(inbox, admit) -> 
     assert not inbox.has_candidate("fit:1", (0, 1))  # the member of this id has not ended yet
 
 
-def test_candidates_are_taken_once_in_their_order_and_up_to_a_number(inbox, admit) -> None:
+def test_candidates_are_taken_once_in_their_order(inbox, admit) -> None:
     for member in (5, 3, 4, 2):
         admit(f"{READY} {member} {member + 100} {'loop' if member != 2 else 'fit:1'}")
-    taken = inbox.take_candidates("loop", (0,), 2)
-    assert {member: one.incarnation for member, one in taken.items()} == {3: 103, 4: 104}
-    left = inbox.take_candidates("loop", (0,), 2)
-    assert list(left) == [5]
+    taken = inbox.take_candidates("loop", (0, 4))
+    assert [(member, one.incarnation) for member, one in taken.items()] == [(3, 103), (5, 105)]
+    left = inbox.take_candidates("loop", (0,))
+    assert list(left) == [4]
     assert inbox.has_candidate("fit:1", (0,))
     for one in (*taken.values(), *left.values()):
         one.connection.close()
@@ -321,7 +321,7 @@ def test_candidates_are_taken_once_in_their_order_and_up_to_a_number(inbox, admi
 
 def test_candidates_that_have_ended_are_not_taken(inbox, admit) -> None:
     admit(f"{READY} 1 7 loop").close()
-    assert inbox.take_candidates("loop", (0,), 1) == {}
+    assert inbox.take_candidates("loop", (0,)) == {}
     assert not inbox.has_candidate("loop", (0,))
 
 
@@ -334,7 +334,6 @@ def test_probes_get_what_the_process_says_of_itself(inbox, admit) -> None:
         "stage": "trains",
         "place": None,
         "num_calls": 0,
-        "num_backups": 0,
         "members": [0, 2],
     }
 
@@ -460,24 +459,25 @@ def test_a_member_that_never_starts_is_named() -> None:
 
 
 def test_a_candidate_has_only_its_own_values_and_runs_no_rounds(make_cluster) -> None:
-    cluster = make_cluster(3, num_spares=1)
-    cluster.started(2)
-    spare = cluster.member(2)
-    assert spare.is_candidate
-    assert spare.process_id == 1
-    assert spare.exchange("the initial values of 3 variables", [1]) == [[1], [1]]
+    cluster = make_cluster(2)
+    cluster.started(2)[0].close()
+    candidate = cluster.member(0)
+    assert candidate.is_candidate
+    assert candidate.process_id == 1  # not 0, whose values the others would take
+    assert candidate.exchange("the initial values of 3 variables", [1]) == [[1], [1]]
     with pytest.raises(RuntimeError, match="has not joined the others yet"):
-        spare.exchange("model.save", None)
+        candidate.exchange("model.save", None)
 
 
 def test_a_look_ends_the_wait_of_a_candidate(make_cluster) -> None:
-    cluster = make_cluster(3, num_spares=1)
-    groups = cluster.started(2)
-    spare = cluster.member(2)
+    cluster = make_cluster(3)
+    groups = cluster.started(3)
+    groups.pop().close()
+    candidate = cluster.member(2)
     for group in groups:
         group.admissions.begin_call()
-    assert not spare.join("fit:1", lambda running: running.num_calls == 1)
-    assert spare.is_candidate
+    assert not candidate.join("fit:1", lambda running: running.num_calls == 1)
+    assert candidate.is_candidate
 
 
 # Members that have ended, and those that cannot be reached.

@@ -1,12 +1,10 @@
-"""Processes that join an elastic group that runs: started again, or as spares."""
+"""Processes that are started again and join an elastic group that runs."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
-import socket
 import threading
 from typing import Any
 
@@ -15,13 +13,11 @@ import pytest
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.group.elastic import rounds
 from stratagem.group.elastic import views as group_messages
-from stratagem.group.elastic.inbox import Inbox
 from stratagem.group.elastic.peer_connections import PeerLostError
-from stratagem.group.elastic.rounds import TrainingPauses, connect_controls
-from stratagem.group.elastic.views import NotAdmittedError, Report, View, next_view, with_newcomers
+from stratagem.group.elastic.rounds import TrainingPauses
+from stratagem.group.elastic.views import Report, View, next_view, with_newcomers
 from stratagem.observe.run_events.records import MembersEvent
 from tests.unit.group.elastic.members import PLACE, Step, Training, members_of
-from tests.unit.group.process_group.members import together
 from tests.unit.observe.run_events.test_wait_clock import ticking
 
 
@@ -87,13 +83,15 @@ def test_two_processes_join_one_after_the_other_or_together(make_cluster) -> Non
     _check_logs(left)
 
 
-def test_a_spare_takes_the_place_of_a_lost_member_in_the_same_change(make_cluster) -> None:
-    cluster = make_cluster(4, num_spares=1)
+def test_one_that_waits_joins_in_the_change_that_a_loss_makes(make_cluster) -> None:
+    cluster = make_cluster(4, prepares=True)  # the members are not, so it joins at no other time
 
     def is_over(log: list[Step]) -> bool:
         return (0, 2, 3) in members_of(log) and len(log) > 30
 
-    trainings = [Training(group, is_over, may_retry=True) for group in cluster.started(3)]
+    trainings = [Training(group, is_over, may_retry=True) for group in cluster.started(4)]
+    trainings.pop(3).group.close()
+    _until_lost(trainings[0], 4)
     trainings.append(Training(cluster.member(3), is_over))
     inbox = trainings[0].group._inbox
     trainings[0].until(lambda log: inbox.has_candidate(PLACE, (0, 1, 2)))
@@ -101,7 +99,7 @@ def test_a_spare_takes_the_place_of_a_lost_member_in_the_same_change(make_cluste
     lost.group.close()
     _check_logs(trainings)
     log = members_of(trainings[0].log)
-    assert set(log) <= {(0, 1, 2), (0, 2, 3), (0, 2)}
+    assert set(log) <= {(0, 1, 2, 3), (0, 1, 2), (0, 2, 3), (0, 2)}
     assert log.count((0, 2)) <= 2
 
 
@@ -150,15 +148,18 @@ def test_the_state_comes_from_another_member_if_its_sender_is_lost(make_cluster)
 
 
 def test_a_candidate_finds_the_next_member_if_the_first_is_lost(make_cluster) -> None:
-    cluster = make_cluster(4, num_spares=2)
+    cluster = make_cluster(3, prepares=True)
 
     def is_over(log: list[Step]) -> bool:
-        return len(log) > 20 and members_of(log)[-1] == (1, 3)
+        return len(log) > 20 and members_of(log)[-1] == (1, 2)
 
-    trainings = [Training(group, is_over) for group in cluster.started(2)]
-    trainings.append(Training(cluster.member(3), is_over))
+    trainings = [Training(group, is_over) for group in cluster.started(3)]
+    trainings.pop(2).group.close()
+    _until_lost(trainings[0], 3)
+    trainings.append(Training(cluster.member(2), is_over))
     inbox = trainings[0].group._inbox
     trainings[0].until(lambda log: inbox.has_candidate(PLACE, (0, 1)))
+    trainings[1].group.admissions.prepared_for = 2
     trainings.pop(0).group.close()
     _check_logs(trainings)
 
@@ -182,20 +183,6 @@ def _two_again(log: list[Step]) -> bool:
     return _is_full_again(log, 2)
 
 
-@pytest.mark.parametrize(("lost", "own"), [(0, 1), (2, 1), (1, 0)])
-def test_a_group_with_backups_admits_no_process_and_waits_for_none(make_cluster, lost, own) -> None:
-    cluster = make_cluster(3, num_backups=1)
-    groups = dict(enumerate(cluster.started(3)))
-    groups.pop(lost).close()
-    again = dataclasses.replace(cluster, num_backups=own)
-    with pytest.raises(NotAdmittedError, match=f"={own}, while the others train with num_backup"):
-        again.member(lost)
-    left = list(groups)
-    assert together(2, lambda place: groups[left[place]].exchange("it", left[place])) == [left] * 2
-    for group in groups.values():
-        assert group.view.members == tuple(left)
-
-
 # Pauses while members change, against times computed by hand.
 
 _TASKS = {0: "worker 0", 1: "worker 1", 2: "worker 2"}
@@ -213,7 +200,7 @@ class _Events:
 
 def _pauses() -> tuple[TrainingPauses, list[MembersEvent]]:
     events: Any = _Events()
-    return TrainingPauses(_TASKS, most=3, find_events=lambda: events), events.found
+    return TrainingPauses(_TASKS, lambda: events), events.found
 
 
 def _train(pauses: TrainingPauses, *ends_s: float, number: int = 0) -> None:
@@ -295,7 +282,7 @@ def test_loss_before_the_first_step_of_a_process_that_joins_is_recorded_once() -
 
 
 def test_without_a_folder_of_the_run_nothing_is_recorded() -> None:
-    pauses = TrainingPauses(_TASKS, most=3, find_events=lambda: None)
+    pauses = TrainingPauses(_TASKS, lambda: None)
     pauses.begin(_ALL)
     _train(pauses, 1, 2)
     pauses.note_change(_ALL, _WITHOUT_1, 0.5)
@@ -404,99 +391,9 @@ def test_incarnations_and_newcomers_are_in_the_order_of_members() -> None:
     assert with_newcomers(view, {2: 22}) == View(1, (1, 2, 3), 2, (11, 22, 33), (2,))
 
 
-def _report(member: int, num_rounds: int, *participants: int, is_complete: bool = False) -> Report:
-    return Report(member, 0, num_rounds, is_complete, participants=participants, num_backups=1)
-
-
-def _view(members: tuple[int, ...], num_rounds: int, *behind: tuple[int, int]) -> View:
-    """Returns the view after the first one, of processes of incarnation 0."""
-    return View(1, members, num_rounds, (0,) * len(members), behind=behind)
-
-
 def test_a_view_arrives_as_it_was_sent() -> None:
-    view = View(4, (0, 2), 9, (11, 22), (2,), is_change_due=True, behind=((2, 7),))
+    view = View(4, (0, 2), 9, (11, 22), (2,), is_change_due=True)
     assert View.of_message(json.loads(json.dumps(dataclasses.asdict(view)))) == view
-
-
-def test_a_round_counts_if_its_participants_have_it_and_another_member_gets_it() -> None:
-    reports = [_report(0, 7, 0, 1, is_complete=True), _report(1, 7, 0, 1, is_complete=True)]
-    assert next_view([*reports, _report(2, 7)]) == _view((0, 1, 2), 8, (2, 7))
-    assert next_view([*reports, _report(2, 4)]) == _view((0, 1, 2), 8, (2, 4))
-
-
-def test_a_round_that_a_participant_lacks_counts_for_none() -> None:
-    reports = [_report(0, 7, 0, 1, is_complete=True), _report(1, 7, 0, 1), _report(2, 5)]
-    assert next_view(reports) == _view((0, 1, 2), 7, (2, 5))
-
-
-def test_a_round_that_a_lost_participant_has_sent_on_counts() -> None:
-    """It has left the barrier, so the other participants are in it."""
-    reports = [_report(1, 7, 0, 1, is_complete=True), _report(2, 8), _report(3, 6)]
-    assert next_view(reports) == _view((1, 2, 3), 8, (3, 6))
-
-
-def test_one_that_is_left_alone_goes_on_from_what_it_has() -> None:
-    assert next_view([_report(2, 5)]) == _view((2,), 5)
-
-
-def test_members_with_other_numbers_of_backups_are_refused() -> None:
-    with pytest.raises(RuntimeError, match="exclude each other"):
-        next_view([_report(0, 0), Report(1, 0, 0, is_complete=False)])
-
-
-# Connections for the choice of participants.
-
-_VIEW = View(3, (1, 2, 5))
-
-
-class _Peers:
-    def __init__(self, own: int, answer: socket.socket | OSError) -> None:
-        self.own, self._answer = own, answer
-        self.dialed: list[tuple[int, int]] = []
-
-    def dial_control(self, member: int, view: int) -> socket.socket:
-        self.dialed.append((member, view))
-        if isinstance(self._answer, OSError):
-            raise self._answer
-        return self._answer
-
-
-def _connect(peers: Any, inbox: Inbox, check: Any = None) -> dict[int, socket.socket]:
-    with contextlib.ExitStack() as stack:
-        found = connect_controls(_VIEW, peers, inbox, check, stack)
-        stack.pop_all()
-        return found
-
-
-def test_a_member_connects_to_the_lowest_one() -> None:
-    own, other = socket.socketpair()
-    with own, other:
-        peers = _Peers(5, own)
-        assert _connect(peers, Inbox()) == {1: own}
-        assert peers.dialed == [(1, 3)]
-
-
-def test_the_lowest_member_has_those_of_all_others() -> None:
-    inbox = Inbox()
-    pairs = {member: socket.socketpair() for member in (2, 5)}
-    for member, (own, _) in pairs.items():
-        inbox.admit(own, f"control 3 {member}")
-    found = _connect(_Peers(1, OSError()), inbox)
-    assert found == {member: own for member, (own, _) in pairs.items()}
-    for pair in pairs.values():
-        for one in pair:
-            one.close()
-
-
-def test_a_member_that_is_lost_meanwhile_breaks_the_view() -> None:
-    with pytest.raises(PeerLostError, match="refused"):
-        _connect(_Peers(2, ConnectionRefusedError("refused")), Inbox())
-
-    def check(waited_s: float) -> None:
-        raise PeerLostError(f"after {waited_s} s")
-
-    with pytest.raises(PeerLostError, match="after"):
-        _connect(_Peers(1, OSError()), Inbox(), check)
 
 
 # Messages about changes of the members, and errors.
@@ -522,7 +419,7 @@ def test_a_change_names_those_that_were_lost_and_that_joined(before, after, text
         View(number, tuple(members), 0, tuple(members.values()))
         for number, members in enumerate((before, after))
     ]
-    assert group_messages.change_text(*views, _LABELS, most=4) == text
+    assert group_messages.change_text(*views, _LABELS) == text
 
 
 def _raise(error: Exception) -> None:
