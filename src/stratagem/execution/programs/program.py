@@ -39,7 +39,6 @@ from stratagem.execution.tracing.remote_state import RemoteState, inputs_of
 from stratagem.observe.profiling.recorder import UNOBSERVED, current_observer, observed_call
 from stratagem.observe.run_events.process_writer import current_events
 from stratagem.variables.distributed import PerReplica
-from stratagem.variables.late_reads import read_before_replacing
 from stratagem.variables.layouts import stored_sharding
 
 if TYPE_CHECKING:
@@ -462,7 +461,6 @@ class Program:
 
     def _lasting_inputs(self) -> tuple[list[Any], list[Any], list[Any]]:
         """Returns the values of written and read variables, and the constants."""
-        read_before_replacing()
         written, read_only = self._written.read(self._value), self._read_only.read(self._value)
         if self._constants is None:
             with jax.ensure_compile_time_eval():  # the constants outlive a jax.jit around this call
