@@ -40,7 +40,6 @@ from stratagem.keras.private import (
 from stratagem.keras.private.variables import flatten_layers
 from stratagem.keras.training import active_fit, device_data, metric_logs, model, several_processes
 from stratagem.keras.training import generate_stream as generation
-from stratagem.keras.training import metric_logs as late_logs
 from stratagem.keras.training import model as metric_build
 from stratagem.keras.training.model_methods import wrapping_methods
 from stratagem.keras.variables import creation, planned_meshes, requests
@@ -192,23 +191,6 @@ TRAINING_PATCHES: dict[str, tuple[Patch, ...]] = {
             "__init__",
             active_fit.ordering_callbacks,
             "a backup is written after the other callbacks, whose state it holds",
-        ),
-    ),
-    "Logs that are read when they are used": (
-        *(
-            Patch(
-                keras.callbacks.CallbackList,
-                name,
-                late_logs.sharing_late_logs,
-                "a callback that uses no logs does not wait for the step",
-            )
-            for name in ("on_train_batch_end", "on_test_batch_end")
-        ),
-        Patch(
-            keras.callbacks.ProgbarLogger,
-            "_update_progbar",
-            late_logs.reading_when_drawn,
-            "a progress bar waits only for the steps for which it is drawn",
         ),
     ),
 }

@@ -46,7 +46,6 @@ from stratagem.observe.profiling.recorder import observed_call
 from stratagem.variables.distributed import PerReplica
 from stratagem.variables.exhausted_memory import ExplainsExhaustedMemory
 from stratagem.variables.initial_values import agree_on_initial_values
-from stratagem.variables.late_reads import read_before_replacing
 from stratagem.variables.layouts import stored_sharding
 from stratagem.variables.registry import home_of
 from stratagem.variables.regrouping import is_array
@@ -322,7 +321,6 @@ class FunctionProgram:
 
     def run(self, arrays: list[Any]) -> Any:
         """Runs the function on its array arguments, stores its writes and returns its result."""
-        read_before_replacing()
         written = self.written_values()
         read_only = [_stored(variable) for variable in self._read_only]
         arrays = [self._on_devices(array) for array in arrays]

@@ -162,12 +162,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
     f"{_ADAPTERS}.data_adapter_utils.unpack_x_y_sample_weight": (
         "unpacks batches as Keras's own steps do",
     ),
-    "keras.callbacks.CallbackList._async_test": (
-        "True if batch callbacks run in another thread, in evaluate",
+    "keras.callbacks.CallbackList._async_train": (
+        "True if batch callbacks run in another thread, in fit",
     ),
-    "keras.callbacks.CallbackList._async_train": ("likewise in fit",),
-    "keras.callbacks.ProgbarLogger._update_progbar": ("where a progress bar reads the logs",),
-    "keras.utils.Progbar._last_update": ("the time when a progress bar was drawn",),
 }
 
 NAMES = tuple(PrivateName(path, *rest) for path, rest in _TABLE.items())

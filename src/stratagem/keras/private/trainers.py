@@ -85,12 +85,6 @@ def set_initial_epoch(model: Any, epoch: int | None) -> None:
     as_open(model)._initial_epoch = epoch
 
 
-def calls_in_thread(callbacks: keras.callbacks.CallbackList, *, in_test: bool = False) -> bool:
+def calls_in_thread(callbacks: keras.callbacks.CallbackList) -> bool:
     """Returns True if batch callbacks run in another thread, concurrently with `fit`."""
-    return as_open(callbacks)._async_test if in_test else as_open(callbacks)._async_train
-
-
-def last_drawn_s(bar: Any) -> float | None:
-    """Returns the time when a progress bar was drawn; None if it averages all that it is given."""
-    # Before Keras 3.15, it averages.
-    return as_open(bar)._last_update if getattr(bar, "stateless_metrics", None) == set() else None
+    return as_open(callbacks)._async_train

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
-import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -21,139 +18,13 @@ from stratagem.devices.lockstep import (
     runs_separately,
     wait_until_ready,
 )
-from stratagem.errors import explain
-from stratagem.keras.private import get_stateless_scope, pythonify_logs
-from stratagem.keras.private.trainers import calls_in_thread, last_drawn_s
-from stratagem.keras.training.active_fit import uses_batch_logs
+from stratagem.keras.private import get_stateless_scope
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.variables.components import aggregate_components, gather_together
-from stratagem.variables.late_reads import LateRead
 from stratagem.variables.registry import VariableKind, home_of
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
-
-# Logs of steps whose values are read from the devices only when a callback uses them.
-
-_UNREAD = object()
-
-
-class LateLogs(dict[str, Any]):
-    """A dict of known names whose values are those of `read()`, called when one is first used.
-
-    `source` is the read of variables that `read` asks for, if any.
-    """
-
-    def __init__(
-        self, names: Iterable[str], read: Callable[[], Any], source: LateRead | None = None
-    ) -> None:
-        super().__init__(dict.fromkeys(names, _UNREAD))
-        self._read: Callable[[], Any] | None = read
-        self.source = source
-        self.is_shared = False
-
-    def load(self) -> None:
-        """Reads the values, if they were not."""
-        if self._read is not None:
-            values = self._read()
-            self._read = None
-            super().update(values)
-
-    def forget_if_shared(self) -> None:
-        """Drops the read if callbacks had the logs and no one kept them."""
-        if self.is_shared and self.source is not None:
-            self.source.drop()
-
-    def __iter__(self) -> Iterator[str]:  # makes `dict(logs)` call `__getitem__`
-        return super().__iter__()
-
-    def __reduce__(self) -> tuple[Any, ...]:  # pickled and copied as a plain dict
-        return dict, (dict(self),)
-
-
-def _loading(name: str) -> Callable[..., Any]:
-    original = getattr(dict, name)
-
-    @functools.wraps(original)
-    def method(self: LateLogs, *args: Any, **kwargs: Any) -> Any:
-        self.load()
-        return original(self, *args, **kwargs)
-
-    return method
-
-
-for _name in (
-    *("__getitem__", "get", "items", "values", "copy", "__eq__", "__ne__", "__repr__"),
-    *("__or__", "__ror__", "__ior__", "__setitem__", "__delitem__"),
-    *("clear", "pop", "popitem", "setdefault", "update"),
-):
-    setattr(LateLogs, _name, _loading(_name))
-
-
-def _dict(names: Iterable[str], values: Iterable[Any]) -> Any:
-    return dict(zip(names, values, strict=True))
-
-
-# As JAX flattens a dict: by sorted keys.
-jax.tree_util.register_pytree_node(
-    LateLogs,
-    lambda logs: ([logs[name] for name in sorted(logs)], tuple(sorted(logs))),
-    _dict,
-)
-
-
-def sharing_late_logs(original: Callable[..., Any]) -> Any:
-    """Returns the method of a `CallbackList` that gives callbacks numbers read on first use.
-
-    Keras converts the logs of each batch to numbers first, which waits for the step.
-    """
-    name = original.__name__
-    in_test = name == "on_test_batch_end"
-
-    @functools.wraps(original)
-    def shared(self: keras.callbacks.CallbackList, batch: int, logs: Any = None) -> None:
-        if not isinstance(logs, LateLogs):
-            original(self, batch, logs)
-            return
-        if calls_in_thread(self, in_test=in_test) and any(map(_needs_thread, self.callbacks)):
-            original(self, batch, dict(logs))  # read now: the next step starts meanwhile
-            return
-        numbers = LateLogs(sorted(logs), lambda: pythonify_logs(logs))
-        for callback in self.callbacks:
-            getattr(callback, name)(batch, logs=numbers)
-        kept = weakref.ref(numbers)
-        del numbers
-        if kept() is not None and logs.source is not None:
-            logs.source.result()
-        logs.is_shared = True
-
-    return shared
-
-
-def _needs_thread(callback: keras.callbacks.Callback) -> bool:
-    """Returns True if a callback may wait for each step; a bar does so 20 times a second."""
-    if isinstance(callback, keras.callbacks.ProgbarLogger):
-        return last_drawn_s(callback.progbar) is None
-    return uses_batch_logs(callback)
-
-
-def reading_when_drawn(original: Callable[..., Any]) -> Any:
-    """Returns the method of `ProgbarLogger` that uses logs only if the bar is drawn now."""
-
-    @functools.wraps(original)
-    def update(self: keras.callbacks.ProgbarLogger, batch: int, logs: Any = None) -> None:
-        bar: Any = self.progbar
-        drawn_s = last_drawn_s(bar) if isinstance(logs, LateLogs) else None
-        if drawn_s is None or time.time() - drawn_s >= bar.interval:
-            original(self, batch, logs)
-            return
-        interval, bar.interval = bar.interval, math.inf  # as the interval could end meanwhile
-        try:
-            original(self, batch)
-        finally:
-            bar.interval = interval
-
-    return update
 
 
 def results_at_once(original: Callable[..., Any]) -> Any:
@@ -213,7 +84,6 @@ class MetricLogs:
         self._program: Any = None
         self._variables: list[Any] = []
         self._names: list[str] | None = None
-        self._are_flat = True
 
     def current(self) -> dict[str, Any]:
         """Returns the metric results after `before`, without waiting for the devices."""
@@ -266,35 +136,6 @@ class MetricLogs:
         ]
         self._names = list(self._program(stored))
 
-    def late(self) -> dict[str, Any]:
-        """Returns the results so far, computed only if they are used.
-
-        Several processes compute them at once, and abstract devices never do.
-        """
-        stored, topology = self._stored(), self._strategy.topology
-        if self._names is None or topology.spans_processes or topology.is_abstract:
-            results = self.so_far()
-            self._names = list(results)
-            self._are_flat = not any(isinstance(one, dict) for one in results.values())
-            return results
-        if not self._are_flat:  # Keras flattens them, so that their names are not known
-            return self.so_far()
-        source = LateRead(functools.partial(self._of_values, stored))
-        return LateLogs(self._names, source.result, source)
-
-    def _of_values(self, stored: list[Any]) -> dict[str, Any]:
-        if any(value.is_deleted() for value in stored):  # JAX would crash
-            raise RuntimeError(
-                explain(
-                    "The logs of a batch were used after a program had taken the memory of the "
-                    "metrics' variables.",
-                    expected="programs of Stratagem and Keras, before which the logs are read.",
-                    fix="call dict(logs) in the callback before you donate values of variables "
-                    "to a program of your own.",
-                )
-            )
-        return self._program(stored)
-
     def _stored(self) -> list[Any]:
         """Returns the values of all variables of metrics, for the program of their results."""
         variables = self._model.metrics_variables
@@ -309,8 +150,7 @@ class MetricLogs:
         """Returns metric names with zeros, for logs of which Keras uses only the names."""
         if self._names is None:
             # One metric may report several names; only its result shows them.
-            self.late()
-            assert self._names is not None
+            self._names = list(self.so_far())
         return dict.fromkeys(self._names, 0.0)
 
     def _results(self, stored: list[Any]) -> Any:

@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import functools
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from stratagem.input.batches import HostBatch, split_again, take_own_part
 from stratagem.input.device_rows import with_selected_rows
 from stratagem.input.placement import place
 from stratagem.keras.training.active_fit import StepEvents
-from stratagem.keras.training.metric_logs import LateLogs, MetricLogs
+from stratagem.keras.training.metric_logs import MetricLogs
 from stratagem.keras.training.replica_steps import ReplicaSteps
 from stratagem.observe.profiling.trace import input_mark
 from stratagem.observe.run_events.process_writer import current_events
@@ -258,7 +257,6 @@ class TrainOrTestFunction(_GroupedStepFunction):
         super().__init__(model, strategy, steps.train if training else steps.test)
         self._num_states = 4 if training else 3
         self.metric_logs = MetricLogs(model, strategy)
-        self._last_logs: Callable[[], LateLogs | None] = lambda: None
         writer = current_events() if training else None
         self.events = None if writer is None else StepEvents(model, writer)
 
@@ -269,8 +267,6 @@ class TrainOrTestFunction(_GroupedStepFunction):
             results = self.run_next(iterator)
             return sum(len(batches) for batches, _ in results), results[-1]
 
-        if (before := self._last_logs()) is not None:
-            before.forget_if_shared()
         batches, result = call()[1] if self.events is None else self.events.run(call)
         logs = _last_logs(batches, result)
         # A wait for results that other processes take part in must not hide in a conversion.
@@ -278,18 +274,11 @@ class TrainOrTestFunction(_GroupedStepFunction):
         are_real = logs_wanted.value or (logs is not None and is_alone)
         if logs is not None:  # logs of a custom step
             logs = dict(logs)
-            is_flat = not any(isinstance(one, dict) for one in logs.values())
-            if is_alone and is_flat and isinstance(iterator, HostBatches):
-                logs = LateLogs(logs, functools.partial(dict, logs))
         elif logs_wanted.value:
-            # train_on_batch maps a function over the logs, for which they must be a plain dict.
-            in_loop = isinstance(iterator, HostBatches)
-            logs = self.metric_logs.late() if in_loop else self.metric_logs.current()
+            logs = self.metric_logs.current()
         else:
             logs = self.metric_logs.placeholder()
         self._report(logs, are_real=are_real)
-        if isinstance(logs, LateLogs):
-            self._last_logs = weakref.ref(logs)
         return logs, tuple([] for _ in range(self._num_states))
 
     def compile_ahead(self, batch: Any) -> None:

@@ -23,8 +23,8 @@ from jax.sharding import Mesh, PartitionSpec
 import stratagem as sg
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.execution.embeddings.lookups import as_row_numbers
-from stratagem.execution.tracing import function_identity
-from stratagem.execution.tracing.function_identity import function_key
+from stratagem.execution.tracing.arguments import Static
+from stratagem.execution.tracing.function_identity import function_state
 from stratagem.execution.tracing.garbage_collection import paused_garbage_collection
 from stratagem.execution.tracing.remote_state import (
     UNTOUCHED,
@@ -76,13 +76,11 @@ def test_state_of_a_step_is_hashed_once(strategy, monkeypatch) -> None:
 
     strategy.run(step, args=(jnp.ones((3, 2)),))
     hashed = []
-    own_hash = function_identity._Same.__hash__
-    monkeypatch.setattr(
-        function_identity._Same, "__hash__", lambda same: hashed.append(same) or own_hash(same)
-    )
+    own_hash = Static.__hash__
+    monkeypatch.setattr(Static, "__hash__", lambda own: hashed.append(own) or own_hash(own))
     strategy.run(step, args=(jnp.ones((3, 2)),))
     assert hashed == []
-    function_key(lambda: model)
+    hash(function_state(lambda: model))
     assert hashed
 
 
@@ -166,7 +164,7 @@ def test_partials_and_inner_functions_are_compared_by_what_they_do(strategy) -> 
 
 def test_key_keeps_what_it_compares_by_identity() -> None:
     def key(value: Any) -> Any:
-        return function_key(lambda: value)
+        return function_state(lambda: value)
 
     first = key(jnp.ones(2))
     assert all(key(jnp.ones(2)) != first for _ in range(20))  # no id is used again
@@ -174,9 +172,9 @@ def test_key_keeps_what_it_compares_by_identity() -> None:
 
 def test_state_that_cannot_be_compared_has_no_key() -> None:
     iterator = iter([1])
-    assert function_key(lambda: next(iterator)) is None
-    big = np.zeros(1 << 20)
-    assert function_key(lambda: big) is None
+    assert function_state(lambda: next(iterator)) is None
+    for value in (np.zeros(1 << 20), bytearray(2), [[] for _ in range(20_000)]):
+        assert function_state(lambda value=value: value) is None
 
 
 def test_library_that_is_imported_when_it_is_used_is_not_asked() -> None:
@@ -189,16 +187,16 @@ def test_library_that_is_imported_when_it_is_used_is_not_asked() -> None:
     def step() -> Any:
         return library
 
-    assert function_key(step) == function_key(step)
+    assert function_state(step) == function_state(step)
 
 
 def test_changed_trainable_flag_is_seen() -> None:
     variable = keras.Variable(1.0)
-    first = function_key(lambda: variable)
+    first = function_state(lambda: variable)
     variable.assign(2.0)
 
     def again() -> Any:
-        return function_key(lambda: variable)
+        return function_state(lambda: variable)
 
     before = again()
     assert before == again()
@@ -207,9 +205,21 @@ def test_changed_trainable_flag_is_seen() -> None:
     assert before != again()
 
 
+def test_layer_counts_by_the_variables_that_it_trains() -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+
+    def state() -> Any:
+        return function_state(lambda: model)
+
+    before = state()
+    assert before == state()
+    model.layers[0].trainable = False
+    assert before != state()
+
+
 def test_global_settings_are_part_of_a_key() -> None:
     def key() -> Any:
-        return function_key(lambda: 1)
+        return function_state(lambda: 1)
 
     before = key()
     assert before == key()
@@ -230,23 +240,17 @@ def test_equal_containers_are_not_the_same_one(strategy) -> None:
         assert calls == returned == [1]
 
 
-def test_modules_of_any_folder_with_installed_packages_are_not_walked(
-    tmp_path, monkeypatch
-) -> None:
-    # As `pip install --target` leaves them, and as an environment's base has them.
-    (tmp_path / "elsewhere-1.0.dist-info").mkdir()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "__init__.py").write_text("rate = 1.0\n")
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "ours.py").write_text("rate = 1.0\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.syspath_prepend(str(tmp_path / "own"))
+def test_installed_modules_count_by_identity(tmp_path, monkeypatch) -> None:
+    for folder, name in (("site-packages", "elsewhere"), ("own", "ours")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.py").write_text("rate = 1.0\n")
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
     for name, changes in (("elsewhere", False), ("ours", True)):
         module = importlib.import_module(name)
         monkeypatch.setitem(globals(), "_module", module)
-        before = function_key(_rate_of_module)
+        before = function_state(_rate_of_module)
         monkeypatch.setattr(module, "rate", 2.0)
-        assert (function_key(_rate_of_module) != before) is changes, name
+        assert (function_state(_rate_of_module) != before) is changes, name
         monkeypatch.delitem(sys.modules, name)
 
 
@@ -256,10 +260,10 @@ def _rate_of_module() -> Any:
 
 def test_masked_arrays_are_not_compared() -> None:
     masked = np.ma.masked_array([1.0, 2.0], [True, False])
-    assert function_key(lambda: masked) is None
+    assert function_state(lambda: masked) is None
     plain = np.array([1.0, 2.0])
-    assert function_key(lambda: plain) is not None
-    assert function_key(lambda: np.ma.masked) is not None  # of a library: not walked
+    assert function_state(lambda: plain) is not None
+    assert function_state(lambda: np.ma.masked) is not None  # of a library: not walked
 
 
 # What a step needs from outside: unused parts left out, and lookups that are told apart.
