@@ -18,8 +18,8 @@ from stratagem.devices.mesh import Topology
 from stratagem.execution.analysis.retracing import retrace
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.member_rules import member_rules
-from stratagem.execution.programs.program import POOLS, Program
-from stratagem.execution.programs.steps import Destination
+from stratagem.execution.programs.program import Program
+from stratagem.execution.programs.steps import POOLS, Destination, ReplicaStep
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.lost_changes import operations_digest
@@ -68,19 +68,68 @@ class RoundAbortedError(Exception):
     """A member was lost before all had the values of a step, which no member has committed."""
 
 
-class ElasticProgram(Program):
-    """A program of this process's replica; collectives are operations of a round of the group.
+class MemberStep(ReplicaStep):
+    """A step of this process's replica; collectives are operations of a round of the group.
 
     It depends on the number of members, and on no other property of them.
     """
 
-    _may_loop = False
+    may_loop = False
+
+    def __init__(self, trace: Trace, topology: Topology, group: ElasticGroup) -> None:
+        super().__init__(trace, topology)
+        self._group = group
+
+    def compiled(self, *, many: bool) -> Any:
+        """Returns the jitted function of this process's rank, and of its arrays of each pool."""
+        assert not many
+        return jax.jit(self._of_member, donate_argnums=1)
+
+    def _of_member(
+        self, rank: jax.Array, *arrays: list[Any]
+    ) -> tuple[list[Any], list[Any], list[Any], jax.Array]:
+        """Returns new values, components of all, results, and True if they are committed."""
+        rounds, count = Rounds(), self.topology.num_replicas
+        pools = dict(zip(POOLS, arrays, strict=True))
+        outputs = retrace(
+            fast_on_cpu(self.trace.jaxpr, self.topology),
+            [pools[source][index] for source, index in self.trace.inputs],
+            rules=member_rules(rounds, rank, count),
+        )
+        own = [
+            value for value, place in zip(outputs, self.written.places, strict=False) if place.spec
+        ]
+        components = components_of_all(own, rounds, count)
+        is_committed = rounds.commit()
+        written = pools["written"]
+        values = [
+            jnp.where(is_committed, new, old) for new, old in zip(outputs, written, strict=False)
+        ]
+        return values, components, outputs[len(written) :], is_committed
+
+    @property
+    def component_variables(self) -> list[Any]:
+        """Written variables of which each member keeps the components of all."""
+        return [place.variable for place in self.written.places if is_component(place)]
+
+    def finish(self, handed: list[Any], shared: list[Any]) -> None:
+        """Keeps the components of all; raises RoundAbortedError if the round was not committed."""
+        components, was_committed = handed
+        hold_components(self.component_variables, components)
+        self._group.tell()
+        if not was_committed:
+            raise RoundAbortedError
+
+
+class ElasticProgram(Program):
+    """A program of a member, whose calls are rounds of the group."""
 
     def __init__(self, trace: Trace, topology: Topology, name: str, group: ElasticGroup) -> None:
         self._group = group
         self._num_calls = 0
         self._compiled: concurrent.futures.Future[Any] | None = None
-        super().__init__(trace, topology, name)
+        self._of_member = MemberStep(trace, topology, group)
+        super().__init__(self._of_member, name)
 
     def on(self, topology: Topology) -> Self:
         """Returns this program for other members, of the same number."""
@@ -116,12 +165,12 @@ class ElasticProgram(Program):
         """Compiles it in a thread; the first call waits for that."""
         if self._compiled is None and not self._called:
             shapes = self._shapes_here(arguments)
-            self._compiled = _compiler().submit(lambda: self._step.lower(*shapes).compile())
+            self._compiled = _compiler().submit(lambda: self._single.lower(*shapes).compile())
 
     def _shapes_here(self, arguments: Arguments) -> list[Any]:
         """Returns the arguments of the compiled function as shapes."""
         several = self._topology.num_replicas > 1
-        written, read_only = self._written.read(self._value), self._read_only.read(self._value)
+        written, read_only, _ = self._lasting_inputs()
         leaves = [leaf for leaf in arguments.leaves if leaf.shape is not None]
         split = [
             jax.ShapeDtypeStruct((1, *leaf.shape[1:]) if several else leaf.shape, leaf.dtype)
@@ -132,53 +181,20 @@ class ElasticProgram(Program):
         pools += [split, list(map(_local, arguments.shared)), self.trace.constants]
         return [jnp.int32(0), *jax.tree.map(_shape_of, pools), []]
 
-    def _compile(self, *, many: bool) -> Any:
-        assert not many
-        return jax.jit(self._step_of_member, donate_argnums=1)
+    def _everywhere(self, value: object) -> Any:
+        return value  # a round takes values of this process
 
-    def _step_of_member(
-        self, rank: jax.Array, *arrays: list[Any]
-    ) -> tuple[list[Any], list[Any], list[Any], jax.Array]:
-        """Returns new values, components of all, results, and True if they are committed."""
-        rounds, count = Rounds(), self._topology.num_replicas
-        pools = dict(zip(POOLS, arrays, strict=True))
-        outputs = retrace(
-            fast_on_cpu(self.trace.jaxpr, self._topology),
-            [pools[source][index] for source, index in self.trace.inputs],
-            rules=member_rules(rounds, rank, count),
-        )
-        own = [
-            value for value, place in zip(outputs, self._written.places, strict=False) if place.spec
-        ]
-        components = components_of_all(own, rounds, count)
-        is_committed = rounds.commit()
-        written = pools["written"]
-        values = [
-            jnp.where(is_committed, new, old) for new, old in zip(outputs, written, strict=False)
-        ]
-        return values, components, outputs[len(written) :], is_committed
-
-    def _call(
-        self,
-        function: Callable[..., Any],
-        split: list[Any],
-        shared: list[Any],
-        rows: Sequence[Any] = (),
-    ) -> list[Any]:
-        written, read_only, constants = self._lasting_inputs()
-        summaries = self._summaries
-        before = held_components(self._component_variables)
-        inputs = [
-            list(map(_local, pool)) for pool in (written, read_only, split, shared, constants)
-        ]
-        if self._compiled is not None and function is self._step:
-            self._step = function = self._compiled.result()
+    def _start(self, function: Callable[..., Any], inputs: tuple[list[Any], ...]) -> Any:
+        before = held_components(self._of_member.component_variables)
+        if self._compiled is not None and function is self._single:
+            self._single = function = self._compiled.result()
             self._compiled = None
         self._called.add(function)
         self._group.begin_round(self._round_name)
+        own = [list(map(_local, pool)) for pool in inputs]
         try:
             values, components, results, is_committed = function(
-                jnp.int32(self._group.process_id), *inputs, list(rows)
+                jnp.int32(self._group.process_id), *own
             )
             was_committed = bool(is_committed)
         except (jax.errors.JaxRuntimeError, ValueError) as error:  # the latter of small programs
@@ -186,23 +202,14 @@ class ElasticProgram(Program):
             if isinstance(found, DivergedError):
                 raise diverged(self._group.identity.label, self._name, found) from error
             raise found or error from error
-        self._written.replace(
-            [
-                self._on_all(value, self._sharding_of(place.spec))
-                for value, place in zip(values, self._written.places, strict=True)
-            ]
-        )
-        hold_components(self._component_variables, components if was_committed else before)
+        places = self._of_member.written.places
+        values = [
+            self._on_all(value, self._sharding_of(place.spec))
+            for value, place in zip(values, places, strict=True)
+        ]
         stacked = self._sharding_of(PartitionSpec("replica"))
         results = [self._on_all(result, stacked) for result in results]
-        self._group.tell()
-        if not was_committed:
-            raise RoundAbortedError
-        return results if summaries is None else summaries.end(results, None)
-
-    @property
-    def _component_variables(self) -> list[Any]:
-        return [place.variable for place in self._written.places if is_component(place)]
+        return values, results, [components if was_committed else before, was_committed]
 
     def _sharding_of(self, spec: PartitionSpec) -> Sharding:
         return self._topology.stacked if spec else self._topology.replicated

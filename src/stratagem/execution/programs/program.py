@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -18,9 +17,9 @@ from stratagem.devices.mesh import Topology
 from stratagem.devices.shards import local_copy
 from stratagem.execution.programs.recompilations import Usage
 from stratagem.execution.programs.steps import (
-    MOST_BYTES,
     EarlyProgram,
     IdsProgram,
+    QueuedInput,
     ReplicaStep,
     StepProgram,
     input_bytes,
@@ -60,27 +59,6 @@ def placeholder_results(trace: Trace, topology: Topology) -> list[Any]:
         placeholder((topology.num_replicas, *aval.shape[1:]) if several else aval.shape, aval.dtype)
         for aval in trace.jaxpr.out_avals[len(trace.written) :]
     ]
-
-
-# One call runs and one waits, however large they are, so that the devices are never idle.
-_LEAST_CALLS = 2
-
-
-class QueuedInput:
-    """Waits for earlier calls of a program while too much of their input is on a device."""
-
-    def __init__(self) -> None:
-        self._calls: collections.deque[tuple[Any, int]] = collections.deque()
-        self._total_bytes = 0
-
-    def add(self, output: Any, size_bytes: int) -> None:
-        """Counts a call that has just started, by an output that no later program donates."""
-        self._calls.append((output, size_bytes))
-        self._total_bytes += size_bytes
-        while self._total_bytes > MOST_BYTES and len(self._calls) > _LEAST_CALLS:
-            first, first_bytes = self._calls.popleft()
-            self._total_bytes -= first_bytes
-            first.block_until_ready()
 
 
 class Program:

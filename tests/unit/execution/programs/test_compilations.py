@@ -16,10 +16,9 @@ import pytest
 import stratagem as sg
 from stratagem.devices.mesh import Topology
 from stratagem.execution.context.replica import ReplicaBatch
-from stratagem.execution.programs import program
-from stratagem.execution.programs import program as queued_input
+from stratagem.execution.programs import steps
 from stratagem.execution.programs.lockstep import compilations_of, note_compilation
-from stratagem.execution.programs.program import QueuedInput, input_bytes, is_large, loop_options
+from stratagem.execution.programs.steps import QueuedInput, input_bytes, is_large, loop_options
 from stratagem.execution.summary.writer import write_pending
 from stratagem.execution.tracing.arguments import Arguments, Leaf
 from tests.parity.comparison import mirrored
@@ -546,7 +545,7 @@ def test_steps_wait_for_earlier_steps_only_if_their_input_is_large(
         QueuedInput, "add", lambda self, done, size: sizes.append(size) or add(self, done, size)
     )
     if is_bounded:
-        monkeypatch.setattr(queued_input, "_MOST_BYTES", 2500)
+        monkeypatch.setattr(steps, "_MOST_BYTES", 2500)
     strategy = mirrored(num_replicas)
     with strategy.scope():
         total = sg.Variable(0.0, aggregation="sum")
@@ -591,7 +590,7 @@ def test_passes_that_the_user_disables_stay_disabled(strategy_of_loop_options, m
 
 
 def test_only_loops_have_the_options(strategy_of_loop_options, monkeypatch) -> None:
-    monkeypatch.setattr(program, "loop_options", lambda topology: {"xla_of_this_test": "1"})
+    monkeypatch.setattr(steps, "loop_options", lambda topology: {"xla_of_this_test": "1"})
     doubled = _doubled(strategy_of_loop_options)
     np.testing.assert_array_equal(doubled.run(_arguments()), 2 * ROWS[0])
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_of_this_test"):

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 import stratagem as sg
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.execution.analysis.replication import contains_primitive, differing_values
-from stratagem.execution.programs import variable_values as module
+from stratagem.execution.programs import steps as module
 from stratagem.execution.programs.sharded_step import scatter_sums
 from stratagem.execution.programs.steps import VariableValues, value_for_step
 from stratagem.execution.programs.update_part import StepParts, part_step, with_split_conditionals
