@@ -48,7 +48,7 @@ from stratagem.keras.variables import stored_value as explicit_placement
 from stratagem.keras.variables import variable_creation as made_in_scope
 from stratagem.strategies.base.logical_devices import set_shape_inference
 from stratagem.strategies.base.strategy import DefaultStrategy
-from stratagem.strategies.elastic_admission import ElasticAdmission
+from stratagem.strategies.elastic import ElasticAdmission
 
 # `Patch`: one replaced attribute of Keras.
 
