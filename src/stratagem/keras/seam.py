@@ -45,7 +45,7 @@ from stratagem.keras.training.model_methods import wrapping_methods
 from stratagem.keras.variables import creation, planned_meshes, requests
 from stratagem.strategies.base.logical_devices import set_shape_inference
 from stratagem.strategies.base.strategy import DefaultStrategy
-from stratagem.strategies.elastic_admission import ElasticAdmission
+from stratagem.strategies.elastic import ElasticAdmission
 
 # `Patch`: one replaced attribute of Keras.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, final
+from typing import Any, ClassVar, NoReturn, final
 
 import jax
 import numpy as np
 
-from stratagem import settings
+from stratagem import logs, settings
 from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
@@ -16,33 +17,99 @@ from stratagem.devices.collectives.elastic_rounds import serve_rounds
 from stratagem.devices.communication import CommunicationOptions
 from stratagem.devices.finding import start_separately
 from stratagem.devices.mesh import Topology
-from stratagem.errors import explain
+from stratagem.errors import NOT_NEEDED, UnavailableError, explain
 from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.current import agree_on_random_state, set_current_group
 from stratagem.group.elastic.group import ElasticGroup
+from stratagem.group.elastic.joining import RunningGroup, TrainingState, hand_over, receive
+from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
 from stratagem.group.elastic.views import View
 from stratagem.group.verdict import GroupLimits
 from stratagem.options import VariableAggregation
 from stratagem.strategies.base.automatic import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy
-from stratagem.strategies.elastic_admission import ElasticAdmission
 from stratagem.strategies.local_topology import local_topology
 from stratagem.strategies.membership import check_resolver, copy_refused, identity_of
 from stratagem.variables.components import components_of_members, store_components
 from stratagem.variables.registry import Home, VariableKind, VariableRegistry, home_of
 
-# Members of an elastic strategy as its user sees them, and how others join.
+_logger = logging.getLogger(__name__)
+_LOOP = "loop"
 
 
-class ElasticMembership(Strategy):
-    """A strategy with an elastic group; without one, this process is its only member."""
+@final
+class ElasticStrategy(Strategy):
+    """Trains one model in several processes in lockstep, which continue if some of them are lost.
 
-    _resolver: ClusterResolver
-    _group: ElasticGroup | None = None
+    Each process has one CPU device and a copy of the model. If a process dies, no variable has
+    changed by the step that it broke. The others split the same batch among themselves, and run the
+    step again: in the same processes, from the weights that they have. So the global batch stays as
+    it is, and the weights are those of an uninterrupted run with these members in each step.
+
+    A process that is started again joins the others, before a batch of `fit` or at a call of
+    `admit`, and continues from their values.
+
+    All processes read the same data, and each uses its rows. Metrics count what a lost process has
+    counted.
+
+    Args:
+        cluster_resolver: the cluster and this process's task; None reads the environment. It lists
+            the address of every process.
+        allow_unauthenticated: as for `MultiWorkerMirroredStrategy`.
+
+    Raises:
+        ValueError: an invalid cluster, a task that does not train, or several hosts without a
+            secret.
+        DeadlineExceededError: not all processes came in time; the message names the missing ones.
+        RuntimeError: JAX has started already, or a process has several devices.
+
+    Example:
+        >>> strategy = sg.ElasticStrategy()  # no cluster: one device
+        >>> strategy.num_replicas_in_sync
+        1
+
+    Source: Birman and Joseph, Exploiting virtual synchrony in distributed systems, 1987; PyTorch,
+    torchft.
+    """
+
+    _group: ElasticGroup | None = None  # None for a process without others
     _admission: ElasticAdmission | None = None
+
+    @recreatable
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        *,
+        allow_unauthenticated: bool = False,
+    ) -> None:
+        check_resolver(cluster_resolver, "cluster_resolver")
+        self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
+        processes = self._resolver.processes()
+        self._devices: tuple[jax.Device, ...] = ()
+        if processes.num_processes == 1:
+            topology = local_topology(["cpu:0"], name="devices")
+            super().__init__(topology, executor=Lockstep)
+            return
+        group = self._group = _join_group(
+            self._resolver, allow_unauthenticated=allow_unauthenticated
+        )
+        self._devices = start_separately(processes.num_processes, processes.process_id)
+        serve_rounds(group)
+        super().__init__(
+            self._topology_of(group.view),
+            AutomaticOps(CommunicationOptions()),
+            executor=ElasticLockstep,
+        )
+        group.on_change(self._continue)
+        admission = self._admission = ElasticAdmission(self, group)
+        self.fit_callbacks = lambda: [ElasticAdmission.callback(admission)]
+        agree_on_random_state()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise copy_refused(self)
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
@@ -125,11 +192,17 @@ class ElasticMembership(Strategy):
 
         admission.join_loop(prepare)
 
+    def _topology_of(self, view: View) -> Topology:
+        return Topology(tuple(self._devices[member] for member in view.members))
 
-# Joining of an elastic group, and the variables of its present members.
+    def _continue(self, view: View) -> None:
+        """Continues with the members of a view, and the values that this process has."""
+        before, self.topology = self.topology, self._topology_of(view)
+        if self._admission is not None and self._admission.has_values(before):
+            _move_variables(self.variables, before, self.topology)
 
 
-def join_elastic_group(resolver: ClusterResolver, *, allow_unauthenticated: bool) -> ElasticGroup:
+def _join_group(resolver: ClusterResolver, *, allow_unauthenticated: bool) -> ElasticGroup:
     """Joins the group of a cluster; raises ValueError if it has no addresses, or uses TLS."""
     identity = identity_of(resolver, resolver.processes(), with_addresses=True)
     credentials = Credentials.find(
@@ -156,7 +229,7 @@ def join_elastic_group(resolver: ClusterResolver, *, allow_unauthenticated: bool
     return group
 
 
-def move_variables(variables: VariableRegistry, before: Topology, after: Topology) -> None:
+def _move_variables(variables: VariableRegistry, before: Topology, after: Topology) -> None:
     """Moves variables to the present members, this process among them before and after."""
     places = [_process_of(device) for device in before.devices or ()]
     members = [_process_of(device) for device in after.devices or ()]
@@ -192,79 +265,222 @@ def _components(
     return rows
 
 
-@final
-class ElasticStrategy(ElasticMembership):
-    """Trains one model in several processes in lockstep, which continue if some of them are lost.
+# Joining of an elastic group: the state that a process receives, and where it continues.
 
-    Each process has one CPU device and a copy of the model. If a process dies, no variable has
-    changed by the step that it broke. The others split the same batch among themselves, and run the
-    step again: in the same processes, from the weights that they have. So the global batch stays as
-    it is, and the weights are those of an uninterrupted run with these members in each step.
 
-    A process that is started again joins the others, before a batch of `fit` or at a call of
-    `admit`, and continues from their values.
+class ElasticAdmission:
+    """Admits processes to an elastic group, and joins one."""
 
-    All processes read the same data, and each uses its rows. Metrics count what a lost process has
-    counted.
+    # Set by the Keras integration, a package above this one.
+    callback: ClassVar[Any]
+    random_state: ClassVar[Any]
 
-    Args:
-        cluster_resolver: the cluster and this process's task; None reads the environment. It lists
-            the address of every process.
-        allow_unauthenticated: as for `MultiWorkerMirroredStrategy`.
+    def __init__(self, strategy: Strategy, group: ElasticGroup) -> None:
+        self._strategy, self._group = strategy, group
+        self._call = 0
+        self._fit_state: Callable[[], dict[str, Any]] | None = None
+        self._received: TrainingState | None = None
+        self._is_restored = True
+        group.admissions.on_newcomers(self._deliver)
 
-    Raises:
-        ValueError: an invalid cluster, a task that does not train, or several hosts without a
-            secret.
-        DeadlineExceededError: not all processes came in time; the message names the missing ones.
-        RuntimeError: JAX has started already, or a process has several devices.
+    @property
+    def is_waiting(self) -> bool:
+        """True in a process that has not joined yet."""
+        return self._group.is_candidate
 
-    Example:
-        >>> strategy = sg.ElasticStrategy()  # no cluster: one device
-        >>> strategy.num_replicas_in_sync
-        1
+    def begin_call(self) -> str:
+        """Begins a call of `fit`; returns its place."""
+        self._call = self._group.admissions.begin_call()
+        return f"fit:{self._call}"
 
-    Source: Birman and Joseph, Exploiting virtual synchrony in distributed systems, 1987; PyTorch,
-    torchft.
-    """
-
-    @recreatable
-    def __init__(
+    def admit(
         self,
-        cluster_resolver: ClusterResolver | None = None,
+        place: str = _LOOP,
+        state: Callable[[], dict[str, Any]] | None = None,
         *,
-        allow_unauthenticated: bool = False,
+        may_retry: bool = False,
     ) -> None:
-        check_resolver(cluster_resolver, "cluster_resolver")
-        self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
-        processes = self._resolver.processes()
-        self._devices: tuple[jax.Device, ...] = ()
-        if processes.num_processes == 1:
-            topology = local_topology(["cpu:0"], name="devices")
-            super().__init__(topology, executor=Lockstep)
+        """Admits processes that wait at a place; `state` returns where they continue."""
+        self._fit_state = state
+        self._group.admit(place, may_retry=may_retry)
+
+    def join(self, place: str, prepare: Callable[[], None]) -> dict[str, Any] | None:
+        """Waits to join at a place; returns where to continue, or None if the call is over.
+
+        `prepare` is called before, and whenever the expected number of members changes.
+        """
+        prepare()
+
+        def look(running: RunningGroup) -> bool:
+            if running.num_calls > self._call and place != _LOOP:
+                return True
+            if self._group.expect(running):
+                prepare()
+            return False
+
+        if not self._wait(place, look):
+            logs.announce(_logger, f"Call {self._call} of fit is over, and is skipped.")
+            return None
+        self._take_over()
+        assert self._received is not None
+        return self._received.document["fit"]
+
+    def _wait(self, place: str, look: Callable[[RunningGroup], bool]) -> bool:
+        """Waits to join; ends this process if it is not needed, since all others have ended."""
+        try:
+            return self._group.join(place, look)
+        except UnavailableError as error:
+            if not self._group.is_candidate:
+                raise
+            logs.announce(_logger, str(error))
+            raise SystemExit(NOT_NEEDED) from None
+
+    def _take_over(self) -> None:
+        """Sets all variables, and keeps their values until the call of `fit` begins."""
+        assert self._received is not None
+        if not self._is_restored:
+            self.restore()
+        # A process that could not compile its step before would agree on initial values now.
+        self._strategy.variables.take_unsettled()
+        live: list[Any] = self._strategy.variables.live()
+        arrays = [_value(variable) for variable in live]
+        outside = self._received.arrays[len(live) :]
+        self._received = TrainingState(self._received.document, [*arrays, *outside])
+        executor = self._strategy.executor
+        if isinstance(executor, ElasticLockstep):
+            executor.outside_variables.end()
+
+    def has_values(self, topology: Topology) -> bool:
+        """Returns True once variables have the values of the others, which are set if necessary.
+
+        `topology` is that of the members that were there when they were sent.
+        """
+        if self._group.is_candidate or self._group.admissions.is_new:
+            return False
+        if not self._is_restored:
+            self.restore(topology)
+        return True
+
+    def join_loop(self, prepare: Callable[[], None]) -> None:
+        """Waits to join at a call of `admit`, and takes the values of the others."""
+        self.join(_LOOP, prepare)
+        assert self._received is not None
+        self.random_state().set_state(self._received.document["random"])
+        self._received = None
+
+    def restore(self, topology: Topology | None = None) -> None:
+        """Sets all variables to the values received, for the present members or those before."""
+        assert self._received is not None
+        self._is_restored = True
+        topology = topology or self._strategy.topology
+        variables: list[Any] = self._strategy.variables.live()
+        arrays = self._received.arrays
+        for variable, array in zip(variables, arrays[: len(variables)], strict=True):
+            if _is_on_read(variable):
+                store_components(variable, array, topology)
+            else:
+                variable.stored = topology.replicate(array)
+        places = _places(self._outside_variables(), self._received.document["outside"])
+        for variable, place in places:
+            variable.assign(arrays[len(variables) + place])
+
+    def end_place(self) -> None:
+        """Ends the place of a call of `fit`."""
+        self._fit_state = self._received = None
+        self._group.admissions.end_place()
+
+    def _deliver(self, connections: PeerConnections, source: int, newcomers: Sequence[int]) -> None:
+        """Sends the state, or receives it; all members call this in one round."""
+        own = self._group.member
+        if own not in newcomers:
+            hand_over(connections, source, newcomers, self._state if own == source else None)
             return
-        group = self._group = join_elastic_group(
-            self._resolver, allow_unauthenticated=allow_unauthenticated
-        )
-        self._devices = start_separately(processes.num_processes, processes.process_id)
-        serve_rounds(group)
-        super().__init__(
-            self._topology_of(group.view),
-            AutomaticOps(CommunicationOptions()),
-            executor=ElasticLockstep,
-        )
-        group.on_change(self._continue)
-        admission = self._admission = ElasticAdmission(self, group)
-        self.fit_callbacks = lambda: [ElasticAdmission.callback(admission)]
-        agree_on_random_state()
+        try:
+            self._received = receive(connections, source, newcomers, self._check)
+            self._is_restored = False
+        except PeerLostError:
+            raise
+        except Exception:
+            self._group.close()  # the others need not wait for the end of this process
+            raise
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise copy_refused(self)
+    def _state(self) -> TrainingState:
+        variables: list[Any] = self._strategy.variables.live()
+        outside = self._outside_variables()
+        document = {
+            "variables": [_description(variable) for variable in variables],
+            "outside": [_description(variable) for variable in outside],
+            "random": self.random_state().get_state(),
+            "fit": None if self._fit_state is None else self._fit_state(),
+        }
+        values = [_value(variable) for variable in variables]
+        return TrainingState(document, [*values, *(np.asarray(one.value) for one in outside)])
 
-    def _topology_of(self, view: View) -> Topology:
-        return Topology(tuple(self._devices[member] for member in view.members))
+    def _outside_variables(self) -> list[Any]:
+        executor = self._strategy.executor
+        return [*executor.outside_variables] if isinstance(executor, ElasticLockstep) else []
 
-    def _continue(self, view: View) -> None:
-        """Continues with the members of a view, and the values that this process has."""
-        before, self.topology = self.topology, self._topology_of(view)
-        if self._admission is not None and self._admission.has_values(before):
-            move_variables(self.variables, before, self.topology)
+    def _check(self, document: dict[str, Any]) -> None:
+        """Raises ValueError if this process has other variables than the others."""
+        own = [_description(variable) for variable in self._strategy.variables.live()]
+        others: list[Any] = document["variables"]
+        for place in range(max(len(own), len(others))):
+            mine = own[place] if place < len(own) else None
+            theirs = others[place] if place < len(others) else None
+            if mine != theirs:
+                raise ValueError(
+                    explain(
+                        f"Variable {place} is {_named(mine)} in this process, but "
+                        f"{_named(theirs)} in the others.",
+                        expected="the variables of the others, made in the same order.",
+                        fix="run the same program as the others. Make all variables before "
+                        "strategy.admit() is called for the first time.",
+                    )
+                )
+        _places(self._outside_variables(), document["outside"])
+
+
+def _is_on_read(variable: Any) -> bool:
+    home = home_of(variable)
+    return home is not None and home.kind is VariableKind.ON_READ
+
+
+def _description(variable: Any) -> list[Any]:
+    return [variable.path, list(variable.shape), str(variable.dtype), _is_on_read(variable)]
+
+
+def _value(variable: Any) -> np.ndarray[Any, Any]:
+    if _is_on_read(variable):  # components of all members, held since their last change
+        return np.asarray(variable.whole.gathered)
+    return np.asarray(variable.stored.addressable_data(0))
+
+
+def _places(variables: Sequence[Any], descriptions: Sequence[list[Any]]) -> list[tuple[Any, int]]:
+    """Returns the place of each variable of no strategy among those that the others have.
+
+    Raises ValueError if the others have none of its name, shape and dtype.
+    """
+    left = dict(enumerate(descriptions))
+    places: list[tuple[Any, int]] = []
+    for variable in variables:
+        own = _description(variable)
+        place = next((place for place, one in left.items() if one == own), None)
+        if place is None:
+            raise ValueError(
+                explain(
+                    f"A step of this process uses variable {_named(own)}, which was made outside "
+                    "of the strategy's scope. No step of the others uses it.",
+                    expected="the variables of the others.",
+                    fix="make it in strategy.scope(); an optimizer has variables as well.",
+                )
+            )
+        del left[place]
+        places.append((variable, place))
+    return places
+
+
+def _named(description: list[Any] | None) -> str:
+    if description is None:
+        return "missing"
+    path, shape, dtype, _ = description
+    return f"{path!r} of shape {tuple(shape)} and dtype {dtype}"

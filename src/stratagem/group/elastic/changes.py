@@ -1,15 +1,22 @@
-"""Changes of the view: the lowest member left collects reports and sends the next view."""
+"""Changes of the view: the lowest member left collects reports and sends the next view.
+
+Also the pauses of training that changes make, as events of the run.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 import select
 import socket
+import statistics
 import time
+from collections.abc import Callable, Mapping
 
 from stratagem.errors import DeadlineExceededError, UnavailableError, explain
-from stratagem.group.elastic.inbox import (
+from stratagem.group.elastic.joining import SafePoint
+from stratagem.group.elastic.peers import (
     Candidate,
     Inbox,
     Peers,
@@ -19,6 +26,9 @@ from stratagem.group.elastic.inbox import (
 )
 from stratagem.group.elastic.views import Report, View, next_view, with_newcomers
 from stratagem.group.verdict import GroupLimits
+from stratagem.observe.run_events.process_writer import current_events
+from stratagem.observe.run_events.records import MembersEvent
+from stratagem.observe.run_events.writer import EventWriter
 
 _logger = logging.getLogger(__name__)
 
@@ -29,14 +39,6 @@ _PROBE_EVERY_S = 0.2
 
 class GroupRunsError(Exception):
     """The others train already, so that this process can only join them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class SafePoint:
-    """A place of the program at which processes can join, after a number of committed rounds."""
-
-    place: str
-    num_rounds: int
 
 
 class ViewChanges:
@@ -284,3 +286,81 @@ def _send(connection: socket.socket, message: dict[str, object], limit_s: float)
 
 def _is_readable(connection: socket.socket, limit_s: float) -> bool:
     return bool(select.select([connection], [], [], limit_s)[0])
+
+
+# Pauses of training while the members of an elastic group change, as events of the run.
+#
+# A pause begins when the last step before a change ends, and is over when the first step of the new
+# members ends, less the median time of a step before. Changes without a step in between share a
+# pause, and are one event.
+
+_NUM_STEPS = 100
+
+
+class TrainingPauses:
+    """Records the first members of a group, and each change of them.
+
+    `tasks` has the name of each process's task.
+    """
+
+    def __init__(
+        self,
+        tasks: Mapping[int, str],
+        find_events: Callable[[], EventWriter | None] = current_events,
+    ) -> None:
+        self._tasks, self._find_events = tasks, find_events
+        self._steps_s: collections.deque[float] = collections.deque(maxlen=_NUM_STEPS)
+        self._ended_s: float | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._view: View | None = None
+        self._lost: list[str] = []
+        self._joined: list[str] = []
+        self._change_s = 0.0
+
+    def begin(self, view: View) -> None:
+        """Records the members with whom this process begins."""
+        if self._view is None:  # else the first step records the change
+            self._write(view, time.monotonic(), None, None)
+
+    def note_change(self, before: View, after: View, change_s: float) -> None:
+        """Notes a change of the view, which took `change_s`; it is recorded with the next step."""
+        old, new = before.expected.items(), after.expected.items()
+        self._lost += [self._tasks[member] for member, _ in sorted(old - new)]
+        self._joined += [self._tasks[member] for member, _ in sorted(new - old)]
+        self._change_s += change_s
+        self._view = after
+
+    def end_step(self, number: int, end_s: float) -> None:
+        """Takes the end of a step in view `number`; `end_s` is on the monotonic clock."""
+        before_s, self._ended_s = self._ended_s, end_s
+        view = self._view
+        if view is None:
+            if before_s is not None:
+                self._steps_s.append(end_s - before_s)
+        elif number >= view.number:
+            step_s = statistics.median(self._steps_s) if self._steps_s else None
+            pause_s = None
+            if before_s is not None and step_s is not None:
+                pause_s = max(0.0, end_s - before_s - step_s)
+            self._write(view, end_s, pause_s, step_s)
+            self._clear()
+
+    def _write(self, view: View, end_s: float, pause_s: float | None, step_s: float | None) -> None:
+        events = self._find_events()
+        if events is not None:
+            events.members(
+                MembersEvent(
+                    time_s=time.time() - time.monotonic() + end_s,
+                    monotonic_s=end_s,
+                    view=view.number,
+                    lost=list(self._lost),
+                    joined=list(self._joined),
+                    num_members=len(view.members),
+                    num_expected=len(self._tasks),
+                    change_s=self._change_s,
+                    pause_s=pause_s,
+                    step_s=step_s,
+                )
+            )

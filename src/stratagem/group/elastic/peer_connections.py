@@ -6,8 +6,6 @@ A view has connections of its own. So nothing of a broken round is left in them.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import select
 import socket
 import struct
@@ -19,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.errors import DataLossError, explain
 from stratagem.observe.run_events.wait_clock import WaitClock, wait_clock
 
 # The end of sockets that another thread may be using.
@@ -158,7 +155,7 @@ class PeerConnections:
         own = memoryview(content)
         self._swap(
             {peer: [own] for peer in self._sockets},
-            {peer: [_bytes_of(array)] for peer, array in received.items()},
+            {peer: [bytes_of(array)] for peer, array in received.items()},
         )
         return [
             content if peer == self._own else received[peer].tobytes() for peer in self._members
@@ -169,8 +166,8 @@ class PeerConnections:
         rows = everyone.reshape(len(self._members), own.size)
         rows[self._members.index(self._own)] = own
         self._swap(
-            {peer: [_bytes_of(own)] for peer in self._sockets},
-            {peer: [_bytes_of(rows[self._members.index(peer)])] for peer in self._sockets},
+            {peer: [bytes_of(own)] for peer in self._sockets},
+            {peer: [bytes_of(rows[self._members.index(peer)])] for peer in self._sockets},
         )
 
     def _gather_array(self, own: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -186,8 +183,8 @@ class PeerConnections:
         results[rank] = rows[rank]
         others = [(place, peer) for place, peer in enumerate(self._members) if peer != self._own]
         self._swap(
-            {peer: [_bytes_of(rows[place])] for place, peer in others},
-            {peer: [_bytes_of(results[place])] for place, peer in others},
+            {peer: [bytes_of(rows[place])] for place, peer in others},
+            {peer: [bytes_of(results[place])] for place, peer in others},
         )
 
     def reduce(
@@ -210,13 +207,13 @@ class PeerConnections:
         for place, _ in others:
             addends[place] = np.empty(addends[rank].size, own.dtype)
         self._swap(
-            {peer: [_bytes_of(own[shards[place]])] for place, peer in others},
-            {peer: [_bytes_of(addends[place])] for place, peer in others},
+            {peer: [bytes_of(own[shards[place]])] for place, peer in others},
+            {peer: [bytes_of(addends[place])] for place, peer in others},
         )
         _combine(addends, total[shards[rank]], ufunc)
         self._swap(
-            {peer: [_bytes_of(total[shards[rank]])] for _, peer in others},
-            {peer: [_bytes_of(total[shards[place]])] for place, peer in others},
+            {peer: [bytes_of(total[shards[rank]])] for _, peer in others},
+            {peer: [bytes_of(total[shards[place]])] for place, peer in others},
         )
 
     def _swap(
@@ -349,90 +346,7 @@ def _combine(
     total[...] = first
 
 
-def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
+def bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
+    """Returns the memory of a contiguous array."""
     flat: Any = array.reshape(-1).view(np.uint8)
     return memoryview(flat)
-
-
-# State of a running training, sent to members that have just joined.
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingState:
-    """State of a training: a JSON document, and arrays in an order that both sides know."""
-
-    document: dict[str, Any]
-    arrays: Sequence[np.ndarray[Any, Any]]
-
-
-def hand_over(
-    connections: PeerConnections,
-    source: int,
-    newcomers: Sequence[int],
-    state: Callable[[], TrainingState] | None,
-) -> None:
-    """Sends the state of member `source` to newcomers; all other members call it as well.
-
-    `state` returns it on the source, and is None on the others. Raises PeerLostError.
-    """
-    if state is None:
-        for _ in range(3):
-            connections.broadcast(source, newcomers, [])
-        return
-    sent = state()
-    arrays = [np.asarray(array, order="C") for array in sent.arrays]
-    buffers = [_bytes_of(array) for array in arrays]
-    layout = [
-        [array.dtype.name, list(array.shape), zlib.crc32(buffer)]
-        for array, buffer in zip(arrays, buffers, strict=True)
-    ]
-    text = json.dumps([sent.document, layout], separators=(",", ":")).encode()
-    size = np.array([len(text), zlib.crc32(text)], np.uint64)
-    connections.broadcast(source, newcomers, [_bytes_of(size)])
-    connections.broadcast(source, newcomers, [memoryview(text)])
-    connections.broadcast(source, newcomers, buffers)
-
-
-def receive(
-    connections: PeerConnections,
-    source: int,
-    newcomers: Sequence[int],
-    check: Callable[[dict[str, Any]], None],
-) -> TrainingState:
-    """Receives what `hand_over` sends; `check` raises an error for a document that does not fit.
-
-    Raises PeerLostError, and DataLossError for data that was changed on its way.
-    """
-    size = np.zeros(2, np.uint64)
-    connections.broadcast(source, newcomers, [_bytes_of(size)])
-    text = np.empty(int(size[0]), np.uint8)
-    connections.broadcast(source, newcomers, [_bytes_of(text)])
-    _check_sum(zlib.crc32(_bytes_of(text)), int(size[1]), "the description of the state")
-    document, layout = json.loads(text.tobytes())
-    check(document)
-    arrays = [np.empty(shape, _dtype(name)) for name, shape, _ in layout]
-    buffers = [_bytes_of(array) for array in arrays]
-    connections.broadcast(source, newcomers, buffers)
-    for place, ((_, _, expected), buffer) in enumerate(zip(layout, buffers, strict=True)):
-        _check_sum(zlib.crc32(buffer), expected, f"array {place}")
-    return TrainingState(document, arrays)
-
-
-def _dtype(name: object) -> np.dtype[Any]:
-    # NumPy would parse anything else as an expression.
-    if not str(name).isidentifier():
-        raise DataLossError(f"received an array of dtype {name!r}")
-    return np.dtype(str(name))
-
-
-def _check_sum(found: int, expected: int, name: str) -> None:
-    if found != expected:
-        raise DataLossError(
-            explain(
-                f"The CRC-32 of {name} that a member sent is {expected:08x}, but that of what "
-                f"arrived is {found:08x}.",
-                expected="the bytes that were sent.",
-                fix="start this process again, and check the memory and network of both hosts.",
-                code="SG506",
-            )
-        )

@@ -1,17 +1,9 @@
 """Views of an elastic group, and the decision that ends one view and begins the next.
 
-Members combine values in rounds. A round ends with a barrier, which a member enters once it has all
-values of the round. Therefore:
-
-- A member that has committed a round proves that every other member has all its values.
-- If any member lacks a value, no member has committed.
-
-So what the members of a broken view report decides for all whether its last round counts.
-
-A process that is started again has the id and address of the one before, and another incarnation, a
-random number. So it is never taken for the process before.
-
-Source: Birman and Joseph, Exploiting virtual synchrony in distributed systems, 1987.
+A round ends with a barrier, which a member enters once it has all values of the round. Therefore a
+member that has committed a round proves that every other one has all its values; and if any lacks a
+value, none has committed. So what the members of a broken view report decides for all whether its
+last round counts.
 """
 
 from __future__ import annotations
@@ -20,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stratagem.errors import DeadlineExceededError, UnavailableError, explain
+from stratagem.errors import UnavailableError, explain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,9 +113,6 @@ def with_newcomers(view: View, candidates: Mapping[int, int]) -> View:
     )
 
 
-# Messages of an elastic group: changes of its members, and errors.
-
-
 def change_text(before: View, after: View, labels: Sequence[str]) -> str:
     """Returns a text about a change of the members, without its end."""
     old, new = before.expected.items(), after.expected.items()
@@ -133,54 +122,3 @@ def change_text(before: View, after: View, labels: Sequence[str]) -> str:
     texts += [f"{', '.join(joined)} joined"] if joined else []
     text = "; ".join(texts) or "Lost a connection, and no member"
     return f"{text}: {len(after.members)} of {len(labels)} continue"
-
-
-def not_joined(name: str) -> RuntimeError:
-    """Returns the error of a process that calls a step before it has joined."""
-    return RuntimeError(
-        explain(
-            f"{name!r} was called in a process that has not joined the others yet.",
-            expected="the values of the others, from which it continues.",
-            fix="call strategy.admit() before each step of a custom loop; fit joins by itself.",
-        )
-    )
-
-
-def agreement_refused(topic: str) -> NotImplementedError:
-    """Returns the error for an agreement on a step, which a lost member would leave open."""
-    return NotImplementedError(
-        explain(
-            f"{topic!r} was to be agreed on by the processes of an ElasticStrategy.",
-            expected="no PreemptionCheckpointHandler and no BackupAndRestore: members that are "
-            "left need no restart.",
-            fix="save with keras.callbacks.ModelCheckpoint, or use MultiWorkerMirroredStrategy.",
-        )
-    )
-
-
-def waited_too_long(
-    label: str, members: Sequence[str], waited_s: float, limit_s: float, setting: str
-) -> DeadlineExceededError:
-    """Returns the error of a member that waits for others, which run without coming."""
-    return DeadlineExceededError(
-        explain(
-            f"{label} waited {waited_s:.0f} s for values of other members; all of "
-            f"{', '.join(members)} still run.",
-            expected=f"progress within {limit_s:g} s ({setting}).",
-            fix="check what the other processes do; raise the limit if a step takes that long.",
-            code="SG508",
-        )
-    )
-
-
-def diverged(label: str, name: str, error: Exception) -> RuntimeError:
-    """Returns the error of a member whose call of a step differs from that of another."""
-    return RuntimeError(
-        explain(
-            f"{label} called {name}, but {error}.",
-            expected="the same calls and programs on all processes.",
-            fix="compare the functions and their arguments: find a condition on the process, "
-            "another batch size, or an option set on one process only.",
-            code="SG402",
-        )
-    )

@@ -18,7 +18,7 @@ from stratagem.keras.private.trainers import set_initial_epoch
 from stratagem.keras.training.active_fit import call_after_fit, epoch_iterator
 from stratagem.keras.training.dataset_adapter import DatasetAdapter
 from stratagem.keras.training.step_functions import TrainOrTestFunction
-from stratagem.strategies.elastic_admission import ElasticAdmission
+from stratagem.strategies.elastic import ElasticAdmission
 
 _FitState = dict[str, Any]
 

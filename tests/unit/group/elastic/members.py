@@ -12,12 +12,8 @@ import numpy as np
 
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.elastic.group import ElasticGroup
-from stratagem.group.elastic.peer_connections import (
-    PeerConnections,
-    TrainingState,
-    hand_over,
-    receive,
-)
+from stratagem.group.elastic.joining import TrainingState, hand_over, receive
+from stratagem.group.elastic.peer_connections import PeerConnections
 from stratagem.group.verdict import GroupLimits
 from stratagem.resources import Closing
 from tests.unit.group.process_group.members import listed, together

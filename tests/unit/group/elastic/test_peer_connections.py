@@ -7,24 +7,18 @@ import itertools
 import socket
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem.errors import DataLossError
 from stratagem.group.elastic import peer_connections as exchange_times
-from stratagem.group.elastic import peer_connections as handover
 from stratagem.group.elastic.peer_connections import (
     DivergedError,
     ExchangeTimes,
     PeerConnections,
     PeerLostError,
-    TrainingState,
     close_after_use,
-    hand_over,
-    receive,
 )
 from stratagem.observe.run_events.wait_clock import WaitClock
 from tests.unit.group.process_group.members import together
@@ -231,105 +225,6 @@ def test_a_group_that_has_ended_leaves_the_clock_as_it_was() -> None:
     waits = WaitClock()
     ExchangeTimes(waits).close()
     assert not waits.measures_transfers
-
-
-# States that are sent to newcomers, over connections in one process.
-
-_COUNT_OF_HANDOVER = 4
-_STATE = TrainingState(
-    {"step": 3},
-    [
-        np.arange(200_000, dtype=np.float32).reshape(1000, 200).T,
-        np.float64(2.5),
-        np.empty((0, 3), np.int8),
-        np.array([True, False]),
-        np.full(3, 1.5, ml_dtypes.bfloat16),
-        *(np.full(2, number) for number in range(2000)),
-    ],
-)
-
-
-@pytest.fixture
-def peers_of_handover() -> Iterator[list[PeerConnections]]:
-    sockets: list[dict[int, socket.socket]] = [{} for _ in range(_COUNT_OF_HANDOVER)]
-    for one, other in itertools.combinations(range(_COUNT_OF_HANDOVER), 2):
-        sockets[one][other], sockets[other][one] = socket.socketpair()
-    connections = [
-        PeerConnections(0, range(_COUNT_OF_HANDOVER), own, sockets[own], lambda waited_s: None)
-        for own in range(_COUNT_OF_HANDOVER)
-    ]
-    yield connections
-    for one in connections:
-        one.close()
-
-
-def _exchange(
-    peers_of_handover: list[PeerConnections], check: Any = lambda document: None
-) -> list[Any]:
-    """Member 1 sends its state to members 0 and 3."""
-
-    def act(own: int) -> Any:
-        if own in (0, 3):
-            return receive(peers_of_handover[own], 1, [0, 3], check)
-        return hand_over(peers_of_handover[own], 1, [0, 3], (lambda: _STATE) if own == 1 else None)
-
-    return together(_COUNT_OF_HANDOVER, act)
-
-
-def test_newcomers_receive_the_document_and_all_arrays(peers_of_handover) -> None:
-    received = _exchange(peers_of_handover)
-    for one in (received[0], received[3]):
-        assert one.document == _STATE.document
-        assert len(one.arrays) == len(_STATE.arrays)
-        for mine, theirs in zip(one.arrays, map(np.asarray, _STATE.arrays), strict=True):
-            assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
-            np.testing.assert_array_equal(mine, theirs)
-
-
-def test_all_can_go_on_with_the_round(peers_of_handover) -> None:
-    _exchange(peers_of_handover)
-    assert (
-        together(_COUNT_OF_HANDOVER, lambda own: peers_of_handover[own].barrier(own))
-        == [[0, 1, 2, 3]] * _COUNT_OF_HANDOVER
-    )
-
-
-def test_changed_data_is_an_error(peers_of_handover, monkeypatch) -> None:
-    monkeypatch.setattr(handover, "_check_sum", _check_all_but_one(handover._check_sum))
-    errors = _exchange(peers_of_handover)
-    for one in (errors[0], errors[3]):
-        assert isinstance(one, DataLossError)
-        assert "The CRC-32 of array 1 that a member sent is" in str(one)
-
-
-def _check_all_but_one(original: Any) -> Any:
-    def check(found: int, expected: int, name: str) -> None:
-        original(found ^ (name == "array 1"), expected, name)
-
-    return check
-
-
-def test_a_document_that_does_not_fit_is_an_error_before_arrays_are_sent(peers_of_handover) -> None:
-    def refuse(document: dict[str, Any]) -> None:
-        raise ValueError(f"not {document}")
-
-    def act(own: int) -> Any:
-        if own == 3:
-            with (
-                peers_of_handover[own]._sockets[1],
-                pytest.raises(ValueError, match=r"not \{'step': 3\}"),
-            ):
-                receive(peers_of_handover[own], 1, [3], refuse)
-            return None
-        return None if own != 1 else hand_over(peers_of_handover[own], 1, [3], lambda: _STATE)
-
-    error = together(_COUNT_OF_HANDOVER, act)[1]
-    assert isinstance(error, ConnectionError)
-
-
-def test_a_type_that_is_no_name_is_refused() -> None:
-    with pytest.raises(DataLossError, match="received an array of dtype"):
-        handover._dtype("i4,(2)f8")
 
 
 # Sockets that one thread closes while another uses them.

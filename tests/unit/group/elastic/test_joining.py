@@ -1,32 +1,38 @@
-"""A process that waits to join a group, with members that are made up."""
+"""Processes that join an elastic group: they wait, are admitted, and receive the state."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
-from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.group.elastic import inbox as candidacy
-from stratagem.group.elastic.changes import SafePoint, ViewChanges
-from stratagem.group.elastic.inbox import (
-    DATA,
+from stratagem.errors import DataLossError, UnavailableError
+from stratagem.group.elastic import joining
+from stratagem.group.elastic.joining import (
+    Admissions,
     Candidacy,
-    EndedError,
-    Inbox,
     RunningGroup,
-    Stage,
-    receive_message,
-    send_message,
+    SafePoint,
+    TrainingState,
+    hand_over,
+    receive,
 )
 from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
-from stratagem.group.elastic.rounds import Admissions, connect_view
-from stratagem.group.elastic.views import Report, View
-from stratagem.group.verdict import GroupLimits
+from stratagem.group.elastic.peers import (
+    EndedError,
+    Inbox,
+    Stage,
+    send_message,
+)
+from stratagem.group.elastic.views import View
+from tests.unit.group.elastic.members import PLACE, Step, Training, members_of
 from tests.unit.group.process_group.members import together
 
 _JOINED = View(5, (1, 2, 3), 7, (11, 12, 13), newcomers=(3,))
@@ -71,8 +77,8 @@ class _Peers:
 @pytest.fixture
 def made(monkeypatch) -> Iterator[Callable[..., tuple[_Peers, Candidacy, Inbox]]]:
     """Returns the peers, the candidacy and the inbox of a process that finds members."""
-    monkeypatch.setattr(candidacy, "_LOOK_EVERY_S", 0.002)
-    monkeypatch.setattr(candidacy, "_RETRY_S", 0.001)
+    monkeypatch.setattr(joining, "_LOOK_EVERY_S", 0.002)
+    monkeypatch.setattr(joining, "_RETRY_S", 0.001)
     peers: list[_Peers] = []
 
     def make(answers: dict[int, Any], peer_s: float = 20.0) -> tuple[_Peers, Candidacy, Inbox]:
@@ -273,247 +279,6 @@ def test_a_candidate_of_a_group_that_ends_gets_the_reason(make_cluster) -> None:
     assert candidate.is_candidate
 
 
-# Decisions of the lowest member that is left, with peers that are made up.
-
-_LABELS = tuple(f"worker {member}" for member in range(4))
-
-
-class _ChangesPeers:
-    """Peers of member 0."""
-
-    own, labels, incarnation = 0, _LABELS, 0
-
-    def __init__(self, lost: Collection[int] = (), silent: Collection[int] = ()) -> None:
-        self._lost, self._silent = {*lost, *silent}, silent
-
-    def is_lost(self, member: int) -> bool:
-        return member in self._lost
-
-    def is_silent(self, member: int) -> bool:
-        return member in self._silent
-
-
-def _changes(
-    peers: Any, *members: int, waiting: Collection[int] = ()
-) -> tuple[ViewChanges, list[socket.socket]]:
-    """Returns changes for which members have reported, and the other sides of the connections.
-
-    Those that wait to join come last.
-    """
-    inbox = Inbox()
-    sides: list[socket.socket] = []
-    for member in members:
-        theirs, ours = socket.socketpair()
-        report = {"member": member, "view": 0, "num_rounds": 5, "is_complete": False}
-        send_message(theirs, report, 1)
-        inbox.admit(ours, f"report {member} 0")
-        sides.append(theirs)
-    inbox.tell(stage=Stage.TRAINS)
-    for member in waiting:
-        theirs, ours = socket.socketpair()
-        inbox.admit(ours, f"ready {member} {100 + member} fit:1")
-        sides.append(theirs)
-    return ViewChanges(peers, inbox, _LIMITS), sides
-
-
-_LIMITS = GroupLimits(join_s=0.1, peer_s=1, stuck_s=0.1, barrier_s=1)
-_OWN = Report(0, 0, 5, is_complete=True)
-_VIEW = View(0, (0, 1, 2, 3), 0, (0, 0, 0, 0))
-
-
-def test_all_get_the_view_of_those_that_are_left() -> None:
-    changes, sides = _changes(_ChangesPeers(lost=[2]), 1, 3)
-    assert changes.next_view(View(0, (0, 1, 2, 3)), _OWN) == View(1, (0, 1, 3), 5, (0, 0, 0))
-    for one in sides:
-        assert View.of_message(receive_message(one, 1)) == View(1, (0, 1, 3), 5, (0, 0, 0))
-        one.close()
-
-
-def test_half_of_the_members_go_on_if_the_others_have_ended() -> None:
-    changes, (side,) = _changes(_ChangesPeers(lost=[2, 3]), 1)
-    assert changes.next_view(View(0, (0, 1, 2, 3)), _OWN).members == (0, 1)
-    side.close()
-
-
-def test_half_of_the_members_stop_if_the_others_may_go_on() -> None:
-    changes, (side,) = _changes(_ChangesPeers(lost=[2], silent=[3]), 1)
-    with pytest.raises(UnavailableError, match="only 2 of 4 members are left"):
-        changes.next_view(View(0, (0, 1, 2, 3)), _OWN)
-    assert "more than half of the members" in receive_message(side, 1)["error"]
-    side.close()
-
-
-def test_most_members_go_on_without_a_silent_one() -> None:
-    changes, sides = _changes(_ChangesPeers(silent=[3]), 1, 2)
-    assert changes.next_view(View(0, (0, 1, 2, 3)), _OWN).members == (0, 1, 2)
-    for one in sides:
-        one.close()
-
-
-def test_a_member_that_runs_and_does_not_report_is_named() -> None:
-    changes, _ = _changes(_ChangesPeers())
-    with pytest.raises(DeadlineExceededError, match="worker 1 still runs, but has not reached"):
-        changes.next_view(View(0, (0, 1)), _OWN)
-
-
-def _close(changes: ViewChanges, sides: list[socket.socket]) -> None:
-    changes._inbox.close()
-    for one in sides:
-        one.close()
-
-
-def test_a_process_that_waits_takes_the_place_of_a_lost_member() -> None:
-    changes, sides = _changes(_ChangesPeers(lost=[2]), 1, 3, waiting=[2])
-    found = changes.next_view(_VIEW, _OWN, SafePoint("fit:1", 5))
-    assert found == View(1, (0, 1, 2, 3), 5, (0, 0, 102, 0), newcomers=(2,))
-    for one in sides:
-        assert View.of_message(receive_message(one, 1)) == found
-    _close(changes, sides)
-
-
-@pytest.mark.parametrize(
-    ("safe", "is_due"),
-    [(None, False), (SafePoint("fit:1", 4), True), (SafePoint("fit:2", 5), False)],
-    ids=["unsafe", "after a round", "at another place"],
-)
-def test_a_process_that_waits_is_not_added_elsewhere(safe, is_due) -> None:
-    changes, sides = _changes(_ChangesPeers(lost=[2]), 1, 3, waiting=[2])
-    found = changes.next_view(_VIEW, _OWN, safe)
-    assert found == View(1, (0, 1, 3), 5, (0, 0, 0), is_change_due=is_due)
-    _close(changes, sides)
-
-
-def test_one_that_waited_and_ended_is_not_added() -> None:
-    changes, sides = _changes(_ChangesPeers(lost=[2]), 1, 3, waiting=[2])
-    sides.pop().close()
-    found = changes.next_view(_VIEW, _OWN, SafePoint("fit:1", 5))
-    assert found.members == (0, 1, 3)
-    _close(changes, sides)
-
-
-def test_one_that_was_added_can_report_at_once_that_the_view_is_broken() -> None:
-    """Before the lowest member begins to connect: it must not take it for a stranger."""
-    changes, sides = _changes(_ChangesPeers(lost=[2]), 1, 3, waiting=[2])
-    changes._inbox.begin_view(_VIEW.number, _VIEW.expected)
-    changes.next_view(_VIEW, _OWN, SafePoint("fit:1", 5))
-    theirs, ours = socket.socketpair()
-    sides.append(theirs)
-    changes._inbox.admit(ours, "report 2 102")
-    assert changes._inbox.has_report()
-    _close(changes, sides)
-
-
-# Connections of a view between members in threads, with peers that are made up.
-
-_VIEW_OF_VIEW_CONNECTIONS = View(4, (0, 2, 5), 9, (10, 12, 15))
-_LIMIT_S = 120.0
-
-
-class _ViewConnectionsPeers:
-    """Peers of one member, which reach the inboxes of the others without a network."""
-
-    def __init__(self, own: int, inboxes: dict[int, Inbox], lost: tuple[int, ...] = ()) -> None:
-        self.own, self._inboxes, self._lost = own, inboxes, lost
-        self.expected: dict[int, int] = {}
-        self.have_started = False
-        self.dialed: list[socket.socket] = []
-
-    def dial_data(self, member: int, view: int) -> socket.socket:
-        if member in self._lost:
-            raise ConnectionRefusedError(f"member {member} has ended")
-        theirs, ours = socket.socketpair()
-        self._inboxes[member].admit(theirs, f"{DATA} {view} {self.own}")
-        self.dialed.append(ours)
-        return ours
-
-
-@pytest.fixture
-def inboxes() -> Iterator[dict[int, Inbox]]:
-    made = {member: Inbox() for member in _VIEW_OF_VIEW_CONNECTIONS.members}
-    yield made
-    for inbox in made.values():
-        inbox.close()
-
-
-def _never(waited_s: float) -> None:
-    assert waited_s < _LIMIT_S
-
-
-def _connect(peers: Any, inbox: Inbox, check: Any = _never) -> PeerConnections:
-    return connect_view(_VIEW_OF_VIEW_CONNECTIONS, peers, inbox, check)
-
-
-def test_all_members_are_connected_with_all_others(inboxes) -> None:
-    peers = {
-        member: _ViewConnectionsPeers(member, inboxes)
-        for member in _VIEW_OF_VIEW_CONNECTIONS.members
-    }
-
-    def act(rank: int) -> list[int]:
-        own = _VIEW_OF_VIEW_CONNECTIONS.members[rank]
-        connections = _connect(peers[own], inboxes[own])
-        try:
-            connections.begin_round(1, "round")
-            return connections.barrier(own)
-        finally:
-            connections.close()
-
-    assert together(3, act) == [[0, 2, 5]] * 3
-    for one in peers.values():
-        assert one.expected == {0: 10, 2: 12, 5: 15}
-        assert one.have_started
-
-
-def test_a_lower_member_that_has_ended_breaks_the_view(inboxes) -> None:
-    peers = _ViewConnectionsPeers(5, inboxes, lost=(2,))
-    with pytest.raises(PeerLostError, match="member 2 has ended"):
-        _connect(peers, inboxes[5])
-    (opened,) = peers.dialed
-    assert opened.fileno() == -1
-    assert not peers.have_started
-
-
-def test_a_higher_member_that_does_not_come_breaks_the_view(inboxes) -> None:
-    """The check is asked while it waits, and ends the connections that there are."""
-    theirs, ours = socket.socketpair()
-    inboxes[0].admit(ours, f"{DATA} 4 2")
-    waits: list[float] = []
-
-    def check(waited_s: float) -> None:
-        waits.append(waited_s)
-        if len(waits) == 3:
-            raise PeerLostError("process 5 does not answer")
-
-    with theirs, pytest.raises(PeerLostError, match="process 5 does not answer"):
-        _connect(_ViewConnectionsPeers(0, inboxes), inboxes[0], check)
-    assert waits == sorted(waits)
-    assert ours.fileno() == -1
-
-
-def test_a_connection_for_another_view_is_not_taken(inboxes) -> None:
-    sides = [socket.socketpair() for _ in range(2)]
-    for (_, ours), view in zip(sides, (3, 5), strict=True):
-        inboxes[2].admit(ours, f"{DATA} {view} 5")
-
-    def check(waited_s: float) -> None:
-        raise PeerLostError("no connection of view 4")
-
-    with pytest.raises(PeerLostError, match="no connection of view 4"):
-        _connect(_ViewConnectionsPeers(2, inboxes), inboxes[2], check)
-    assert [ours.fileno() == -1 for _, ours in sides] == [True, False]
-    for theirs, _ in sides:
-        theirs.close()
-
-
-def test_one_that_leaves_while_it_connects_keeps_no_connections(inboxes) -> None:
-    peers = _ViewConnectionsPeers(5, inboxes)
-    inboxes[5].close()
-    with pytest.raises(RuntimeError, match="has left its elastic group"):
-        _connect(peers, inboxes[5])
-    assert [one.fileno() for one in peers.dialed] == [-1, -1]
-    assert not peers.have_started
-
-
 # What members say in commits, and when they admit others.
 
 _VIEW_OF_ADMISSIONS = View(1, (0, 2), 5, (10, 12))
@@ -587,3 +352,267 @@ def test_a_round_that_is_no_step_adds_no_member_after_a_loss(inbox_of_admissions
     one.end_place()
     one.pass_by()
     assert one.safe is None
+
+
+# States that are sent to newcomers, over connections in one process.
+
+_COUNT_OF_HANDOVER = 4
+_STATE = TrainingState(
+    {"step": 3},
+    [
+        np.arange(200_000, dtype=np.float32).reshape(1000, 200).T,
+        np.float64(2.5),
+        np.empty((0, 3), np.int8),
+        np.array([True, False]),
+        np.full(3, 1.5, ml_dtypes.bfloat16),
+        *(np.full(2, number) for number in range(2000)),
+    ],
+)
+
+
+@pytest.fixture
+def peers_of_handover() -> Iterator[list[PeerConnections]]:
+    sockets: list[dict[int, socket.socket]] = [{} for _ in range(_COUNT_OF_HANDOVER)]
+    for one, other in itertools.combinations(range(_COUNT_OF_HANDOVER), 2):
+        sockets[one][other], sockets[other][one] = socket.socketpair()
+    connections = [
+        PeerConnections(0, range(_COUNT_OF_HANDOVER), own, sockets[own], lambda waited_s: None)
+        for own in range(_COUNT_OF_HANDOVER)
+    ]
+    yield connections
+    for one in connections:
+        one.close()
+
+
+def _exchange(
+    peers_of_handover: list[PeerConnections], check: Any = lambda document: None
+) -> list[Any]:
+    """Member 1 sends its state to members 0 and 3."""
+
+    def act(own: int) -> Any:
+        if own in (0, 3):
+            return receive(peers_of_handover[own], 1, [0, 3], check)
+        return hand_over(peers_of_handover[own], 1, [0, 3], (lambda: _STATE) if own == 1 else None)
+
+    return together(_COUNT_OF_HANDOVER, act)
+
+
+def test_newcomers_receive_the_document_and_all_arrays(peers_of_handover) -> None:
+    received = _exchange(peers_of_handover)
+    for one in (received[0], received[3]):
+        assert one.document == _STATE.document
+        assert len(one.arrays) == len(_STATE.arrays)
+        for mine, theirs in zip(one.arrays, map(np.asarray, _STATE.arrays), strict=True):
+            assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
+            np.testing.assert_array_equal(mine, theirs)
+
+
+def test_all_can_go_on_with_the_round(peers_of_handover) -> None:
+    _exchange(peers_of_handover)
+    assert (
+        together(_COUNT_OF_HANDOVER, lambda own: peers_of_handover[own].barrier(own))
+        == [[0, 1, 2, 3]] * _COUNT_OF_HANDOVER
+    )
+
+
+def test_changed_data_is_an_error(peers_of_handover, monkeypatch) -> None:
+    monkeypatch.setattr(joining, "_check_sum", _check_all_but_one(joining._check_sum))
+    errors = _exchange(peers_of_handover)
+    for one in (errors[0], errors[3]):
+        assert isinstance(one, DataLossError)
+        assert "The CRC-32 of array 1 that a member sent is" in str(one)
+
+
+def _check_all_but_one(original: Any) -> Any:
+    def check(found: int, expected: int, name: str) -> None:
+        original(found ^ (name == "array 1"), expected, name)
+
+    return check
+
+
+def test_a_document_that_does_not_fit_is_an_error_before_arrays_are_sent(peers_of_handover) -> None:
+    def refuse(document: dict[str, Any]) -> None:
+        raise ValueError(f"not {document}")
+
+    def act(own: int) -> Any:
+        if own == 3:
+            with (
+                peers_of_handover[own]._sockets[1],
+                pytest.raises(ValueError, match=r"not \{'step': 3\}"),
+            ):
+                receive(peers_of_handover[own], 1, [3], refuse)
+            return None
+        return None if own != 1 else hand_over(peers_of_handover[own], 1, [3], lambda: _STATE)
+
+    error = together(_COUNT_OF_HANDOVER, act)[1]
+    assert isinstance(error, ConnectionError)
+
+
+def test_a_type_that_is_no_name_is_refused() -> None:
+    with pytest.raises(DataLossError, match="received an array of dtype"):
+        joining._dtype("i4,(2)f8")
+
+
+# Processes that are started again, with members that train.
+
+
+def _is_full_again(log: list[Step], count: int = 3, num_steps: int = 5) -> bool:
+    """True after some steps with all members in a view after a loss.
+
+    The first view has number 1. No step need be made in that after the loss.
+    """
+    last = log[-num_steps:]
+    return [(len(step.members), step.view > 2) for step in last] == [(count, True)] * num_steps
+
+
+def _until_lost(training: Training, count: int) -> None:
+    """Waits until a member has made a step with fewer members."""
+    training.until(lambda log: any(len(step.members) < count for step in log))
+
+
+def _check_logs(trainings: list[Training]) -> None:
+    """All have the same log, and each sum is that of its participants."""
+    for training in trainings:
+        training.join()
+        assert training.log == trainings[0].log
+    for step in trainings[0].log:
+        assert step.total == sum(1 << member for member in step.members)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_process_that_is_started_again_continues_with_the_others(make_cluster, lost) -> None:
+    cluster = make_cluster(3)
+    trainings = [Training(group, _is_full_again) for group in cluster.started(3)]
+    trainings[lost].group.close()
+    others = [one for index, one in enumerate(trainings) if index != lost]
+    _until_lost(others[0], 3)
+    others.append(Training(cluster.member(lost), _is_full_again))
+    _check_logs(others)
+    log = members_of(others[0].log)
+    assert log[-1] == (0, 1, 2)
+    assert tuple(sorted({0, 1, 2} - {lost})) in log
+
+
+def test_one_that_is_started_before_the_others_notice_is_a_new_process(make_cluster) -> None:
+    """It has the address and the id of the lost one, whose place it must not take unasked."""
+    cluster = make_cluster(3)
+    trainings = [Training(group, _is_full_again) for group in cluster.started(3)]
+    lost = trainings.pop(1)
+    lost.group._gate.close()  # its connections are whole, and its port is free
+    again = cluster.member(1)
+    assert again.is_candidate
+    lost.group.close()
+    trainings.append(Training(again, _is_full_again))
+    _check_logs(trainings)
+
+
+def test_two_processes_join_one_after_the_other_or_together(make_cluster) -> None:
+    cluster = make_cluster(4)
+    is_over = lambda log: _is_full_again(log, 4)  # noqa: E731
+    trainings = [Training(group, is_over) for group in cluster.started(4)]
+    for lost in (0, 2):
+        trainings[lost].group.close()
+    left = [trainings[1], trainings[3]]
+    left[0].until(lambda log: (1, 3) in members_of(log))
+    left += [Training(cluster.member(lost), is_over) for lost in (0, 2)]
+    _check_logs(left)
+
+
+def test_one_that_waits_joins_in_the_change_that_a_loss_makes(make_cluster) -> None:
+    cluster = make_cluster(4, prepares=True)  # the members are not, so it joins at no other time
+
+    def is_over(log: list[Step]) -> bool:
+        return (0, 2, 3) in members_of(log) and len(log) > 30
+
+    trainings = [Training(group, is_over, may_retry=True) for group in cluster.started(4)]
+    trainings.pop(3).group.close()
+    _until_lost(trainings[0], 4)
+    trainings.append(Training(cluster.member(3), is_over))
+    inbox = trainings[0].group._inbox
+    trainings[0].until(lambda log: inbox.has_candidate(PLACE, (0, 1, 2)))
+    lost = trainings.pop(1)
+    lost.group.close()
+    _check_logs(trainings)
+    log = members_of(trainings[0].log)
+    assert set(log) <= {(0, 1, 2, 3), (0, 1, 2), (0, 2, 3), (0, 2)}
+    assert log.count((0, 2)) <= 2
+
+
+def test_one_that_dies_while_it_joins_is_left_out(make_cluster) -> None:
+    cluster = make_cluster(3)
+    has_died = threading.Event()
+    # The others wait in the same round, so that they see it before the same step.
+    trainings = [Training(group, lambda log: has_died.is_set()) for group in cluster.started(3)]
+    trainings.pop(1).group.close()
+    _until_lost(trainings[0], 3)
+    again = cluster.member(1)
+
+    def die() -> None:
+        has_died.set()
+        again.close()
+        raise PeerLostError("this process ends")
+
+    dying = Training(again, lambda log: False, in_handover=die)
+    with pytest.raises(RuntimeError, match="has left its elastic group"):
+        dying.join()
+    _check_logs(trainings)
+    assert trainings[0].group.view.members == (0, 2)
+
+
+def test_the_state_comes_from_another_member_if_its_sender_is_lost(make_cluster) -> None:
+    cluster = make_cluster(4)
+    groups = cluster.started(4)
+
+    def is_over(log: list[Step]) -> bool:
+        return members_of(log)[-5:] == [(1, 2, 3)] * 5
+
+    def die() -> None:
+        groups[0].close()
+        raise PeerLostError("this process ends")
+
+    trainings = [
+        Training(group, is_over, in_handover=die if index == 0 else None)
+        for index, group in enumerate(groups)
+    ]
+    trainings.pop(3).group.close()
+    _until_lost(trainings[0], 4)
+    trainings.append(Training(cluster.member(3), is_over))
+    with pytest.raises(RuntimeError, match="has left its elastic group"):
+        trainings.pop(0).join()
+    _check_logs(trainings)
+
+
+def test_a_candidate_finds_the_next_member_if_the_first_is_lost(make_cluster) -> None:
+    cluster = make_cluster(3, prepares=True)
+
+    def is_over(log: list[Step]) -> bool:
+        return len(log) > 20 and members_of(log)[-1] == (1, 2)
+
+    trainings = [Training(group, is_over) for group in cluster.started(3)]
+    trainings.pop(2).group.close()
+    _until_lost(trainings[0], 3)
+    trainings.append(Training(cluster.member(2), is_over))
+    inbox = trainings[0].group._inbox
+    trainings[0].until(lambda log: inbox.has_candidate(PLACE, (0, 1)))
+    trainings[1].group.admissions.prepared_for = 2
+    trainings.pop(0).group.close()
+    _check_logs(trainings)
+
+
+def test_members_wait_until_all_are_prepared_for_one_more(make_cluster) -> None:
+    cluster = make_cluster(2, prepares=True)
+    trainings = [Training(group, _two_again) for group in cluster.started(2)]
+    trainings.pop(1).group.close()
+    _until_lost(trainings[0], 2)
+    trainings.append(Training(cluster.member(1), _two_again))
+    group = trainings[0].group
+    trainings[0].until(lambda log: group.admissions.wanted_size is not None)
+    num_steps = len(trainings[0].log)
+    trainings[0].until(lambda log: len(log) >= num_steps + 5)
+    assert group.view.members == (0,)
+    group.admissions.prepared_for = 2
+    _check_logs(trainings)
+
+
+def _two_again(log: list[Step]) -> bool:
+    return _is_full_again(log, 2)

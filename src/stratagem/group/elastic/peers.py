@@ -1,21 +1,28 @@
-"""Connections that other processes of an elastic group open to this one."""
+"""How the processes of an elastic group reach each other: messages, inboxes, and dialing."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import dataclasses
+import enum
 import json
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from stratagem.errors import UnavailableError, explain
+from stratagem.errors import explain
 from stratagem.group.authentication.connections import reach
 from stratagem.group.authentication.secret import Credentials
+from stratagem.group.elastic.peer_connections import (
+    Brokenness,
+    ExchangeTimes,
+    PeerConnections,
+    PeerLostError,
+)
 from stratagem.group.elastic.views import View
 from stratagem.group.protocol import MAX_FRAME_BYTES, frame
 
@@ -64,10 +71,12 @@ _NOT_A_MEMBER = explain(
 )
 
 
-class Stage:
+class Stage(enum.StrEnum):
     """Stages of a process, as it answers probes."""
 
-    STARTS, TRAINS, WAITS = "starts", "trains", "waits"
+    STARTS = "starts"  # waits for the first view, with all others
+    TRAINS = "trains"  # is a member
+    WAITS = "waits"  # is a candidate: the others have trained when it started
 
 
 @dataclasses.dataclass(frozen=True)
@@ -314,113 +323,43 @@ class Peers:
             raise EndedError(str(error)) from error
 
 
-# Joining of a group that runs, as seen from the process that joins.
+# Connections of a new view: each member dials those with lower ids, and awaits the others.
 
-_LOOK_EVERY_S = 0.5
-_RETRY_S = 0.1
-
-
-@dataclasses.dataclass(frozen=True)
-class RunningGroup:
-    """Description of a group by its members.
-
-    `place` is where processes can join now, or None. `num_calls` counts the calls of `fit` that
-    have begun.
-    """
-
-    view: int
-    members: tuple[int, ...]
-    place: str | None
-    num_calls: int
-
-    @classmethod
-    def of_message(cls, message: Mapping[str, Any]) -> RunningGroup:
-        """Returns it from the answer to a probe."""
-        members = tuple(message["members"])
-        return cls(message["view"], members, message["place"], message["num_calls"])
-
-    def with_candidate(self, own: int) -> View:
-        """Returns the view that can be expected with another process."""
-        return View(self.view, tuple(sorted({*self.members, own})))
+_VIEW_POLL_S = 0.01
 
 
-class Candidacy:
-    """Waits to become a member of a group that runs."""
-
-    def __init__(self, peers: Peers, inbox: Inbox, *, peer_s: float) -> None:
-        self._peers, self._inbox, self._peer_s = peers, inbox, peer_s
-
-    def look(self) -> RunningGroup:
-        """Returns the group as its members see it; raises UnavailableError if all have ended."""
-        silent_since = time.monotonic()
-        while True:
-            answers, num_silent = self._probe_all()
-            if answers:
-                return max(answers, key=lambda one: one.view)
-            self._inbox.check_open()
-            if not num_silent or time.monotonic() - silent_since > self._peer_s:
-                raise self._all_ended()
-            time.sleep(_RETRY_S)
-
-    def _probe_all(self) -> tuple[list[RunningGroup], int]:
-        """Returns the answers of members, and the number of processes that give none."""
-        answers: list[RunningGroup] = []
-        num_silent = 0
-        for other in self._peers.others:
-            try:
-                answer = self._peers.probe(other)
-            except EndedError:
-                continue
-            except OSError:
-                num_silent += 1
-                continue
-            if answer.get("stage") == Stage.TRAINS:
-                answers.append(RunningGroup.of_message(answer))
-        return answers, num_silent
-
-    def wait(self, place: str, look: Callable[[RunningGroup], bool]) -> View | None:
-        """Waits at a place of the program until the members admit this process.
-
-        `look` is called with the group from time to time. If it returns True, the wait is over,
-        and this returns None. Raises UnavailableError once all members have ended.
-        """
-        while True:
-            group = self.look()
-            if look(group):
-                return None
-            try:
-                connection = self._peers.dial_ready(group.members[0], place)
-            except OSError:
-                time.sleep(_RETRY_S)
-                continue
-            with connection:
-                found = self._await_view(connection, group, look)
-            if found is not None:
-                return found
-
-    def _await_view(
-        self, connection: socket.socket, group: RunningGroup, look: Callable[[RunningGroup], bool]
-    ) -> View | None:
-        """Returns the next view with this process, or None if another member leads the group."""
-        while not select.select([connection], [], [], _LOOK_EVERY_S)[0]:
-            now = self.look()
-            if now.members[0] != group.members[0]:
-                return None
-            if now != group and look(now):
-                return None
-            group = now
+def connect_view(
+    view: View, peers: Peers, inbox: Inbox, check: Brokenness, times: ExchangeTimes | None = None
+) -> PeerConnections:
+    """Connects the members of a view; raises PeerLostError."""
+    own = peers.own
+    peers.expected = view.expected
+    inbox.begin_view(view.number, view.expected)
+    with contextlib.ExitStack() as stack:
+        sockets: dict[int, socket.socket] = {}
         try:
-            return View.of_message(receive_message(connection, self._peer_s))
-        except OSError:
-            time.sleep(_RETRY_S)  # the member that led the group has ended
-            return None
+            for member in view.members:
+                if member < own:
+                    connection = peers.dial_data(member, view.number)
+                    sockets[member] = stack.enter_context(connection)
+        except OSError as error:
+            raise PeerLostError(str(error)) from error
+        for member in view.members:
+            if member > own:
+                connection = _awaited(member, view, inbox, check)
+                sockets[member] = stack.enter_context(connection)
+        connections = PeerConnections(view.number, view.members, own, sockets, check, times)
+        inbox.check_open()
+        stack.pop_all()
+    peers.have_started = True
+    return connections
 
-    def _all_ended(self) -> UnavailableError:
-        return UnavailableError(
-            explain(
-                f"All members ended before {self._peers.labels[self._peers.own]} could join them.",
-                expected="a group that still trains when a process joins.",
-                fix="nothing, if the others are done. Otherwise read their errors first.",
-                code="SG506",
-            )
-        )
+
+def _awaited(member: int, view: View, inbox: Inbox, check: Brokenness) -> socket.socket:
+    """Returns the connection that a member opens for a view."""
+    begun_s = time.monotonic()
+    while (connection := inbox.take_data(view.number, member)) is None:
+        with inbox.changed:
+            inbox.changed.wait(_VIEW_POLL_S)
+        check(time.monotonic() - begun_s)
+    return connection
