@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, final
@@ -15,13 +14,12 @@ from stratagem import logs, settings
 from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
-from stratagem.devices.collectives.all_reduce import AllReduce
-from stratagem.devices.collectives.axis import ReplicaAxis
 from stratagem.devices.collectives.elastic_rounds import serve_rounds
 from stratagem.devices.communication import CommunicationOptions
 from stratagem.devices.finding import start_separately
 from stratagem.devices.mesh import Topology
 from stratagem.errors import NOT_NEEDED, explain
+from stratagem.execution.communicator import MeshCommunicator
 from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.authentication.secret import Credentials
@@ -30,7 +28,7 @@ from stratagem.group.elastic.group import ElasticGroup
 from stratagem.group.elastic.views import NotAdmittedError, View
 from stratagem.group.verdict import GroupLimits
 from stratagem.options import ReduceOp, VariableAggregation
-from stratagem.strategies.base.automatic import AutomaticOps
+from stratagem.strategies.base.cross_device_ops import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.elastic_admission import ElasticAdmission
@@ -53,41 +51,31 @@ class BackedOps(AutomaticOps):
     def __init__(self) -> None:
         super().__init__(CommunicationOptions())
 
-    def all_reduce(self, topology: Topology) -> AllReduce:
-        """Returns the all-reduce of a step on some devices."""
-        sums = super().all_reduce(topology)
-        return BackedAllReduce(sums.axis, sums)
+    def communicator(self, topology: Topology) -> MeshCommunicator:
+        """Returns the communicator of a step on some devices."""
+        sums = super().communicator(topology)
+        return BackedCommunicator(sums.axis, sums.algorithm, sums.packing)
 
 
-@dataclasses.dataclass(frozen=True)
-class BackedAllReduce(AllReduce):
+class BackedCommunicator(MeshCommunicator):
     """Divides a mean by the number of replicas that take part, of which a sum has the same scale.
 
-    Args:
-        axis: the axis of the replicas.
-        sums: the all-reduce of sums.
+    Outside a compiled step, all replicas are there.
     """
 
-    axis: ReplicaAxis
-    sums: AllReduce
-
-    def one(self, op: ReduceOp, value: object) -> jax.Array:
+    def all_reduce(self, op: ReduceOp, value: object) -> Any:
         """Combines one array."""
-        return self.many(op, [value])[0]
+        return self.all_reduce_many(op, [value])[0]
 
-    def many(self, op: ReduceOp, values: Sequence[Any]) -> list[jax.Array]:
+    def all_reduce_many(self, op: ReduceOp, values: Sequence[Any]) -> list[Any]:
         """Combines many arrays."""
         if op is ReduceOp.SUM:
-            return self.sums.many(op, values)
-        totals = self.sums.many(ReduceOp.SUM, list(map(_as_float, values)))
+            return super().all_reduce_many(op, values)
+        totals = super().all_reduce_many(ReduceOp.SUM, list(map(_as_float, values)))
         # A sum of a constant would be computed while the step is traced.
         one = jax.lax.optimization_barrier(jnp.ones((), jnp.float32))
-        count = self.sums.one(ReduceOp.SUM, one)
+        count = super().all_reduce(ReduceOp.SUM, one)
         return [_quotient(total, count) for total in totals]
-
-    def parts(self, op: ReduceOp, parts: Sequence[Any], *, are_gradients: bool) -> jax.Array:
-        """Combines one array per replica, all of which are there."""
-        return self.sums.parts(op, parts, are_gradients=are_gradients)
 
 
 def _as_float(value: object) -> jax.Array:

@@ -252,10 +252,9 @@ _PARTS = np.array([[1.0, 2.0], [4.0, 8.0], [100.0, 100.0]])
 def _combined(op: sg.ReduceOp, dtype: str, scale: float, participants: list[int]) -> Any:
     """Returns the result of a step in which sums of floats are those of some replicas, scaled."""
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
-    all_reduce = BackedOps().all_reduce(strategy.topology)
-    traced = jax.make_jaxpr(lambda x: all_reduce.one(op, x), axis_env=[(REPLICA_AXIS, 3)])(
-        jnp.asarray(_PARTS[0], dtype)
-    )
+    communicator = BackedOps().communicator(strategy.topology)
+    trace = jax.make_jaxpr(lambda x: communicator.all_reduce(op, x), axis_env=[(REPLICA_AXIS, 3)])
+    traced = trace(jnp.asarray(_PARTS[0], dtype))
     totals = iter([_PARTS[participants].sum(0), np.float64(len(participants))])
 
     def add(eqn: Any, inputs: list[Any], is_inside: bool) -> list[Any]:
@@ -284,10 +283,10 @@ def test_a_sum_is_what_the_members_combine() -> None:
 
 def test_values_outside_of_a_step_are_reduced_as_always() -> None:
     strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-    all_reduce = BackedOps().all_reduce(strategy.topology)
-    mean = all_reduce.parts(sg.ReduceOp.MEAN, [1.0, 4.0], are_gradients=True)
+    communicator = BackedOps().communicator(strategy.topology)
+    mean = communicator.parts(sg.ReduceOp.MEAN, [1.0, 4.0], are_gradients=True)
     assert float(mean) == 2.5
-    assert all_reduce.axis.size == 2
+    assert communicator.axis.size == 2
 
 
 # Local devices of a strategy, one or several per replica.

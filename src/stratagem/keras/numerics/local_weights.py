@@ -24,7 +24,7 @@ from stratagem.devices.background import can_run_beside
 from stratagem.devices.collectives.shared_sums import is_connected
 from stratagem.devices.local_updates import DiLoCo, LocalUpdates, QuadraticPeriod, fragments_of
 from stratagem.devices.lockstep import wait_for_background
-from stratagem.execution.compressed.between import IslandSums, compressed_between
+from stratagem.execution.compressed_sums import IslandSums, compressed_between
 from stratagem.execution.context.replica import ReplicaContext, get_replica_context
 from stratagem.execution.programs.followed_program import FollowUpProgram
 from stratagem.execution.tracing.functionalize import current_scope, on_global_model

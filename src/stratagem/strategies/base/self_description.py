@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from rich.table import Table
 
 from stratagem.contexts import StrategyParts
-from stratagem.devices.collectives.all_reduce import ChosenAllReduce
 from stratagem.devices.compression import Compression
 from stratagem.devices.local_updates import LocalUpdates, fragments_of
 from stratagem.devices.mesh import Topology
@@ -24,7 +23,7 @@ from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
 from stratagem.variables.placement import Placement
 from stratagem.variables.registry import VariableKind, home_of
 from stratagem.variables.sharded_store import ShardedStore, SingleDeviceStore
-from stratagem.variables.store import is_compressed, is_compressible, is_remote, store_of
+from stratagem.variables.store import is_compressed, is_remote, store_of
 
 # `StrategyDescription`: devices, variables, traffic and programs of a strategy, as data.
 
@@ -86,7 +85,7 @@ class StrategyDescription:
     """State of a strategy: a string for a terminal, tables in a notebook.
 
     `num_replicas` counts the replicas of all processes, and `programs` has the number of compiled
-    programs by function. `advice` says what `compression="auto"` would choose.
+    programs by function.
     """
 
     title: str
@@ -95,7 +94,6 @@ class StrategyDescription:
     variables: Sequence[StoredVariableSize]
     transfers: Sequence[DescribedTransfer]
     programs: Mapping[str, int]
-    advice: Sequence[str] = ()
 
     @property
     def variable_bytes(self) -> int:
@@ -124,8 +122,7 @@ class StrategyDescription:
             self._program_table(),
         )
         with_lines: list[str | Table] = [part for table in tables for part in ("", table)]
-        advice = ["", *self.advice] if self.advice else []
-        return [f"{self.title}: {self.num_replicas} {replicas}", *with_lines, *advice]
+        return [f"{self.title}: {self.num_replicas} {replicas}", *with_lines]
 
     def _device_table(self) -> Table:
         table = new_table("Devices", ["device", "replica"], ["variables"])
@@ -304,12 +301,6 @@ def _compressed(
     )
 
 
-def shapes_summed(variables: Sequence[Any]) -> list[tuple[int, ...]]:
-    """Returns the shapes of the gradients that may be compressed, or are summed beside them."""
-    trained = [one for one in variables if _is_trained(one) and not is_remote(one)]
-    return [tuple(one.shape) for one in trained if is_compressible(one)]
-
-
 def _is_slot(variable: object) -> bool:
     return getattr(variable, "slot_of", None) is not None
 
@@ -416,19 +407,17 @@ class SelfDescription(StrategyParts, PublicDir):
             devices=_devices(sizes, self.topology),
             variables=sizes,
             transfers=self._transfers_of(found, has_slots=is_built or bool(compiled)),
-            advice=self.cross_device_ops.advice(shapes_summed(found), self.topology.num_replicas),
             programs={_KERAS_METHODS.get(name, name): count for name, count in compiled.items()},
         )
 
     def _transfers_of(self, found: Sequence[Any], *, has_slots: bool) -> list[DescribedTransfer]:
-        sums = self.cross_device_ops.all_reduce(self.topology)
         return transfers_of(
             found,
             self.placement,
             self.topology,
             has_slots=has_slots,
             compression=self.cross_device_ops.compression,
-            in_bfloat16=isinstance(sums, ChosenAllReduce) and sums.in_bfloat16,
+            in_bfloat16=self.cross_device_ops.communicator(self.topology).in_bfloat16,
             local_updates=self.local_updates,
         )
 
