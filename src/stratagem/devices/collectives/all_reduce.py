@@ -264,9 +264,9 @@ def one_device_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
     Source: TF 2.21 cross_device_ops.py, ReductionToOneDevice.
     """
     gathered = jax.lax.all_gather(array, axis.name)
-    total = gathered[0]
-    for replica in range(1, axis.size):
-        total = total + gathered[replica]
+    total, *others = [gathered[replica] for replica in range(axis.size)]
+    for part in others:
+        total = total + part
     return total
 
 
