@@ -88,14 +88,14 @@ from stratagem.strategies import collectives as collectives
 from stratagem.strategies import experimental as experimental
 from stratagem.strategies import placement as placement
 from stratagem.strategies import tpu_names as _tpu_names
-from stratagem.strategies.base.automatic import CompressedAllReduce as CompressedAllReduce
-from stratagem.strategies.base.automatic import (
+from stratagem.strategies.base.cross_device_ops import CompressedAllReduce as CompressedAllReduce
+from stratagem.strategies.base.cross_device_ops import CrossDeviceOps as CrossDeviceOps
+from stratagem.strategies.base.cross_device_ops import (
     HierarchicalCopyAllReduce as HierarchicalCopyAllReduce,
 )
-from stratagem.strategies.base.automatic import NcclAllReduce as NcclAllReduce
-from stratagem.strategies.base.automatic import ReductionToOneDevice as ReductionToOneDevice
-from stratagem.strategies.base.automatic import RingAllReduce as RingAllReduce
-from stratagem.strategies.base.cross_device_ops import CrossDeviceOps as CrossDeviceOps
+from stratagem.strategies.base.cross_device_ops import NcclAllReduce as NcclAllReduce
+from stratagem.strategies.base.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
+from stratagem.strategies.base.cross_device_ops import RingAllReduce as RingAllReduce
 from stratagem.strategies.base.extended import StrategyExtended as StrategyExtended
 from stratagem.strategies.base.strategy import Strategy as Strategy
 from stratagem.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stratagem.errors import explain
 
 if TYPE_CHECKING:
-    from stratagem.devices.collectives.islands import Islands
-    from stratagem.devices.local_updates import LocalUpdates
+    from stratagem.devices.local_updates import Islands, LocalUpdates
     from stratagem.devices.mesh import Topology
     from stratagem.variables.placement import Placement
     from stratagem.variables.registry import VariableRegistry

@@ -258,7 +258,7 @@ _OF_PROCESSES = {
     ),
     "cache_dir": FOLDER(
         "~/.cache/stratagem",
-        "Folder for measurements and compiled programs that are cached for later runs.",
+        "Folder for compiled programs and other files that later runs use again.",
     ),
     "compilation_cache_bytes": NUMBER(
         2 * 2**30, "Maximum size of the compiled programs in the cache folder; 0 stores none."

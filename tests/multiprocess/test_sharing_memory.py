@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stratagem.devices.collectives.choice import Algorithm
+from stratagem.devices.collectives.all_reduce import Algorithm
 from stratagem.devices.collectives.shared_sums import is_supported
 from tests.multiprocess.cluster import PROGRAMS, addresses, ended, run_cluster, started
 

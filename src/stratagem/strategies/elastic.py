@@ -28,7 +28,7 @@ from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostEr
 from stratagem.group.elastic.views import View
 from stratagem.group.verdict import GroupLimits
 from stratagem.options import VariableAggregation
-from stratagem.strategies.base.automatic import AutomaticOps
+from stratagem.strategies.base.cross_device_ops import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.local_topology import local_topology

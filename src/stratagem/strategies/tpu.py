@@ -28,7 +28,7 @@ from stratagem.strategies.base.argument_checks import (
     checked_sequence_axis,
     refuse_both_groupings,
 )
-from stratagem.strategies.base.automatic import AutomaticOps
+from stratagem.strategies.base.cross_device_ops import AutomaticOps
 from stratagem.strategies.base.recreate import recreatable
 from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.membership import check_resolver, copy_refused, join

@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.devices.collectives.shared_sums import flush_denormals
-from stratagem.devices.collectives.xla_handler import (
+from stratagem.devices.collectives.shared_sums import (
     DTYPES,
     PendingCall,
+    flush_denormals,
     handlers_work,
     register_handler,
 )

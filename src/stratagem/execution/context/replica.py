@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from stratagem import contexts as stack
-from stratagem.devices.collectives.islands import Islands
+from stratagem.devices.local_updates import Islands
 from stratagem.errors import InvalidArgumentError, explain
 from stratagem.execution.communicator import Communicator, SoleCommunicator
 from stratagem.options import ReduceOp

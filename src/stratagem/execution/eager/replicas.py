@@ -20,13 +20,12 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem import contexts as stack
-from stratagem.devices.collectives.all_reduce import AllReduce
 from stratagem.devices.context_mesh import is_explicit, on_one_device
 from stratagem.devices.exact_integers import require_exact_integers
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shards import replica_copy, replicas_span_processes
 from stratagem.errors import explain
-from stratagem.execution.communicator import Communicator, SoleCommunicator
+from stratagem.execution.communicator import Communicator, MeshCommunicator, SoleCommunicator
 from stratagem.execution.context.replica import ReplicaContext, check_equal_shapes
 from stratagem.execution.eager.meeting import (
     Answer,
@@ -200,7 +199,7 @@ class EagerReplica(Protocol):
 class EagerSession(Protocol):
     """One eager call for all replicas."""
 
-    all_reduce: AllReduce
+    in_a_step: MeshCommunicator
 
     def meet(self, replica: Any, request: CollectiveRequest) -> Any:
         """Blocks until all replicas have made requests; returns the reply."""
@@ -261,7 +260,7 @@ class EagerCommunicator(Communicator):
         def answer(values: list[Any]) -> list[Any]:
             check_equal_shapes([value.shape for value in values], "all_reduce")
             host = [np.asarray(value) for value in values]
-            result = self._session.all_reduce.parts(op, host, are_gradients=are_gradients)
+            result = self._session.in_a_step.parts(op, host, are_gradients=are_gradients)
             return [result] * len(values)
 
         def reduce(value: object) -> Any:
@@ -435,7 +434,7 @@ class _Session:
         self._fn = fn
         self.num_replicas: int = strategy.num_replicas_in_sync
         self._topology: Topology = strategy.topology
-        self.all_reduce: AllReduce = strategy.cross_device_ops.all_reduce(strategy.topology)
+        self.in_a_step: MeshCommunicator = strategy.cross_device_ops.communicator(strategy.topology)
         self._arguments = (tuple(args), kwargs)
         self._batch = batch_of(args, kwargs, self.num_replicas)
         self._baton = threading.Semaphore(0)

@@ -18,7 +18,7 @@ from stratagem.contexts import NeedsInitialization, current_function_trace
 from stratagem.devices.mesh import Topology
 from stratagem.errors import explain
 from stratagem.execution.analysis.replication import differing_outputs, may_wait_for_ever
-from stratagem.execution.communicator import MeshCommunicator, SoleCommunicator
+from stratagem.execution.communicator import SoleCommunicator
 from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext
 from stratagem.execution.summary.collector import CollectedSummaries, Collector
 from stratagem.execution.tracing.arguments import Arguments, HostOnly
@@ -347,8 +347,7 @@ class _Recorder:
                 SoleCommunicator(marks_sums=self._strategy.placement.uses_stores),
                 self.arguments.batch,
             )
-        all_reduce = self._strategy.cross_device_ops.all_reduce(self._topology)
-        communicator = MeshCommunicator(all_reduce)
+        communicator = self._strategy.cross_device_ops.communicator(self._topology)
         replica_id = jax.lax.axis_index(self._topology.replica_axis)
         return ReplicaContext(self._strategy, replica_id, communicator, self.arguments.batch)
 

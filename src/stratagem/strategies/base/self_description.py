@@ -20,7 +20,7 @@ from stratagem.logs import PublicDir, as_html, as_text, new_table, size_text
 from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
 from stratagem.variables.registry import VariableKind, home_of
 from stratagem.variables.sharded_store import ShardedStore, SingleDeviceStore
-from stratagem.variables.store import is_compressible, is_remote, store_of
+from stratagem.variables.store import is_remote, store_of
 
 # `StrategyDescription`: devices, variables and programs of a strategy, as data.
 
@@ -66,7 +66,7 @@ class StrategyDescription:
     """State of a strategy: a string for a terminal, tables in a notebook.
 
     `num_replicas` counts the replicas of all processes, and `programs` has the number of compiled
-    programs by function. `advice` says what `compression="auto"` would choose.
+    programs by function.
     """
 
     title: str
@@ -74,7 +74,6 @@ class StrategyDescription:
     devices: Sequence[DescribedDevice]
     variables: Sequence[StoredVariableSize]
     programs: Mapping[str, int]
-    advice: Sequence[str] = ()
 
     @property
     def variable_bytes(self) -> int:
@@ -102,8 +101,7 @@ class StrategyDescription:
             self._program_table(),
         )
         with_lines: list[str | Table] = [part for table in tables for part in ("", table)]
-        advice = ["", *self.advice] if self.advice else []
-        return [f"{self.title}: {self.num_replicas} {replicas}", *with_lines, *advice]
+        return [f"{self.title}: {self.num_replicas} {replicas}", *with_lines]
 
     def _device_table(self) -> Table:
         table = new_table("Devices", ["device", "replica"], ["variables"])
@@ -152,12 +150,6 @@ def _add_rest(table: Table, rows: Sequence[object]) -> None:
 def array_bytes(variable: Any) -> int:
     """Returns the size of a whole variable, counted once."""
     return math.prod(variable.shape) * jnp.dtype(variable.dtype).itemsize
-
-
-def shapes_summed(variables: Sequence[Any]) -> list[tuple[int, ...]]:
-    """Returns the shapes of the gradients that may be compressed, or are summed beside them."""
-    trained = [one for one in variables if _is_trained(one) and not is_remote(one)]
-    return [tuple(one.shape) for one in trained if is_compressible(one)]
 
 
 def _is_slot(variable: object) -> bool:
@@ -227,7 +219,6 @@ class SelfDescription(StrategyParts, PublicDir):
             num_replicas=self.topology.num_replicas,
             devices=_devices(sizes, self.topology),
             variables=sizes,
-            advice=self.cross_device_ops.advice(shapes_summed(found), self.topology.num_replicas),
             programs={_KERAS_METHODS.get(name, name): count for name, count in compiled.items()},
         )
 

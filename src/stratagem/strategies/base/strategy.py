@@ -28,8 +28,7 @@ from stratagem.logs import warn_on_one_worker
 from stratagem.options import InputContext, InputOptions, ReduceOp, RunOptions, ValueContext
 from stratagem.strategies.base import datasets, reduction
 from stratagem.strategies.base.argument_checks import check_compression, check_parts, check_run
-from stratagem.strategies.base.automatic import AutomaticOps
-from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
+from stratagem.strategies.base.cross_device_ops import AutomaticOps, CrossDeviceOps
 from stratagem.strategies.base.extended import StrategyExtended
 from stratagem.strategies.base.logical_devices import LogicalDevices
 from stratagem.strategies.base.self_description import SelfDescription
@@ -273,7 +272,8 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         use_compilation_cache()
         self.topology = planned_topology(topology)
         self.cross_device_ops = cross_device_ops or AutomaticOps()
-        self.cross_device_ops.all_reduce(self.topology)  # raises if they do not support the devices
+        # Raises if the ops do not support the devices.
+        self.cross_device_ops.communicator(self.topology)
         self.placement = placement or Replicated()
         check_compression(self.cross_device_ops.compression, self.topology, self.placement)
         self.variables = VariableRegistry()

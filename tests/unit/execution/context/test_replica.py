@@ -13,7 +13,7 @@ import pytest
 import stratagem as sg
 from stratagem import contexts as stack
 from stratagem.contexts import ContextFrame, FrameKind, get_strategy
-from stratagem.devices.collectives.islands import Islands
+from stratagem.devices.local_updates import Islands
 from stratagem.errors import InvalidArgumentError
 from stratagem.execution.communicator import Communicator
 from stratagem.execution.context.explicit_device import explicit_device, naming_device

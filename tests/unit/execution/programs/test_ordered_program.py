@@ -10,23 +10,27 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.devices.collectives.choice import Algorithm, Choice
-from stratagem.devices.collectives.measurement import MeasuredChoice
+from stratagem.devices.collectives.all_reduce import Algorithm, ReplicaAxis
 from stratagem.devices.collectives.shared_sums import is_supported
+from stratagem.execution.communicator import MeshCommunicator
 from stratagem.execution.programs import lockstep
-from stratagem.strategies.base.automatic import AutomaticOps
+from stratagem.strategies.base.cross_device_ops import AutomaticOps
 from tests.unit.devices.collectives.sharing import served
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="memory is shared on Linux on x86-64")
+
+
+class SharedOps(AutomaticOps):
+    def communicator(self, topology):
+        return MeshCommunicator(ReplicaAxis.of(topology), Algorithm.SHARED_MEMORY)
 
 
 @pytest.fixture
 def strategy(monkeypatch) -> Iterator[Any]:
     """A strategy of two replicas whose sums are all in shared memory."""
     monkeypatch.setattr(lockstep, "is_connected", lambda topology: topology.num_replicas == 2)
-    rule = MeasuredChoice(Choice(Algorithm.SHARED_MEMORY), {}, "not measured")
     with served(2):
-        yield sg.MirroredStrategy(["cpu:0", "cpu:1"], AutomaticOps(None, rule))
+        yield sg.MirroredStrategy(["cpu:0", "cpu:1"], SharedOps())
 
 
 def are_ordered(strategy: Any) -> list[bool]:

@@ -24,7 +24,7 @@ from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.options import ReduceOp
 from stratagem.strategies.base import reduction
-from stratagem.strategies.base.automatic import AutomaticOps
+from stratagem.strategies.base.cross_device_ops import AutomaticOps
 from stratagem.strategies.base.datasets import on_input_workers
 from stratagem.variables.distributed import Mirrored, PerReplica
 from stratagem.variables.regrouping import regroup
@@ -315,7 +315,6 @@ _OPS = {
         for name in ("bfloat16", "float16", "int8", "float8", "power_sgd")
     },
     "odd blocks": lambda: sg.CompressedAllReduce(sg.compression.Int8(block_elements=100)),
-    "top_k": lambda: sg.CompressedAllReduce(sg.compression.TopK(fraction=0.03)),
 }
 _METHODS = {
     "local SGD": sg.local_updates.LocalSGD(period=8),

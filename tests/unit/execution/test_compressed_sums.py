@@ -1,4 +1,4 @@
-"""Coding of rows as bytes, against casts of NumPy and ml_dtypes."""
+"""Compressed sums, against NumPy, ml_dtypes, and what no scheme may lose; sums between islands."""
 
 from __future__ import annotations
 
@@ -8,15 +8,63 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem.devices.collectives.all_reduce import ChosenAllReduce
-from stratagem.devices.collectives.axis import ReplicaAxis
-from stratagem.devices.collectives.islands import Islands
-from stratagem.devices.compression import BFloat16, Float8, Float16, Int8, PowerSGD, TopK
+from stratagem.devices.collectives.all_reduce import NO_PACKING, ReplicaAxis, SizedPacks
+from stratagem.devices.compression import BFloat16, Float8, Float16, Int8, PowerSGD
+from stratagem.devices.local_updates import Islands
 from stratagem.execution.communicator import MeshCommunicator, SoleCommunicator
-from stratagem.execution.compressed.between import IslandSums, compressed_between
-from stratagem.execution.compressed.sums import compressed_sums, decode, encode
-from tests.unit.devices.collectives.axes import on_axis
-from tests.unit.devices.collectives.compressed.steps import first_states, gradients, one_step
+from stratagem.execution.compressed_sums import (
+    IslandSums,
+    compressed_between,
+    compressed_sums,
+    decode,
+    encode,
+)
+from stratagem.options import ReduceOp
+from tests.unit.devices.collectives.axes import AXES, on_axis
+
+# Gradients of some shapes, and a compressed step on several devices.
+
+SHAPES = [(40, 30), (3, 3, 5, 7), (17, 64)]
+
+
+def gradients(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=(count, *shape)).astype(np.float32) for shape in SHAPES]
+
+
+def first_states(setting, count):
+    rng = np.random.default_rng(1)
+    states = []
+    for shape in SHAPES:
+        state = {
+            name: np.zeros((count, *size), np.float32)
+            for name, size in setting.state_shapes(shape).items()
+        }
+        if "factor" in state:
+            factor = rng.normal(size=state["factor"].shape[1:]).astype(np.float32)
+            state["factor"] = np.broadcast_to(factor, state["factor"].shape)
+        states.append(state)
+    return states
+
+
+def one_step(setting, count, grads, states, step=0):
+    axis = AXES[count]
+    communicator = MeshCommunicator(axis)
+
+    def replica(grads, states):
+        return compressed_sums(
+            setting,
+            grads,
+            states,
+            communicator,
+            replica_id=jax.lax.axis_index(axis.name),
+            step=step,
+        )
+
+    return on_axis(axis, replica, grads, states)
+
+
+# Coding of rows as bytes, against casts of NumPy and ml_dtypes.
 
 ROWS = (np.random.default_rng(0).normal(size=(3, 1000)) * np.logspace(-3, 2, 1000)).astype(
     np.float32
@@ -98,7 +146,7 @@ def test_zeros_and_short_rows_come_back(setting) -> None:
 
 # Compressed sums between islands: equal everywhere, and nothing is lost.
 
-ALL = [BFloat16(), Int8(), Int8(error_feedback=False), Float8(), PowerSGD(rank=2), TopK()]
+ALL = [BFloat16(), Int8(), Int8(error_feedback=False), Float8(), PowerSGD(rank=2)]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +167,7 @@ def test_sums_and_errors_of_islands_add_up(setting, count, size) -> None:
 
     def replica(step):
         def body(arrays, states):
-            communicator = MeshCommunicator(ChosenAllReduce(axis))
+            communicator = MeshCommunicator(axis)
             sums = IslandSums(islands, communicator, jax.lax.axis_index("row"))
             return compressed_between(setting, arrays, states, sums, step=step)
 
@@ -157,7 +205,6 @@ ALL_OF_SUMS = [
     Int8(stochastic=False),
     Float8(),
     PowerSGD(rank=2),
-    TopK(),
 ]
 
 
@@ -248,18 +295,57 @@ def test_rounding_by_chance_differs_from_step_to_step_and_repeats() -> None:
     assert np.any(first != later)
 
 
-# Sums of largest elements, against NumPy.
+# Islands: their replicas, and sums between them of which each replica sends a part.
+
+ODD_SHAPES = [(5, 3), (), (8,), (0,)]  # of a size that islands do not divide, too
 
 
-def test_largest_elements_are_those_that_numpy_finds() -> None:
-    setting = TopK(fraction=0.1)
-    grads = gradients(3)
-    sums, states = one_step(setting, 3, grads, first_states(setting, 3))
-    for got, grad, state in zip(sums, grads, states, strict=True):
-        flat = grad.reshape(3, -1)
-        sent = np.zeros_like(flat)
-        for own, part in zip(sent, flat, strict=True):
-            places = np.argsort(-np.abs(part))[: flat.shape[1] // 10]
-            own[places] = part[places]
-        np.testing.assert_allclose(got[0].ravel(), sent.sum(0), rtol=1e-6)
-        np.testing.assert_array_equal(state["error"].reshape(3, -1), flat - sent)
+def test_members_are_consecutive_and_peers_have_one_place() -> None:
+    islands = Islands(6, 2)
+    assert islands.count == 3
+    assert islands.members == ((0, 1), (2, 3), (4, 5))
+    assert islands.peers == ((0, 2, 4), (1, 3, 5))
+
+
+@pytest.mark.parametrize("packing", [NO_PACKING, SizedPacks(40, 40)])
+@pytest.mark.parametrize(("count", "size"), [(4, 2), (6, 2), (6, 3), (3, 1), (4, 4)])
+def test_sums_are_those_of_one_array_per_island(count, size, packing) -> None:
+    axis, islands = ReplicaAxis("row", count), Islands(count, size)
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=(islands.count, *shape)).astype("float32") for shape in ODD_SHAPES]
+    own = [np.repeat(array, size, 0) for array in arrays]  # equal on the replicas of an island
+
+    def replica(*values):
+        communicator = MeshCommunicator(axis, packing=packing)
+        sums = IslandSums(islands, communicator, jax.lax.axis_index("row"))
+
+        def add(parts):
+            return sums.between.all_reduce_many(ReduceOp.SUM, parts)
+
+        return sums.by_parts(add, values), sums.sent_equal(values[0]), sums.island_id
+
+    totals, of_place, ids = on_axis(axis, replica, *own)
+    for total, array in zip(totals, arrays, strict=True):
+        np.testing.assert_array_equal(total, np.broadcast_to(total[0], total.shape))
+        np.testing.assert_allclose(total[0], array.sum(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(of_place, own[0])
+    np.testing.assert_array_equal(ids, np.arange(count) // size)
+
+
+def test_part_of_an_array_is_sent_between_islands() -> None:
+    """A link between islands carries an array once, whatever the replicas of an island."""
+    axis, islands = ReplicaAxis("row", 4), Islands(4, 2)
+    sizes = []
+
+    def replica(value):
+        communicator = MeshCommunicator(axis)
+        sums = IslandSums(islands, communicator, jax.lax.axis_index("row"))
+
+        def add(parts):
+            sizes.append([part.size for part in parts])
+            return sums.between.all_reduce_many(ReduceOp.SUM, parts)
+
+        return sums.by_parts(add, [value])
+
+    on_axis(axis, replica, np.ones((4, 10), np.float32))
+    assert sizes == [[5]]

@@ -1,16 +1,19 @@
-"""The compressed sum of gradients: errors added before, and kept after."""
+"""Sums of compressed gradients: the errors of a step are added before, and kept after.
+
+A gradient travels as shorter numbers or as thin factors. Between islands each replica sends a part.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.devices.collectives.all_reduce import split_into_shards
+from stratagem.devices.collectives.all_reduce import joined, split_into_shards
 from stratagem.devices.compression import (
     BFloat16,
     Compression,
@@ -18,13 +21,56 @@ from stratagem.devices.compression import (
     Float16,
     Int8,
     PowerSGD,
-    TopK,
     matrix_shape,
 )
+from stratagem.devices.local_updates import Islands
+from stratagem.execution.communicator import Communicator
 from stratagem.options import ReduceOp
 
-if TYPE_CHECKING:
-    from stratagem.execution.communicator import Communicator
+State = Mapping[str, jax.Array]
+
+
+def compressed_sums(
+    setting: Compression,
+    gradients: Sequence[jax.Array],
+    states: Sequence[State],
+    communicator: Communicator,
+    *,
+    replica_id: Any,
+    step: Any,
+) -> tuple[list[jax.Array], list[State]]:
+    """Returns the sums of gradients over replicas, and the next state of each.
+
+    Args:
+        setting: how the gradients are sent.
+        gradients: this replica's, at least one.
+        states: of each gradient the arrays that `setting.state_shapes` names, as float32. "error"
+            is this replica's own, "factor" is equal on all.
+        communicator: of this replica.
+        replica_id: of this replica.
+        step: number of the step; stochastic rounding follows from it and the replica.
+
+    Returns:
+        Sums, in the dtypes of the gradients and bitwise equal on all replicas, and states.
+    """
+    whole = [gradient.astype(jnp.float32) for gradient in gradients]
+    if setting.error_feedback:
+        whole = [one + state["error"] for one, state in zip(whole, states, strict=True)]
+    factors: Sequence[jax.Array | None] = [None] * len(whole)
+    if isinstance(setting, PowerSGD):
+        given = [state["factor"] for state in states]
+        sums, errors, factors = power_sgd_sums(whole, given, communicator)
+    else:
+        key = jax.random.fold_in(
+            jax.random.fold_in(jax.random.key(0, impl="rbg"), step), replica_id
+        )
+        sums, errors = sums_of_numbers(setting, whole, communicator, replica_id=replica_id, key=key)
+    new_states: list[State] = []
+    for error, factor in zip(errors, factors, strict=True):
+        state = {"error": error} if setting.error_feedback else {}
+        new_states.append(state if factor is None else {**state, "factor": factor})
+    return [one.astype(like.dtype) for one, like in zip(sums, gradients, strict=True)], new_states
+
 
 # Sums of gradients as products of two thin matrices.
 #
@@ -54,45 +100,6 @@ def power_sgd_sums(
         for basis, factor, gradient in zip(bases, own, gradients, strict=True)
     ]
     return sums, errors, summed
-
-
-# Sums of the largest elements of gradients.
-#
-# Source: Stich, Cordonnier and Jaggi, Sparsified SGD with memory, 2018.
-
-
-def top_k_sums(
-    setting: TopK, gradients: Sequence[jax.Array], communicator: Communicator
-) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Returns the sum of each gradient's sent elements, and this replica's elements not sent.
-
-    All gradients travel in one message.
-    """
-    counts = [setting.count(gradient.shape) for gradient in gradients]
-    places = [
-        jax.lax.top_k(jnp.abs(gradient.ravel()), count)[1]
-        for gradient, count in zip(gradients, counts, strict=True)
-    ]
-    values = [gradient.ravel()[place] for gradient, place in zip(gradients, places, strict=True)]
-    as_integers = jax.lax.bitcast_convert_type(jnp.concatenate(values), jnp.int32)
-    message = jnp.stack([as_integers, jnp.concatenate(places)])
-    gathered = communicator.all_gather(message[None], 0, None)
-    ends = np.cumsum(counts)
-    sums: list[jax.Array] = []
-    for gradient, count, end in zip(gradients, counts, ends, strict=True):
-        total = jnp.zeros(gradient.size, gradient.dtype)
-        # One replica after the other: places of a replica differ, so that the order is the same
-        # on all of them.
-        for replica in range(communicator.num_replicas):
-            part = gathered[replica, :, end - count : end]
-            value = jax.lax.bitcast_convert_type(part[0], jnp.float32)
-            total = total.at[part[1]].add(value, unique_indices=True)
-        sums.append(total.reshape(gradient.shape))
-    errors = [
-        gradient.ravel().at[place].set(0.0, unique_indices=True).reshape(gradient.shape)
-        for gradient, place in zip(gradients, places, strict=True)
-    ]
-    return sums, errors
 
 
 # Coding of float32 rows as bytes: shorter floats, and blocks of 8-bit numbers with a scale.
@@ -210,17 +217,17 @@ def sums_of_numbers(
     """
     count = communicator.num_replicas
     shards = [split_into_shards(gradient, count) for gradient in gradients]
-    joined = jnp.concatenate(shards, axis=1)  # a row for each replica
+    rows = jnp.concatenate(shards, axis=1)  # a row for each replica
     first_key, second_key = jax.random.split(key)
 
-    sent = encode(setting, joined, first_key)
-    errors = joined - decode(setting, sent, joined.shape[1])
-    received = decode(setting, communicator.all_to_all(sent), joined.shape[1])
+    sent = encode(setting, rows, first_key)
+    errors = rows - decode(setting, sent, rows.shape[1])
+    received = decode(setting, communicator.all_to_all(sent), rows.shape[1])
     own_sum = jnp.sum(received, axis=0, keepdims=True)
 
     sent_sum = encode(setting, own_sum, second_key)
-    sums = decode(setting, communicator.all_gather(sent_sum, 0, None), joined.shape[1])
-    own_error = own_sum - decode(setting, sent_sum, joined.shape[1])
+    sums = decode(setting, communicator.all_gather(sent_sum, 0, None), rows.shape[1])
+    own_error = own_sum - decode(setting, sent_sum, rows.shape[1])
     is_own = jnp.arange(count)[:, None] == replica_id
     errors = errors + jnp.where(is_own, own_error, 0.0)
 
@@ -229,56 +236,127 @@ def sums_of_numbers(
 
 
 def _as_gradients(
-    joined: jax.Array, ends: np.ndarray[Any, Any], like: Sequence[jax.Array]
+    rows: jax.Array, ends: np.ndarray[Any, Any], like: Sequence[jax.Array]
 ) -> list[jax.Array]:
     return [
         shards.ravel()[: one.size].reshape(one.shape)
-        for shards, one in zip(jnp.split(joined, ends, axis=1), like, strict=True)
+        for shards, one in zip(jnp.split(rows, ends, axis=1), like, strict=True)
     ]
 
 
-State = Mapping[str, jax.Array]
+# Sums of one array per island, compressed or not: each replica of the island sends a part.
 
 
-def compressed_sums(
-    setting: Compression,
-    gradients: Sequence[jax.Array],
-    states: Sequence[State],
-    communicator: Communicator,
-    *,
-    replica_id: Any,
-    step: Any,
-) -> tuple[list[jax.Array], list[State]]:
-    """Returns the sums of gradients over replicas, and the next state of each.
+class IslandSums:
+    """Sums of one array per island, as seen from one replica of it.
+
+    All replicas of an island have the same array. Each sends a part of it to the replicas of its
+    place in the other islands, so that an island sends it once.
 
     Args:
-        setting: how the gradients are sent.
-        gradients: this replica's, at least one.
-        states: of each gradient the arrays that `setting.state_shapes` names, as float32. "error"
-            is this replica's own, "factor" is equal on all.
-        communicator: of this replica.
-        replica_id: of this replica.
-        step: number of the step; stochastic rounding follows from it and the replica.
-
-    Returns:
-        Sums, in the dtypes of the gradients and bitwise equal on all replicas, and states.
+        islands: the islands.
+        communicator: that of all replicas.
+        replica_id: ID of this replica among all.
     """
-    whole = [gradient.astype(jnp.float32) for gradient in gradients]
-    if setting.error_feedback:
-        whole = [one + state["error"] for one, state in zip(whole, states, strict=True)]
-    factors: Sequence[jax.Array | None] = [None] * len(whole)
-    if isinstance(setting, PowerSGD):
-        given = [state["factor"] for state in states]
-        sums, errors, factors = power_sgd_sums(whole, given, communicator)
-    elif isinstance(setting, TopK):
-        sums, errors = top_k_sums(setting, whole, communicator)
-    else:
-        key = jax.random.fold_in(
-            jax.random.fold_in(jax.random.key(0, impl="rbg"), step), replica_id
-        )
-        sums, errors = sums_of_numbers(setting, whole, communicator, replica_id=replica_id, key=key)
-    new_states: list[State] = []
-    for error, factor in zip(errors, factors, strict=True):
-        state = {"error": error} if setting.error_feedback else {}
-        new_states.append(state if factor is None else {**state, "factor": factor})
-    return [one.astype(like.dtype) for one, like in zip(sums, gradients, strict=True)], new_states
+
+    def __init__(self, islands: Islands, communicator: Communicator, replica_id: Any) -> None:
+        self.size = islands.size
+        self._inside = communicator.among(islands.members)
+        self.between = communicator.among(islands.peers, packs=True)
+        self.island_id = replica_id // islands.size
+        self._place = replica_id % islands.size
+
+    def by_parts(
+        self, add: Callable[[Sequence[Any]], Sequence[Any]], arrays: Sequence[Any]
+    ) -> list[Any]:
+        """Returns sums between islands, equal on all replicas.
+
+        Args:
+            add: returns the sums of arrays over the replicas of `between`.
+            arrays: the island's, equal on its replicas.
+        """
+        if self.size == 1:
+            return list(add(arrays))
+        sums = add([self.part(array) for array in arrays])
+        return [self.equal(total, like) for total, like in zip(sums, arrays, strict=True)]
+
+    def part(self, array: jax.Array) -> jax.Array:
+        """Returns this replica's part of an array, flat and padded with zeros."""
+        return split_into_shards(array, self.size)[self._place]
+
+    def whole(self, part: jax.Array, like: jax.Array) -> jax.Array:
+        """Joins the parts of the replicas of this island."""
+        if not like.size:
+            return like
+        flat = self._gather(part)
+        return flat[: like.size].reshape(like.shape)
+
+    def equal(self, part: jax.Array, like: jax.Array) -> jax.Array:
+        """Joins the parts of the replicas of this island; parts of a place are equal on all."""
+        if not like.size:
+            return like
+        return joined(self._gather, part)[: like.size].reshape(like.shape)
+
+    def _gather(self, part: jax.Array) -> Any:
+        return self._inside.all_gather(part, 0, None)
+
+    def sent_equal(self, array: jax.Array) -> jax.Array:
+        """Returns an array that the replicas of a place have in common, equal on all replicas."""
+        return array if self.size == 1 else self.equal(self.part(array), jnp.asarray(array))
+
+
+def compressed_between(
+    setting: Compression,
+    arrays: Sequence[jax.Array],
+    states: Sequence[State],
+    sums: IslandSums,
+    *,
+    step: Any,
+) -> tuple[list[jax.Array], list[State]]:
+    """Returns the sums of arrays over islands, and the next state of each.
+
+    A state's "error" is a replica's part of the island's: the replicas of an island have equal
+    ones, so that the sum over all replicas is what no island has sent yet.
+
+    PowerSGD needs whole matrices: each replica of an island sends the factors, which are small.
+
+    Args:
+        setting: how the arrays are sent.
+        arrays: the island's, equal on its replicas.
+        states: as for `compressed_sums`.
+        sums: the islands, as seen from this replica.
+        step: number of the step.
+    """
+    size = sums.size
+    errors = [state["error"] * size if "error" in state else None for state in states]
+    factors = [state.get("factor") for state in states]
+    is_cut = size > 1 and not isinstance(setting, PowerSGD)
+    cut = sums.part if is_cut else _as_it_is
+    found, news = compressed_sums(
+        setting,
+        [cut(array) for array in arrays],
+        [
+            _state(None if error is None else cut(error), factor)
+            for error, factor in zip(errors, factors, strict=True)
+        ],
+        sums.between,
+        replica_id=sums.island_id,
+        step=step,
+    )
+    totals, new_states = list[jax.Array](), list[State]()
+    for total, new, array in zip(found, news, arrays, strict=True):
+        totals.append(sums.equal(total, array) if is_cut else sums.sent_equal(total))
+        error, factor = new.get("error"), new.get("factor")
+        if error is not None:
+            error = (sums.whole(error, array) if is_cut else error) / size
+        new_states.append(_state(error, None if factor is None else sums.sent_equal(factor)))
+    return totals, new_states
+
+
+def _as_it_is(array: Any) -> Any:
+    return array
+
+
+def _state(error: Any, factor: Any) -> dict[str, Any]:
+    state = {"error": error, "factor": factor}
+    return {name: value for name, value in state.items() if value is not None}
