@@ -33,11 +33,11 @@ from stratagem.keras.private import (
     JAXEpochIterator,
     JAXTrainer,
     Trainer,
+    flatten_layers,
     get_stateless_scope,
     in_symbolic_scope,
     jax_core,
 )
-from stratagem.keras.private.variables import flatten_layers
 from stratagem.keras.training import active_fit, device_data, metric_logs, model, several_processes
 from stratagem.keras.training import generate_stream as generation
 from stratagem.keras.training import metric_logs as late_logs

@@ -25,8 +25,13 @@ from stratagem.keras.numerics.step_mode import (
     replica_context,
     step_mode,
 )
-from stratagem.keras.private import get_keras_mask, get_stateless_scope, set_keras_mask
-from stratagem.keras.private.variables import annotate, reduction_axes
+from stratagem.keras.private import (
+    annotate,
+    get_keras_mask,
+    get_stateless_scope,
+    reduction_axes,
+    set_keras_mask,
+)
 from stratagem.keras.variables.annotations import annotated_variables
 from stratagem.options import ReduceOp
 from stratagem.variables.registry import VariableKind, home_of

@@ -14,10 +14,15 @@ import keras
 import numpy as np
 
 from stratagem.errors import explain
+from stratagem.keras.numerics.remat import set_chain
 from stratagem.keras.numerics.repeated_blocks import choose_layers
-from stratagem.keras.private.graphs import GraphCall, graph_calls, graph_of, graph_output_ids
-from stratagem.keras.private.rematerialization import set_chain, sublayers
-from stratagem.keras.private.variables import flatten_layers
+from stratagem.keras.private import (
+    GraphCall,
+    flatten_layers,
+    graph_calls,
+    graph_of,
+    sublayers,
+)
 
 # Comparison of layers: equal ones compute the same function of their inputs and variables.
 
@@ -212,7 +217,7 @@ def _runs(graph: Any, layers: Mapping[int, Any]) -> list[list[GraphCall]]:
     calls = graph_calls(graph)
     counts = collections.Counter(id(call.operation) for call in calls)
     uses = collections.Counter(key for call in calls for key in set(map(id, call.tensors)))
-    returned = graph_output_ids(graph)
+    returned = set(map(id, graph.outputs))
     chosen = [
         call
         for call in calls

@@ -41,8 +41,7 @@ from stratagem.keras.numerics.step_mode import (
     step_mode,
 )
 from stratagem.keras.numerics.step_terms import is_analyzing, terms_of
-from stratagem.keras.private import get_stateless_scope
-from stratagem.keras.private.variables import averaged, averaged_function, own_variables
+from stratagem.keras.private import averaged, averaged_function, get_stateless_scope, own_variables
 from stratagem.keras.variables.annotations import making_state_of_metric
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.options import VariableAggregation

@@ -35,8 +35,8 @@ from stratagem.keras.numerics.step_mode import (
     shares_batches,
 )
 from stratagem.keras.numerics.step_terms import is_analyzing, terms_of
-from stratagem.keras.private.optimizers import trainable_variables
-from stratagem.keras.private.optimizers import trainable_variables as built_variables
+from stratagem.keras.private import trainable_variables
+from stratagem.keras.private import trainable_variables as built_variables
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.options import ReduceOp
 from stratagem.variables.distributed import Mirrored, PerReplica

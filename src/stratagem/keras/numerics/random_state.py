@@ -12,7 +12,7 @@ import numpy as np
 
 from stratagem.errors import explain
 from stratagem.keras.json_values import from_json, to_json
-from stratagem.keras.private.process_state import global_seed_state, set_global_seed_state
+from stratagem.keras.private import global_seed_state, set_global_seed_state
 
 _NAMES = ("keras", "numpy", "python", "torch")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import keras
 
 from stratagem.errors import explain
 from stratagem.keras.numerics.repeated_blocks import choose_layers
-from stratagem.keras.private.rematerialization import set_remat_policy
+from stratagem.keras.private import remat_mode, set_remat_mode
 
 # Policies of rematerialization: the intermediate results that a layer saves for its gradient.
 
@@ -60,6 +60,38 @@ def parse_policy(policy: object) -> RematPolicy | None:
             fix='start with policy="full", which saves the most memory.',
         )
     )
+
+
+class LayerRemat(NamedTuple):
+    """The way to compute a finished layer: the fields of Keras's own modes, a policy, and a chain.
+
+    With a policy, the whole layer is rematerialized; otherwise the mode of its `keras.RematScope`
+    holds. `chain` is the scan that the layer belongs to.
+    """
+
+    policy: Any = None
+    chain: Any = None
+    mode: str | None = None
+    output_size_threshold: int = 0
+    layer_names: tuple[str, ...] = ()
+
+
+def set_remat_policy(layer: keras.layers.Layer, policy: Any) -> None:
+    """Rematerializes a layer by a policy; None turns all rematerialization of it off."""
+    chain = getattr(remat_mode(layer), "chain", None)
+    is_plain = policy is None and chain is None
+    set_remat_mode(layer, None if is_plain else LayerRemat(policy, chain))
+
+
+def set_chain(layer: keras.layers.Layer, chain: Any) -> None:
+    """Makes a layer a part of a scan, and leaves its rematerialization as it is."""
+    mode = remat_mode(layer)
+    if mode is None:
+        mode = LayerRemat()
+    elif not isinstance(mode, LayerRemat):
+        fields = (mode.mode, mode.output_size_threshold, tuple(mode.layer_names or ()))
+        mode = LayerRemat(None, None, *fields)
+    set_remat_mode(layer, mode._replace(chain=chain))
 
 
 def remat(

@@ -21,15 +21,16 @@ from jax.core import Tracer
 from stratagem.execution.summary.collector import Collector
 from stratagem.execution.summary.kinds import forward_summaries
 from stratagem.execution.tracing.functionalize import ReplicaScope
-from stratagem.keras.numerics.remat import LAYER_INPUT, RematPolicy
+from stratagem.keras.numerics.remat import LAYER_INPUT, LayerRemat, RematPolicy
 from stratagem.keras.private import (
+    flatten_layers,
     get_keras_mask,
     get_stateless_scope,
+    ids_of_losses,
     in_symbolic_scope,
+    remat_mode,
     set_keras_mask,
 )
-from stratagem.keras.private.rematerialization import LayerRemat, ids_of_losses, remat_mode
-from stratagem.keras.private.variables import flatten_layers
 
 
 class _Current(threading.local):

@@ -9,8 +9,7 @@ from typing import Any
 import keras
 
 from stratagem.errors import explain
-from stratagem.keras.private.rematerialization import sublayers
-from stratagem.keras.private.variables import flatten_layers
+from stratagem.keras.private import flatten_layers, sublayers
 
 
 def choose_layers(caller: str, model: Any, layers: Any, purpose: str) -> list[Any]:

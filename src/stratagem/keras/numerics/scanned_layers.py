@@ -17,10 +17,16 @@ from stratagem.errors import explain
 from stratagem.execution.summary.collector import Collector
 from stratagem.execution.tracing.functionalize import ReplicaScope
 from stratagem.keras.numerics.layer_chains import LayerChain
+from stratagem.keras.numerics.remat import LayerRemat
 from stratagem.keras.numerics.rematerialization import is_compiled
-from stratagem.keras.private import get_keras_mask, get_stateless_scope, set_keras_mask
-from stratagem.keras.private.rematerialization import LayerRemat, ids_of_losses, remat_mode
-from stratagem.keras.private.variables import flatten_layers
+from stratagem.keras.private import (
+    flatten_layers,
+    get_keras_mask,
+    get_stateless_scope,
+    ids_of_losses,
+    remat_mode,
+    set_keras_mask,
+)
 
 
 def scanned_layer(original: Callable[..., Any]) -> Any:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from stratagem.errors import explain
 from stratagem.execution.context.replica import ReplicaContext, get_replica_context
 from stratagem.execution.tracing.functionalize import current_scope
-from stratagem.keras.private.variables import expected_batch_size, with_states
+from stratagem.keras.private import expected_batch_size, with_states
 
 if TYPE_CHECKING:
     import keras

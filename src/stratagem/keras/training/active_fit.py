@@ -19,8 +19,7 @@ from stratagem.config import filters_traceback
 from stratagem.devices.background import InFlightProgram
 from stratagem.devices.finding import device_memory
 from stratagem.devices.lockstep import last_program, record_program, wait_for_program
-from stratagem.keras.private import pythonify_logs
-from stratagem.keras.private.trainers import calls_in_thread
+from stratagem.keras.private import calls_in_thread, pythonify_logs
 from stratagem.observe.run_events.process_writer import (
     current_events,
     is_progress_due,

@@ -12,7 +12,7 @@ import numpy as np
 from stratagem.contexts import get_strategy, has_strategy
 from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
 from stratagem.input.device_rows import DeviceRows, is_on_accelerator
-from stratagem.keras.private.iterators import array_batches, arrays_of
+from stratagem.keras.private import array_batches, arrays_of
 
 if TYPE_CHECKING:
     from stratagem.keras.private import ArrayDataAdapter

@@ -23,8 +23,12 @@ from stratagem.devices.lockstep import (
     wait_until_ready,
 )
 from stratagem.errors import explain
-from stratagem.keras.private import get_stateless_scope, pythonify_logs
-from stratagem.keras.private.trainers import calls_in_thread, last_drawn_s
+from stratagem.keras.private import (
+    calls_in_thread,
+    get_stateless_scope,
+    last_drawn_s,
+    pythonify_logs,
+)
 from stratagem.keras.training.active_fit import uses_batch_logs
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.variables.components import aggregate_components, gather_together

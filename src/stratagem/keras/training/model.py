@@ -30,15 +30,15 @@ from stratagem.keras.numerics.step_mode import (
     example_fraction,
     lockstep_context,
 )
-from stratagem.keras.private import Functional, unpack_x_y_sample_weight
-from stratagem.keras.private.iterators import first_batch
-from stratagem.keras.private.trainers import (
+from stratagem.keras.private import (
+    Functional,
     build_for,
     build_metrics,
     compile_arguments,
+    flatten_layers,
     has_unbuilt_metrics,
+    unpack_x_y_sample_weight,
 )
-from stratagem.keras.private.variables import flatten_layers
 from stratagem.keras.training.active_fit import (
     ReportedTrainFunction,
     acts_on_batches,
@@ -463,6 +463,13 @@ def building_metrics(original: Callable[..., Any]) -> Any:
         return original(self, data_batch=data_batch)
 
     return build
+
+
+def first_batch(epoch_iterator: Any) -> Any:
+    """Returns the next batch of an epoch iterator, which must be reset afterward; None if empty."""
+    for _, _, batches in epoch_iterator:
+        return batches[0] if isinstance(batches, list | tuple) else next(batches)
+    return None
 
 
 def _outputs(model: keras.Model) -> Any:

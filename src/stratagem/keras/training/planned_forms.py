@@ -9,8 +9,7 @@ from typing import Any
 import keras
 
 from stratagem.keras.numerics.remat import remat
-from stratagem.keras.private.rematerialization import remat_mode
-from stratagem.keras.private.variables import flatten_layers
+from stratagem.keras.private import flatten_layers, remat_mode
 
 
 def repeated_blocks(model: keras.Model) -> list[Any]:

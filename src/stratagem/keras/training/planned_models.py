@@ -14,7 +14,7 @@ import keras
 from stratagem.devices.abstract_devices import planned_default_strategy
 from stratagem.errors import explain
 from stratagem.execution.programs.step_capture import CapturedStep, capture
-from stratagem.keras.private.trainers import build_for
+from stratagem.keras.private import build_for
 from stratagem.keras.variables.variable_creation import Adoption, adopt
 from stratagem.variables.registry import home_of
 

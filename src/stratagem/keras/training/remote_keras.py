@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import keras
 
 from stratagem.execution.context.replica import ReplicaContext
-from stratagem.keras.private import DataAdapter
-from stratagem.keras.private.iterators import grouped
+from stratagem.keras.private import DataAdapter, grouped
 from stratagem.keras.training.dataset_creator import DatasetCreator
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.keras.variables.variable_source import VariableRequest

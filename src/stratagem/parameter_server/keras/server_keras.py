@@ -13,7 +13,7 @@ from stratagem.errors import explain
 from stratagem.execution.context.replica import ReplicaContext
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.keras.numerics.optimizer import apply_with_rows
-from stratagem.keras.private.optimizers import clip_gradients, count_update, filter_empty_gradients
+from stratagem.keras.private import clip_gradients, count_update, filter_empty_gradients
 from stratagem.keras.training.dataset_creator import DatasetCreator
 from stratagem.keras.variables.annotations import keyed_table_options
 from stratagem.keras.variables.variable import DistributedVariable

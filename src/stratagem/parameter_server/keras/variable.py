@@ -20,8 +20,7 @@ from stratagem.contexts import current_function_trace, get_strategy
 from stratagem.errors import explain
 from stratagem.execution.embeddings.lookups import embedding_lookup, is_worth_rows
 from stratagem.execution.tracing.functionalize import current_scope
-from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
-from stratagem.keras.private.variables import autocasts, set_path
+from stratagem.keras.private import autocasts, get_stateless_scope, in_symbolic_scope, set_path
 from stratagem.keras.variables.initial_rows import InitialRows
 from stratagem.keras.variables.stored_value import check_explicit_device
 from stratagem.keras.variables.variable import DistributedVariable
