@@ -138,6 +138,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
     ),
     f"{_JAX}.trainer.JAXEpochIterator": ("fit's batches, before Keras puts them on one device",),
     f"{_JAX}.trainer.JAXEpochIterator._get_iterator": ("the same",),
+    f"{_JAX}.distribution_lib.list_devices": (
+        "the devices of meshes, replaced, see docs/design/upstream.md",
+    ),
     f"{_JAX}.ops": ("the owner of `remat`", f"{_JAX}.core"),  # before 3.16
     f"{_JAX}.ops.remat": (
         "replaced, see docs/design/upstream.md",
@@ -258,6 +261,7 @@ from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.name_scope import current_path
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+from keras.src.backend.jax import distribution_lib as jax_distribution
 from keras.src.backend.jax.trainer import JAXEpochIterator
 from keras.src.initializers import random_initializers
 from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, cast
 import keras
 
 from stratagem.execution.embeddings.lookups import embedding_lookup, is_recorded, note_table
+from stratagem.keras.patches import patches
 from stratagem.keras.variables.annotations import making_table
 
 if TYPE_CHECKING:
     import jax
 
 
+@patches(keras.layers.Embedding, "build", why="strategies recognize a table before it has a value")
 def building_table(original: Callable[..., Any]) -> Any:
     """Returns `Embedding.build` that registers the table."""
 
@@ -32,6 +34,7 @@ def building_table(original: Callable[..., Any]) -> Any:
     return build
 
 
+@patches(keras.layers.Embedding, "call", why="the gradient of a table is rows")
 def looking_up_rows(original: Callable[..., Any]) -> Any:
     """Returns `Embedding.call` that looks up rows of a recorded table."""
 

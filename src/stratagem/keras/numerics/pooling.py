@@ -11,17 +11,19 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 
 from stratagem.execution.context.replica import get_replica_context
-
-if TYPE_CHECKING:
-    import keras
+from stratagem.keras.patches import patches
 
 
+@patches(keras.layers.MaxPooling1D, "call", why="XLA's gradient of max pooling is slow on CPU")
+@patches(keras.layers.MaxPooling2D, "call", why="the same")
+@patches(keras.layers.MaxPooling3D, "call", why="the same")
 def fast_on_cpu(original: Callable[..., Any]) -> Any:
     """Returns `call` of a max-pooling layer with a fast gradient on CPU."""
 

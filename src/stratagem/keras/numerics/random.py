@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
+import keras
 
 from stratagem.execution.context.replica import get_replica_context
+from stratagem.keras.patches import patches
 from stratagem.keras.variables.annotations import IS_SEED, making_worker_local
-
-if TYPE_CHECKING:
-    import keras
-
 
 # 2**32 divided by the golden ratio: small multiples are far apart, so replicas never get the seeds
 # of later steps.
 _SEED_STRIDE = 0x9E3779B9
 
 
+@patches(
+    keras.random.SeedGenerator,
+    "next",
+    why="replicas draw different numbers, which follow from one seed",
+)
 def replica_seed(original: Callable[..., Any]) -> Any:
     """Returns `SeedGenerator.next` whose seeds differ by replica."""
 
@@ -42,6 +45,11 @@ def replica_seed(original: Callable[..., Any]) -> Any:
     return next_seed
 
 
+@patches(
+    keras.random.SeedGenerator,
+    "__init__",
+    why="the seed of a worker is not stored on parameter servers",
+)
 def worker_local(original: Callable[..., Any]) -> Any:
     """Returns `SeedGenerator.__init__` whose state stays in each worker."""
 

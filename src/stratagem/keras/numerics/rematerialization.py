@@ -22,12 +22,14 @@ from stratagem.execution.summary.collector import Collector
 from stratagem.execution.summary.kinds import forward_summaries
 from stratagem.execution.tracing.functionalize import ReplicaScope
 from stratagem.keras.numerics.remat import LAYER_INPUT, LayerRemat, RematPolicy
+from stratagem.keras.patches import patches
 from stratagem.keras.private import (
     flatten_layers,
     get_keras_mask,
     get_stateless_scope,
     ids_of_losses,
     in_symbolic_scope,
+    jax_core,
     remat_mode,
     set_keras_mask,
 )
@@ -40,6 +42,11 @@ class _Current(threading.local):
 _current = _Current()
 
 
+@patches(
+    jax_core,
+    "remat",
+    why="arguments such as training=True stay Python values, and writes are kept",
+)
 def rematerialized_function(original: Callable[..., Any]) -> Any:
     """Returns `keras.remat` that takes any arguments and keeps writes to variables."""
 

@@ -18,7 +18,8 @@ from stratagem.execution.summary.collector import Collector
 from stratagem.execution.tracing.functionalize import ReplicaScope
 from stratagem.keras.numerics.layer_chains import LayerChain
 from stratagem.keras.numerics.remat import LayerRemat
-from stratagem.keras.numerics.rematerialization import is_compiled
+from stratagem.keras.numerics.rematerialization import is_compiled, rematerialized_layer
+from stratagem.keras.patches import patches
 from stratagem.keras.private import (
     flatten_layers,
     get_keras_mask,
@@ -29,15 +30,22 @@ from stratagem.keras.private import (
 )
 
 
+@patches(
+    keras.layers.Layer,
+    "rematerialized_call",
+    why="a layer is recomputed once, not once more for each layer around it; the first layer of a "
+    "scan computes all of them",
+)
 def scanned_layer(original: Callable[..., Any]) -> Any:
     """Returns `Layer.rematerialized_call` that computes all layers of a chain at the first one."""
+    recomputed = rematerialized_layer(original)
 
     @functools.wraps(original)
     def rematerialized_call(
         self: keras.layers.Layer, layer_call: Callable[..., Any], *args: object, **kwargs: object
     ) -> Any:
         mode = remat_mode(self)
-        call = original(self, layer_call, *args, **kwargs)
+        call = recomputed(self, layer_call, *args, **kwargs)
         chain: Any = mode.chain if isinstance(mode, LayerRemat) else None
         if chain is None or (place := chain.place_of(self)) is None:
             return call

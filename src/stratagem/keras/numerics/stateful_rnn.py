@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 
 from stratagem.errors import explain
 from stratagem.execution.context.replica import ReplicaContext, get_replica_context
 from stratagem.execution.tracing.functionalize import current_scope
+from stratagem.keras.patches import patches
 from stratagem.keras.private import expected_batch_size, with_states
 
-if TYPE_CHECKING:
-    import keras
 
-
+@patches(
+    keras.layers.RNN,
+    "call",
+    why="each replica starts with the state rows of its own examples",
+)
 def replica_rnn(call: Callable[..., Any]) -> Any:
     """Returns `RNN.call` whose state has the rows of the global batch."""
 

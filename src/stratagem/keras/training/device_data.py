@@ -12,16 +12,17 @@ import numpy as np
 from stratagem.contexts import get_strategy, has_strategy
 from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
 from stratagem.input.device_rows import DeviceRows, is_on_accelerator
-from stratagem.keras.private import array_batches, arrays_of
+from stratagem.keras.patches import patches
+from stratagem.keras.private import ArrayDataAdapter, array_batches, arrays_of
 
 if TYPE_CHECKING:
-    from stratagem.keras.private import ArrayDataAdapter
     from stratagem.strategies.base.strategy import Strategy
 
 
 _MOST_ROWS = int(np.iinfo(np.int32).max)  # Their numbers are int32 on the device.
 
 
+@patches(ArrayDataAdapter, "get_jax_iterator", why="arrays on an accelerator stay there")
 def selecting_on_device(original: Callable[..., Any]) -> Any:
     """Returns the method of Keras's adapter of arrays that iterates over batches.
 

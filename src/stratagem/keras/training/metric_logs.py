@@ -23,7 +23,9 @@ from stratagem.devices.lockstep import (
     wait_until_ready,
 )
 from stratagem.errors import explain
+from stratagem.keras.patches import patches
 from stratagem.keras.private import (
+    JAXTrainer,
     calls_in_thread,
     get_stateless_scope,
     last_drawn_s,
@@ -107,6 +109,11 @@ jax.tree_util.register_pytree_node(
 )
 
 
+@patches(
+    keras.callbacks.CallbackList,
+    *("on_train_batch_end", "on_test_batch_end"),
+    why="a callback that uses no logs does not wait for the step",
+)
 def sharing_late_logs(original: Callable[..., Any]) -> Any:
     """Returns the method of a `CallbackList` that gives callbacks numbers read on first use.
 
@@ -142,6 +149,11 @@ def _needs_thread(callback: keras.callbacks.Callback) -> bool:
     return uses_batch_logs(callback)
 
 
+@patches(
+    keras.callbacks.ProgbarLogger,
+    "_update_progbar",
+    why="a progress bar waits only for the steps for which it is drawn",
+)
 def reading_when_drawn(original: Callable[..., Any]) -> Any:
     """Returns the method of `ProgbarLogger` that uses logs only if the bar is drawn now."""
 
@@ -161,6 +173,11 @@ def reading_when_drawn(original: Callable[..., Any]) -> Any:
     return update
 
 
+@patches(
+    JAXTrainer,
+    "get_metrics_result",
+    why="one program computes all results, and one collective combines them",
+)
 def results_at_once(original: Callable[..., Any]) -> Any:
     """Returns `get_metrics_result` of a model that computes all results in one program."""
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
+import keras
 
+from stratagem.keras.patches import patches
 from stratagem.keras.variables.annotations import annotated_variables, making_slot_of
+from stratagem.keras.variables.variable_creation import in_scope_of_slot
 from stratagem.variables.registry import home_of
 from stratagem.variables.store import is_remote
-
-if TYPE_CHECKING:
-    import keras
 
 
 def _of_each_replica(variable: Any) -> contextlib.AbstractContextManager[None]:
@@ -28,6 +28,11 @@ def _of_each_replica(variable: Any) -> contextlib.AbstractContextManager[None]:
     return annotated_variables(synchronization="on_read", aggregation="mean")
 
 
+@patches(
+    keras.optimizers.Optimizer,
+    "add_variable_from_reference",
+    why="a slot is stored where its variable is, and belongs to the strategy of its variable",
+)
 def slot_of_variable(original: Callable[..., Any]) -> Any:
     """Returns `Optimizer.add_variable_from_reference` whose slots reference their variables."""
 
@@ -50,4 +55,4 @@ def slot_of_variable(original: Callable[..., Any]) -> Any:
         made.slot_of = reference_variable  # It may join a strategy later.
         return made
 
-    return add
+    return in_scope_of_slot(add)

@@ -7,10 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 from stratagem.devices.abstract_devices import planned_devices
+from stratagem.keras.patches import patches
+from stratagem.keras.private import jax_distribution
 
 
+@patches(
+    jax_distribution,
+    "list_devices",
+    why="a planned script sees the devices that it is planned for, and makes meshes of them",
+)
 def listing_planned_devices(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `keras.distribution.list_devices`."""
+    """Wraps what `keras.distribution.list_devices` and `DeviceMesh` ask for devices."""
 
     @functools.wraps(original)
     def list_devices(device_type: str | None = None) -> Any:
@@ -23,17 +30,3 @@ def listing_planned_devices(original: Callable[..., Any]) -> Callable[..., Any]:
         return names or original(device_type)
 
     return list_devices
-
-
-def made_of_planned_devices(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `DeviceMesh.__init__`, for a mesh without a list of devices."""
-
-    @functools.wraps(original)
-    def initialize(
-        self: object, shape: Any, axis_names: Any, devices: Any = None, **kwargs: Any
-    ) -> None:
-        if devices is None and (planned := planned_devices()) is not None:
-            devices = [*map(str, planned)]
-        original(self, shape, axis_names, devices, **kwargs)
-
-    return initialize

@@ -21,6 +21,7 @@ from stratagem.errors import explain
 from stratagem.execution.context.explicit_device import explicit_device, naming_device
 from stratagem.execution.embeddings.lookups import is_worth_rows
 from stratagem.execution.tracing.functionalize import current_scope
+from stratagem.keras.patches import patches
 from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
 from stratagem.variables.components import WholeValue, store_components
 from stratagem.variables.layouts import is_in_parts
@@ -87,6 +88,11 @@ def announce_gather(variable: object) -> None:
 # Without this, a strategy that keeps a variable on all its devices would ignore the block.
 
 
+@patches(
+    keras,
+    "device",
+    why="a variable created in keras.device is stored there, or an error says why not",
+)
 def noted_device(original: Callable[..., Any]) -> Any:
     """Returns `keras.device` that records the device it names."""
 

@@ -17,6 +17,7 @@ import pytest
 
 import stratagem as sg
 import stratagem.keras
+from stratagem.keras.patches import wrapping_methods
 from stratagem.keras.training.active_fit import (
     FitProgress,
     awaits_each_step,
@@ -25,7 +26,6 @@ from stratagem.keras.training.active_fit import (
     uses_batch_logs,
 )
 from stratagem.keras.training.generate_stream import generate_stepwise
-from stratagem.keras.training.model_methods import wrapping_methods
 from stratagem.keras.training.planned_forms import computing_as, is_float32, repeated_blocks
 from stratagem.keras.training.remote_keras import RemoteKeras
 from stratagem.observe.run_events import process_writer
@@ -349,7 +349,8 @@ def test_a_method_is_wrapped_once_in_each_class_that_has_it() -> None:
 
         return wrapped
 
-    create: Any = wrapping_methods(wrap, "saved", "other", "missing")(keras.Model.__new__)
+    wraps = dict.fromkeys(("saved", "other", "missing"), wrap)
+    create: Any = wrapping_methods(wraps)(keras.Model.__new__)
     models = [create.__func__(cls) for cls in (_Own, _Own, _Base)]
     assert models[0].saved() == models[1].saved() == ["base", "wrapped", "own", "wrapped"]
     assert models[2].saved() == ["base", "wrapped"]
