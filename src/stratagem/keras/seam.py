@@ -19,7 +19,6 @@ from stratagem.keras.numerics import (
     pooling,
     random,
     rematerialization,
-    scanned_layers,
     stateful_rnn,
 )
 from stratagem.keras.numerics.random_state import RandomState
@@ -57,7 +56,6 @@ _DECLARING = (
     pooling,
     stateful_rnn,
     rematerialization,
-    scanned_layers,
     compressed_gradients,
     optimizer,
     active_fit,

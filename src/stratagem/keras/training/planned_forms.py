@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from stratagem.keras.numerics.remat import remat
+from stratagem.keras.numerics.rematerialization import remat
 from stratagem.keras.private import flatten_layers, remat_mode
 
 
