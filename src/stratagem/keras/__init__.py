@@ -18,8 +18,10 @@ from stratagem.keras.evaluation.sidecar_evaluator import (
     SidecarEvaluator,
     SidecarEvaluatorModelExport,
 )
-from stratagem.keras.numerics.chunked_crossentropy import ChunkedSparseCategoricalCrossentropy
-from stratagem.keras.numerics.chunked_loss import chunked_softmax_cross_entropy
+from stratagem.keras.numerics.chunked_loss import (
+    ChunkedSparseCategoricalCrossentropy,
+    chunked_softmax_cross_entropy,
+)
 from stratagem.keras.numerics.losses import compute_average_loss, scale_regularization_loss
 from stratagem.keras.numerics.optimizer import apply_gradients
 from stratagem.keras.numerics.random_state import RandomState

@@ -12,16 +12,13 @@ from stratagem.keras.callbacks.joining_fit import JoiningFit
 from stratagem.keras.numerics import (
     batch_normalization,
     compressed_gradients,
-    embedding,
+    layers,
     losses,
     metrics,
     optimizer,
-    pooling,
-    random,
+    random_state,
     rematerialization,
-    stateful_rnn,
 )
-from stratagem.keras.numerics.random_state import RandomState
 from stratagem.keras.private import flatten_layers, get_stateless_scope, in_symbolic_scope
 from stratagem.keras.training import (
     active_fit,
@@ -29,11 +26,11 @@ from stratagem.keras.training import (
     generate_stream,
     metric_logs,
     model,
+    planned_models,
     several_processes,
 )
 from stratagem.keras.variables import (
     optimizer_slots,
-    planned_meshes,
     stored_value,
     variable_creation,
 )
@@ -47,14 +44,11 @@ _DECLARING = (
     variable_creation,
     stored_value,
     optimizer_slots,
-    planned_meshes,
-    random,
+    random_state,
     metrics,
     losses,
     batch_normalization,
-    embedding,
-    pooling,
-    stateful_rnn,
+    layers,
     rematerialization,
     compressed_gradients,
     optimizer,
@@ -62,6 +56,7 @@ _DECLARING = (
     metric_logs,
     device_data,
     model,
+    planned_models,
     several_processes,
     generate_stream,
     patches,
@@ -77,7 +72,7 @@ def install() -> None:
     assert DefaultStrategy
     set_shape_inference(in_symbolic_scope)
     collector.set_shape_inference(in_symbolic_scope)
-    ElasticAdmission.callback, ElasticAdmission.random_state = JoiningFit, RandomState
+    ElasticAdmission.callback, ElasticAdmission.random_state = JoiningFit, random_state.RandomState
     set_keras(flatten_layers, get_stateless_scope, in_symbolic_scope)
     if lost := [patch.full_name for patch in PATCHES if patch.is_lost]:
         raise ImportError(

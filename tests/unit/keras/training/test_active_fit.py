@@ -26,7 +26,7 @@ from stratagem.keras.training.active_fit import (
     uses_batch_logs,
 )
 from stratagem.keras.training.generate_stream import generate_stepwise
-from stratagem.keras.training.planned_forms import computing_as, is_float32, repeated_blocks
+from stratagem.keras.training.planned_models import computing_as, is_float32, repeated_blocks
 from stratagem.keras.training.remote_keras import RemoteKeras
 from stratagem.observe.run_events import process_writer
 from stratagem.observe.run_events.reader import read_run
