@@ -28,7 +28,7 @@ from stratagem.keras.numerics.random_state import RandomState
 from stratagem.keras.numerics.rematerialization import remat
 from stratagem.keras.numerics.scanned_layers import scan_layers
 from stratagem.keras.seam import install
-from stratagem.keras.training.dataset_creator import DatasetCreator
+from stratagem.keras.training.datasets import DatasetCreator
 from stratagem.keras.training.generate_stream import generate_stream
 from stratagem.keras.training.model import compile, lower_training_step, strategy_of
 from stratagem.keras.variables.variable import DistributedVariable

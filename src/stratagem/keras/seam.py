@@ -22,7 +22,7 @@ from stratagem.keras.numerics import (
 from stratagem.keras.private import flatten_layers, get_stateless_scope, in_symbolic_scope
 from stratagem.keras.training import (
     active_fit,
-    device_data,
+    datasets,
     generate_stream,
     metric_logs,
     model,
@@ -54,7 +54,7 @@ _DECLARING = (
     optimizer,
     active_fit,
     metric_logs,
-    device_data,
+    datasets,
     model,
     planned_models,
     several_processes,

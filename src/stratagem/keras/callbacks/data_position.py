@@ -28,7 +28,7 @@ from stratagem.keras.private import (
     set_order_number,
     torch_loader,
 )
-from stratagem.keras.training.dataset_adapter import DatasetAdapter
+from stratagem.keras.training.datasets import DatasetAdapter
 
 if TYPE_CHECKING:
     from stratagem.keras.private import DataAdapter, JAXEpochIterator

@@ -49,7 +49,7 @@ from stratagem.keras.training.active_fit import (
     recorded_fit,
     uses_batch_logs,
 )
-from stratagem.keras.training.dataset_adapter import adapted, is_dataset
+from stratagem.keras.training.datasets import adapted, is_dataset
 from stratagem.keras.training.planned_models import strategy_for_plan
 from stratagem.keras.training.replica_steps import ReplicaSteps
 from stratagem.keras.training.several_processes import check_callbacks, listed, settle_call

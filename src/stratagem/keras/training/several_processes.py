@@ -24,7 +24,7 @@ from stratagem.errors import explain
 from stratagem.group.current import agree_on_random_state, current_group
 from stratagem.input.device_rows import is_on_accelerator
 from stratagem.keras.patches import patches, wraps_methods
-from stratagem.keras.training.dataset_adapter import DatasetAdapter
+from stratagem.keras.training.datasets import DatasetAdapter
 from stratagem.keras.variables.stored_value import announces_gathers, announcing_gathers
 from stratagem.options import VariableAggregation
 from stratagem.variables.registry import VariableKind, home_of

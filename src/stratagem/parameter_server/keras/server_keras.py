@@ -14,7 +14,7 @@ from stratagem.execution.context.replica import ReplicaContext
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.keras.numerics.optimizer import apply_with_rows
 from stratagem.keras.private import clip_gradients, count_update, filter_empty_gradients
-from stratagem.keras.training.dataset_creator import DatasetCreator
+from stratagem.keras.training.datasets import DatasetCreator
 from stratagem.keras.variables.annotations import keyed_table_options
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.keras.variables.variable_source import VariableRequest
@@ -145,7 +145,11 @@ def _send(
 
 
 class ServerKeras:
-    """Implements `RemoteKeras` of `stratagem.keras.training` for parameter servers."""
+    """`placement.remote.keras`: what `stratagem.keras` asks of a strategy with remote state.
+
+    The class of a new variable, slots, updates, the step functions of `fit`, and data that workers
+    read. `keras` does not import parameter servers.
+    """
 
     create_slot = staticmethod(create_slot)
     note_built = staticmethod(note_built)
