@@ -279,8 +279,8 @@ def rematerialized_layer(original: Callable[..., Any]) -> Any:
             call = _recomputed_in_scope(self, mode, layer_call, args, kwargs)
         elif mode is not None and mode.mode is not None:
             call = original(self, layer_call, *args, **kwargs)
-        is_in_chain = isinstance(mode, LayerRemat) and mode.chain is not None
-        return mode.chain.call_of(self, call, args, kwargs) if is_in_chain else call
+        chain: Any = mode.chain if isinstance(mode, LayerRemat) else None
+        return call if chain is None else chain.call_of(self, call, args, kwargs)
 
     return rematerialized_call
 
