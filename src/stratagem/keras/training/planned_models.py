@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import keras
 
@@ -23,15 +23,6 @@ from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
-
-
-class _OfStrategy(Protocol):
-    """A Keras model, with the property that this package adds."""
-
-    @property
-    def distribute_strategy(self) -> Strategy:
-        """The strategy that the model belongs to; the default one if none."""
-        ...
 
 
 def is_model(value: object) -> TypeGuard[keras.Model]:
@@ -66,7 +57,7 @@ def training_step(
                 fix="call model.compile with an optimizer first.",
             )
         )
-    own = cast("_OfStrategy", model).distribute_strategy
+    own: Strategy = cast("Any", model).distribute_strategy
     if own.executor.schedules:
         raise ValueError(
             explain(
