@@ -50,12 +50,12 @@ from stratagem.keras.evaluation.sidecar_evaluator import SidecarEvaluator as Sid
 from stratagem.keras.evaluation.sidecar_evaluator import (
     SidecarEvaluatorModelExport as SidecarEvaluatorModelExport,
 )
-from stratagem.keras.numerics.layer_chains import scan_layers as scan_layers
 from stratagem.keras.numerics.losses import compute_average_loss as compute_average_loss
 from stratagem.keras.numerics.losses import scale_regularization_loss as scale_regularization_loss
 from stratagem.keras.numerics.optimizer import apply_gradients as apply_gradients
-from stratagem.keras.numerics.remat import remat as remat
-from stratagem.keras.training.dataset_creator import DatasetCreator as DatasetCreator
+from stratagem.keras.numerics.rematerialization import remat as remat
+from stratagem.keras.numerics.scanned_layers import scan_layers as scan_layers
+from stratagem.keras.training.datasets import DatasetCreator as DatasetCreator
 from stratagem.keras.training.generate_stream import generate_stream as generate_stream
 from stratagem.keras.training.model import compile as compile
 from stratagem.keras.variables.creation import Variable as Variable

@@ -33,7 +33,7 @@ from stratagem.group.current import current_group
 from stratagem.keras.callbacks.data_position import DataPosition
 from stratagem.keras.json_values import from_json, to_json
 from stratagem.keras.numerics.random_state import Draws, RandomState
-from stratagem.keras.private.trainers import set_initial_epoch
+from stratagem.keras.private import set_initial_epoch
 from stratagem.keras.training.active_fit import epoch_iterator
 
 # Interval between snapshots of `fit`'s state in memory.

@@ -13,10 +13,9 @@ from stratagem.input.batches import is_sparse
 from stratagem.keras.callbacks.backup_and_restore import FitPosition
 from stratagem.keras.callbacks.data_position import DataPosition
 from stratagem.keras.numerics.random_state import RandomState
-from stratagem.keras.private import ArrayDataAdapter, TFDatasetAdapter
-from stratagem.keras.private.trainers import set_initial_epoch
+from stratagem.keras.private import ArrayDataAdapter, TFDatasetAdapter, set_initial_epoch
 from stratagem.keras.training.active_fit import call_after_fit, epoch_iterator
-from stratagem.keras.training.dataset_adapter import DatasetAdapter
+from stratagem.keras.training.datasets import DatasetAdapter
 from stratagem.keras.training.step_functions import TrainOrTestFunction
 from stratagem.strategies.elastic import ElasticAdmission
 

@@ -41,8 +41,8 @@ from stratagem.keras.numerics.step_mode import (
     step_mode,
 )
 from stratagem.keras.numerics.step_terms import is_analyzing, terms_of
-from stratagem.keras.private import get_stateless_scope
-from stratagem.keras.private.variables import averaged, averaged_function, own_variables
+from stratagem.keras.patches import patches
+from stratagem.keras.private import averaged, averaged_function, get_stateless_scope, own_variables
 from stratagem.keras.variables.requests import annotated
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.options import VariableAggregation
@@ -407,6 +407,11 @@ class _Active(threading.local):
 _active = _Active()
 
 
+@patches(
+    keras.metrics.Metric,
+    "__new__",
+    why="update_state counts true examples; result combines all replicas",
+)
 def wrapping_class(original: Callable[..., Any]) -> Any:
     """Returns `Metric.__new__` that wraps the methods of each metric class once."""
 
@@ -419,6 +424,11 @@ def wrapping_class(original: Callable[..., Any]) -> Any:
     return staticmethod(create)
 
 
+@patches(
+    keras.metrics.Metric,
+    "add_variable",
+    why="an initial value counts once, not once per replica",
+)
 def created_once(original: Callable[..., Any]) -> Any:
     """Returns `Metric.add_variable` whose initial value counts once, not once per replica."""
 

@@ -17,6 +17,7 @@ import numpy as np
 from stratagem.contexts import current_function_trace, has_strategy
 from stratagem.errors import explain
 from stratagem.execution.context.replica import get_replica_context
+from stratagem.keras.patches import wraps_methods
 from stratagem.keras.variables.creation import adopt_new
 from stratagem.keras.variables.variable import reading_as_stored
 from stratagem.variables.registry import home_of
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 # compiled program.
 
 
+@wraps_methods("make_generate_function")  # KerasHub's
 def generating_with_shards(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a model's `make_generate_function`."""
 

@@ -18,7 +18,11 @@ from stratagem.devices.lockstep import (
     runs_separately,
     wait_until_ready,
 )
-from stratagem.keras.private import get_stateless_scope
+from stratagem.keras.patches import patches
+from stratagem.keras.private import (
+    JAXTrainer,
+    get_stateless_scope,
+)
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.variables.components import aggregate_components, gather_together
 from stratagem.variables.registry import VariableKind, home_of
@@ -27,6 +31,11 @@ if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
 
 
+@patches(
+    JAXTrainer,
+    "get_metrics_result",
+    why="one program computes all results, and one collective combines them",
+)
 def results_at_once(original: Callable[..., Any]) -> Any:
     """Returns `get_metrics_result` of a model that computes all results in one program."""
 

@@ -26,16 +26,16 @@ from stratagem.keras.numerics.step_mode import (
     step_mode,
 )
 from stratagem.keras.numerics.step_terms import StepTerms, following, terms_of, terms_of_step
-from stratagem.keras.private import unpack_x_y_sample_weight
-from stratagem.keras.private.process_state import fresh_masks
-from stratagem.keras.private.rematerialization import ids_of_losses
-from stratagem.keras.private.trainers import (
+from stratagem.keras.private import (
+    flatten_layers,
+    fresh_masks,
+    ids_of_losses,
     loss_tracker,
     output_loss_trackers,
     takes_training,
     total_loss,
+    unpack_x_y_sample_weight,
 )
-from stratagem.keras.private.variables import flatten_layers
 from stratagem.variables.store import is_remote
 
 if TYPE_CHECKING:

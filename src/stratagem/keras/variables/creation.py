@@ -21,6 +21,7 @@ from stratagem.contexts import current_frame, current_function_trace, get_strate
 from stratagem.errors import explain
 from stratagem.execution.embeddings.lookups import is_table
 from stratagem.execution.tracing.functionalize import current_scope
+from stratagem.keras.patches import patches
 from stratagem.keras.private import current_path
 from stratagem.keras.variables.requests import (
     IS_SEED,
@@ -189,6 +190,11 @@ def Variable(  # noqa: N802 - tf.Variable's name
     )
 
 
+@patches(
+    keras.Variable,
+    "__new__",
+    why="layers, metrics and optimizers create distributed variables in a scope",
+)
 def create_variable(_original: object) -> Any:
     """Returns `keras.Variable.__new__` that creates distributed variables in scopes."""
 
@@ -348,6 +354,11 @@ def scope_of(layer: object) -> Any:
     return None
 
 
+@patches(
+    keras.layers.Layer,
+    "__new__",
+    why="a model created in a scope and built outside belongs to the strategy",
+)
 def created_in_scope(original: Callable[..., Any]) -> Any:
     """Returns `Layer.__new__` that records the strategy in whose scope a layer is created."""
 
@@ -380,6 +391,11 @@ def _owner(variables: Iterable[Any]) -> Any:
     return next((home.strategy for home in homes if home is not None), None)
 
 
+@patches(
+    keras.layers.Layer,
+    "add_weight",
+    why="weights that quantize and enable_lora add belong to the layer's strategy",
+)
 def in_scope_of_layer(original: Callable[..., Any]) -> Any:
     """Returns a method of a layer that runs in the scope of the layer's strategy."""
 
@@ -389,6 +405,11 @@ def in_scope_of_layer(original: Callable[..., Any]) -> Any:
     return _in_scope_of(original, owner_of)
 
 
+@patches(
+    keras.optimizers.Optimizer,
+    "add_variable",
+    why="variables added later belong to the strategy of the others",
+)
 def in_scope_of_slot(original: Callable[..., Any]) -> Any:
     """Returns a method of an optimizer that runs in the scope of the referenced variable."""
 
@@ -428,6 +449,9 @@ def adopting(original: Callable[..., Any]) -> Any:
     return build
 
 
+@patches(keras.layers.Layer, "__call__", why="the same as for `__new__`, when it is built")
+@patches(keras.Model, "build", why="the same")
+@patches(keras.Sequential, "build", why="the same")
 def in_scope_until_built(original: Callable[..., Any]) -> Any:
     """Returns a method of a layer that runs in the layer's scope until the layer is built."""
 
@@ -453,6 +477,11 @@ def _of_each_replica(variable: Any) -> contextlib.AbstractContextManager[None]:
     return annotated(kind=("on_read", "mean"))
 
 
+@patches(
+    keras.optimizers.Optimizer,
+    "add_variable_from_reference",
+    why="a slot is stored where its variable is, and belongs to the strategy of its variable",
+)
 def slot_of_variable(original: Callable[..., Any]) -> Any:
     """Returns `Optimizer.add_variable_from_reference` whose slots reference their variables."""
 
@@ -475,4 +504,4 @@ def slot_of_variable(original: Callable[..., Any]) -> Any:
         made.slot_of = reference_variable  # It may join a strategy later.
         return made
 
-    return add
+    return in_scope_of_slot(add)

@@ -17,6 +17,7 @@ from stratagem.devices.finding import find_devices
 from stratagem.devices.shards import creating_on_host
 from stratagem.errors import explain
 from stratagem.execution.context.explicit_device import explicit_device, naming_device
+from stratagem.keras.patches import patches
 from stratagem.variables.placement import sole_device
 from stratagem.variables.registry import Home, VariableKind
 
@@ -146,6 +147,11 @@ def is_initialized(variable: object) -> bool:
 # Without this, a strategy that keeps a variable on all its devices would ignore the block.
 
 
+@patches(
+    keras,
+    "device",
+    why="a variable created in keras.device is stored there, or an error says why not",
+)
 def noted_device(original: Callable[..., Any]) -> Any:
     """Returns `keras.device` that records the device it names."""
 

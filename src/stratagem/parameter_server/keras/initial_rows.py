@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend import random as jax_random
 
 from stratagem.errors import explain
-from stratagem.keras.private.variables import compute_fans
+from stratagem.keras.private import compute_fans
 
 _BITS = 2**32
 

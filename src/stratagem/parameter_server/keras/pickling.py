@@ -15,8 +15,7 @@ import keras
 import numpy as np
 
 from stratagem.execution.tracing.errors import foreign_variable
-from stratagem.keras.private.optimizers import trainable_variables
-from stratagem.keras.private.variables import autocasts, set_path
+from stratagem.keras.private import autocasts, set_path, trainable_variables
 from stratagem.keras.variables.requests import annotated
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.parameter_server.client.shard_layout import ShardLayout

@@ -13,8 +13,8 @@ from stratagem.errors import explain
 from stratagem.execution.context.replica import ReplicaContext
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.keras.numerics.optimizer import apply_with_rows
-from stratagem.keras.private.optimizers import clip_gradients, count_update, filter_empty_gradients
-from stratagem.keras.training.dataset_creator import DatasetCreator
+from stratagem.keras.private import clip_gradients, count_update, filter_empty_gradients
+from stratagem.keras.training.datasets import DatasetCreator
 from stratagem.keras.variables.requests import VariableRequest, annotations
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.parameter_server.client.variable_client import OptimizerScalar
@@ -144,7 +144,11 @@ def _send(
 
 
 class ServerKeras:
-    """Implements `RemoteKeras` of `stratagem.keras.training` for parameter servers."""
+    """`placement.remote.keras`: what `stratagem.keras` asks of a strategy with remote state.
+
+    The class of a new variable, slots, updates, the step functions of `fit`, and data that workers
+    read. `keras` does not import parameter servers.
+    """
 
     create_slot = staticmethod(create_slot)
     note_built = staticmethod(note_built)

@@ -20,8 +20,7 @@ from stratagem.contexts import current_function_trace, get_strategy
 from stratagem.errors import explain
 from stratagem.execution.embeddings.lookups import embedding_lookup, is_worth_rows
 from stratagem.execution.tracing.functionalize import current_scope
-from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
-from stratagem.keras.private.variables import autocasts, set_path
+from stratagem.keras.private import autocasts, get_stateless_scope, in_symbolic_scope, set_path
 from stratagem.keras.variables.requests import check_explicit_device, is_initialized
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.parameter_server.client.shard_layout import ShardLayout
