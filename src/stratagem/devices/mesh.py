@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -144,6 +144,8 @@ class Topology:
     of sharded state together; None for all replicas.
     """
 
+    is_abstract: ClassVar[bool] = False  # True if the devices are abstract, for planning only
+
     devices: tuple[jax.Device, ...] | None
     groups: tuple[tuple[jax.Device, ...], ...] | None = None
     first_replica_id: int = 0
@@ -199,7 +201,7 @@ class Topology:
             return ", ".join(map(str, self.devices or ()))
         return ", ".join(f"[{', '.join(map(str, group))}]" for group in self.groups)
 
-    @property
+    @functools.cached_property
     def num_replicas(self) -> int:
         """Number of replicas, at least 1."""
         return len(self.devices) if self.devices else 1
@@ -291,11 +293,6 @@ class Topology:
             own = [device.process_index for device in self.devices_of(replica_id)]
             found.setdefault(tuple(dict.fromkeys(own or [0])))
         return tuple(found)
-
-    @property
-    def is_abstract(self) -> bool:
-        """True if the devices are abstract, for planning only."""
-        return False
 
     @property
     def platform(self) -> str:

@@ -23,6 +23,7 @@ from stratagem.input.loader import BatchGroup
 from stratagem.input.placement import PlacedBatches
 from stratagem.observe.profiling.trace import input_mark
 from stratagem.observe.run_events.wait_clock import DataWait, wait_clock
+from stratagem.variables.exhausted_memory import explain_exhausted_memory
 
 if TYPE_CHECKING:
     from stratagem.input.distributed import DistributedDataset
@@ -297,8 +298,11 @@ class DistributedIterator:
     @filters_traceback
     @outside_context_mesh
     def __next__(self) -> Any:
-        with self.strategy.variables.explains_exhausted_memory():
+        try:
             return self.take(1)[0].value()
+        except Exception as error:
+            explain_exhausted_memory(error, self.strategy.variables.live)
+            raise
 
     def get_next(self) -> Any:
         """Returns the next batch.

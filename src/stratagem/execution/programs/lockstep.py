@@ -30,7 +30,7 @@ from stratagem.execution.programs.offloaded_step import OffloadedStep, StoredRow
 from stratagem.execution.programs.program import Program
 from stratagem.execution.programs.recompilations import ArgumentKinds, Recompilations
 from stratagem.execution.programs.sharded_step import ShardedStep, is_sharded
-from stratagem.execution.programs.step_capture import offer_step
+from stratagem.execution.programs.step_capture import capturing, offer_step
 from stratagem.execution.programs.steps import ReplicaStep
 from stratagem.execution.summary.collector import is_tracing
 from stratagem.execution.summary.settings import trace_key
@@ -327,6 +327,10 @@ class Lockstep:
         self._recompilations = Recompilations()
         self.carries: dict[Any, Any] = {}  # slots of `run_steps`, by structure, shapes and dtypes
 
+    @functools.cached_property
+    def _orders_sums(self) -> bool:
+        return is_connected(self._strategy.topology)
+
     @property
     def programs(self) -> list[Program]:
         """The cached programs, most recently used last."""
@@ -382,10 +386,11 @@ class Lockstep:
 
     def program(self, fn: Callable[..., Any], arguments: Arguments) -> Program:
         """Returns the program for a function and its arguments; traces the function if needed."""
-        offer_step(self._strategy, fn, arguments, self._trace)
+        if capturing.is_on:
+            offer_step(self._strategy, fn, arguments, self._trace)
         topology = self._strategy.topology
         # The programs of a call within the user's own have no order between steps.
-        is_inside = is_connected(topology) and is_tracing()
+        is_inside = self._orders_sums and is_tracing()
         key = (self._keys.key(fn), arguments.structure, arguments.leaves, is_inside)
         program = self._programs.get(key)
         if program is not None and program.trace.summaries is not None:

@@ -26,7 +26,7 @@ from stratagem.execution.programs.steps import (
     is_large,
     loop_options,
 )
-from stratagem.execution.summary.kinds import summaries_of_step
+from stratagem.execution.summary.kinds import StepSummaries
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.errors import assigned_under_jit, explicit_in_jit
 from stratagem.execution.tracing.functionalize import Trace
@@ -61,6 +61,23 @@ def placeholder_results(trace: Trace, topology: Topology) -> list[Any]:
     ]
 
 
+class NoSummaries:
+    """Takes the place of `StepSummaries` for a step without summaries."""
+
+    def decide(self) -> bool:
+        """Returns False: no program has fewer summaries."""
+        return False
+
+    def begin(self, constants: list[Any]) -> list[Any]:
+        """Returns the program's constants."""
+        return constants
+
+    def end(self, results: list[Any], num_steps: int | None) -> list[Any]:
+        """Returns the results."""
+        del num_steps
+        return results
+
+
 class Program:
     """A step, compiled on first use for a single call and for loops over many steps.
 
@@ -79,7 +96,8 @@ class Program:
         self._ids: IdsProgram | None = None
         self._early: dict[tuple[int, int], EarlyProgram] = {}
         self._constants: list[Any] | None = None
-        self._summaries = summaries_of_step(step.trace, topology)
+        has_summaries = step.trace.summaries is not None
+        self._summaries = StepSummaries(step.trace, topology) if has_summaries else NoSummaries()
         self.make_plain: Callable[[], Program] | None = None
         self._is_agreed = False
         self._single = step.compiled(many=False)
@@ -223,7 +241,8 @@ class Program:
 
             return run_together(self._name, start, platform=self._topology.platform)
         values, results, token, handed = self._outputs(function, inputs)
-        record_program(token)
+        if not isinstance(token, tuple):  # a call whose end nobody awaits has none
+            record_program(token)
         if not isinstance(token, tuple | Tracer):
             _, _, split, shared, _, _ = inputs
             size_bytes = input_bytes([*split, *shared]) // self._topology.num_replicas

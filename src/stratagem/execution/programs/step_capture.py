@@ -50,7 +50,7 @@ class _Seen(threading.local):
     optimizers: dict[int, Any] | None = None
 
 
-_capture, _seen = _Capture(), _Seen()
+capturing, _seen = _Capture(), _Seen()
 
 
 def capture(run: Callable[[], Any], *, takes_all: bool = False) -> CapturedStep | None:
@@ -58,14 +58,14 @@ def capture(run: Callable[[], Any], *, takes_all: bool = False) -> CapturedStep 
 
     Returns None if there is none. With `takes_all`, captures the first step of any kind.
     """
-    before = (_capture.is_on, _capture.takes_all)
-    _capture.is_on, _capture.takes_all = True, takes_all
+    before = (capturing.is_on, capturing.takes_all)
+    capturing.is_on, capturing.takes_all = True, takes_all
     try:
         run()
     except StepCaptured as captured:
         return captured.step
     finally:
-        _capture.is_on, _capture.takes_all = before
+        capturing.is_on, capturing.takes_all = before
     return None
 
 
@@ -81,9 +81,7 @@ def offer_step(
     arguments: Arguments,
     trace: Callable[[Callable[..., Any], Arguments, Topology], Trace],
 ) -> None:
-    """Raises `StepCaptured` if a capture wants this step; otherwise does nothing."""
-    if not _capture.is_on:
-        return
+    """Raises `StepCaptured` if the capture that is on wants this step."""
     before, _seen.optimizers = _seen.optimizers, {}
     try:
         traced = trace(fn, arguments, strategy.topology)
@@ -91,7 +89,7 @@ def offer_step(
     finally:
         _seen.optimizers = before
     trains = any(getattr(variable, "trainable", False) for variable in traced.written)
-    if trains or _capture.takes_all:
+    if trains or capturing.takes_all:
         raise StepCaptured(
             CapturedStep(
                 strategy,

@@ -404,24 +404,7 @@ def _record(call: SummaryCall, encode_on_host: Callable[[Any], Any] | None = Non
 # Summaries of a compiled step: each call decides whether to record them.
 
 
-class NoSummaries:
-    """Does nothing, for a step without summaries."""
-
-    def decide(self) -> bool:
-        """Returns False: there is no program with fewer summaries."""
-        return False
-
-    def begin(self, constants: list[Any]) -> list[Any]:
-        """Returns the program's constants."""
-        return constants
-
-    def end(self, results: list[Any], num_steps: int | None) -> list[Any]:
-        """Returns the results."""
-        del num_steps
-        return results
-
-
-class StepSummaries(NoSummaries):
+class StepSummaries:
     """Decides per call whether a step records its summaries, and writes their values.
 
     A skipped branch still takes time, so a step with expensive summaries has a second program
@@ -484,8 +467,3 @@ class StepSummaries(NoSummaries):
         if self._topology.num_replicas > 1:
             outputs = [output[0] for output in outputs]
         return jax.tree.unflatten(self._summaries.structure, outputs)
-
-
-def summaries_of_step(trace: Trace, topology: Topology) -> NoSummaries:
-    """Returns what records the summaries of a step."""
-    return NoSummaries() if trace.summaries is None else StepSummaries(trace, topology)
