@@ -17,7 +17,7 @@ import stratagem as sg
 from stratagem.devices import finding as separate_processes
 from stratagem.devices.mesh import REPLICA_AXIS
 from stratagem.errors import NOT_NEEDED
-from stratagem.execution.analysis.retracing import retrace
+from stratagem.execution.jaxprs import retrace
 from stratagem.execution.programs import elastic_lockstep
 from stratagem.group.elastic.views import not_admitted
 from stratagem.strategies import elastic as elastic_members

@@ -19,11 +19,9 @@ from jax.sharding import PartitionSpec, Sharding
 from stratagem.devices.collectives.elastic_rounds import FollowedRounds, Rounds, error_of_rounds
 from stratagem.devices.mesh import Topology
 from stratagem.execution.analysis.replication import (
-    contains_primitive,
     differing_outputs,
-    inner_jaxprs,
 )
-from stratagem.execution.analysis.retracing import retrace
+from stratagem.execution.jaxprs import contains_primitive, inner_jaxprs, retrace
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.member_rules import member_rules
 from stratagem.execution.programs.program import POOLS, Program
@@ -153,7 +151,7 @@ def _combines(jaxpr: Jaxpr, flags: list[bool]) -> bool:
     for eqn in jaxpr.eqns:
         if not any(map(read, eqn.invars)):
             continue
-        inner: list[Any] = [one for value in eqn.params.values() for one in inner_jaxprs(value)]
+        inner = inner_jaxprs(eqn)
         if eqn.primitive.name in _SUMS or any(contains_primitive(one, *_SUMS) for one in inner):
             return True
         flagged.update((atom, True) for atom in eqn.outvars)

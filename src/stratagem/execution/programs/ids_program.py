@@ -12,8 +12,9 @@ from jax.sharding import PartitionSpec
 
 from stratagem.devices.mesh import Topology
 from stratagem.errors import explain
+from stratagem.execution.jaxprs import without_unused
 from stratagem.execution.tracing.functionalize import Trace
-from stratagem.execution.tracing.remote_state import Ids, without_unused
+from stratagem.execution.tracing.remote_state import Ids
 from stratagem.variables.registry import VariableKind, home_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from stratagem.errors import explain
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
 
-    from stratagem.execution.analysis.retracing import Rule
+    from stratagem.execution.jaxprs import Rule
 
 
 _Combination = Callable[[Any, list[Any]], Sequence[Any]]

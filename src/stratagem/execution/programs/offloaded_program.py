@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from stratagem.devices.mesh import Topology
-from stratagem.execution.analysis.retracing import retrace
+from stratagem.execution.jaxprs import retrace
 from stratagem.execution.programs.ids_program import IdsProgram, StepProgram, shape_on
 from stratagem.execution.programs.program import POOLS, Program
 from stratagem.execution.programs.update_part import StepParts, part_step

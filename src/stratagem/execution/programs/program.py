@@ -22,7 +22,8 @@ from stratagem.devices.context_mesh import is_explicit
 from stratagem.devices.lockstep import record_program, run_together
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shards import local_copy
-from stratagem.execution.analysis.replication import contains_primitive, has_collectives
+from stratagem.execution.analysis.replication import has_collectives
+from stratagem.execution.jaxprs import contains_primitive
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.ids_program import EarlyProgram, IdsProgram, StepProgram, shape_on
 from stratagem.execution.programs.recompilations import Usage

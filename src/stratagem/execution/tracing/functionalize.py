@@ -20,6 +20,7 @@ import keras
 from jax.extend.core import ClosedJaxpr, get_opaque_trace_state
 
 from stratagem.errors import explain
+from stratagem.execution.jaxprs import without_unused
 from stratagem.execution.summary.collector import CollectedSummaries
 from stratagem.execution.tracing.remote_state import (
     Ids,
@@ -27,7 +28,6 @@ from stratagem.execution.tracing.remote_state import (
     RemoteState,
     UpdatedValue,
     WholeInput,
-    without_unused,
 )
 from stratagem.variables.indexed_slices import IndexedSlices
 from stratagem.variables.registry import VariableKind, home_of

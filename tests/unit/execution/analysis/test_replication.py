@@ -20,7 +20,8 @@ from stratagem.devices.collectives.all_reduce import ChosenAllReduce, GatheredAl
 from stratagem.devices.collectives.axis import ReplicaAxis
 from stratagem.devices.collectives.choice import Algorithm, Choice
 from stratagem.devices.collectives.packing import NO_PACKING
-from stratagem.execution.analysis.replication import contains_primitive, differing_outputs
+from stratagem.execution.analysis.replication import differing_outputs
+from stratagem.execution.jaxprs import contains_primitive
 from stratagem.options import ReduceOp
 
 AXIS = "replica"

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, PartitionSpec
 import stratagem as sg
 from stratagem.devices.collectives.elastic_rounds import RoundOperation
 from stratagem.devices.mesh import REPLICA_AXIS
-from stratagem.execution.analysis.retracing import retrace
+from stratagem.execution.jaxprs import retrace
 from stratagem.execution.programs import elastic_program as module
 from stratagem.execution.programs.elastic_program import (
     Update,

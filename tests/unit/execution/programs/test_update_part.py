@@ -16,7 +16,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 import stratagem as sg
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
-from stratagem.execution.analysis.replication import contains_primitive, differing_values
+from stratagem.execution.analysis.replication import differing_values
+from stratagem.execution.jaxprs import contains_primitive
 from stratagem.execution.programs import variable_values as module
 from stratagem.execution.programs.sharded_program import scatter_sums
 from stratagem.execution.programs.update_part import StepParts, part_step, with_split_conditionals
