@@ -1,1 +1,1 @@
-"""Analyses of jaxprs: replication, dependence on rows, retracing."""
+"""Analyses of jaxprs: replication, and dependence on rows."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.extend.core import Jaxpr, Literal, Var
 
 from stratagem.devices.collectives.all_reduce import is_sum_over_replicas
-from stratagem.execution.analysis.retracing import scan_counts
+from stratagem.execution.jaxprs import contains_primitive, inner_jaxprs, scan_counts
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
@@ -59,7 +59,7 @@ def may_wait_for_ever(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> bool:
 def _has_meeting_branch(jaxpr: Jaxpr) -> bool:
     """True if any branch or loop contains a collective."""
     for eqn in jaxpr.eqns:
-        inner = [one for value in eqn.params.values() for one in inner_jaxprs(value)]
+        inner = inner_jaxprs(eqn)
         if eqn.primitive.name in ("cond", "while"):
             if any(contains_primitive(one, *_MEETING) for one in inner):
                 return True
@@ -70,8 +70,7 @@ def _has_meeting_branch(jaxpr: Jaxpr) -> bool:
 
 def _check_meeting(eqn: JaxprEqn) -> None:
     """Raises if a branch or loop with a divergent predicate contains a collective."""
-    inner = [one for value in eqn.params.values() for one in inner_jaxprs(value)]
-    if any(contains_primitive(one, *_MEETING) for one in inner):
+    if any(contains_primitive(one, *_MEETING) for one in inner_jaxprs(eqn)):
         raise _DivergenceError
 
 
@@ -90,8 +89,7 @@ def is_replicated_work(eqn: JaxprEqn, differs: Mapping[Any, bool]) -> bool:
         return False
     if any(not isinstance(atom, Literal) and differs.get(atom, False) for atom in eqn.invars):
         return False
-    inner = [jaxpr for value in eqn.params.values() for jaxpr in inner_jaxprs(value)]
-    return not any(contains_primitive(jaxpr, *_OF_REPLICAS) for jaxpr in inner)
+    return not any(contains_primitive(jaxpr, *_OF_REPLICAS) for jaxpr in inner_jaxprs(eqn))
 
 
 def differing_values(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> dict[Var, bool]:
@@ -119,9 +117,8 @@ def differing_values(jaxpr: Jaxpr, differing_inputs: Sequence[bool]) -> dict[Var
 
 def _is_not_followed(eqn: JaxprEqn) -> bool:
     """True for host callbacks and for references changed in an inner jaxpr."""
-    inner = [jaxpr for value in eqn.params.values() for jaxpr in inner_jaxprs(value)]
     return eqn.primitive.name == "io_callback" or any(
-        contains_primitive(jaxpr, *_REFERENCES) for jaxpr in inner
+        contains_primitive(jaxpr, *_REFERENCES) for jaxpr in inner_jaxprs(eqn)
     )
 
 
@@ -136,7 +133,7 @@ def _eqn_outputs(eqn: JaxprEqn, inputs: list[bool]) -> list[bool]:
         return [grouped and any(inputs)] * len(eqn.outvars)
     if name in _CONTROL_FLOW:
         return _CONTROL_FLOW[name](eqn, inputs)
-    inner = [jaxpr for value in eqn.params.values() for jaxpr in inner_jaxprs(value)]
+    inner = inner_jaxprs(eqn)
     if (
         len(inner) == 1
         and len(inner[0].invars) == len(inputs)
@@ -145,30 +142,6 @@ def _eqn_outputs(eqn: JaxprEqn, inputs: list[bool]) -> list[bool]:
         return differing_outputs(inner[0], inputs)
     may_differ = any(inputs) or any(contains_primitive(jaxpr, *_DISTINGUISHING) for jaxpr in inner)
     return [may_differ] * len(eqn.outvars)
-
-
-def inner_jaxprs(value: object) -> list[Jaxpr]:
-    """Returns the jaxprs in a parameter of an operation, such as the branches of a `cond`."""
-    if isinstance(value, ClosedJaxpr):
-        return [value.jaxpr]
-    if isinstance(value, Jaxpr):
-        return [value]
-    if isinstance(value, tuple | list):
-        return [jaxpr for item in value for jaxpr in inner_jaxprs(item)]
-    return []
-
-
-def contains_primitive(jaxpr: Jaxpr, *names: str) -> bool:
-    """True if any of the primitives occurs in a jaxpr or inside it."""
-    return any(
-        eqn.primitive.name in names
-        or any(
-            contains_primitive(inner, *names)
-            for value in eqn.params.values()
-            for inner in inner_jaxprs(value)
-        )
-        for eqn in jaxpr.eqns
-    )
 
 
 def _cond_outputs(eqn: JaxprEqn, inputs: list[bool]) -> list[bool]:
@@ -211,28 +184,3 @@ def _while_outputs(eqn: JaxprEqn, inputs: list[bool]) -> list[bool]:
 
 
 _CONTROL_FLOW = {"cond": _cond_outputs, "scan": _scan_outputs, "while": _while_outputs}
-
-
-# Operations that compute each element of their result from the same elements of their inputs.
-
-_BY_ELEMENT = frozenset(
-    [
-        *("abs", "add", "and", "ceil", "clamp", "convert_element_type", "copy", "cos", "div", "eq"),
-        *("erf", "exp", "expm1", "floor", "ge", "gt", "integer_pow", "is_finite", "le", "log"),
-        *("log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pow"),
-        *("reduce_precision", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sqrt", "square"),
-        *("stop_gradient", "sub", "tanh", "xor"),
-    ]
-)
-_CALLS = frozenset(["closed_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit"])
-
-
-def is_by_element(eqn: JaxprEqn, *, also: Sequence[str] = ()) -> bool:
-    """Returns True for an elementwise operation, or a call of elementwise operations only.
-
-    `also` names primitives that the caller deals with.
-    """
-    if eqn.primitive.name not in _CALLS:
-        return eqn.primitive.name in _BY_ELEMENT or eqn.primitive.name in also
-    inner = [jaxpr for value in eqn.params.values() for jaxpr in inner_jaxprs(value)]
-    return all(is_by_element(one, also=also) for jaxpr in inner for one in jaxpr.eqns)

@@ -3,24 +3,29 @@
 A mean over rows has degree 0, a sum 1, its inverse -1; rows themselves have that of each row. Two
 traces of a function with unlike numbers of rows are walked side by side: sizes and constants that
 differ come from the number of rows.
+
+Row effects are another analysis, as neither answer follows from the other: an effect proves what
+each row depends on, and ends at loops, branches and gradients. A degree says how a number grows
+whatever rows it mixes, and follows all of these.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import Literal
 
-from stratagem.execution.analysis.row_effects import row_axes
-from stratagem.execution.analysis.row_rules import ELEMENTWISE, SUB_JAXPRS, contracts_rows
+from stratagem.execution.analysis.row_effects import axes_of, contracts_rows, row_axes
+from stratagem.execution.jaxprs import ELEMENTWISE, called_jaxpr, labeled, scan_counts
 
 if TYPE_CHECKING:
-    from jax.extend.core import JaxprEqn, Var
+    from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 
 _JOINING = {"add", "sub", "add_any", "max", "min", "concatenate", "clamp", "pad", "select_n"}
@@ -130,27 +135,20 @@ class _Walk:
         self, traces: Sequence[Any], inputs: Sequence[_Label], *, in_gradient: bool
     ) -> list[_Label]:
         """Returns the labels of the results of one function, given those of its inputs."""
-        one, other = (trace.jaxpr if isinstance(trace, ClosedJaxpr) else trace for trace in traces)
-        if len(one.eqns) != len(other.eqns) or len(one.invars) != len(inputs):
-            return [_UNKNOWN] * len(one.outvars)
-        known: dict[Any, _Label] = dict.fromkeys(one.constvars, _Label())
-        known |= dict(zip(one.invars, inputs, strict=True))
+        return labeled(
+            traces,
+            inputs,
+            of_constants=self._of_constants,
+            of_operation=functools.partial(self._of_equations, in_gradient=in_gradient),
+            if_unlike=_UNKNOWN,
+        )
 
-        def read(atom: Var | Literal, twin: Var | Literal) -> _Label:
-            if isinstance(atom, Literal) and isinstance(twin, Literal):
-                return self._of_literals(atom.val, twin.val)
-            return _UNKNOWN if isinstance(atom, Literal) else known[atom]
-
-        for eqn, twin in zip(one.eqns, other.eqns, strict=True):
-            if eqn.primitive is not twin.primitive:
-                return [_UNKNOWN] * len(one.outvars)
-            labels = [read(*atoms) for atoms in zip(eqn.invars, twin.invars, strict=True)]
-            found = self._of_equation(eqn, twin, labels, in_gradient=in_gradient)
-            known.update(zip(eqn.outvars, found, strict=True))
-        return [read(*atoms) for atoms in zip(one.outvars, other.outvars, strict=True)]
-
-    def _of_literals(self, value: Any, twin: Any) -> _Label:
-        one, other = np.asarray(value).item(), np.asarray(twin).item()
+    def _of_constants(self, atom: Var | Literal, twin: Var | Literal) -> _Label:
+        if not isinstance(atom, Literal):
+            return _Label()
+        if not isinstance(twin, Literal):
+            return _UNKNOWN
+        one, other = np.asarray(atom.val).item(), np.asarray(twin.val).item()
         if one == other or (one != one and other != other):
             if one == 0:
                 return _ZERO
@@ -163,16 +161,17 @@ class _Walk:
             return _UNKNOWN
         return _Label(round(2 * degree) / 2, _Source.TOTAL, is_constant=True)
 
-    def _of_equation(
-        self, eqn: JaxprEqn, twin: JaxprEqn, labels: list[_Label], *, in_gradient: bool
+    def _of_equations(
+        self, eqns: Sequence[JaxprEqn], labels: list[_Label], *, in_gradient: bool
     ) -> list[_Label]:
+        eqn, twin = eqns
         name, count = eqn.primitive.name, len(eqn.outvars)
         scopes = str(eqn.source_info.name_stack)
         in_gradient = in_gradient or "transpose" in scopes
         if SUM_OVER_REPLICAS in scopes and labels[0].is_total and labels[0].degree == 0:
             self.summed_means.append(eqn)
-        if name in SUB_JAXPRS:
-            inner = [each.params[SUB_JAXPRS[name]] for each in (eqn, twin)]
+        if called_jaxpr(eqn) is not None:
+            inner = [called_jaxpr(each) for each in (eqn, twin)]
             return self.results(inner, labels, in_gradient=in_gradient)
         if name == "scan":
             return self._of_scan(eqn, twin, labels, in_gradient=in_gradient)
@@ -201,12 +200,12 @@ class _Walk:
             return _contracts(eqn, axes)
         if name not in _REDUCING or not axes or not axes[0]:
             return False
-        return bool(set(axes[0]) & _reduced_axes(eqn))
+        return bool(set(axes[0]) & axes_of(eqn))
 
     def _of_scan(
         self, eqn: JaxprEqn, twin: JaxprEqn, labels: list[_Label], *, in_gradient: bool
     ) -> list[_Label]:
-        num_consts, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
+        num_consts, num_carry = scan_counts(eqn)
         if eqn.params["length"] != twin.params["length"]:  # it steps through the rows
             return [_UNKNOWN] * len(eqn.outvars)
         bodies = [each.params["jaxpr"] for each in (eqn, twin)]
@@ -293,8 +292,8 @@ def _of_operation(
 def _of_unary(eqn: JaxprEqn, twin: JaxprEqn, labels: list[_Label], axes: list[list[int]]) -> _Label:
     name, label = eqn.primitive.name, labels[0]
     if name == "reduce_sum":
-        return _summed(label) if set(axes[0]) & _reduced_axes(eqn) else label
-    if name in _KEEPING or (name == "cumsum" and not set(axes[0]) & _reduced_axes(eqn)):
+        return _summed(label) if set(axes[0]) & axes_of(eqn) else label
+    if name in _KEEPING or (name == "cumsum" and not set(axes[0]) & axes_of(eqn)):
         return label
     power = _POWERS.get(name)
     if name == "integer_pow" and eqn.params["y"] == twin.params["y"]:
@@ -333,12 +332,3 @@ def _of_product(eqn: JaxprEqn, product: _Label, axes: list[list[int]]) -> _Label
 def _contracts(eqn: JaxprEqn, axes: list[list[int]]) -> bool:
     in_axes = [one[0] if one else None for one in axes]
     return bool(axes[0] and axes[1]) and contracts_rows(eqn, in_axes)
-
-
-def _reduced_axes(eqn: JaxprEqn) -> set[int]:
-    found: set[int] = set()
-    for key in ("axes", "axis", "dimension"):
-        if key in eqn.params:
-            value = eqn.params[key]
-            found |= {value} if isinstance(value, int) else set(value)
-    return found

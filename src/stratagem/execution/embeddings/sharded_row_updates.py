@@ -13,12 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import Jaxpr
 from jax.sharding import PartitionSpec
 
 from stratagem.devices.mesh import Topology
-from stratagem.execution.analysis.replication import is_by_element
-from stratagem.execution.analysis.retracing import retrace
+from stratagem.execution.jaxprs import free_variables, is_by_element, retrace
 
 
 # Jitted, so that the trace records them by name.
@@ -63,16 +62,11 @@ class ShardedRowUpdates:
         """Splits an update; `are_parts` marks inputs that are sharded along axis 0."""
         places = {id(one): place for place, one in enumerate(update.invars) if are_parts[place]}
         own = _updates_of_rows(update, places)
-        made = {id(variable): variable for eqn in own for variable in eqn.outvars}
+        made = {id(variable) for eqn in own for variable in eqn.outvars}
         is_own = [id(atom) in made for atom in update.outvars]
-        needed = {
-            id(atom): atom
-            for eqn in own
-            for atom in eqn.invars
-            if not isinstance(atom, Literal) and id(atom) not in made
-        }
-        tables = [places[key] for key in needed if key in places]
-        others = [atom for key, atom in needed.items() if key not in places]
+        needed = free_variables(own)
+        tables = [places[id(atom)] for atom in needed if id(atom) in places]
+        others = [atom for atom in needed if id(atom) not in places]
         outputs = list(zip(update.outvars, is_own, strict=True))
         of_own = {id(eqn) for eqn in own}
         return cls(

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr
+from jax.extend.core import Jaxpr, Literal
 from jax.sharding import PartitionSpec
 
-from stratagem.execution.analysis.retracing import scan_counts
+from stratagem.execution.jaxprs import readers_of, scan_counts, shape_of
 from stratagem.execution.late_gathers.weights import (
     Deferred,
     Sharded,
     WeightShard,
     inner_jaxpr,
-    is_literal,
-    shape_of,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +66,7 @@ def _first(shards: Sequence[WeightShard], other: WeightShard) -> WeightShard:
 
 
 def _adds_axis(eqn: JaxprEqn) -> bool:
-    if eqn.primitive.name != "broadcast_in_dim" or is_literal(eqn.invars[0]):
+    if eqn.primitive.name != "broadcast_in_dim" or isinstance(eqn.invars[0], Literal):
         return False
     return tuple(eqn.params["shape"]) == (1, *shape_of(eqn.invars[0]))
 
@@ -119,19 +116,14 @@ def summed_stacks(
     Returns how each such stack is sharded, and the addends that are then summed already. All of a
     stack is summed, and nothing else reads it: it is an addend itself, or its slices are.
     """
-    readers: dict[Any, list[Any]] = collections.defaultdict(list)
-    for eqn in jaxpr.eqns:
-        for atom in eqn.invars:
-            if not is_literal(atom):
-                readers[atom].append(eqn)
-    uses = collections.Counter(atom for atom in jaxpr.outvars if not is_literal(atom))
+    readers = readers_of(jaxpr)
     stacks: dict[Any, Sharded] = {}
     done: set[Any] = set()
     for eqn in jaxpr.eqns:
         if eqn.primitive.name != "scan":
             continue
         for atom in eqn.outvars[scan_counts(eqn)[1] :]:
-            found = _sums_of_slices(atom, readers, uses, addends)
+            found = _sums_of_slices(atom, readers, addends)
             shardings = {id(one): addends[one] for one in found}
             first = next(iter(shardings.values()), None)
             if first is None or any(one != first for one in shardings.values()):
@@ -146,26 +138,24 @@ def summed_stacks(
 
 def _sums_of_slices(
     atom: Any,
-    readers: Mapping[Any, Sequence[JaxprEqn]],
-    uses: Mapping[Any, int],
+    readers: Mapping[Any, Sequence[JaxprEqn | None]],
     addends: Mapping[Any, Sharded],
 ) -> list[Any]:
     """Returns the addends that are slices of a stack; none if something else reads the stack."""
+    reading = readers[atom]
     if atom in addends:
-        return [] if readers.get(atom) or uses[atom] > 1 else [atom]
-    reading = readers.get(atom, ())
-    if uses[atom] or len(reading) != 1:
+        return [atom] if [*reading] in ([], [None]) else []
+    eqn = reading[0] if len(reading) == 1 else None
+    if eqn is None:
         return []
-    (eqn,) = reading
     # Neither operation has the shape of a slice among its parameters, so they work on shards, too.
     if eqn.primitive.name == "split" and eqn.params["axis"] == 0:
         if any(size != 1 for size in eqn.params["sizes"]):
             return []
-        found = [
-            _sums_of_slices(one, readers, uses, addends) for one in eqn.outvars if readers.get(one)
-        ]
+        parts = [one for one in eqn.outvars if any(read is not None for read in readers[one])]
+        found = [_sums_of_slices(one, readers, addends) for one in parts]
         return [one for each in found for one in each] if all(found) else []
     axes = eqn.params.get("axes", eqn.params.get("dimensions", ()))
     if eqn.primitive.name not in ("reduce_sum", "squeeze") or tuple(axes) != (0,):
         return []
-    return _sums_of_slices(eqn.outvars[0], readers, uses, addends)
+    return _sums_of_slices(eqn.outvars[0], readers, addends)

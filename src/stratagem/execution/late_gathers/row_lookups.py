@@ -6,7 +6,6 @@ shard.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import math
@@ -15,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr
+from jax.extend.core import Literal
 from jax.lax import GatherScatterMode
 
+from stratagem.execution.jaxprs import shape_of
 from stratagem.execution.late_gathers.weights import (
     BlockExchange,
     Deferred,
@@ -25,10 +25,8 @@ from stratagem.execution.late_gathers.weights import (
     WeightShard,
     fold_blocks,
     inner_jaxpr,
-    is_literal,
     narrowing_cast,
     num_bytes,
-    shape_of,
 )
 
 if TYPE_CHECKING:
@@ -107,7 +105,9 @@ class GradientProduct:
     def value(self, operands: Sequence[Any], bind: Bind) -> Any:
         """Computes the result from operands."""
         pairs = zip(self.eqns[0].invars, operands, strict=True)
-        return bind(self.eqns, {atom: one for atom, one in pairs if not is_literal(atom)})[-1]
+        return bind(self.eqns, {atom: one for atom, one in pairs if not isinstance(atom, Literal)})[
+            -1
+        ]
 
     def _operand(self, axis: int) -> tuple[int, int] | None:
         """Returns the operand that has an axis of the result, and the axis there."""
@@ -133,16 +133,6 @@ def _blocks_of(value: Any, axis: int, num_shards: int, count: int) -> list[Any]:
     block = (*shape[:axis], shape[axis] // count, *shape[axis + 1 :])
     pieces = (jax.lax.index_in_dim(whole, i, axis + 1, keepdims=False) for i in range(count))
     return [one.reshape(block) for one in pieces]
-
-
-def readers_of(jaxpr: Jaxpr) -> Mapping[Any, Sequence[JaxprEqn | None]]:
-    """Returns the operations that read each value; None is an output of the jaxpr."""
-    readers: dict[Any, list[JaxprEqn | None]] = collections.defaultdict(list)
-    for eqn, atoms in (*((eqn, eqn.invars) for eqn in jaxpr.eqns), (None, jaxpr.outvars)):
-        for atom in atoms:
-            if not is_literal(atom):
-                readers[atom].append(eqn)
-    return readers
 
 
 def product_chain(
@@ -275,7 +265,7 @@ def _adding_of(eqn: JaxprEqn) -> tuple[JaxprEqn, int, int] | None:
     places: list[Any] = [*inner.invars]
     dims, num_ids = adding.params["dimension_numbers"], len(shape_of(ids)) - 1
     is_of_rows = (
-        is_literal(value)
+        isinstance(value, Literal)
         and not value.val
         and table is zeros.outvars[0]
         and inner.outvars == [adding.outvars[0]]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import PartitionSpec
 
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
-from stratagem.execution.analysis.retracing import CALLS
+from stratagem.execution.jaxprs import called_jaxpr, shape_of
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
@@ -148,16 +148,6 @@ def num_bytes(value: Any) -> int:
     return value.size * value.dtype.itemsize
 
 
-def is_literal(atom: Any) -> bool:
-    """Returns True for a literal of a jaxpr."""
-    return isinstance(atom, Literal)
-
-
-def shape_of(atom: Any) -> tuple[int, ...]:
-    """Returns the shape of a value of a jaxpr."""
-    return tuple(atom.aval.shape)
-
-
 def is_cheap(eqn: JaxprEqn) -> bool:
     """Returns True if an operation on weights is repeated for each use of its result."""
     name = eqn.primitive.name
@@ -183,7 +173,7 @@ def narrowing_cast(value: Deferred) -> Any:
 
 def inner_jaxpr(eqn: JaxprEqn) -> Jaxpr | None:
     """Returns the jaxpr that an operation calls once; None for other operations."""
-    inner = eqn.params.get(CALLS.get(eqn.primitive.name, ""))
+    inner = called_jaxpr(eqn)
     if isinstance(inner, ClosedJaxpr):
         return None if inner.consts else inner.jaxpr
     return inner

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec, Sharding
 from stratagem.devices.collectives.elastic_rounds import RoundOperation, Rounds, error_of_rounds
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.errors import explain
-from stratagem.execution.analysis.retracing import Rule, retrace
+from stratagem.execution.jaxprs import Rule, retrace
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.program import Program
 from stratagem.execution.programs.steps import POOLS, Destination, ReplicaStep

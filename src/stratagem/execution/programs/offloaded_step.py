@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr
 
 from stratagem.devices.mesh import Topology
-from stratagem.execution.analysis.retracing import retrace
+from stratagem.execution.jaxprs import retrace
 from stratagem.execution.programs.steps import (
     POOLS,
     IdsProgram,

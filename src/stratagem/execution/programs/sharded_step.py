@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec, Sharding
 from stratagem.devices.collectives.shared_sums import is_shared_sum
 from stratagem.devices.mesh import Topology
 from stratagem.execution.embeddings.sharded_row_updates import ShardedRowUpdates
+from stratagem.execution.jaxprs import without_unused
 from stratagem.execution.late_gathers.gathers import shard_updates
 from stratagem.execution.late_gathers.late_step import LateStep
 from stratagem.execution.late_gathers.weights import Sharded
@@ -28,7 +29,6 @@ from stratagem.execution.programs.steps import (
 from stratagem.execution.programs.update_part import StepParts, part_step
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.functionalize import Trace
-from stratagem.execution.tracing.remote_state import without_unused
 from stratagem.variables.layouts import stored_sharding
 from stratagem.variables.sharded_store import ShardedStore
 from stratagem.variables.store import store_of

@@ -21,11 +21,11 @@ from stratagem.contexts import current_function_trace
 from stratagem.devices.collectives.shared_sums import no_sums
 from stratagem.devices.mesh import Topology
 from stratagem.errors import explain
-from stratagem.execution.analysis.replication import contains_primitive
+from stratagem.execution.jaxprs import contains_primitive, without_unused
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.summary.collector import is_tracing
 from stratagem.execution.tracing.functionalize import Trace
-from stratagem.execution.tracing.remote_state import Ids, inputs_of, without_unused
+from stratagem.execution.tracing.remote_state import Ids, inputs_of
 from stratagem.observe.run_events.process_writer import current_events
 from stratagem.variables.layouts import stored_sharding
 from stratagem.variables.registry import VariableKind, home_of

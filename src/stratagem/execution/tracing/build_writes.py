@@ -18,9 +18,10 @@ from jax.extend.core import ClosedJaxpr
 
 from stratagem.contexts import current_function_trace
 from stratagem.errors import explain
+from stratagem.execution.jaxprs import without_unused
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.functionalize import Trace
-from stratagem.execution.tracing.remote_state import without_unused, without_unused_variables
+from stratagem.execution.tracing.remote_state import without_unused_variables
 from stratagem.variables.distributed import PerReplica
 from stratagem.variables.initial_values import agree_on_initial_values
 from stratagem.variables.registry import VariableKind, home_of

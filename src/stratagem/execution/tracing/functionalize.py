@@ -20,6 +20,7 @@ import keras
 from jax.extend.core import ClosedJaxpr, get_opaque_trace_state
 
 from stratagem.errors import explain
+from stratagem.execution.jaxprs import without_unused
 from stratagem.execution.summary.collector import CollectedSummaries
 from stratagem.execution.tracing.remote_state import (
     Ids,
@@ -27,7 +28,6 @@ from stratagem.execution.tracing.remote_state import (
     RemoteState,
     UpdatedValue,
     WholeInput,
-    without_unused,
 )
 from stratagem.variables.indexed_slices import IndexedSlices
 from stratagem.variables.registry import VariableKind, home_of
@@ -266,6 +266,21 @@ class ReplicaScope(keras.StatelessScope):
             self.added_to.discard(key)
             self.updated_after[key] = len(self.sent)
 
+    def captured(self) -> tuple[CapturedWrites, list[Any]]:
+        """Returns what was written here and its values, which a function may return; see `replay`.
+
+        Call it in the function whose trace this scope belongs to.
+        """
+        written = [(one, key in self.unproven) for key, one in self.writes.items()]
+        captured = CapturedWrites(
+            written,
+            self.num_writes,
+            [variable for variable, _ in self.early],
+            [what for what, _ in self.sent],
+        )
+        values = [self.written_value(variable) for variable, _ in written]
+        return captured, [*values, *(value for _, value in [*self.early, *self.sent])]
+
     def withdraw(self, variable: Any) -> None:
         """Forgets what was written to a variable."""
         for own in (self.state_mapping, self.writes, self.unproven):
@@ -291,6 +306,37 @@ class ReplicaScope(keras.StatelessScope):
     def set_value(self, variable: object, value: object) -> None:
         """Sets a variable's value within this scope, without counting it as a write."""
         self.state_mapping[id(_held(variable))] = value
+
+
+@dataclasses.dataclass(frozen=True)
+class CapturedWrites:
+    """What a scope was written within a function of JAX, such as `jax.checkpoint` or `jax.grad`.
+
+    The function returns the values, which are then written outside of it.
+    """
+
+    written: list[tuple[Any, bool]]  # variable, and if its value is to be proven equal everywhere
+    num_writes: collections.Counter[int]  # assignments to each variable, by id
+    early: list[Any] = dataclasses.field(default_factory=list)  # variables that had no value
+    sent: list[Any] = dataclasses.field(default_factory=list)
+
+    def replay(self, values: Iterable[Any], outer: keras.StatelessScope | None) -> None:
+        """Writes values, in the order of `ReplicaScope.captured`, in another scope or in none."""
+        remaining = iter(values)
+        for variable, is_unproven in self.written:
+            value = next(remaining)
+            if outer is None:
+                variable.assign(value)
+            elif not isinstance(outer, ReplicaScope):
+                outer.add_update((variable, value))
+            else:
+                outer.keep(variable, value)
+                if is_unproven:
+                    outer.mark_unproven(_held(variable))
+        if isinstance(outer, ReplicaScope):
+            outer.num_writes.update(self.num_writes)
+            outer.early += [(variable, next(remaining)) for variable in self.early]
+            outer.sent += [(what, next(remaining)) for what in self.sent]
 
 
 # `Trace`: the result of tracing a replica function.

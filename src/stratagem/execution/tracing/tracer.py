@@ -20,6 +20,7 @@ from stratagem.errors import explain
 from stratagem.execution.analysis.replication import differing_outputs, may_wait_for_ever
 from stratagem.execution.communicator import SoleCommunicator
 from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext
+from stratagem.execution.jaxprs import without_unused
 from stratagem.execution.summary.collector import CollectedSummaries, Collector
 from stratagem.execution.tracing.arguments import Arguments, HostOnly
 from stratagem.execution.tracing.build_writes import BuildWrites, keep_builds
@@ -48,7 +49,6 @@ from stratagem.execution.tracing.remote_state import (
     gets_rows,
     inputs_of,
     local_jaxpr,
-    without_unused,
     without_unused_variables,
 )
 from stratagem.logs import warn_on_one_worker

@@ -274,9 +274,17 @@ def updated_values(
     # Not a tree map, which would return the keys of the dict in another order.
     first = next(iter(bound.arguments))
     call = inspect.BoundArguments(bound.signature, OrderedDict({first: metric} | arguments))
-    mapping = list(zip(variables, values, strict=True))
-    with step_mode(StepMode.WHOLE), keras.StatelessScope(mapping) as scope:
-        update_state(*call.args, **call.kwargs)
+    with step_mode(StepMode.WHOLE):
+        return _values_after(lambda: update_state(*call.args, **call.kwargs), variables, values)
+
+
+def _values_after(
+    update: Callable[[], object], variables: list[Any], values: list[Any]
+) -> list[Any]:
+    """Returns the values of variables after an update from other values, which changes nothing."""
+    # Of these variables only: what an update does to others is not a metric's state.
+    with keras.StatelessScope(list(zip(variables, values, strict=True))) as scope:
+        update()
     return [scope.get_current_value(variable) for variable in variables]
 
 
@@ -547,11 +555,12 @@ def _update_once(
     kwargs: dict[str, object],
 ) -> None:
     variables = variables_of_update(update_state, metric, args, kwargs)
-    mapping = [(variable, variable.value) for variable in variables]
-    with keras.StatelessScope(mapping) as scope:
-        update_state(metric, *args, **kwargs)
-    for variable in variables:
-        value = scope.get_current_value(variable)
+    values = _values_after(
+        lambda: update_state(metric, *args, **kwargs),
+        variables,
+        [variable.value for variable in variables],
+    )
+    for variable, value in zip(variables, values, strict=True):
         if isinstance(variable, DistributedVariable):
             variable.assign_to_first_component(value)
         else:

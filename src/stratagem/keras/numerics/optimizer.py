@@ -230,13 +230,12 @@ def _as_rows(
             inner.row_counts[id(one)] = rows.shape[0]
     with inner:
         yield
-    for key, variable in inner.writes.items():
-        value = inner.written_value(variable)
+    captured, values = inner.captured()
+    for place, (variable, _) in enumerate(captured.written):
+        key = id(variable)
         if key in whole:
-            value = with_updated_rows(whole[key], ids[key], value)
-        outer.add_update((variable, value))
-        if key in inner.unproven:
-            outer.mark_unproven(variable)
+            values[place] = with_updated_rows(whole[key], ids[key], values[place])
+    captured.replay(values, outer)
 
 
 class _GradientsReduced(threading.local):

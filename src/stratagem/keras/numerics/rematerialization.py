@@ -345,13 +345,13 @@ class _Call:
         self._summaries = Collector()
         self._leaves: list[Any] = []
         self._structure: Any = None
-        self._written: list[Any] = []
+        self._captured: Any = None
 
     def run(self, args: Any, kwargs: Any) -> Any:
         """Calls the function, and repeats its side effects outside."""
         compute = functools.partial(self.compute, args, kwargs)
         results: Any = jax.checkpoint(compute, policy=self._policy.of_jax)()
-        self._record_writes(results["writes"], results["builds"])
+        self._captured.replay(results["writes"], self._outer)
         self._record_losses(results["losses"])
         forward_summaries(self._summaries.summaries, results["summaries"])
         arrays = iter(zip(results["outputs"], results["masks"], strict=True))
@@ -370,31 +370,15 @@ class _Call:
         finally:
             _current.is_recomputed = previous
         self._structure, self._leaves = outputs, keras.tree.flatten(outputs)
-        self._written = [(one, key in scope.unproven) for key, one in scope.writes.items()]
+        self._captured, writes = scope.captured()
         arrays = [leaf for leaf in self._leaves if _is_array(leaf)]
         return {
             "outputs": arrays,
             "masks": [get_keras_mask(leaf) for leaf in arrays],
-            "writes": [scope.written_value(variable) for variable, _ in self._written],
-            "builds": [value for _, value in scope.early],
+            "writes": writes,
             "losses": scope.losses,
             "summaries": self._summaries.values,
         }
-
-    def _record_writes(self, values: Sequence[Any], builds: Sequence[Any]) -> None:
-        for (variable, is_unproven), value in zip(self._written, values, strict=True):
-            if self._outer is None:
-                variable.assign(value)
-            elif not isinstance(self._outer, ReplicaScope):
-                self._outer.add_update((variable, value))
-            else:
-                self._outer.keep(variable, value)
-                if is_unproven:
-                    self._outer.mark_unproven(variable)
-        if isinstance(self._outer, ReplicaScope):
-            self._outer.num_writes.update(self._scope.num_writes)
-            early = zip(self._scope.early, builds, strict=True)
-            self._outer.early += [(variable, value) for (variable, _), value in early]
 
     def _record_losses(self, losses: Sequence[Any]) -> None:
         if not losses or self._outer is None or not self._outer.collect_losses:

@@ -11,6 +11,7 @@ import collections
 import functools
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 
 from stratagem.errors import explain
 from stratagem.execution.summary.collector import Collector
-from stratagem.execution.tracing.functionalize import ReplicaScope
+from stratagem.execution.tracing.functionalize import CapturedWrites, ReplicaScope
 from stratagem.keras.numerics.rematerialization import choose_layers, is_compiled, set_chain
 from stratagem.keras.private import (
     GraphCall,
@@ -369,7 +370,7 @@ class _Scan:
         self._columns: list[Any] = [*zip(*(one.variables for one in chain.layers), strict=True)]
         self._outer: Any = get_stateless_scope()
         self._scope = ReplicaScope(self._outer_value)
-        self._written: list[tuple[int, Any, bool]] = []
+        self._captured: Any = None
         self._losses: Sequence[Any] = ()
         self._owners: list[list[bool]] | None = None
 
@@ -413,16 +414,13 @@ class _Scan:
         self._check_output(given, output)
         if summaries.summaries:
             raise self._refusal("a layer that writes summaries", "write them outside of the layers")
-        places = {id(scope.held(column[0])): i for i, column in enumerate(self._columns)}
-        self._written = []
-        for key, variable in scope.writes.items():
-            if key not in places:
+        self._captured, writes = scope.captured()
+        for variable, _ in self._captured.written:
+            if id(variable) not in self._column_of():
                 raise self._refusal(
                     f"a layer that assigns to {variable.path!r}, which is not its own",
                     "assign outside of the layers, or give each layer a variable",
                 )
-            self._written.append((places[key], variable, key in scope.unproven))
-        writes = [scope.written_value(variable) for _, variable, _ in self._written]
         return output, {"writes": writes, "losses": scope.losses}
 
     def _check_modes(self) -> None:
@@ -466,31 +464,27 @@ class _Scan:
             )
         )
 
-    def _record_writes(self, values: Sequence[Any]) -> None:
-        for (place, own, is_unproven), stack in zip(self._written, values, strict=True):
-            column = self._columns[place]
+    def _column_of(self) -> dict[int, Any]:
+        """Returns the variable of each layer, by the id of what is written in the first one."""
+        return {id(self._scope.held(column[0])): column for column in self._columns}
+
+    def _record_writes(self, stacks: Sequence[Any]) -> None:
+        """Writes to the variables of all layers what the first one writes to its own."""
+        columns = self._column_of()
+        every: list[tuple[Any, bool]] = []
+        counts = Counter[int]()
+        for own, is_unproven in self._captured.written:
+            column = columns[id(own)]
             if len(set(map(id, column))) < len(column):
                 raise self._refusal(
                     f"layers that share {own.path!r} and assign to it",
                     "give each layer a variable of its own",
                 )
-            for variable, value in zip(column, stack, strict=True):
-                self._record_write(variable, value, is_unproven=is_unproven)
-        if isinstance(self._outer, ReplicaScope):
-            counts = self._scope.num_writes
-            for place, own, _ in self._written:
-                for variable in self._columns[place]:
-                    self._outer.num_writes[id(self._outer.held(variable))] += counts[id(own)]
-
-    def _record_write(self, variable: Any, value: Any, *, is_unproven: bool) -> None:
-        if self._outer is None:
-            variable.assign(value)
-        elif not isinstance(self._outer, ReplicaScope):
-            self._outer.add_update((variable, value))
-        else:
-            self._outer.keep(variable, value)
-            if is_unproven:
-                self._outer.mark_unproven(self._outer.held(variable))
+            every += [(variable, is_unproven) for variable in column]
+            count = self._captured.num_writes[id(own)]
+            counts.update({id(self._scope.held(variable)): count for variable in column})
+        values = [value for stack in stacks[: len(self._captured.written)] for value in stack]
+        CapturedWrites(every, counts).replay(values, self._outer)
 
     def _record_losses(self, place: int) -> None:
         if not self._losses or self._outer is None or not self._outer.collect_losses:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from stratagem.devices.collectives.elastic_rounds import RoundOperation
 from stratagem.devices.mesh import REPLICA_AXIS
-from stratagem.execution.analysis.retracing import retrace
+from stratagem.execution.jaxprs import retrace
 from stratagem.execution.programs import elastic_program
 from stratagem.execution.programs.elastic_program import (
     components_of_all,

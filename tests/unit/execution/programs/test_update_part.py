@@ -16,7 +16,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 import stratagem as sg
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
-from stratagem.execution.analysis.replication import contains_primitive, differing_values
+from stratagem.execution.analysis.replication import differing_values
+from stratagem.execution.jaxprs import contains_primitive
 from stratagem.execution.programs import steps as module
 from stratagem.execution.programs.sharded_step import scatter_sums
 from stratagem.execution.programs.steps import VariableValues, value_for_step

@@ -105,6 +105,37 @@ def test_write_to_a_variable_of_no_strategy_is_still_to_be_proven() -> None:
     assert float(plain.value) == 1.0
 
 
+def test_captured_writes_are_written_again_in_an_enclosing_scope(variable) -> None:
+    plain = keras.Variable(1.0)
+    with ReplicaScope(lambda _: jnp.float32(7.0)) as outer:
+        with ReplicaScope(outer.get_current_value) as inner:
+            variable.assign_add(1.0)
+            variable.assign_add(1.0)
+            plain.assign(3.0)
+            inner.send("loss", jnp.float32(5.0))
+        captured, values = inner.captured()
+        assert captured.written == [(variable, False), (plain, True)]
+        captured.replay([value * 2 for value in values], outer)
+        assert float(variable.value) == 18.0
+    assert outer.written_value(plain) == 6.0
+    assert list(outer.unproven.values()) == [plain]
+    assert outer.num_writes == {id(variable): 2, id(plain): 1}
+    assert outer.sent == [("loss", 10.0)]
+
+
+def test_captured_writes_are_assigned_outside_of_replica_functions(variable) -> None:
+    with ReplicaScope(lambda _: jnp.float32(7.0)) as scope:
+        variable.assign(2.0)
+        scope.send("loss", jnp.float32(5.0))
+    captured, values = scope.captured()
+    with keras.StatelessScope() as of_keras:
+        captured.replay(values, of_keras)
+    assert float(of_keras.get_current_value(variable)) == 2.0
+    assert float(variable.value) == 1.0
+    captured.replay(values, None)
+    assert float(variable.value) == 2.0
+
+
 def test_innermost_scope_is_the_current_one_until_it_ends(variable) -> None:
     assert current_scope() is None
     outer, inner = (ReplicaScope(lambda _, v=value: jnp.float32(v)) for value in (1.0, 2.0))

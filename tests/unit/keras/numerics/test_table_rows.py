@@ -19,8 +19,8 @@ import pytest
 
 import stratagem as sg
 from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext, get_replica_context
+from stratagem.execution.jaxprs import without_unused
 from stratagem.execution.programs.offloaded_step import OffloadedStep
-from stratagem.execution.tracing.remote_state import without_unused
 from stratagem.keras.numerics import optimizer as table_rows
 from stratagem.keras.numerics.batch_normalization import (
     first_rows,
