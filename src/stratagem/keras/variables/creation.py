@@ -27,9 +27,9 @@ from stratagem.keras.variables.requests import (
     IS_SEED,
     VariableRequest,
     annotated,
-    annotations,
     as_created,
     as_initializer,
+    current_annotations,
     current_source,
 )
 from stratagem.keras.variables.variable import DistributedVariable
@@ -217,7 +217,7 @@ def create_variable(_original: object) -> Any:
         if source is None and remote is None:
             return object.__new__(_local_class(strategy))
         request = _request(args, kwargs, strategy)
-        is_here = request.is_summed or annotations().is_worker_local
+        is_here = request.is_summed or current_annotations().is_worker_local
         kind = _class_of(request, strategy, is_here=is_here)
         if source is None:
             return object.__new__(kind)
@@ -252,7 +252,7 @@ def _request(args: tuple[Any, ...], kwargs: dict[str, Any], strategy: Strategy) 
     if not callable(initializer) and not isinstance(initializer, str):
         _, shape, dtype = as_initializer(initializer, dtype)
     name = given.get("name") or "variable"
-    synchronization, aggregation = annotations().kind or (
+    synchronization, aggregation = current_annotations().kind or (
         given.get("synchronization", "auto"),
         given.get("aggregation", "none"),
     )
@@ -264,7 +264,7 @@ def _request(args: tuple[Any, ...], kwargs: dict[str, Any], strategy: Strategy) 
         shape=tuple(shape or ()),
         dtype=keras.backend.standardize_dtype(dtype),
         trainable=bool(given.get("trainable", True)),
-        is_slot=annotations().slot_of is not None,
+        is_slot=current_annotations().slot_of is not None,
         has_components=is_on_read and strategy.num_replicas_in_sync > 1,
         is_summed=is_on_read and is_sum,
     )

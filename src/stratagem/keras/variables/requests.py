@@ -44,7 +44,7 @@ _NONE = Annotations()
 _annotations: ContextVar[Annotations] = ContextVar("annotations")
 
 
-def annotations() -> Annotations:
+def current_annotations() -> Annotations:
     """Returns the annotations of a variable that is created now."""
     return _annotations.get(_NONE)
 
@@ -52,7 +52,7 @@ def annotations() -> Annotations:
 @contextlib.contextmanager
 def annotated(**changes: Any) -> Generator[None]:
     """Changes the annotations of variables that are created in a `with` block."""
-    token = _annotations.set(dataclasses.replace(annotations(), **changes))
+    token = _annotations.set(dataclasses.replace(current_annotations(), **changes))
     try:
         yield
     finally:

@@ -37,9 +37,9 @@ from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
 from stratagem.keras.variables.assignments import note_assignment
 from stratagem.keras.variables.requests import (
-    annotations,
     as_initializer,
     check_explicit_device,
+    current_annotations,
     draws_same_again,
     is_initialized,
 )
@@ -230,7 +230,7 @@ class DistributedVariable(RowUpdates, keras.Variable):
         # A value in a StatelessScope is left for Keras to refuse.
         if not is_stateless and not callable(initializer) and not isinstance(initializer, str):
             initializer, shape, dtype = as_initializer(initializer, dtype)
-        annotated = annotations()
+        annotated = current_annotations()
         if annotated.kind is not None:
             synchronization, aggregation = annotated.kind
         strategy = get_strategy()

@@ -14,7 +14,7 @@ from jax.core import Tracer
 from stratagem.contexts import current_function_trace
 from stratagem.errors import explain
 from stratagem.keras.private import in_symbolic_scope
-from stratagem.keras.variables.requests import annotations, is_initialized
+from stratagem.keras.variables.requests import current_annotations, is_initialized
 from stratagem.parameter_server.client.table_client import TableClient
 from stratagem.parameter_server.client.variable_client import Stored, name_of
 from stratagem.parameter_server.keras.variable import ParameterServerVariable
@@ -51,7 +51,7 @@ class KeyedVariable(ParameterServerVariable):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if not is_initialized(self):
-            self._options: KeyedTableOptions | None = annotations().keyed_table
+            self._options: KeyedTableOptions | None = current_annotations().keyed_table
         super().__init__(*args, **kwargs)
 
     @property

@@ -15,7 +15,7 @@ from stratagem.execution.tracing.functionalize import ReplicaScope, current_scop
 from stratagem.keras.numerics.optimizer import apply_with_rows
 from stratagem.keras.private import clip_gradients, count_update, filter_empty_gradients
 from stratagem.keras.training.datasets import DatasetCreator
-from stratagem.keras.variables.requests import VariableRequest, annotations
+from stratagem.keras.variables.requests import VariableRequest, current_annotations
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.parameter_server.client.variable_client import OptimizerScalar
 from stratagem.parameter_server.keras.fit import RemotePredictFunction, RemoteTrainOrTestFunction
@@ -164,7 +164,7 @@ class ServerKeras:
         if (kind := class_of_slot()) is not None:
             return kind
         placement = strategy.placement
-        if annotations().keyed_table is not None:
+        if current_annotations().keyed_table is not None:
             if not placement.is_remote:  # the rule that matches its path is in use
                 cast("PlacementRules", placement).is_on_servers(request)
             return KeyedVariable

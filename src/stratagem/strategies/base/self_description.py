@@ -152,14 +152,6 @@ def array_bytes(variable: Any) -> int:
     return math.prod(variable.shape) * jnp.dtype(variable.dtype).itemsize
 
 
-def _is_slot(variable: object) -> bool:
-    return getattr(variable, "slot_of", None) is not None
-
-
-def _is_trained(variable: object) -> bool:
-    return bool(getattr(variable, "trainable", False)) and not _is_slot(variable)
-
-
 _SERVERS = "parameter servers"
 # Replica functions of Keras's methods, by the name of their program.
 _KERAS_METHODS = {

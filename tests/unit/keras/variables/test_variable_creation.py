@@ -19,7 +19,7 @@ from stratagem.keras.variables.creation import adopt
 from stratagem.keras.variables.requests import (
     Annotations,
     annotated,
-    annotations,
+    current_annotations,
     current_source,
     variables_from,
 )
@@ -461,22 +461,22 @@ CHANGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_annotation_holds_within_its_block_and_thread(name) -> None:
-    outside, changed = annotations(), {name: CHANGES[name]}
+    outside, changed = current_annotations(), {name: CHANGES[name]}
     with annotated(**changed):
-        inside = annotations()
+        inside = current_annotations()
         assert inside == dataclasses.replace(outside, **changed)
         with annotated(**changed):
-            assert annotations() == inside
-        assert annotations() == inside, "the outer block goes on"
+            assert current_annotations() == inside
+        assert current_annotations() == inside, "the outer block goes on"
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
-            assert threads.submit(annotations).result() == outside
-    assert annotations() == outside == Annotations()
+            assert threads.submit(current_annotations).result() == outside
+    assert current_annotations() == outside == Annotations()
 
 
 def test_annotation_ends_with_an_error() -> None:
     with pytest.raises(KeyError), annotated(is_table=True):
         raise KeyError
-    assert annotations() == Annotations()
+    assert current_annotations() == Annotations()
 
 
 # Meshes of Keras while a script is planned for devices that do not exist.
