@@ -267,15 +267,14 @@ class _Records:
 _records: weakref.WeakKeyDictionary[Any, _Records] = weakref.WeakKeyDictionary()
 
 
-def note_compilation(strategies: Iterable[object], fn: Any, reason: str) -> None:
-    """Records a new program of a function, which uses the given strategies."""
+def note_compilation(strategy: object, fn: Any, reason: str) -> None:
+    """Records a new program of a function."""
     code = getattr(fn, "__code__", None)
     place = f"{code.co_filename}:{code.co_firstlineno}" if isinstance(code, types.CodeType) else ""
     compilation = Compilation(name_of(fn), place, reason)
-    for strategy in strategies:
-        records = _records.setdefault(strategy, _Records())
-        records.counts[compilation.function] += 1
-        records.latest.append(compilation)
+    records = _records.setdefault(strategy, _Records())
+    records.counts[compilation.function] += 1
+    records.latest.append(compilation)
 
 
 def compilations_of(strategy: object) -> dict[str, int]:
@@ -423,7 +422,7 @@ class Lockstep:
         """Notes why a function is compiled, and warns if that happens again and again."""
         kinds = ArgumentKinds(arguments.structure, arguments.leaves)
         reason = self._recompilations.note(fn, kinds, program.usage)
-        note_compilation([self._strategy], fn, reason)
+        note_compilation(self._strategy, fn, reason)
 
     def _program_of(self, trace: Trace, name: str) -> Program:
         placement = self._strategy.placement

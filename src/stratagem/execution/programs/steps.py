@@ -17,7 +17,6 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec, Sharding
 
 from stratagem import environment
-from stratagem.contexts import current_function_trace
 from stratagem.devices.collectives.shared_sums import no_sums
 from stratagem.devices.mesh import Topology
 from stratagem.errors import explain
@@ -46,12 +45,13 @@ POOLS: Sequence[str] = ("written", "read_only", "split", "shared", "constant", "
 class Destination:
     """Destination of a variable's new value after a step."""
 
-    __slots__ = ("_is_stored", "spec", "variable")
+    __slots__ = ("_has_devices", "_is_stored", "spec", "variable")
 
     def __init__(self, variable: keras.Variable, topology: Topology) -> None:
         home = home_of(variable)
         self.variable: Any = variable  # a StoredVariable, or a plain Keras variable
         self._is_stored = home is not None
+        self._has_devices = topology.devices is not None
         stacked = home is not None and home.kind is VariableKind.ON_READ
         self.spec = PartitionSpec(topology.replica_axis) if stacked else PartitionSpec()
 
@@ -65,11 +65,9 @@ class Destination:
         """Stores the value, with or without a strategy."""
         if self._is_stored:
             self.variable.storage = value
-        elif (trace := current_function_trace()) is not None:
-            trace.store(self.variable, value)
         else:
             # A variable without a strategy remains an array that is not committed to a device.
-            self.variable.assign(jax.device_get(value))
+            self.variable.assign(jax.device_get(value) if self._has_devices else value)
 
 
 class VariableValues:
@@ -86,13 +84,13 @@ class VariableValues:
 
     def read(self, value_of: Callable[[Any], Any]) -> list[Any]:
         """Returns the inputs of a step; `value_of` returns that for a variable without copies."""
-        if self._are_copies and current_function_trace() is None:
+        if self._are_copies:
             return [variable.stored for variable in self._variables]
         return [*map(value_of, self._variables)]
 
     def replace(self, values: Sequence[Any]) -> None:
         """Stores the outputs of a step."""
-        if self._are_copies and current_function_trace() is None:
+        if self._are_copies:
             for variable, value in zip(self._variables, values, strict=True):
                 variable.stored = value
             return
@@ -157,7 +155,7 @@ def loop_options(topology: Topology) -> dict[str, str] | None:
 
     JAX accepts none for a program that is called within another one.
     """
-    if topology.platform != "gpu" or current_function_trace() is not None or is_tracing():
+    if topology.platform != "gpu" or is_tracing():
         return None
     # An option replaces the value of XLA_FLAGS.
     return {
@@ -166,13 +164,12 @@ def loop_options(topology: Topology) -> dict[str, str] | None:
 
 
 def sequence_options(trace: Trace, topology: Topology) -> dict[str, str] | None:
-    """Returns the options for sequences in parts on TPUs; None without, or within another program.
+    """Returns the options for sequences in parts on TPUs; None without.
 
     The compiler would pass keys and values on in a ring while it computes with each part. It then
     keeps the scores of all parts, which takes three times the memory. So it has to gather them.
     """
-    is_within = current_function_trace() is not None
-    if not trace.splits_sequences or topology.platform != "tpu" or is_within:
+    if not trace.splits_sequences or topology.platform != "tpu":
         return None
     return {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 

@@ -433,16 +433,11 @@ class StepSummaries:
 
     def begin(self, constants: list[Any]) -> list[Any]:
         """Returns the program's constants, with the one that turns recording on set if needed."""
-        records: Any = self._true
-        if is_tracing():  # the enclosing function decides
-            collector = current_collector()
-            if collector is not None and isinstance(collector.records, Tracer):
-                records = collector.records
-        elif self._recording is None:
+        if self._recording is None and not is_tracing():  # a user's jax.jit always records
             return constants
         place = self._trace.records
         assert place is not None
-        return [*constants[:place], records, *constants[place + 1 :]]
+        return [*constants[:place], self._true, *constants[place + 1 :]]
 
     def end(self, results: list[Any], num_steps: int | None) -> list[Any]:
         """Writes the recorded summaries and returns the other results.

@@ -19,7 +19,7 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem import contexts as stack
-from stratagem.contexts import current_function_trace, get_strategy, in_update_context
+from stratagem.contexts import get_strategy, in_update_context, note_use
 from stratagem.devices.context_mesh import outside_context_mesh
 from stratagem.devices.lockstep import is_multi_process
 from stratagem.devices.shards import (
@@ -314,6 +314,7 @@ class DistributedVariable(RowUpdates, keras.Variable):
 
     def _require_own_replica(self) -> None:
         """Raises an error in another strategy's replica function, which would bypass the copies."""
+        note_use()
         frame = stack.current_frame()
         if frame is None or frame.kind is not stack.FrameKind.REPLICA:
             return
@@ -322,9 +323,9 @@ class DistributedVariable(RowUpdates, keras.Variable):
 
     def _global_value(self) -> Any:
         self._require_own_replica()
-        if reads_as_stored(self._home.strategy) and self.is_in_place():
+        if reads_as_stored(self._home.strategy) and self.has_value:
             return self.on_all_devices()
-        if self.is_in_parts and self.is_in_place():
+        if self.is_in_parts and self.has_value:
             return self.read_in_place()  # its storage would be a copy on each device
         if self.storage is None:
             return self._initializer(self._shape, dtype=self._dtype)
@@ -355,7 +356,7 @@ class DistributedVariable(RowUpdates, keras.Variable):
         if self._home.kind is VariableKind.ON_READ:
             spread = spread_over_components(value, self._spreading(), topology.num_replicas)
             store_components(self, spread, topology)
-        elif self.store is None or current_function_trace() is not None:
+        elif self.store is None:
             self.storage = put_stored(self, value, topology)
         else:
             self.stored = self.store.put(value)
@@ -444,9 +445,7 @@ class DistributedVariable(RowUpdates, keras.Variable):
         """Returns True for an ON_READ variable outside replica functions."""
         if self._home.kind is not VariableKind.ON_READ:
             return False
-        return get_stateless_scope() is None or (
-            current_function_trace() is not None and current_scope() is None
-        )
+        return get_stateless_scope() is None
 
     def _whole_after_update(self) -> Any:
         """Returns the value that the components aggregate to, or None if undefined."""
@@ -516,31 +515,24 @@ class DistributedVariable(RowUpdates, keras.Variable):
     @property
     def storage(self) -> Any:
         """The whole array, as its store represents it; None until it is initialized."""
-        trace = current_function_trace()
-        if trace is not None:
-            return trace.load(self, self._computable())
         if self.store is None or self.stored is None:
             return self.stored
         return self.store.replicate(self.stored, self._home.strategy.topology)
 
     @storage.setter
     def storage(self, value: object) -> None:
-        trace = current_function_trace()
-        if trace is not None:
-            trace.store(self, value)
-        elif self.store is None or value is None:
+        if self.store is None or value is None:
             self.stored = value
         else:
             self.stored = self.store.put(value)
 
     @property
     def unplaced(self) -> Any:
-        """The value as it is stored, or as an `sg.function` traces it.
+        """The value as it is stored.
 
         KerasHub reads it of each weight before it loads them: no copies on all devices for that.
         """
-        is_placed = self.store is None or current_function_trace() is not None
-        return self.storage if is_placed else self.stored
+        return self.storage if self.store is None else self.stored
 
     def _computable(self) -> Any:
         """The value for operations outside of the strategy's programs."""
@@ -552,15 +544,9 @@ class DistributedVariable(RowUpdates, keras.Variable):
     @property
     def for_step(self) -> Any:
         """The input of a compiled step of the strategy."""
-        if self.store is None or current_function_trace() is not None:
+        if self.store is None:
             return self.storage
         return self.store.for_step(self.stored, self._home.strategy.topology)
-
-    def is_in_place(self) -> bool:
-        """Returns True if a read returns the value itself, and no tracer of an `sg.function`."""
-        trace = current_function_trace()
-        traced = None if trace is None else trace.load(self, self.stored)
-        return self.has_value and not isinstance(traced, Tracer)
 
     def read_in_place(self) -> Any:
         """Returns a value from another store on one device.
@@ -655,8 +641,7 @@ class DistributedVariable(RowUpdates, keras.Variable):
     ) -> np.ndarray[Any, Any]:
         """Returns the value on the host, where shards are joined: no device needs memory for it."""
         is_divided = self.store is not None or self.division is not None
-        is_outside = get_stateless_scope() is None and current_function_trace() is None
-        if is_divided and is_outside and self._is_all_here():
+        if is_divided and get_stateless_scope() is None and self._is_all_here():
             return np.asarray(assemble_on_host(self.stored), dtype)
         return np.asarray(self.value, dtype)
 
@@ -770,7 +755,7 @@ class DistributedVariable(RowUpdates, keras.Variable):
         is_in_shards = isinstance(stored, jax.Array) and not stored.is_fully_replicated
         is_shared = self._home.kind is not VariableKind.ON_READ
         is_large = value.nbytes >= MIN_SLICED_BYTES and value.shape == tuple(self._shape)
-        return is_in_shards and is_shared and is_large and current_function_trace() is None
+        return is_in_shards and is_shared and is_large
 
     def assigned_in_slices(self, value: Any) -> bool:
         """Sets a large value by shards: neither a device nor JAX's host memory holds the whole.
