@@ -37,7 +37,7 @@ from stratagem.execution import summary as summary
 from stratagem.execution.context.replica import ReplicaContext as ReplicaContext
 from stratagem.execution.context.replica import all_gather as all_gather
 from stratagem.execution.context.replica import get_replica_context as get_replica_context
-from stratagem.execution.functions.compiled_function import function as function
+from stratagem.execution.function import function as function
 from stratagem.execution.gradient import value_and_grad as value_and_grad
 from stratagem.execution.programs.lockstep import explain_recompiles as explain_recompiles
 from stratagem.input.distributed import DistributedDataset as DistributedDataset

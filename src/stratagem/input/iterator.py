@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from stratagem import contexts as stack
 from stratagem.config import filters_traceback
-from stratagem.contexts import current_function_trace
 from stratagem.devices.context_mesh import outside_context_mesh
 from stratagem.devices.lockstep import waiting_for_input
 from stratagem.devices.mesh import Topology
@@ -429,20 +428,8 @@ class DistributedIterator:
 
 
 def require_outside_replicas(what: str) -> None:
-    """Raises ValueError in replica functions and while an `sg.function` is traced.
-
-    `what` describes the action, as the start of a sentence.
-    """
-    if current_function_trace() is not None:
-        raise ValueError(
-            explain(
-                f"{what} inside an sg.function.",
-                expected="data as an argument: a batch read during tracing becomes a constant of "
-                "the program.",
-                fix="read the batch outside: step(next(iterator)), or use strategy.run_steps.",
-                code="SG305",
-            )
-        )
+    """Raises ValueError in replica functions; `what` is the action, as the start of a sentence."""
+    stack.note_use()
     frame = stack.current_frame()
     if frame is not None and frame.kind is stack.FrameKind.REPLICA:
         raise ValueError(

@@ -19,7 +19,6 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
-from stratagem.contexts import current_function_trace
 from stratagem.devices.exact_integers import require_exact_integers
 from stratagem.errors import explain
 from stratagem.execution.context.replica import get_replica_context
@@ -177,7 +176,7 @@ def _plain_rows(table: keras.Variable, ids: jax.Array) -> jax.Array:
     is_outside = not isinstance(ids, Tracer) and current_scope() is None
     if is_outside and hasattr(table, "take_rows"):
         return _taken_rows(table, np.asarray(ids))
-    if is_outside and is_elsewhere(table) and current_function_trace() is None:
+    if is_outside and is_elsewhere(table):
         return table.rows_outside(ids)
     return jnp.take(jnp.asarray(table.value), ids, axis=0)
 

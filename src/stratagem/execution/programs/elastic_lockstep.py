@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from stratagem import config
-from stratagem.contexts import current_function_trace
 from stratagem.devices.mesh import Topology
 from stratagem.errors import explain
 from stratagem.execution.programs.elastic_program import ElasticProgram, RoundAbortedError
@@ -299,16 +298,12 @@ class ElasticLockstep(Lockstep):
 
 
 def _refuse_eager(fn: Callable[..., Any]) -> None:
-    is_inside = current_function_trace() is not None
-    if is_inside or config.runs_eagerly():
+    if config.runs_eagerly():
         raise NotImplementedError(
             explain(
-                f"{name_of(fn)} of an ElasticStrategy was called "
-                f"{'inside an sg.function' if is_inside else 'op by op'}.",
+                f"{name_of(fn)} of an ElasticStrategy was called op by op.",
                 expected="a compiled step, which can run again if a member is lost.",
-                fix="call strategy.run outside of sg.function."
-                if is_inside
-                else "leave out run_eagerly, or debug with MirroredStrategy.",
+                fix="leave out run_eagerly, or debug with MirroredStrategy.",
             )
         )
 

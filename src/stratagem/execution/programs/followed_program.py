@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.contexts import current_function_trace
 from stratagem.devices.background import background_flights, start_beside
 from stratagem.devices.lockstep import compiling, wait_for_background
 from stratagem.devices.mesh import Topology
@@ -40,8 +39,6 @@ class FollowedProgram(Program):
 
     def run_for(self, split: list[Any], shared: list[Any]) -> Any:
         """Runs one step on flat arguments, and what follows it."""
-        if current_function_trace() is not None:
-            return self._whole().run_for(split, shared)
         for work in self.trace.follow_ups.work:
             work.before_step()
         with self._observed(1):

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from stratagem import config, settings
-from stratagem.contexts import current_function_trace, get_strategy
+from stratagem.contexts import get_strategy
 from stratagem.devices.collectives.shared_sums import in_order, is_connected, no_sums
 from stratagem.devices.lockstep import compiling
 from stratagem.devices.mesh import Topology
@@ -62,8 +62,8 @@ if TYPE_CHECKING:
 class OrderedProgram(Program):
     """A program in which each sum waits for the one before, also from step to step.
 
-    `ordered` is of `collectives.shared_sums.in_order`. Within a program of the user's, two steps
-    could run at once and without an order, so that the trace is used as it is.
+    `ordered` is of `collectives.shared_sums.in_order`. Within a `jax.jit` of the user's, two
+    steps could run at once and without an order, so that the trace is used as it is.
     """
 
     def __init__(self, trace: Trace, topology: Topology, name: str, ordered: ClosedJaxpr) -> None:
@@ -73,12 +73,12 @@ class OrderedProgram(Program):
 
     def run_for(self, split: list[Any], shared: list[Any]) -> Any:
         """Runs one step on flat arguments."""
-        run = self._inner().run_for if _is_inside() else super().run_for
+        run = self._inner().run_for if is_tracing() else super().run_for
         return run(split, shared)
 
     def run_many(self, split: list[Any], shared: list[Any]) -> Any:
         """Runs all steps in the split arrays in one call on the devices."""
-        run = self._inner().run_many if _is_inside() else super().run_many
+        run = self._inner().run_many if is_tracing() else super().run_many
         return run(split, shared)
 
     def _function(self, *, many: bool) -> Callable[..., Any]:
@@ -95,10 +95,6 @@ class OrderedProgram(Program):
         ordered = fast_on_cpu(self._ordered, self._topology)
         *outputs, order = jaxpr_as_fun(ordered)(*inputs, written[count])
         return [*outputs[:count], order, *outputs[count:]]
-
-
-def _is_inside() -> bool:
-    return current_function_trace() is not None or is_tracing()
 
 
 # `run_steps`: batches are stacked, moved once, and looped over on the devices.
@@ -314,15 +310,14 @@ class _Records:
 _records: weakref.WeakKeyDictionary[Any, _Records] = weakref.WeakKeyDictionary()
 
 
-def note_compilation(strategies: Iterable[object], fn: Any, reason: str) -> None:
-    """Records a new program of a function, which uses the given strategies."""
+def note_compilation(strategy: object, fn: Any, reason: str) -> None:
+    """Records a new program of a function."""
     code = getattr(fn, "__code__", None)
     place = f"{code.co_filename}:{code.co_firstlineno}" if isinstance(code, types.CodeType) else ""
     compilation = Compilation(name_of(fn), place, reason)
-    for strategy in strategies:
-        records = _records.setdefault(strategy, _Records())
-        records.counts[compilation.function] += 1
-        records.latest.append(compilation)
+    records = _records.setdefault(strategy, _Records())
+    records.counts[compilation.function] += 1
+    records.latest.append(compilation)
 
 
 def compilations_of(strategy: object) -> dict[str, int]:
@@ -392,8 +387,6 @@ class Lockstep:
         """Calls a function once per replica; see `Executor.run`."""
         if config.runs_eagerly():
             return run_eagerly(self._strategy, fn, args, kwargs)
-        if (function_trace := current_function_trace()) is not None:
-            function_trace.note_strategy(self._strategy)
         arguments = flatten_arguments(
             args, kwargs, num_replicas=self._strategy.num_replicas_in_sync
         )
@@ -432,8 +425,7 @@ class Lockstep:
     def program(self, fn: Callable[..., Any], arguments: Arguments) -> Program:
         """Returns the program for a function and its arguments; traces the function if needed."""
         offer_step(self._strategy, fn, arguments, self._trace)
-        is_inside = current_function_trace() is not None
-        key = (self._keys.key(fn), arguments.structure, arguments.leaves, is_inside)
+        key = (self._keys.key(fn), arguments.structure, arguments.leaves)
         program = self._programs.get(key)
         if program is not None and program.trace.summaries is not None:
             program = self._programs.get((key, trace_key()))
@@ -448,14 +440,12 @@ class Lockstep:
             paused_garbage_collection(),
         ):
             trace = self._traced(fn, arguments)
-        if current_function_trace() is None:  # an sg.function does this itself
-            agree_on_initial_values(self._strategy.variables, topology)
+        agree_on_initial_values(self._strategy.variables, topology)
         if trace.written:
             self._strategy.placement.check()
         require_layouts_used(self._strategy.placement.layouts, trace.written)
         program = self._programs[key] = self._made_of(trace, fn, arguments)
-        if not is_inside:  # otherwise the outer function was recompiled
-            self._note_compilation(fn, arguments, program)
+        self._note_compilation(fn, arguments, program)
         if trace.summaries is not None:
             self._programs[(key, trace_key())] = program
         while len(self._programs) > settings.read("program_cache_size"):
@@ -468,12 +458,11 @@ class Lockstep:
         """Notes why a function is compiled, and warns if that happens again and again."""
         kinds = ArgumentKinds(arguments.structure, arguments.leaves)
         reason = self._recompilations.note(fn, kinds, program.usage)
-        note_compilation([self._strategy], fn, reason)
+        note_compilation(self._strategy, fn, reason)
 
     def _traced(self, fn: Callable[..., Any], arguments: Arguments) -> Trace:
         """Traces a step, which leaves work to programs of their own if it does not need it."""
-        may_leave = current_function_trace() is None
-        with taking_follow_ups() if may_leave else contextlib.nullcontext():
+        with taking_follow_ups():
             trace = trace_replica_function(self._strategy, fn, arguments)
         work = trace.follow_ups
         if work.are_needed or (work.work and trace.summaries is not None):
@@ -552,9 +541,6 @@ def program_of(
 def _program_of(
     trace: Trace, topology: Topology, name: str, remote: RemoteState | None, *, is_remote: bool
 ) -> Program:
-    if current_function_trace() is not None and not is_remote:
-        # An sg.function compiles all parts of the step into its one program.
-        return Program(trace, topology, name)
     if remote is not None and not (is_remote or remote.holds(trace)):
         remote = None
     if not is_offloaded(trace):

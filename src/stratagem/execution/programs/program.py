@@ -16,7 +16,6 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec, Sharding
 
 from stratagem import environment
-from stratagem.contexts import current_function_trace
 from stratagem.devices.abstract_devices import placeholder
 from stratagem.devices.context_mesh import is_explicit
 from stratagem.devices.lockstep import record_program, run_together
@@ -27,7 +26,7 @@ from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.ids_program import EarlyProgram, IdsProgram, StepProgram, shape_on
 from stratagem.execution.programs.recompilations import Usage
 from stratagem.execution.programs.variable_values import VariableValues, value_for_step
-from stratagem.execution.summary.collector import current_collector, is_tracing
+from stratagem.execution.summary.collector import is_tracing
 from stratagem.execution.summary.kinds import forward_summaries
 from stratagem.execution.summary.writer import Recording, begin_recording
 from stratagem.execution.tracing.arguments import Arguments
@@ -125,7 +124,7 @@ def loop_options(topology: Topology) -> dict[str, str] | None:
 
     JAX accepts none for a program that is called within another one.
     """
-    if topology.platform != "gpu" or current_function_trace() is not None or is_tracing():
+    if topology.platform != "gpu" or is_tracing():
         return None
     # An option replaces the value of XLA_FLAGS.
     return {
@@ -134,13 +133,12 @@ def loop_options(topology: Topology) -> dict[str, str] | None:
 
 
 def sequence_options(trace: Trace, topology: Topology) -> dict[str, str] | None:
-    """Returns the options for sequences in parts on TPUs; None without, or within another program.
+    """Returns the options for sequences in parts on TPUs; None without.
 
     The compiler would pass keys and values on in a ring while it computes with each part. It then
     keeps the scores of all parts, which takes three times the memory. So it has to gather them.
     """
-    is_within = current_function_trace() is not None
-    if not trace.splits_sequences or topology.platform != "tpu" or is_within:
+    if not trace.splits_sequences or topology.platform != "tpu":
         return None
     return {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 
@@ -186,16 +184,11 @@ class StepSummaries:
 
     def begin(self, constants: list[Any]) -> list[Any]:
         """Returns the program's constants, with the one that turns recording on set if needed."""
-        records: Any = self._true
-        if is_tracing():  # the enclosing function decides
-            collector = current_collector()
-            if collector is not None and isinstance(collector.records, Tracer):
-                records = collector.records
-        elif self._recording is None:
+        if self._recording is None and not is_tracing():  # a user's jax.jit always records
             return constants
         place = self._trace.records
         assert place is not None
-        return [*constants[:place], records, *constants[place + 1 :]]
+        return [*constants[:place], self._true, *constants[place + 1 :]]
 
     def end(self, results: list[Any], num_steps: int | None) -> list[Any]:
         """Writes the recorded summaries and returns the other results.
@@ -295,7 +288,7 @@ class Program:
 
     def _observed(self, num_steps: int) -> contextlib.AbstractContextManager[None]:
         """Returns a context for a call that a profile may count as steps."""
-        if current_observer() is None or current_function_trace() is not None:
+        if current_observer() is None:
             return UNOBSERVED
         values = partial(map, self._value, self.trace.written)
         return observed_call(num_steps, lambda: [*values()], trains=self.trace.trains)
@@ -424,7 +417,7 @@ class Program:
         written, read_only, constants = self._lasting_inputs()
         shared = [self._everywhere(value) for value in shared]
         summaries = self._summaries
-        starts = self._topology.spans_processes and current_function_trace() is None
+        starts = self._topology.spans_processes
         if starts and not self._is_agreed:
             agree_on_program(self._name, self.trace.jaxpr)
             self._is_agreed = True
@@ -450,8 +443,7 @@ class Program:
         else:
             (new_values, results), token = start()
             record_program(token)
-        is_lost = bool(new_values) and isinstance(new_values[0], Tracer)
-        if is_lost and current_function_trace() is None:
+        if new_values and isinstance(new_values[0], Tracer):
             raise assigned_under_jit(self.trace.written[0])
         self._written.replace(new_values)
         if not (starts or isinstance(token, tuple | Tracer)):

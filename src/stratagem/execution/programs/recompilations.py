@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from stratagem.errors import explain
-from stratagem.execution.tracing.arguments import Leaf, Static
+from stratagem.execution.tracing.arguments import Leaf
 from stratagem.execution.tracing.function_identity import state_by_name
 from stratagem.execution.tracing.lost_changes import name_of
 from stratagem.logs import warn_on_one_worker
@@ -25,7 +25,7 @@ class ArgumentKinds(NamedTuple):
     """Structure of `(args, kwargs)`, and what each leaf contributes to the program."""
 
     structure: Any
-    kinds: tuple[Any, ...]  # `Leaf`, `Static`, or (shape, dtype, is_weak)
+    kinds: tuple[Leaf, ...]
 
 
 def differences(before: ArgumentKinds, after: ArgumentKinds) -> list[str]:
@@ -51,36 +51,30 @@ def _tree_text(arguments: ArgumentKinds) -> str:
     return reprlib.repr([*map(": ".join, zip(_names(arguments.structure), texts, strict=True))])
 
 
-def _change(before: Any, after: Any) -> str:
+def _change(before: Leaf, after: Leaf) -> str:
     old, new = _text(before), _text(after)
     if old != new:
         return f"{old} -> {new}"
-    if _static(before) is not None:
+    if before.static is not None:
         return f"another object, {new}"
     pairs = zip(_traits(before), _traits(after), strict=True)
     return f"{old}: " + ", ".join(f"{one} -> {other}" for one, other in pairs if one != other)
 
 
-def _traits(kind: Any) -> list[str]:
+def _traits(kind: Leaf) -> list[str]:
     """Returns what `_text` leaves out of an array."""
-    is_weak = kind.is_weak if isinstance(kind, Leaf) else kind[2]
-    traits = ["Python number" if is_weak else "array"]
-    if isinstance(kind, Leaf):
-        traits.append("per replica" if kind.split else "shared")
-        traits.append("all rows" if kind.lengths is None else f"rows {kind.lengths}")
-    return traits
+    return [
+        "Python number" if kind.is_weak else "array",
+        "per replica" if kind.split else "shared",
+        "all rows" if kind.lengths is None else f"rows {kind.lengths}",
+    ]
 
 
-def _static(kind: Any) -> Static | None:
-    return kind.static if isinstance(kind, Leaf) else kind if isinstance(kind, Static) else None
-
-
-def _text(kind: Any) -> str:
-    if (static := _static(kind)) is not None:
-        return reprlib.repr(static.value)
-    shape, dtype = (kind.shape or (), kind.dtype) if isinstance(kind, Leaf) else kind[:2]
-    sizes = ",".join(map(str, shape))
-    return f"{dtype}[{sizes}]"
+def _text(kind: Leaf) -> str:
+    if kind.static is not None:
+        return reprlib.repr(kind.static.value)
+    sizes = ",".join(map(str, kind.shape or ()))
+    return f"{kind.dtype}[{sizes}]"
 
 
 _NUM_BEFORE_WARNING = 3
@@ -106,21 +100,19 @@ class Recompilations:
         self._kinds = collections.OrderedDict()
         self._warned: set[Any] = set()
 
-    def note(
-        self, fn: object, arguments: ArgumentKinds, usage: Usage, strategy_hash: int = 0
-    ) -> str:
+    def note(self, fn: object, arguments: ArgumentKinds, usage: Usage) -> str:
         """Records a new program and returns the reason for it.
 
-        `strategy_hash` differs between strategies that share these records. Warns if the program is
-        the third in a row for the same arguments, or the sixth for others, that was used only once.
+        Warns if the program is the third in a row for the same arguments, or the sixth for others,
+        that was used only once.
         """
         inner = fn.func if isinstance(fn, functools.partial) else fn
         inner = getattr(inner, "__func__", inner)
         changed: list[str] = []
         if isinstance(inner, types.FunctionType):
-            changed = self._note_state(inner, hash((arguments, strategy_hash)), usage)
+            changed = self._note_state(inner, hash(arguments), usage)
         code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
-        place = code or type(inner), strategy_hash
+        place = code or type(inner)
         known = self._kinds.setdefault(place, {})
         if arguments in known:
             return f"a new function: {_state_text(changed)}"

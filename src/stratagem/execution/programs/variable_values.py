@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import PartitionSpec
 
-from stratagem.contexts import current_function_trace
 from stratagem.devices.mesh import Topology
 from stratagem.variables.registry import VariableKind, home_of
 from stratagem.variables.store import is_remote, store_of
@@ -22,12 +21,13 @@ if TYPE_CHECKING:
 class Destination:
     """Destination of a variable's new value after a step."""
 
-    __slots__ = ("_is_stored", "spec", "variable")
+    __slots__ = ("_has_devices", "_is_stored", "spec", "variable")
 
     def __init__(self, variable: keras.Variable, topology: Topology) -> None:
         home = home_of(variable)
         self.variable: Any = variable  # a StoredVariable, or a plain Keras variable
         self._is_stored = home is not None
+        self._has_devices = topology.devices is not None
         stacked = home is not None and home.kind is VariableKind.ON_READ
         self.spec = PartitionSpec(topology.replica_axis) if stacked else PartitionSpec()
 
@@ -41,11 +41,9 @@ class Destination:
         """Stores the value, with or without a strategy."""
         if self._is_stored:
             self.variable.storage = value
-        elif (trace := current_function_trace()) is not None:
-            trace.store(self.variable, value)
         else:
             # A variable without a strategy remains an array that is not committed to a device.
-            self.variable.assign(jax.device_get(value))
+            self.variable.assign(jax.device_get(value) if self._has_devices else value)
 
 
 class VariableValues:
@@ -62,13 +60,13 @@ class VariableValues:
 
     def read(self, value_of: Callable[[Any], Any]) -> list[Any]:
         """Returns the inputs of a step; `value_of` returns that for a variable without copies."""
-        if self._are_copies and current_function_trace() is None:
+        if self._are_copies:
             return [variable.stored for variable in self._variables]
         return [*map(value_of, self._variables)]
 
     def replace(self, values: Sequence[Any]) -> None:
         """Stores the outputs of a step."""
-        if self._are_copies and current_function_trace() is None:
+        if self._are_copies:
             for variable, value in zip(self._variables, values, strict=True):
                 variable.stored = value
             return

@@ -8,15 +8,13 @@ value. A variable's first ones, as many as the next trace does not repeat, are t
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from stratagem.contexts import current_function_trace
 from stratagem.errors import explain
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.functionalize import Trace
@@ -101,56 +99,30 @@ class BuildWrites:
         self,
         strategy: StrategyParts,
         num_writes: Mapping[int, int],
-        arguments: Arguments | None,
+        arguments: Arguments,
     ) -> None:
         """Stores the values that the build assigned and the next trace does not assign again.
 
-        `arguments` is None in an `sg.function`, where they are unknown; raises RuntimeError if the
-        values depend on them.
+        Raises RuntimeError if they depend on rows of a table.
         """
         lost = lost_writes(self.variables, self.num_writes, num_writes)
         topology = strategy.topology
         if not lost or topology.is_abstract or not strategy.executor.has_values:
             return
         sources = {source for source, _ in self.trace.inputs}
-        needs_arguments = bool(sources & {"split", "shared", "rows"})
-        if needs_arguments and (arguments is None or "rows" in sources):
+        if "rows" in sources:
             first = self.variables[next(iter(lost.values()))]
             raise RuntimeError(
                 explain(
                     f"The build of variable {first.path!r} assigns it a value that depends on rows "
-                    "of a table, or on arguments of a step in an sg.function.",
-                    expected="a value that depends only on other variables.",
-                    fix="build the model first: call strategy.run once outside the function, or "
-                    "model.build(input_shape) in the scope.",
+                    "of a table.",
+                    expected="a value that depends only on other variables and on arguments.",
+                    fix="build the model first: model.build(input_shape) in the scope.",
                 )
             )
         agree_on_initial_values(strategy.variables, topology)
-        split, shared = [], []
-        if needs_arguments and arguments is not None:
-            split, shared = arguments.split, arguments.shared
+        needs_arguments = bool(sources & {"split", "shared"})
+        split, shared = (arguments.split, arguments.shared) if needs_arguments else ([], [])
         values = strategy.executor.evaluate(self.trace, self.name, split, shared)
         for place in lost.values():
             store_initial(self.variables[place], values[place])
-
-
-def keep_builds(
-    builds: Sequence[BuildWrites],
-    name: str,
-    strategy: StrategyParts,
-    num_writes: Mapping[int, int],
-    arguments: Arguments,
-) -> None:
-    """Stores the values that builds assigned: now, or after the trace of an `sg.function`.
-
-    `num_writes` counts the assignments to each variable in the last trace, by id.
-    """
-    function_trace = current_function_trace()
-    if function_trace is None:
-        for build in builds:
-            build.keep(strategy, num_writes, arguments)
-        return
-    for build in function_trace.builds.found:
-        if build.name == name:
-            keep = functools.partial(build.keep, strategy, num_writes, None)
-            function_trace.builds.keep.append(keep)

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from stratagem.contexts import current_function_trace
 from stratagem.devices.mesh import Topology
 from stratagem.variables.store import is_keyed
 
@@ -147,9 +146,7 @@ class RemoteState(Protocol):
 
 def gets_rows(strategy: StrategyParts) -> bool:
     """True if a step may look up rows that come from outside its program."""
-    # An sg.function is one program, whose inputs are whole values.
-    is_stored = strategy.placement.uses_stores and current_function_trace() is None
-    return is_stored or strategy.placement.remote is not None
+    return strategy.placement.uses_stores or strategy.placement.remote is not None
 
 
 def _counts(effect: object) -> bool:

@@ -14,7 +14,6 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from stratagem import contexts as stack
-from stratagem.contexts import NeedsInitialization, current_function_trace
 from stratagem.devices.mesh import Topology
 from stratagem.errors import explain
 from stratagem.execution.analysis.replication import differing_outputs, may_wait_for_ever
@@ -22,7 +21,7 @@ from stratagem.execution.communicator import MeshCommunicator, SoleCommunicator
 from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext
 from stratagem.execution.summary.collector import CollectedSummaries, Collector
 from stratagem.execution.tracing.arguments import Arguments, HostOnly
-from stratagem.execution.tracing.build_writes import BuildWrites, keep_builds
+from stratagem.execution.tracing.build_writes import BuildWrites
 from stratagem.execution.tracing.errors import (
     BRANCHING,
     captured_explicit,
@@ -373,6 +372,7 @@ class _Recorder:
         if home is None:
             self.missed[id(variable)] = variable
         elif home.strategy is not self._strategy:
+            stack.note_use()
             raise foreign_variable(variable, home.strategy, self._strategy)
 
 
@@ -440,7 +440,9 @@ def trace_replica_function(
             if "Closing over" in str(error) and "Explicit" in str(error):
                 raise captured_explicit(name) from error
             raise
-        created = strategy.variables.uninitialized()
+        # Under the default strategy they are in no registry.
+        created = [*filter(is_uninitialized, recorder.missed.values())]
+        created += strategy.variables.uninitialized()
         has_more = bool(created or recorder.missed)
         if not has_more and recorder.has_new_lookups:
             lookups = recorder.lookups
@@ -456,17 +458,14 @@ def trace_replica_function(
             if any(lengths is not None for lengths in trace.result_lengths):
                 larger = _Recorder(strategy, fn, arguments.with_another_row(), foreign)
                 _keep_rows_only(trace, larger, topology or strategy.topology)
-            keep_builds(builds, name, strategy, recorder.num_writes, arguments)
+            for build in builds:
+                build.keep(strategy, recorder.num_writes, arguments)
             return trace
         if created and has_created:
             raise created_again(created[0])
         if recorder.early:
             trace = _trace_of(recorder, strategy, arguments, closed, [])
             builds.append(BuildWrites.of(name, recorder.early, recorder.num_writes, trace))
-        if current_function_trace() is not None and (
-            created or any(is_uninitialized(v) for v in recorder.missed.values())
-        ):
-            raise NeedsInitialization(builds)
         has_created = bool(created)
         initialize_created_variables(strategy)
         foreign = [*foreign, *recorder.missed.values()]

@@ -222,9 +222,9 @@ def leave_sends(
 ) -> bool:
     """Leaves the synchronization to programs of its own; returns False if the step must do it.
 
-    A step must if nothing follows it: in a loop on the devices, in an `sg.function`, in eager mode;
-    and if it uses the weights again after its update. The sums of one machine, in memory or between
-    devices, have no slow link to hide.
+    A step must if nothing follows it: in a loop on the devices and in eager mode; and if it uses
+    the weights again after its update. The sums of one machine, in memory or between devices, have
+    no slow link to hide.
     """
     scope = current_scope()
     strategy: Any = context.strategy

@@ -18,7 +18,7 @@ import numpy as np
 from jax.experimental.sparse import JAXSparse
 
 from stratagem import contexts as stack
-from stratagem.contexts import current_function_trace, get_strategy, has_strategy
+from stratagem.contexts import get_strategy, has_strategy
 from stratagem.devices.local_updates import LocalUpdates
 from stratagem.errors import explain
 from stratagem.execution.context.replica import ReplicaContext, get_replica_context
@@ -287,8 +287,7 @@ def applying_sums(original: Callable[..., Any]) -> Any:
             if _gradients_reduced.value
             else _summed(grads, context, scope, (self, targets or []))
         )
-        is_partly_remote = self.built and any(map(is_remote, targets or []))
-        if is_partly_remote and current_function_trace() is None:
+        if self.built and any(map(is_remote, targets or [])):
             return placement.remote.keras.apply_in_parts(
                 original, self, summed, targets or [], context
             )

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from stratagem.contexts import current_function_trace, has_strategy
+from stratagem.contexts import has_strategy
 from stratagem.errors import explain
 from stratagem.execution.context.replica import get_replica_context
 from stratagem.keras.variables.stored_value import reading_as_stored
@@ -107,7 +107,7 @@ def _strategy_of(model: keras.Model, variables: Iterable[keras.Variable]) -> Any
     is_outside = not has_strategy() or get_replica_context() is None
     is_compiled = strategy.executor.has_values and not model.run_eagerly
     has_devices = len(topology.all_devices or ()) > 1 and not topology.spans_processes
-    is_usable = is_outside and is_compiled and has_devices and current_function_trace() is None
+    is_usable = is_outside and is_compiled and has_devices
     return strategy if is_usable and all(map(_is_on_replicas, variables)) else None
 
 

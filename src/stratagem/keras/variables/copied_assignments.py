@@ -21,7 +21,6 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.contexts import current_function_trace
 from stratagem.devices.lockstep import is_multi_process, runs_separately, wait_until_ready
 from stratagem.devices.shards import assemble_on_host
 from stratagem.group.current import current_group
@@ -44,8 +43,7 @@ def note_assignment(variable: Any, home: Home, value: object) -> None:
     process 0.
     """
     group = current_group()
-    is_traced = isinstance(value, Tracer) or current_function_trace() is not None
-    if group is None or is_traced:
+    if group is None or isinstance(value, Tracer):
         return
     value = _own_copy(value)
     if variable.agreed_number is None:

@@ -13,7 +13,6 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.contexts import current_function_trace
 from stratagem.devices.finding import find_devices
 from stratagem.devices.lockstep import is_multi_process
 from stratagem.devices.shards import assemble_on_host, creating_on_host, local_copy
@@ -198,31 +197,24 @@ class StoredValue:
     @property
     def storage(self) -> Any:
         """The whole array, as its store represents it; None until it is initialized."""
-        trace = current_function_trace()
-        if trace is not None:
-            return trace.load(self, self._computable())
         if self.store is None or self.stored is None:
             return self.stored
         return self.store.replicate(self.stored, self._home.strategy.topology)
 
     @storage.setter
     def storage(self, value: object) -> None:
-        trace = current_function_trace()
-        if trace is not None:
-            trace.store(self, value)
-        elif self.store is None or value is None:
+        if self.store is None or value is None:
             self.stored = value
         else:
             self.stored = self.store.put(value)
 
     @property
     def unplaced(self) -> Any:
-        """The value as it is stored, or as an `sg.function` traces it.
+        """The value as it is stored.
 
         KerasHub reads it of each weight before it loads them: no copies on all devices for that.
         """
-        is_placed = self.store is None or current_function_trace() is not None
-        return self.storage if is_placed else self.stored
+        return self.storage if self.store is None else self.stored
 
     def _computable(self) -> Any:
         """The value for operations outside of the strategy's programs."""
@@ -234,15 +226,9 @@ class StoredValue:
     @property
     def for_step(self) -> Any:
         """The input of a compiled step of the strategy."""
-        if self.store is None or current_function_trace() is not None:
+        if self.store is None:
             return self.storage
         return self.store.for_step(self.stored, self._home.strategy.topology)
-
-    def is_in_place(self) -> bool:
-        """Returns True if a read returns the value itself, and no tracer of an `sg.function`."""
-        trace = current_function_trace()
-        traced = None if trace is None else trace.load(self, self.stored)
-        return self.has_value and not isinstance(traced, Tracer)
 
     def read_in_place(self) -> Any:
         """Returns a value from another store on one device.
@@ -342,8 +328,7 @@ class StoredValue:
         """Returns the value on the host, where shards are joined: no device needs memory for it."""
         variable: Any = self
         is_divided = self.store is not None or variable.division is not None
-        is_outside = get_stateless_scope() is None and current_function_trace() is None
-        if is_divided and is_outside and self._is_all_here():
+        if is_divided and get_stateless_scope() is None and self._is_all_here():
             return np.asarray(assemble_on_host(self.stored), dtype)
         return np.asarray(variable.value, dtype)
 

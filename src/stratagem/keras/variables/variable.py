@@ -17,7 +17,7 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem import contexts as stack
-from stratagem.contexts import current_function_trace, get_strategy, in_update_context
+from stratagem.contexts import get_strategy, in_update_context, note_use
 from stratagem.devices.context_mesh import outside_context_mesh
 from stratagem.devices.lockstep import is_multi_process
 from stratagem.devices.shards import MIN_SLICED_BYTES, creating_on_host, local_copy, put_slices
@@ -215,7 +215,7 @@ class DividedCopies:
         is_in_shards = isinstance(stored, jax.Array) and not stored.is_fully_replicated
         is_shared = self._home.kind is not VariableKind.ON_READ
         is_large = value.nbytes >= MIN_SLICED_BYTES and value.shape == tuple(self._shape)
-        return is_in_shards and is_shared and is_large and current_function_trace() is None
+        return is_in_shards and is_shared and is_large
 
     def assigned_in_slices(self, value: Any) -> bool:
         """Sets a large value by shards: neither a device nor JAX's host memory holds the whole.
@@ -347,6 +347,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
 
     def _require_own_replica(self) -> None:
         """Raises an error in another strategy's replica function, which would bypass the copies."""
+        note_use()
         frame = stack.current_frame()
         if frame is None or frame.kind is not stack.FrameKind.REPLICA:
             return
@@ -355,9 +356,9 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
 
     def _global_value(self) -> Any:
         self._require_own_replica()
-        if reads_as_stored(self._home.strategy) and self.is_in_place():
+        if reads_as_stored(self._home.strategy) and self.has_value:
             return self.on_all_devices()
-        if self.is_in_parts and self.is_in_place():
+        if self.is_in_parts and self.has_value:
             return self.read_in_place()  # its storage would be a copy on each device
         if self.storage is None:
             return self._initializer(self._shape, dtype=self._dtype)
@@ -388,7 +389,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
         if self._home.kind is VariableKind.ON_READ:
             spread = spread_over_components(value, self._spreading(), topology.num_replicas)
             store_components(self, spread, topology)
-        elif self.store is None or current_function_trace() is not None:
+        elif self.store is None:
             self.storage = put_stored(self, value, topology)
         else:
             self.stored = self.store.put(value)
@@ -477,9 +478,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
         """Returns True for an ON_READ variable outside replica functions."""
         if self._home.kind is not VariableKind.ON_READ:
             return False
-        return get_stateless_scope() is None or (
-            current_function_trace() is not None and current_scope() is None
-        )
+        return get_stateless_scope() is None
 
     def _whole_after_update(self) -> Any:
         """Returns the value that the components aggregate to, or None if undefined."""

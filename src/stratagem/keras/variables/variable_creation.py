@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 import keras
 
-from stratagem.contexts import current_frame, current_function_trace, get_strategy, has_strategy
+from stratagem.contexts import current_frame, get_strategy, has_strategy
 from stratagem.errors import explain
 from stratagem.execution.embeddings.lookups import is_table
-from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.keras.private import current_path
 from stratagem.keras.variables.annotations import (
     IS_SEED,
@@ -83,16 +82,11 @@ class ValuelessVariable(DistributedVariable):
     @property
     def storage(self) -> Any:
         """The shape of the whole array, in any store."""
-        trace = current_function_trace()
-        return self.stored if trace is None else trace.load(self, self.stored)
+        return self.stored
 
     @storage.setter
     def storage(self, value: object) -> None:
-        trace = current_function_trace()
-        if trace is None:
-            self.stored = value
-        else:
-            trace.store(self, value)
+        self.stored = value
 
     @property
     def for_step(self) -> Any:
@@ -189,16 +183,6 @@ def create_variable(_original: object) -> Any:
     """Returns `keras.Variable.__new__` that creates distributed variables in scopes."""
 
     def create(cls: type, *args: object, **kwargs: object) -> Any:
-        if current_function_trace() is not None and current_scope() is None:
-            raise ValueError(
-                explain(
-                    "A variable was created in an sg.function, in cross-replica context.",
-                    expected="variables that are there before it is called, or that a replica "
-                    "function creates on its first call.",
-                    fix="create models, optimizers and metrics outside the function.",
-                    code="SG207",
-                )
-            )
         strategy = get_strategy()
         if cls is not keras.Variable or strategy.topology.devices is None:
             return object.__new__(cls)

@@ -11,7 +11,6 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.contexts import current_function_trace
 from stratagem.errors import explain
 from stratagem.keras.private import in_symbolic_scope
 from stratagem.keras.variables.annotations import keyed_table_options
@@ -107,11 +106,11 @@ class KeyedVariable(ParameterServerVariable):
     def _looked_up(self, keys: Any, *, is_trained: bool) -> tuple[Any, Any]:
         if in_symbolic_scope():  # only the shape matters
             return jnp.zeros((*keys.shape[:-1], *self.shape[1:]), self.dtype), None
-        if isinstance(keys, Tracer) or current_function_trace() is not None:
+        if isinstance(keys, Tracer):
             raise ValueError(
                 explain(
-                    f"Keys were looked up in {self.path!r} inside lax.scan, lax.cond, jax.jit, an "
-                    "sg.function or the like.",
+                    f"Keys were looked up in {self.path!r} inside lax.scan, lax.cond, jax.jit or "
+                    "the like.",
                     expected="lookups in the replica function itself, which receives the rows "
                     "from the servers before it runs.",
                     fix="look the keys up before, and use the rows inside.",

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.contexts import current_function_trace, get_strategy
+from stratagem.contexts import get_strategy
 from stratagem.errors import explain
 from stratagem.execution.embeddings.lookups import embedding_lookup, is_worth_rows
 from stratagem.execution.tracing.functionalize import current_scope
@@ -90,8 +90,7 @@ class ParameterServerVariable(DistributedVariable):
     Created by `keras.Variable`, with its arguments.
 
     Raises:
-        NotImplementedError: it has a constraint and is split or trained by rows, or under a
-            `ParameterServerStrategy` an `sg.function` uses it.
+        NotImplementedError: it has a constraint and is split or trained by rows.
     """
 
     is_remote = True
@@ -143,18 +142,6 @@ class ParameterServerVariable(DistributedVariable):
     @property
     def storage(self) -> Any:
         """The fetched value in a step, elsewhere the current value on the servers."""
-        trace = current_function_trace()
-        if trace is not None and not self._home.strategy.placement.is_remote:
-            return trace.load(self, None if self.place is None else self._asked().read(self))
-        if trace is not None:
-            raise NotImplementedError(
-                explain(
-                    f"Variable {self.path!r} of a ParameterServerStrategy was used in an "
-                    "sg.function.",
-                    expected="strategy.run, which compiles the step and reads from the servers.",
-                    fix="schedule a plain Python function that calls strategy.run.",
-                )
-            )
         if self.held is not None and self.variable_client.is_in_step:
             return self.held
         return self._asked().read(self)
@@ -163,9 +150,7 @@ class ParameterServerVariable(DistributedVariable):
     def storage(self, value: object) -> None:
         if value is None:
             return
-        if (trace := current_function_trace()) is not None:
-            trace.store(self, value)
-        elif self.variable_client.is_in_step:
+        if self.variable_client.is_in_step:
             self.held = value
         else:
             self._asked().assign(self, value)
@@ -197,9 +182,6 @@ class ParameterServerVariable(DistributedVariable):
         return False
 
     def _direct_assign(self, value: object) -> None:
-        if current_function_trace() is not None:
-            super()._direct_assign(value)
-            return
         self._require_own_replica()
         self._asked().assign(self, value)
 
@@ -253,10 +235,10 @@ class ParameterServerVariable(DistributedVariable):
     @property
     def is_apart(self) -> bool:
         """True if reads and writes here go to the servers at once."""
-        is_traced = current_function_trace() is not None or in_symbolic_scope()
         in_scope = current_scope() is not None or get_stateless_scope() is not None
         is_stored = isinstance(self.place, Stored) and bool(self.shape)
-        return is_stored and not is_traced and not in_scope and not self.variable_client.is_in_step
+        is_elsewhere = is_stored and not in_symbolic_scope() and not in_scope
+        return is_elsewhere and not self.variable_client.is_in_step
 
     def take_rows(self, rows: Rows) -> Any:
         """Returns some rows; see `ShardedVariable.take_rows`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -92,7 +93,7 @@ def test_sums_of_many_steps_and_the_variables_that_they_write(strategy) -> None:
 def test_within_a_program_of_the_users_no_order_is_assumed(strategy) -> None:
     values, expected = values_of(strategy)
 
-    @sg.function
+    @jax.jit
     def twice(values: Any) -> Any:
         return strategy.run(add, args=(values,)), strategy.run(add, args=(values,))
 

@@ -449,22 +449,3 @@ def test_variables_elsewhere_are_asked_one_by_one() -> None:
         assert values.read(lambda _: "asked") == ["asked"] * len(variables)
         values.replace([jnp.float32(5)] * len(variables))
         assert [float(variable.value) for variable in variables] == [5] * len(variables)
-
-
-def test_step_inside_a_function_sees_the_values_of_its_trace() -> None:
-    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-    with strategy.scope():
-        (variable,) = made(1)
-
-    def step() -> Any:
-        variable.assign_add(1.0)
-        return variable.value
-
-    @sg.function
-    def twice() -> Any:
-        strategy.run(step)
-        return strategy.run(step)
-
-    strategy.run(step)  # the program may be shared
-    assert [float(part) for part in twice().components] == [3, 3]
-    assert float(variable.value) == 3

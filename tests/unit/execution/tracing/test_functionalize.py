@@ -370,13 +370,20 @@ class Module:
     count: Any
 
 
+def _second_call(fn: Any, *args: Any) -> Any:
+    """Calls a compiled function, which ran as Python before."""
+    compiled = sg.function(fn)
+    compiled(*copy.deepcopy(args))
+    return compiled(*args)
+
+
 @pytest.fixture(params=[("run", 1), ("run", 2), ("eager", 1), ("eager", 2), ("function", 1)])
 def call(request: pytest.FixtureRequest) -> Any:
     way, count = request.param
     strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(count)])
     config.run_eagerly(way == "eager")
     if way == "function":
-        yield lambda fn, *args: sg.function(fn)(*args)
+        yield _second_call
     else:
         yield lambda fn, *args: strategy.local_results(strategy.run(fn, args=args))[0]
     config.run_eagerly(False)

@@ -264,18 +264,6 @@ def test_step_of_two_optimizers_sends_itself(ways) -> None:
     assert not ways.steps
 
 
-@pytest.mark.slow
-def test_function_of_a_step_sends_in_its_program(ways) -> None:
-    def train():
-        model = made(METHOD)
-        with model.weights[0].distribute_strategy.scope():
-            model.optimizer.build(model.trainable_variables)
-        return [*loop(model, wrap=sg.function), *state_of(model)]
-
-    assert_equal(*ways.both(train))
-    assert not ways.steps
-
-
 # compute_average_loss and scale_regularization_loss: the losses of one's own training loop.
 
 
