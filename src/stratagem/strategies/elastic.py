@@ -231,8 +231,8 @@ def _join_group(resolver: ClusterResolver, *, allow_unauthenticated: bool) -> El
 
 def _move_variables(variables: VariableRegistry, before: Topology, after: Topology) -> None:
     """Moves variables to the present members, this process among them before and after."""
-    places = [_process_of(device) for device in before.devices or ()]
-    members = [_process_of(device) for device in after.devices or ()]
+    places = [device.process_index for device in before.devices or ()]
+    members = [device.process_index for device in after.devices or ()]
     kept = [places.index(one) if one in places else None for one in members]
     own = members.index(jax.process_index())
     moved: list[Any] = variables.live()
@@ -244,10 +244,6 @@ def _move_variables(variables: VariableRegistry, before: Topology, after: Topolo
             store_components(variable, _components(variable, home, kept, own), after)
         else:
             variable.stored = after.replicate(variable.stored.addressable_data(0))
-
-
-def _process_of(device: jax.Device) -> int:
-    return device.process_index
 
 
 def _components(
