@@ -34,12 +34,12 @@ from stratagem.devices.communication import CommunicationOptions as Communicatio
 from stratagem.estimator import feature_column as feature_column
 from stratagem.estimator import train as train
 from stratagem.execution import summary as summary
-from stratagem.execution.context.replica import ReplicaContext as ReplicaContext
-from stratagem.execution.context.replica import all_gather as all_gather
-from stratagem.execution.context.replica import get_replica_context as get_replica_context
 from stratagem.execution.function import function as function
 from stratagem.execution.gradient import value_and_grad as value_and_grad
 from stratagem.execution.programs.lockstep import explain_recompiles as explain_recompiles
+from stratagem.execution.replica_context import ReplicaContext as ReplicaContext
+from stratagem.execution.replica_context import all_gather as all_gather
+from stratagem.execution.replica_context import get_replica_context as get_replica_context
 from stratagem.input.distributed import DistributedDataset as DistributedDataset
 from stratagem.input.iterator import DistributedIterator as DistributedIterator
 from stratagem.keras import nn as nn
@@ -113,9 +113,9 @@ from stratagem.strategies.tpu import TPUStrategy as TPUStrategy
 from stratagem.variables.distributed import DistributedValues as DistributedValues
 from stratagem.variables.distributed import Mirrored as Mirrored
 from stratagem.variables.distributed import PerReplica as PerReplica
+from stratagem.variables.distributed import regroup as regroup
+from stratagem.variables.distributed import select_replica as select_replica
 from stratagem.variables.indexed_slices import IndexedSlices as IndexedSlices
-from stratagem.variables.regrouping import regroup as regroup
-from stratagem.variables.regrouping import select_replica as select_replica
 from stratagem.variables.sharded_variable import ShardedVariable as ShardedVariable
 
 __version__: str

@@ -353,3 +353,30 @@ def refusing_strategies() -> Generator[None]:
         yield
     finally:
         _uses.are_refused = previous
+
+
+# Device named by the innermost `keras.device` block, for variables created in it.
+
+
+class _NamedDevice(threading.local):
+    """The device named by the innermost block of this thread."""
+
+    device: str | None = None
+
+
+_named_device = _NamedDevice()
+
+
+def explicit_device() -> str | None:
+    """Returns the device named by the innermost block, or None."""
+    return _named_device.device
+
+
+@contextlib.contextmanager
+def naming_device(device: str) -> Generator[None]:
+    """Names a device, such as "cpu:0", within a `with` block."""
+    _named_device.device, outer = device, _named_device.device
+    try:
+        yield
+    finally:
+        _named_device.device = outer

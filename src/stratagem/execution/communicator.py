@@ -25,9 +25,8 @@ from stratagem.devices.collectives.all_reduce import (
 from stratagem.devices.collectives.shared_sums import DTYPES
 from stratagem.errors import explain
 from stratagem.options import ReduceOp
-from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.distributed import Mirrored, PerReplica, is_array
 from stratagem.variables.indexed_slices import IndexedSlices
-from stratagem.variables.regrouping import is_array
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts

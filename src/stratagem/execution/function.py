@@ -14,13 +14,12 @@ import numpy as np
 from stratagem import config
 from stratagem import contexts as stack
 from stratagem.config import filters_traceback
-from stratagem.devices.context_mesh import is_explicit, on_one_device, outside_context_mesh
-from stratagem.devices.exact_integers import require_exact_integers
+from stratagem.devices.mesh import is_explicit, on_one_device, outside_context_mesh
+from stratagem.devices.shards import require_exact_integers
 from stratagem.errors import explain
 from stratagem.execution.summary.collector import is_tracing
 from stratagem.execution.tracing.tracer import as_values, rebuilt
-from stratagem.variables.distributed import DistributedValues
-from stratagem.variables.regrouping import is_array
+from stratagem.variables.distributed import DistributedValues, is_array
 
 
 class Function:

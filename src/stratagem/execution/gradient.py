@@ -12,7 +12,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from stratagem.config import filters_traceback
 from stratagem.errors import explain
-from stratagem.execution.embeddings.lookups import (
+from stratagem.execution.lookups import (
     Lookups,
     as_row_numbers,
     exchanges_rows,
@@ -31,9 +31,8 @@ from stratagem.execution.tracing.functionalize import (
     initialize_created,
 )
 from stratagem.execution.tracing.remote_state import Ids, Lookup
-from stratagem.variables.distributed import DistributedValues, Mirrored, PerReplica
+from stratagem.variables.distributed import DistributedValues, Mirrored, PerReplica, is_array
 from stratagem.variables.indexed_slices import IndexedSlices
-from stratagem.variables.regrouping import is_array
 from stratagem.variables.store import is_keyed
 
 if TYPE_CHECKING:

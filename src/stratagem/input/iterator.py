@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from stratagem import contexts as stack
 from stratagem.config import filters_traceback
-from stratagem.devices.context_mesh import outside_context_mesh
 from stratagem.devices.lockstep import waiting_for_input
-from stratagem.devices.mesh import Topology
+from stratagem.devices.mesh import Topology, outside_context_mesh
 from stratagem.errors import OutOfRangeError, explain
 from stratagem.input.loader import BatchGroup
 from stratagem.input.placement import PlacedBatches

@@ -3,7 +3,7 @@
 Source: TF 2.21 nn_impl_distribute.py, embedding_ops.py.
 """
 
-from stratagem.execution.embeddings.lookups import embedding_lookup
+from stratagem.execution.lookups import embedding_lookup
 from stratagem.keras.numerics.chunked_loss import (
     ChunkedSparseCategoricalCrossentropy,
     chunked_softmax_cross_entropy,

@@ -8,7 +8,7 @@ from stratagem.checkpoint.deferred_restore import set_keras
 from stratagem.errors import explain
 from stratagem.execution.summary import collector
 from stratagem.keras import patches
-from stratagem.keras.callbacks.joining_fit import JoiningFit
+from stratagem.keras.callbacks.backup_and_restore import JoiningFit
 from stratagem.keras.numerics import (
     batch_normalization,
     compressed_gradients,
@@ -24,10 +24,10 @@ from stratagem.keras.training import (
     active_fit,
     datasets,
     generate_stream,
-    metric_logs,
     model,
     planned_models,
     several_processes,
+    step_functions,
 )
 from stratagem.keras.variables import creation, requests
 from stratagem.strategies.base.logical_devices import set_shape_inference
@@ -48,7 +48,7 @@ _DECLARING = (
     compressed_gradients,
     optimizer,
     active_fit,
-    metric_logs,
+    step_functions,
     datasets,
     model,
     planned_models,

@@ -12,7 +12,7 @@ import jax
 
 from stratagem.devices.abstract_devices import placeholder, planning_for
 from stratagem.errors import explain
-from stratagem.execution.programs.step_capture import CapturedStep
+from stratagem.execution.tracing.functionalize import CapturedStep
 from stratagem.keras.training.planned_models import (
     computing_as,
     is_float32,

@@ -18,7 +18,7 @@ from stratagem.devices.communication import CommunicationOptions
 from stratagem.devices.finding import start_separately
 from stratagem.devices.mesh import Topology
 from stratagem.errors import NOT_NEEDED, UnavailableError, explain
-from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
+from stratagem.execution.programs.elastic import ElasticLockstep
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.current import agree_on_random_state, set_current_group
@@ -29,10 +29,13 @@ from stratagem.group.elastic.views import View
 from stratagem.group.verdict import GroupLimits
 from stratagem.options import VariableAggregation
 from stratagem.strategies.base.cross_device_ops import AutomaticOps
-from stratagem.strategies.base.recreate import recreatable
-from stratagem.strategies.base.strategy import Strategy
-from stratagem.strategies.local_topology import local_topology
-from stratagem.strategies.membership import check_resolver, copy_refused, identity_of
+from stratagem.strategies.base.strategy import Strategy, recreatable
+from stratagem.strategies.membership import (
+    check_resolver,
+    copy_refused,
+    identity_of,
+    local_topology,
+)
 from stratagem.variables.components import components_of_members, store_components
 from stratagem.variables.registry import Home, VariableKind, VariableRegistry, home_of
 

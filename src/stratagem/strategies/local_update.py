@@ -17,10 +17,13 @@ from stratagem.devices.mesh import Topology
 from stratagem.errors import explain
 from stratagem.group.current import agree_on_random_state
 from stratagem.strategies.base.cross_device_ops import AutomaticOps
-from stratagem.strategies.base.recreate import recreatable
-from stratagem.strategies.base.strategy import Strategy
-from stratagem.strategies.local_topology import local_topology
-from stratagem.strategies.membership import check_resolver, copy_refused, devices_of_cluster
+from stratagem.strategies.base.strategy import Strategy, recreatable
+from stratagem.strategies.membership import (
+    check_resolver,
+    copy_refused,
+    devices_of_cluster,
+    local_topology,
+)
 
 # Islands of a topology: the replicas that train in lockstep, from the user's argument.
 

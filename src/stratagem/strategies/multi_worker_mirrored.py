@@ -19,10 +19,9 @@ from stratagem.errors import explain
 from stratagem.group.current import agree_on_random_state
 from stratagem.strategies.base.argument_checks import checked_communication, checked_sequence_axis
 from stratagem.strategies.base.cross_device_ops import AutomaticOps
-from stratagem.strategies.base.recreate import recreatable
-from stratagem.strategies.base.strategy import Strategy
+from stratagem.strategies.base.strategy import Strategy, recreatable
 from stratagem.strategies.membership import check_resolver, copy_refused, devices_of_cluster
-from stratagem.strategies.placement_rules import state_placement
+from stratagem.strategies.placement import state_placement
 from stratagem.variables.layouts import devices_per_replica_of
 
 

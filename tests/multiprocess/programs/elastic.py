@@ -23,7 +23,7 @@ _STRATEGY = sg.ElasticStrategy()
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
-from stratagem.execution.programs.elastic_lockstep import ElasticLockstep  # noqa: E402
+from stratagem.execution.programs.elastic import ElasticLockstep  # noqa: E402
 from stratagem.group.current import current_group  # noqa: E402
 from stratagem.group.elastic.peer_connections import PeerConnections  # noqa: E402
 from tests.multiprocess.programs.elastic_data import (  # noqa: E402

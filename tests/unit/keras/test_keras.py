@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stratagem.keras.json_values import from_json, to_json
+from stratagem.keras.numerics.random_state import from_json, to_json
 from stratagem.keras.patches import Patch, declared
 from stratagem.keras.private import JAXTrainer, Trainer, jax_core
 from stratagem.keras.seam import PATCHES

@@ -17,8 +17,8 @@ import pytest
 import stratagem as sg
 from stratagem.devices import finding as separate_processes
 from stratagem.errors import NOT_NEEDED, DataLossError, UnavailableError
-from stratagem.execution.programs import elastic_lockstep
-from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
+from stratagem.execution.programs import elastic as elastic_lockstep
+from stratagem.execution.programs.elastic import ElasticLockstep
 from stratagem.group.elastic.joining import RunningGroup
 from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
 from stratagem.strategies import elastic

@@ -8,7 +8,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.strategies.compile_only import CompileOnlyStrategy
-from stratagem.strategies.local_topology import local_topology
+from stratagem.strategies.membership import local_topology
 
 # Devices that MirroredStrategy takes and refuses, and the order of its replicas.
 

@@ -21,7 +21,7 @@ import stratagem as sg
 from stratagem.execution.programs.offloaded_step import OffloadedStep
 from stratagem.execution.programs.program import Program
 from stratagem.execution.programs.sharded_step import ShardedStep
-from stratagem.strategies.placement_rules import pinned_host_store
+from stratagem.strategies.placement import pinned_host_store
 from tests.unit.strategies.decoders import (
     LAYOUTS,
     WORDS,

@@ -23,21 +23,19 @@ from stratagem.execution.jaxprs import (
     shape_of,
     variables_in,
 )
-from stratagem.execution.late_gathers.loops import is_sliced
-from stratagem.execution.late_gathers.row_lookups import (
-    GradientProduct,
-    RowLookup,
-    smallest_block_bytes,
-)
 from stratagem.execution.late_gathers.weights import (
     BlockExchange,
     Deferred,
+    GradientProduct,
     Late,
+    RowLookup,
     Sharded,
     WeightShard,
     fold_blocks,
+    is_sliced,
     narrowing_cast,
     num_bytes,
+    smallest_block_bytes,
 )
 
 if TYPE_CHECKING:

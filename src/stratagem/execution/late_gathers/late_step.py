@@ -26,30 +26,26 @@ from stratagem.execution.late_gathers.gathers import (
     ShardUpdate,
     WeightGather,
 )
-from stratagem.execution.late_gathers.loops import (
-    is_late_loop,
-    narrower_dtype,
-    shard_of,
-    sharded_slice,
-    sharded_stack,
-    stacked_shards,
-    summed_stacks,
-)
-from stratagem.execution.late_gathers.row_lookups import (
-    GradientProduct,
-    GradientRows,
-    product_chain,
-    row_chain,
-)
 from stratagem.execution.late_gathers.weights import (
     Deferred,
+    GradientProduct,
+    GradientRows,
     Late,
     Sharded,
     WeightShard,
     inner_jaxpr,
     is_cheap,
+    is_late_loop,
     is_recomputation,
+    narrower_dtype,
     num_bytes,
+    product_chain,
+    row_chain,
+    shard_of,
+    sharded_slice,
+    sharded_stack,
+    stacked_shards,
+    summed_stacks,
 )
 
 if TYPE_CHECKING:

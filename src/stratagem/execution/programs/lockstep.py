@@ -12,7 +12,7 @@ import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,21 +23,18 @@ from stratagem.devices.collectives.shared_sums import in_order, is_connected
 from stratagem.devices.lockstep import compiling
 from stratagem.devices.mesh import Topology
 from stratagem.errors import InvalidArgumentError, explain
-from stratagem.execution.context.replica import get_replica_context
-from stratagem.execution.eager.replicas import run_eagerly
+from stratagem.execution.eager import run_eagerly
 from stratagem.execution.programs.carry import Carry, CarryingStep
 from stratagem.execution.programs.offloaded_step import OffloadedStep, StoredRows, is_offloaded
-from stratagem.execution.programs.program import Program
-from stratagem.execution.programs.recompilations import ArgumentKinds, Recompilations
+from stratagem.execution.programs.program import Program, paused_garbage_collection
+from stratagem.execution.programs.recompilations import ArgumentKinds, FunctionKeys, Recompilations
 from stratagem.execution.programs.sharded_step import ShardedStep, is_sharded
-from stratagem.execution.programs.step_capture import capturing, offer_step
 from stratagem.execution.programs.steps import ReplicaStep
+from stratagem.execution.replica_context import get_replica_context
 from stratagem.execution.summary.collector import is_tracing
 from stratagem.execution.summary.settings import trace_key
 from stratagem.execution.tracing.arguments import Arguments, batch_arguments, flatten_arguments
-from stratagem.execution.tracing.function_identity import FunctionKeys
-from stratagem.execution.tracing.functionalize import Trace
-from stratagem.execution.tracing.garbage_collection import paused_garbage_collection
+from stratagem.execution.tracing.functionalize import Trace, capturing, offer_step
 from stratagem.execution.tracing.lost_changes import name_of
 from stratagem.execution.tracing.remote_state import RemoteState
 from stratagem.execution.tracing.tracer import as_values, trace_replica_function
@@ -53,6 +50,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from stratagem.contexts import StrategyParts
+    from stratagem.execution.tracing.functionalize import Trace
 
 # `run_steps`: batches are stacked, moved once, and looped over on the devices.
 
@@ -499,3 +497,64 @@ def _step_of(
     if remote is None and trace.lookups:
         remote = StoredRows(topology)
     return OffloadedStep(trace, topology, is_staged=remote is not None), remote
+
+
+# `Executor` interface: the part of a strategy that traces, compiles and runs replica functions.
+
+
+class Executor(Protocol):
+    """Runs the replica functions of one strategy.
+
+    A strategy's constructor takes a factory, such as the class `Lockstep`, and calls it with the
+    strategy. To write an executor, inherit from `Lockstep`.
+    """
+
+    steps_per_call: int | None  # default number of steps of `run_steps` and of `fit`
+    schedules: bool  # True if this process only schedules steps on workers
+    has_values: bool  # False if variables only have shapes because nothing ever runs
+    worker: tuple[int, int]  # index and number of workers that run separate programs
+
+    def check_scope(self) -> None:
+        """Raises RuntimeError if this process may not enter the strategy's scope."""
+        ...
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Calls a replica function once per replica, in the strategy's scope.
+
+        Each replica gets its component of every `PerReplica` argument. Leaves of the result are
+        `PerReplica`; with one replica they are plain values.
+        """
+        ...
+
+    def run_steps(
+        self,
+        fn: Callable[..., Any],
+        iterator: DistributedIterator,
+        num_steps: int,
+        *,
+        reduce_op: ReduceOp | None,
+        carry: object,
+    ) -> Any:
+        """Calls a replica function on up to `num_steps` batches of an iterator.
+
+        Returns the results with steps on axis 0; given a carry (a pytree passed from step to step),
+        the pair (carry, results). `reduce_op` combines the results of replicas in each step; None
+        leaves them separate. Raises StopIteration if the data ends before the first step.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Waits until all scheduled work has ended; raises the error of failed work."""
+        ...
+
+    def close(self) -> None:
+        """Shuts down anything that the executor started, such as workers."""
+        ...
+
+    def evaluate(self, trace: Trace, name: str, split: list[Any], shared: list[Any]) -> list[Any]:
+        """Runs a trace that writes no variables and returns its results for all replicas.
+
+        `split` arrays have a replica axis; `shared` arrays go to all replicas. `name` is for
+        messages.
+        """
+        ...

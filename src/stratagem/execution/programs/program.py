@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,9 +14,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from stratagem.devices.abstract_devices import placeholder
-from stratagem.devices.context_mesh import is_explicit
 from stratagem.devices.lockstep import record_program, run_together
-from stratagem.devices.mesh import Topology
+from stratagem.devices.mesh import Topology, is_explicit
 from stratagem.devices.shards import local_copy
 from stratagem.execution.programs.recompilations import Usage
 from stratagem.execution.programs.steps import (
@@ -30,7 +32,6 @@ from stratagem.execution.summary.kinds import StepSummaries
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.errors import assigned_under_jit, explicit_in_jit
 from stratagem.execution.tracing.functionalize import Trace
-from stratagem.execution.tracing.garbage_collection import paused_garbage_collection
 from stratagem.execution.tracing.lost_changes import agree_on_program
 from stratagem.execution.tracing.remote_state import RemoteState
 from stratagem.observe.profiling.recorder import observed_call
@@ -288,3 +289,33 @@ class Program:
 
     def _assembled(self, outputs: list[Any]) -> Any:
         return assemble_results(self.trace, outputs, self._topology)
+
+
+# Pause of Python's cyclic garbage collection while a step is traced and compiled.
+#
+# A trace allocates objects that all stay until it ends. The collector would walk through them again
+# and again: a tenth of the time of a large model's first step.
+
+
+_lock = threading.Lock()
+_num_pauses = 0
+
+
+@contextlib.contextmanager
+def paused_garbage_collection() -> Generator[None]:
+    """Pauses garbage collection within the block, unless the program has turned it off itself."""
+    global _num_pauses
+    with _lock:
+        is_first = _num_pauses == 0
+        is_ours = gc.isenabled() or not is_first
+        if is_ours:
+            gc.disable()
+            _num_pauses += 1
+    try:
+        yield
+    finally:
+        if is_ours:
+            with _lock:
+                _num_pauses -= 1
+                if _num_pauses == 0:
+                    gc.enable()

@@ -13,11 +13,11 @@ from jax.sharding import PartitionSpec, Sharding
 
 from stratagem.devices.collectives.shared_sums import is_shared_sum
 from stratagem.devices.mesh import Topology
-from stratagem.execution.embeddings.sharded_row_updates import ShardedRowUpdates
 from stratagem.execution.jaxprs import without_unused
 from stratagem.execution.late_gathers.gathers import shard_updates
 from stratagem.execution.late_gathers.late_step import LateStep
 from stratagem.execution.late_gathers.weights import Sharded
+from stratagem.execution.lookups import ShardedRowUpdates
 from stratagem.execution.programs.steps import (
     POOLS,
     Destination,

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from stratagem.execution.analysis.replication import differing_values, is_replicated_work
-from stratagem.execution.analysis.row_effects import LINEAR
 from stratagem.execution.jaxprs import (
     CALLS,
     ELEMENTWISE,
@@ -26,6 +24,8 @@ from stratagem.execution.jaxprs import (
     variables_in,
     without_unused,
 )
+from stratagem.execution.replication import differing_values, is_replicated_work
+from stratagem.execution.row_effects import LINEAR
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn

@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem.errors import explain
-from stratagem.execution.context.replica import get_replica_context
+from stratagem.execution.replica_context import get_replica_context
 from stratagem.execution.summary.collector import (
     Summary,
     SummaryCall,

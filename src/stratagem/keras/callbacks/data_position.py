@@ -12,8 +12,7 @@ import keras
 
 from stratagem.checkpoint.objects import Stateful
 from stratagem.errors import explain
-from stratagem.keras.json_values import from_json, to_json
-from stratagem.keras.numerics.random_state import Draws
+from stratagem.keras.numerics.random_state import Draws, from_json, to_json
 from stratagem.keras.private import (
     GeneratorDataAdapter,
     PyDatasetAdapter,

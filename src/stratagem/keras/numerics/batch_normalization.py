@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import keras
 
 from stratagem import contexts as stack
-from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext
+from stratagem.execution.replica_context import ReplicaBatch, ReplicaContext
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.keras.numerics.step_mode import (
     StepMode,

@@ -12,7 +12,7 @@ import keras
 from stratagem.contexts import get_strategy
 from stratagem.errors import explain
 from stratagem.execution.compressed_sums import compressed_sums
-from stratagem.execution.context.replica import ReplicaContext
+from stratagem.execution.replica_context import ReplicaContext
 from stratagem.keras.patches import patches
 from stratagem.keras.variables.requests import annotated
 from stratagem.variables.indexed_slices import is_indexed_slices

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import keras
 
 from stratagem.errors import explain
-from stratagem.execution.context.replica import ReplicaContext, get_replica_context
-from stratagem.execution.embeddings.lookups import embedding_lookup, is_recorded, note_table
+from stratagem.execution.lookups import embedding_lookup, is_recorded, note_table
+from stratagem.execution.replica_context import ReplicaContext, get_replica_context
 from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.keras.patches import patches
 from stratagem.keras.private import expected_batch_size, with_states

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from stratagem.contexts import get_strategy
 from stratagem.devices.local_updates import DiLoCo, LocalUpdates, QuadraticPeriod, fragments_of
 from stratagem.execution.compressed_sums import IslandSums, compressed_between
-from stratagem.execution.context.replica import ReplicaContext
+from stratagem.execution.replica_context import ReplicaContext
 from stratagem.execution.tracing.functionalize import on_global_model
 from stratagem.keras.numerics.compressed_gradients import state_variables
 from stratagem.keras.variables.requests import annotated

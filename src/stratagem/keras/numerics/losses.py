@@ -17,8 +17,8 @@ from jax.core import Tracer
 from keras import ops
 
 from stratagem.errors import InvalidArgumentError, explain
-from stratagem.execution.analysis.row_effects import RowEffect
-from stratagem.execution.context.replica import ReplicaContext, get_replica_context
+from stratagem.execution.replica_context import ReplicaContext, get_replica_context
+from stratagem.execution.row_effects import RowEffect
 from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.keras.numerics.batch_normalization import (
     first_rows,

@@ -22,8 +22,8 @@ import keras
 
 from stratagem.contexts import get_strategy, has_strategy
 from stratagem.errors import explain
-from stratagem.execution.analysis.row_effects import RowEffect, adds_to_inputs, row_effects
-from stratagem.execution.context.replica import ReplicaContext, get_replica_context
+from stratagem.execution.replica_context import ReplicaContext, get_replica_context
+from stratagem.execution.row_effects import RowEffect, adds_to_inputs, row_effects
 from stratagem.keras.numerics.batch_normalization import (
     first_rows,
     gathered_rows,

@@ -21,11 +21,9 @@ from stratagem import contexts as stack
 from stratagem.contexts import get_strategy, has_strategy
 from stratagem.devices.local_updates import LocalUpdates
 from stratagem.errors import explain
-from stratagem.execution.context.replica import ReplicaContext, get_replica_context
-from stratagem.execution.embeddings.lookups import is_worth_rows
-from stratagem.execution.embeddings.sharded_row_updates import rows_to_update, with_updated_rows
-from stratagem.execution.programs.step_capture import note_optimizer
-from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
+from stratagem.execution.lookups import is_worth_rows, rows_to_update, with_updated_rows
+from stratagem.execution.replica_context import ReplicaContext, get_replica_context
+from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope, note_optimizer
 from stratagem.keras.numerics.compressed_gradients import sums_of_compressed, with_state
 from stratagem.keras.numerics.local_weights import begin_round, synchronize, with_local_copies
 from stratagem.keras.numerics.step_mode import (

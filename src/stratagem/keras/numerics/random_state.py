@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import functools
 import random
@@ -9,13 +10,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 
 from stratagem.errors import explain
-from stratagem.execution.context.replica import get_replica_context
-from stratagem.keras.json_values import from_json, to_json
+from stratagem.execution.replica_context import get_replica_context
 from stratagem.keras.patches import patches
 from stratagem.keras.private import global_seed_state, set_global_seed_state
 from stratagem.keras.variables.requests import IS_SEED, annotated
@@ -174,3 +175,44 @@ def _torch() -> Any:
     """Returns PyTorch if it is already imported, else None."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "get_rng_state") else None
+
+
+# Values as JSON can hold them: arrays as text, numbers of NumPy as Python's.
+
+
+_ARRAY = "array in base64"
+
+
+def to_json(value: object) -> Any:
+    """Returns a value as lists, dicts, texts and numbers; tuples become lists.
+
+    Args:
+        value: of these and of arrays.
+    """
+    if isinstance(value, dict):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray | jax.Array):
+        array = np.ascontiguousarray(value)
+        text = base64.b64encode(array.tobytes()).decode()
+        return {_ARRAY: text, "dtype": str(array.dtype), "shape": list(np.shape(value))}
+    return value
+
+
+def from_json(value: object) -> Any:
+    """Returns what `to_json` was given, with lists for tuples.
+
+    Args:
+        value: what it returned.
+    """
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _ARRAY in value:
+        raw = np.frombuffer(base64.b64decode(value[_ARRAY]), np.dtype(value["dtype"]))
+        return raw.reshape(value["shape"]).copy()
+    return {key: from_json(item) for key, item in value.items()}

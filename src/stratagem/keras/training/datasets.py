@@ -14,9 +14,9 @@ import keras
 import numpy as np
 
 from stratagem.contexts import get_strategy, has_strategy
-from stratagem.devices.exact_integers import require_exact_integers
+from stratagem.devices.shards import require_exact_integers
 from stratagem.errors import explain
-from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
+from stratagem.execution.programs.elastic import ElasticLockstep
 from stratagem.input.dataset import Dataset
 from stratagem.input.device_rows import DeviceRows, is_on_accelerator
 from stratagem.input.distributed import DistributedDataset

@@ -16,7 +16,7 @@ import numpy as np
 
 from stratagem.contexts import has_strategy
 from stratagem.errors import explain
-from stratagem.execution.context.replica import get_replica_context
+from stratagem.execution.replica_context import get_replica_context
 from stratagem.keras.patches import wraps_methods
 from stratagem.keras.variables.creation import adopt_new
 from stratagem.keras.variables.variable import reading_as_stored

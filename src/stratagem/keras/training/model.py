@@ -19,9 +19,9 @@ import numpy as np
 from stratagem import contexts as stack
 from stratagem.config import filters_traceback
 from stratagem.contexts import get_strategy, has_strategy
-from stratagem.devices.context_mesh import outside_context_mesh
+from stratagem.devices.mesh import outside_context_mesh
 from stratagem.errors import explain
-from stratagem.execution.context.replica import get_replica_context
+from stratagem.execution.replica_context import get_replica_context
 from stratagem.execution.tracing.arguments import batch_arguments
 from stratagem.input.placement import PlacedBatches
 from stratagem.keras.numerics.step_mode import (

@@ -14,7 +14,7 @@ import keras
 
 from stratagem.devices.abstract_devices import planned_default_strategy, planned_devices
 from stratagem.errors import explain
-from stratagem.execution.programs.step_capture import CapturedStep, capture
+from stratagem.execution.tracing.functionalize import CapturedStep, capture
 from stratagem.keras.numerics.rematerialization import remat
 from stratagem.keras.patches import patches
 from stratagem.keras.private import build_for, flatten_layers, jax_distribution, remat_mode

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from stratagem.execution.context.replica import ReplicaContext, get_replica_context
 from stratagem.execution.gradient import value_and_grad
+from stratagem.execution.replica_context import ReplicaContext, get_replica_context
 from stratagem.execution.tracing.functionalize import current_scope, on_global_model
 from stratagem.keras.numerics.batch_normalization import true_rows
 from stratagem.keras.numerics.metrics import results_of_all_replicas

@@ -19,7 +19,7 @@ import keras
 
 from stratagem.contexts import current_frame, get_strategy, has_strategy
 from stratagem.errors import explain
-from stratagem.execution.embeddings.lookups import is_table
+from stratagem.execution.lookups import is_table
 from stratagem.keras.patches import patches
 from stratagem.keras.private import current_path
 from stratagem.keras.variables.requests import (

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import keras
 from jax.core import Tracer
 
+from stratagem.contexts import explicit_device, naming_device
 from stratagem.devices.finding import find_devices
 from stratagem.devices.shards import creating_on_host
 from stratagem.errors import explain
-from stratagem.execution.context.explicit_device import explicit_device, naming_device
 from stratagem.keras.patches import patches
 from stratagem.variables.placement import sole_device
 from stratagem.variables.registry import Home, VariableKind

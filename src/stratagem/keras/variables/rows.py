@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 
 from stratagem.errors import explain
-from stratagem.execution.context.replica import ReplicaContext
+from stratagem.execution.replica_context import ReplicaContext
 from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.variables.distributed import Mirrored, PerReplica
 from stratagem.variables.indexed_slices import IndexedSlices

@@ -20,8 +20,8 @@ from jax.core import Tracer
 
 from stratagem import contexts as stack
 from stratagem.contexts import get_strategy, in_update_context, note_use
-from stratagem.devices.context_mesh import outside_context_mesh
 from stratagem.devices.lockstep import is_multi_process
+from stratagem.devices.mesh import outside_context_mesh
 from stratagem.devices.shards import (
     MIN_SLICED_BYTES,
     assemble_on_host,
@@ -30,8 +30,8 @@ from stratagem.devices.shards import (
     put_slices,
 )
 from stratagem.errors import explain
-from stratagem.execution.context.replica import ReplicaContext, get_replica_context
-from stratagem.execution.embeddings.lookups import is_worth_rows
+from stratagem.execution.lookups import is_worth_rows
+from stratagem.execution.replica_context import ReplicaContext, get_replica_context
 from stratagem.execution.tracing.errors import foreign_variable
 from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.keras.private import get_stateless_scope, in_symbolic_scope

@@ -11,7 +11,7 @@ import keras
 
 from stratagem.contexts import get_strategy
 from stratagem.errors import explain
-from stratagem.execution.embeddings.lookups import embedding_lookup, note_table
+from stratagem.execution.lookups import embedding_lookup, note_table
 from stratagem.keras.variables.requests import annotated
 from stratagem.parameter_server.fingerprints import fingerprint
 from stratagem.parameter_server.keras.keyed_variable import KeyedTableOptions

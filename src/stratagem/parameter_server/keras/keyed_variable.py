@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import jax
 
     from stratagem.variables.indexed_slices import IndexedSlices
-    from stratagem.variables.row_selection import Rows
+    from stratagem.variables.sharded_variable import Rows
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import keras
 
 from stratagem import contexts as stack
 from stratagem.errors import explain
-from stratagem.execution.context.replica import ReplicaContext
+from stratagem.execution.replica_context import ReplicaContext
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.keras.numerics.optimizer import apply_with_rows
 from stratagem.keras.private import clip_gradients, count_update, filter_empty_gradients
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import jax
 
     from stratagem.strategies.base.strategy import Strategy
-    from stratagem.strategies.placement_rules import PlacementRules
+    from stratagem.strategies.placement import PlacementRules
 
 # Optimizer updates of models with both remote and local variables.
 

@@ -18,7 +18,7 @@ from jax.core import Tracer
 
 from stratagem.contexts import get_strategy
 from stratagem.errors import explain
-from stratagem.execution.embeddings.lookups import embedding_lookup, is_worth_rows
+from stratagem.execution.lookups import embedding_lookup, is_worth_rows
 from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.keras.private import autocasts, get_stateless_scope, in_symbolic_scope, set_path
 from stratagem.keras.variables.requests import check_explicit_device, is_initialized
@@ -29,8 +29,7 @@ from stratagem.parameter_server.keras.initial_rows import InitialRows
 from stratagem.variables.components import WholeValue
 from stratagem.variables.indexed_slices import IndexedSlices
 from stratagem.variables.registry import Home, VariableKind
-from stratagem.variables.row_selection import Rows, as_slice
-from stratagem.variables.sharded_variable import ShardedVariable, changed_rows
+from stratagem.variables.sharded_variable import Rows, ShardedVariable, as_slice, changed_rows
 
 if TYPE_CHECKING:
     import jax

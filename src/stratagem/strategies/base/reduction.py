@@ -10,10 +10,10 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem import contexts as stack
-from stratagem.devices.context_mesh import outside_context_mesh
 from stratagem.devices.lockstep import compute_on_every_process, is_multi_process
+from stratagem.devices.mesh import outside_context_mesh
 from stratagem.errors import InvalidArgumentError, explain
-from stratagem.execution.context.replica import (
+from stratagem.execution.replica_context import (
     check_axis,
     check_equal_shapes,
     check_not_slices,
@@ -23,9 +23,8 @@ from stratagem.execution.context.replica import (
 from stratagem.group.current import current_group
 from stratagem.options import ReduceOp
 from stratagem.variables.components import mean_of_components
-from stratagem.variables.distributed import DistributedValues, Mirrored, PerReplica
+from stratagem.variables.distributed import DistributedValues, Mirrored, PerReplica, is_array
 from stratagem.variables.indexed_slices import IndexedSlices
-from stratagem.variables.regrouping import is_array
 
 
 def is_leaf(value: object) -> bool:

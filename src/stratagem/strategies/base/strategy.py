@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import inspect
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn, ParamSpec, final
 
 import jax
 import numpy as np
@@ -15,13 +17,18 @@ from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.config import filters_traceback
 from stratagem.contexts import StrategyParts
 from stratagem.devices.abstract_devices import planned_topology
-from stratagem.devices.compilation_cache import use_compilation_cache
-from stratagem.devices.context_mesh import outside_context_mesh
-from stratagem.devices.mesh import Topology
+from stratagem.devices.finding import use_compilation_cache
+from stratagem.devices.mesh import Topology, outside_context_mesh
 from stratagem.devices.private import uncommitted
-from stratagem.errors import OLD_METHODS, SAME_METHODS, explain, raise_reported, reported_errors
-from stratagem.execution.executor import Executor
-from stratagem.execution.programs.lockstep import Lockstep
+from stratagem.errors import (
+    OLD_ARGUMENTS,
+    OLD_METHODS,
+    SAME_METHODS,
+    explain,
+    raise_reported,
+    reported_errors,
+)
+from stratagem.execution.programs.lockstep import Executor, Lockstep
 from stratagem.input.distributed import DistributedDataset
 from stratagem.input.iterator import DistributedIterator
 from stratagem.logs import warn_on_one_worker
@@ -32,12 +39,17 @@ from stratagem.strategies.base.cross_device_ops import AutomaticOps, CrossDevice
 from stratagem.strategies.base.extended import StrategyExtended
 from stratagem.strategies.base.logical_devices import LogicalDevices
 from stratagem.strategies.base.self_description import SelfDescription
-from stratagem.variables.distributed import DistributedValues, PerReplica
+from stratagem.variables.distributed import (
+    DistributedValues,
+    PerReplica,
+    is_per_replica,
+    regroup,
+    select_replica,
+)
 from stratagem.variables.exhausted_memory import explain_exhausted_memory
 from stratagem.variables.initial_values import agree_on_initial_values
 from stratagem.variables.placement import Placement, Replicated
 from stratagem.variables.registry import VariableRegistry
-from stratagem.variables.regrouping import is_per_replica, regroup, select_replica
 
 # TensorFlow's older names of strategy methods, from the table in `old_names`.
 
@@ -656,3 +668,34 @@ class NonTraining(Lockstep):
     def run_steps(self, *args: object, **kwargs: object) -> NoReturn:
         """Raises a RuntimeError."""
         self.check_scope()
+
+
+# Recorded constructor calls of strategies, which another process can repeat.
+
+
+_P = ParamSpec("_P")
+
+
+def recreatable(init: Callable[_P, None]) -> Callable[_P, None]:
+    """Decorates the `__init__` of a strategy: sets `recreate`, a function that repeats the call.
+
+    Raises:
+        TypeError: an argument name of TensorFlow; the message has the new name.
+    """
+    parameters = inspect.signature(init).parameters
+
+    @functools.wraps(init)
+    def recorded(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        strategy: Any = args[0]
+        for name in OLD_ARGUMENTS.keys() & kwargs.keys() - parameters.keys():
+            raise TypeError(
+                explain(
+                    f"{type(strategy).__name__} received {name}={kwargs[name]!r}.",
+                    expected="devices.",
+                    fix=f"write {OLD_ARGUMENTS[name]}.",
+                )
+            )
+        strategy.recreate = functools.partial(type(strategy), *args[1:], **kwargs)
+        init(*args, **kwargs)
+
+    return recorded

@@ -17,9 +17,9 @@ from jax.experimental import io_callback
 from jax.sharding import Mesh, PartitionSpec
 
 from stratagem.devices.collectives.all_reduce import Algorithm, ReplicaAxis
-from stratagem.execution.analysis.replication import differing_outputs
 from stratagem.execution.communicator import MeshCommunicator
 from stratagem.execution.jaxprs import contains_primitive
+from stratagem.execution.replication import differing_outputs
 from stratagem.options import ReduceOp
 
 AXIS = "replica"

@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 from jax import lax
 
-from stratagem.execution.analysis.row_degrees import MIXED as MIXED_OF_ROW_DEGREES
-from stratagem.execution.analysis.row_degrees import RowDegrees, row_degrees
-from stratagem.execution.analysis.row_effects import (
+from stratagem.execution.jaxprs import ELEMENTWISE
+from stratagem.execution.row_effects import (
     LINEAR,
+    RowDegrees,
     RowEffect,
     contracts_rows,
     keeps_rows,
+    row_degrees,
     row_effects,
 )
-from stratagem.execution.jaxprs import ELEMENTWISE
+from stratagem.execution.row_effects import MIXED as MIXED_OF_ROW_DEGREES
 
 X = np.random.default_rng(0).normal(size=(3, 4, 2)).astype(np.float32)
 WEIGHTS = np.random.default_rng(1).normal(size=(4, 5)).astype(np.float32)

@@ -23,7 +23,7 @@ from stratagem.contexts import (
     in_update_context,
     set_strategy,
 )
-from stratagem.execution.context.replica import get_replica_context
+from stratagem.execution.replica_context import get_replica_context
 from tests.fresh_process import run_fresh
 
 

@@ -15,10 +15,10 @@ import pytest
 
 import stratagem as sg
 from stratagem.devices.mesh import Topology
-from stratagem.execution.context.replica import ReplicaBatch
 from stratagem.execution.programs import steps
 from stratagem.execution.programs.lockstep import compilations_of, note_compilation
 from stratagem.execution.programs.steps import QueuedInput, input_bytes, is_large, loop_options
+from stratagem.execution.replica_context import ReplicaBatch
 from stratagem.execution.summary.writer import write_pending
 from stratagem.execution.tracing.arguments import Arguments, Leaf
 from tests.parity.comparison import mirrored

@@ -12,10 +12,13 @@ import pytest
 
 import stratagem as sg
 from stratagem.devices.mesh import Topology
-from stratagem.execution.programs import elastic_lockstep
-from stratagem.execution.programs.elastic_lockstep import ElasticLockstep, OutsideVariables
-from stratagem.execution.programs.elastic_program import RoundAbortedError
-from stratagem.execution.tracing.function_identity import FunctionKeys
+from stratagem.execution.programs import elastic as elastic_lockstep
+from stratagem.execution.programs.elastic import (
+    ElasticLockstep,
+    OutsideVariables,
+    RoundAbortedError,
+)
+from stratagem.execution.programs.recompilations import FunctionKeys
 from stratagem.input.batches import take_batch
 
 # With a group and programs that are made up.

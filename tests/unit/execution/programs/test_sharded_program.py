@@ -20,10 +20,10 @@ from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.execution.programs.offloaded_step import OffloadedStep
 from stratagem.execution.programs.program import Program
 from stratagem.execution.programs.sharded_step import ShardedStep, store_for, stores_of_sums
-from stratagem.execution.programs.step_capture import StepCaptured, capture
 from stratagem.execution.programs.steps import StepProgram, shape_on
 from stratagem.execution.programs.update_part import StepParts, part_step
 from stratagem.execution.tracing.arguments import flatten_arguments
+from stratagem.execution.tracing.functionalize import StepCaptured, capture
 from stratagem.variables.layouts import Division
 from stratagem.variables.sharded_store import ShardedStore
 

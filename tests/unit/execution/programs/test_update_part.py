@@ -16,12 +16,12 @@ from jax.sharding import Mesh, PartitionSpec
 
 import stratagem as sg
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
-from stratagem.execution.analysis.replication import differing_values
 from stratagem.execution.jaxprs import contains_primitive
 from stratagem.execution.programs import steps as module
 from stratagem.execution.programs.sharded_step import scatter_sums
 from stratagem.execution.programs.steps import VariableValues, value_for_step
 from stratagem.execution.programs.update_part import StepParts, part_step, with_split_conditionals
+from stratagem.execution.replication import differing_values
 from stratagem.variables.sharded_store import ShardedStore
 
 AXIS = "replica"

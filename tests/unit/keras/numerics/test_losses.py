@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution.analysis.row_effects import RowEffect
-from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext
+from stratagem.execution.replica_context import ReplicaBatch, ReplicaContext
+from stratagem.execution.row_effects import RowEffect
 from stratagem.keras.numerics.metrics import effect_of_loss, is_by_rows, is_of_keras
 from tests.parity.comparison import mirrored
 from tests.unit.keras.replicas import per_replica

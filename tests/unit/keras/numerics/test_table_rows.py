@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext, get_replica_context
 from stratagem.execution.jaxprs import without_unused
 from stratagem.execution.programs.offloaded_step import OffloadedStep
+from stratagem.execution.replica_context import ReplicaBatch, ReplicaContext, get_replica_context
 from stratagem.keras.numerics import optimizer as table_rows
 from stratagem.keras.numerics.batch_normalization import (
     first_rows,

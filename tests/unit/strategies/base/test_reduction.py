@@ -20,14 +20,13 @@ import pytest
 import stratagem as sg
 from stratagem.devices.mesh import Topology
 from stratagem.errors import InvalidArgumentError
-from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
+from stratagem.execution.programs.elastic import ElasticLockstep
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.options import ReduceOp
 from stratagem.strategies.base import reduction
 from stratagem.strategies.base.cross_device_ops import AutomaticOps
 from stratagem.strategies.base.datasets import on_input_workers
-from stratagem.variables.distributed import Mirrored, PerReplica
-from stratagem.variables.regrouping import regroup
+from stratagem.variables.distributed import Mirrored, PerReplica, regroup
 from tests.unit.input.service.servers import InputServers, input_servers
 from tests.unit.launch.remote.living import descendants, wait_for_end
 

@@ -10,6 +10,7 @@ Source: TF 2.21 mirrored_run.py, _call_for_each_replica.
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,24 +21,14 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem import contexts as stack
-from stratagem.devices.context_mesh import is_explicit, on_one_device
-from stratagem.devices.exact_integers import require_exact_integers
-from stratagem.devices.mesh import Topology
-from stratagem.devices.shards import replica_copy, replicas_span_processes
+from stratagem.devices.mesh import Topology, is_explicit, on_one_device
+from stratagem.devices.shards import replica_copy, replicas_span_processes, require_exact_integers
 from stratagem.errors import explain
 from stratagem.execution.communicator import Communicator, MeshCommunicator, SoleCommunicator
-from stratagem.execution.context.replica import ReplicaContext, check_equal_shapes
-from stratagem.execution.eager.meeting import (
-    Answer,
-    CollectiveRequest,
-    asked_by_all,
-    by_group,
-    self_transposed,
-)
+from stratagem.execution.replica_context import ReplicaContext, check_equal_shapes
 from stratagem.execution.summary.collector import Collector
 from stratagem.execution.summary.kinds import forward_summaries
 from stratagem.execution.tracing.arguments import batch_of, true_batch
-from stratagem.execution.tracing.build_writes import lost_writes, store_initial
 from stratagem.execution.tracing.errors import (
     apart,
     created_again,
@@ -49,14 +40,13 @@ from stratagem.execution.tracing.errors import (
 )
 from stratagem.execution.tracing.functionalize import ReplicaScope, initialize_created_variables
 from stratagem.execution.tracing.lost_changes import call_with_copies
-from stratagem.execution.tracing.tracer import as_values, rebuilt
+from stratagem.execution.tracing.tracer import as_values, lost_writes, rebuilt, store_initial
 from stratagem.group.current import current_group
 from stratagem.options import ReduceOp
-from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.distributed import Mirrored, PerReplica, is_array, regroup, select_replica
 from stratagem.variables.initial_values import agree_on_initial_values
 from stratagem.variables.layouts import put_stored, require_layouts_used
 from stratagem.variables.registry import VariableKind, home_of
-from stratagem.variables.regrouping import is_array, regroup, select_replica
 from stratagem.variables.store import store_of
 
 if TYPE_CHECKING:
@@ -567,3 +557,65 @@ class _Session:
         merged_args, merged_kwargs = regroup(calls, None if spans else self._topology)
         result = fn(self._strategy, *merged_args, **merged_kwargs)
         return [select_replica(index, result) for index in range(self.num_replicas)]
+
+
+# Exchange of collective requests between the eager replicas of several processes.
+
+
+Answer = Callable[[list[Any]], list[Any]]
+
+
+@dataclasses.dataclass
+class CollectiveRequest:
+    """A collective call of one replica; `kind` is compared between replicas."""
+
+    kind: str
+    value: Any
+    answer: Answer  # maps all replicas' values to results
+
+
+def by_group(groups: Sequence[Sequence[int]], answer: Answer, values: list[Any]) -> list[Any]:
+    """Returns the replies to all replicas where each group of them gets an answer of its own."""
+    replies: list[Any] = [None] * len(values)
+    for group in groups:
+        answers = answer([values[replica_id] for replica_id in group])
+        for replica_id, reply in zip(group, answers, strict=True):
+            replies[replica_id] = reply
+    return replies
+
+
+def asked_by_all(kinds: list[str], values: list[Any]) -> tuple[list[str], list[Any]]:
+    """Returns the calls and values of all replicas, or no values if the calls differ.
+
+    A collective of all processes. Only arrays are exchanged; other objects are assumed equal.
+    """
+    group = current_group()
+    assert group is not None
+    own: list[Any] = []
+    for kind, value in zip(kinds, values, strict=True):
+        leaves = [leaf for leaf in jax.tree.leaves(value) if is_array(leaf)]
+        own.append((kind, [np.asarray(leaf) for leaf in leaves]))
+    rows = [row for part in group.exchange("a meeting of eager replicas", own) for row in part]
+    all_kinds = [kind for kind, _ in rows]
+    if len(set(all_kinds)) > 1:
+        return all_kinds, []
+    own_leaves, structure = jax.tree.flatten(values[0])
+    all_values: list[Any] = []
+    for _, arrays in rows:
+        remaining = iter(arrays)
+        leaves = [next(remaining) if is_array(leaf) else leaf for leaf in own_leaves]
+        all_values.append(jax.tree.unflatten(structure, leaves))
+    return all_kinds, all_values
+
+
+def self_transposed(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Makes a reduction differentiable: its gradient is the same reduction of the cotangent."""
+
+    @jax.custom_vjp
+    def differentiable(value: object) -> Any:
+        return reduce(value)
+
+    differentiable.defvjp(
+        lambda value: (reduce(value), None), lambda _, incoming: (reduce(incoming),)
+    )
+    return differentiable

@@ -1,1 +1,0 @@
-"""Analyses of jaxprs: replication, and dependence on rows."""
