@@ -20,6 +20,7 @@ from stratagem.errors import explain
 from stratagem.execution.summary.collector import is_tracing
 from stratagem.execution.tracing.tracer import as_values, rebuilt
 from stratagem.variables.distributed import DistributedValues, is_array
+from stratagem.variables.exhausted_memory import explain_exhausted_memory
 
 
 class Function:
@@ -56,10 +57,13 @@ class Function:
             return result
         default = stack.get_strategy()
         try:
-            with stack.refusing_strategies(), default.variables.explains_exhausted_memory():
+            with stack.refusing_strategies():
                 return default.executor.run(self._fn, args, kwargs)
         except stack.StrategyUsed:  # not in the first call, but in this one
             self._uses_strategy = True
+        except Exception as error:
+            explain_exhausted_memory(error, default.variables.live)
+            raise
         return self._call(args, kwargs)
 
     def _call(self, args: Any, kwargs: Any) -> Any:
@@ -82,7 +86,8 @@ def _as_array(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray | np.generic) and is_array(leaf):
         require_exact_integers([leaf], lambda _: "An argument")
         return jnp.asarray(leaf)
-    return on_one_device(leaf) if is_explicit(leaf) else leaf
+    is_on_mesh = isinstance(leaf, jax.Array) and is_explicit(leaf)
+    return on_one_device(leaf) if is_on_mesh else leaf
 
 
 def function(

@@ -315,7 +315,7 @@ def _parts(value: Any) -> Iterable[Any] | None:
     if isinstance(value, type):
         return [one for one in vars(value).values() if not isinstance(one, types.FunctionType)]
     state = object.__getstate__(value)
-    attributes = state if isinstance(state, tuple) else (state,)  # and those in slots
+    attributes: Any = state if isinstance(state, tuple) else (state,)  # and those in slots
     return [kind, *(part for some in attributes for part in _flat(some or {}))]
 
 

@@ -102,7 +102,7 @@ def test_a_batch_is_split_again_among_those_that_are_left(
     def placed(batches: list[Any], topology: Topology) -> None:
         parts.append((batches[0].whole(), topology.num_replicas))
 
-    monkeypatch.setattr(elastic_lockstep, "place", placed)
+    monkeypatch.setattr(elastic_lockstep, "placed_batches", placed)
     monkeypatch.setattr(elastic_lockstep, "batch_arguments", lambda placed: placed)
 
     def lose(place: str) -> None:

@@ -20,7 +20,7 @@ from jax import lax
 import stratagem as sg
 from stratagem import config
 from stratagem.devices.mesh import Topology
-from stratagem.execution.programs.program import sequence_options
+from stratagem.execution.programs.steps import sequence_options
 from stratagem.execution.tracing import lost_changes as program_fingerprint
 from stratagem.execution.tracing.arguments import flatten_arguments
 from stratagem.execution.tracing.functionalize import (
