@@ -45,7 +45,7 @@ for _signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         _is_interrupt = _signum == signal.SIGINT
         signal.signal(_signum, signal.default_int_handler if _is_interrupt else signal.SIG_DFL)
 
-# What a cluster of the tests measures at its start serves those after it, and nobody else.
+# What the tests cache serves tests, and nobody else.
 _cache_dir = tempfile.TemporaryDirectory(prefix="stratagem-tests-")
 os.environ.setdefault("STRATAGEM_CACHE_DIR", _cache_dir.name)
 

@@ -16,7 +16,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks import callbacks, files, fit_overhead, fit_peers, input, loop, run_overhead
 from benchmarks.allreduce import run_allreduce
-from benchmarks.backup_workers import run_backup_workers
 from benchmarks.cases import Case, Environments, Place, Side
 from benchmarks.checkpoint import run_checkpoint
 from benchmarks.first_step import run_first_step
@@ -60,7 +59,6 @@ _FORMS = {"scaling": Form(efficiency.make_rows, efficiency.make_table, draw_effi
 _OUTLOOKS = {"scaling": look_ahead}
 # Benchmarks that compare no sides of training and print tables of their own.
 _ONLY_BY_NAME = (
-    "backup_workers",
     "input_service",
     "published_scaling",
     "recommenders",
@@ -69,7 +67,6 @@ _ONLY_BY_NAME = (
 )
 WHOLE = {
     "allreduce": run_allreduce,
-    "backup_workers": run_backup_workers,
     "checkpoint": run_checkpoint,
     "first_step": run_first_step,
     "growth": run_growth,
@@ -89,7 +86,6 @@ _WIDTH_OF_A_FILE = 120
 _SMALLEST = Effort(num_rounds=1, round_s=0.05)
 # What the smallest size runs, where that is less than all, or another case than the first.
 _SMALLEST_ONLY = {
-    "backup_workers": "1",
     "files": "images in folders",
     "first_step": "MLP",
     "input_service": "Objects",
@@ -170,9 +166,8 @@ def main(
     Without a NAME the main cases of all, in short rounds: run_overhead, fit_overhead, callbacks,
     fit_peers, loop, input, files, scaling, allreduce, checkpoint, first_step, growth,
     parameter_server, parameter_server_failures, plan, placement, recovery, transport.
-    published_scaling measures nothing here, backup_workers needs ten minutes, input_service and
-    recommenders peers of their own, slow_links root and an hour, and survivors two hours: they run
-    only by their names.
+    published_scaling measures nothing here, input_service and recommenders need peers of their own,
+    slow_links root and an hour, and survivors two hours: they run only by their names.
     """
     unknown = sorted(set(names) - {*BENCHMARKS, *WHOLE})
     if unknown:

@@ -3,8 +3,7 @@
 
 `replica_step` is written as for one device. It sees this replica's part of a batch; its loss is
 divided by the examples of the whole batch, so that the gradients that the optimizer sums over the
-replicas are those of one device, also of the last batch, which is short. `sg.function` makes one
-program of the step and the sum behind it.
+replicas are those of one device, also of the last batch, which is short.
 """
 
 from pathlib import Path

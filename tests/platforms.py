@@ -28,7 +28,7 @@ _CPU_NAME = re.compile(r"cpu(:\d+)?")
 _COMPUTING_CALLERS = frozenset(
     {
         ("stratagem.strategies.one_device", "__init__"),
-        ("stratagem.strategies.local_topology", "local_topology"),
+        ("stratagem.strategies.membership", "local_topology"),
         ("stratagem.parameter_server.strategy.process_parts", "worker_parts"),
     }
 )

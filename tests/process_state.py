@@ -33,7 +33,7 @@ _JOIN_TIMEOUT_S = 60.0
 _WAYS_TO_END = ("close", "abandon", "stop", "shutdown", "cancel")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # What a group or a run sets while it lasts, so that layers above need not know it.
-_WAIT_FLAGS = ("measures_transfers", "waits_for_all", "waits_for_data")
+_WAIT_FLAGS = ("measures_transfers", "waits_for_data")
 
 
 def _environment() -> dict[str, str]:

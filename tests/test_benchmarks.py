@@ -1,8 +1,7 @@
 """Each benchmark runs at its smallest size, writes its figures, and draws them.
 
 Left out, because nothing of them runs on a CPU within a minute: `gpu.language_models` (KerasHub,
-and the memory of a GPU), `large_models` (libtpu, or XLA's compiler for GPUs), and
-`slow_links.turns` (minutes of turns on slow links).
+and the memory of a GPU) and `large_models` (libtpu, or XLA's compiler for GPUs).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _PARTS = {
 }
 _ROWS = [(name, part) for name in (*BENCHMARKS, *WHOLE) for part in _PARTS.get(name, [""])]
 # How many plots a benchmark draws, if not one. Bars of parameter servers are ratios to the peer.
-_NUM_PLOTS = {"scaling": 2, "backup_workers": 0, "parameter_server": 0, "plan": 0, "survivors": 0}
+_NUM_PLOTS = {"scaling": 2, "parameter_server": 0, "plan": 0, "survivors": 0}
 # Other commands, OUT for the folder of their results; those that write none print them.
 _COMMANDS = (
     "compare HEAD run_overhead --only 'MLP, 1 CPU' --starts 1 --rounds 1 --round-s 0.05"

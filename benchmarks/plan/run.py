@@ -20,7 +20,7 @@ __all__ = ["ONE_DEVICE", "TARGET", "run_plan"]
 
 ONE_DEVICE, TARGET = "1xH100", "8xH100"
 # Examples of one device: on a GPU what one trains with, on a CPU what it has memory for. The CNN is
-# not among them: its max pooling is another on CPUs (keras/numerics/pooling.py).
+# not among them: its max pooling is another on CPUs (keras/numerics/layers.py).
 _ON_GPU = {"mlp": 128, "resnet50": 256, "large_transformer": 32, "billion_transformer": 8}
 _ON_CPU = {"mlp": 128, "transformer": 64, "large_transformer": 2, "resnet50": 8}
 _SMALLEST, _BRIEF = ("mlp",), ("mlp", "transformer", "large_transformer")

@@ -77,11 +77,8 @@ class TwoHosts:
     """
 
     def __init__(self, names: tuple[str, str]) -> None:
+        self.addresses = [f"{_NETWORK}.{place}:{_CONTROL_PORT}" for place in (1, 2)]
         self._names = names
-
-    def addresses(self, cluster: int = 0) -> list[str]:
-        """Returns those of the workers of a cluster, of which there may be several."""
-        return [f"{_NETWORK}.{place}:{_CONTROL_PORT + cluster}" for place in (1, 2)]
 
     def command(self, host: int) -> list[str]:
         """Returns what runs a command on a host, on a core of its own: the words before it."""

@@ -19,7 +19,6 @@ class Method:
         period: steps from one synchronization to the next.
         compression: as for `sg.CommunicationOptions`; None for whole numbers.
         outer_momentum: of DiLoCo; None for its default.
-        overlap: of Streaming DiLoCo, in steps; None for its default.
     """
 
     name: str
@@ -27,7 +26,6 @@ class Method:
     period: int = 1
     compression: str | None = None
     outer_momentum: float | None = None
-    overlap: int | None = None
 
 
 METHODS = (
@@ -37,14 +35,13 @@ METHODS = (
     Method("int8", compression="int8"),
     Method("float8", compression="float8"),
     Method("PowerSGD", compression="power_sgd"),
-    Method("top-k", compression="top_k"),
     Method("LocalSGD, H=8", "LocalSGD", 8),
     Method("DiLoCo, H=50", "DiLoCo", 50),
     Method("DiLoCo, H=50, momentum 0.5", "DiLoCo", 50, outer_momentum=0.5),
     Method("LocalSGD, H=50", "LocalSGD", 50),
     Method("Streaming DiLoCo, H=50", "StreamingDiLoCo", 50, "float8"),
 )
-_LOCKSTEP, _DILOCO = METHODS[0], METHODS[8]
+_LOCKSTEP, _DILOCO = METHODS[0], METHODS[7]
 # One of those that send shorter numbers.
 _SENDING_LEAST = tuple(one for one in METHODS if one.period >= 50)
 _ALIKE = ("bfloat16", "float16", "float8", "LocalSGD, H=50", "DiLoCo, H=50, momentum 0.5")

@@ -20,7 +20,6 @@ _COLORS = {
     "int8": "#2a78b8",
     "float8": "#1f4e79",
     "PowerSGD": "#8a5bb8",
-    "top-k": "#c48fd9",
     "LocalSGD, H=8": "#3a9a5b",
     "DiLoCo, H=50": "#d9702b",
     "DiLoCo, H=50, momentum 0.5": "#e8a87c",

@@ -15,7 +15,7 @@ from benchmarks.slow_links.links import Link, TwoHosts
 from benchmarks.slow_links.methods import Method, Trial
 from benchmarks.worker_process import WorkerProcess
 
-__all__ = ["Ask", "Trainer", "train_alone"]
+__all__ = ["Trainer", "train_alone"]
 
 _ROOT = Path(__file__).parents[2]
 _MODULE = "benchmarks.workers.slow_link_training"
@@ -25,7 +25,7 @@ _WARM_STEPS = 2
 _ALONE_STEPS = 10
 
 
-class Ask(Protocol):
+class _Ask(Protocol):
     """Has both workers train so many steps, and validate afterwards if asked to."""
 
     def __call__(self, num_steps: int, *, validates: bool = False) -> dict[str, Any]: ...
@@ -43,7 +43,6 @@ class Trainer:
         method: how.
         caches: folder for what runs on a link leave for later ones on it, such as times of sums.
         weights: file with those to begin from; None for random ones.
-        cluster: number of this one, if there are several at once.
     """
 
     environments: Environments
@@ -53,7 +52,6 @@ class Trainer:
     method: Method
     caches: Path
     weights: Path | None = None
-    cluster: int = 0
 
     def measure(self) -> Training:
         """Trains on the trial's first link, then times steps on the others.
@@ -62,7 +60,7 @@ class Trainer:
             WorkerError: a worker ended, or did not answer in time.
         """
         own, *others = self.trial.links
-        with self.workers(own) as ask:
+        with self._workers(own) as ask:
             points, cpu_s = self._curve(ask)
             first, last = points[0], points[-1]
             num_steps = last.steps - first.steps
@@ -72,7 +70,7 @@ class Trainer:
         for link in others:
             # Other workers: how they sum is chosen on their link, and a connection remembers the
             # link that it was made on.
-            with self.workers(link) as ask:
+            with self._workers(link) as ask:
                 ask(max(_WARM_STEPS, self.method.period))
                 count = num_timed_steps(
                     step_s[own.name],
@@ -93,7 +91,7 @@ class Trainer:
             step_cpu_s=step_cpu_s,
         )
 
-    def _curve(self, ask: Ask) -> tuple[list[Point], float]:
+    def _curve(self, ask: _Ask) -> tuple[list[Point], float]:
         """Returns the points, and the CPU seconds of a worker from the first one on."""
         points: list[Point] = []
         cpu_s = 0.0
@@ -117,7 +115,7 @@ class Trainer:
         return points, cpu_s
 
     @contextlib.contextmanager
-    def workers(self, link: Link) -> Generator[Ask]:
+    def _workers(self, link: Link) -> Generator[_Ask]:
         """Starts both workers, on a link; yields what has them train."""
         self.hosts.become(link)
         with contextlib.ExitStack() as stack:
@@ -134,7 +132,7 @@ class Trainer:
             yield ask
 
     def _worker(self, host: int, link: Link) -> WorkerProcess:
-        cluster = {"worker": self.hosts.addresses(self.cluster)}
+        cluster = {"worker": self.hosts.addresses}
         config = {"cluster": cluster, "task": {"type": "worker", "index": host}}
         options = {
             "task": self.trial.model,

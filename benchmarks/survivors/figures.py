@@ -85,7 +85,7 @@ def figures_of(steps: Sequence[Step]) -> SurvivorFigures:
     kills, joins = changes_of(steps)
     first = steps[0].number + 1
     losses = sorted({number - first for _, number in kills})
-    # A step that a spare has taken over as well is a pause of a loss.
+    # A step in which another process has joined at once is a pause of a loss.
     joined = [number - first for number in joins if number - first not in losses]
     pauses = np.maximum(0, times[losses] - step_s) if losses else np.zeros(1)
     stops = np.maximum(0, times[joined] - step_s) if joined else np.zeros(1)

@@ -56,8 +56,6 @@ def make_strategy(method: Method) -> sg.Strategy:
     settings: dict[str, Any] = {"period": method.period, "compression": method.compression}
     if method.outer_momentum is not None:
         settings["outer_momentum"] = method.outer_momentum
-    if method.overlap is not None:
-        settings["overlap"] = method.overlap
     return sg.LocalUpdateStrategy(getattr(sg.local_updates, method.kind)(**settings))
 
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.workers.keras_models import build_model, compile_model, fit_arguments
 from stratagem.group.current import current_group
-from stratagem.group.elastic.rounds import Admissions
+from stratagem.group.elastic.joining import Admissions
 from stratagem.group.elastic.views import View
 
 # Steps before one at which a worker joins, from which on the others wait for it in a replay.

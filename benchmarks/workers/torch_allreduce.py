@@ -16,7 +16,7 @@ from benchmarks.workers.protocol import serve_questions
 
 __all__ = ["prepare"]
 
-# As `stratagem.devices.collectives.measurement` counts the sums of a round.
+# As `stratagem_allreduce` counts the sums of a round.
 _ROUND_BYTES = 2**22
 _MIN_SUMS, _MAX_SUMS = 2, 20
 

@@ -158,7 +158,7 @@ def loops() -> Picture:
     p.text((20, 27), "PerReplica losses", color=VALUE, ha="center")
     p.text(
         (50, 3),
-        "an sg.function compiles the right side and the sums into one program",
+        "strategy.run compiles the right side into one program",
         color=MUTED,
         font=12,
     )

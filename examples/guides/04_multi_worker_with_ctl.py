@@ -12,7 +12,7 @@ Differences from TensorFlow's guide:
 - One program is what the guide writes into `mnist.py` and `main.py`.
 - scikit-learn's digits of 8 x 8 pixels replace MNIST, so that a worker's batch is smaller.
 - `sg.input.Dataset` replaces the tf.data pipeline, `sg.value_and_grad` GradientTape.
-- The step takes a batch: an `sg.function` does not read an iterator itself.
+- The step takes a batch.
 - The folder for checkpoints is an argument. Only the chief writes what all workers save, and gives
   the others its values. The temporary folders of the others stay empty.
 - The epoch is counted before it is saved: what is restored is the epoch to come.

@@ -8,7 +8,7 @@ Differences from TensorFlow's guide:
 - `sg.input.Dataset` replaces tf.data: arrays, generators and lists of batches. It shuffles and
   batches; `map`, `prefetch` and the like are done before, or by Grain.
 - The options of sharding are an argument of `distribute_dataset`, not part of the dataset.
-- A loop over a dataset stands outside an `sg.function`; several steps in one call are `run_steps`.
+- A loop over a dataset stands outside of the step; several steps in one call are `run_steps`.
 - `sg.function` takes no `input_signature`: it compiles once for each kind of batch by itself.
 - TensorFlow Transform is left out, and so are Keras's lookup layers, which need
   TensorFlow: `Discretization` is the layer that preprocesses.

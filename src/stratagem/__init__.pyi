@@ -34,12 +34,12 @@ from stratagem.devices.communication import CommunicationOptions as Communicatio
 from stratagem.estimator import feature_column as feature_column
 from stratagem.estimator import train as train
 from stratagem.execution import summary as summary
-from stratagem.execution.context.replica import ReplicaContext as ReplicaContext
-from stratagem.execution.context.replica import all_gather as all_gather
-from stratagem.execution.context.replica import get_replica_context as get_replica_context
-from stratagem.execution.functions.compiled_function import function as function
+from stratagem.execution.function import function as function
 from stratagem.execution.gradient import value_and_grad as value_and_grad
 from stratagem.execution.programs.lockstep import explain_recompiles as explain_recompiles
+from stratagem.execution.replica_context import ReplicaContext as ReplicaContext
+from stratagem.execution.replica_context import all_gather as all_gather
+from stratagem.execution.replica_context import get_replica_context as get_replica_context
 from stratagem.input.distributed import DistributedDataset as DistributedDataset
 from stratagem.input.iterator import DistributedIterator as DistributedIterator
 from stratagem.keras import nn as nn
@@ -50,15 +50,15 @@ from stratagem.keras.evaluation.sidecar_evaluator import SidecarEvaluator as Sid
 from stratagem.keras.evaluation.sidecar_evaluator import (
     SidecarEvaluatorModelExport as SidecarEvaluatorModelExport,
 )
-from stratagem.keras.numerics.layer_chains import scan_layers as scan_layers
 from stratagem.keras.numerics.losses import compute_average_loss as compute_average_loss
 from stratagem.keras.numerics.losses import scale_regularization_loss as scale_regularization_loss
 from stratagem.keras.numerics.optimizer import apply_gradients as apply_gradients
-from stratagem.keras.numerics.remat import remat as remat
-from stratagem.keras.training.dataset_creator import DatasetCreator as DatasetCreator
+from stratagem.keras.numerics.rematerialization import remat as remat
+from stratagem.keras.numerics.scanned_layers import scan_layers as scan_layers
+from stratagem.keras.training.datasets import DatasetCreator as DatasetCreator
 from stratagem.keras.training.generate_stream import generate_stream as generate_stream
 from stratagem.keras.training.model import compile as compile
-from stratagem.keras.variables.variable_creation import Variable as Variable
+from stratagem.keras.variables.creation import Variable as Variable
 from stratagem.launch import remote as remote
 from stratagem.launch.plan.elastic import ElasticConfig as ElasticConfig
 from stratagem.launch.remote.remote_cluster import connect_to_cluster as connect_to_cluster
@@ -88,14 +88,14 @@ from stratagem.strategies import collectives as collectives
 from stratagem.strategies import experimental as experimental
 from stratagem.strategies import placement as placement
 from stratagem.strategies import tpu_names as _tpu_names
-from stratagem.strategies.base.automatic import CompressedAllReduce as CompressedAllReduce
-from stratagem.strategies.base.automatic import (
+from stratagem.strategies.base.cross_device_ops import CompressedAllReduce as CompressedAllReduce
+from stratagem.strategies.base.cross_device_ops import CrossDeviceOps as CrossDeviceOps
+from stratagem.strategies.base.cross_device_ops import (
     HierarchicalCopyAllReduce as HierarchicalCopyAllReduce,
 )
-from stratagem.strategies.base.automatic import NcclAllReduce as NcclAllReduce
-from stratagem.strategies.base.automatic import ReductionToOneDevice as ReductionToOneDevice
-from stratagem.strategies.base.automatic import RingAllReduce as RingAllReduce
-from stratagem.strategies.base.cross_device_ops import CrossDeviceOps as CrossDeviceOps
+from stratagem.strategies.base.cross_device_ops import NcclAllReduce as NcclAllReduce
+from stratagem.strategies.base.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
+from stratagem.strategies.base.cross_device_ops import RingAllReduce as RingAllReduce
 from stratagem.strategies.base.extended import StrategyExtended as StrategyExtended
 from stratagem.strategies.base.strategy import Strategy as Strategy
 from stratagem.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
@@ -113,9 +113,9 @@ from stratagem.strategies.tpu import TPUStrategy as TPUStrategy
 from stratagem.variables.distributed import DistributedValues as DistributedValues
 from stratagem.variables.distributed import Mirrored as Mirrored
 from stratagem.variables.distributed import PerReplica as PerReplica
+from stratagem.variables.distributed import regroup as regroup
+from stratagem.variables.distributed import select_replica as select_replica
 from stratagem.variables.indexed_slices import IndexedSlices as IndexedSlices
-from stratagem.variables.regrouping import regroup as regroup
-from stratagem.variables.regrouping import select_replica as select_replica
 from stratagem.variables.sharded_variable import ShardedVariable as ShardedVariable
 
 __version__: str

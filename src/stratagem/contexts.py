@@ -6,14 +6,13 @@ import contextlib
 import dataclasses
 import enum
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stratagem.errors import explain
 
 if TYPE_CHECKING:
-    from stratagem.devices.collectives.islands import Islands
-    from stratagem.devices.local_updates import LocalUpdates
+    from stratagem.devices.local_updates import Islands, LocalUpdates
     from stratagem.devices.mesh import Topology
     from stratagem.variables.placement import Placement
     from stratagem.variables.registry import VariableRegistry
@@ -210,6 +209,7 @@ def push_default() -> push:
 
 def push_scope(strategy: StrategyParts) -> None:
     """Opens `strategy.scope()`; raises RuntimeError if it cannot be opened here."""
+    note_use()
     frame = current_frame()
     if frame is not None and frame.kind is FrameKind.REPLICA:
         raise RuntimeError(
@@ -262,6 +262,7 @@ def require_cross_replica(strategy: object, method: str, *, instead: str) -> Non
 
     `instead` is the fix for replica context.
     """
+    note_use()
     frame = current_frame()
     if frame is not None and frame.kind is FrameKind.REPLICA:
         raise RuntimeError(
@@ -314,91 +315,68 @@ def set_strategy(strategy: object) -> None:
 experimental_set_strategy = set_strategy
 
 
-# `FunctionTrace`: variables that an `sg.function` reads and assigns while it is traced.
-#
-# Variables normally hold their arrays themselves. During a trace in this thread they consult the
-# trace first, so that their arrays become inputs and outputs of the program.
+# Uses of strategies: an `sg.function` is compiled as a whole only if it uses none.
 
 
-@dataclasses.dataclass
-class KnownBuilds:
-    """Layer builds found by all traces of a function; `keep` are callbacks for after the last."""
+class StrategyUsed(BaseException):
+    """Ends the trace of an `sg.function` that uses a strategy.
 
-    found: list[Any] = dataclasses.field(default_factory=list[Any])
-    keep: list[Callable[[], None]] = dataclasses.field(default_factory=list[Callable[[], None]])
-
-
-class FunctionTrace:
-    """The variables of one trace; `values` are the traced inputs, by variable identity."""
-
-    def __init__(self, values: dict[int, Any], builds: KnownBuilds | None = None) -> None:
-        self.builds = KnownBuilds() if builds is None else builds
-        self._values = values
-        self._inputs = set(values)
-        self.read: dict[int, Any] = {}
-        self.written: dict[int, Any] = {}
-        self.missed: dict[int, Any] = {}
-        self.strategies: list[StrategyParts] = []
-
-    def note_strategy(self, strategy: StrategyParts) -> None:
-        """Records that a strategy runs a replica function in the function."""
-        if strategy not in self.strategies:
-            self.strategies.append(strategy)
-
-    def load(self, variable: object, stored: object) -> Any:
-        """Returns a variable's value at this point of the function, or None if it has none yet.
-
-        For a variable that is not an input, returns `stored`; the trace must then be repeated.
-        """
-        key = id(variable)
-        if key not in self._values:
-            if stored is not None:
-                self.missed[key] = variable
-            return stored
-        self.read[key] = variable
-        return self._values[key]
-
-    def store(self, variable: object, value: object) -> None:
-        """Records an assignment."""
-        key = id(variable)
-        if key not in self._inputs:
-            self.missed[key] = variable
-        self._values[key] = value
-        self.written[key] = variable
-
-    def value_of(self, variable: object) -> Any:
-        """Returns an assigned variable's value at the end of the function."""
-        return self._values[id(variable)]
-
-
-class NeedsInitialization(BaseException):
-    """Aborts a trace that created variables, so that they are initialized outside it.
-
-    A BaseException, so that user code does not catch it. `builds` are the layer builds found.
+    A BaseException, so that user code does not catch it.
     """
 
-    def __init__(self, builds: Sequence[Any] = ()) -> None:
-        super().__init__()
-        self.builds = builds
+
+class _Uses(threading.local):
+    count = 0
+    are_refused = False
 
 
-class _CurrentTrace(threading.local):
-    trace: FunctionTrace | None = None
+_uses = _Uses()
 
 
-_current = _CurrentTrace()
+def note_use() -> None:
+    """Counts a use of a strategy or its variables; ends the trace of an `sg.function`."""
+    _uses.count += 1
+    if _uses.are_refused:
+        raise StrategyUsed
 
 
-def current_function_trace() -> FunctionTrace | None:
-    """Returns the trace of the `sg.function` being traced by this thread, or None."""
-    return _current.trace
+def num_uses() -> int:
+    """Returns how often this thread has used a strategy."""
+    return _uses.count
 
 
 @contextlib.contextmanager
-def tracing_function(trace: FunctionTrace) -> Generator[None]:
-    """Makes a trace current within a `with` block."""
-    outer, _current.trace = _current.trace, trace
+def refusing_strategies() -> Generator[None]:
+    """Makes `note_use` raise StrategyUsed within a `with` block."""
+    previous, _uses.are_refused = _uses.are_refused, True
     try:
         yield
     finally:
-        _current.trace = outer
+        _uses.are_refused = previous
+
+
+# Device named by the innermost `keras.device` block, for variables created in it.
+
+
+class _NamedDevice(threading.local):
+    """The device named by the innermost block of this thread."""
+
+    device: str | None = None
+
+
+_named_device = _NamedDevice()
+
+
+def explicit_device() -> str | None:
+    """Returns the device named by the innermost block, or None."""
+    return _named_device.device
+
+
+@contextlib.contextmanager
+def naming_device(device: str) -> Generator[None]:
+    """Names a device, such as "cpu:0", within a `with` block."""
+    _named_device.device, outer = device, _named_device.device
+    try:
+        yield
+    finally:
+        _named_device.device = outer

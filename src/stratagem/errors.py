@@ -285,7 +285,7 @@ FAILURE = 1
 USAGE = 2
 # Saved, to be resumed: the templates for Kubernetes and Slurm restart such a job.
 RESUMABLE = 42
-# Could not join others, which had ended, or admit no process: it has done nothing.
+# Could not join others, which had ended: it has done nothing.
 NOT_NEEDED = 43
 # As shells report a program that a signal ended.
 INTERRUPTED = 128 + signal.SIGINT
@@ -294,22 +294,20 @@ TERMINATED = 128 + signal.SIGTERM
 
 # Errors of background work, stored until the next training step raises them.
 
-_errors: list[Exception] = []
+reported_errors: list[Exception] = []
 _lock = threading.Lock()
 
 
 def report_error(error: Exception) -> None:
     """Stores an error for the next step; thread-safe."""
     with _lock:
-        _errors.append(error)
+        reported_errors.append(error)
 
 
 def raise_reported() -> None:
     """Removes the oldest stored error and raises it."""
-    if not _errors:  # no lock, since every step calls this
-        return
     with _lock:
-        error = _errors.pop(0) if _errors else None
+        error = reported_errors.pop(0) if reported_errors else None
     if error is not None:
         raise error
 
@@ -317,8 +315,8 @@ def raise_reported() -> None:
 def take_reported() -> list[Exception]:
     """Removes and returns all stored errors."""
     with _lock:
-        taken = _errors[:]
-        _errors.clear()
+        taken = reported_errors[:]
+        reported_errors.clear()
     return taken
 
 

@@ -218,7 +218,6 @@ _OPTIONS = {
     "survivors": SWITCH(
         False, "Leave the other workers running if one fails, as ElasticStrategy needs it."
     ),
-    "spares": NUMBER(0, "Further workers, which wait to take the place of a lost one."),
     "log_dir": FOLDER(None, "Folder for one log file per task."),
     "run_dir": FOLDER(None, "Folder for the run's events, for `stratagem goodput`."),
     "show": _SHOWN("all", "Tasks whose output is shown here."),
@@ -259,7 +258,7 @@ _OF_PROCESSES = {
     ),
     "cache_dir": FOLDER(
         "~/.cache/stratagem",
-        "Folder for measurements and compiled programs that are cached for later runs.",
+        "Folder for compiled programs and other files that later runs use again.",
     ),
     "compilation_cache_bytes": NUMBER(
         2 * 2**30, "Maximum size of the compiled programs in the cache folder; 0 stores none."
@@ -284,9 +283,6 @@ _OF_PROCESSES = {
     ),
     "client_timeout_s": SECONDS(
         60.0, "How long a job that ends with its client runs while the client is silent."
-    ),
-    "num_spares": NUMBER(
-        0, "How many of the last processes of an elastic group wait to replace lost ones."
     ),
     "jobs_port": COUNT(8265, "Port on which the leader's server accepts jobs of clients."),
     "input_service": TEXT("", "Address of the input service of this run, `HOST:PORT`."),

@@ -12,7 +12,7 @@ from unittest import mock
 import stratagem as sg
 from stratagem.devices.finding import find_devices
 from stratagem.devices.mesh import Topology
-from stratagem.strategies.placement_rules import pinned_host_store
+from stratagem.strategies.placement import pinned_host_store
 from stratagem.variables.placement import UniformPlacement
 from stratagem.variables.sharded_store import ShardedStore
 from tests.platforms import selected_platform

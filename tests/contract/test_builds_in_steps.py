@@ -8,7 +8,6 @@ from typing import Any
 import jax.numpy as jnp
 import keras
 import numpy as np
-import pytest
 
 import stratagem as sg
 from tests.contract.parts import assert_parts, contribution, seldom_eager
@@ -108,18 +107,3 @@ def test_function_keeps_what_a_build_assigns(strategy, execution) -> None:
     for _ in range(_NUM_STEPS):
         last = step()
     np.testing.assert_allclose(last, _by_keras(), rtol=1e-5)
-
-
-def test_build_from_arguments_in_a_function_is_refused(strategy) -> None:
-    made: list[Any] = []
-
-    def replica_step(x: Any) -> Any:
-        if not made:
-            made.append(sg.Variable(0.0, aggregation="mean"))
-            made[0].assign(x)
-        return made[0] + x
-
-    with strategy.scope():
-        step = sg.function(lambda x: strategy.run(replica_step, args=(x,)))
-        with pytest.raises(RuntimeError, match=r"The build of variable(?s:.)*outside the function"):
-            step(5.0)

@@ -1,4 +1,4 @@
-"""sg.function on every strategy: the numbers of the function itself, in one program."""
+"""sg.function on every strategy: the numbers of the function itself."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class _Training:
             self.loss = keras.metrics.Mean()
 
     def replica_step(self, batch: Any) -> Any:
+        self.num_traces += 1
         x, y = batch
         if not self.model.built:
             self.model.build(x.shape)
@@ -44,7 +45,6 @@ class _Training:
         return value
 
     def step(self, batch: Any) -> Any:
-        self.num_traces += 1
         per_replica = self.strategy.run(self.replica_step, args=(batch,))
         if self.strategy.num_replicas_in_sync == 1:
             return per_replica
@@ -76,14 +76,14 @@ def test_function_gives_the_numbers_of_the_function_itself(
     np.testing.assert_allclose(training.loss.result(), plain.loss.result(), rtol=1e-5)
 
 
-def test_function_is_traced_once_a_shape(strategy: sg.Strategy) -> None:
+def test_replica_function_in_it_is_traced_once_a_shape(strategy: sg.Strategy) -> None:
     training = _Training(strategy)
     step = sg.function(training.step)
     training.epochs(step)
     first = training.num_traces
     training.epochs(step)
     assert training.num_traces == first
-    assert first <= 4, "two shapes, and once more for the variables of each"
+    assert first <= 4, "two shapes, and once more for true rows of each"
 
 
 @pytest.mark.usefixtures("execution")

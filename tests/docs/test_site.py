@@ -133,6 +133,19 @@ def test_links_lead_to_files_and_headings(path: Path) -> None:
     assert broken_links(path, _REPOSITORY) == []
 
 
+def test_design_pages_name_files_that_exist() -> None:
+    """A page may leave out the package that it is about."""
+    source = _REPOSITORY / "src" / "stratagem"
+    folders = [_REPOSITORY, source, *(one for one in source.iterdir() if one.is_dir())]
+    missing = [
+        f"{page.name}: {name}"
+        for page in sorted((_DOCS / "design").glob("*.md"))
+        for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page.read_text("utf-8"))
+        if not name.startswith("keras/src/") and not any((one / name).exists() for one in folders)
+    ]
+    assert missing == []
+
+
 def test_this_version_is_in_the_version_menu() -> None:
     project = tomllib.loads((_REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
     listed = tomllib.loads((_DOCS / "versions.toml").read_text("utf-8"))["versions"]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import keras
 import numpy as np
 import pytest
 
 from tests.multiprocess.cluster import PROGRAMS, run_cluster
 from tests.multiprocess.elastic_reference import reference, weights_of
-from tests.multiprocess.programs.elastic_data import BATCH, NUM_BATCHES, data, make_model
 
 _PROGRAM = str(PROGRAMS / "elastic.py")
 _NUM_MEMBERS = 3
@@ -55,24 +53,6 @@ def test_fit_goes_on_and_ends_where_one_device_does(tmp_path: Path, moments) -> 
         np.testing.assert_allclose(result["losses"], logs, rtol=1e-4)
         assert len(result["members"]) == 12
         assert result["members"][-1] == sum(1 << member for member in at_the_end)
-
-
-@pytest.mark.slow
-def test_rows_of_a_worker_stay_if_that_is_wanted(tmp_path: Path) -> None:
-    """Two members take the 32 rows of a batch, or 27, in steps of two thirds and one third."""
-    left = _train(tmp_path, "worker", "2:3")
-    model = make_model()
-    model.compile(keras.optimizers.Adam(0.01), "mse")
-    x, y = data()
-    for number in range(2 * NUM_BATCHES):
-        start = number % NUM_BATCHES * BATCH
-        rows = len(x[start : start + BATCH])
-        ends = [rows] if number < 3 else [2 * -(-rows // 3), rows]
-        for first, end in zip([0, *ends], ends, strict=False):
-            model.train_on_batch(x[start + first : start + end], y[start + first : start + end])
-    for result in left.values():
-        for mine, wanted in zip(weights_of(result), model.weights, strict=True):
-            np.testing.assert_allclose(mine, np.asarray(wanted.value), atol=2e-5)
 
 
 @pytest.mark.slow

@@ -38,29 +38,20 @@ def _start(
     )
 
 
-def _train(folder: Path, kind: str, *moments: str, num_spares: int = 0) -> _Results:
-    """Trains with members that are killed and start again; returns the results of all.
-
-    With spares, those that are killed do not start again.
-    """
+def _train(folder: Path, kind: str, *moments: str) -> _Results:
+    """Trains with members that are killed and start again; returns the results of all."""
     folder.mkdir(exist_ok=True)
     arguments = [str(folder), kind, *moments]
-    workers = addresses(_NUM_MEMBERS + num_spares)
-    spares = {
-        "STRATAGEM_NUM_SPARES": str(num_spares),
-        "STRATAGEM_RUN_DIR": str(folder / "run"),
-    }
-    processes = {
-        index: _start(index, workers, arguments, **spares) for index in range(len(workers))
-    }
+    workers = addresses(_NUM_MEMBERS)
+    run = {"STRATAGEM_RUN_DIR": str(folder / "run")}
+    processes = {index: _start(index, workers, arguments, **run) for index in range(len(workers))}
     killed = [int(one.split(":")[0]) for one in moments if not one.startswith("join")]
     try:
         for index in killed:
             one = ended(processes.pop(index))
             assert one.code == -signal.SIGKILL, one.errors
-            if not num_spares:
-                again = {"STRATAGEM_RESTART_COUNT": "1", **spares}
-                processes[index] = _start(index, workers, arguments, **again)
+            again = {"STRATAGEM_RESTART_COUNT": "1", **run}
+            processes[index] = _start(index, workers, arguments, **again)
         for process in processes.values():
             one = ended(process)
             assert one.code == 0, one.errors
@@ -137,15 +128,6 @@ def _check_account(account: Account, lost: list[str]) -> None:
     assert (account.failures, account.num_repeated) == ((), 0)
     assert account.num_steps == 4 * NUM_BATCHES
     assert account.is_over
-
-
-@pytest.mark.slow
-def test_a_spare_takes_the_place_of_a_killed_member(tmp_path: Path) -> None:
-    """It waits when the member is killed, and trains in the step that this has broken."""
-    results = _train(tmp_path, "random", "join:6", "1:8:in", num_spares=1)
-    assert sorted(results) == [0, 2, 3]
-    _check(results, *_reference())
-    assert results[0]["members"].tolist() == [0b0111] * 8 + [0b1101] * 16
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ def test_process_is_an_island(tmp_path: Path) -> None:
         assert ended.code == 0, ended.errors
     wanted = np.load(tmp_path / "one" / "process-0.npz")
     first, second = (np.load(tmp_path / "two" / f"process-{rank}.npz") for rank in range(2))
-    assert len(wanted.files) == 12
+    assert len(wanted.files) == 18
     for name in wanted.files:
         np.testing.assert_array_equal(first[name], second[name])
         np.testing.assert_allclose(first[name], wanted[name], atol=2e-5, err_msg=name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -23,22 +22,7 @@ def test_processes_train_to_what_devices_do(tmp_path: Path) -> None:
         assert ended.code == 0, ended.errors
     wanted = np.load(tmp_path / "one" / "process-0.npz")
     first, second = (np.load(tmp_path / "two" / f"process-{rank}.npz") for rank in range(2))
-    assert len(wanted.files) == 8
+    assert len(wanted.files) == 6
     for name in wanted.files:
         np.testing.assert_array_equal(first[name], second[name])
         np.testing.assert_allclose(first[name], wanted[name], atol=2e-5, err_msg=name)
-
-
-@pytest.mark.slow
-def test_auto_says_the_same_on_all_processes(tmp_path: Path) -> None:
-    program = str(PROGRAMS / "compression_advice.py")
-    for ended in run_cluster([program, str(tmp_path)], 2):
-        assert ended.code == 0, ended.errors
-    first, second = (
-        json.loads((tmp_path / f"process-{rank}.json").read_text()) for rank in range(2)
-    )
-    assert first == second
-    for lines in first.values():
-        assert "MB/s" in lines[0]
-        assert "int8" in lines[1]
-        assert lines[2].startswith("It would")

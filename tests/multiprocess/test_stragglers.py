@@ -43,16 +43,6 @@ def test_elastic_workers_are_slow_in_input_and_in_computing(tmp_path: Path) -> N
     assert (first.peers_s or 0.0) > (one.peers_s or 0.0) + 0.1
 
 
-def test_no_worker_is_named_if_a_backup_worker_takes_its_place(tmp_path: Path) -> None:
-    command = [_PROGRAM, "backed", "20", "16", "1:compute:0:0.3"]
-    for one in run_cluster(command, 3, STRATAGEM_RUN_DIR=str(tmp_path)):
-        assert one.code == 0, one.errors
-    series = load_run(tmp_path).series
-    assert series.leaves_out
-    assert series.workers == ()
-    assert series.stragglers is None
-
-
 @pytest.mark.parametrize("cause", ["input", "host"])
 def test_mirrored_worker_is_slow(tmp_path: Path, cause: str) -> None:
     workers = _workers(tmp_path, "mirrored", "60", "16", f"1:{cause}:0:0.1")

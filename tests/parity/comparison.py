@@ -21,7 +21,7 @@ import numpy as np
 import stratagem as sg
 from stratagem.devices.finding import find_devices
 from stratagem.devices.mesh import Topology
-from stratagem.strategies.placement_rules import pinned_host_store
+from stratagem.strategies.placement import pinned_host_store
 from stratagem.variables.layouts import Division, VariableLayouts
 from stratagem.variables.placement import UniformPlacement
 from tests.parity.tensorflow.cases import initial_weights

@@ -26,10 +26,8 @@ _MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 _NEEDED = ("unshare", "ip", "mount", "iptables")
 _REMOVE_LIMIT_S = 5.0
 _DISK_BYTES = 48 * 2**20
-# What other libraries keep, and our cache: compiled programs, and what the start measured.
-_KEPT = re.compile(
-    r"/\.keras/|/\.(cache|config)/matplotlib|/\.cache/stratagem/(programs/|all_reduce_\w+\.json$)"
-)
+# What other libraries keep, and our cache of compiled programs.
+_KEPT = re.compile(r"/\.keras/|/\.(cache|config)/matplotlib|/\.cache/stratagem/programs/")
 # The rest of the machine, in which a trial may find processes and files of nobody else.
 _SETUP = f"""set -e
 mount -t tmpfs -o size=4G chaos {_BASE}

@@ -141,7 +141,7 @@ def compression_options() -> dict[str, Any]:
     import stratagem as sg
 
     figures: dict[str, Any] = {}
-    for compression in (None, "bfloat16", "auto"):
+    for compression in (None, "bfloat16"):
         options = sg.CommunicationOptions(compression=compression)
         strategy = sg.MultiWorkerMirroredStrategy(communication_options=options)
         figures[str(compression)] = compared(strategy, "mlp")

@@ -12,7 +12,7 @@ from stratagem import environment
 from stratagem.cli.commands import json_option, print_json
 
 if TYPE_CHECKING:
-    from stratagem.execution.programs.step_capture import CapturedStep
+    from stratagem.execution.tracing.functionalize import CapturedStep
     from stratagem.planning.result import Plan
 
 

@@ -43,10 +43,7 @@ class AbstractDevice:
 class AbstractTopology(Topology):
     """A topology of abstract devices, seen by one process that plans for all."""
 
-    @property
-    def is_abstract(self) -> bool:
-        """True."""
-        return True
+    is_abstract = True
 
     def with_shard_size(self, shard_size: int | None) -> Topology:
         """Returns the topology with the shard size that planning imposes, or this one."""

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import types
 
-from stratagem.devices.compression import AUTO, Compression
+from stratagem.devices.compression import Compression
 from stratagem.errors import explain
 
 __all__ = [
@@ -20,9 +20,9 @@ __all__ = [
 class CommunicationImplementation(enum.Enum):
     """Algorithm that combines values across processes.
 
-    AUTO chooses from measured times. RING, HIERARCHICAL and TWO_STAGE are written out in the
-    program; TWO_STAGE is for links of a high latency. NCCL leaves it to the compiler, which uses
-    NCCL on GPUs, and Gloo between processes on CPU.
+    AUTO chooses by the size of an array, by rules that follow from measurements. RING, HIERARCHICAL
+    and TWO_STAGE are written out in the program; TWO_STAGE is for links of a high latency. NCCL
+    leaves it to the compiler, which uses NCCL on GPUs, and Gloo between processes on CPU.
 
     Example:
         >>> ring = sg.CommunicationImplementation.RING
@@ -49,7 +49,7 @@ class CommunicationOptions:
     Args:
         bytes_per_pack: approximate size of the buffers that gradients are packed into between
             processes on CPU, where messages are expensive; elsewhere the compiler combines them. 0
-            chooses: small ones, or where measured messages take long, large ones.
+            is 256 KiB; over links of a high latency, choose 16 MiB.
         timeout_seconds: maximum seconds that a collective waits for a live process without
             progress; None for `STRATAGEM_STUCK_TIMEOUT_S`, 0 for no limit.
         implementation: the algorithm; a member or its name.
@@ -58,9 +58,7 @@ class CommunicationOptions:
             most 2**-8 (sum |g| + |sum g|), less than one percent of sum |g|. None rounds nothing.
         compression: a lossy form of gradients in which errors are made up for in later steps; an
             object such as `sg.compression.Int8()` or its name, "bfloat16", "float16", "int8",
-            "float8", "power_sgd" or "top_k". None sends them whole, and so does "auto", which
-            measures the link between processes: `strategy.describe(model)` says which compression
-            it would choose, and why.
+            "float8" or "power_sgd". None sends them whole.
 
     Raises:
         ValueError: a negative number, an unknown name or dtype, another type, or both
@@ -107,7 +105,7 @@ class CommunicationOptions:
                     fix='pass "bfloat16", or omit reduction_dtype.',
                 )
             )
-        object.__setattr__(self, "compression", _parse_compression(self.compression))
+        object.__setattr__(self, "compression", Compression.parse(self.compression))
         if self.compression is not None and self.reduction_dtype is not None:
             raise ValueError(
                 explain(
@@ -146,11 +144,6 @@ class CollectiveHints(CommunicationOptions):
 
 def _is_number(value: object, kinds: type | types.UnionType) -> bool:
     return isinstance(value, kinds) and not isinstance(value, bool)
-
-
-def _parse_compression(value: object) -> Compression | str | None:
-    is_auto = isinstance(value, str) and value.lower() == AUTO
-    return AUTO if is_auto else Compression.parse(value)
 
 
 def _parse_implementation(value: object) -> CommunicationImplementation:

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 
 from stratagem.errors import explain
 
-AUTO = "auto"
-
 __all__ = [
     "BFloat16",
     "Compression",
@@ -21,12 +19,10 @@ __all__ = [
     "Float8",
     "Int8",
     "PowerSGD",
-    "TopK",
 ]
 
 _WHOLE_BYTES = 4
 _SCALE_BYTES = 4
-_INDEX_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,8 +65,8 @@ class Compression(abc.ABC):
             TypeError: another type.
 
         Example:
-            >>> sg.compression.Compression.parse("top_k").fraction
-            0.01
+            >>> sg.compression.Compression.parse("power_sgd").rank
+            4
         """
         if value is None or isinstance(value, Compression):
             return value
@@ -124,9 +120,9 @@ class Compression(abc.ABC):
 class _Numbers(Compression):
     """Each element is sent as a shorter number; replicas add parts of the sum and pass them on."""
 
-    @abc.abstractmethod
     def number_bytes(self, num_elements: int) -> int:
-        """Returns the number of bytes in which so many elements are sent."""
+        """Returns the bytes of so many elements, as floats of 16 bits."""
+        return 2 * num_elements
 
     def sent_bytes(self, *shapes: Sequence[int], num_replicas: int) -> int:
         """Returns the bytes of the parts for the other replicas, before and after the sum."""
@@ -135,16 +131,7 @@ class _Numbers(Compression):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Halves(_Numbers):
-    """Floats of 16 bits."""
-
-    def number_bytes(self, num_elements: int) -> int:
-        """Returns two bytes for each element."""
-        return 2 * num_elements
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BFloat16(_Halves):
+class BFloat16(_Numbers):
     """Gradients as bfloat16: half the bytes, with the range of float32 and 8 significant bits.
 
     Args:
@@ -164,7 +151,7 @@ class BFloat16(_Halves):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Float16(_Halves):
+class Float16(_Numbers):
     """Gradients as float16: half the bytes, a smaller range than float32, and 11 significant bits.
 
     Larger elements than 65504 are cut; the rest is an error like any other.
@@ -299,59 +286,12 @@ class PowerSGD(Compression):
         return self.rank * (rows + columns) < rows * columns and self.rank <= min(rows, columns)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TopK(Compression):
-    """The largest elements of a gradient, with their places.
-
-    Each replica sends its own choice to all others.
-
-    Args:
-        error_feedback: as for `Compression`; without it most of a gradient is never sent.
-        min_elements: as for `Compression`.
-        fraction: part of the elements that is sent, at least one.
-
-    Raises:
-        TypeError: an argument of another type.
-        ValueError: a number out of range.
-
-    Example:
-        >>> sg.compression.TopK(fraction=0.01).sent_bytes((1000, 1000), num_replicas=2)
-        80000
-
-    Source: Stich, Cordonnier and Jaggi, Sparsified SGD with memory, 2018.
-    """
-
-    fraction: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        value = self.fraction
-        if isinstance(value, bool) or not isinstance(value, int | float):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(_unexpected(self, "fraction", "a number above 0 and up to 1"))
-        if not 0 < value <= 1:
-            raise ValueError(_unexpected(self, "fraction", "a number above 0 and up to 1"))
-
-    def count(self, shape: Sequence[int]) -> int:
-        """Returns the number of elements that are sent.
-
-        Args:
-            shape: shape of the gradient.
-        """
-        return max(1, int(self.fraction * math.prod(shape)))
-
-    def sent_bytes(self, *shapes: Sequence[int], num_replicas: int) -> int:
-        """Returns the bytes of elements and places, to each other replica."""
-        count = sum(map(self.count, shapes))
-        return (num_replicas - 1) * count * (_WHOLE_BYTES + _INDEX_BYTES)
-
-
 _NAMED: Mapping[str, type[Compression]] = {
     "bfloat16": BFloat16,
     "float16": Float16,
     "int8": Int8,
     "float8": Float8,
     "power_sgd": PowerSGD,
-    "top_k": TopK,
 }
 
 

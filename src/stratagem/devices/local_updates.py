@@ -186,8 +186,8 @@ class StreamingDiLoCo(DiLoCo):
     """DiLoCo that sends the model in fragments, one after the other, and takes the results later.
 
     A fragment has every n-th layer. Each is sent once in a period, at a step of its own, so that
-    a link is never asked for the whole model at once. A replica keeps training while a fragment
-    is under way, and then mixes what comes with what it has.
+    a link is never asked for the whole model at once. A replica trains some steps on its own
+    weights after a fragment was sent, and then mixes what came with what it has.
 
     Args:
         period: as for `LocalUpdates`.
@@ -235,7 +235,7 @@ class StreamingDiLoCo(DiLoCo):
 
     @property
     def overlap_steps(self) -> int:
-        """The steps that a fragment is under way."""
+        """The steps from sending a fragment to mixing it in."""
         return self.overlap
 
     @property
@@ -257,6 +257,37 @@ def fragments_of(trained: Sequence[Any], method: LocalUpdates) -> list[tuple[lis
         members[places[one.path.rpartition("/")[0]]].append(one)
     period = method.period if isinstance(method.period, int) else 0  # of a rule: one fragment
     return [(each, place * period // count) for place, each in enumerate(members) if each]
+
+
+@dataclasses.dataclass(frozen=True)
+class Islands:
+    """Groups of consecutive replicas that train in lockstep. Between them links are slow.
+
+    Args:
+        num_replicas: number of replicas.
+        size: replicas of an island, a divisor of their number.
+    """
+
+    num_replicas: int
+    size: int
+
+    @property
+    def count(self) -> int:
+        """Number of islands."""
+        return self.num_replicas // self.size
+
+    @property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        """Replicas of each island."""
+        return tuple(
+            tuple(range(first, first + self.size))
+            for first in range(0, self.num_replicas, self.size)
+        )
+
+    @property
+    def peers(self) -> tuple[tuple[int, ...], ...]:
+        """Replicas of the same place in their islands, for each place."""
+        return tuple(zip(*self.members, strict=True))
 
 
 def _check_count(settings: object, name: str, least: int) -> None:

@@ -18,8 +18,6 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from stratagem.devices.background import InFlightProgram as InFlightProgram
-from stratagem.devices.background import background_flights
 from stratagem.group.current import current_group
 from stratagem.group.elastic.group import ElasticGroup
 from stratagem.group.member import Group
@@ -29,9 +27,16 @@ from stratagem.observe.run_events.wait_clock import wait_clock
 # A small program runs within the call that starts it on CPU, and raises ValueErrors.
 _MAY_BE_LOSSES = (jax.errors.JaxRuntimeError, ValueError)
 _CODES_OF_LOSSES = ("UNKNOWN", "INTERNAL", "UNAVAILABLE", "ABORTED", "CANCELLED", "DEADLINE")
-# Arrays of all replicas that may pass through process 0's host.
-_SMALL_BYTES = 65_536
 _TRANSPORTS = ("Gloo", "NCCL", "MPI")
+
+
+@dataclasses.dataclass
+class InFlightProgram:
+    """A program in flight: its step number, its name, and outputs that no later program donates."""
+
+    number: int = 0
+    name: str = ""
+    token: Any = None
 
 
 _last = InFlightProgram()
@@ -58,26 +63,17 @@ def wait_for_program(flight: InFlightProgram) -> None:
         _wait_for(flight)
 
 
-def run_together(
-    name: str,
-    start: Callable[[], tuple[Any, Any]],
-    *,
-    platform: str,
-    has_collectives: bool = True,
-) -> Any:
+def run_together(name: str, start: Callable[[], tuple[Any, Any]], *, platform: str) -> Any:
     """Starts a program on all processes once the previous one is done.
 
     So one program runs while the next is prepared. On accelerators one more may be queued; on CPU
     starting it would block inside JAX. `start` returns the outputs, and some of them that no later
-    program donates. Programs in the background are waited for, unless this one has no collectives:
-    they would use one connection. Raises UnavailableError, naming a lost process;
-    DeadlineExceededError if a process is stuck; RuntimeError if the processes diverged.
+    program donates. Raises UnavailableError, naming a lost process; DeadlineExceededError if a
+    process is stuck; RuntimeError if the processes diverged.
     """
     group = current_group()
     assert group is not None
     before = last_program()
-    if has_collectives:
-        wait_for_background()
     if platform == "cpu":
         _wait_for(before)
     begun = group.num_steps
@@ -100,15 +96,6 @@ def run_together(
     if platform != "cpu":
         _wait_for(before)
     return results
-
-
-def wait_for_background(token: object = None) -> None:
-    """Waits for programs in the background, up to that of a token; raises as `run_together`."""
-    while background_flights:
-        flight = background_flights.popleft()
-        _wait_for(flight)
-        if flight.token is token:
-            return
 
 
 def wait_until_ready(values: object) -> None:
@@ -178,8 +165,8 @@ def compute_on_every_process(arrays: object, function: Callable[[Any], Any] | No
     `function` is at module level, since programs are cached by it; None returns the arrays.
     Raises as `run_together`.
     """
-    if meets_on_host(arrays):
-        return _jitted(function or _read_all, None)(gathered(arrays))
+    if runs_separately():
+        return _jitted(function or _read_all, None)(_gathered(arrays))
     result = _compute_together(arrays, function or _read_all)
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), result)
 
@@ -194,27 +181,10 @@ def runs_separately() -> bool:
     return isinstance(cast("Any", current_group()), ElasticGroup)
 
 
-def meets_on_host(arrays: object) -> bool:
-    """Returns True if processes bring arrays together on their hosts, and not in a program.
-
-    So they do in an elastic group; and while a program is in the background, with a few numbers
-    such as those of metrics, which need not wait for it.
-    """
-    if runs_separately():
-        return True
-    size_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(arrays))
-    return bool(background_flights) and size_bytes <= _SMALL_BYTES
-
-
-def gathered(arrays: object) -> Any:
-    """Returns multi-process arrays on the host; of an elastic group without lost members' parts.
-
-    Call it on every process.
-    """
+def _gathered(arrays: object) -> Any:
+    """Returns multi-process arrays of an elastic group on the host, without lost members' parts."""
     group = current_group()
     assert group is not None
-    if not runs_separately():
-        wait_until_ready(arrays)
     leaves, structure = jax.tree.flatten(arrays)
     own = [np.asarray(leaf.addressable_data(0)) for leaf in leaves]
     parts = [number for number, leaf in enumerate(leaves) if not leaf.is_fully_replicated]

@@ -22,7 +22,6 @@ from typing import Any, NoReturn
 import jax
 
 from stratagem.cluster.preemption.signals import ignore_until_exit
-from stratagem.devices.lockstep import wait_for_background
 from stratagem.devices.private import exit_now, main_thread_file
 from stratagem.errors import INTERRUPTED
 from stratagem.group.current import current_group
@@ -126,7 +125,7 @@ def _exit_with_group() -> None:
 
 
 def _leave_group(group: Group) -> None:
-    if _state.exit_code is None and group.verdict is None and _is_done() and group.leave():
+    if _state.exit_code is None and group.verdict is None and group.leave():
         with contextlib.suppress(Exception):  # another process may exit first
             if group.process_id:
                 jax.distributed.shutdown()
@@ -142,15 +141,6 @@ def _leave_group(group: Group) -> None:
     # The program ended by itself while others still waited for it.
     planned = 1 if group.is_reported else _state.planned_code
     _exit(planned if _state.exit_code is None else _state.exit_code)
-
-
-def _is_done() -> bool:
-    """Waits for programs in the background, which need this process; False if one has failed."""
-    try:
-        wait_for_background()
-    except Exception:  # noqa: BLE001 - the loss of a process, for example: there is a verdict
-        return False
-    return True
 
 
 def _exit(exit_code: int) -> NoReturn:

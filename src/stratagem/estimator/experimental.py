@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from stratagem.devices.collectives import host
 from stratagem.errors import explain
 from stratagem.estimator.checks import check_type
 from stratagem.estimator.estimator import Estimator
@@ -21,6 +20,7 @@ from stratagem.estimator.hooks import (
     SynchronizedTimer,
 )
 from stratagem.estimator.loops import read_eval_metrics
+from stratagem.strategies.collectives import host
 
 __all__ = [
     "make_early_stopping_hook",

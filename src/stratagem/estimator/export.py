@@ -27,7 +27,7 @@ from stratagem.estimator.spec import DEFAULT_SIGNATURE, EstimatorSpec
 from stratagem.estimator.steps import ModelStep
 from stratagem.estimator.variable_store import VARIABLES, read_values
 from stratagem.execution.communicator import SoleCommunicator
-from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext
+from stratagem.execution.replica_context import ReplicaBatch, ReplicaContext
 from stratagem.execution.tracing.functionalize import ReplicaScope, initialize_created_variables
 
 __all__ = [

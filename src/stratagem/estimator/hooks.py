@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from stratagem import settings
-from stratagem.devices.collectives import host
 from stratagem.errors import DeadlineExceededError, explain
 from stratagem.estimator.checks import check_number, check_one_of
 from stratagem.group.current import current_group
+from stratagem.strategies.collectives import host
 
 if TYPE_CHECKING:
     from stratagem.estimator.loops import Session

@@ -17,13 +17,13 @@ from stratagem.estimator.estimator import Estimator
 from stratagem.estimator.export import PredictOutput
 from stratagem.estimator.run_config import RunConfig
 from stratagem.estimator.spec import DEFAULT_SIGNATURE, EstimatorSpec, ModeKeys, Scaffold, minimize
-from stratagem.keras.private.trainers import (
+from stratagem.keras.private import (
     compile_arguments,
+    flatten_layers,
     named_metrics,
     takes_training,
     total_loss,
 )
-from stratagem.keras.private.variables import flatten_layers
 
 # Conversion of features, labels and outputs between input functions and Keras models.
 

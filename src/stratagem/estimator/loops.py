@@ -52,7 +52,7 @@ from stratagem.estimator.steps import (
 from stratagem.estimator.variable_store import GLOBAL_STEP, ModelCheckpoints, VariableStore
 from stratagem.execution import summary
 from stratagem.input.placement import place
-from stratagem.keras.training.dataset_creator import DatasetCreator, part_of
+from stratagem.keras.training.datasets import DatasetCreator, part_of
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue
 from stratagem.parameter_server.keras.worker_data import BatchAssignment, WorkerData

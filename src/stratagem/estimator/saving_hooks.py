@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from stratagem.devices.collectives import host
 from stratagem.errors import explain
 from stratagem.estimator.checks import check_one_of
 from stratagem.estimator.hooks import (
@@ -25,6 +24,7 @@ from stratagem.estimator.hooks import (
 )
 from stratagem.estimator.spec import ModeKeys, check_instances
 from stratagem.execution import summary
+from stratagem.strategies.collectives import host
 
 if TYPE_CHECKING:
     from stratagem.estimator.loops import Session

@@ -23,14 +23,14 @@ from stratagem.estimator.spec import (
 )
 from stratagem.estimator.variable_store import VariableStore
 from stratagem.execution import summary
-from stratagem.execution.context.replica import ReplicaContext, get_replica_context
 from stratagem.execution.gradient import value_and_grad
+from stratagem.execution.replica_context import ReplicaContext, get_replica_context
 from stratagem.execution.summary.collector import Collector
 from stratagem.execution.tracing.arguments import flatten_arguments
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope, is_uninitialized
 from stratagem.keras.numerics.optimizer import build_in_replica
 from stratagem.keras.numerics.step_mode import StepMode, example_fraction, record_loss, step_mode
-from stratagem.keras.training.metric_logs import MetricLogs
+from stratagem.keras.training.step_functions import MetricLogs
 from stratagem.parameter_server.keras.optimizer import give_to_servers, share_name
 from stratagem.variables.registry import VariableKind, home_of
 

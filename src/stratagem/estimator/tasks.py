@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stratagem import settings
-from stratagem.devices.collectives import host
 from stratagem.errors import DeadlineExceededError, explain
 from stratagem.estimator.checks import check_type
 from stratagem.estimator.estimator import (
@@ -34,6 +33,7 @@ from stratagem.keras.evaluation.checkpoint_loop import StopNotice
 from stratagem.launch.remote.server import run_standard_server
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
 from stratagem.strategies.base.strategy import NonTraining
+from stratagem.strategies.collectives import host
 
 if TYPE_CHECKING:
     from stratagem.estimator.estimator import Estimator

@@ -18,7 +18,7 @@ from stratagem.cluster.spec import ClusterSpec
 from stratagem.contexts import get_strategy
 from stratagem.estimator.variable_store import GLOBAL_STEP, current_store
 from stratagem.keras.numerics.random_state import RandomState
-from stratagem.keras.variables.variable_creation import Variable
+from stratagem.keras.variables.creation import Variable
 
 __all__ = [
     "Checkpoint",

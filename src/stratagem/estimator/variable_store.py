@@ -17,9 +17,9 @@ from stratagem.checkpoint.latest import run_on_first
 from stratagem.checkpoint.manager import CheckpointManager
 from stratagem.checkpoint.saving import CheckpointOptions, load_arrays, load_manifest
 from stratagem.errors import explain
-from stratagem.keras.private.process_state import fresh_names
-from stratagem.keras.variables.variable_creation import Variable
-from stratagem.keras.variables.variable_source import VariableRequest, variables_from
+from stratagem.keras.private import fresh_names
+from stratagem.keras.variables.creation import Variable
+from stratagem.keras.variables.requests import VariableRequest, variables_from
 
 if TYPE_CHECKING:
     from stratagem.estimator.run_config import RunConfig

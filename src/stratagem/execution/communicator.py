@@ -11,14 +11,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.devices.collectives import device
-from stratagem.devices.collectives.all_reduce import AllReduce, ChosenAllReduce, marked_as_sum
-from stratagem.devices.collectives.packing import NO_PACKING
+from stratagem.devices.collectives.all_reduce import (
+    NO_PACKING,
+    Algorithm,
+    GradientPacking,
+    ReplicaAxis,
+    marked_as_sum,
+    mean_of,
+    rounded_sum,
+    shared_sum,
+    sum_over_replicas,
+)
+from stratagem.devices.collectives.shared_sums import DTYPES
 from stratagem.errors import explain
 from stratagem.options import ReduceOp
-from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.distributed import Mirrored, PerReplica, is_array
 from stratagem.variables.indexed_slices import IndexedSlices
-from stratagem.variables.regrouping import is_array
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts
@@ -147,59 +155,157 @@ class SoleCommunicator(Communicator):
         return jax.tree.map(_without_mirrored, result, is_leaf=_is_distributed)
 
 
+@dataclasses.dataclass(frozen=True)
 class MeshCommunicator(Communicator):
     """The communicator of a compiled step: collectives over a mesh axis.
 
+    It is for `jax.shard_map` with `check_vma=False`, where the transpose of a sum over replicas is
+    again a sum over replicas: the gradient that `tf.distribute` defines. Eager replicas combine by
+    its `parts`.
+
+    Args:
+        axis: the axis of the replicas.
+        algorithm: the algorithm of sums, or a function of an array's bytes that returns it; called
+            with `shares_memory=False`, it returns one that needs no order of the sums.
+        packing: how many arrays are packed into messages.
+        in_bfloat16: True to send float32 gradients as bfloat16.
+        combine: combines arrays in place of sums. It receives the op and, for each value, a list of
+            the arrays of all replicas, and returns one result per value. None adds.
+
     Example:
         >>> axis = sg.collectives.ReplicaAxis("replica", 2)
-        >>> communicator = sg.collectives.MeshCommunicator(sg.collectives.ChosenAllReduce(axis))
+        >>> communicator = sg.collectives.MeshCommunicator(axis, sg.collectives.Algorithm.RING)
         >>> def step(x):
         ...     return communicator.all_reduce(sg.ReduceOp.MEAN, x)
         >>> jax.vmap(step, axis_name="replica")(np.float32([1, 3])).tolist()
         [2.0, 2.0]
 
-    Source: specific to Stratagem.
+    Source: JAX, jax.lax.psum; TF 2.21 cross_device_ops.py, CrossDeviceOps.
     """
 
-    def __init__(self, all_reduce: AllReduce) -> None:
-        self._all_reduce = all_reduce
-        self._axis_name = all_reduce.axis.name
-        self._groups = all_reduce.axis.index_groups
+    axis: ReplicaAxis
+    algorithm: Algorithm | Callable[..., Algorithm] = Algorithm.COMPILER
+    packing: GradientPacking = NO_PACKING
+    in_bfloat16: bool = False
+    combine: Callable[[ReduceOp, list[list[jax.Array]]], Sequence[Any]] | None = None
 
     @property
     def num_replicas(self) -> int:
         """Size of the replica axis."""
-        return self._all_reduce.axis.size
+        return self.axis.size
 
     def all_reduce(self, op: ReduceOp, value: object) -> Any:
-        """Combines a value over the mesh axis."""
-        return self._all_reduce.one(op, value)
+        """Combines a local array over the mesh axis; MEAN of integers is a float."""
+        if self.combine is not None:
+            return self.all_reduce_many(op, [value])[0]
+        array = jnp.asarray(value)
+        return self._sum(op, array, self.algorithm_of(array.nbytes))
 
     def all_reduce_many(self, op: ReduceOp, values: Sequence[Any]) -> list[Any]:
-        """Combines values over the mesh axis, packed into few messages."""
-        return self._all_reduce.many(op, values)
+        """Combines many arrays, such as gradients, packing several of a dtype into one.
+
+        If one of them is summed in shared memory, all are: sums of two kinds in a step cost more.
+        """
+        if self.combine is not None:
+            gathered = [jax.lax.all_gather(array, self.axis.name) for array in _as_numbers(values)]
+            stacks = [[array[replica] for replica in range(self.axis.size)] for array in gathered]
+            return [jnp.asarray(result) for result in self.combine(op, stacks)]
+        arrays = [jnp.asarray(value) for value in values]
+        packs = self.packing.packs(
+            [array.nbytes for array in arrays], [array.dtype for array in arrays]
+        )
+        algorithms = [
+            self.algorithm_of(sum(arrays[index].nbytes for index in pack)) for pack in packs
+        ]
+        if Algorithm.SHARED_MEMORY in algorithms:
+            algorithms = [Algorithm.SHARED_MEMORY] * len(packs)
+        results = dict[int, jax.Array]()
+        for pack, algorithm in zip(packs, algorithms, strict=True):
+            if len(pack) == 1:
+                results[pack[0]] = self._gradient_sum(op, arrays[pack[0]], algorithm)
+                continue
+            flat = [arrays[index].ravel() for index in pack]
+            joined = self._gradient_sum(op, jnp.concatenate(flat), algorithm)
+            parts = jnp.split(joined, np.cumsum([part.size for part in flat])[:-1])
+            for index, part in zip(pack, parts, strict=True):
+                results[index] = part.reshape(arrays[index].shape)
+        return [results[index] for index in range(len(arrays))]
+
+    def parts(self, op: ReduceOp, parts: Sequence[Any], *, are_gradients: bool) -> jax.Array:
+        """Combines one array per replica outside a compiled step, added in replica order.
+
+        With `are_gradients`, rounds like `all_reduce_many`.
+        """
+        arrays = _as_numbers(parts)
+        if self.combine is not None:
+            return jnp.asarray(self.combine(op, [arrays])[0])
+        if are_gradients and self._is_rounded(arrays[0]):
+            return mean_of(rounded_sum(arrays), op, len(arrays))
+        total = arrays[0]
+        for array in arrays[1:]:
+            total = total + array
+        return mean_of(total, op, len(arrays))
+
+    def algorithm_of(self, size_bytes: int, **facts: bool) -> Algorithm:
+        """Returns the algorithm of sums of arrays of a size."""
+        rule = self.algorithm
+        return rule if isinstance(rule, Algorithm) else rule(size_bytes, **facts)
+
+    def _is_rounded(self, array: jax.Array) -> bool:
+        return self.in_bfloat16 and array.dtype == jnp.float32
+
+    def _gradient_sum(self, op: ReduceOp, array: jax.Array, algorithm: Algorithm) -> jax.Array:
+        if self._is_rounded(array) and array.size:
+            total = sum_over_replicas(array, self.axis, algorithm, in_bfloat16=True)
+            return mean_of(total, op, self.axis.size)
+        return self._sum(op, array, algorithm)
+
+    def _sum(self, op: ReduceOp, array: jax.Array, algorithm: Algorithm) -> jax.Array:
+        is_shared = algorithm is Algorithm.SHARED_MEMORY
+        if is_shared:  # what it is where the order of the sums is not known
+            algorithm = self.algorithm_of(array.nbytes, shares_memory=False)
+        if array.dtype == bool:
+            array = array.astype(jnp.int32)
+        dtype = array.dtype
+        # XLA:CPU crashes where replicas of several devices add bfloat16 (JAX 0.10 to 0.12). NumPy,
+        # which adds in shared memory, would round after each replica.
+        is_narrow = dtype == jnp.bfloat16 or (is_shared and dtype == jnp.float16)
+        if (self.axis.adds_wide or is_shared) and is_narrow:
+            array = array.astype(jnp.float32)
+        if array.size and is_shared and array.dtype.name in DTYPES:
+            array = shared_sum(array, self.axis, algorithm)
+        elif array.size:
+            array = sum_over_replicas(array, self.axis, algorithm)
+        return mean_of(array.astype(dtype), op, self.axis.size)
 
     def all_gather(self, value: object, axis: int, lengths: tuple[int, ...] | None) -> Any:
-        """Concatenates over the mesh axis."""
-        return device.all_gather(value, axis, self._axis_name, lengths, self._groups)
+        """Concatenates over the mesh axis; `lengths` are the true sizes of padded arrays."""
+        value, name, groups = jnp.asarray(value), self.axis.name, self.axis.index_groups
+        if lengths is None:
+            return jax.lax.all_gather(value, name, axis=axis, tiled=True, axis_index_groups=groups)
+        parts = jax.lax.all_gather(value, name, axis=0, tiled=False, axis_index_groups=groups)
+        true_parts = [
+            jax.lax.slice_in_dim(parts[index], 0, length, axis=axis)
+            for index, length in enumerate(lengths)
+        ]
+        return jnp.concatenate(true_parts, axis=axis)
 
     def all_to_all(self, value: jax.Array) -> jax.Array:
         """Exchanges rows over the mesh axis."""
         return jax.lax.all_to_all(
-            value, self._axis_name, split_axis=0, concat_axis=0, axis_index_groups=self._groups
+            value,
+            self.axis.name,
+            split_axis=0,
+            concat_axis=0,
+            axis_index_groups=self.axis.index_groups,
         )
 
     def among(self, groups: tuple[tuple[int, ...], ...], *, packs: bool = False) -> Communicator:
         """Returns the communicator of this replica's group, whose sums are the compiler's."""
         if len(groups[0]) == 1:
             return SoleCommunicator()
-        axis = dataclasses.replace(
-            self._all_reduce.axis, size=len(groups[0]), groups=(), apart=groups
-        )
-        packing = NO_PACKING
-        if packs and isinstance(self._all_reduce, ChosenAllReduce):
-            packing = self._all_reduce.packing
-        return MeshCommunicator(ChosenAllReduce(axis, packing=packing))
+        axis = dataclasses.replace(self.axis, size=len(groups[0]), groups=(), apart=groups)
+        return MeshCommunicator(axis, packing=self.packing if packs else NO_PACKING)
 
     def merge(
         self,
@@ -228,7 +334,12 @@ class MeshCommunicator(Communicator):
             )
         if leaf.stacked is None:
             return leaf.local
-        return jnp.asarray(leaf.stacked)[jax.lax.axis_index(self._axis_name)]
+        return jnp.asarray(leaf.stacked)[jax.lax.axis_index(self.axis.name)]
+
+
+def _as_numbers(values: Sequence[Any]) -> list[jax.Array]:
+    arrays = [jnp.asarray(value) for value in values]
+    return [array.astype(jnp.int32) if array.dtype == bool else array for array in arrays]
 
 
 def _as_local_per_replica(leaf: object) -> Any:

@@ -12,7 +12,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from stratagem.config import filters_traceback
 from stratagem.errors import explain
-from stratagem.execution.embeddings.lookups import (
+from stratagem.execution.lookups import (
     Lookups,
     as_row_numbers,
     exchanges_rows,
@@ -25,14 +25,14 @@ from stratagem.execution.embeddings.lookups import (
 from stratagem.execution.summary.collector import Collector
 from stratagem.execution.summary.kinds import forward_summaries
 from stratagem.execution.tracing.functionalize import (
+    CapturedWrites,
     ReplicaScope,
     current_scope,
     initialize_created,
 )
 from stratagem.execution.tracing.remote_state import Ids, Lookup
-from stratagem.variables.distributed import DistributedValues, Mirrored, PerReplica
+from stratagem.variables.distributed import DistributedValues, Mirrored, PerReplica, is_array
 from stratagem.variables.indexed_slices import IndexedSlices
-from stratagem.variables.regrouping import is_array
 from stratagem.variables.store import is_keyed
 
 if TYPE_CHECKING:
@@ -262,15 +262,13 @@ class _Differentiated:
 
         Gradients of `tables`, as returned by `tables_of_rows`, are `IndexedSlices`.
         """
-        written: list[Any] = []
-        scopes: list[ReplicaScope] = []
+        captured: list[CapturedWrites] = []
         read_ids: set[int] = set()
         are_matched: list[bool] = []
         by_key = {id(table): table for table, _ in tables}
         plain_ids = {id(table) for table, _ in tables if not is_keyed(table)}
         received = self._received([one for one in tables if is_elsewhere(one[0])])
         summaries = Collector()
-        sent: list[Any] = []
 
         def functional(inputs: tuple[Any, Any, Any]) -> tuple[Any, Any]:
             values, stand_ins, arrays = inputs
@@ -280,32 +278,24 @@ class _Differentiated:
             scope, value, aux = self._call(values, lookups, summaries, arrays)
             are_matched.append(lookups.are_matched and not plain_ids & scope.read_ids)
             read_ids.update(scope.read_ids)
-            written[:] = [(v, key in scope.unproven) for key, v in scope.writes.items()]
-            updates = [scope.written_value(variable) for variable, _ in written]
-            updates += [value for _, value in scope.early]
-            sent[:] = [what for what, _ in scope.sent]
-            summands = [value for _, value in scope.sent]
-            scopes.append(scope)
+            writes, updates = scope.captured()
+            captured[:] = [writes]
             positions = lookups.ids, lookups.places
-            return value, (aux, updates, positions, summaries.values, summands)
+            return value, (aux, updates, positions, summaries.values)
 
         stand_ins = _stand_ins(tables)
         result, (grads, rows, by_array) = jax.value_and_grad(functional, has_aux=True)(
             (self._values, stand_ins, self._arrays)
         )
-        value, (aux, updates, (ids, places), of_summaries, summands) = result
+        value, (aux, updates, (ids, places), of_summaries) = result
         if not all(are_matched):  # the function behaved differently from the counting call
             return self.differentiate([])
         self._send_ids(received, ids)
         if self._outer is not None:
-            self._outer.sent.extend(zip(sent, summands, strict=True))
-        if self._outer is None:
-            if not isinstance(value, Tracer):
-                initialize_created()  # variables of the function; in a step, the step does so
-            _assign_updates(written, updates)
-        else:
-            _record_updates(written, updates, self._outer)
-            self._record_builds(scopes[-1], updates[len(written) :], self._outer)
+            self._record_builds(captured[0], self._outer)
+        elif not isinstance(value, Tracer):
+            initialize_created()  # variables of the function; in a step, the step does so
+        captured[0].replay(updates, self._outer)
         forward_summaries(summaries.summaries, of_summaries)
         by_id = self._gradients_of_read(grads, read_ids)
         by_id |= {key: slices_of(table, places[key], rows[key]) for key, table in by_key.items()}
@@ -323,19 +313,17 @@ class _Differentiated:
                 assert self._outer is not None
                 self._outer.outermost.send(Ids(place), as_row_numbers(own_ids))
 
-    def _record_builds(self, scope: ReplicaScope, values: list[Any], outer: ReplicaScope) -> None:
-        """Records assignments to new variables, first those of the call that counts lookups.
+    def _record_builds(self, again: CapturedWrites, outer: ReplicaScope) -> None:
+        """Records assignments to new variables in the call that counts lookups.
 
-        That call built the layers, so the next one does not repeat their assignments.
+        That call built the layers, so the next one, `again`, does not repeat their assignments.
         """
-        num_more = self._counted.num_writes - scope.num_writes
+        num_more = self._counted.num_writes - again.num_writes
         for variable, value in self._counted.early:
             if num_more[id(variable)]:
                 num_more[id(variable)] -= 1
                 outer.num_writes[id(variable)] += 1
                 outer.early.append((variable, value))
-        outer.num_writes.update(scope.num_writes)
-        outer.early += [(one, value) for (one, _), value in zip(scope.early, values, strict=True)]
 
     @property
     def _receive(self) -> Callable[[Lookup], tuple[int, Any]] | None:
@@ -364,18 +352,6 @@ def _stand_ins(tables: list[tuple[Any, list[tuple[int, ...]]]]) -> dict[int, lis
 def _current_value(variable: keras.Variable, scope: ReplicaScope | None) -> Any:
     value = scope.get_current_value(variable) if scope is not None else None
     return jnp.asarray(variable.value if value is None else value)
-
-
-def _assign_updates(written: list[Any], updates: list[Any]) -> None:
-    for (variable, _), update in zip(written, updates, strict=False):
-        variable.assign(update)
-
-
-def _record_updates(written: list[Any], updates: list[Any], outer: ReplicaScope) -> None:
-    for (variable, is_unproven), update in zip(written, updates, strict=False):
-        outer.keep(variable, update)
-        if is_unproven:
-            outer.mark_unproven(variable)
 
 
 def _require_scalar(value: Any) -> None:

@@ -12,8 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Sharding
 
-from stratagem.devices.context_mesh import is_explicit
-from stratagem.devices.mesh import Topology
+from stratagem.devices.mesh import Topology, is_explicit
 
 _Selection = slice | np.ndarray
 

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from stratagem import contexts as stack
 from stratagem.config import filters_traceback
-from stratagem.contexts import current_function_trace
-from stratagem.devices.context_mesh import outside_context_mesh
 from stratagem.devices.lockstep import waiting_for_input
-from stratagem.devices.mesh import Topology
+from stratagem.devices.mesh import Topology, outside_context_mesh
 from stratagem.errors import OutOfRangeError, explain
 from stratagem.input.loader import BatchGroup
 from stratagem.input.placement import PlacedBatches
 from stratagem.observe.profiling.trace import input_mark
 from stratagem.observe.run_events.wait_clock import DataWait, wait_clock
+from stratagem.variables.exhausted_memory import explain_exhausted_memory
 
 if TYPE_CHECKING:
     from stratagem.input.distributed import DistributedDataset
@@ -297,8 +296,11 @@ class DistributedIterator:
     @filters_traceback
     @outside_context_mesh
     def __next__(self) -> Any:
-        with self.strategy.variables.explains_exhausted_memory():
+        try:
             return self.take(1)[0].value()
+        except Exception as error:
+            explain_exhausted_memory(error, self.strategy.variables.live)
+            raise
 
     def get_next(self) -> Any:
         """Returns the next batch.
@@ -429,20 +431,8 @@ class DistributedIterator:
 
 
 def require_outside_replicas(what: str) -> None:
-    """Raises ValueError in replica functions and while an `sg.function` is traced.
-
-    `what` describes the action, as the start of a sentence.
-    """
-    if current_function_trace() is not None:
-        raise ValueError(
-            explain(
-                f"{what} inside an sg.function.",
-                expected="data as an argument: a batch read during tracing becomes a constant of "
-                "the program.",
-                fix="read the batch outside: step(next(iterator)), or use strategy.run_steps.",
-                code="SG305",
-            )
-        )
+    """Raises ValueError in replica functions; `what` is the action, as the start of a sentence."""
+    stack.note_use()
     frame = stack.current_frame()
     if frame is not None and frame.kind is stack.FrameKind.REPLICA:
         raise ValueError(

@@ -14,7 +14,7 @@ from stratagem.devices.mesh import Topology
 from stratagem.input.batches import HostBatch
 from stratagem.input.placement import HostSteps, PlacedBatches, are_small, place, put_steps
 from stratagem.input.sources.source import BATCHES_PER_SNAPSHOT, Reader
-from stratagem.variables.regrouping import is_array
+from stratagem.variables.distributed import is_array
 
 # After so many groups, others of the same shapes are likely to follow.
 _MANY = 16

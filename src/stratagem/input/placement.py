@@ -12,12 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from stratagem.devices.exact_integers import require_exact_integers
 from stratagem.devices.mesh import Topology
+from stratagem.devices.shards import require_exact_integers
 from stratagem.input.batches import HostBatch, name_of_array, padded, unflatten
 from stratagem.input.device_rows import DeviceRows, select_rows
-from stratagem.variables.distributed import PerReplica
-from stratagem.variables.regrouping import is_array
+from stratagem.variables.distributed import PerReplica, is_array
 
 # Transfer of batches to the devices: large arrays by JAX, small ones by a compiled program.
 

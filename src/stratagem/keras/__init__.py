@@ -18,19 +18,21 @@ from stratagem.keras.evaluation.sidecar_evaluator import (
     SidecarEvaluator,
     SidecarEvaluatorModelExport,
 )
-from stratagem.keras.numerics.chunked_crossentropy import ChunkedSparseCategoricalCrossentropy
-from stratagem.keras.numerics.chunked_loss import chunked_softmax_cross_entropy
-from stratagem.keras.numerics.layer_chains import scan_layers
+from stratagem.keras.numerics.chunked_loss import (
+    ChunkedSparseCategoricalCrossentropy,
+    chunked_softmax_cross_entropy,
+)
 from stratagem.keras.numerics.losses import compute_average_loss, scale_regularization_loss
 from stratagem.keras.numerics.optimizer import apply_gradients
 from stratagem.keras.numerics.random_state import RandomState
-from stratagem.keras.numerics.remat import remat
+from stratagem.keras.numerics.rematerialization import remat
+from stratagem.keras.numerics.scanned_layers import scan_layers
 from stratagem.keras.seam import install
-from stratagem.keras.training.dataset_creator import DatasetCreator
+from stratagem.keras.training.datasets import DatasetCreator
 from stratagem.keras.training.generate_stream import generate_stream
 from stratagem.keras.training.model import compile, lower_training_step, strategy_of
+from stratagem.keras.variables.creation import Variable
 from stratagem.keras.variables.variable import DistributedVariable
-from stratagem.keras.variables.variable_creation import Variable
 
 __all__ = [
     "BackupAndRestore",

@@ -3,9 +3,11 @@
 Source: TF 2.21 nn_impl_distribute.py, embedding_ops.py.
 """
 
-from stratagem.execution.embeddings.lookups import embedding_lookup
-from stratagem.keras.numerics.chunked_crossentropy import ChunkedSparseCategoricalCrossentropy
-from stratagem.keras.numerics.chunked_loss import chunked_softmax_cross_entropy
+from stratagem.execution.lookups import embedding_lookup
+from stratagem.keras.numerics.chunked_loss import (
+    ChunkedSparseCategoricalCrossentropy,
+    chunked_softmax_cross_entropy,
+)
 from stratagem.keras.numerics.losses import compute_average_loss, scale_regularization_loss
 
 __all__ = [

@@ -18,8 +18,8 @@ from jax.experimental import topologies
 from stratagem import environment
 from stratagem.devices.mesh import Topology
 from stratagem.errors import explain
-from stratagem.execution.programs.ids_program import StepProgram
-from stratagem.execution.programs.step_capture import CapturedStep
+from stratagem.execution.programs.steps import StepProgram
+from stratagem.execution.tracing.functionalize import CapturedStep
 from stratagem.planning.memory import CompilerMemory, device_bytes, step_programs
 from stratagem.planning.schedule import Schedule
 from stratagem.planning.targets import Target

@@ -6,9 +6,9 @@ import dataclasses
 
 from stratagem.devices.abstract_devices import placeholder
 from stratagem.errors import explain
-from stratagem.execution.context.replica import ReplicaBatch
-from stratagem.execution.programs.step_capture import CapturedStep
+from stratagem.execution.replica_context import ReplicaBatch
 from stratagem.execution.tracing.arguments import Arguments, Leaf
+from stratagem.execution.tracing.functionalize import CapturedStep
 
 
 def with_global_batch(step: CapturedStep, global_batch: int) -> CapturedStep:

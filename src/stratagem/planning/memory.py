@@ -12,10 +12,9 @@ import jax
 import numpy as np
 
 from stratagem.devices.mesh import Topology
-from stratagem.execution.programs.ids_program import StepProgram
 from stratagem.execution.programs.lockstep import program_of
-from stratagem.execution.programs.step_capture import CapturedStep
-from stratagem.execution.tracing.functionalize import Trace
+from stratagem.execution.programs.steps import StepProgram
+from stratagem.execution.tracing.functionalize import CapturedStep, Trace
 from stratagem.planning.accelerators import Accelerator
 from stratagem.variables.layouts import stored_sharding
 from stratagem.variables.placement import ShardedState

@@ -15,7 +15,7 @@ import numpy as np
 from stratagem.contexts import get_strategy, has_strategy
 from stratagem.devices.abstract_devices import placeholder, planning_for
 from stratagem.errors import explain
-from stratagem.execution.programs.step_capture import CapturedStep, capture
+from stratagem.execution.tracing.functionalize import CapturedStep, capture
 from stratagem.input.batches import take_batch
 from stratagem.input.placement import place
 from stratagem.keras.training.planned_models import as_planned, is_model, training_step
@@ -31,7 +31,7 @@ from stratagem.strategies.central_storage import CentralStorageStrategy
 from stratagem.strategies.local_update import LocalUpdateStrategy
 from stratagem.strategies.mirrored import MirroredStrategy
 from stratagem.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
-from stratagem.strategies.placement_rules import PINNED_HOST, OffloadedState, PlacementRules
+from stratagem.strategies.placement import PINNED_HOST, OffloadedState, PlacementRules
 from stratagem.strategies.tpu import TPUStrategy
 from stratagem.variables.layouts import require_layouts_used
 from stratagem.variables.placement import ShardedState, UniformPlacement

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stratagem.devices.abstract_devices import planning_for
 from stratagem.errors import explain
-from stratagem.execution.programs.step_capture import CapturedStep, capture
+from stratagem.execution.tracing.functionalize import CapturedStep, capture
 from stratagem.planning.targets import Target
 from stratagem.strategies.mirrored import MirroredStrategy
 from stratagem.variables.placement import ShardedState

@@ -12,9 +12,14 @@ import jax
 
 from stratagem.devices.abstract_devices import placeholder, planning_for
 from stratagem.errors import explain
-from stratagem.execution.programs.step_capture import CapturedStep
-from stratagem.keras.training.planned_forms import computing_as, is_float32, repeated_blocks
-from stratagem.keras.training.planned_models import is_model, training_step
+from stratagem.execution.tracing.functionalize import CapturedStep
+from stratagem.keras.training.planned_models import (
+    computing_as,
+    is_float32,
+    is_model,
+    repeated_blocks,
+    training_step,
+)
 from stratagem.planning.candidates import (
     Form,
     PlanCandidate,

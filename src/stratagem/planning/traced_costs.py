@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
+from stratagem.execution.jaxprs import called_jaxpr, inner_jaxprs
 from stratagem.planning.schedule import OperationCost
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _count_flops(jaxpr: Jaxpr | ClosedJaxpr) -> dict[str, float]:
             _accumulate(total, max(branches, key=lambda counted: sum(counted.values())))
         else:
             times = eqn.params["length"] if name == "scan" else 1
-            for inner in _sub_jaxprs(eqn.params):
+            for inner in inner_jaxprs(eqn):
                 _accumulate(total, _count_flops(inner), times)
     return total
 
@@ -128,21 +129,7 @@ def _num_valid_taps(
     return count
 
 
-def _sub_jaxprs(params: dict[str, Any]) -> list[Any]:
-    """Returns the jaxprs in the parameters of an equation."""
-    found: list[Any] = []
-    for name, value in params.items():
-        if name in ("fwd_jaxpr_thunk", "bwd", "jvp_jaxpr_fun"):
-            continue
-        for one in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(one, ClosedJaxpr):
-                found.append(one.jaxpr)
-            elif isinstance(one, Jaxpr):
-                found.append(one)
-    return found
-
-
-_BODIES = {"checkpoint", "remat", "remat2", "scan", "while", "cond"}
+_BODIES = {"remat2", "scan", "while", "cond"}
 _PRODUCTS = {"dot_general", "conv_general_dilated"}
 _HEAVY = {
     *_BODIES,
@@ -152,7 +139,6 @@ _HEAVY = {
     *("reduce_window_sum", "reduce_window_max", "select_and_scatter_add", "pallas_call"),
     *("dot_product_attention_fwd_wrapper", "dot_product_attention_bwd_wrapper"),
 }
-_INLINED = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
 _SUMS = {"add", "add_any", "sub"}
 _LAYOUT = {
     *("convert_element_type", "reshape", "transpose", "squeeze", "copy", "expand_dims"),
@@ -307,8 +293,8 @@ class _Walk:
         for eqn in jaxpr.eqns:
             self._time += 1
             name = eqn.primitive.name
-            if name in _INLINED and (body := _body(eqn)) is not None:
-                self._inline(eqn, body)
+            if name not in _BODIES and (body := called_jaxpr(eqn)) is not None:
+                self._inline(eqn, getattr(body, "jaxpr", body))
             elif name == "device_put":
                 self._move(eqn)
             elif name in _HEAVY:
@@ -405,8 +391,6 @@ class _Walk:
             ]
             walk = _Walk(body, inputs, self._divisions, self._attention_share)
             found.append((*walk.peak((), keeps_gradients=False), walk.sums, walk))
-        if not found:
-            return
         size, share, sums, walk = max(found, key=lambda one: one[0])
         self.sums.add(sums, eqn.params["length"] if eqn.primitive.name == "scan" else 1)
         for part, is_divided in ((size * share, True), (size * (1 - share), False)):
@@ -472,20 +456,14 @@ def _is_of_activations(eqn: Any, values: Sequence[_Value]) -> bool:
     return bool(batch) and all(one.weight is None for one in values)
 
 
-def _body(eqn: Any) -> Any:
-    """Returns the jaxpr of a call, or None."""
-    found = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr", eqn.params.get("fun_jaxpr")))
-    return getattr(found, "jaxpr", found)
-
-
 def _bodies(eqn: Any) -> list[tuple[Any, int]]:
     """Returns jaxprs inside an operation, and the index of the operand that is their first."""
     if eqn.primitive.name == "cond":
         return [(one.jaxpr, 1) for one in eqn.params["branches"]]
     if eqn.primitive.name == "while":
         return [(eqn.params["body_jaxpr"].jaxpr, eqn.params["cond_nconsts"])]
-    body = _body(eqn)
-    return [] if body is None else [(body, 0)]
+    (body,) = inner_jaxprs(eqn)  # of a scan or of what is recomputed
+    return [(body, 0)]
 
 
 def _num_bytes(var: Any) -> float:

@@ -7,10 +7,9 @@ from typing import final
 
 from stratagem.devices.finding import DeviceLike
 from stratagem.devices.mesh import Topology
-from stratagem.strategies.base.recreate import recreatable
-from stratagem.strategies.base.strategy import Strategy
-from stratagem.strategies.local_topology import local_topology, parameter_device_of
-from stratagem.strategies.placement_rules import PINNED_HOST, OffloadedState, pinned_host_store
+from stratagem.strategies.base.strategy import Strategy, recreatable
+from stratagem.strategies.membership import local_topology, parameter_device_of
+from stratagem.strategies.placement import PINNED_HOST, OffloadedState, pinned_host_store
 from stratagem.variables.placement import Placement, UniformPlacement
 from stratagem.variables.sharded_store import SingleDeviceStore
 

@@ -2,114 +2,117 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NoReturn, final
+from typing import Any, ClassVar, NoReturn, final
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from stratagem import logs, settings
 from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
-from stratagem.devices.collectives.all_reduce import AllReduce
-from stratagem.devices.collectives.axis import ReplicaAxis
 from stratagem.devices.collectives.elastic_rounds import serve_rounds
 from stratagem.devices.communication import CommunicationOptions
 from stratagem.devices.finding import start_separately
 from stratagem.devices.mesh import Topology
-from stratagem.errors import NOT_NEEDED, explain
-from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
+from stratagem.errors import NOT_NEEDED, UnavailableError, explain
+from stratagem.execution.programs.elastic import ElasticLockstep
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.current import agree_on_random_state, set_current_group
 from stratagem.group.elastic.group import ElasticGroup
-from stratagem.group.elastic.views import NotAdmittedError, View
+from stratagem.group.elastic.joining import RunningGroup, TrainingState, hand_over, receive
+from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
+from stratagem.group.elastic.views import View
 from stratagem.group.verdict import GroupLimits
-from stratagem.options import ReduceOp, VariableAggregation
-from stratagem.strategies.base.automatic import AutomaticOps
-from stratagem.strategies.base.recreate import recreatable
-from stratagem.strategies.base.strategy import Strategy
-from stratagem.strategies.elastic_admission import ElasticAdmission
-from stratagem.strategies.local_topology import local_topology
-from stratagem.strategies.membership import check_resolver, copy_refused, identity_of
+from stratagem.options import VariableAggregation
+from stratagem.strategies.base.cross_device_ops import AutomaticOps
+from stratagem.strategies.base.strategy import Strategy, recreatable
+from stratagem.strategies.membership import (
+    check_resolver,
+    copy_refused,
+    identity_of,
+    local_topology,
+)
 from stratagem.variables.components import components_of_members, store_components
 from stratagem.variables.registry import Home, VariableKind, VariableRegistry, home_of
 
-# Sums and means over replicas of which some may be left out of a step.
+_logger = logging.getLogger(__name__)
+_LOOP = "loop"
 
 
-class BackedOps(AutomaticOps):
-    """The cross-device ops of a strategy with backup workers.
+@final
+class ElasticStrategy(Strategy):
+    """Trains one model in several processes in lockstep, which continue if some of them are lost.
 
-    A sum stands for the rows of all replicas: it is multiplied by their number, divided by that of
-    the rows that took part. A mean is that of the replicas that took part, which may have unequal
-    numbers of rows.
-    """
+    Each process has one CPU device and a copy of the model. If a process dies, no variable has
+    changed by the step that it broke. The others split the same batch among themselves, and run the
+    step again: in the same processes, from the weights that they have. So the global batch stays as
+    it is, and the weights are those of an uninterrupted run with these members in each step.
 
-    def __init__(self) -> None:
-        super().__init__(CommunicationOptions())
+    A process that is started again joins the others, before a batch of `fit` or at a call of
+    `admit`, and continues from their values.
 
-    def all_reduce(self, topology: Topology) -> AllReduce:
-        """Returns the all-reduce of a step on some devices."""
-        sums = super().all_reduce(topology)
-        return BackedAllReduce(sums.axis, sums)
-
-
-@dataclasses.dataclass(frozen=True)
-class BackedAllReduce(AllReduce):
-    """Divides a mean by the number of replicas that take part, of which a sum has the same scale.
+    All processes read the same data, and each uses its rows. Metrics count what a lost process has
+    counted.
 
     Args:
-        axis: the axis of the replicas.
-        sums: the all-reduce of sums.
+        cluster_resolver: the cluster and this process's task; None reads the environment. It lists
+            the address of every process.
+        allow_unauthenticated: as for `MultiWorkerMirroredStrategy`.
+
+    Raises:
+        ValueError: an invalid cluster, a task that does not train, or several hosts without a
+            secret.
+        DeadlineExceededError: not all processes came in time; the message names the missing ones.
+        RuntimeError: JAX has started already, or a process has several devices.
+
+    Example:
+        >>> strategy = sg.ElasticStrategy()  # no cluster: one device
+        >>> strategy.num_replicas_in_sync
+        1
+
+    Source: Birman and Joseph, Exploiting virtual synchrony in distributed systems, 1987; PyTorch,
+    torchft.
     """
 
-    axis: ReplicaAxis
-    sums: AllReduce
-
-    def one(self, op: ReduceOp, value: object) -> jax.Array:
-        """Combines one array."""
-        return self.many(op, [value])[0]
-
-    def many(self, op: ReduceOp, values: Sequence[Any]) -> list[jax.Array]:
-        """Combines many arrays."""
-        if op is ReduceOp.SUM:
-            return self.sums.many(op, values)
-        totals = self.sums.many(ReduceOp.SUM, list(map(_as_float, values)))
-        # A sum of a constant would be computed while the step is traced.
-        one = jax.lax.optimization_barrier(jnp.ones((), jnp.float32))
-        count = self.sums.one(ReduceOp.SUM, one)
-        return [_quotient(total, count) for total in totals]
-
-    def parts(self, op: ReduceOp, parts: Sequence[Any], *, are_gradients: bool) -> jax.Array:
-        """Combines one array per replica, all of which are there."""
-        return self.sums.parts(op, parts, are_gradients=are_gradients)
-
-
-def _as_float(value: object) -> jax.Array:
-    array = jnp.asarray(value)  # only sums of floats have the scale of the step
-    return array if jnp.issubdtype(array.dtype, jnp.inexact) else array.astype(jnp.float32)
-
-
-def _quotient(total: jax.Array, count: jax.Array) -> jax.Array:
-    # A scaled count is no short fraction.
-    wide = total.dtype if total.dtype.itemsize >= 4 else jnp.float32
-    return (total.astype(wide) / count.astype(wide)).astype(total.dtype)
-
-
-# Members of an elastic strategy as its user sees them, and how others join.
-
-
-class ElasticMembership(Strategy):
-    """A strategy with an elastic group; without one, this process is its only member."""
-
-    _resolver: ClusterResolver
-    _group: ElasticGroup | None = None
+    _group: ElasticGroup | None = None  # None for a process without others
     _admission: ElasticAdmission | None = None
+
+    @recreatable
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        *,
+        allow_unauthenticated: bool = False,
+    ) -> None:
+        check_resolver(cluster_resolver, "cluster_resolver")
+        self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
+        processes = self._resolver.processes()
+        self._devices: tuple[jax.Device, ...] = ()
+        if processes.num_processes == 1:
+            topology = local_topology(["cpu:0"], name="devices")
+            super().__init__(topology, executor=Lockstep)
+            return
+        group = self._group = _join_group(
+            self._resolver, allow_unauthenticated=allow_unauthenticated
+        )
+        self._devices = start_separately(processes.num_processes, processes.process_id)
+        serve_rounds(group)
+        super().__init__(
+            self._topology_of(group.view),
+            AutomaticOps(CommunicationOptions()),
+            executor=ElasticLockstep,
+        )
+        group.on_change(self._continue)
+        admission = self._admission = ElasticAdmission(self, group)
+        self.fit_callbacks = lambda: [ElasticAdmission.callback(admission)]
+        agree_on_random_state()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise copy_refused(self)
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
@@ -132,8 +135,7 @@ class ElasticMembership(Strategy):
     def participants(self) -> tuple[int, ...]:
         """Ids of the processes whose values the last step has combined, in replica order.
 
-        A process that is lost at the end of a step may have taken part in it. With backup workers,
-        this process may be no participant itself.
+        A process that is lost at the end of a step may have taken part in it.
 
         Example:
             >>> sg.ElasticStrategy().participants
@@ -193,48 +195,19 @@ class ElasticMembership(Strategy):
 
         admission.join_loop(prepare)
 
+    def _topology_of(self, view: View) -> Topology:
+        return Topology(tuple(self._devices[member] for member in view.members))
 
-# Joining of an elastic group, and the variables of its present members.
-
-_logger = logging.getLogger(__name__)
-
-
-def check_num_backup_workers(number: object, num_processes: int | None = None) -> None:
-    """Raises TypeError unless it is an int, ValueError if it is out of range.
-
-    `num_processes` is the number of processes, if it is known.
-    """
-    if not isinstance(number, int) or isinstance(number, bool):
-        raise TypeError(
-            explain(
-                f"num_backup_workers={number!r} is of type {type(number).__name__}.",
-                expected="an int.",
-                fix="pass the number of workers that a step need not wait for, such as 1.",
-            )
-        )
-    if number < 0 or (num_processes is not None and number >= num_processes):
-        several = "" if num_processes is None else f" of {num_processes} workers"
-        raise ValueError(
-            explain(
-                f"num_backup_workers={number}{several} is out of range.",
-                expected="0 or more, and less than the number of workers.",
-                fix="pass a smaller number: the others make each step.",
-            )
-        )
+    def _continue(self, view: View) -> None:
+        """Continues with the members of a view, and the values that this process has."""
+        before, self.topology = self.topology, self._topology_of(view)
+        if self._admission is not None and self._admission.has_values(before):
+            _move_variables(self.variables, before, self.topology)
 
 
-def join_elastic_group(
-    resolver: ClusterResolver, *, num_backup_workers: int = 0, allow_unauthenticated: bool
-) -> ElasticGroup:
-    """Joins the group of a cluster.
-
-    Raises ValueError if it has no addresses, uses TLS, or has too few workers. Ends this process if
-    the group trains already, with backup workers: the launcher does not start it again then.
-    """
+def _join_group(resolver: ClusterResolver, *, allow_unauthenticated: bool) -> ElasticGroup:
+    """Joins the group of a cluster; raises ValueError if it has no addresses, or uses TLS."""
     identity = identity_of(resolver, resolver.processes(), with_addresses=True)
-    check_num_backup_workers(num_backup_workers, identity.num_processes)
-    num_spares = settings.read("num_spares")
-    _check_spares(num_spares, identity.num_processes, num_backup_workers)
     credentials = Credentials.find(
         identity.label, identity.hosts, allow_unauthenticated=allow_unauthenticated
     )
@@ -253,61 +226,16 @@ def join_elastic_group(
         stuck_s=settings.read("stuck_timeout_s"),
         barrier_s=settings.read("barrier_timeout_s"),
     )
-    try:
-        group = ElasticGroup(
-            identity,
-            limits,
-            credentials,
-            num_backups=num_backup_workers,
-            num_spares=num_spares,
-            prepares=True,
-        )
-    except NotAdmittedError as error:
-        logs.announce(_logger, str(error))
-        raise SystemExit(NOT_NEEDED) from None
+    group = ElasticGroup(identity, limits, credentials, prepares=True)
     joined: Any = group
     set_current_group(joined)
     return group
 
 
-def _check_spares(num_spares: int, num_processes: int, num_backup_workers: int) -> None:
-    if num_spares >= num_processes:
-        raise ValueError(
-            explain(
-                f"STRATAGEM_NUM_SPARES is {num_spares}, but the cluster has "
-                f"{num_processes} processes.",
-                expected="at least one process that is no spare.",
-                fix="add workers, or lower STRATAGEM_NUM_SPARES.",
-            )
-        )
-    if num_spares and num_backup_workers:
-        raise ValueError(
-            explain(
-                f"num_backup_workers is {num_backup_workers}, and STRATAGEM_NUM_SPARES is "
-                f"{num_spares}.",
-                expected="one of both: with backup workers no process joins later, since the "
-                "members that are late would not know of it.",
-                fix="start without --spares, or leave out num_backup_workers.",
-            )
-        )
-
-
-def check_constant_batch(constant_batch: object) -> None:
-    """Raises ValueError for another value than "global" and "worker"."""
-    if constant_batch not in ("global", "worker"):
-        raise ValueError(
-            explain(
-                f"constant_batch={constant_batch!r} was passed.",
-                expected='"global" or "worker".',
-                fix='use "worker" if the memory of a worker has no room for more rows.',
-            )
-        )
-
-
-def move_variables(variables: VariableRegistry, before: Topology, after: Topology) -> None:
+def _move_variables(variables: VariableRegistry, before: Topology, after: Topology) -> None:
     """Moves variables to the present members, this process among them before and after."""
-    places = [_process_of(device) for device in before.devices or ()]
-    members = [_process_of(device) for device in after.devices or ()]
+    places = [device.process_index for device in before.devices or ()]
+    members = [device.process_index for device in after.devices or ()]
     kept = [places.index(one) if one in places else None for one in members]
     own = members.index(jax.process_index())
     moved: list[Any] = variables.live()
@@ -319,10 +247,6 @@ def move_variables(variables: VariableRegistry, before: Topology, after: Topolog
             store_components(variable, _components(variable, home, kept, own), after)
         else:
             variable.stored = after.replicate(variable.stored.addressable_data(0))
-
-
-def _process_of(device: jax.Device) -> int:
-    return device.process_index
 
 
 def _components(
@@ -340,98 +264,222 @@ def _components(
     return rows
 
 
-@final
-class ElasticStrategy(ElasticMembership):
-    """Trains one model in several processes in lockstep, which continue if some of them are lost.
+# Joining of an elastic group: the state that a process receives, and where it continues.
 
-    Each process has one CPU device and a copy of the model. If a process dies, no variable has
-    changed by the step that it broke. The others split the same batch among themselves, and run the
-    step again: in the same processes, from the weights that they have. So the global batch stays as
-    it is, and the weights are those of an uninterrupted run with these members in each step.
 
-    A process that is started again joins the others, before a batch of `fit` or at a call of
-    `admit`, and continues from their values.
+class ElasticAdmission:
+    """Admits processes to an elastic group, and joins one."""
 
-    All processes read the same data, and each uses its rows. Metrics count what a lost process has
-    counted.
+    # Set by the Keras integration, a package above this one.
+    callback: ClassVar[Any]
+    random_state: ClassVar[Any]
 
-    Args:
-        cluster_resolver: the cluster and this process's task; None reads the environment. It lists
-            the address of every process.
-        num_backup_workers: number of workers that a training step need not wait for, k. The first
-            n - k of n workers make the step; those that are late apply it, too, without their rows.
-            0 waits for all. With more, lost workers cannot join again. A single process has no
-            backup workers.
-        constant_batch: rows of a step of `fit` if members are lost. With "global", those left take
-            more rows each, and the steps are those of all members. With "worker", each takes at
-            most as many rows as with all members, so its memory is enough; a batch then takes
-            several steps, each with an update of the weights.
-        allow_unauthenticated: as for `MultiWorkerMirroredStrategy`.
+    def __init__(self, strategy: Strategy, group: ElasticGroup) -> None:
+        self._strategy, self._group = strategy, group
+        self._call = 0
+        self._fit_state: Callable[[], dict[str, Any]] | None = None
+        self._received: TrainingState | None = None
+        self._is_restored = True
+        group.admissions.on_newcomers(self._deliver)
 
-    Raises:
-        ValueError: an invalid cluster, a task that does not train, several hosts without a secret,
-            another `constant_batch`; `num_backup_workers` is negative, or not less than the number
-            of processes, or there are spares as well.
-        TypeError: an argument of another type.
-        DeadlineExceededError: not all processes came in time; the message names the missing ones.
-        RuntimeError: JAX has started already, or a process has several devices.
+    @property
+    def is_waiting(self) -> bool:
+        """True in a process that has not joined yet."""
+        return self._group.is_candidate
 
-    Example:
-        >>> strategy = sg.ElasticStrategy()  # no cluster: one device
-        >>> strategy.num_replicas_in_sync
-        1
+    def begin_call(self) -> str:
+        """Begins a call of `fit`; returns its place."""
+        self._call = self._group.admissions.begin_call()
+        return f"fit:{self._call}"
 
-    Source: Birman and Joseph, Exploiting virtual synchrony in distributed systems, 1987; PyTorch,
-    torchft; Chen et al., Revisiting distributed synchronous SGD, 2016; TF 1.15
-    sync_replicas_optimizer.py, SyncReplicasOptimizer.
-    """
-
-    @recreatable
-    def __init__(
+    def admit(
         self,
-        cluster_resolver: ClusterResolver | None = None,
+        place: str = _LOOP,
+        state: Callable[[], dict[str, Any]] | None = None,
         *,
-        num_backup_workers: int = 0,
-        constant_batch: Literal["global", "worker"] = "global",
-        allow_unauthenticated: bool = False,
+        may_retry: bool = False,
     ) -> None:
-        check_resolver(cluster_resolver, "cluster_resolver")
-        check_num_backup_workers(num_backup_workers)
-        check_constant_batch(constant_batch)
-        self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
-        processes = self._resolver.processes()
-        self._devices: tuple[jax.Device, ...] = ()
-        if processes.num_processes == 1:
-            topology = local_topology(["cpu:0"], name="devices")
-            super().__init__(topology, executor=Lockstep)
+        """Admits processes that wait at a place; `state` returns where they continue."""
+        self._fit_state = state
+        self._group.admit(place, may_retry=may_retry)
+
+    def join(self, place: str, prepare: Callable[[], None]) -> dict[str, Any] | None:
+        """Waits to join at a place; returns where to continue, or None if the call is over.
+
+        `prepare` is called before, and whenever the expected number of members changes.
+        """
+        prepare()
+
+        def look(running: RunningGroup) -> bool:
+            if running.num_calls > self._call and place != _LOOP:
+                return True
+            if self._group.expect(running):
+                prepare()
+            return False
+
+        if not self._wait(place, look):
+            logs.announce(_logger, f"Call {self._call} of fit is over, and is skipped.")
+            return None
+        self._take_over()
+        assert self._received is not None
+        return self._received.document["fit"]
+
+    def _wait(self, place: str, look: Callable[[RunningGroup], bool]) -> bool:
+        """Waits to join; ends this process if it is not needed, since all others have ended."""
+        try:
+            return self._group.join(place, look)
+        except UnavailableError as error:
+            if not self._group.is_candidate:
+                raise
+            logs.announce(_logger, str(error))
+            raise SystemExit(NOT_NEEDED) from None
+
+    def _take_over(self) -> None:
+        """Sets all variables, and keeps their values until the call of `fit` begins."""
+        assert self._received is not None
+        if not self._is_restored:
+            self.restore()
+        # A process that could not compile its step before would agree on initial values now.
+        self._strategy.variables.take_unsettled()
+        live: list[Any] = self._strategy.variables.live()
+        arrays = [_value(variable) for variable in live]
+        outside = self._received.arrays[len(live) :]
+        self._received = TrainingState(self._received.document, [*arrays, *outside])
+        executor = self._strategy.executor
+        if isinstance(executor, ElasticLockstep):
+            executor.outside_variables.end()
+
+    def has_values(self, topology: Topology) -> bool:
+        """Returns True once variables have the values of the others, which are set if necessary.
+
+        `topology` is that of the members that were there when they were sent.
+        """
+        if self._group.is_candidate or self._group.admissions.is_new:
+            return False
+        if not self._is_restored:
+            self.restore(topology)
+        return True
+
+    def join_loop(self, prepare: Callable[[], None]) -> None:
+        """Waits to join at a call of `admit`, and takes the values of the others."""
+        self.join(_LOOP, prepare)
+        assert self._received is not None
+        self.random_state().set_state(self._received.document["random"])
+        self._received = None
+
+    def restore(self, topology: Topology | None = None) -> None:
+        """Sets all variables to the values received, for the present members or those before."""
+        assert self._received is not None
+        self._is_restored = True
+        topology = topology or self._strategy.topology
+        variables: list[Any] = self._strategy.variables.live()
+        arrays = self._received.arrays
+        for variable, array in zip(variables, arrays[: len(variables)], strict=True):
+            if _is_on_read(variable):
+                store_components(variable, array, topology)
+            else:
+                variable.stored = topology.replicate(array)
+        places = _places(self._outside_variables(), self._received.document["outside"])
+        for variable, place in places:
+            variable.assign(arrays[len(variables) + place])
+
+    def end_place(self) -> None:
+        """Ends the place of a call of `fit`."""
+        self._fit_state = self._received = None
+        self._group.admissions.end_place()
+
+    def _deliver(self, connections: PeerConnections, source: int, newcomers: Sequence[int]) -> None:
+        """Sends the state, or receives it; all members call this in one round."""
+        own = self._group.member
+        if own not in newcomers:
+            hand_over(connections, source, newcomers, self._state if own == source else None)
             return
-        group = self._group = join_elastic_group(
-            self._resolver,
-            num_backup_workers=num_backup_workers,
-            allow_unauthenticated=allow_unauthenticated,
-        )
-        self._devices = start_separately(processes.num_processes, processes.process_id)
-        serve_rounds(group)
-        super().__init__(
-            self._topology_of(group.view),
-            BackedOps() if num_backup_workers else AutomaticOps(CommunicationOptions()),
-            executor=ElasticLockstep,
-        )
-        executor: Any = self.executor
-        executor.keeps_worker_rows = constant_batch == "worker"
-        group.on_change(self._continue)
-        admission = self._admission = ElasticAdmission(self, group)
-        self.fit_callbacks = lambda: [ElasticAdmission.callback(admission)]
-        agree_on_random_state()
+        try:
+            self._received = receive(connections, source, newcomers, self._check)
+            self._is_restored = False
+        except PeerLostError:
+            raise
+        except Exception:
+            self._group.close()  # the others need not wait for the end of this process
+            raise
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise copy_refused(self)
+    def _state(self) -> TrainingState:
+        variables: list[Any] = self._strategy.variables.live()
+        outside = self._outside_variables()
+        document = {
+            "variables": [_description(variable) for variable in variables],
+            "outside": [_description(variable) for variable in outside],
+            "random": self.random_state().get_state(),
+            "fit": None if self._fit_state is None else self._fit_state(),
+        }
+        values = [_value(variable) for variable in variables]
+        return TrainingState(document, [*values, *(np.asarray(one.value) for one in outside)])
 
-    def _topology_of(self, view: View) -> Topology:
-        return Topology(tuple(self._devices[member] for member in view.members))
+    def _outside_variables(self) -> list[Any]:
+        executor = self._strategy.executor
+        return [*executor.outside_variables] if isinstance(executor, ElasticLockstep) else []
 
-    def _continue(self, view: View) -> None:
-        """Continues with the members of a view, and the values that this process has."""
-        before, self.topology = self.topology, self._topology_of(view)
-        if self._admission is not None and self._admission.has_values(before):
-            move_variables(self.variables, before, self.topology)
+    def _check(self, document: dict[str, Any]) -> None:
+        """Raises ValueError if this process has other variables than the others."""
+        own = [_description(variable) for variable in self._strategy.variables.live()]
+        others: list[Any] = document["variables"]
+        for place in range(max(len(own), len(others))):
+            mine = own[place] if place < len(own) else None
+            theirs = others[place] if place < len(others) else None
+            if mine != theirs:
+                raise ValueError(
+                    explain(
+                        f"Variable {place} is {_named(mine)} in this process, but "
+                        f"{_named(theirs)} in the others.",
+                        expected="the variables of the others, made in the same order.",
+                        fix="run the same program as the others. Make all variables before "
+                        "strategy.admit() is called for the first time.",
+                    )
+                )
+        _places(self._outside_variables(), document["outside"])
+
+
+def _is_on_read(variable: Any) -> bool:
+    home = home_of(variable)
+    return home is not None and home.kind is VariableKind.ON_READ
+
+
+def _description(variable: Any) -> list[Any]:
+    return [variable.path, list(variable.shape), str(variable.dtype), _is_on_read(variable)]
+
+
+def _value(variable: Any) -> np.ndarray[Any, Any]:
+    if _is_on_read(variable):  # components of all members, held since their last change
+        return np.asarray(variable.whole.gathered)
+    return np.asarray(variable.stored.addressable_data(0))
+
+
+def _places(variables: Sequence[Any], descriptions: Sequence[list[Any]]) -> list[tuple[Any, int]]:
+    """Returns the place of each variable of no strategy among those that the others have.
+
+    Raises ValueError if the others have none of its name, shape and dtype.
+    """
+    left = dict(enumerate(descriptions))
+    places: list[tuple[Any, int]] = []
+    for variable in variables:
+        own = _description(variable)
+        place = next((place for place, one in left.items() if one == own), None)
+        if place is None:
+            raise ValueError(
+                explain(
+                    f"A step of this process uses variable {_named(own)}, which was made outside "
+                    "of the strategy's scope. No step of the others uses it.",
+                    expected="the variables of the others.",
+                    fix="make it in strategy.scope(); an optimizer has variables as well.",
+                )
+            )
+        del left[place]
+        places.append((variable, place))
+    return places
+
+
+def _named(description: list[Any] | None) -> str:
+    if description is None:
+        return "missing"
+    path, shape, dtype, _ = description
+    return f"{path!r} of shape {tuple(shape)} and dtype {dtype}"

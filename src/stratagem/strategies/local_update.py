@@ -10,19 +10,20 @@ from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 from stratagem.devices.abstract_devices import planned_topology
-from stratagem.devices.background import add_thread_for_background
-from stratagem.devices.collectives.islands import Islands
 from stratagem.devices.communication import CommunicationOptions
 from stratagem.devices.finding import DeviceLike
-from stratagem.devices.local_updates import LocalSGD, LocalUpdates
+from stratagem.devices.local_updates import Islands, LocalSGD, LocalUpdates
 from stratagem.devices.mesh import Topology
 from stratagem.errors import explain
 from stratagem.group.current import agree_on_random_state
-from stratagem.strategies.base.automatic import AutomaticOps
-from stratagem.strategies.base.recreate import recreatable
-from stratagem.strategies.base.strategy import Strategy
-from stratagem.strategies.local_topology import local_topology
-from stratagem.strategies.membership import check_resolver, copy_refused, devices_of_cluster
+from stratagem.strategies.base.cross_device_ops import AutomaticOps
+from stratagem.strategies.base.strategy import Strategy, recreatable
+from stratagem.strategies.membership import (
+    check_resolver,
+    copy_refused,
+    devices_of_cluster,
+    local_topology,
+)
 
 # Islands of a topology: the replicas that train in lockstep, from the user's argument.
 
@@ -167,8 +168,6 @@ class LocalUpdateStrategy(Strategy):
                 )
             topology = local_topology(devices, name="devices")
         else:
-            if self.local_updates.overlap_steps:
-                add_thread_for_background()
             found, is_cluster = devices_of_cluster(
                 self._resolver, None, allow_unauthenticated=allow_unauthenticated
             )

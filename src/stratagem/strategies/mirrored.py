@@ -8,10 +8,9 @@ from typing import Any, final
 from stratagem.devices.finding import DeviceLike
 from stratagem.strategies.base.argument_checks import checked_sequence_axis
 from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
-from stratagem.strategies.base.recreate import recreatable
-from stratagem.strategies.base.strategy import Strategy
-from stratagem.strategies.local_topology import local_topology
-from stratagem.strategies.placement_rules import state_placement
+from stratagem.strategies.base.strategy import Strategy, recreatable
+from stratagem.strategies.membership import local_topology
+from stratagem.strategies.placement import state_placement
 from stratagem.variables.layouts import groups_of_mesh
 
 

@@ -12,20 +12,16 @@ from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 from stratagem.devices.abstract_devices import planned_topology
-from stratagem.devices.collectives.measurement import measured_choice
+from stratagem.devices.collectives.shared_sums import connect_memory
 from stratagem.devices.communication import CommunicationImplementation, CommunicationOptions
-from stratagem.devices.compression import AUTO
 from stratagem.devices.mesh import Topology, adjacent_groups
 from stratagem.errors import explain
-from stratagem.execution.compression_advice import measured_link
 from stratagem.group.current import agree_on_random_state
-from stratagem.resources import cache_dir
 from stratagem.strategies.base.argument_checks import checked_communication, checked_sequence_axis
-from stratagem.strategies.base.automatic import AutomaticOps
-from stratagem.strategies.base.recreate import recreatable
-from stratagem.strategies.base.strategy import Strategy
+from stratagem.strategies.base.cross_device_ops import AutomaticOps
+from stratagem.strategies.base.strategy import Strategy, recreatable
 from stratagem.strategies.membership import check_resolver, copy_refused, devices_of_cluster
-from stratagem.strategies.placement_rules import state_placement
+from stratagem.strategies.placement import state_placement
 from stratagem.variables.layouts import devices_per_replica_of
 
 
@@ -96,12 +92,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         topology = planned_topology(Topology.of_groups(groups)).with_shard_size(shard_size)
         self.sequence_axis = checked_sequence_axis(sequence_axis, topology)
         is_open = options.implementation is CommunicationImplementation.AUTO
-        may_measure = is_open and topology.spans_processes and topology.groups is None
-        measured = measured_choice(topology, cache_dir()) if may_measure else None
-        link = measured_link(topology, measured) if options.compression == AUTO else None
+        if is_open and topology.groups is None:
+            connect_memory(topology)
         super().__init__(
             topology,
-            AutomaticOps(options, measured, link),
+            AutomaticOps(options, between_processes=True),
             placement=state_placement(
                 topology, shard_state=shard_state, layout_map=layout_map, placement=placement
             ),

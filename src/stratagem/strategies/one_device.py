@@ -6,8 +6,7 @@ from typing import final
 
 from stratagem.devices.finding import DeviceLike, find_devices
 from stratagem.devices.mesh import Topology
-from stratagem.strategies.base.recreate import recreatable
-from stratagem.strategies.base.strategy import Strategy
+from stratagem.strategies.base.strategy import Strategy, recreatable
 
 
 @final

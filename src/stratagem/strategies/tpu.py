@@ -28,11 +28,10 @@ from stratagem.strategies.base.argument_checks import (
     checked_sequence_axis,
     refuse_both_groupings,
 )
-from stratagem.strategies.base.automatic import AutomaticOps
-from stratagem.strategies.base.recreate import recreatable
-from stratagem.strategies.base.strategy import Strategy
+from stratagem.strategies.base.cross_device_ops import AutomaticOps
+from stratagem.strategies.base.strategy import Strategy, recreatable
 from stratagem.strategies.membership import check_resolver, copy_refused, join
-from stratagem.strategies.placement_rules import state_placement
+from stratagem.strategies.placement import state_placement
 from stratagem.variables.layouts import devices_per_replica_of
 
 # TPU system: finding the TPU, starting JAX on all its hosts, freeing its memory.

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -28,27 +27,15 @@ _ASKED = re.compile(
 _STATE_SHARE = 0.5
 
 
-class ExplainsExhaustedMemory:
-    """Context of a strategy's work: explains JAX's error of a device without free memory.
+def explain_exhausted_memory(error: BaseException, variables: Callable[[], Sequence[Any]]) -> None:
+    """Raises an explanation of JAX's error of a device without free memory; ignores others.
 
     Args:
+        error: of work of a strategy.
         variables: returns the strategy's variables.
     """
-
-    def __init__(self, variables: Callable[[], Sequence[Any]]) -> None:
-        self._variables = variables
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if isinstance(error, _ERRORS) and any(words in str(error) for words in _EXHAUSTED):
-            raise _explained(str(error), self._variables()) from error
+    if isinstance(error, _ERRORS) and any(words in str(error) for words in _EXHAUSTED):
+        raise _explained(str(error), variables()) from error
 
 
 @dataclasses.dataclass(frozen=True)

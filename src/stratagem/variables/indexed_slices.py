@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.devices.exact_integers import require_exact_integers
+from stratagem.devices.shards import require_exact_integers
 from stratagem.errors import explain
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from stratagem.errors import explain
 from stratagem.options import VariableAggregation, VariableSynchronization
-from stratagem.variables.exhausted_memory import ExplainsExhaustedMemory
 
 if TYPE_CHECKING:
     import keras
@@ -205,10 +204,6 @@ class VariableRegistry:
         """Returns the existing, initialized variables, oldest first."""
         variables = [reference() for reference in list(self._references.values())]
         return [variable for variable in variables if variable is not None and variable.has_value]
-
-    def explains_exhausted_memory(self) -> ExplainsExhaustedMemory:
-        """Returns a context for work of the strategy that may need more memory than there is."""
-        return ExplainsExhaustedMemory(self.live)
 
     def take_unsettled(self) -> list[StoredVariable]:
         """Returns the variables initialized since the last call, oldest first."""

@@ -111,13 +111,8 @@ def is_compressed(variable: Any, compression: Compression | None) -> bool:
         variable: a trained variable.
         compression: of the strategy; None compresses nothing.
     """
-    if compression is None or not is_compressible(variable):
+    is_summed_whole = store_of(variable) is None and not getattr(variable, "is_large_table", False)
+    if compression is None or not is_summed_whole:
         return False
-    return compression.compresses(tuple(variable.shape))
-
-
-def is_compressible(variable: Any) -> bool:
-    """Returns True if gradients of a variable are summed as whole arrays of floats."""
-    if store_of(variable) is not None or getattr(variable, "is_large_table", False):
-        return False
-    return jnp.issubdtype(jnp.dtype(variable.dtype), jnp.floating)
+    is_float = jnp.issubdtype(jnp.dtype(variable.dtype), jnp.floating)
+    return is_float and compression.compresses(tuple(variable.shape))

@@ -18,12 +18,12 @@ from typing import Any
 
 import stratagem as sg
 
-_STRATEGY = sg.ElasticStrategy(constant_batch="worker" if "worker" in sys.argv else "global")
+_STRATEGY = sg.ElasticStrategy()
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
-from stratagem.execution.programs.elastic_lockstep import ElasticLockstep  # noqa: E402
+from stratagem.execution.programs.elastic import ElasticLockstep  # noqa: E402
 from stratagem.group.current import current_group  # noqa: E402
 from stratagem.group.elastic.peer_connections import PeerConnections  # noqa: E402
 from tests.multiprocess.programs.elastic_data import (  # noqa: E402
@@ -75,9 +75,8 @@ def _prepare_at_once() -> None:
 
     def prepare(lockstep: ElasticLockstep, *arguments: Any) -> None:
         original(lockstep, *arguments)
-        for programs in lockstep._larger.values():
-            for program in programs:
-                program.wait_until_compiled()
+        for program in lockstep._larger.values():
+            program.wait_until_compiled()
 
     ElasticLockstep._prepare_larger = prepare  # ty: ignore
 
@@ -236,7 +235,6 @@ def main() -> None:
         "fit": _fit,
         "loop": _loop,
         "random": _random,
-        "worker": _fit,
         "counted": _counted,
         "sequence": _sequence,
     }[kind]

@@ -45,6 +45,7 @@ def weights_after_training(method: sg.local_updates.LocalUpdates) -> list[np.nda
 found: dict[str, np.ndarray] = {}
 ways = {
     "diloco": sg.local_updates.DiLoCo(period=3),
+    "streaming": sg.local_updates.StreamingDiLoCo(period=4, fragments=2, overlap=2),
     "int8": sg.local_updates.LocalSGD(period=3, compression="int8"),
 }
 for way, method in ways.items():

@@ -43,7 +43,7 @@ def weights_after_training(strategy: sg.Strategy) -> list[np.ndarray]:
 found: dict[str, np.ndarray] = {}
 ways = {
     "diloco": lambda: sg.LocalUpdateStrategy(sg.local_updates.DiLoCo(period=3)),
-    **{name: lambda name=name: compressed(name) for name in ("int8", "power_sgd", "top_k")},
+    **{name: lambda name=name: compressed(name) for name in ("int8", "power_sgd")},
 }
 for way, make in ways.items():
     for place, value in enumerate(weights_after_training(make())):

@@ -1,8 +1,8 @@
 """A worker that is slow in some steps, as its arguments say.
 
-Arguments: "elastic", "backed" (with a backup worker) or "mirrored", steps of an epoch, the width
-of the model, and slow workers "WORKER:CAUSE:EPOCH:SECONDS". The cause is "input",
-"compute" (inside the program), or "host" (between programs).
+Arguments: "elastic" or "mirrored", steps of an epoch, the width of the model, and slow workers
+"WORKER:CAUSE:EPOCH:SECONDS". The cause is "input", "compute" (inside the program), or "host"
+(between programs).
 """
 
 from __future__ import annotations
@@ -16,10 +16,7 @@ from typing import Any
 import stratagem as sg
 
 _KIND, _NUM_STEPS, _WIDTH, *_SLOW = sys.argv[1:]
-if _KIND == "mirrored":
-    _STRATEGY = sg.MultiWorkerMirroredStrategy()
-else:
-    _STRATEGY = sg.ElasticStrategy(num_backup_workers=int(_KIND == "backed"))
+_STRATEGY = sg.MultiWorkerMirroredStrategy() if _KIND == "mirrored" else sg.ElasticStrategy()
 
 import jax  # noqa: E402
 import keras  # noqa: E402

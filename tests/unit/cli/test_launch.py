@@ -38,7 +38,6 @@ VALUES = {
     "rejoin_after_s": ("30", 30.0),
     "cold_restarts": (None, True),
     "survivors": (None, True),
-    "spares": ("1", 1),
     "log_dir": ("logs", "logs"),
     "run_dir": ("runs/digits", "runs/digits"),
     "show": ("leader", "leader"),

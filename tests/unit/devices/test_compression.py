@@ -9,8 +9,8 @@ import pytest
 import stratagem as sg
 from stratagem.devices.compression import Compression
 
-ALL = ["bfloat16", "float16", "int8", "float8", "power_sgd", "top_k"]
-INT8, POWER_SGD, TOP_K = sg.compression.Int8, sg.compression.PowerSGD, sg.compression.TopK
+ALL = ["bfloat16", "float16", "int8", "float8", "power_sgd"]
+INT8, POWER_SGD = sg.compression.Int8, sg.compression.PowerSGD
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -29,7 +29,6 @@ def test_name_stands_for_the_defaults(name) -> None:
         (sg.compression.Int8(block_elements=100), 3 * 2 * (2_500 + 25 * 4)),
         (sg.compression.Float8(block_elements=1000), 3 * 2 * (3_000 + 3 * 4)),
         (sg.compression.PowerSGD(rank=2), 2 * 3 / 4 * 2 * (100 + 100) * 4),
-        (sg.compression.TopK(fraction=0.01), 3 * 100 * 8),
     ],
 )
 def test_bytes_that_one_of_four_replicas_sends(compression, expected) -> None:
@@ -43,7 +42,6 @@ def test_bytes_that_one_of_four_replicas_sends(compression, expected) -> None:
         (sg.compression.Int8(block_elements=10), 3 * 2 * 3 * 14),
         (sg.compression.BFloat16(), 3 * 2 * 28 * 2),
         (sg.compression.PowerSGD(rank=2), 2 * 3 / 4 * 2 * (5 + 2 + 20 + 5) * 4),
-        (sg.compression.TopK(fraction=0.01), 3 * (1 + 1) * 8),
     ],
 )
 def test_gradients_that_travel_together_share_blocks(compression, expected) -> None:
@@ -74,9 +72,6 @@ def test_matrices_that_are_thin_already_have_no_factors() -> None:
         (INT8, "min_elements", 0, ValueError),
         (POWER_SGD, "rank", 0, ValueError),
         (POWER_SGD, "rank", True, TypeError),
-        (TOP_K, "fraction", 0.0, ValueError),
-        (TOP_K, "fraction", 1.5, ValueError),
-        (TOP_K, "fraction", "1%", TypeError),
     ],
 )
 def test_invalid_number_is_refused(kind, name, value, error) -> None:

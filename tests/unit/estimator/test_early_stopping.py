@@ -6,11 +6,11 @@ import pytest
 
 import stratagem as sg
 from stratagem import estimator as est
-from stratagem.devices.collectives import host
 from stratagem.estimator import experimental
 from stratagem.estimator.experimental import EarlyStoppingHook
 from stratagem.estimator.exporters import BestExporter, FinalExporter, LatestExporter
 from stratagem.estimator.loops import write_eval_metrics
+from stratagem.strategies.collectives import host
 from tests.unit.estimator.fake_estimator import FakeEstimator
 from tests.unit.estimator.fake_loop import FakeClock, FakeSession
 

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.devices.collectives import host
 from stratagem.errors import DeadlineExceededError
 from stratagem.estimator import hooks as hooks_module
 from stratagem.estimator.hooks import (
@@ -30,6 +29,7 @@ from stratagem.estimator.saving_hooks import (
     StepCounterHook,
     SummarySaverHook,
 )
+from stratagem.strategies.collectives import host
 from tests.unit.estimator.fake_loop import FakeClock, FakeSession
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.devices.collectives import host
 from stratagem.estimator.hooks import (
     SessionRunArgs,
     SessionRunContext,
@@ -20,6 +19,7 @@ from stratagem.estimator.saving_hooks import (
     StepCounterHook,
     SummarySaverHook,
 )
+from stratagem.strategies.collectives import host
 from tests.unit.estimator.fake_loop import FakeClock, FakeSession
 from tests.unit.estimator.read_scalars import read_scalars
 

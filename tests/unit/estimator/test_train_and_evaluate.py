@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.devices.collectives import host
 from stratagem.errors import DeadlineExceededError
 from stratagem.estimator.experimental import stop_if_lower_hook
 from stratagem.estimator.exporters import FinalExporter, LatestExporter
@@ -33,6 +32,7 @@ from stratagem.estimator.tasks import (
     run_evaluator,
     train_and_evaluate,
 )
+from stratagem.strategies.collectives import host
 from tests.unit.estimator.fake_estimator import FakeEstimator
 from tests.unit.estimator.fake_loop import FakeClock
 from tests.unit.estimator.independent_workers import X, Y, model_fn

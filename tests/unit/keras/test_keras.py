@@ -1,4 +1,4 @@
-"""Patches of Keras: the table is complete, each has an effect, and upstream.md explains each."""
+"""Patches of Keras: each has an effect, upstream.md explains it, and there are no others."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stratagem.keras.json_values import from_json, to_json
+from stratagem.keras.numerics.random_state import from_json, to_json
+from stratagem.keras.patches import Patch, declared
 from stratagem.keras.private import JAXTrainer, Trainer, jax_core
-from stratagem.keras.seam import PATCHES, Patch
+from stratagem.keras.seam import PATCHES
 from tests.architecture.source_tree import REPOSITORY, SOURCE, Module, assert_none, package
 from tests.fresh_process import run_fresh
-
-_ALL = [patch for patches in PATCHES.values() for patch in patches]
 
 # The methods of a metric class are wrapped when its first object is created.
 _ALLOWED = {("stratagem.keras.numerics.metrics", "cls")}
@@ -34,7 +33,7 @@ def _name(patch: Patch) -> str:
     return f"{_OLDER_NAMES.get(patch.owner, patch.owner.__name__)}.{patch.name}"
 
 
-@pytest.mark.parametrize("patch", {_name(one): one for one in _ALL}.values(), ids=_name)
+@pytest.mark.parametrize("patch", PATCHES, ids=_name)
 def test_patch_is_installed(patch: Patch) -> None:
     found = vars(patch.owner)[patch.name]
     found = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
@@ -43,9 +42,10 @@ def test_patch_is_installed(patch: Patch) -> None:
         found = found.__wrapped__
 
 
-def test_two_patches_of_one_name_are_nested_in_the_order_of_the_table() -> None:
-    fit = [patch.replace.__name__ for patch in _ALL if _name(patch) == "JAXTrainer.fit"]
-    assert fit == ["entering_scope", "recorded_fit"]
+def test_all_patches_are_installed_and_each_attribute_has_one() -> None:
+    names = sorted(map(_name, PATCHES))
+    assert names == sorted(_name(patch) for patches in declared.values() for patch in patches)
+    assert len(set(names)) == len(names)
 
 
 def _assigned(module: Module) -> list[tuple[str, ast.expr]]:
@@ -99,16 +99,12 @@ def test_a_replacement_is_found(line: str) -> None:
     assert _assigned(module)
 
 
-def test_page_lists_each_patch_under_its_proposal() -> None:
+def test_page_lists_each_patch() -> None:
     page = (REPOSITORY / "docs" / "design" / "upstream.md").read_text(encoding="utf-8")
-    listed = {
-        title: set(re.findall(r"`(.+?)`", names))
-        for title, names in re.findall(r"^### (.+)\n\nReplaced: (.+)\.$", page, re.MULTILINE)
-    }
-    assert listed == {
-        heading: {_name(patch) for patch in patches} for heading, patches in PATCHES.items()
-    }
-    assert f"so {len(_ALL)} replacements" in page
+    sections = re.findall(r"^### .+\n\nReplaced: (.+)\.$", page, re.MULTILINE)
+    listed = {name for names in sections for name in re.findall(r"`(.+?)`", names)}
+    assert listed == {_name(patch) for patch in PATCHES}
+    assert f"so {len(PATCHES)} attributes" in page
 
 
 # Keras with another backend is refused by the seam; plain Keras stays as it is.

@@ -1,30 +1,29 @@
-"""`ElasticStrategy` in one process, and its refusals; clusters are in tests/multiprocess."""
+"""`ElasticStrategy` in one process, its refusals, and what a process receives when it joins."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-from types import SimpleNamespace
-from typing import Any, NoReturn
+import socket
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
 
 import stratagem as sg
 from stratagem.devices import finding as separate_processes
-from stratagem.devices.mesh import REPLICA_AXIS
-from stratagem.errors import NOT_NEEDED
-from stratagem.execution.analysis.retracing import retrace
-from stratagem.execution.programs import elastic_lockstep
-from stratagem.group.elastic.views import not_admitted
-from stratagem.strategies import elastic as elastic_members
-from stratagem.strategies.compile_only import CompileOnlyStrategy
-from stratagem.strategies.elastic import BackedOps
-from stratagem.strategies.local_topology import local_topology
-from stratagem.strategies.local_update import islands_of
+from stratagem.errors import NOT_NEEDED, DataLossError, UnavailableError
+from stratagem.execution.programs import elastic as elastic_lockstep
+from stratagem.execution.programs.elastic import ElasticLockstep
+from stratagem.group.elastic.joining import RunningGroup
+from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
+from stratagem.strategies import elastic
+from stratagem.strategies.elastic import ElasticAdmission
+from tests.unit.group.process_group.members import together
 
 
 def test_without_a_cluster_it_is_one_device() -> None:
@@ -42,74 +41,16 @@ def test_a_resolver_of_another_type_is_refused() -> None:
         sg.ElasticStrategy(resolver)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize(
-    ("number", "kind", "words"),
-    [
-        (-1, ValueError, "num_backup_workers=-1 is out of range"),
-        (1.0, TypeError, "num_backup_workers=1.0 is of type float"),
-        (True, TypeError, "num_backup_workers=True is of type bool"),
-    ],
-)
-def test_numbers_of_backup_workers_that_no_cluster_has_are_refused(number, kind, words) -> None:
-    with pytest.raises(kind, match=words):
-        sg.ElasticStrategy(num_backup_workers=number)
-
-
-def test_backup_workers_leave_one_to_make_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    _set_cluster(monkeypatch)
-    with pytest.raises(ValueError, match="num_backup_workers=2 of 2 workers is out of range"):
-        sg.ElasticStrategy(num_backup_workers=2)
-
-
-def test_backup_workers_and_spares_exclude_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    _set_cluster(monkeypatch)
-    monkeypatch.setenv("STRATAGEM_NUM_SPARES", "1")
-    with pytest.raises(ValueError, match="num_backup_workers is 1, and STRATAGEM_NUM_SPARES is 1"):
-        sg.ElasticStrategy(num_backup_workers=1)
-
-
-def test_a_process_that_is_not_admitted_ends_with_a_code_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(*args: object, **kwargs: object) -> NoReturn:
-        raise not_admitted("worker 1", 1, 1)
-
-    _set_cluster(monkeypatch)
-    monkeypatch.setattr(elastic_members, "ElasticGroup", refuse)
-    with pytest.raises(SystemExit) as ended:
-        sg.ElasticStrategy(num_backup_workers=1)
-    assert ended.value.code == NOT_NEEDED
-    assert "while the others train with num_backup_workers=1" in capsys.readouterr().err
-
-
-def test_a_process_alone_has_no_backup_workers() -> None:
-    strategy = sg.ElasticStrategy(num_backup_workers=1)
-    assert strategy.num_replicas_in_sync == 1
-
-
-def test_another_constant_batch_is_refused() -> None:
-    batch: object = "both"
-    with pytest.raises(ValueError, match="constant_batch='both' was passed"):
-        sg.ElasticStrategy(constant_batch=batch)  # pyright: ignore[reportArgumentType]
-
-
 def _set_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
     task = {"type": "worker", "index": 0}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
 
 
-def test_a_cluster_of_spares_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    _set_cluster(monkeypatch)
-    monkeypatch.setenv("STRATAGEM_NUM_SPARES", "2")
-    with pytest.raises(ValueError, match="STRATAGEM_NUM_SPARES is 2, but the cluster has 2"):
-        sg.ElasticStrategy()
-
-
 def test_tls_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _set_cluster(monkeypatch)
-    found = elastic_members.Credentials(None, certificates=object())  # pyright: ignore[reportArgumentType]
-    monkeypatch.setattr(elastic_members.Credentials, "find", lambda *args, **kwargs: found)
+    found = elastic.Credentials(None, certificates=object())  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(elastic.Credentials, "find", lambda *args, **kwargs: found)
     with pytest.raises(ValueError, match="STRATAGEM_TLS_DIR is set"):
         sg.ElasticStrategy()
 
@@ -146,14 +87,11 @@ def test_gpus_are_refused_before_jax_waits_for_those_of_others(
         separate_processes.check_platform(platforms)
 
 
-@pytest.mark.parametrize(("is_eager", "words"), [(True, "op by op"), (False, "sg.function")])
-def test_steps_that_cannot_run_again_are_refused(monkeypatch, is_eager, words) -> None:
-    monkeypatch.setattr(sg.config, "runs_eagerly", lambda: is_eager)
-    trace = None if is_eager else object()
-    monkeypatch.setattr(elastic_lockstep, "current_function_trace", lambda: trace)
+def test_steps_that_cannot_run_again_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr(sg.config, "runs_eagerly", lambda: True)
     strategy = sg.ElasticStrategy()
     executor = elastic_lockstep.ElasticLockstep(strategy)
-    with pytest.raises(NotImplementedError, match=f"was called .*{words}"):
+    with pytest.raises(NotImplementedError, match="was called op by op"):
         executor.run(lambda: 1, (), {})
 
 
@@ -176,252 +114,383 @@ def test_datasets_of_members_have_whole_batches(monkeypatch) -> None:
     assert np.asarray(next(again)).tolist() == [0, 1, 2]
 
 
-# Islands of a topology: sizes that fit, and those that are refused.
+# States that a process receives when it joins: both sides in one process, without a cluster.
 
 
-def topology(*of_processes, groups=None) -> Any:
-    """Stands in for a topology of processes with numbers of devices."""
-    devices = tuple(
-        SimpleNamespace(process_index=place)
-        for place, count in enumerate(of_processes)
-        for _ in range(count)
-    )
-    return SimpleNamespace(num_replicas=len(devices), devices=devices, groups=groups)
+class _Group:
+    """A group as an admission uses it; it is its own `admissions`."""
+
+    def __init__(self, *, is_candidate: bool = False) -> None:
+        self.admissions = self
+        self.member = 0
+        self.is_candidate, self.is_new = is_candidate, False
+        self.calls: list[Any] = []
+        self.num_calls = 0
+        self.running: list[RunningGroup] = []
+        self.sizes = {3}
+        self.error: Exception | None = None
+        self.on_join: Callable[[], None] = lambda: None
+        self.deliver: Any = None
+
+    def on_newcomers(self, deliver: Any) -> None:
+        self.deliver = deliver
+
+    def begin_call(self) -> int:
+        self.num_calls += 1
+        return self.num_calls
+
+    def end_place(self) -> None:
+        self.calls.append("end")
+
+    def admit(self, place: str, *, may_retry: bool) -> None:
+        self.calls.append((place, may_retry))
+
+    def expect(self, running: RunningGroup) -> bool:
+        is_other = len(running.members) not in self.sizes
+        self.sizes.add(len(running.members))
+        return is_other
+
+    def join(self, place: str, look: Callable[[RunningGroup], bool]) -> bool:
+        self.calls.append(place)
+        for running in self.running:
+            if look(running):
+                return False
+        if self.error is not None:
+            raise self.error
+        self.is_candidate = False
+        self.on_join()
+        return True
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class _Side:
+    """A process: its strategy, variables, group and admission."""
+
+    def __init__(self, start: float, *, is_candidate: bool = False, shape: Any = (3,)) -> None:
+        self.strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        self.group = _Group(is_candidate=is_candidate)
+        group: Any = self.group
+        self.admission = ElasticAdmission(self.strategy, group)
+        with self.strategy.scope():
+            self.variables = [
+                sg.Variable(np.full(shape, start, np.float32), name="weights"),
+                sg.Variable(np.int32(start), name="step"),
+                sg.Variable(
+                    np.float32(0),
+                    name="total",
+                    synchronization=sg.VariableSynchronization.ON_READ,
+                    aggregation=sg.VariableAggregation.SUM,
+                ),
+            ]
+
+    def hold(self, components: Sequence[float]) -> None:
+        """Sets the components of the ON_READ variable, as a change of the members does."""
+        total: Any = self.variables[2]
+        array = np.asarray(components, np.float32)
+        elastic.store_components(total, array, self.strategy.topology)
+        total.whole.hold(total.storage, array)
+
+    @property
+    def values(self) -> list[Any]:
+        return [np.asarray(variable.value).tolist() for variable in self.variables]
+
+
+@pytest.fixture
+def connections() -> Iterator[list[PeerConnections]]:
+    """Those of members 0 and 1, which are threads here."""
+    sides = [{1 - own: one} for own, one in enumerate(socket.socketpair())]
+    made = [PeerConnections(1, (0, 1), own, sides[own], lambda waited_s: None) for own in range(2)]
+    yield made
+    for one in made:
+        one.close()
+
+
+def _deliver(connections: list[Any], sides: Sequence[_Side]) -> list[Any]:
+    """Hands the state of member 0 to member 1; returns the errors of both."""
+
+    def act(own: int) -> None:
+        sides[own].group.member = own
+        try:
+            sides[own].group.deliver(connections[own], 0, [1])
+        except Exception:
+            connections[own].close()
+            raise
+
+    return together(2, act)
+
+
+def test_a_process_that_joins_has_the_values_of_the_others(connections) -> None:
+    first, second = _Side(5.0), _Side(1.0)
+    first.hold([4.0, 6.0])
+    first.admission.admit("fit:1", lambda: {"epoch": 2, "batch": 3}, may_retry=True)
+    assert first.group.calls == [("fit:1", True)]
+    assert _deliver(connections, [first, second]) == [None, None]
+    assert second.values == [[1.0] * 3, 1, 0.0]  # until it has no use of its own for them
+    second.group.is_new = True
+    assert not second.admission.has_values(second.strategy.topology)
+    second.group.is_new = False
+    assert second.admission.has_values(second.strategy.topology)
+    assert second.values == first.values == [[5.0] * 3, 5, 10.0]
+    shards = second.variables[2].stored.addressable_shards
+    assert [float(one.data[0]) for one in shards] == [4.0, 6.0]
+
+
+def _with_outside(side: _Side, *variables: keras.Variable) -> None:
+    """Makes a step use variables of no strategy."""
+    executor = side.strategy.executor = ElasticLockstep(side.strategy)
+    executor.outside_variables.note(variables, "step")
+
+
+def test_variables_of_no_strategy_are_received_if_steps_use_them(connections) -> None:
+    """They are found by their names, and one that no step of this process uses may be missing."""
+    first, second = _Side(5.0), _Side(1.0)
+    first.hold([4.0, 6.0])
+    theirs = [keras.Variable(value, name=name) for value, name in [(7.0, "rate"), (8.0, "count")]]
+    own = keras.Variable(0.0, name="count")
+    _with_outside(first, *theirs)
+    _with_outside(second, own)
+    assert _deliver(connections, [first, second]) == [None, None]
+    second.admission.restore()
+    assert float(own.value) == 8.0
+    assert second.values == first.values
+
+
+def test_a_variable_of_no_strategy_that_the_others_do_not_use_is_an_error(connections) -> None:
+    first, second = _Side(5.0), _Side(1.0)
+    first.hold([4.0, 6.0])
+    own = keras.Variable(0.0, name="own_count")
+    _with_outside(second, own)
+    error = _deliver(connections, [first, second])[1]
+    assert isinstance(error, ValueError)
+    assert "A step of this process uses variable 'own_count' of shape ()" in str(error)
+
+
+def test_a_loop_continues_with_the_random_numbers_of_the_others(connections) -> None:
+    first, second = _Side(5.0), _Side(1.0, is_candidate=True)
+    first.hold([4.0, 6.0])
+    first.admission.admit()
+    np.random.seed(3)
+    state = np.random.get_state()
+    expected = np.random.random(4)
+    np.random.set_state(state)
+    second.group.on_join = lambda: _deliver(connections, [first, second])
+    prepared: list[int] = []
+    second.admission.join_loop(lambda: prepared.append(1))
+    assert np.random.random(4).tolist() == expected.tolist()
+    assert second.values[:2] == [[5.0] * 3, 5]
+    assert prepared == [1]
+
+
+def test_a_call_of_fit_gets_its_position_and_its_variables_again_at_its_start(connections) -> None:
+    first, second = _Side(5.0), _Side(1.0, is_candidate=True)
+    first.hold([4.0, 6.0])
+    first.admission.admit("fit:1", lambda: {"epoch": 2, "batch": 3}, may_retry=True)
+
+    def join() -> None:
+        _deliver(connections, [first, second])
+        second.hold([0.0, 0.0])
+
+    second.group.on_join = join
+    place = second.admission.begin_call()
+    assert place == "fit:1"
+    assert second.admission.join(place, lambda: None) == {"epoch": 2, "batch": 3}
+    second.variables[0].assign(np.zeros(3))  # Keras resets and builds at the start of `fit`
+    second.admission.restore()
+    assert second.values[:2] == [[5.0] * 3, 5]
+    second.admission.end_place()
+    assert second.group.calls[-1] == "end"
 
 
 @pytest.mark.parametrize(
-    ("of_processes", "given", "size"),
+    ("change", "words"),
     [
-        ((4, 4), 1, 1),
-        ((4, 4), 2, 2),
-        ((4, 4), 4, 4),
-        ((4, 4), 8, 8),
-        ((4, 4), "process", 4),
-        ((1, 1, 1, 1), "process", 1),
-        ((1, 1, 1, 1), 2, 2),
-        ((8,), "process", 8),
-        ((4, 2), 2, 2),
+        (
+            "shape",
+            r"Variable 0 is 'weights' of shape \(4,\) and dtype float32 in this process, but",
+        ),
+        ("fewer", "Variable 2 is missing in this process, but 'total' of shape"),
+        ("more", "Variable 3 is 'extra' of shape .* in this process, but missing in the others"),
     ],
 )
-def test_size_of_islands(of_processes, given, size) -> None:
-    islands = islands_of(topology(*of_processes), given)
-    assert (islands.num_replicas, islands.size) == (sum(of_processes), size)
+def test_other_variables_are_an_error_of_the_process_that_joins(connections, change, words) -> None:
+    first, second = _Side(5.0), _Side(1.0, shape=(4,) if change == "shape" else (3,))
+    first.hold([4.0, 6.0])
+    if change == "fewer":
+        del second.variables[2]
+    if change == "more":
+        with second.strategy.scope():
+            second.variables.append(sg.Variable(1.0, name="extra"))
+    before = second.values
+    _, error = _deliver(connections, [first, second])
+    with pytest.raises(ValueError, match=words):
+        raise error
+    assert second.group.calls == ["close"]  # so that the others need not wait for its end
+    assert second.values == before
+    assert first.values[:2] == [[5.0] * 3, 5]
 
 
-@pytest.mark.parametrize("given", [0, -2, 3, 16])
-def test_number_that_does_not_divide_the_replicas_is_refused(given) -> None:
-    with pytest.raises(ValueError, match='pass "process" to train in lockstep'):
-        islands_of(topology(4, 4), given)
+class _Corrupting:
+    """Connections on which a bit of the values is changed on its way."""
+
+    def __init__(self, connections: PeerConnections) -> None:
+        self._connections, self._numbers = connections, itertools.count()
+
+    def broadcast(self, source: int, targets: Sequence[int], buffers: Sequence[memoryview]) -> None:
+        self._connections.broadcast(source, targets, buffers)
+        if next(self._numbers) == 2:  # after the size and the description
+            buffers[0][0] ^= 1
+
+    def close(self) -> None:
+        self._connections.close()
 
 
-@pytest.mark.parametrize("given", [2.0, True, None, "machine"])
-def test_number_of_another_type_is_refused(given) -> None:
-    with pytest.raises(TypeError, match='or "process"'):
-        islands_of(topology(4, 4), given)
+def test_values_with_another_checksum_are_not_taken(connections) -> None:
+    first, second = _Side(5.0), _Side(1.0)
+    first.hold([4.0, 6.0])
+    _, error = _deliver([connections[0], _Corrupting(connections[1])], [first, second])
+    with pytest.raises(DataLossError, match="The CRC-32 of array 0 that a member sent is"):
+        raise error
+    assert second.group.calls == ["close"]
+    assert second.values == [[1.0] * 3, 1, 0.0]
 
 
-def test_island_of_parts_of_processes_is_refused() -> None:
-    with pytest.raises(ValueError, match="lockstep is for the fast links"):
-        islands_of(topology(3, 3), 2)
+def test_a_sender_that_is_lost_leaves_the_process_in_the_group(connections) -> None:
+    second = _Side(1.0)
+    connections[0].close()
+    second.group.member = 1
+    with pytest.raises(PeerLostError):
+        second.group.deliver(connections[1], 0, [1])
+    assert second.group.calls == []  # it receives the state from the next member
+    assert second.values == [[1.0] * 3, 1, 0.0]
 
 
-def test_processes_of_unequal_size_are_refused() -> None:
-    with pytest.raises(ValueError, match="or pass replicas_per_island=1"):
-        islands_of(topology(4, 2), "process")
+def _running(num_members: int, num_calls: int) -> RunningGroup:
+    return RunningGroup(4, tuple(range(num_members)), None, num_calls)
 
 
-def test_replicas_of_several_devices_are_refused() -> None:
-    with pytest.raises(ValueError, match="pass a flat list of devices"):
-        islands_of(topology(4, groups=((),)), 2)
+def test_a_call_that_the_others_have_ended_is_skipped() -> None:
+    side = _Side(1.0, is_candidate=True)
+    side.group.running = [_running(3, 1), _running(3, 2)]
+    assert side.admission.join(side.admission.begin_call(), lambda: None) is None
+    assert side.admission.is_waiting
 
 
-def test_strategy_has_islands() -> None:
-    devices = [f"cpu:{index}" for index in range(4)]
-    strategy = sg.LocalUpdateStrategy(devices=devices, replicas_per_island=2)
-    assert (strategy.num_islands, strategy.num_replicas_in_sync) == (2, 4)
-    assert sg.LocalUpdateStrategy(devices=devices).num_islands == 4
-    alone = sg.LocalUpdateStrategy(devices=devices, replicas_per_island="process")
-    assert (alone.num_islands, alone.islands) == (1, None)
+def test_a_step_is_compiled_again_for_another_number_of_members() -> None:
+    side = _Side(1.0, is_candidate=True)
+    side.group.running = [_running(size, 1) for size in (3, 4, 4, 3, 2)] + [_running(2, 2)]
+    prepared: list[int] = []
+    place = side.admission.begin_call()
+    assert side.admission.join(place, lambda: prepared.append(1)) is None
+    assert len(prepared) == 3  # at first, and for 4 and 2
 
 
-# Means over the replicas that take part, of sums that stand for all.
+def test_a_process_that_all_others_leave_waiting_ends_with_a_code_of_its_own() -> None:
+    side = _Side(1.0, is_candidate=True)
+    side.group.error = UnavailableError("All members ended.")
+    with pytest.raises(SystemExit) as ended:
+        side.admission.join_loop(lambda: None)
+    assert ended.value.code == NOT_NEEDED
 
-_PARTS = np.array([[1.0, 2.0], [4.0, 8.0], [100.0, 100.0]])
+
+def test_an_error_after_it_has_joined_stays_an_error() -> None:
+    side = _Side(1.0)
+    side.group.error = UnavailableError("All members that had the values were lost.")
+    with pytest.raises(UnavailableError, match="that had the values"):
+        side.admission.join_loop(lambda: None)
 
 
-def _combined(op: sg.ReduceOp, dtype: str, scale: float, participants: list[int]) -> Any:
-    """Returns the result of a step in which sums of floats are those of some replicas, scaled."""
-    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
-    all_reduce = BackedOps().all_reduce(strategy.topology)
-    traced = jax.make_jaxpr(lambda x: all_reduce.one(op, x), axis_env=[(REPLICA_AXIS, 3)])(
-        jnp.asarray(_PARTS[0], dtype)
+def test_one_that_waits_has_no_values() -> None:
+    side = _Side(1.0, is_candidate=True)
+    assert not side.admission.has_values(side.strategy.topology)
+
+
+# Members as a user sees them, and `admit`, with a group that is made up.
+
+
+class _Admission:
+    """Joins with one call of `prepare` for each number of members that is expected."""
+
+    def __init__(self, *, is_waiting: bool, num_sizes: int = 1) -> None:
+        self.is_waiting, self._num_sizes = is_waiting, num_sizes
+        self.calls: list[str] = []
+
+    def admit(self) -> None:
+        self.calls.append("admit")
+
+    def join_loop(self, prepare: Callable[[], None]) -> None:
+        for _ in range(self._num_sizes):
+            prepare()
+        self.calls.append("join")
+        self.is_waiting = False
+
+
+@pytest.fixture
+def strategy() -> Any:
+    """A strategy of this process alone."""
+    return sg.ElasticStrategy()
+
+
+@pytest.fixture
+def compiled(strategy, monkeypatch) -> list[Any]:
+    """Calls that the executor compiles; each has the current strategy before it."""
+    calls: list[Any] = []
+    executor = ElasticLockstep(strategy)
+    monkeypatch.setattr(strategy, "executor", executor)
+    monkeypatch.setattr(
+        executor, "compile_call", lambda *call: calls.append((sg.get_strategy(), *call))
     )
-    totals = iter([_PARTS[participants].sum(0), np.float64(len(participants))])
-
-    def add(eqn: Any, inputs: list[Any], is_inside: bool) -> list[Any]:
-        del is_inside
-        results = []
-        for one in inputs:
-            factor = scale if jnp.issubdtype(one.dtype, jnp.inexact) else 1
-            results.append(jnp.asarray(next(totals) * factor, one.dtype))
-        return results
-
-    rules = dict.fromkeys(("psum", "psum_invariant"), add)
-    return retrace(traced, [jnp.asarray(_PARTS[0], dtype)], rules=rules)[0]
+    return calls
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
-def test_a_mean_is_that_of_the_participants_for_any_rows_of_theirs(dtype) -> None:
-    mean = _combined(sg.ReduceOp.MEAN, dtype, 32 / 21, [0, 1])
-    np.testing.assert_allclose(np.asarray(mean, np.float32), [2.5, 5.0], rtol=1e-2)
-    assert mean.dtype == (jnp.float32 if dtype == "int32" else jnp.dtype(dtype))
+def test_a_process_alone_is_its_only_member_and_admits_nobody(strategy) -> None:
+    assert strategy.members == strategy.participants == (0,)
+    assert strategy.admit(print, args=(1,)) is None
+    assert strategy.cluster_resolver.processes().num_processes == 1
 
 
-def test_a_sum_is_what_the_members_combine() -> None:
-    total = _combined(sg.ReduceOp.SUM, "float32", 1.5, [0, 1])
-    np.testing.assert_allclose(total, [7.5, 15.0])
+def test_members_are_those_of_the_view_and_participants_those_of_the_last_step(strategy) -> None:
+    view = types.SimpleNamespace(members=(0, 2))
+    strategy._group = types.SimpleNamespace(view=view, participants=(0, 1, 2))
+    assert strategy.members == (0, 2)
+    assert strategy.participants == (0, 1, 2)
 
 
-def test_values_outside_of_a_step_are_reduced_as_always() -> None:
-    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-    all_reduce = BackedOps().all_reduce(strategy.topology)
-    mean = all_reduce.parts(sg.ReduceOp.MEAN, [1.0, 4.0], are_gradients=True)
-    assert float(mean) == 2.5
-    assert all_reduce.axis.size == 2
+def test_a_member_admits_others_without_compiling(strategy, compiled) -> None:
+    admission = strategy._admission = _Admission(is_waiting=False)
+    strategy.admit(print, args=(1,))
+    assert admission.calls == ["admit"]
+    assert compiled == []
 
 
-# Local devices of a strategy, one or several per replica.
+def test_a_process_that_joins_compiles_its_step_for_each_expected_size(strategy, compiled) -> None:
+    admission = strategy._admission = _Admission(is_waiting=True, num_sizes=2)
 
-FOUR = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
+    def step(x: Any, *, scale: float) -> Any:
+        return x * scale
 
-
-def sizes(strategy: sg.Strategy) -> tuple[int, int]:
-    return strategy.topology.num_replicas, strategy.topology.num_logical_devices
-
-
-def test_devices_are_grouped_by_number() -> None:
-    topology = local_topology(FOUR, name="devices", devices_per_replica=2)
-    assert str(topology) == "[cpu:0, cpu:1], [cpu:2, cpu:3]"
-    assert local_topology(None, name="devices", devices_per_replica=4).num_replicas == 2
-    assert local_topology(FOUR, name="devices", devices_per_replica=1).groups is None
+    x = np.ones(2)
+    strategy.admit(step, args=(x,), kwargs={"scale": 2.0})
+    assert admission.calls == ["join"]
+    assert compiled == [(strategy, step, (x,), {"scale": 2.0})] * 2
+    strategy.admit(step, args=(x,))
+    assert admission.calls == ["join", "admit"]
 
 
-def test_both_groupings_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"devices=\[\['cpu:0', .* and devices_per_replica=2 were"):
-        sg.MirroredStrategy([["cpu:0", "cpu:1"]], devices_per_replica=2)
-    with pytest.raises(ValueError, match="devices_per_replica=3 does not divide the 4"):
-        sg.MirroredStrategy(FOUR, devices_per_replica=3)
+def test_without_a_function_nothing_is_compiled(strategy, compiled) -> None:
+    admission = strategy._admission = _Admission(is_waiting=True)
+    strategy.admit()
+    assert admission.calls == ["join"]
+    assert compiled == []
 
 
-@pytest.mark.parametrize(
-    ("shape", "names", "expected"),
-    [
-        ((2, 4), ["batch", "model"], (2, 4)),
-        ((4, 2), ["model", "batch"], (2, 4)),
-        ((8,), ["x"], (8, 1)),
-        ((2, 2, 2), ["data", "x", "y"], (2, 4)),
-    ],
-)
-def test_mesh_of_keras_is_the_mesh_of_a_strategy(monkeypatch, shape, names, expected) -> None:
-    monkeypatch.setenv("STRATAGEM_TPU_PLATFORM", "cpu")
-    devices = [f"cpu:{index}" for index in range(8)]
-    layouts = keras.distribution.LayoutMap(keras.distribution.DeviceMesh(shape, names, devices))
-    strategies = [
-        sg.MirroredStrategy(layout_map=layouts),
-        sg.MultiWorkerMirroredStrategy(layout_map=layouts),
-        sg.TPUStrategy(layout_map=layouts),
-    ]
-    assert [sizes(one) for one in strategies] == [expected] * 3
-    assert sizes(sg.MirroredStrategy(devices, layout_map={})) == (8, 1)
-    assert sizes(sg.MirroredStrategy(layout_map=layouts, devices_per_replica=8)) == (1, 8)
+def test_an_error_of_a_step_that_is_compiled_ends_the_call(strategy, compiled, monkeypatch) -> None:
+    def fail(*call: object) -> None:
+        raise TypeError("step() takes no arguments")
 
-
-# Devices that OneDeviceStrategy takes and refuses, and the place of its variables.
-
-
-@pytest.mark.parametrize("device", ["cpu:3", "/cpu:3", 3, jax.devices()[3]], ids=repr)
-def test_one_device_takes_a_device(device) -> None:
-    strategy = sg.OneDeviceStrategy(device)
-    assert strategy.topology.devices == (jax.devices()[3],)
-    assert strategy.extended.worker_devices == (jax.devices()[3],)
-    assert repr(strategy) == "OneDeviceStrategy(cpu:3)"
-
-
-@pytest.mark.parametrize(
-    ("device", "error", "words"),
-    [
-        ("cpu:99", ValueError, "cpu:99 does not exist"),
-        ("tpu:0", ValueError, "tpu:0 does not exist"),
-        ("", ValueError, "is not a device name"),
-        (None, TypeError, "device None is of type NoneType"),
-        (["cpu:0"], TypeError, r"device \['cpu:0'\] is of type list"),
-    ],
-    ids=str,
-)
-def test_one_device_refuses_what_names_no_device(device, error, words) -> None:
-    with pytest.raises(error, match=words):
-        sg.OneDeviceStrategy(device)
-
-
-def test_one_device_needs_a_device() -> None:
-    with pytest.raises(TypeError, match="device"):
-        sg.OneDeviceStrategy()
-
-
-def test_variables_and_results_of_one_device_lie_on_it() -> None:
-    strategy = sg.OneDeviceStrategy("cpu:3")
-    with strategy.scope():
-        variable = sg.Variable(1.0)
-    assert variable.value.devices() == {jax.devices()[3]}
-    assert strategy.run(lambda: variable + 1.0).devices() == {jax.devices()[3]}
-
-
-# `LocalUpdateStrategy`: its arguments.
-
-
-def test_method_is_local_sgd_by_default() -> None:
-    strategy = sg.LocalUpdateStrategy(devices=["cpu:0", "cpu:1"])
-    assert strategy.local_updates == sg.local_updates.LocalSGD()
-    assert strategy.num_replicas_in_sync == 2
-    assert sg.LocalUpdateStrategy().cluster_resolver.task_type is None
-
-
-def test_other_strategies_train_in_lockstep() -> None:
-    assert sg.MirroredStrategy(["cpu:0", "cpu:1"]).local_updates is None
-
-
-def test_method_of_another_type_is_refused() -> None:
-    with pytest.raises(TypeError, match="method='diloco' is of type str"):
-        sg.LocalUpdateStrategy("diloco")
-
-
-def test_devices_and_a_cluster_are_refused() -> None:
-    resolver = sg.cluster_resolver.SimpleClusterResolver(
-        sg.ClusterSpec({"worker": ["127.0.0.1:1234"]})
-    )
-    with pytest.raises(ValueError, match="a cluster resolver were given"):
-        sg.LocalUpdateStrategy(devices=["cpu:0"], cluster_resolver=resolver)
-
-
-# Strategies of devices that are not here.
-
-
-def test_replicas_are_the_devices() -> None:
-    strategy = CompileOnlyStrategy(jax.devices()[:3])
-    assert strategy.num_replicas_in_sync == 3
-    assert strategy.topology.devices == tuple(jax.devices()[:3])
-
-
-def test_gradients_are_combined_as_requested() -> None:
-    ops = sg.RingAllReduce()
-    assert CompileOnlyStrategy(jax.devices()[:2], ops).cross_device_ops is ops
-
-
-def test_run_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="run was called on the 2 devices"):
-        CompileOnlyStrategy(jax.devices()[:2]).run(lambda: 1)
-
-
-def test_no_device_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"devices=\(\) is empty"):
-        CompileOnlyStrategy([])
+    monkeypatch.setattr(strategy.executor, "compile_call", fail)
+    admission = strategy._admission = _Admission(is_waiting=True)
+    with pytest.raises(TypeError, match="takes no arguments"):
+        strategy.admit(print, args=(1,))
+    assert admission.calls == []

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution.programs.offloaded_program import OffloadedProgram
+from stratagem.execution.programs.offloaded_step import OffloadedStep
 from stratagem.execution.programs.program import Program
-from stratagem.execution.programs.sharded_program import ShardedProgram
-from stratagem.strategies.placement_rules import pinned_host_store
+from stratagem.execution.programs.sharded_step import ShardedStep
+from stratagem.strategies.placement import pinned_host_store
 from tests.unit.strategies.decoders import (
     LAYOUTS,
     WORDS,
@@ -92,7 +92,7 @@ class Runs:
         call = Program._call
 
         def counted(program: Any, *arguments: Any) -> Any:
-            self.kinds[type(program)] += 1
+            self.kinds[type(program.step)] += 1
             return call(program, *arguments)
 
         monkeypatch.setattr(Program, "_call", counted)
@@ -194,10 +194,10 @@ def test_devices_hold_nothing_between_steps() -> None:
 @pytest.mark.parametrize(
     ("strategy", "steps", "kind", "num_calls"),
     [
-        ("hybrid", 3, ShardedProgram, 2),  # two full batches, and one short one
-        ("sharded table", 1, ShardedProgram, 3),
-        ("hybrid, 1", 3, ShardedProgram, 2),
-        ("central", 3, OffloadedProgram, 3),  # the table is
+        ("hybrid", 3, ShardedStep, 2),  # two full batches, and one short one
+        ("sharded table", 1, ShardedStep, 3),
+        ("hybrid, 1", 3, ShardedStep, 2),
+        ("central", 3, OffloadedStep, 3),  # the table is
     ],
 )
 def test_step_is_one_program_and_many_steps_are_one_call(

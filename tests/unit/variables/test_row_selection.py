@@ -18,9 +18,14 @@ from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.devices.shards import local_shards, put_local_shards
 from stratagem.variables import sharded_store as row_exchange
 from stratagem.variables.layouts import Division
-from stratagem.variables.row_selection import as_slice, local_rows, select_rows
 from stratagem.variables.sharded_store import ShardedStore, SingleDeviceStore, exchanged_rows
-from stratagem.variables.sharded_variable import changed_rows, sets_rows
+from stratagem.variables.sharded_variable import (
+    as_slice,
+    changed_rows,
+    local_rows,
+    select_rows,
+    sets_rows,
+)
 from stratagem.variables.store import Store, is_compressed
 from tests.unit.variables.row_methods import CHANGES
 

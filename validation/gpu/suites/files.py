@@ -58,12 +58,12 @@ SUITES: dict[str, tuple[str, ...]] = {
 
 # Start of a test's id, and why it says nothing with a GPU in the place of the CPU.
 _BY_NUMBER = "numbers count the CPU devices of the default platform; with a GPU there is one device"
-_MIRRORED = "tests/unit/strategies/test_elastic_admission.py::"
+_MIRRORED = "tests/unit/strategies/test_mirrored.py::"
 NOT_FOR_A_GPU: dict[str, str] = {
     f"{_MIRRORED}test_mirrored_takes_devices_by_name_index_or_as_they_are[[1, 3]]": _BY_NUMBER,
     f"{_MIRRORED}test_mirrored_refuses_what_names_no_devices[['cpu:0', 0]-": _BY_NUMBER,
     f"{_MIRRORED}test_mirrored_refuses_what_names_no_devices[['gpu:0']-": "here is a GPU",
-    "tests/unit/strategies/test_elastic.py::test_one_device_takes_a_device[3]": _BY_NUMBER,
+    "tests/unit/strategies/test_mirrored.py::test_one_device_takes_a_device[3]": _BY_NUMBER,
     "tests/unit/strategies/base/test_logical_devices.py::"
     "test_neighbouring_devices_of_a_worker_form_groups": "needs eight devices of one platform",
 }

@@ -1,26 +1,256 @@
-"""`AllReduce`: sums and means over replicas, with a choice of algorithm and packing."""
+"""Sums over replicas in a compiled step: axis, algorithms, the rule that chooses, packs.
+
+A communicator asks the rule for the algorithm of an array, and the packs for the messages of many.
+"""
 
 from __future__ import annotations
 
-import abc
+import collections
 import dataclasses
+import enum
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+import itertools
+import sys
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import JaxprEqn
 
-from stratagem.devices.collectives.axis import ReplicaAxis
-from stratagem.devices.collectives.choice import BY_COMPILER, Algorithm, Choice
-from stratagem.devices.collectives.packing import NO_PACKING, GradientPacking
-from stratagem.devices.collectives.shared_sums import SHARED_SUM, shared_sum
-from stratagem.devices.collectives.xla_handler import DTYPES
-from stratagem.devices.mesh import REPLICA_AXIS
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
+from stratagem.devices.tpu_coordinates import num_slices, slice_of
 from stratagem.options import ReduceOp
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicaAxis:
+    """The mesh axis of the replicas.
+
+    Args:
+        name: name of the axis, or names of two.
+        size: number of replicas that are combined.
+        groups: groups of nearby replicas, all of one size; () if there are none.
+        adds_wide: True to add bfloat16 in float32. XLA:CPU normally does so itself, but crashes if
+            replicas have several devices (JAX 0.10 to 0.12).
+        apart: groups of `size` replicas, each combined on its own; () for all replicas together.
+
+    Example:
+        >>> sg.collectives.ReplicaAxis.of(sg.MirroredStrategy(["cpu:0", "cpu:1"]).topology).size
+        2
+
+    Source: specific to Stratagem.
+    """
+
+    name: str | tuple[str, ...]
+    size: int
+    groups: tuple[tuple[int, ...], ...] = ()
+    adds_wide: bool = False
+    apart: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def index_groups(self) -> list[list[int]] | None:
+        """The argument `axis_index_groups` of the functions of `jax.lax`."""
+        return [list(group) for group in self.apart] or None
+
+    @staticmethod
+    def of(topology: Topology) -> ReplicaAxis:
+        """Returns the replica axis of a topology.
+
+        Replicas of one slice form a group; with a single slice, those of one process; with a single
+        process, its first and second half, as on a machine with two sockets.
+        """
+        size = topology.num_replicas
+        devices = topology.devices or ()
+        in_slices = num_slices(devices) > 1
+        members: dict[int, list[int]] = {}
+        for replica_id, device in enumerate(devices):
+            near = slice_of(device) if in_slices else device.process_index
+            members.setdefault(near, []).append(replica_id)
+        groups = [tuple(group) for group in members.values()]
+        if len(groups) == 1 and size >= 4 and size % 2 == 0:
+            groups = [tuple(range(size // 2)), tuple(range(size // 2, size))]
+        # JAX has no groups within several axes.
+        is_nested = (
+            topology.shard_size is None
+            and 1 < len(groups) < size
+            and len({len(group) for group in groups}) == 1
+        )
+        adds_wide = topology.groups is not None and topology.platform == "cpu"
+        return ReplicaAxis(
+            topology.replica_axis, size, tuple(groups) if is_nested else (), adds_wide
+        )
+
+
+class Algorithm(enum.StrEnum):
+    """All-reduce algorithm.
+
+    COMPILER: chosen by the compiler: NCCL on GPUs, Gloo between processes on CPU. RING,
+    HIERARCHICAL, TWO_STAGE, TO_ONE_DEVICE: written out in the program. TWO_STAGE is for links of a
+    high latency.
+    SHARED_MEMORY: through memory that the processes of one machine share; not in a loop within a
+    step, nor in a function that calls `run`.
+
+    Example:
+        >>> [algorithm.value for algorithm in sg.collectives.Algorithm]
+        ['compiler', 'ring', 'hierarchical', 'two stages', 'to one device', 'shared memory']
+
+    Source: specific to Stratagem.
+    """
+
+    COMPILER = "compiler"
+    RING = "ring"
+    HIERARCHICAL = "hierarchical"
+    TWO_STAGE = "two stages"
+    TO_ONE_DEVICE = "to one device"
+    SHARED_MEMORY = "shared memory"
+
+
+def algorithm_for(
+    size_bytes: int,
+    *,
+    platform: str,
+    num_replicas: int,
+    num_slices: int = 1,
+    spans_processes: bool = False,
+    shares_memory: bool = False,
+) -> Algorithm:
+    """Returns the algorithm for the sum of an array; depends on nothing that replicas differ in.
+
+    The figures are milliseconds of a sum, from docs/design/measurements.md and local_updates.md.
+    """
+    if platform == "tpu" and num_slices > 1:
+        # Connections between slices are slower than those inside one. Up to 4 KiB only the number
+        # of messages matters, and the compiler merges them into one.
+        return Algorithm.COMPILER if size_bytes <= 2**12 else Algorithm.HIERARCHICAL
+    if platform != "cpu" or not spans_processes:
+        # On accelerators the compiler tunes itself; in one process a rendezvous takes 0.012.
+        return Algorithm.COMPILER
+    if shares_memory and size_bytes > 2**15:
+        # Four processes, by Gloo, gathered, and shared: 64 KiB takes 2.40, 1.28, 0.65, and 16 MiB
+        # 32.6, 62, 12.1. A shared sum waits for Python's GIL, which other threads may hold for
+        # longer than a smaller sum takes.
+        return Algorithm.SHARED_MEMORY
+    if num_replicas <= 4 and size_bytes <= 2**18:
+        # One gather instead of Gloo's messages around a ring, twice. By Gloo and gathered, two
+        # processes: 4 KiB takes 0.27, 0.14, and 256 KiB 0.52, 0.44. Four: 2.32, 1.07, and 2.46,
+        # 1.99, but 1 MiB 3.66, 5.75. More were not measured, and need as many times the memory.
+        return Algorithm.TO_ONE_DEVICE
+    # Gloo. A ring is slower: 5.65 for 3.66 (1 MiB, four processes), 190 for 120 (13 MB between two
+    # hosts, 1 Gbit/s). Only over a latency of 50 ms it is not, 270 for 480: a choice of the user's.
+    return Algorithm.COMPILER
+
+
+# Packing of gradients into fewer, larger messages.
+
+
+@dataclasses.dataclass(frozen=True)
+class SizedPacks:
+    """Packs arrays up to a size.
+
+    Args:
+        max_array_bytes: larger arrays are sent alone, since copying them costs more than a message.
+        pack_bytes: maximum size of a pack.
+        max_num_arrays: more arrays of one kind are all sent alone. XLA:CPU compiles a kernel for
+            each place in a pack.
+
+    Example:
+        >>> from stratagem.devices.collectives.all_reduce import SizedPacks
+        >>> SizedPacks(max_array_bytes=50, pack_bytes=100).packs([40, 60, 40, 40], ["f"] * 4)
+        [[1], [0, 2], [3]]
+
+    Source: TF 2.21 cross_device_utils.py, group_by_size.
+    """
+
+    max_array_bytes: int
+    pack_bytes: int
+    max_num_arrays: int = sys.maxsize
+
+    def packs(self, sizes_bytes: Sequence[int], kinds: Sequence[Hashable]) -> list[list[int]]:
+        """Returns the indices of the arrays in each message."""
+        alone: list[list[int]] = []
+        packs: list[list[int]] = []
+        open_packs: dict[Hashable, tuple[list[int], int]] = {}
+        is_small = [size <= self.max_array_bytes for size in sizes_bytes]
+        counts = collections.Counter(itertools.compress(kinds, is_small))
+        for index, (size, kind) in enumerate(zip(sizes_bytes, kinds, strict=True)):
+            if not is_small[index] or counts[kind] > self.max_num_arrays:
+                alone.append([index])
+                continue
+            pack, filled = open_packs.get(kind, ([], 0))
+            if not pack or filled + size > self.pack_bytes:
+                pack, filled = [], 0
+                packs.append(pack)
+            pack.append(index)
+            open_packs[kind] = pack, filled + size
+        return alone + packs
+
+
+@dataclasses.dataclass(frozen=True)
+class NumberedPacks:
+    """Packs arrays, in order, into a number of packs of similar size.
+
+    Args:
+        num_packs: maximum number of packs of each kind of arrays, at least 1.
+
+    Example:
+        >>> from stratagem.devices.collectives.all_reduce import NumberedPacks
+        >>> NumberedPacks(2).packs([40, 60, 40, 60], ["f"] * 4)
+        [[0, 1], [2, 3]]
+
+    Source: TF 2.21 cross_device_ops.py, _ConcatAndSplitPacker.
+    """
+
+    num_packs: int
+
+    def packs(self, sizes_bytes: Sequence[int], kinds: Sequence[Hashable]) -> list[list[int]]:
+        """Returns the indices of the arrays in each message."""
+        packs: dict[tuple[Hashable, int], list[int]] = {}
+        for kind in dict.fromkeys(kinds):
+            indices = [index for index, other in enumerate(kinds) if other == kind]
+            ends = list(itertools.accumulate(sizes_bytes[index] for index in indices))
+            for index, end in zip(indices, ends, strict=True):
+                middle = end - sizes_bytes[index] / 2
+                # The middle of an empty last array is at the very end.
+                number = min(int(middle * self.num_packs / max(ends[-1], 1)), self.num_packs - 1)
+                packs.setdefault((kind, number), []).append(index)
+        return list(packs.values())
+
+
+GradientPacking = SizedPacks | NumberedPacks
+NO_PACKING = SizedPacks(max_array_bytes=-1, pack_bytes=0)
+# Measured on two CPU devices of one process: copying larger arrays costs more than their messages.
+# The 73 small gradients of BERT in a pack: 250 more kernels, 1.5 times the time of compilation.
+WITHIN_PROCESS = SizedPacks(max_array_bytes=2**16, pack_bytes=2**62, max_num_arrays=16)
+# Two processes, MLP of 235,000 parameters: 181 steps/s unpacked, 213 with packs of 256 KiB, 93 with
+# 1 MiB and 62 with 4 MiB, because XLA:CPU copies large gradients slowly.
+_BYTES_BETWEEN_PROCESSES = 2**18
+
+
+def packing_for(platform: str, *, spans_processes: bool, bytes_per_pack: int) -> GradientPacking:
+    """Returns the packing of gradients for a platform.
+
+    None on accelerators, where the compiler combines messages.
+
+    Args:
+        platform: of the devices.
+        spans_processes: whether messages leave the process.
+        bytes_per_pack: between processes; 0 for 256 KiB.
+
+    Example:
+        >>> packing = sg.collectives.packing_for("cpu", spans_processes=True, bytes_per_pack=100)
+        >>> packing.packs([40, 40, 40, 400], ["float32"] * 4)
+        [[3], [0, 1], [2]]
+
+    Source: specific to Stratagem.
+    """
+    if platform != "cpu":
+        return NO_PACKING
+    if not spans_processes:
+        return WITHIN_PROCESS
+    size = bytes_per_pack or _BYTES_BETWEEN_PROCESSES
+    return SizedPacks(max_array_bytes=size, pack_bytes=size)
+
 
 # All-reduce to one device: gathers all arrays in one place and adds them.
 #
@@ -28,23 +258,14 @@ from stratagem.options import ReduceOp
 # It takes one message per pair of replicas, and n times the memory.
 
 
-def one_device_sum(
-    array: jax.Array,
-    axis: ReplicaAxis,
-    accumulate: Callable[[Sequence[Any]], Any] | None = None,
-) -> jax.Array:
+def one_device_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
     """Returns the sum of a local array over replicas. Call in a compiled step.
-
-    `accumulate` replaces the sum by a function of the arrays of all replicas, in replica order.
 
     Source: TF 2.21 cross_device_ops.py, ReductionToOneDevice.
     """
     gathered = jax.lax.all_gather(array, axis.name)
-    parts = [gathered[replica] for replica in range(axis.size)]
-    if accumulate is not None:
-        return jnp.asarray(accumulate(parts))
-    total = parts[0]
-    for part in parts[1:]:
+    total, *others = [gathered[replica] for replica in range(axis.size)]
+    for part in others:
         total = total + part
     return total
 
@@ -92,23 +313,18 @@ def split_into_shards(array: jax.Array, count: int) -> jax.Array:
 #
 # Each replica adds one shard of the array in float32, so a value is rounded twice, before and after
 # the sum, regardless of the number of replicas. Rounding to the eight significant bits of bfloat16
-# changes a number by at most 2**-8 of it, so the error of a sum of values x is at most 2**-8 (sum
-# |x|
-# + |sum x|), less than one percent of sum |x|.
+# changes a number by at most 2**-8 of it, so the error of a sum of values x is at most
+# 2**-8 (sum |x| + |sum x|), less than one percent of sum |x|.
 #
 # Source: Rabenseifner, Optimization of collective reduction operations, 2004, for the two stages.
 
 
-def bfloat16_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def bfloat16_sum(array: jax.Array, axis: ReplicaAxis) -> Any:
     """Returns the sum of a local float32 array over replicas, bitwise equal on all of them.
 
     Call in a compiled step.
     """
-    return _differentiable_sum(array, axis)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _differentiable_sum(array: jax.Array, axis: ReplicaAxis) -> Any:
     pieces = _pack(split_into_shards(array, axis.size))
     received = jax.lax.all_to_all(pieces, axis.name, split_axis=0, concat_axis=0)
     own = jnp.sum(_unpack(received), axis=0)
@@ -117,7 +333,7 @@ def _differentiable_sum(array: jax.Array, axis: ReplicaAxis) -> Any:
 
 
 def _forward(array: jax.Array, axis: ReplicaAxis) -> tuple[Any, None]:
-    return _differentiable_sum(array, axis), None
+    return bfloat16_sum(array, axis), None
 
 
 def _backward(axis: ReplicaAxis, _: None, incoming: jax.Array) -> tuple[jax.Array]:
@@ -125,7 +341,7 @@ def _backward(axis: ReplicaAxis, _: None, incoming: jax.Array) -> tuple[jax.Arra
 
 
 # A cast to integers has no derivative; the gradient of the sum is the sum of incoming gradients.
-_differentiable_sum.defvjp(_forward, _backward)
+bfloat16_sum.defvjp(_forward, _backward)
 
 
 def rounded_sum(parts: Sequence[jax.Array]) -> jax.Array:
@@ -186,10 +402,8 @@ def sum_by_groups(
 #
 # Every replica sends 2 (n - 1) / n of the array, the least possible, and waits for two messages
 # however many replicas there are; a ring waits for 2 (n - 1), one after the other. So it is for
-# links
-# of a high latency. Groups of nearby replicas add among themselves first, and 1 / (group size) of
-# the
-# array is sent between them.
+# links of a high latency. Groups of nearby replicas add among themselves first, and
+# 1 / (group size) of the array is sent between them.
 #
 # Source: Rabenseifner, Optimization of collective reduction operations, 2004, for the two stages.
 
@@ -263,46 +477,6 @@ def _stratagem_joined_from_parts(
     return gather(part)
 
 
-class AllReduce(abc.ABC):
-    """Combines arrays over replicas, in a compiled step or from one array per replica.
-
-    In a step it runs inside `jax.shard_map` with `check_vma=False`, where the transpose of a sum
-    over replicas is again a sum over replicas: the gradient that `tf.distribute` defines.
-
-    Example:
-        >>> strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-        >>> all_reduce = strategy.cross_device_ops.all_reduce(strategy.topology)
-        >>> isinstance(all_reduce, sg.collectives.AllReduce), all_reduce.axis.size
-        (True, 2)
-        >>> float(all_reduce.parts(sg.ReduceOp.MEAN, [1.0, 3.0], are_gradients=False))
-        2.0
-
-    Source: JAX, jax.lax.psum; TF 2.21 cross_device_ops.py, CrossDeviceOps.
-    """
-
-    axis: ReplicaAxis
-
-    @abc.abstractmethod
-    def one(self, op: ReduceOp, value: object) -> jax.Array:
-        """Combines a local array over replicas, with the result on each of them.
-
-        SUM keeps the dtype; MEAN of integers is a float.
-
-        Source: JAX, jax.lax.psum; TF 2.21 distribute_lib.py, ReplicaContext.all_reduce.
-        """
-
-    @abc.abstractmethod
-    def many(self, op: ReduceOp, values: Sequence[Any]) -> list[jax.Array]:
-        """Combines many arrays, such as gradients; equals `one` up to the rounding requested."""
-
-    @abc.abstractmethod
-    def parts(self, op: ReduceOp, parts: Sequence[Any], *, are_gradients: bool) -> jax.Array:
-        """Combines one array per replica, outside a compiled step.
-
-        With `are_gradients`, rounds like `many`.
-        """
-
-
 _Sum = Callable[[jax.Array, ReplicaAxis], jax.Array]
 
 
@@ -316,14 +490,26 @@ _SUMS: Mapping[Algorithm, _Sum] = {
     Algorithm.HIERARCHICAL: hierarchical_sum,
     Algorithm.TWO_STAGE: two_stage_sum,
     Algorithm.TO_ONE_DEVICE: one_device_sum,
+    Algorithm.SHARED_MEMORY: _compiler_sum,  # where the order of the sums is not known
 }
 
 
-# The replication analysis cannot prove that a sum made of messages between neighbors is equal on
-# all replicas. It recognizes this function, and its gradient, by name in the trace.
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def _stratagem_sum_over_replicas(add: _Sum, array: jax.Array, axis: ReplicaAxis) -> jax.Array:
-    return add(array, axis)
+def sum_over_replicas(
+    array: jax.Array, axis: ReplicaAxis, algorithm: Algorithm, *, in_bfloat16: bool = False
+) -> jax.Array:
+    """Returns the sum of a local array by an algorithm, or by `bfloat16_sum`."""
+    add = bfloat16_sum if in_bfloat16 else _SUMS[algorithm]
+    if add is _compiler_sum:
+        return _compiler_sum(array, axis)
+    return _stratagem_sum_over_replicas(add, array, axis)
+
+
+def shared_sum(array: jax.Array, axis: ReplicaAxis, elsewhere: Algorithm) -> jax.Array:
+    """Returns the sum of a local array, in shared memory where the order of the sums is known.
+
+    `shared_sums.in_order` puts that in the place of the other algorithm.
+    """
+    return _stratagem_shared_sum_over_replicas(_SUMS[elsewhere], array, axis)
 
 
 def marked_as_sum(value: object) -> jax.Array:
@@ -338,15 +524,32 @@ def _sole_sum(array: jax.Array, axis: ReplicaAxis) -> jax.Array:
     return jax.lax.optimization_barrier(array)  # JAX removes a function that does nothing
 
 
+# The replication analysis cannot prove that a sum made of messages between neighbors is equal on
+# all replicas. It recognizes these functions, and their gradients, by name in the trace.
+
+SHARED_SUM = "_stratagem_shared_sum_over_replicas"
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _stratagem_sum_over_replicas(add: _Sum, array: jax.Array, axis: ReplicaAxis) -> jax.Array:
+    return add(array, axis)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _stratagem_shared_sum_over_replicas(
+    add: _Sum, array: jax.Array, axis: ReplicaAxis
+) -> jax.Array:
+    return add(array, axis)
+
+
 def is_sum_over_replicas(eqn: JaxprEqn) -> bool:
     """Returns True if a jaxpr equation is one of the sums in this module, or its gradient.
 
     Example:
         >>> axis = sg.collectives.ReplicaAxis("replica", 2)
-        >>> rule = sg.collectives.Choice(sg.collectives.Algorithm.RING)
-        >>> ring = sg.collectives.ChosenAllReduce(axis, rule)
+        >>> ring = sg.collectives.MeshCommunicator(axis, sg.collectives.Algorithm.RING)
         >>> def step(x):
-        ...     return ring.one(sg.ReduceOp.SUM, x * 2)
+        ...     return ring.all_reduce(sg.ReduceOp.SUM, x * 2)
         >>> traced = jax.make_jaxpr(step, axis_env=[("replica", 2)])(np.ones(4))
         >>> [sg.collectives.is_sum_over_replicas(eqn) for eqn in traced.eqns]
         [False, True]
@@ -354,137 +557,6 @@ def is_sum_over_replicas(eqn: JaxprEqn) -> bool:
     Source: specific to Stratagem.
     """
     return eqn.params.get("name") in ("_stratagem_sum_over_replicas", SHARED_SUM, JOINED)
-
-
-@dataclasses.dataclass(frozen=True)
-class ChosenAllReduce(AllReduce):
-    """Combines arrays by an algorithm chosen by their size.
-
-    With `in_bfloat16`, float32 gradients are sent as bfloat16.
-
-    Example:
-        >>> axis = sg.collectives.ReplicaAxis("replica", 2)
-        >>> rule = sg.collectives.Choice(sg.collectives.Algorithm.RING)
-        >>> ring = sg.collectives.ChosenAllReduce(axis, rule)
-        >>> step = jax.vmap(lambda x: ring.one(sg.ReduceOp.SUM, x), axis_name="replica")
-        >>> step(np.float32([1, 3])).tolist()  # both replicas have the sum
-        [4.0, 4.0]
-
-    Source: specific to Stratagem.
-    """
-
-    axis: ReplicaAxis
-    choice: Choice = BY_COMPILER
-    packing: GradientPacking = NO_PACKING
-    in_bfloat16: bool = False
-
-    def one(self, op: ReduceOp, value: object) -> jax.Array:
-        """Combines one array."""
-        array = jnp.asarray(value)
-        return self._combine_by(self.choice.algorithm(array.nbytes), op, array)
-
-    def many(self, op: ReduceOp, values: Sequence[Any]) -> list[jax.Array]:
-        """Combines many arrays, packing several of a dtype into one.
-
-        If one of them is summed in shared memory, all are: sums of two kinds in a step cost more.
-        """
-        arrays = [jnp.asarray(value) for value in values]
-        packs = self.packing.packs(
-            [array.nbytes for array in arrays], [array.dtype for array in arrays]
-        )
-        algorithms = [
-            self.choice.algorithm(sum(arrays[index].nbytes for index in pack)) for pack in packs
-        ]
-        if Algorithm.SHARED_MEMORY in algorithms:
-            algorithms = [Algorithm.SHARED_MEMORY] * len(packs)
-        results = dict[int, jax.Array]()
-        for pack, algorithm in zip(packs, algorithms, strict=True):
-            if len(pack) == 1:
-                results[pack[0]] = self._send(algorithm, op, arrays[pack[0]])
-                continue
-            flat = [arrays[index].ravel() for index in pack]
-            joined = self._send(algorithm, op, jnp.concatenate(flat))
-            parts = jnp.split(joined, np.cumsum([part.size for part in flat])[:-1])
-            for index, part in zip(pack, parts, strict=True):
-                results[index] = part.reshape(arrays[index].shape)
-        return [results[index] for index in range(len(arrays))]
-
-    def parts(self, op: ReduceOp, parts: Sequence[Any], *, are_gradients: bool) -> jax.Array:
-        """Adds the parts in replica order."""
-        arrays = _as_arrays(parts)
-        if are_gradients and self._is_rounded(arrays[0]):
-            return mean_of(rounded_sum(arrays), op, len(arrays))
-        total = arrays[0]
-        for array in arrays[1:]:
-            total = total + array
-        return mean_of(total, op, len(arrays))
-
-    def _send(self, algorithm: Algorithm, op: ReduceOp, array: jax.Array) -> jax.Array:
-        if self._is_rounded(array):
-            return self._combine(op, array, bfloat16_sum)
-        return self._combine_by(algorithm, op, array)
-
-    def _combine_by(self, algorithm: Algorithm, op: ReduceOp, array: jax.Array) -> jax.Array:
-        if algorithm is not Algorithm.SHARED_MEMORY:
-            return self._combine(op, array, _SUMS[algorithm])
-        elsewhere = _SUMS[(self.choice.elsewhere or BY_COMPILER).algorithm(array.nbytes)]
-        return self._combine(op, array, elsewhere, is_shared=True)
-
-    def _is_rounded(self, array: jax.Array) -> bool:
-        return self.in_bfloat16 and array.dtype == jnp.float32
-
-    def _combine(
-        self, op: ReduceOp, array: jax.Array, add: _Sum, *, is_shared: bool = False
-    ) -> jax.Array:
-        if array.dtype == bool:
-            array = array.astype(jnp.int32)
-        dtype = array.dtype
-        is_narrow = dtype == jnp.bfloat16 or (is_shared and dtype == jnp.float16)
-        if (self.axis.adds_wide or is_shared) and is_narrow:
-            array = array.astype(jnp.float32)
-        if array.size and is_shared and array.dtype.name in DTYPES:
-            array = shared_sum(array, self.axis, add)
-        elif array.size and add is _compiler_sum:
-            array = add(array, self.axis)
-        elif array.size:
-            array = _stratagem_sum_over_replicas(add, array, self.axis)
-        return mean_of(array.astype(dtype), op, self.axis.size)
-
-
-@dataclasses.dataclass(frozen=True)
-class GatheredAllReduce(AllReduce):
-    """Combines arrays with a function that receives the arrays of all replicas.
-
-    `combine` receives the op and, for each value, a list of the arrays of all replicas. It returns
-    one result per value.
-
-    Example:
-        >>> def largest(op, stacks):
-        ...     return [jax.numpy.stack(parts).max(axis=0) for parts in stacks]
-        >>> axis = sg.collectives.ReplicaAxis("replica", 2)
-        >>> all_reduce = sg.collectives.GatheredAllReduce(axis, largest)
-        >>> float(all_reduce.parts(sg.ReduceOp.SUM, [1.0, 3.0], are_gradients=False))
-        3.0
-
-    Source: specific to Stratagem.
-    """
-
-    axis: ReplicaAxis
-    combine: Callable[[ReduceOp, list[list[jax.Array]]], Sequence[Any]]
-
-    def one(self, op: ReduceOp, value: object) -> jax.Array:
-        """Combines one array."""
-        return self.many(op, [value])[0]
-
-    def many(self, op: ReduceOp, values: Sequence[Any]) -> list[jax.Array]:
-        """Combines many arrays in one call of the function."""
-        gathered = [jax.lax.all_gather(array, self.axis.name) for array in _as_arrays(values)]
-        stacks = [[array[replica] for replica in range(self.axis.size)] for array in gathered]
-        return [jnp.asarray(result) for result in self.combine(op, stacks)]
-
-    def parts(self, op: ReduceOp, parts: Sequence[Any], *, are_gradients: bool) -> jax.Array:
-        """Combines the parts."""
-        return jnp.asarray(self.combine(op, [_as_arrays(parts)])[0])
 
 
 def mean_of(total: jax.Array, op: ReduceOp, count: int) -> jax.Array:
@@ -500,8 +572,3 @@ def mean_of(total: jax.Array, op: ReduceOp, count: int) -> jax.Array:
     Source: specific to Stratagem.
     """
     return total if op is ReduceOp.SUM else jnp.true_divide(total, count)
-
-
-def _as_arrays(values: Sequence[Any]) -> list[jax.Array]:
-    arrays = [jnp.asarray(value) for value in values]
-    return [array.astype(jnp.int32) if array.dtype == bool else array for array in arrays]

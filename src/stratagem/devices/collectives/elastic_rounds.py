@@ -11,16 +11,16 @@ import enum
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.devices.collectives.shared_sums import flush_denormals
-from stratagem.devices.collectives.xla_handler import (
+from stratagem.devices.collectives.shared_sums import (
     DTYPES,
     PendingCall,
+    flush_denormals,
     handlers_work,
     register_handler,
 )
@@ -29,8 +29,6 @@ from stratagem.group.elastic.group import ElasticGroup
 from stratagem.group.elastic.peer_connections import PeerConnections
 
 _TARGET = "stratagem_elastic_round"
-# Outcomes of a round that is committed.
-_TAKEN_PART, _LEFT_OUT = 1, 2
 
 
 class RoundOperation(enum.IntEnum):
@@ -42,7 +40,6 @@ class RoundOperation(enum.IntEnum):
     GATHER = 3
     ALL_TO_ALL = 4
     COMMIT = 5
-    RECEIVE = 6
 
 
 _UFUNCS = {
@@ -70,56 +67,22 @@ class Rounds:
         """Returns row r of member i as row i of member r; rows are on axis 0."""
         return self._call(RoundOperation.ALL_TO_ALL, array, array.shape)
 
-    def commit(self) -> tuple[jax.Array, jax.Array]:
-        """Ends the round.
-
-        Returns True if it is committed, and True if it then combines values of this member.
-        """
-        outcome = self._call(RoundOperation.COMMIT, jnp.uint32(0), ())
-        return outcome > 0, outcome == _TAKEN_PART
+    def commit(self) -> jax.Array:
+        """Ends the round; returns True if it is committed."""
+        return self._call(RoundOperation.COMMIT, jnp.uint32(0), ()) > 0
 
     def _call(
         self, operation: RoundOperation, array: jax.Array, shape: tuple[int, ...]
     ) -> jax.Array:
         dtype = array.dtype
         sent = array if dtype.name in DTYPES else array.astype(_carrier(dtype))
-        return self._started(operation, sent, shape, sent.dtype).astype(dtype)
-
-    def _started(
-        self, operation: RoundOperation, sent: jax.Array, shape: tuple[int, ...], dtype: Any
-    ) -> jax.Array:
-        """Returns the result of an operation, which starts after those before it."""
         call = jax.ffi.ffi_call(
             _TARGET,
-            (jax.ShapeDtypeStruct(shape, dtype), jax.ShapeDtypeStruct((), np.uint32)),
+            (jax.ShapeDtypeStruct(shape, sent.dtype), jax.ShapeDtypeStruct((), np.uint32)),
             input_output_aliases={1: 1},
         )
         result, self._order = call(sent, self._order, jnp.uint32(operation))
-        return result
-
-
-class FollowedRounds(Rounds):
-    """The operations of a round in which this member takes no part: they have no arguments.
-
-    So the compiler removes what computes those.
-    """
-
-    def combine(self, operation: RoundOperation, array: jax.Array) -> jax.Array:
-        """Returns the sum, maximum or minimum over the participants."""
-        del operation
-        return self._receive(array.dtype, array.shape)
-
-    def gather(self, array: jax.Array, num_members: int) -> jax.Array:
-        """Returns the arrays of all participants, of shape (num_members, ...)."""
-        return self._receive(array.dtype, (num_members, *array.shape))
-
-    def all_to_all(self, array: jax.Array) -> NoReturn:
-        """Refuses an exchange, for which no member is left out."""
-        raise NotImplementedError("A member that is left out receives no rows of its own.")
-
-    def _receive(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> jax.Array:
-        carried = dtype if dtype.name in DTYPES else _carrier(dtype)
-        return self._started(RoundOperation.RECEIVE, jnp.uint32(0), shape, carried).astype(dtype)
+        return result.astype(dtype)
 
 
 def _carrier(dtype: np.dtype[Any]) -> Any:
@@ -159,9 +122,8 @@ class _Server:
         operation, own = RoundOperation(int(call.arguments[2][0])), call.arguments[0]
         result = call.results[0]
         if operation is RoundOperation.COMMIT:
-            outcome = _TAKEN_PART if group.commit() else 0
-            result[0] = outcome if group.has_taken_part or not outcome else _LEFT_OUT
-        elif not group.operate(_body(operation, own, result), result):
+            result[0] = group.commit()
+        elif not group.operate(_body(operation, own, result)):
             result[...] = 0
 
 
@@ -172,14 +134,7 @@ def _body(
         return lambda peers: peers.gather_into(own, result)
     if operation is RoundOperation.ALL_TO_ALL:
         return lambda peers: peers.all_to_all(own, result)
-    if operation is RoundOperation.RECEIVE:
-        return _refuse
     return lambda peers: peers.reduce(own, result, _UFUNCS[operation])
-
-
-def _refuse(peers: PeerConnections) -> NoReturn:
-    del peers
-    raise RuntimeError("A member has followed a round in which it takes part.")
 
 
 _servers: list[_Server] = []

@@ -15,25 +15,27 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
-from stratagem.execution.analysis.replication import is_by_element
-from stratagem.execution.analysis.retracing import Rule, retrace, scan_counts
-from stratagem.execution.late_gathers.loops import is_sliced
-from stratagem.execution.late_gathers.row_lookups import (
-    GradientProduct,
-    RowLookup,
-    smallest_block_bytes,
+from stratagem.execution.jaxprs import (
+    Rule,
+    is_by_element,
+    retrace,
+    scan_counts,
+    shape_of,
+    variables_in,
 )
 from stratagem.execution.late_gathers.weights import (
     BlockExchange,
     Deferred,
+    GradientProduct,
     Late,
+    RowLookup,
     Sharded,
     WeightShard,
     fold_blocks,
-    is_literal,
+    is_sliced,
     narrowing_cast,
     num_bytes,
-    shape_of,
+    smallest_block_bytes,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ class WeightProduct:
             return None
         late = [place for place, one in enumerate(inputs) if isinstance(one, Late)]
         found = _transposed_shard(inputs[late[0]], eqn.invars[late[0]]) if len(late) == 1 else None
-        if found is None or is_literal(eqn.invars[1 - late[0]]):
+        if found is None or isinstance(eqn.invars[1 - late[0]], Literal):
             return None
         shard, dtype, order = found
         (contracted, batch) = eqn.params["dimension_numbers"]
@@ -267,7 +269,7 @@ class _Cone:
             if id(eqn) in eqns:
                 continue
             eqns[id(eqn)] = eqn
-            variables = [each for each in eqn.invars if not isinstance(each, Literal)]
+            variables = variables_in(eqn.invars)
             is_of_scalars = not any(shape_of(each) for each in (*variables, *eqn.outvars))
             if not (is_of_scalars or is_by_element(eqn, also=("broadcast_in_dim",))):
                 return None
@@ -492,7 +494,9 @@ class Gathers:
 
     def _bind_one(self, eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
         pairs = zip(eqn.invars, values, strict=True)
-        return self.bind([eqn], {atom: value for atom, value in pairs if not is_literal(atom)})
+        return self.bind(
+            [eqn], {atom: value for atom, value in pairs if not isinstance(atom, Literal)}
+        )
 
     def _start(self, eqn: JaxprEqn | None, inputs: Sequence[Any]) -> list[Any]:
         """Starts the gathers that are due with an operation, as soon as its inputs are there.
@@ -558,6 +562,6 @@ class Gathers:
 
 
 def _can_wait(eqn: JaxprEqn | None, place: int, value: Any) -> bool:
-    if eqn is None or isinstance(value, Late) or is_literal(eqn.invars[place]):
+    if eqn is None or isinstance(value, Late) or isinstance(eqn.invars[place], Literal):
         return False
     return hasattr(value, "dtype") and not jnp.issubdtype(value.dtype, jax.dtypes.extended)

@@ -15,9 +15,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jax.core import ShapedArray
-from jax.extend.core import Jaxpr
+from jax.extend.core import Jaxpr, Literal
 
-from stratagem.execution.analysis.retracing import scan_counts
+from stratagem.execution.jaxprs import free_variables, readers_of, scan_counts, variables_in
 from stratagem.execution.late_gathers.gathers import (
     GatherLimits,
     Gathers,
@@ -26,32 +26,26 @@ from stratagem.execution.late_gathers.gathers import (
     ShardUpdate,
     WeightGather,
 )
-from stratagem.execution.late_gathers.loops import (
-    is_late_loop,
-    narrower_dtype,
-    shard_of,
-    sharded_slice,
-    sharded_stack,
-    stacked_shards,
-    summed_stacks,
-)
-from stratagem.execution.late_gathers.row_lookups import (
-    GradientProduct,
-    GradientRows,
-    product_chain,
-    readers_of,
-    row_chain,
-)
 from stratagem.execution.late_gathers.weights import (
     Deferred,
+    GradientProduct,
+    GradientRows,
     Late,
     Sharded,
     WeightShard,
     inner_jaxpr,
     is_cheap,
-    is_literal,
+    is_late_loop,
     is_recomputation,
+    narrower_dtype,
     num_bytes,
+    product_chain,
+    row_chain,
+    shard_of,
+    sharded_slice,
+    sharded_stack,
+    stacked_shards,
+    summed_stacks,
 )
 
 if TYPE_CHECKING:
@@ -169,7 +163,7 @@ _MAX_ELEMENTS = 2**16
 
 def is_small(atom: Any) -> bool:
     """Returns True for a value of a jaxpr that may exist to the end of a step."""
-    return not is_literal(atom) and atom.aval.size <= _MAX_ELEMENTS
+    return not isinstance(atom, Literal) and atom.aval.size <= _MAX_ELEMENTS
 
 
 def with_early_outputs(jaxpr: Jaxpr) -> Jaxpr:
@@ -186,7 +180,7 @@ def with_early_outputs(jaxpr: Jaxpr) -> Jaxpr:
     moved: dict[int, list[Any]] = collections.defaultdict(list)
     for place, eqn in enumerate(jaxpr.eqns):
         if id(eqn) in ending:
-            inputs = [atom for atom in eqn.invars if not is_literal(atom)]
+            inputs = variables_in(eqn.invars)
             behind = max((places.get(atom, -1) for atom in inputs), default=-1)
             moved[behind].append(eqn)
         else:
@@ -312,7 +306,7 @@ class Evaluation:
 
     def is_steady(self, atom: Any) -> bool:
         """Returns True for a value that does not depend on the batch."""
-        return is_literal(atom) or atom in self._steady
+        return isinstance(atom, Literal) or atom in self._steady
 
     def _compute_saved(self, atoms: Sequence[Any]) -> None:
         """Computes the inputs of recomputed layers, as the forward pass leaves them.
@@ -347,12 +341,12 @@ class Evaluation:
                 self._gathers.wait_for(self._values, atom, num_hiding=1)
 
     def _read(self, atom: Any) -> Any:
-        return atom.val if is_literal(atom) else self._values[atom]
+        return atom.val if isinstance(atom, Literal) else self._values[atom]
 
     def _evaluate(self, eqn: JaxprEqn) -> None:
         if id(eqn) in self._in_products:
             return
-        variables = [atom for atom in eqn.invars if not is_literal(atom)]
+        variables = variables_in(eqn.invars)
         is_steady = bool(variables) and not eqn.effects and all(map(self.is_steady, variables))
         if is_steady:
             self._steady.update(eqn.outvars)
@@ -440,21 +434,14 @@ class Evaluation:
         if not self._pending:
             return
         made = [atom for eqn in self._pending for atom in eqn.outvars]
-        own = set(made)
-        needed = {
-            atom: self._values[atom]
-            for eqn in self._pending
-            for atom in eqn.invars
-            if not is_literal(atom) and atom not in own
-        }
+        needed = {atom: self._values[atom] for atom in free_variables(self._pending)}
         self._values.update(zip(made, self._gathers.bind(self._pending, needed), strict=True))
         self._pending = []
 
 
 def _read_by(jaxpr: Jaxpr, reads: Callable[[JaxprEqn], bool]) -> set[Any]:
     """Returns the values that operations of a kind read."""
-    eqns = filter(reads, jaxpr.eqns)
-    return {atom for eqn in eqns for atom in eqn.invars if not is_literal(atom)}
+    return {atom for eqn in filter(reads, jaxpr.eqns) for atom in variables_in(eqn.invars)}
 
 
 class _Loop:
@@ -550,8 +537,7 @@ class LateStep:
     @functools.cached_property
     def read_inputs(self) -> list[int]:
         """Places of the inputs that the replicas or their updates read."""
-        read = {atom for eqn in self.jaxpr.eqns for atom in eqn.invars if not is_literal(atom)}
-        read |= {atom for atom in self.jaxpr.outvars if not is_literal(atom)}
+        read = {*readers_of(self.jaxpr)}
         for update in self.updates:
             read |= {self.jaxpr.invars[i] for kind, i in update.sources if kind == "input"}
         return [place for place, invar in enumerate(self.jaxpr.invars) if invar in read]

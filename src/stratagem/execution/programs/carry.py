@@ -15,14 +15,13 @@ import jax.numpy as jnp
 from stratagem.devices.abstract_devices import placeholder
 from stratagem.devices.shards import local_copy
 from stratagem.errors import explain
-from stratagem.execution.context.replica import get_replica_context, is_key
+from stratagem.execution.replica_context import get_replica_context, is_key
 from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.execution.tracing.lost_changes import name_of
 from stratagem.execution.tracing.tracer import as_values
 from stratagem.options import ReduceOp, VariableAggregation
-from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.distributed import Mirrored, PerReplica, is_array
 from stratagem.variables.registry import Home, VariableKind
-from stratagem.variables.regrouping import is_array
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from stratagem import settings
-from stratagem.execution.analysis.replication import contains_primitive
+from stratagem.execution.jaxprs import contains_primitive, spliced
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
@@ -58,7 +58,8 @@ def _replaced(jaxpr: Jaxpr) -> Jaxpr:
     eqns: list[JaxprEqn] = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == _CONVOLUTION:
-            eqns += _fast_operations(eqn)
+            function = _fast_function(eqn)
+            eqns += [eqn] if function is None else spliced(eqn, function)
         else:
             params = {name: _with_inner(value) for name, value in eqn.params.items()}
             eqns.append(eqn.replace(params=params))
@@ -74,29 +75,6 @@ def _with_inner(value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)(_with_inner(item) for item in value)
     return value
-
-
-def _fast_operations(eqn: JaxprEqn) -> list[JaxprEqn]:
-    """Returns operations that compute the result of a convolution."""
-    function = _fast_function(eqn)
-    if function is None:
-        return [eqn]
-    avals: list[Any] = [atom.aval for atom in eqn.invars]
-    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-    inner = jax.make_jaxpr(function)(*shapes).jaxpr
-    names: dict[Any, Any] = dict(zip(inner.invars, eqn.invars, strict=True))
-    names[inner.outvars[0]] = eqn.outvars[0]
-    return [
-        one.replace(
-            invars=[
-                atom if isinstance(atom, Literal) else names.get(atom, atom) for atom in one.invars
-            ],
-            outvars=[names.get(variable, variable) for variable in one.outvars],
-            source_info=eqn.source_info,
-            ctx=eqn.ctx,
-        )
-        for one in inner.eqns
-    ]
 
 
 def _fast_function(eqn: JaxprEqn) -> _Function | None:

@@ -12,34 +12,29 @@ import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from stratagem import config, settings
-from stratagem.contexts import current_function_trace, get_strategy
-from stratagem.devices.collectives.shared_sums import in_order, is_connected, no_sums
+from stratagem.contexts import get_strategy
+from stratagem.devices.collectives.shared_sums import in_order, is_connected
 from stratagem.devices.lockstep import compiling
 from stratagem.devices.mesh import Topology
 from stratagem.errors import InvalidArgumentError, explain
-from stratagem.execution.context.replica import get_replica_context
-from stratagem.execution.eager.replicas import run_eagerly
+from stratagem.execution.eager import run_eagerly
 from stratagem.execution.programs.carry import Carry, CarryingStep
-from stratagem.execution.programs.convolutions import fast_on_cpu
-from stratagem.execution.programs.followed_program import FollowedProgram
-from stratagem.execution.programs.offloaded_program import OffloadedProgram, is_offloaded
-from stratagem.execution.programs.program import Program
-from stratagem.execution.programs.recompilations import ArgumentKinds, Recompilations
-from stratagem.execution.programs.sharded_program import ShardedProgram, is_sharded
-from stratagem.execution.programs.step_capture import offer_step
+from stratagem.execution.programs.offloaded_step import OffloadedStep, StoredRows, is_offloaded
+from stratagem.execution.programs.program import Program, paused_garbage_collection
+from stratagem.execution.programs.recompilations import ArgumentKinds, FunctionKeys, Recompilations
+from stratagem.execution.programs.sharded_step import ShardedStep, is_sharded
+from stratagem.execution.programs.steps import ReplicaStep
+from stratagem.execution.replica_context import get_replica_context
 from stratagem.execution.summary.collector import is_tracing
 from stratagem.execution.summary.settings import trace_key
 from stratagem.execution.tracing.arguments import Arguments, batch_arguments, flatten_arguments
-from stratagem.execution.tracing.function_identity import FunctionKeys
-from stratagem.execution.tracing.functionalize import Trace, taking_follow_ups
-from stratagem.execution.tracing.garbage_collection import paused_garbage_collection
+from stratagem.execution.tracing.functionalize import Trace, capturing, offer_step
 from stratagem.execution.tracing.lost_changes import name_of
 from stratagem.execution.tracing.remote_state import RemoteState
 from stratagem.execution.tracing.tracer import as_values, trace_replica_function
@@ -55,51 +50,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from stratagem.contexts import StrategyParts
-
-# Program of a step whose sums over replicas go through shared memory, in one order.
-
-
-class OrderedProgram(Program):
-    """A program in which each sum waits for the one before, also from step to step.
-
-    `ordered` is of `collectives.shared_sums.in_order`. Within a program of the user's, two steps
-    could run at once and without an order, so that the trace is used as it is.
-    """
-
-    def __init__(self, trace: Trace, topology: Topology, name: str, ordered: ClosedJaxpr) -> None:
-        self._ordered = ordered
-        self._inner = functools.cache(lambda: Program(trace, topology, name))
-        super().__init__(trace, topology, name)
-
-    def run_for(self, split: list[Any], shared: list[Any]) -> Any:
-        """Runs one step on flat arguments."""
-        run = self._inner().run_for if _is_inside() else super().run_for
-        return run(split, shared)
-
-    def run_many(self, split: list[Any], shared: list[Any]) -> Any:
-        """Runs all steps in the split arrays in one call on the devices."""
-        run = self._inner().run_many if _is_inside() else super().run_many
-        return run(split, shared)
-
-    def _function(self, *, many: bool) -> Callable[..., Any]:
-        function = super()._function(many=many)
-
-        def run(written: list[Any], *others: list[Any]) -> Any:
-            values, *outputs = function([*written, no_sums()], *others)
-            return values[:-1], *outputs
-
-        return run
-
-    def _evaluate(self, inputs: list[Any], written: list[Any]) -> list[Any]:
-        count = len(written) - 1
-        ordered = fast_on_cpu(self._ordered, self._topology)
-        *outputs, order = jaxpr_as_fun(ordered)(*inputs, written[count])
-        return [*outputs[:count], order, *outputs[count:]]
-
-
-def _is_inside() -> bool:
-    return current_function_trace() is not None or is_tracing()
-
+    from stratagem.execution.tracing.functionalize import Trace
 
 # `run_steps`: batches are stacked, moved once, and looped over on the devices.
 
@@ -314,15 +265,14 @@ class _Records:
 _records: weakref.WeakKeyDictionary[Any, _Records] = weakref.WeakKeyDictionary()
 
 
-def note_compilation(strategies: Iterable[object], fn: Any, reason: str) -> None:
-    """Records a new program of a function, which uses the given strategies."""
+def note_compilation(strategy: object, fn: Any, reason: str) -> None:
+    """Records a new program of a function."""
     code = getattr(fn, "__code__", None)
     place = f"{code.co_filename}:{code.co_firstlineno}" if isinstance(code, types.CodeType) else ""
     compilation = Compilation(name_of(fn), place, reason)
-    for strategy in strategies:
-        records = _records.setdefault(strategy, _Records())
-        records.counts[compilation.function] += 1
-        records.latest.append(compilation)
+    records = _records.setdefault(strategy, _Records())
+    records.counts[compilation.function] += 1
+    records.latest.append(compilation)
 
 
 def compilations_of(strategy: object) -> dict[str, int]:
@@ -374,6 +324,10 @@ class Lockstep:
         self._recompilations = Recompilations()
         self.carries: dict[Any, Any] = {}  # slots of `run_steps`, by structure, shapes and dtypes
 
+    @functools.cached_property
+    def _orders_sums(self) -> bool:
+        return is_connected(self._strategy.topology)
+
     @property
     def programs(self) -> list[Program]:
         """The cached programs, most recently used last."""
@@ -392,8 +346,6 @@ class Lockstep:
         """Calls a function once per replica; see `Executor.run`."""
         if config.runs_eagerly():
             return run_eagerly(self._strategy, fn, args, kwargs)
-        if (function_trace := current_function_trace()) is not None:
-            function_trace.note_strategy(self._strategy)
         arguments = flatten_arguments(
             args, kwargs, num_replicas=self._strategy.num_replicas_in_sync
         )
@@ -431,8 +383,11 @@ class Lockstep:
 
     def program(self, fn: Callable[..., Any], arguments: Arguments) -> Program:
         """Returns the program for a function and its arguments; traces the function if needed."""
-        offer_step(self._strategy, fn, arguments, self._trace)
-        is_inside = current_function_trace() is not None
+        if capturing.is_on:
+            offer_step(self._strategy, fn, arguments, self._trace)
+        topology = self._strategy.topology
+        # The programs of a call within the user's own have no order between steps.
+        is_inside = self._orders_sums and is_tracing()
         key = (self._keys.key(fn), arguments.structure, arguments.leaves, is_inside)
         program = self._programs.get(key)
         if program is not None and program.trace.summaries is not None:
@@ -441,21 +396,18 @@ class Lockstep:
             self._programs.move_to_end(key)
             program.usage.is_reused = True
             return program
-        topology = self._strategy.topology
         is_shared = topology.spans_processes
         with (
             compiling(name_of(fn)) if is_shared else contextlib.nullcontext(),
             paused_garbage_collection(),
         ):
-            trace = self._traced(fn, arguments)
-        if current_function_trace() is None:  # an sg.function does this itself
-            agree_on_initial_values(self._strategy.variables, topology)
+            trace = trace_replica_function(self._strategy, fn, arguments)
+        agree_on_initial_values(self._strategy.variables, topology)
         if trace.written:
             self._strategy.placement.check()
         require_layouts_used(self._strategy.placement.layouts, trace.written)
-        program = self._programs[key] = self._made_of(trace, fn, arguments)
-        if not is_inside:  # otherwise the outer function was recompiled
-            self._note_compilation(fn, arguments, program)
+        program = self._programs[key] = self._program_of(trace, name_of(fn))
+        self._note_compilation(fn, arguments, program)
         if trace.summaries is not None:
             self._programs[(key, trace_key())] = program
         while len(self._programs) > settings.read("program_cache_size"):
@@ -468,29 +420,7 @@ class Lockstep:
         """Notes why a function is compiled, and warns if that happens again and again."""
         kinds = ArgumentKinds(arguments.structure, arguments.leaves)
         reason = self._recompilations.note(fn, kinds, program.usage)
-        note_compilation([self._strategy], fn, reason)
-
-    def _traced(self, fn: Callable[..., Any], arguments: Arguments) -> Trace:
-        """Traces a step, which leaves work to programs of their own if it does not need it."""
-        may_leave = current_function_trace() is None
-        with taking_follow_ups() if may_leave else contextlib.nullcontext():
-            trace = trace_replica_function(self._strategy, fn, arguments)
-        work = trace.follow_ups
-        if work.are_needed or (work.work and trace.summaries is not None):
-            return trace_replica_function(self._strategy, fn, arguments)
-        return trace
-
-    def _made_of(self, trace: Trace, fn: Callable[..., Any], arguments: Arguments) -> Program:
-        if not trace.follow_ups.work:
-            return self._program_of(trace, name_of(fn))
-        return FollowedProgram(
-            trace,
-            self._strategy.topology,
-            name_of(fn),
-            lambda: self._program_of(
-                trace_replica_function(self._strategy, fn, arguments), name_of(fn)
-            ),
-        )
+        note_compilation(self._strategy, fn, reason)
 
     def _program_of(self, trace: Trace, name: str) -> Program:
         placement = self._strategy.placement
@@ -504,7 +434,7 @@ class Lockstep:
 
     def evaluate(self, trace: Trace, name: str, split: list[Any], shared: list[Any]) -> list[Any]:
         """Runs a trace that writes nothing; see `Executor.evaluate`."""
-        return Program(trace, self._strategy.topology, name).run_for(split, shared)
+        return Program(ReplicaStep(trace, self._strategy.topology), name).run_for(split, shared)
 
     def lower(
         self,
@@ -534,34 +464,97 @@ def program_of(
     *,
     is_remote: bool = False,
 ) -> Program:
-    """Returns a program of the class that the variables of a trace require.
+    """Returns the program of a trace.
 
     `remote` gives access to variables outside this process, or is None; `is_remote` is True if all
     variables are there. `name` is for messages.
     """
-    program = _program_of(trace, topology, name, remote, is_remote=is_remote)
+    if remote is not None and not (is_remote or remote.holds(trace)):
+        remote = None
+
+    def made(trace: Trace) -> Program:
+        step, access = _step_of(trace, topology, name, remote)
+        return Program(step, name, access)
+
+    program = made(trace)
     if trace.summaries is not None:
-        program.make_plain = functools.cache(
-            lambda: _program_of(
-                trace.without_summaries(), topology, name, remote, is_remote=is_remote
-            )
-        )
+        program.make_plain = functools.cache(lambda: made(trace.without_summaries()))
     return program
 
 
-def _program_of(
-    trace: Trace, topology: Topology, name: str, remote: RemoteState | None, *, is_remote: bool
-) -> Program:
-    if current_function_trace() is not None and not is_remote:
-        # An sg.function compiles all parts of the step into its one program.
-        return Program(trace, topology, name)
-    if remote is not None and not (is_remote or remote.holds(trace)):
-        remote = None
+def _step_of(
+    trace: Trace, topology: Topology, name: str, remote: RemoteState | None
+) -> tuple[ReplicaStep, RemoteState | None]:
+    """Returns how a step is computed, and the access to variables outside of its program."""
     if not is_offloaded(trace):
-        ordered = in_order(trace.jaxpr) if remote is None and is_connected(topology) else None
-        if ordered is not None:
-            return OrderedProgram(trace, topology, name, ordered)
-        return Program(trace, topology, name, remote)
+        # Within a program of the user's, two steps could run at once and without an order.
+        has_order = remote is None and is_connected(topology) and not is_tracing()
+        ordered = in_order(trace.jaxpr) if has_order else None
+        step = ReplicaStep(trace, topology, ordered=ordered, is_staged=remote is not None)
+        return step, remote
     if remote is None and is_sharded(trace, topology):
-        return ShardedProgram(trace, topology, name)
-    return OffloadedProgram(trace, topology, name, remote)
+        return ShardedStep(trace, topology, name), None
+    if remote is None and trace.lookups:
+        remote = StoredRows(topology)
+    return OffloadedStep(trace, topology, is_staged=remote is not None), remote
+
+
+# `Executor` interface: the part of a strategy that traces, compiles and runs replica functions.
+
+
+class Executor(Protocol):
+    """Runs the replica functions of one strategy.
+
+    A strategy's constructor takes a factory, such as the class `Lockstep`, and calls it with the
+    strategy. To write an executor, inherit from `Lockstep`.
+    """
+
+    steps_per_call: int | None  # default number of steps of `run_steps` and of `fit`
+    schedules: bool  # True if this process only schedules steps on workers
+    has_values: bool  # False if variables only have shapes because nothing ever runs
+    worker: tuple[int, int]  # index and number of workers that run separate programs
+
+    def check_scope(self) -> None:
+        """Raises RuntimeError if this process may not enter the strategy's scope."""
+        ...
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Calls a replica function once per replica, in the strategy's scope.
+
+        Each replica gets its component of every `PerReplica` argument. Leaves of the result are
+        `PerReplica`; with one replica they are plain values.
+        """
+        ...
+
+    def run_steps(
+        self,
+        fn: Callable[..., Any],
+        iterator: DistributedIterator,
+        num_steps: int,
+        *,
+        reduce_op: ReduceOp | None,
+        carry: object,
+    ) -> Any:
+        """Calls a replica function on up to `num_steps` batches of an iterator.
+
+        Returns the results with steps on axis 0; given a carry (a pytree passed from step to step),
+        the pair (carry, results). `reduce_op` combines the results of replicas in each step; None
+        leaves them separate. Raises StopIteration if the data ends before the first step.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Waits until all scheduled work has ended; raises the error of failed work."""
+        ...
+
+    def close(self) -> None:
+        """Shuts down anything that the executor started, such as workers."""
+        ...
+
+    def evaluate(self, trace: Trace, name: str, split: list[Any], shared: list[Any]) -> list[Any]:
+        """Runs a trace that writes no variables and returns its results for all replicas.
+
+        `split` arrays have a replica axis; `shared` arrays go to all replicas. `name` is for
+        messages.
+        """
+        ...

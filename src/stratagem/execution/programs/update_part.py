@@ -13,14 +13,19 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from stratagem.execution.analysis.replication import (
-    differing_values,
+from stratagem.execution.jaxprs import (
+    CALLS,
+    ELEMENTWISE,
+    free_variables,
     inner_jaxprs,
-    is_replicated_work,
+    leading_to,
+    retrace,
+    spliced,
+    variables_in,
+    without_unused,
 )
-from stratagem.execution.analysis.retracing import retrace
-from stratagem.execution.analysis.row_rules import ELEMENTWISE, LINEAR, SUB_JAXPRS
-from stratagem.execution.tracing.remote_state import without_unused
+from stratagem.execution.replication import differing_values, is_replicated_work
+from stratagem.execution.row_effects import LINEAR
 
 if TYPE_CHECKING:
     from jax.extend.core import JaxprEqn
@@ -34,7 +39,7 @@ if TYPE_CHECKING:
 
 # Operations that cost no more than a pass over their inputs, or contain only such operations.
 _ALSO_CHEAP = "concatenate cond iota reduce_and reduce_max reduce_min reduce_or slice stack"
-_CHEAP = ELEMENTWISE | LINEAR | set(SUB_JAXPRS) | set(_ALSO_CHEAP.split())
+_CHEAP = ELEMENTWISE | LINEAR | {*CALLS} | set(_ALSO_CHEAP.split())
 
 
 def with_split_conditionals(
@@ -48,29 +53,21 @@ def with_split_conditionals(
     selection chooses. The compiler fuses these with the rest of the update, which writes each new
     value in the place of the old one. Conditionals that replicas compute with stay as they are.
     """
-    stays = {
-        id(atom)
-        for atom, may in zip(jaxpr.outvars, may_update, strict=True)
-        if not may and not isinstance(atom, Literal)
-    }
+    stays = set(variables_in(_kept(jaxpr.outvars, [not may for may in may_update])))
     eqns: list[Any] = []
     for eqn in reversed(jaxpr.eqns):
-        is_needed = [id(variable) in stays for variable in eqn.outvars]
+        is_needed = [variable in stays for variable in eqn.outvars]
         splits = eqn.primitive.name == "cond" and is_replicated_work(eqn, differs)
         if not splits or all(is_needed):
             eqns.append(eqn)
             stay = any(is_needed) or not is_replicated_work(eqn, differs)
-            stays.update(_read(eqn) if stay else ())
+            stays.update(variables_in(eqn.invars) if stay else ())
             continue
         eqns += _selections(_with_outputs(eqn, [not flag for flag in is_needed]))[::-1]
         if any(is_needed):
             eqns.append(_with_outputs(eqn, is_needed))
-            stays.update(_read(eqns[-1]))
+            stays.update(variables_in(eqns[-1].invars))
     return jaxpr.replace(eqns=eqns[::-1])
-
-
-def _read(eqn: JaxprEqn) -> set[int]:
-    return {id(atom) for atom in eqn.invars if not isinstance(atom, Literal)}
 
 
 def _with_outputs(eqn: JaxprEqn, is_kept: Sequence[bool]) -> JaxprEqn:
@@ -100,27 +97,7 @@ def _selections(eqn: JaxprEqn) -> list[JaxprEqn]:
     """Returns operations that compute all branches of a `cond` and select; itself if costly."""
     if not all(_is_cheap(branch.jaxpr) for branch in eqn.params["branches"]):
         return [eqn]
-    avals: list[Any] = [atom.aval for atom in eqn.invars]
-    shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype, weak_type=one.weak_type) for one in avals]
-    closed = jax.make_jaxpr(lambda *inputs: _selected(eqn, [*inputs]))(*shapes)
-    jaxpr = closed.jaxpr
-    names: dict[Any, Any] = dict(zip(jaxpr.invars, eqn.invars, strict=True))
-    names |= {
-        variable: Literal(value, variable.aval)
-        for variable, value in zip(jaxpr.constvars, closed.consts, strict=True)
-    }
-    names |= dict(zip(jaxpr.outvars, eqn.outvars, strict=True))
-    return [
-        one.replace(
-            invars=[
-                atom if isinstance(atom, Literal) else names.get(atom, atom) for atom in one.invars
-            ],
-            outvars=[names.get(variable, variable) for variable in one.outvars],
-            source_info=eqn.source_info,
-            ctx=eqn.ctx,
-        )
-        for one in jaxpr.eqns
-    ]
+    return spliced(eqn, lambda *inputs: _selected(eqn, [*inputs]))
 
 
 def _selected(eqn: JaxprEqn, inputs: list[Any], *_: bool) -> list[Any]:
@@ -133,8 +110,7 @@ def _selected(eqn: JaxprEqn, inputs: list[Any], *_: bool) -> list[Any]:
 
 def _is_cheap(jaxpr: Jaxpr) -> bool:
     return all(
-        eqn.primitive.name in _CHEAP
-        and all(_is_cheap(one) for value in eqn.params.values() for one in inner_jaxprs(value))
+        eqn.primitive.name in _CHEAP and all(map(_is_cheap, inner_jaxprs(eqn)))
         for eqn in jaxpr.eqns
     )
 
@@ -163,38 +139,33 @@ def part_step(
     jaxpr = _prepared(jaxpr, differing_inputs, may_update)
     differs = differing_values(jaxpr, differing_inputs)
     moved = _moved(jaxpr, differs, may_update)
-    made = {id(variable) for eqn in moved for variable in eqn.outvars}
+    made = {variable for eqn in moved for variable in eqn.outvars}
     is_updated = [
-        may and not isinstance(atom, Literal) and id(atom) in made
+        may and not isinstance(atom, Literal) and atom in made
         for atom, may in zip(jaxpr.outvars, may_update, strict=True)
     ]
     # The replica part overwrites these inputs before the update runs.
     is_gone = {index for output, index in (old_values or {}).items() if not is_updated[output]}
     places = {
-        id(variable): index for index, variable in enumerate(jaxpr.invars) if index not in is_gone
+        variable: index for index, variable in enumerate(jaxpr.invars) if index not in is_gone
     }
-    needed = {
-        id(atom): atom
-        for eqn in moved
-        for atom in eqn.invars
-        if not isinstance(atom, Literal) and id(atom) not in made
-    }
-    handed = {key: atom for key, atom in needed.items() if key not in places}
-    number = {key: index for index, key in enumerate(handed)}
+    needed = free_variables(moved)
+    handed = [variable for variable in needed if variable not in places]
+    number = {variable: index for index, variable in enumerate(handed)}
     is_moved = {id(eqn) for eqn in moved}
     outputs = list(zip(jaxpr.outvars, is_updated, strict=True))
     return StepParts(
         replica=jaxpr.replace(
             eqns=[eqn for eqn in jaxpr.eqns if id(eqn) not in is_moved],
-            outvars=[*(atom for atom, updated in outputs if not updated), *handed.values()],
+            outvars=[*(atom for atom, updated in outputs if not updated), *handed],
         ),
         update=jaxpr.replace(
             eqns=moved,
-            invars=list(needed.values()),
+            invars=needed,
             outvars=[atom for atom, updated in outputs if updated],
         ),
         update_inputs=[
-            ("input", places[key]) if key in places else ("handed", number[key]) for key in needed
+            ("input", places[one]) if one in places else ("handed", number[one]) for one in needed
         ],
         is_updated=is_updated,
         num_handed=len(handed),
@@ -214,16 +185,7 @@ def _prepared(jaxpr: Jaxpr, differing_inputs: Sequence[bool], may_update: Sequen
 
 def _moved(jaxpr: Jaxpr, differs: dict[Any, bool], may_update: Sequence[bool]) -> list[Any]:
     """Returns the operations whose results are only used for new values of variables."""
-    stays = {
-        id(atom)
-        for atom, may in zip(jaxpr.outvars, may_update, strict=True)
-        if not may and not isinstance(atom, Literal)
-    }
-    moved: list[Any] = []
-    for eqn in reversed(jaxpr.eqns):
-        stays_here = any(id(variable) in stays for variable in eqn.outvars)
-        if not stays_here and is_replicated_work(eqn, differs):
-            moved.append(eqn)
-            continue
-        stays.update(id(atom) for atom in eqn.invars if not isinstance(atom, Literal))
-    return moved[::-1]
+    others = _kept(jaxpr.outvars, [not may for may in may_update])
+    eqns = leading_to(jaxpr.eqns, others, lambda eqn: not is_replicated_work(eqn, differs))
+    stays = set(map(id, eqns))
+    return [eqn for eqn in jaxpr.eqns if id(eqn) not in stays]

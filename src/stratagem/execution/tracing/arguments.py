@@ -9,12 +9,11 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 import jax
 import numpy as np
 
-from stratagem.devices.exact_integers import require_exact_integers
+from stratagem.devices.shards import require_exact_integers
 from stratagem.errors import explain
-from stratagem.execution.context.replica import ReplicaBatch
+from stratagem.execution.replica_context import ReplicaBatch
 from stratagem.input.placement import PlacedBatches
-from stratagem.variables.distributed import Mirrored, PerReplica
-from stratagem.variables.regrouping import is_array
+from stratagem.variables.distributed import Mirrored, PerReplica, is_array
 
 
 class Shaped(Protocol):

@@ -154,8 +154,8 @@ def assigned_under_jit(variable: keras.Variable) -> RuntimeError:
         explain(
             f"strategy.run was called inside jax.jit and assigns variable {variable.path!r}.",
             expected="no assignments to Keras variables under jax.jit, which would lose them.",
-            fix="call strategy.run outside jax.jit (it compiles by itself), or pass the state "
-            "as pytrees. To compile `run` and `reduce` into one program, use sg.function.",
+            fix="call strategy.run outside jax.jit (it compiles by itself), use sg.function in "
+            "place of jax.jit, or pass the state as pytrees.",
             code="SG203",
         )
     )

@@ -13,86 +13,29 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Generator, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import keras
 from jax.extend.core import ClosedJaxpr, get_opaque_trace_state
 
+from stratagem.devices.mesh import Topology
 from stratagem.errors import explain
+from stratagem.execution.jaxprs import without_unused
 from stratagem.execution.summary.collector import CollectedSummaries
+from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.remote_state import (
     Ids,
     Lookup,
     RemoteState,
     UpdatedValue,
     WholeInput,
-    without_unused,
 )
 from stratagem.variables.indexed_slices import IndexedSlices
 from stratagem.variables.registry import VariableKind, home_of
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts
-
-# Follow-ups: work that a step leaves to programs of its own, which follow it.
-#
-# A step takes one of them at most, and only if nothing in it depends on the work afterwards.
-
-
-class FollowUp(Protocol):
-    """Work after each run of a step."""
-
-    def before_step(self) -> None:
-        """Prepares it. Called before the step's program starts."""
-        ...
-
-    def after_step(self) -> None:
-        """Does the work. The step's program may still run."""
-        ...
-
-
-class _Taking(threading.local):
-    is_on = False
-
-
-_taking = _Taking()
-
-
-@contextlib.contextmanager
-def taking_follow_ups() -> Generator[None]:
-    """Makes steps that are traced in the block leave work to programs of their own."""
-    previous, _taking.is_on = _taking.is_on, True
-    try:
-        yield
-    finally:
-        _taking.is_on = previous
-
-
-class FollowUps:
-    """The follow-ups of a step that is being traced, and if the step ignores their results."""
-
-    def __init__(self) -> None:
-        self.work: list[FollowUp] = []
-        self.are_needed = False
-        self._changed: frozenset[int] = frozenset()  # ids of variables
-
-    def leave(self, work: FollowUp, changed: frozenset[int]) -> bool:
-        """Leaves work on variables, by id; returns False if the step has to do it."""
-        if not _taking.is_on:
-            return False
-        if self.work:
-            self.are_needed = True
-            return False
-        self.work.append(work)
-        self._changed = changed
-        return True
-
-    def note_use(self, variable: Any) -> None:
-        """Notes that the step reads or sets a variable."""
-        if self._changed and id(variable) in self._changed:
-            self.are_needed = True
-
 
 # Initialization of variables that a replica function creates on its first call.
 
@@ -190,7 +133,6 @@ class ReplicaScope(keras.StatelessScope):
         self.num_writes: collections.Counter[int] = collections.Counter()
         self.early: list[tuple[Any, Any]] = []  # assignments to variables without a value
         self.read_in_jits: set[int] = set()  # read inside a `jax.jit` or the like
-        self.follow_ups = FollowUps()
         self.row_counts: dict[int, int] = {}  # rows present of a variable that holds only some
         # Returns the index and rows of a lookup in a remote or offloaded table; None without any.
         self.receive: Callable[[Lookup], tuple[int, Any]] | None = None
@@ -215,7 +157,6 @@ class ReplicaScope(keras.StatelessScope):
         self.read_ids.add(id(variable))
         variable = _held(variable)
         self.read_ids.add(id(variable))
-        self.follow_ups.note_use(variable)
         if _current.scope is self and not self.is_at_its_own_level:
             self.read_in_jits.add(id(variable))
         value = self.state_mapping.get(id(variable))
@@ -245,7 +186,6 @@ class ReplicaScope(keras.StatelessScope):
     def keep(self, variable: keras.Variable, value: object) -> None:
         """Records a new value without counting it as an assignment."""
         variable = _held(variable)
-        self.follow_ups.note_use(variable)
         if not self.is_at_its_own_level:
             raise ValueError(
                 explain(
@@ -297,15 +237,6 @@ class ReplicaScope(keras.StatelessScope):
         """True outside `lax.cond` and similar control flow in the replica function."""
         return self._trace == get_opaque_trace_state(convention="nnx")
 
-    def leave(self, work: FollowUp, changed: Iterable[Any]) -> bool:
-        """Leaves work on variables to programs that follow the step, if they may; see `FollowUps`.
-
-        Returns False if the step has to do it.
-        """
-        if self._outer is not None or not self.is_at_its_own_level:
-            return False
-        return self.follow_ups.leave(work, frozenset(map(id, changed)))
-
     def prepare(self, function: Callable[[], None]) -> None:
         """Registers a function to call outside the trace before the step first runs."""
         self.preparations.append(function)
@@ -337,6 +268,21 @@ class ReplicaScope(keras.StatelessScope):
             self.added_to.discard(key)
             self.updated_after[key] = len(self.sent)
 
+    def captured(self) -> tuple[CapturedWrites, list[Any]]:
+        """Returns what was written here and its values, which a function may return; see `replay`.
+
+        Call it in the function whose trace this scope belongs to.
+        """
+        written = [(one, key in self.unproven) for key, one in self.writes.items()]
+        captured = CapturedWrites(
+            written,
+            self.num_writes,
+            [variable for variable, _ in self.early],
+            [what for what, _ in self.sent],
+        )
+        values = [self.written_value(variable) for variable, _ in written]
+        return captured, [*values, *(value for _, value in [*self.early, *self.sent])]
+
     def withdraw(self, variable: Any) -> None:
         """Forgets what was written to a variable."""
         for own in (self.state_mapping, self.writes, self.unproven):
@@ -362,6 +308,37 @@ class ReplicaScope(keras.StatelessScope):
     def set_value(self, variable: object, value: object) -> None:
         """Sets a variable's value within this scope, without counting it as a write."""
         self.state_mapping[id(_held(variable))] = value
+
+
+@dataclasses.dataclass(frozen=True)
+class CapturedWrites:
+    """What a scope was written within a function of JAX, such as `jax.checkpoint` or `jax.grad`.
+
+    The function returns the values, which are then written outside of it.
+    """
+
+    written: list[tuple[Any, bool]]  # variable, and if its value is to be proven equal everywhere
+    num_writes: collections.Counter[int]  # assignments to each variable, by id
+    early: list[Any] = dataclasses.field(default_factory=list)  # variables that had no value
+    sent: list[Any] = dataclasses.field(default_factory=list)
+
+    def replay(self, values: Iterable[Any], outer: keras.StatelessScope | None) -> None:
+        """Writes values, in the order of `ReplicaScope.captured`, in another scope or in none."""
+        remaining = iter(values)
+        for variable, is_unproven in self.written:
+            value = next(remaining)
+            if outer is None:
+                variable.assign(value)
+            elif not isinstance(outer, ReplicaScope):
+                outer.add_update((variable, value))
+            else:
+                outer.keep(variable, value)
+                if is_unproven:
+                    outer.mark_unproven(_held(variable))
+        if isinstance(outer, ReplicaScope):
+            outer.num_writes.update(self.num_writes)
+            outer.early += [(variable, next(remaining)) for variable in self.early]
+            outer.sent += [(what, next(remaining)) for what in self.sent]
 
 
 # `Trace`: the result of tracing a replica function.
@@ -393,7 +370,6 @@ class Trace:
     added_to: frozenset[int] = frozenset()  # ids of variables that were only added to
     summaries: CollectedSummaries | None = None
     records: int | None = None  # index of the constant that turns recording of summaries on
-    follow_ups: FollowUps = dataclasses.field(default_factory=FollowUps)
     splits_sequences: bool = False  # True if a replica's devices share sequences
 
     @property
@@ -440,9 +416,8 @@ class Trace:
 
     @property
     def trains(self) -> bool:
-        """True if the step, or what follows it, sets weights that are trained."""
-        is_own = any(getattr(variable, "trainable", False) for variable in self.written)
-        return is_own or bool(self.follow_ups.work)
+        """True if the step sets weights that are trained."""
+        return any(getattr(variable, "trainable", False) for variable in self.written)
 
     def without_summaries(self) -> Trace:
         """Returns the trace of the same step without summaries."""
@@ -462,3 +437,92 @@ class Trace:
         """Number of arrays in the function's result and its summaries."""
         summaries = self.summaries
         return self.num_results + (0 if summaries is None else summaries.structure.num_leaves)
+
+
+# Capture of a program's training step instead of running it, for planning.
+#
+# While `capture` runs a program, the first replica function that trains aborts it with a
+# `StepCaptured`. Replica functions before it, such as an evaluation, return zeros.
+
+
+@dataclasses.dataclass(frozen=True)
+class CapturedStep:
+    """A training step that was traced but not run."""
+
+    strategy: Any
+    fn: Callable[..., Any]
+    arguments: Arguments
+    trace: Trace
+    optimizers: tuple[Any, ...]  # applied by the step
+    retrace: Callable[[Arguments, Topology], Trace]  # for other arguments or devices
+
+
+class StepCaptured(BaseException):
+    """Aborts a program at its first training step, and carries the step."""
+
+    def __init__(self, step: CapturedStep) -> None:
+        super().__init__()
+        self.step = step
+
+
+class _Capture:
+    """Capture in progress, for all threads, since a program may train in another thread."""
+
+    is_on: bool = False
+    takes_all: bool = False
+
+
+class _Seen(threading.local):
+    optimizers: dict[int, Any] | None = None
+
+
+capturing, _seen = _Capture(), _Seen()
+
+
+def capture(run: Callable[[], Any], *, takes_all: bool = False) -> CapturedStep | None:
+    """Runs a program until its first training step, which is neither compiled nor run.
+
+    Returns None if there is none. With `takes_all`, captures the first step of any kind.
+    """
+    before = (capturing.is_on, capturing.takes_all)
+    capturing.is_on, capturing.takes_all = True, takes_all
+    try:
+        run()
+    except StepCaptured as captured:
+        return captured.step
+    finally:
+        capturing.is_on, capturing.takes_all = before
+    return None
+
+
+def note_optimizer(optimizer: object) -> None:
+    """Records that the replica function being traced applies an optimizer."""
+    if _seen.optimizers is not None:
+        _seen.optimizers[id(optimizer)] = optimizer
+
+
+def offer_step(
+    strategy: StrategyParts,
+    fn: Callable[..., Any],
+    arguments: Arguments,
+    trace: Callable[[Callable[..., Any], Arguments, Topology], Trace],
+) -> None:
+    """Raises `StepCaptured` if the capture that is on wants this step."""
+    before, _seen.optimizers = _seen.optimizers, {}
+    try:
+        traced = trace(fn, arguments, strategy.topology)
+        optimizers = tuple(_seen.optimizers.values())
+    finally:
+        _seen.optimizers = before
+    trains = any(getattr(variable, "trainable", False) for variable in traced.written)
+    if trains or capturing.takes_all:
+        raise StepCaptured(
+            CapturedStep(
+                strategy,
+                fn,
+                arguments,
+                traced,
+                optimizers,
+                lambda other, topology: trace(fn, other, topology),
+            )
+        )

@@ -13,7 +13,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from stratagem.errors import explain
-from stratagem.execution.analysis.replication import inner_jaxprs
+from stratagem.execution.jaxprs import inner_jaxprs
 from stratagem.group.current import current_group
 
 # Program fingerprint: checks that all processes compiled the same program.
@@ -64,9 +64,8 @@ def _lines(jaxpr: Jaxpr) -> Iterator[str]:
     for eqn in jaxpr.eqns:
         constants = [str(atom.val) for atom in eqn.invars if isinstance(atom, Literal)]
         yield f"{eqn.primitive.name} {constants} {[str(var.aval) for var in eqn.outvars]}"
-        for value in eqn.params.values():
-            for inner in inner_jaxprs(value):
-                yield from _lines(inner)
+        for inner in inner_jaxprs(eqn):
+            yield from _lines(inner)
 
 
 _RECIPE = (

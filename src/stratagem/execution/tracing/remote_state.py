@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from stratagem.contexts import current_function_trace
 from stratagem.devices.mesh import Topology
+from stratagem.execution.jaxprs import without_unused
 from stratagem.variables.store import is_keyed
 
 if TYPE_CHECKING:
@@ -147,37 +147,7 @@ class RemoteState(Protocol):
 
 def gets_rows(strategy: StrategyParts) -> bool:
     """True if a step may look up rows that come from outside its program."""
-    # An sg.function is one program, whose inputs are whole values.
-    is_stored = strategy.placement.uses_stores and current_function_trace() is None
-    return is_stored or strategy.placement.remote is not None
-
-
-def _counts(effect: object) -> bool:
-    """Returns True for effects that keep an operation; a named mesh axis is not one."""
-    return type(effect).__name__ != "NamedAxisEffect"
-
-
-def without_unused(
-    jaxpr: Jaxpr, always_stays: Sequence[bool], *, keeps_effects: bool = True
-) -> tuple[Jaxpr, list[bool]]:
-    """Removes operations and inputs that no result of a jaxpr depends on.
-
-    `always_stays` marks inputs that stay anyway; with `keeps_effects`, so do operations with side
-    effects. Also returns, for each input, whether it stays.
-    """
-    needed = {id(atom) for atom in jaxpr.outvars if not isinstance(atom, Literal)}
-    eqns: list[Any] = []
-    for eqn in reversed(jaxpr.eqns):
-        has_effect = keeps_effects and any(map(_counts, eqn.effects))
-        if has_effect or any(id(variable) in needed for variable in eqn.outvars):
-            eqns.append(eqn)
-            needed.update(id(atom) for atom in eqn.invars if not isinstance(atom, Literal))
-    stays = [
-        always or id(variable) in needed
-        for variable, always in zip(jaxpr.invars, always_stays, strict=True)
-    ]
-    invars = [variable for variable, stay in zip(jaxpr.invars, stays, strict=True) if stay]
-    return jaxpr.replace(eqns=eqns[::-1], invars=invars), stays
+    return strategy.placement.uses_stores or strategy.placement.remote is not None
 
 
 def chained_tables(trace: Trace) -> frozenset[int]:

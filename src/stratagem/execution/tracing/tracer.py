@@ -11,18 +11,18 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
 from stratagem import contexts as stack
-from stratagem.contexts import NeedsInitialization, current_function_trace
 from stratagem.devices.mesh import Topology
 from stratagem.errors import explain
-from stratagem.execution.analysis.replication import differing_outputs, may_wait_for_ever
-from stratagem.execution.communicator import MeshCommunicator, SoleCommunicator
-from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext
+from stratagem.execution.communicator import SoleCommunicator
+from stratagem.execution.jaxprs import without_unused
+from stratagem.execution.replica_context import ReplicaBatch, ReplicaContext
+from stratagem.execution.replication import differing_outputs, may_wait_for_ever
 from stratagem.execution.summary.collector import CollectedSummaries, Collector
 from stratagem.execution.tracing.arguments import Arguments, HostOnly
-from stratagem.execution.tracing.build_writes import BuildWrites, keep_builds
 from stratagem.execution.tracing.errors import (
     BRANCHING,
     captured_explicit,
@@ -32,7 +32,6 @@ from stratagem.execution.tracing.errors import (
     parted,
 )
 from stratagem.execution.tracing.functionalize import (
-    FollowUps,
     ReplicaScope,
     Trace,
     initialize_created_variables,
@@ -49,16 +48,16 @@ from stratagem.execution.tracing.remote_state import (
     gets_rows,
     inputs_of,
     local_jaxpr,
-    without_unused,
     without_unused_variables,
 )
 from stratagem.logs import warn_on_one_worker
-from stratagem.variables.distributed import DistributedValues
+from stratagem.variables.distributed import DistributedValues, PerReplica, is_array
+from stratagem.variables.initial_values import agree_on_initial_values
 from stratagem.variables.registry import Home, VariableKind, VariableRegistry, home_of
-from stratagem.variables.regrouping import is_array
 from stratagem.variables.sharded_variable import ShardedVariable
 
 if TYPE_CHECKING:
+    import keras
     from jax.extend.core import ClosedJaxpr
 
     from stratagem.contexts import StrategyParts
@@ -270,7 +269,6 @@ class _Recorder:
         self.num_writes: Mapping[int, int] = {}
         self.early: list[Any] = []
         self.summaries: CollectedSummaries | None = None
-        self.follow_ups = FollowUps()
 
     def is_stacked(self, variable: object) -> bool:
         home = home_of(variable)
@@ -303,7 +301,7 @@ class _Recorder:
             except jax.errors.ConcretizationTypeError as error:
                 error.add_note(BRANCHING)
                 raise
-        self.read_ids, self.follow_ups = scope.read_ids, scope.follow_ups
+        self.read_ids = scope.read_ids
         self.written = list(scope.writes.values())
         self.unproven = set(scope.unproven)
         for variable in self.written:
@@ -349,8 +347,7 @@ class _Recorder:
                 SoleCommunicator(marks_sums=self._strategy.placement.uses_stores),
                 self.arguments.batch,
             )
-        all_reduce = self._strategy.cross_device_ops.all_reduce(self._topology)
-        communicator = MeshCommunicator(all_reduce)
+        communicator = self._strategy.cross_device_ops.communicator(self._topology)
         replica_id = jax.lax.axis_index(self._topology.replica_axis)
         return ReplicaContext(self._strategy, replica_id, communicator, self.arguments.batch)
 
@@ -373,6 +370,7 @@ class _Recorder:
         if home is None:
             self.missed[id(variable)] = variable
         elif home.strategy is not self._strategy:
+            stack.note_use()
             raise foreign_variable(variable, home.strategy, self._strategy)
 
 
@@ -440,7 +438,9 @@ def trace_replica_function(
             if "Closing over" in str(error) and "Explicit" in str(error):
                 raise captured_explicit(name) from error
             raise
-        created = strategy.variables.uninitialized()
+        # Under the default strategy they are in no registry.
+        created = [*filter(is_uninitialized, recorder.missed.values())]
+        created += strategy.variables.uninitialized()
         has_more = bool(created or recorder.missed)
         if not has_more and recorder.has_new_lookups:
             lookups = recorder.lookups
@@ -456,17 +456,14 @@ def trace_replica_function(
             if any(lengths is not None for lengths in trace.result_lengths):
                 larger = _Recorder(strategy, fn, arguments.with_another_row(), foreign)
                 _keep_rows_only(trace, larger, topology or strategy.topology)
-            keep_builds(builds, name, strategy, recorder.num_writes, arguments)
+            for build in builds:
+                build.keep(strategy, recorder.num_writes, arguments)
             return trace
         if created and has_created:
             raise created_again(created[0])
         if recorder.early:
             trace = _trace_of(recorder, strategy, arguments, closed, [])
             builds.append(BuildWrites.of(name, recorder.early, recorder.num_writes, trace))
-        if current_function_trace() is not None and (
-            created or any(is_uninitialized(v) for v in recorder.missed.values())
-        ):
-            raise NeedsInitialization(builds)
         has_created = bool(created)
         initialize_created_variables(strategy)
         foreign = [*foreign, *recorder.missed.values()]
@@ -569,7 +566,6 @@ def _trace_of(
         added_to=recorder.added_to,
         summaries=summaries,
         records=None if summaries is None else len(constants) - 1,
-        follow_ups=recorder.follow_ups,
         splits_sequences=strategy.sequence_axis is not None,
     )
 
@@ -589,3 +585,109 @@ def _keep_rows_only(trace: Trace, larger: _Recorder, topology: Topology) -> None
         shape = larger.results.shapes[output]
         if not shape or shape[0] != larger.arguments.batch.size:
             trace.result_lengths[position] = None
+
+
+# Build writes: values that a layer's build assigns to the variables it creates in a step.
+#
+# The trace that creates variables is discarded, and the next one finds them built, so the build's
+# assignments would be lost. The first trace therefore records assignments to variables without a
+# value. A variable's first ones, as many as the next trace does not repeat, are the build's.
+
+
+def lost_writes(
+    early: list[Any], num_early: Mapping[int, int], num_writes: Mapping[int, int]
+) -> dict[int, int]:
+    """Returns, for each variable assigned by a build, the index of its last such assignment.
+
+    `early` is the variable of each assignment in the first trace; the counts are by id.
+    """
+    lost: dict[int, int] = {}
+    for key in dict.fromkeys(map(id, early)):
+        places = [place for place, variable in enumerate(early) if id(variable) == key]
+        num_lost = num_early[key] - num_writes.get(key, 0)
+        if num_lost > 0:
+            lost[key] = places[num_lost - 1]
+    return lost
+
+
+def store_initial(variable: keras.Variable, value: object) -> None:
+    """Sets the initial value of a new variable: `PerReplica`, or one value for all replicas."""
+    home = home_of(variable)
+    if home is not None and home.kind is VariableKind.ON_READ:
+        if not isinstance(value, PerReplica):
+            topology = home.strategy.topology
+            value = PerReplica(stacked=topology.stack([value] * topology.num_local_replicas))
+        variable.storage = value.stacked
+        return
+    value = np.array(value.components[0] if isinstance(value, PerReplica) else value)
+    if home is None:
+        variable.assign(value)
+    else:
+        variable.store_whole(value)
+
+
+@dataclasses.dataclass
+class BuildWrites:
+    """The assignments of a first trace, as a program whose results are their values."""
+
+    name: str  # of the replica function
+    variables: list[Any]  # of each assignment
+    num_writes: Mapping[int, int]  # assignments to each variable, by id
+    trace: Trace
+
+    @classmethod
+    def of(
+        cls, name: str, variables: list[Any], num_writes: Mapping[int, int], trace: Trace
+    ) -> BuildWrites:
+        """Extracts the assignments from the first trace, whose last outputs are the values."""
+        jaxpr = trace.jaxpr.jaxpr
+        jaxpr = jaxpr.replace(outvars=jaxpr.outvars[len(jaxpr.outvars) - len(variables) :])
+        reduced, stays = without_unused(jaxpr, [False] * len(trace.inputs), keeps_effects=False)
+        inputs = [one for one, stay in zip(trace.inputs, stays, strict=True) if stay]
+        closed, inputs, read_only, _ = without_unused_variables(
+            ClosedJaxpr(reduced, []), inputs, trace.read_only
+        )
+        places = list(range(len(variables)))
+        values = Trace(
+            jaxpr=closed,
+            read_only=read_only,
+            written=[],
+            inputs=inputs,
+            constants=trace.constants,
+            result_structure=jax.tree.structure(places),
+            results=[(True, place) for place in places],
+            result_lengths=[None] * len(places),
+        )
+        return cls(name, variables, num_writes, values)
+
+    def keep(
+        self,
+        strategy: StrategyParts,
+        num_writes: Mapping[int, int],
+        arguments: Arguments,
+    ) -> None:
+        """Stores the values that the build assigned and the next trace does not assign again.
+
+        Raises RuntimeError if they depend on rows of a table.
+        """
+        lost = lost_writes(self.variables, self.num_writes, num_writes)
+        topology = strategy.topology
+        if not lost or topology.is_abstract or not strategy.executor.has_values:
+            return
+        sources = {source for source, _ in self.trace.inputs}
+        if "rows" in sources:
+            first = self.variables[next(iter(lost.values()))]
+            raise RuntimeError(
+                explain(
+                    f"The build of variable {first.path!r} assigns it a value that depends on rows "
+                    "of a table.",
+                    expected="a value that depends only on other variables and on arguments.",
+                    fix="build the model first: model.build(input_shape) in the scope.",
+                )
+            )
+        agree_on_initial_values(strategy.variables, topology)
+        needs_arguments = bool(sources & {"split", "shared"})
+        split, shared = (arguments.split, arguments.shared) if needs_arguments else ([], [])
+        values = strategy.executor.evaluate(self.trace, self.name, split, shared)
+        for place in lost.values():
+            store_initial(self.variables[place], values[place])

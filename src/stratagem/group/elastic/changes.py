@@ -1,15 +1,22 @@
-"""Changes of the view: the lowest member left collects reports and sends the next view."""
+"""Changes of the view: the lowest member left collects reports and sends the next view.
+
+Also the pauses of training that changes make, as events of the run.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 import select
 import socket
+import statistics
 import time
+from collections.abc import Callable, Mapping
 
 from stratagem.errors import DeadlineExceededError, UnavailableError, explain
-from stratagem.group.elastic.inbox import (
+from stratagem.group.elastic.joining import SafePoint
+from stratagem.group.elastic.peers import (
     Candidate,
     Inbox,
     Peers,
@@ -19,6 +26,9 @@ from stratagem.group.elastic.inbox import (
 )
 from stratagem.group.elastic.views import Report, View, next_view, with_newcomers
 from stratagem.group.verdict import GroupLimits
+from stratagem.observe.run_events.process_writer import current_events
+from stratagem.observe.run_events.records import MembersEvent
+from stratagem.observe.run_events.writer import EventWriter
 
 _logger = logging.getLogger(__name__)
 
@@ -31,23 +41,14 @@ class GroupRunsError(Exception):
     """The others train already, so that this process can only join them."""
 
 
-@dataclasses.dataclass(frozen=True)
-class SafePoint:
-    """A place of the program at which processes can join, after a number of committed rounds."""
-
-    place: str
-    num_rounds: int
-
-
 class ViewChanges:
     """Finds the next view together with the other members.
 
-    Members have `limits.join_s` to start, and `limits.stuck_s` to notice a broken view. A view has
-    at most `most` members.
+    Members have `limits.join_s` to start, and `limits.stuck_s` to notice a broken view.
     """
 
-    def __init__(self, peers: Peers, inbox: Inbox, limits: GroupLimits, *, most: int) -> None:
-        self._peers, self._inbox, self._most = peers, inbox, most
+    def __init__(self, peers: Peers, inbox: Inbox, limits: GroupLimits) -> None:
+        self._peers, self._inbox = peers, inbox
         self._peer_s, self._start_s, self._stuck_s = limits.peer_s, limits.join_s, limits.stuck_s
 
     def next_view(self, view: View, report: Report, safe: SafePoint | None = None) -> View:
@@ -65,26 +66,19 @@ class ViewChanges:
                 return found
         raise AssertionError("a member is not in its own view")
 
-    def first_view(self, members: tuple[int, ...], num_backups: int = 0) -> View:
+    def first_view(self, members: tuple[int, ...]) -> View:
         """Returns the first view once all members have started.
 
         Raises DeadlineExceededError, and GroupRunsError if the others have started before.
         """
         own = self._peers.own
         view = View(0, members)
-        report = Report(
-            own,
-            0,
-            0,
-            is_complete=False,
-            incarnation=self._peers.incarnation,
-            num_backups=num_backups,
-        )
+        report = Report(own, 0, 0, is_complete=False, incarnation=self._peers.incarnation)
         if own == members[0]:
             return self._collect(view, report, starts=True)
         deadline = time.monotonic() + self._start_s
         while time.monotonic() < deadline:
-            if own not in members or self._stage_of(members[0]) != Stage.STARTS:
+            if self._stage_of(members[0]) != Stage.STARTS:
                 self._check_others(self._peers.others)
             elif (found := self._ask_first(members[0], report)) is not None:
                 return found
@@ -213,7 +207,11 @@ class ViewChanges:
         found = with_newcomers(
             found, {member: one.incarnation for member, one in candidates.items()}
         )
-        is_due = not candidates and self._has_candidates(found, safe)
+        is_due = (
+            not candidates
+            and safe is not None
+            and self._inbox.has_candidate(safe.place, found.members)
+        )
         found = dataclasses.replace(found, is_change_due=is_due)
         waiting = [one.connection for one in candidates.values()]
         # One that gets the view may report at once that it is broken.
@@ -224,18 +222,11 @@ class ViewChanges:
             connection.close()
         return found
 
-    def _has_candidates(self, found: View, safe: SafePoint | None) -> bool:
-        """Returns True if processes wait that can join at the next safe point."""
-        if safe is None or len(found.members) >= self._most:
-            return False
-        return self._inbox.has_candidate(safe.place, found.members)
-
     def _candidates(self, found: View, safe: SafePoint | None) -> dict[int, Candidate]:
         """Returns the processes to add, if no round was committed since the safe point."""
-        room = self._most - len(found.members)
-        if safe is None or found.num_rounds != safe.num_rounds or room <= 0:
+        if safe is None or found.num_rounds != safe.num_rounds:
             return {}
-        return self._inbox.take_candidates(safe.place, found.members, room)
+        return self._inbox.take_candidates(safe.place, found.members)
 
     def _check_time(self, missing: list[int], waited_s: float, *, starts: bool) -> None:
         if starts and waited_s > self._start_s:
@@ -295,3 +286,81 @@ def _send(connection: socket.socket, message: dict[str, object], limit_s: float)
 
 def _is_readable(connection: socket.socket, limit_s: float) -> bool:
     return bool(select.select([connection], [], [], limit_s)[0])
+
+
+# Pauses of training while the members of an elastic group change, as events of the run.
+#
+# A pause begins when the last step before a change ends, and is over when the first step of the new
+# members ends, less the median time of a step before. Changes without a step in between share a
+# pause, and are one event.
+
+_NUM_STEPS = 100
+
+
+class TrainingPauses:
+    """Records the first members of a group, and each change of them.
+
+    `tasks` has the name of each process's task.
+    """
+
+    def __init__(
+        self,
+        tasks: Mapping[int, str],
+        find_events: Callable[[], EventWriter | None] = current_events,
+    ) -> None:
+        self._tasks, self._find_events = tasks, find_events
+        self._steps_s: collections.deque[float] = collections.deque(maxlen=_NUM_STEPS)
+        self._ended_s: float | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._view: View | None = None
+        self._lost: list[str] = []
+        self._joined: list[str] = []
+        self._change_s = 0.0
+
+    def begin(self, view: View) -> None:
+        """Records the members with whom this process begins."""
+        if self._view is None:  # else the first step records the change
+            self._write(view, time.monotonic(), None, None)
+
+    def note_change(self, before: View, after: View, change_s: float) -> None:
+        """Notes a change of the view, which took `change_s`; it is recorded with the next step."""
+        old, new = before.expected.items(), after.expected.items()
+        self._lost += [self._tasks[member] for member, _ in sorted(old - new)]
+        self._joined += [self._tasks[member] for member, _ in sorted(new - old)]
+        self._change_s += change_s
+        self._view = after
+
+    def end_step(self, number: int, end_s: float) -> None:
+        """Takes the end of a step in view `number`; `end_s` is on the monotonic clock."""
+        before_s, self._ended_s = self._ended_s, end_s
+        view = self._view
+        if view is None:
+            if before_s is not None:
+                self._steps_s.append(end_s - before_s)
+        elif number >= view.number:
+            step_s = statistics.median(self._steps_s) if self._steps_s else None
+            pause_s = None
+            if before_s is not None and step_s is not None:
+                pause_s = max(0.0, end_s - before_s - step_s)
+            self._write(view, end_s, pause_s, step_s)
+            self._clear()
+
+    def _write(self, view: View, end_s: float, pause_s: float | None, step_s: float | None) -> None:
+        events = self._find_events()
+        if events is not None:
+            events.members(
+                MembersEvent(
+                    time_s=time.time() - time.monotonic() + end_s,
+                    monotonic_s=end_s,
+                    view=view.number,
+                    lost=list(self._lost),
+                    joined=list(self._joined),
+                    num_members=len(view.members),
+                    num_expected=len(self._tasks),
+                    change_s=self._change_s,
+                    pause_s=pause_s,
+                    step_s=step_s,
+                )
+            )

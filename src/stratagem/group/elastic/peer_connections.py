@@ -5,10 +5,7 @@ A view has connections of its own. So nothing of a broken round is left in them.
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import dataclasses
-import json
 import select
 import socket
 import struct
@@ -20,97 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.errors import DataLossError, explain
 from stratagem.observe.run_events.wait_clock import WaitClock, wait_clock
-
-# Messages to members that are late, sent by a thread: the others do not wait for their reading.
-
-_POLL_MS = 50
-
-
-class Feed:
-    """Sends messages to members over their connections, to each in order.
-
-    Nothing else may be sent to a member while `is_busy`. A broken connection drops the messages for
-    it: the member's own view is broken then.
-    """
-
-    def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
-        self._sockets = sockets
-        self._pending: dict[int, collections.deque[memoryview]] = {}
-        self._changed = threading.Condition()
-        self._is_closed = False
-        self._thread: threading.Thread | None = None
-
-    def send(self, peers: Iterable[int], message: bytes) -> None:
-        """Queues a message for several members; starts the thread if there is none."""
-        with self._changed:
-            for peer in peers:
-                self._pending.setdefault(peer, collections.deque()).append(memoryview(message))
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="stratagem elastic feed", daemon=True
-                )
-                self._thread.start()
-            self._changed.notify_all()
-
-    def free_of(self, peers: Iterable[int]) -> list[int]:
-        """Returns those of some members to which something else may be sent."""
-        if self._thread is None:
-            return list(peers)
-        return [peer for peer in peers if not self.is_busy(peer)]
-
-    def is_busy(self, peer: int) -> bool:
-        """Returns True if messages for a member are waiting."""
-        return bool(self._pending.get(peer))
-
-    def finish(self, limit_s: float) -> None:
-        """Waits until all messages are sent, for no longer than a limit."""
-        deadline = time.monotonic() + limit_s
-        with self._changed:
-            self._changed.wait_for(
-                lambda: not any(self._pending.values()), max(0.0, deadline - time.monotonic())
-            )
-
-    def close(self) -> None:
-        """Ends the thread; messages that wait are dropped."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_closed or any(self._pending.values()))
-                if self._is_closed:
-                    return
-                peers = [peer for peer, queue in self._pending.items() if queue]
-            poller = select.poll()
-            for peer in peers:
-                if self._sockets[peer].fileno() >= 0:
-                    poller.register(self._sockets[peer], select.POLLOUT)
-            poller.poll(_POLL_MS)
-            for peer in peers:
-                self._send_some(peer)
-
-    def _send_some(self, peer: int) -> None:
-        queue = self._pending[peer]
-        try:
-            count = self._sockets[peer].send(queue[0])
-        except BlockingIOError:
-            return
-        except OSError:
-            queue.clear()
-        else:
-            queue[0] = queue[0][count:]
-            if not queue[0].nbytes:
-                queue.popleft()
-        if not queue:
-            with self._changed:
-                self._changed.notify_all()
-
 
 # The end of sockets that another thread may be using.
 
@@ -135,42 +42,26 @@ def close_after_use(sockets: Iterable[socket.socket], use: threading.RLock) -> N
 # An operation begins when this member has computed its values. It then waits until the last of the
 # others has sent its first bytes. The rest of the operation is sending, receiving and adding.
 #
-# With backup workers, the first operation of a step waits until enough members have arrived. One
-# that
-# is left out waits for no member, only for values. The others do not wait for it, though its own
-# work
-# takes longer. So the times of steps do not tell who holds up whom, and none are given as a whole.
 
 
 class ExchangeTimes:
-    """Adds the times of operations to a clock.
+    """Adds the times of operations to a clock."""
 
-    `waits_for_all` is False if a step may leave members out.
-    """
-
-    def __init__(self, clock: WaitClock = wait_clock, *, waits_for_all: bool = True) -> None:
+    def __init__(self, clock: WaitClock = wait_clock) -> None:
         self._clock = clock
         self._begin_s = self._swap_s = self._waited_s = 0.0
         self._counts_peers = False
         self._heard_s: dict[int, float] = {}
-        clock.measures_transfers, clock.waits_for_all = True, waits_for_all
+        clock.measures_transfers = True
 
     def close(self) -> None:
         """Ends the measurement: later steps of this process may be those of another strategy."""
-        self._clock.measures_transfers, self._clock.waits_for_all = False, True
+        self._clock.measures_transfers = False
 
     def begin_operation(self, *, follows_work: bool) -> None:
         """Begins an operation; one that does not follow own work waits for values in transit."""
         self._begin_s, self._waited_s = time.monotonic(), 0.0
         self._counts_peers = follows_work
-
-    def end_waiting(self) -> None:
-        """Notes that all members that take part have arrived: the rest of it waits for values."""
-        self._waited_s, self._counts_peers = time.monotonic() - self._begin_s, False
-
-    def follow(self) -> None:
-        """Notes that this member takes no part: it waits for values that others have combined."""
-        self._counts_peers = False
 
     def end_operation(self) -> None:
         """Ends it, also with an error."""
@@ -197,8 +88,6 @@ class ExchangeTimes:
 # View, round, operation in the round, name of the round, bytes that follow.
 _HEADER = struct.Struct("!IQIIQ")
 _POLL_S = 0.2
-# Operation of a message that holds a whole round, for a member that took no part in it.
-_COMBINED = 2**32 - 1
 # Below this size every member sends its whole array to all others, which takes one message less.
 _SMALL_BYTES = 2**16
 _MOST_BUFFERS = 512  # in one call; Linux takes 1,024
@@ -234,8 +123,6 @@ class PeerConnections:
         self._sockets = dict(sockets)
         self._check, self._times = check, times or ExchangeTimes(WaitClock())
         self._round, self._name, self._op = 0, "", 0
-        self._active, self._scale, self._peers = self._members, 1.0, tuple(sockets)
-        self._feed = Feed(self._sockets)
         self._use = threading.RLock()
         for one in self._sockets.values():
             one.settimeout(0)
@@ -243,20 +130,9 @@ class PeerConnections:
     def begin_round(self, number: int, name: str) -> None:
         """Starts the count of operations; all members use the same number and name."""
         self._round, self._name, self._op = number, name, 0
-        self._active, self._scale, self._peers = self._members, 1.0, tuple(self._sockets)
-
-    def take_part(self, participants: Sequence[int], scale: float) -> None:
-        """Combines the values of some members in the rest of this round; multiplies their sums.
-
-        All of them have arrived at it.
-        """
-        self._active, self._scale = tuple(participants), scale
-        self._peers = tuple(peer for peer in participants if peer != self._own)
-        self._times.end_waiting()
 
     def close(self) -> None:
         """Closes all connections, by which the other members learn that the view is broken."""
-        self._feed.close()
         close_after_use(self._sockets.values(), self._use)
 
     def barrier(self, flag: int = 0) -> list[int]:
@@ -278,22 +154,20 @@ class PeerConnections:
         }
         own = memoryview(content)
         self._swap(
-            {peer: [own] for peer in self._peers},
-            {peer: [_bytes_of(array)] for peer, array in received.items()},
+            {peer: [own] for peer in self._sockets},
+            {peer: [bytes_of(array)] for peer, array in received.items()},
         )
         return [
             content if peer == self._own else received[peer].tobytes() for peer in self._members
         ]
 
     def gather_into(self, own: np.ndarray[Any, Any], everyone: np.ndarray[Any, Any]) -> None:
-        """Writes flat arrays to the rows of a contiguous array, zeros for who takes no part."""
+        """Writes the flat arrays of all members to the rows of a contiguous array."""
         rows = everyone.reshape(len(self._members), own.size)
-        if len(self._active) < len(self._members):
-            rows[...] = 0
         rows[self._members.index(self._own)] = own
         self._swap(
-            {peer: [_bytes_of(own)] for peer in self._peers},
-            {peer: [_bytes_of(rows[self._members.index(peer)])] for peer in self._peers},
+            {peer: [bytes_of(own)] for peer in self._sockets},
+            {peer: [bytes_of(rows[self._members.index(peer)])] for peer in self._sockets},
         )
 
     def _gather_array(self, own: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -309,8 +183,8 @@ class PeerConnections:
         results[rank] = rows[rank]
         others = [(place, peer) for place, peer in enumerate(self._members) if peer != self._own]
         self._swap(
-            {peer: [_bytes_of(rows[place])] for place, peer in others},
-            {peer: [_bytes_of(results[place])] for place, peer in others},
+            {peer: [bytes_of(rows[place])] for place, peer in others},
+            {peer: [bytes_of(results[place])] for place, peer in others},
         )
 
     def reduce(
@@ -319,59 +193,28 @@ class PeerConnections:
         """Writes the sum, or another combination, over members to `total`; arrays are flat.
 
         Every element is combined in the order of members, so the result is bitwise equal on all.
-        Sums of floats are multiplied by the scale of the round.
         """
         if own.nbytes <= _SMALL_BYTES:
-            everyone = self._gather_array(own)
-            _combine([everyone[self._members.index(one)] for one in self._active], total, ufunc)
-            self._weigh(total, ufunc)
+            _combine([*self._gather_array(own)], total, ufunc)
             return
-        count = len(self._active)
-        rank = self._active.index(self._own)
+        count = len(self._members)
+        rank = self._members.index(self._own)
         bounds = [own.size * place // count for place in range(count + 1)]
         shards = [slice(bounds[place], bounds[place + 1]) for place in range(count)]
-        others = [(place, peer) for place, peer in enumerate(self._active) if peer != self._own]
+        others = [(place, peer) for place, peer in enumerate(self._members) if peer != self._own]
         addends: list[Any] = [None] * count
         addends[rank] = own[shards[rank]]
         for place, _ in others:
             addends[place] = np.empty(addends[rank].size, own.dtype)
         self._swap(
-            {peer: [_bytes_of(own[shards[place]])] for place, peer in others},
-            {peer: [_bytes_of(addends[place])] for place, peer in others},
+            {peer: [bytes_of(own[shards[place]])] for place, peer in others},
+            {peer: [bytes_of(addends[place])] for place, peer in others},
         )
         _combine(addends, total[shards[rank]], ufunc)
-        self._weigh(total[shards[rank]], ufunc)
         self._swap(
-            {peer: [_bytes_of(total[shards[rank]])] for _, peer in others},
-            {peer: [_bytes_of(total[shards[place]])] for place, peer in others},
+            {peer: [bytes_of(total[shards[rank]])] for _, peer in others},
+            {peer: [bytes_of(total[shards[place]])] for place, peer in others},
         )
-
-    def send_combined(self, peers: Sequence[int], number: int, content: bytes) -> None:
-        """Starts to send a round to members that took no part in it."""
-        header = _HEADER.pack(self._view, number, _COMBINED, 0, len(content))
-        self._feed.send(peers, header + content)
-
-    def receive_combined(self, peer: int) -> bytearray:
-        """Returns a round that a member sends to this one."""
-        self._times.follow()
-        header = bytearray(_HEADER.size)
-        self._transfer({}, {peer: _Incoming(b"", [memoryview(header)])})
-        view, number, op, _, size = _HEADER.unpack(header)
-        if (view, op) != (self._view, _COMBINED):
-            raise DivergedError(
-                f"process {peer} sent another operation than a whole round: {op} of round {number}"
-            )
-        content = bytearray(size)
-        self._transfer({}, {peer: _Incoming(b"", [memoryview(content)])})
-        return content
-
-    def finish(self, limit_s: float) -> None:
-        """Waits until all rounds are sent to those that took no part, or for a limit."""
-        self._feed.finish(limit_s)
-
-    def _weigh(self, total: np.ndarray[Any, Any], ufunc: np.ufunc) -> None:
-        if self._scale != 1 and ufunc is np.add and total.dtype.kind in "fc":
-            total *= self._scale
 
     def _swap(
         self,
@@ -401,7 +244,7 @@ class PeerConnections:
         with self._use:
             while sending or receiving:
                 moved = False
-                for peer in self._feed.free_of(sending):
+                for peer in list(sending):
                     moved |= self._send(peer, sending)
                 for peer in list(receiving):
                     moved |= self._receive(peer, receiving)
@@ -446,15 +289,12 @@ class PeerConnections:
     def _wait(self, sending: Any, receiving: Any) -> None:
         poller = select.poll()
         for peer, one in self._sockets.items():
-            # One that the feed occupies may be writable all the time.
-            may_send = peer in sending and not self._feed.is_busy(peer)
-            events = (select.POLLOUT if may_send else 0) | (
+            events = (select.POLLOUT if peer in sending else 0) | (
                 select.POLLIN if peer in receiving else 0
             )
             if events:
                 poller.register(one, events)
-        is_occupied = any(map(self._feed.is_busy, sending))
-        poller.poll(1 if is_occupied else _POLL_S * 1000)
+        poller.poll(_POLL_S * 1000)
 
 
 class _Incoming:
@@ -506,90 +346,7 @@ def _combine(
     total[...] = first
 
 
-def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
+def bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
+    """Returns the memory of a contiguous array."""
     flat: Any = array.reshape(-1).view(np.uint8)
     return memoryview(flat)
-
-
-# State of a running training, sent to members that have just joined.
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingState:
-    """State of a training: a JSON document, and arrays in an order that both sides know."""
-
-    document: dict[str, Any]
-    arrays: Sequence[np.ndarray[Any, Any]]
-
-
-def hand_over(
-    connections: PeerConnections,
-    source: int,
-    newcomers: Sequence[int],
-    state: Callable[[], TrainingState] | None,
-) -> None:
-    """Sends the state of member `source` to newcomers; all other members call it as well.
-
-    `state` returns it on the source, and is None on the others. Raises PeerLostError.
-    """
-    if state is None:
-        for _ in range(3):
-            connections.broadcast(source, newcomers, [])
-        return
-    sent = state()
-    arrays = [np.asarray(array, order="C") for array in sent.arrays]
-    buffers = [_bytes_of(array) for array in arrays]
-    layout = [
-        [array.dtype.name, list(array.shape), zlib.crc32(buffer)]
-        for array, buffer in zip(arrays, buffers, strict=True)
-    ]
-    text = json.dumps([sent.document, layout], separators=(",", ":")).encode()
-    size = np.array([len(text), zlib.crc32(text)], np.uint64)
-    connections.broadcast(source, newcomers, [_bytes_of(size)])
-    connections.broadcast(source, newcomers, [memoryview(text)])
-    connections.broadcast(source, newcomers, buffers)
-
-
-def receive(
-    connections: PeerConnections,
-    source: int,
-    newcomers: Sequence[int],
-    check: Callable[[dict[str, Any]], None],
-) -> TrainingState:
-    """Receives what `hand_over` sends; `check` raises an error for a document that does not fit.
-
-    Raises PeerLostError, and DataLossError for data that was changed on its way.
-    """
-    size = np.zeros(2, np.uint64)
-    connections.broadcast(source, newcomers, [_bytes_of(size)])
-    text = np.empty(int(size[0]), np.uint8)
-    connections.broadcast(source, newcomers, [_bytes_of(text)])
-    _check_sum(zlib.crc32(_bytes_of(text)), int(size[1]), "the description of the state")
-    document, layout = json.loads(text.tobytes())
-    check(document)
-    arrays = [np.empty(shape, _dtype(name)) for name, shape, _ in layout]
-    buffers = [_bytes_of(array) for array in arrays]
-    connections.broadcast(source, newcomers, buffers)
-    for place, ((_, _, expected), buffer) in enumerate(zip(layout, buffers, strict=True)):
-        _check_sum(zlib.crc32(buffer), expected, f"array {place}")
-    return TrainingState(document, arrays)
-
-
-def _dtype(name: object) -> np.dtype[Any]:
-    # NumPy would parse anything else as an expression.
-    if not str(name).isidentifier():
-        raise DataLossError(f"received an array of dtype {name!r}")
-    return np.dtype(str(name))
-
-
-def _check_sum(found: int, expected: int, name: str) -> None:
-    if found != expected:
-        raise DataLossError(
-            explain(
-                f"The CRC-32 of {name} that a member sent is {expected:08x}, but that of what "
-                f"arrived is {found:08x}.",
-                expected="the bytes that were sent.",
-                fix="start this process again, and check the memory and network of both hosts.",
-                code="SG506",
-            )
-        )

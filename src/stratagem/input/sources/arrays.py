@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from stratagem.devices.context_mesh import is_explicit
+from stratagem.devices.mesh import is_explicit
 from stratagem.errors import explain
 from stratagem.input.sources.source import Reader, Source
 

@@ -12,10 +12,11 @@ import keras
 
 from stratagem.checkpoint.objects import Stateful
 from stratagem.errors import explain
-from stratagem.keras.json_values import from_json, to_json
-from stratagem.keras.numerics.random_state import Draws
-from stratagem.keras.private import GeneratorDataAdapter, PyDatasetAdapter, TFDatasetAdapter
-from stratagem.keras.private.iterators import (
+from stratagem.keras.numerics.random_state import Draws, from_json, to_json
+from stratagem.keras.private import (
+    GeneratorDataAdapter,
+    PyDatasetAdapter,
+    TFDatasetAdapter,
     batches_taken,
     goes_on_with_iterator,
     grouped,
@@ -26,7 +27,7 @@ from stratagem.keras.private.iterators import (
     set_order_number,
     torch_loader,
 )
-from stratagem.keras.training.dataset_adapter import DatasetAdapter
+from stratagem.keras.training.datasets import DatasetAdapter
 
 if TYPE_CHECKING:
     from stratagem.keras.private import DataAdapter, JAXEpochIterator

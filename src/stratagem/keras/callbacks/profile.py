@@ -35,8 +35,8 @@ def profile(
     """Profiles training steps: writes a trace, and prints what their time is spent on.
 
     Use it as a context manager around a training loop, or as a callback of `fit`. Steps are counted
-    in this process: those of `fit`, and calls of `strategy.run`, `run_steps` and `sg.function` that
-    change a trainable variable. With several steps per call, the profile starts and ends between
+    in this process: those of `fit`, and calls of `strategy.run` and `run_steps` that change a
+    trainable variable. With several steps per call, the profile starts and ends between
     two calls.
 
     Args:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import keras
 
 from stratagem import contexts as stack
-from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext
+from stratagem.execution.replica_context import ReplicaBatch, ReplicaContext
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.keras.numerics.step_mode import (
     StepMode,
@@ -25,14 +26,19 @@ from stratagem.keras.numerics.step_mode import (
     replica_context,
     step_mode,
 )
-from stratagem.keras.private import get_keras_mask, get_stateless_scope, set_keras_mask
-from stratagem.keras.private.variables import annotate, reduction_axes
-from stratagem.keras.variables.annotations import annotated_variables
+from stratagem.keras.patches import patches
+from stratagem.keras.private import (
+    annotate,
+    get_keras_mask,
+    get_stateless_scope,
+    reduction_axes,
+    set_keras_mask,
+)
+from stratagem.keras.variables.requests import annotated
 from stratagem.options import ReduceOp
 from stratagem.variables.registry import VariableKind, home_of
 
 if TYPE_CHECKING:
-    import keras
     from jax.typing import ArrayLike
 
 # Rows of a step's batch: masks of true rows, and rows gathered from all replicas.
@@ -171,6 +177,11 @@ def whole_batch(context: ReplicaContext) -> Generator[None]:
 _MOVING = ("moving_mean", "moving_variance", "moving_stddev", "renorm_mean", "renorm_stddev")
 
 
+@patches(
+    keras.layers.BatchNormalization,
+    "__init__",
+    why="synchronized=True, which Keras rejects on JAX",
+)
 def taking_synchronized(init: Callable[..., Any]) -> Any:
     """Returns `BatchNormalization.__init__` that accepts `synchronized=True`."""
 
@@ -188,22 +199,23 @@ def taking_synchronized(init: Callable[..., Any]) -> Any:
     return replica_init
 
 
+@patches(keras.layers.BatchNormalization, "build", why="moving statistics are ON_READ with MEAN")
 def annotating_statistics(build: Callable[..., Any]) -> Any:
     """Returns `BatchNormalization.build` whose moving statistics are ON_READ with MEAN."""
 
     def replica_build(self: keras.layers.BatchNormalization, input_shape: object) -> None:
         add_weight: Callable[..., Any] = self.add_weight
 
-        def annotated(*args: object, **kwargs: object) -> Any:
+        def add_annotated(*args: object, **kwargs: object) -> Any:
             if kwargs.get("name") not in _MOVING:
                 return add_weight(*args, **kwargs)
-            with annotated_variables(synchronization="on_read", aggregation="mean"):
+            with annotated(kind=("on_read", "mean")):
                 variable = add_weight(*args, **kwargs)
             annotate(variable, synchronization="on_read", aggregation="mean")
             return variable
 
         # Replaced on the instance, so that a subclass's add_weight is still called.
-        object.__setattr__(self, "add_weight", annotated)
+        object.__setattr__(self, "add_weight", add_annotated)
         try:
             build(self, input_shape)
         finally:
@@ -212,6 +224,11 @@ def annotating_statistics(build: Callable[..., Any]) -> Any:
     return replica_build
 
 
+@patches(
+    keras.layers.BatchNormalization,
+    "call",
+    why="padding leaves the statistics unchanged; inference uses those of all replicas",
+)
 def normalizing_true_rows(call: Callable[..., Any]) -> Any:
     """Returns `BatchNormalization.call` that skips padding and infers with all statistics."""
 
@@ -241,6 +258,11 @@ def normalizing_true_rows(call: Callable[..., Any]) -> Any:
     return replica_call
 
 
+@patches(
+    keras.layers.BatchNormalization,
+    "_moments",
+    why="mean and variance over true examples, of all replicas if synchronized",
+)
 def moments_of_replicas(moments: Callable[..., Any]) -> Any:
     """Returns the method of `BatchNormalization` that computes mean and variance of a batch."""
 

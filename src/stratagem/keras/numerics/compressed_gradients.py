@@ -11,9 +11,10 @@ import keras
 
 from stratagem.contexts import get_strategy
 from stratagem.errors import explain
-from stratagem.execution.compressed.sums import compressed_sums
-from stratagem.execution.context.replica import ReplicaContext
-from stratagem.keras.variables.annotations import annotated_variables
+from stratagem.execution.compressed_sums import compressed_sums
+from stratagem.execution.replica_context import ReplicaContext
+from stratagem.keras.patches import patches
+from stratagem.keras.variables.requests import annotated
 from stratagem.variables.indexed_slices import is_indexed_slices
 from stratagem.variables.registry import home_of
 from stratagem.variables.store import is_compressed
@@ -42,6 +43,11 @@ def with_state(original: Callable[..., Any]) -> Any:
     return build
 
 
+@patches(
+    keras.optimizers.Optimizer,
+    "load_own_variables",
+    why="a file without the errors of compressed gradients leaves them at zero",
+)
 def loading_without_state(original: Callable[..., Any]) -> Any:
     """Returns `Optimizer.load_own_variables` that also reads files of uncompressed training."""
 
@@ -142,7 +148,7 @@ def state_variables(
         # The errors of a checkpoint are their sum, which other numbers of replicas can share.
         kind = ("on_read", "sum") if name == "error" else ("auto", "none")
         first = keras.initializers.RandomNormal(stddev=1.0, seed=_FACTOR_SEED)
-        with annotated_variables(synchronization=kind[0], aggregation=kind[1]):
+        with annotated(kind=kind):
             made[name] = optimizer.add_variable(
                 shape,
                 initializer=first if name == "factor" else "zeros",

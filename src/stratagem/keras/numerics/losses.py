@@ -17,8 +17,8 @@ from jax.core import Tracer
 from keras import ops
 
 from stratagem.errors import InvalidArgumentError, explain
-from stratagem.execution.analysis.row_effects import RowEffect
-from stratagem.execution.context.replica import ReplicaContext, get_replica_context
+from stratagem.execution.replica_context import ReplicaContext, get_replica_context
+from stratagem.execution.row_effects import RowEffect
 from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.keras.numerics.batch_normalization import (
     first_rows,
@@ -44,6 +44,7 @@ from stratagem.keras.numerics.step_mode import (
     sum_over_workers,
     taking_shares,
 )
+from stratagem.keras.patches import patches
 from stratagem.keras.private import (
     apply_mask,
     get_keras_mask,
@@ -60,6 +61,11 @@ if TYPE_CHECKING:
 _AVERAGING = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
+@patches(
+    keras.losses.Loss,
+    "__call__",
+    why="the mean of a loss is over the examples of all replicas, without padding",
+)
 def replica_loss(original: Callable[..., Any]) -> Any:
     """Returns `Loss.__call__` that counts examples over replicas."""
 

@@ -22,8 +22,8 @@ import keras
 
 from stratagem.contexts import get_strategy, has_strategy
 from stratagem.errors import explain
-from stratagem.execution.analysis.row_effects import RowEffect, adds_to_inputs, row_effects
-from stratagem.execution.context.replica import ReplicaContext, get_replica_context
+from stratagem.execution.replica_context import ReplicaContext, get_replica_context
+from stratagem.execution.row_effects import RowEffect, adds_to_inputs, row_effects
 from stratagem.keras.numerics.batch_normalization import (
     first_rows,
     gathered_rows,
@@ -41,9 +41,9 @@ from stratagem.keras.numerics.step_mode import (
     step_mode,
 )
 from stratagem.keras.numerics.step_terms import is_analyzing, terms_of
-from stratagem.keras.private import get_stateless_scope
-from stratagem.keras.private.variables import averaged, averaged_function, own_variables
-from stratagem.keras.variables.annotations import making_state_of_metric
+from stratagem.keras.patches import patches
+from stratagem.keras.private import averaged, averaged_function, get_stateless_scope, own_variables
+from stratagem.keras.variables.requests import annotated
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.options import VariableAggregation
 from stratagem.variables.components import aggregate_components
@@ -274,9 +274,17 @@ def updated_values(
     # Not a tree map, which would return the keys of the dict in another order.
     first = next(iter(bound.arguments))
     call = inspect.BoundArguments(bound.signature, OrderedDict({first: metric} | arguments))
-    mapping = list(zip(variables, values, strict=True))
-    with step_mode(StepMode.WHOLE), keras.StatelessScope(mapping) as scope:
-        update_state(*call.args, **call.kwargs)
+    with step_mode(StepMode.WHOLE):
+        return _values_after(lambda: update_state(*call.args, **call.kwargs), variables, values)
+
+
+def _values_after(
+    update: Callable[[], object], variables: list[Any], values: list[Any]
+) -> list[Any]:
+    """Returns the values of variables after an update from other values, which changes nothing."""
+    # Of these variables only: what an update does to others is not a metric's state.
+    with keras.StatelessScope(list(zip(variables, values, strict=True))) as scope:
+        update()
     return [scope.get_current_value(variable) for variable in variables]
 
 
@@ -407,6 +415,11 @@ class _Active(threading.local):
 _active = _Active()
 
 
+@patches(
+    keras.metrics.Metric,
+    "__new__",
+    why="update_state counts true examples; result combines all replicas",
+)
 def wrapping_class(original: Callable[..., Any]) -> Any:
     """Returns `Metric.__new__` that wraps the methods of each metric class once."""
 
@@ -419,12 +432,17 @@ def wrapping_class(original: Callable[..., Any]) -> Any:
     return staticmethod(create)
 
 
+@patches(
+    keras.metrics.Metric,
+    "add_variable",
+    why="an initial value counts once, not once per replica",
+)
 def created_once(original: Callable[..., Any]) -> Any:
     """Returns `Metric.add_variable` whose initial value counts once, not once per replica."""
 
     @functools.wraps(original)
     def add_variable(self: keras.metrics.Metric, *args: object, **kwargs: object) -> Any:
-        with making_state_of_metric():
+        with annotated(is_of_metric=True):
             return original(self, *args, **kwargs)
 
     return add_variable
@@ -537,11 +555,12 @@ def _update_once(
     kwargs: dict[str, object],
 ) -> None:
     variables = variables_of_update(update_state, metric, args, kwargs)
-    mapping = [(variable, variable.value) for variable in variables]
-    with keras.StatelessScope(mapping) as scope:
-        update_state(metric, *args, **kwargs)
-    for variable in variables:
-        value = scope.get_current_value(variable)
+    values = _values_after(
+        lambda: update_state(metric, *args, **kwargs),
+        variables,
+        [variable.value for variable in variables],
+    )
+    for variable, value in zip(variables, values, strict=True):
         if isinstance(variable, DistributedVariable):
             variable.assign_to_first_component(value)
         else:

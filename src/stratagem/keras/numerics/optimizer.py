@@ -18,16 +18,14 @@ import numpy as np
 from jax.experimental.sparse import JAXSparse
 
 from stratagem import contexts as stack
-from stratagem.contexts import current_function_trace, get_strategy, has_strategy
+from stratagem.contexts import get_strategy, has_strategy
 from stratagem.devices.local_updates import LocalUpdates
 from stratagem.errors import explain
-from stratagem.execution.context.replica import ReplicaContext, get_replica_context
-from stratagem.execution.embeddings.lookups import is_worth_rows
-from stratagem.execution.embeddings.sharded_row_updates import rows_to_update, with_updated_rows
-from stratagem.execution.programs.step_capture import note_optimizer
-from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
-from stratagem.keras.numerics.compressed_gradients import sums_of_compressed
-from stratagem.keras.numerics.local_weights import begin_round, synchronize
+from stratagem.execution.lookups import is_worth_rows, rows_to_update, with_updated_rows
+from stratagem.execution.replica_context import ReplicaContext, get_replica_context
+from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope, note_optimizer
+from stratagem.keras.numerics.compressed_gradients import sums_of_compressed, with_state
+from stratagem.keras.numerics.local_weights import begin_round, synchronize, with_local_copies
 from stratagem.keras.numerics.step_mode import (
     StepMode,
     current_mode,
@@ -35,8 +33,10 @@ from stratagem.keras.numerics.step_mode import (
     shares_batches,
 )
 from stratagem.keras.numerics.step_terms import is_analyzing, terms_of
-from stratagem.keras.private.optimizers import trainable_variables
-from stratagem.keras.private.optimizers import trainable_variables as built_variables
+from stratagem.keras.patches import patches
+from stratagem.keras.private import trainable_variables
+from stratagem.keras.private import trainable_variables as built_variables
+from stratagem.keras.variables.creation import adopting
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.options import ReduceOp
 from stratagem.variables.distributed import Mirrored, PerReplica
@@ -228,13 +228,12 @@ def _as_rows(
             inner.row_counts[id(one)] = rows.shape[0]
     with inner:
         yield
-    for key, variable in inner.writes.items():
-        value = inner.written_value(variable)
+    captured, values = inner.captured()
+    for place, (variable, _) in enumerate(captured.written):
+        key = id(variable)
         if key in whole:
-            value = with_updated_rows(whole[key], ids[key], value)
-        outer.add_update((variable, value))
-        if key in inner.unproven:
-            outer.mark_unproven(variable)
+            values[place] = with_updated_rows(whole[key], ids[key], values[place])
+    captured.replay(values, outer)
 
 
 class _GradientsReduced(threading.local):
@@ -246,6 +245,12 @@ class _GradientsReduced(threading.local):
 _gradients_reduced = _GradientsReduced()
 
 
+@patches(
+    keras.optimizers.Optimizer,
+    "apply",
+    why="gradients are summed over replicas, then clipped and applied once",
+)
+@patches(keras.optimizers.LossScaleOptimizer, "apply", why="the same")
 def applying_sums(original: Callable[..., Any]) -> Any:
     """Returns `apply` of an optimizer that sums gradients over replicas first."""
 
@@ -287,8 +292,7 @@ def applying_sums(original: Callable[..., Any]) -> Any:
             if _gradients_reduced.value
             else _summed(grads, context, scope, (self, targets or []))
         )
-        is_partly_remote = self.built and any(map(is_remote, targets or []))
-        if is_partly_remote and current_function_trace() is None:
+        if self.built and any(map(is_remote, targets or [])):
             return placement.remote.keras.apply_in_parts(
                 original, self, summed, targets or [], context
             )
@@ -366,6 +370,17 @@ def _build_in_scope(optimizer: keras.optimizers.Optimizer, variables: list[Any])
         optimizer.build(variables)
 
 
+@patches(
+    keras.optimizers.Optimizer,
+    "build",
+    why="the optimizer belongs to the strategy of its variables, and adds the errors of compressed "
+    "gradients and the weights of replicas that train apart",
+)
+def building_for_strategy(original: Callable[..., Any]) -> Any:
+    """Returns `Optimizer.build` that joins a strategy first, and adds its own state last."""
+    return with_local_copies(with_state(adopting(original)))
+
+
 def build_in_replica(
     optimizer: keras.optimizers.Optimizer, variables: list[Any], strategy: Strategy
 ) -> None:
@@ -427,6 +442,8 @@ def apply_gradients(
     return result
 
 
+@patches(keras.optimizers.Optimizer, "stateless_apply", why="the same as for `apply`")
+@patches(keras.optimizers.LossScaleOptimizer, "stateless_apply", why="the same")
 def stateless_with_sums(original: Callable[..., Any]) -> Any:
     """Returns `stateless_apply` of an optimizer that sums gradients over replicas first."""
 

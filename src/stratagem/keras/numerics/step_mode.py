@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from stratagem.execution.context.replica import ReplicaContext, get_replica_context
+from stratagem.execution.replica_context import ReplicaContext, get_replica_context
 from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.execution.tracing.remote_state import BatchShare, Summand, SumOverWorkers
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from stratagem import contexts as stack
 from stratagem.errors import explain
-from stratagem.execution.analysis.row_degrees import MIXED, SUM_OVER_REPLICAS, row_degrees
 from stratagem.execution.communicator import SoleCommunicator
-from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext
+from stratagem.execution.replica_context import ReplicaBatch, ReplicaContext
+from stratagem.execution.row_effects import MIXED, SUM_OVER_REPLICAS, row_degrees
 from stratagem.execution.summary.collector import Collector
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.keras.numerics.step_mode import (

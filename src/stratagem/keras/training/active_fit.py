@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
-from stratagem.config import filters_traceback
-from stratagem.devices.background import InFlightProgram
 from stratagem.devices.finding import device_memory
-from stratagem.devices.lockstep import last_program, record_program, wait_for_program
-from stratagem.keras.private import pythonify_logs
-from stratagem.keras.private.trainers import calls_in_thread
+from stratagem.devices.lockstep import (
+    InFlightProgram,
+    last_program,
+    record_program,
+    wait_for_program,
+)
+from stratagem.keras.patches import patches
+from stratagem.keras.private import JAXEpochIterator, calls_in_thread, pythonify_logs
 from stratagem.observe.run_events.process_writer import (
     current_events,
     is_progress_due,
@@ -31,8 +34,6 @@ from stratagem.observe.run_events.writer import EventWriter
 
 if TYPE_CHECKING:
     import jax
-
-    from stratagem.keras.private import JAXEpochIterator
 
 # Progress of `fit` in the run's events: loss and metrics, epochs, and the steps to come.
 
@@ -164,7 +165,7 @@ def recorded_fit(original: Callable[..., Any]) -> Any:
         with _begun():
             return original(self, *args, **kwargs)
 
-    return filters_traceback(fit)
+    return fit
 
 
 @contextlib.contextmanager
@@ -181,6 +182,11 @@ def _begun() -> Generator[None]:
             position.release()
 
 
+@patches(
+    JAXEpochIterator,
+    "__init__",
+    why="callbacks that save the position in the data need the active iterator",
+)
 def recorded_iterator(original: Callable[..., Any]) -> Any:
     """Returns `JAXEpochIterator.__init__` that records the iterator of the active `fit`."""
 
@@ -194,6 +200,11 @@ def recorded_iterator(original: Callable[..., Any]) -> Any:
     return made
 
 
+@patches(
+    keras.callbacks.CallbackList,
+    "__init__",
+    why="a backup is written after the other callbacks, whose state it holds",
+)
 def ordering_callbacks(original: Callable[..., Any]) -> Any:
     """Returns `CallbackList.__init__` that puts callbacks with `runs_last` last.
 

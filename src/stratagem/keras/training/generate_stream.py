@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from stratagem.contexts import current_function_trace, has_strategy
+from stratagem.contexts import has_strategy
 from stratagem.errors import explain
-from stratagem.execution.context.replica import get_replica_context
-from stratagem.keras.variables.stored_value import reading_as_stored
-from stratagem.keras.variables.variable_creation import adopt_new
+from stratagem.execution.replica_context import get_replica_context
+from stratagem.keras.patches import wraps_methods
+from stratagem.keras.variables.creation import adopt_new
+from stratagem.keras.variables.variable import reading_as_stored
 from stratagem.variables.registry import home_of
 from stratagem.variables.store import is_remote, store_of
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 # compiled program.
 
 
+@wraps_methods("make_generate_function")  # KerasHub's
 def generating_with_shards(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a model's `make_generate_function`."""
 
@@ -107,7 +109,7 @@ def _strategy_of(model: keras.Model, variables: Iterable[keras.Variable]) -> Any
     is_outside = not has_strategy() or get_replica_context() is None
     is_compiled = strategy.executor.has_values and not model.run_eagerly
     has_devices = len(topology.all_devices or ()) > 1 and not topology.spans_processes
-    is_usable = is_outside and is_compiled and has_devices and current_function_trace() is None
+    is_usable = is_outside and is_compiled and has_devices
     return strategy if is_usable and all(map(_is_on_replicas, variables)) else None
 
 

@@ -19,9 +19,9 @@ import numpy as np
 from stratagem import contexts as stack
 from stratagem.config import filters_traceback
 from stratagem.contexts import get_strategy, has_strategy
-from stratagem.devices.context_mesh import outside_context_mesh
+from stratagem.devices.mesh import outside_context_mesh
 from stratagem.errors import explain
-from stratagem.execution.context.replica import get_replica_context
+from stratagem.execution.replica_context import get_replica_context
 from stratagem.execution.tracing.arguments import batch_arguments
 from stratagem.input.placement import PlacedBatches
 from stratagem.keras.numerics.step_mode import (
@@ -30,21 +30,26 @@ from stratagem.keras.numerics.step_mode import (
     example_fraction,
     lockstep_context,
 )
-from stratagem.keras.private import Functional, unpack_x_y_sample_weight
-from stratagem.keras.private.iterators import first_batch
-from stratagem.keras.private.trainers import (
+from stratagem.keras.patches import patches
+from stratagem.keras.private import (
+    Functional,
+    JAXEpochIterator,
+    JAXTrainer,
+    Trainer,
     build_for,
     build_metrics,
     compile_arguments,
+    flatten_layers,
     has_unbuilt_metrics,
+    unpack_x_y_sample_weight,
 )
-from stratagem.keras.private.variables import flatten_layers
 from stratagem.keras.training.active_fit import (
     ReportedTrainFunction,
     acts_on_batches,
+    recorded_fit,
     uses_batch_logs,
 )
-from stratagem.keras.training.dataset_adapter import adapted, is_dataset
+from stratagem.keras.training.datasets import adapted, is_dataset
 from stratagem.keras.training.planned_models import strategy_for_plan
 from stratagem.keras.training.replica_steps import ReplicaSteps
 from stratagem.keras.training.several_processes import check_callbacks, listed, settle_call
@@ -55,14 +60,13 @@ from stratagem.keras.training.step_functions import (
     TrainOrTestFunction,
     logs_wanted,
 )
-from stratagem.keras.variables.variable_creation import adopt, adopt_new, scope_of
+from stratagem.keras.variables.creation import adopt, adopt_new, scope_of
 from stratagem.observe.profiling.recorder import current_observer
 from stratagem.observe.profiling.trace import input_mark
 from stratagem.observe.run_events.process_writer import current_events
 from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
-    from stratagem.keras.private import JAXEpochIterator
     from stratagem.strategies.base.strategy import Strategy
     from stratagem.variables.registry import Home
 
@@ -173,6 +177,12 @@ def _foreign(
     )
 
 
+@patches(
+    keras.Model,
+    "distribute_strategy",
+    why="the attribute of TensorFlow's models",
+    is_addition=True,
+)
 def with_default_strategy(_original: object) -> Any:
     """Returns the property `distribute_strategy` of a model."""
     return property(
@@ -181,6 +191,12 @@ def with_default_strategy(_original: object) -> Any:
     )
 
 
+@patches(
+    JAXTrainer,
+    *("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"),
+    why="the call enters the scope of the model's strategy, and takes distributed datasets; "
+    "callbacks that save the position in the data need the active fit",
+)
 def entering_scope(original: Callable[..., Any]) -> Any:
     """Returns `fit`, `evaluate`, `predict` or a form of one batch, in the model's scope."""
     name = original.__name__
@@ -232,7 +248,7 @@ def entering_scope(original: Callable[..., Any]) -> Any:
         finally:
             logs_wanted.value, logs_wanted.is_current = previous
 
-    return filters_traceback(entered)
+    return filters_traceback(recorded_fit(entered) if name == "fit" else entered)
 
 
 def _in_a_step(method: str) -> RuntimeError:
@@ -264,6 +280,11 @@ def _needs_batch_logs(verbose: object, callbacks: object) -> bool:
     return any(map(uses_batch_logs, listed(callbacks)))
 
 
+@patches(
+    JAXTrainer,
+    *("make_train_function", "make_test_function", "make_predict_function"),
+    why="the strategy makes the step function",
+)
 def making_step_function(original: Callable[..., Any]) -> Any:
     """Returns `make_train_function` or its kin, which make the step function of the strategy."""
     attribute = original.__name__.removeprefix("make_")
@@ -314,6 +335,11 @@ def _report_steps(model: keras.Model) -> None:
     open_model.train_function.events.begin()
 
 
+@patches(
+    Trainer,  # Keras compares with its `compile` to see if a model overrides it
+    "compile",
+    why="optimizers and metrics given by name are created in the scope of the model's strategy",
+)
 def compiling_in_scope(original: Callable[..., Any]) -> Any:
     """Returns `compile` that can be called outside the scope in which a model was created.
 
@@ -342,6 +368,7 @@ def compiling_in_scope(original: Callable[..., Any]) -> Any:
     return compiled
 
 
+@patches(JAXTrainer, "_get_jax_state", why="state stays in the variables between steps")
 def state_in_variables(original: Callable[..., Any]) -> Any:
     """Returns the method through which `fit` passes state; ours stays in the variables."""
 
@@ -355,6 +382,11 @@ def state_in_variables(original: Callable[..., Any]) -> Any:
     return state
 
 
+@patches(
+    JAXEpochIterator,
+    "_get_iterator",
+    why="batches are split over replicas before they are on a device",
+)
 def yielding_host_batches(original: Callable[..., Any]) -> Any:
     """Returns the method of an epoch iterator that yields batches, before they are on a device."""
 
@@ -366,6 +398,11 @@ def yielding_host_batches(original: Callable[..., Any]) -> Any:
     return batches
 
 
+@patches(
+    JAXTrainer,
+    "_aggregate_additional_loss",
+    why="each replica takes its share of the losses of layers",
+)
 def sharing_additional_losses(original: Callable[..., Any]) -> Any:
     """Returns the method that adds the losses of layers, a share of them in each replica."""
 
@@ -441,6 +478,7 @@ def _variables_of(arguments: dict[str, Any], strategy: Strategy) -> list[Any]:
 _CALLS = (keras.Sequential.call, Functional.call)
 
 
+@patches(Trainer, "_symbolic_build", why="metrics are built without tracing the model once more")
 def building_metrics(original: Callable[..., Any]) -> Any:
     """Returns `_symbolic_build` that does not trace a model whose outputs are known."""
 
@@ -463,6 +501,13 @@ def building_metrics(original: Callable[..., Any]) -> Any:
         return original(self, data_batch=data_batch)
 
     return build
+
+
+def first_batch(epoch_iterator: Any) -> Any:
+    """Returns the next batch of an epoch iterator, which must be reset afterward; None if empty."""
+    for _, _, batches in epoch_iterator:
+        return batches[0] if isinstance(batches, list | tuple) else next(batches)
+    return None
 
 
 def _outputs(model: keras.Model) -> Any:

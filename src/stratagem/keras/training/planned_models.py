@@ -1,4 +1,4 @@
-"""Training steps of models on planned (abstract) devices.
+"""Models on planned (abstract) devices: their training steps, other forms of them, and meshes.
 
 The model's variables move to a strategy of these devices, which stores only shapes, and back.
 """
@@ -6,29 +6,23 @@ The model's variables move to a strategy of these devices, which stores only sha
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
+import functools
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import keras
 
-from stratagem.devices.abstract_devices import planned_default_strategy
+from stratagem.devices.abstract_devices import planned_default_strategy, planned_devices
 from stratagem.errors import explain
-from stratagem.execution.programs.step_capture import CapturedStep, capture
-from stratagem.keras.private.trainers import build_for
-from stratagem.keras.variables.variable_creation import Adoption, adopt
+from stratagem.execution.tracing.functionalize import CapturedStep, capture
+from stratagem.keras.numerics.rematerialization import remat
+from stratagem.keras.patches import patches
+from stratagem.keras.private import build_for, flatten_layers, jax_distribution, remat_mode
+from stratagem.keras.variables.creation import Adoption, adopt
 from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
     from stratagem.strategies.base.strategy import Strategy
-
-
-class _OfStrategy(Protocol):
-    """A Keras model, with the property that this package adds."""
-
-    @property
-    def distribute_strategy(self) -> Strategy:
-        """The strategy that the model belongs to; the default one if none."""
-        ...
 
 
 def is_model(value: object) -> TypeGuard[keras.Model]:
@@ -63,7 +57,7 @@ def training_step(
                 fix="call model.compile with an optimizer first.",
             )
         )
-    own = cast("_OfStrategy", model).distribute_strategy
+    own: Strategy = cast("Any", model).distribute_strategy
     if own.executor.schedules:
         raise ValueError(
             explain(
@@ -121,3 +115,67 @@ def _variables(model: keras.Model) -> list[Any]:
     if optimizer is not None:
         found += optimizer.variables
     return list({id(variable): variable for variable in found}.values())
+
+
+# Models that compute in another form while they are planned: recomputed, or in mixed precision.
+
+
+def repeated_blocks(model: keras.Model) -> list[Any]:
+    """Returns the blocks that `sg.remat` would recompute; none if the model recomputes already."""
+    if any(remat_mode(layer) is not None for layer in flatten_layers(model)):
+        return []
+    try:
+        return remat(model, None)
+    except ValueError:
+        return []
+
+
+def is_float32(model: keras.Model) -> bool:
+    """Returns True if all layers with weights compute in float32."""
+    layers = [layer for layer in flatten_layers(model) if layer.weights]
+    return all(layer.dtype_policy.name == "float32" for layer in layers)
+
+
+@contextlib.contextmanager
+def computing_as(
+    model: keras.Model, policy: str | None, precision: str | None = None
+) -> Generator[None]:
+    """Recomputes blocks and sets the precision inside a `with` block; None leaves it as it is."""
+    before = [(layer, layer.dtype_policy) for layer in flatten_layers(model)]
+    if policy is not None:
+        remat(model, policy)
+    try:
+        for layer, old in before:
+            if precision is not None and old.name == "float32":
+                layer.dtype_policy = precision
+        yield
+    finally:
+        for layer, old in before:
+            if precision is not None and old.name == "float32":
+                layer.dtype_policy = old
+        if policy is not None:
+            remat(model, None)
+
+
+# Meshes of `keras.distribution` on the devices of a plan, which do not exist.
+
+
+@patches(
+    jax_distribution,
+    "list_devices",
+    why="a planned script sees the devices that it is planned for, and makes meshes of them",
+)
+def listing_planned_devices(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps what `keras.distribution.list_devices` and `DeviceMesh` ask for devices."""
+
+    @functools.wraps(original)
+    def list_devices(device_type: str | None = None) -> Any:
+        devices = planned_devices() or ()
+        names = [
+            str(device)
+            for device in devices
+            if device_type is None or device.platform == device_type.lower()
+        ]
+        return names or original(device_type)
+
+    return list_devices

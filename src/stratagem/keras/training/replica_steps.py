@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from stratagem.execution.context.replica import ReplicaContext, get_replica_context
 from stratagem.execution.gradient import value_and_grad
+from stratagem.execution.replica_context import ReplicaContext, get_replica_context
 from stratagem.execution.tracing.functionalize import current_scope, on_global_model
 from stratagem.keras.numerics.batch_normalization import true_rows
 from stratagem.keras.numerics.metrics import results_of_all_replicas
@@ -26,16 +26,16 @@ from stratagem.keras.numerics.step_mode import (
     step_mode,
 )
 from stratagem.keras.numerics.step_terms import StepTerms, following, terms_of, terms_of_step
-from stratagem.keras.private import unpack_x_y_sample_weight
-from stratagem.keras.private.process_state import fresh_masks
-from stratagem.keras.private.rematerialization import ids_of_losses
-from stratagem.keras.private.trainers import (
+from stratagem.keras.private import (
+    flatten_layers,
+    fresh_masks,
+    ids_of_losses,
     loss_tracker,
     output_loss_trackers,
     takes_training,
     total_loss,
+    unpack_x_y_sample_weight,
 )
-from stratagem.keras.private.variables import flatten_layers
 from stratagem.variables.store import is_remote
 
 if TYPE_CHECKING:

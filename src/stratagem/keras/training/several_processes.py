@@ -23,8 +23,9 @@ import numpy as np
 from stratagem.errors import explain
 from stratagem.group.current import agree_on_random_state, current_group
 from stratagem.input.device_rows import is_on_accelerator
-from stratagem.keras.training.dataset_adapter import DatasetAdapter
-from stratagem.keras.variables.stored_value import announces_gathers, announcing_gathers
+from stratagem.keras.patches import patches, wraps_methods
+from stratagem.keras.training.datasets import DatasetAdapter
+from stratagem.keras.variables.variable import announces_gathers, announcing_gathers
 from stratagem.options import VariableAggregation
 from stratagem.variables.registry import VariableKind, home_of
 
@@ -271,6 +272,15 @@ def _make_folders(callbacks: Sequence[Any]) -> None:
                 os.makedirs(os.path.dirname(fixed) or ".", exist_ok=True)
 
 
+@patches(
+    keras.Model,
+    *("save", "save_weights", "export"),
+    why="the chief writes, and all processes return when the file is complete",
+)
+@patches(keras.saving, "save_model", "save_weights", why="the same for functions")
+@patches(keras.models, "save_model", why="the same")
+# KerasHub's, which write several files.
+@wraps_methods("export_to_transformers", "save_task_weights", "save_to_preset")
 def saved_once(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a saving method or function of models so that only the chief writes."""
     is_method = "." in original.__qualname__

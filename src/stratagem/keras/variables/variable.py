@@ -5,9 +5,11 @@ Tested on Keras 3.12 to 3.16.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,30 +19,31 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem import contexts as stack
-from stratagem.contexts import current_function_trace, get_strategy, in_update_context
-from stratagem.devices.context_mesh import outside_context_mesh
+from stratagem.contexts import get_strategy, in_update_context, note_use
 from stratagem.devices.lockstep import is_multi_process
-from stratagem.devices.shards import MIN_SLICED_BYTES, creating_on_host, local_copy, put_slices
+from stratagem.devices.mesh import outside_context_mesh
+from stratagem.devices.shards import (
+    MIN_SLICED_BYTES,
+    assemble_on_host,
+    creating_on_host,
+    local_copy,
+    put_slices,
+)
 from stratagem.errors import explain
-from stratagem.execution.context.replica import ReplicaContext, get_replica_context
+from stratagem.execution.lookups import is_worth_rows
+from stratagem.execution.replica_context import ReplicaContext, get_replica_context
 from stratagem.execution.tracing.errors import foreign_variable
 from stratagem.execution.tracing.functionalize import current_scope
-from stratagem.keras.private import get_stateless_scope
-from stratagem.keras.variables.annotations import (
-    current_annotations,
-    is_making_state_of_metric,
-    is_making_table,
-    owner_of_new_slot,
-)
-from stratagem.keras.variables.copied_assignments import note_assignment
-from stratagem.keras.variables.row_updates import RowUpdates
-from stratagem.keras.variables.stored_value import (
-    StoredValue,
+from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
+from stratagem.keras.variables.assignments import note_assignment
+from stratagem.keras.variables.requests import (
     as_initializer,
-    reads_as_stored,
-    unshared,
+    check_explicit_device,
+    current_annotations,
+    draws_same_again,
+    is_initialized,
 )
-from stratagem.keras.variables.variable_source import is_initialized
+from stratagem.keras.variables.rows import RowUpdates
 from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.strategies.base.reduction import of_all
 from stratagem.variables.components import (
@@ -52,7 +55,8 @@ from stratagem.variables.components import (
 )
 from stratagem.variables.distributed import Mirrored, PerReplica
 from stratagem.variables.initial_values import initial_digest
-from stratagem.variables.layouts import Division, put_stored
+from stratagem.variables.layouts import Division, is_in_parts, put_stored
+from stratagem.variables.placement import sole_device
 from stratagem.variables.registry import (
     Home,
     VariableKind,
@@ -60,26 +64,60 @@ from stratagem.variables.registry import (
     parse_aggregation,
     parse_synchronization,
 )
+from stratagem.variables.sharded_store import take_rows
 from stratagem.variables.store import Store
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
-# Local copies: the weights of each replica, where replicas train apart for some steps.
+    from stratagem.strategies.base.strategy import Strategy
+
+# Reads of variables as they are stored, and reads by one process that others take part in.
+
+_strategy: ContextVar[Strategy | None] = ContextVar("strategy read as stored", default=None)
+_announce: ContextVar[Callable[[Any], None] | None] = ContextVar("announce gather", default=None)
 
 
-class LocalCopies:
-    """The part of a variable that knows its local copy; the variable itself is the global model."""
+@contextlib.contextmanager
+def reading_as_stored(strategy: Strategy | None) -> Generator[None]:
+    """Makes reads of a strategy's variables in this thread return arrays on all its devices.
 
-    local_copy: Any = None
-    # Variables that the next synchronization needs, by name.
-    outer_state: Mapping[str, Any] = types.MappingProxyType({})
+    None restores reads on one device.
+    """
+    token = _strategy.set(strategy)
+    try:
+        yield
+    finally:
+        _strategy.reset(token)
 
-    fragment_sends: Any = None  # of the variables that an optimizer trains, if this is the first
 
-    def keep_local_copy(self, copy: Any, outer_state: Mapping[str, Any]) -> None:
-        """Makes replicas read and assign a copy of this variable in their training steps."""
-        self.local_copy, self.outer_state = copy, outer_state
+def reads_as_stored(strategy: Strategy) -> bool:
+    """Returns True in `reading_as_stored` of this strategy."""
+    return _strategy.get() is strategy
+
+
+@contextlib.contextmanager
+def announcing_gathers(announce: Callable[[Any], None]) -> Generator[None]:
+    """Calls a function with each variable of which this thread is about to gather shards.
+
+    All processes must run a gather; the function makes the others do so.
+    """
+    token = _announce.set(announce)
+    try:
+        yield
+    finally:
+        _announce.reset(token)
+
+
+def announces_gathers() -> bool:
+    """Returns True in `announcing_gathers`."""
+    return _announce.get() is not None
+
+
+def announce_gather(variable: object) -> None:
+    """Makes other processes join the gather of a variable, if only this process reads it."""
+    if (announce := _announce.get()) is not None:
+        announce(variable)
 
 
 # Errors for invalid assignments to a strategy's variables.
@@ -139,103 +177,14 @@ def number_to_sum(value: object, path: str) -> ValueError:
     )
 
 
-# Variables whose copies are divided over the devices of their replica, by a strategy's layouts.
-
 _CONSTANTS = (keras.initializers.Zeros, keras.initializers.Ones, keras.initializers.Constant)
 
 
-class DividedCopies:
-    """Layout of a variable's copy over the devices of a replica.
-
-    Keras hands `_layout` of a variable to the slots that an optimizer makes for it.
-    """
-
-    store: Store | None
-    stored: Any
-    local_copy: Any
-    _home: Home
-    _initial: Any
-    _dtype: Any
-    _layout: Any
-    _shape: tuple[int, ...]
-    _dtype: Any
-    path: str
-    trainable: bool
-    _require_own_replica: Callable[[], None]
-
-    @property
-    def division(self) -> Division | None:
-        """Division of each copy over the devices of its replica; None if it is not divided."""
-        return self._layout if isinstance(self._layout, Division) else None
-
-    def find_division(self) -> None:
-        """Sets the division from the strategy's layouts; without one, Keras's own layout stays."""
-        layouts = self._home.strategy.placement.layouts
-        inherited, division = self.division, None
-        if layouts is not None and self._home.kind is not VariableKind.ON_READ:
-            division = layouts.division(
-                self.path,
-                self._shape,
-                inherited,
-                is_trainable=self.trainable,
-                itemsize=jax.dtypes.canonicalize_dtype(self._dtype).itemsize,
-            )
-        if division is not None or inherited is not None:
-            self._layout = division
-
-    def initial_value(self, initializer: Callable[..., Any], dtype: DTypeLike) -> Any:
-        """Returns the initial value; on the host where no device needs have room for the whole.
-
-        A large constant takes no memory.
-
-        Args:
-            initializer: of Keras.
-            dtype: of the variable.
-        """
-        is_in_parts = self.division is not None or self.store is not None
-        with creating_on_host(is_in_parts):
-            if is_in_parts and type(initializer) in _CONSTANTS:
-                number = np.asarray(initializer((), dtype=dtype))
-                num_bytes = number.nbytes * math.prod(self._shape)
-                if number.ndim == 0 and num_bytes >= MIN_SLICED_BYTES:
-                    return np.broadcast_to(number, self._shape)
-            return self._convert_to_tensor(initializer(self._shape, dtype=dtype))
-
-    def _convert_to_tensor(self, value: object, dtype: object = None) -> Any:
-        above: Any = super()
-        is_in_parts = self.division is not None or self.store is not None
-        with creating_on_host(is_in_parts and not isinstance(value, jax.Array)):
-            return above._convert_to_tensor(value, dtype=dtype)
-
-    def _takes_slices(self, value: object) -> bool:
-        """Returns True for a large array on the host whose slices become this variable's shards."""
-        if not isinstance(value, np.ndarray) or self.local_copy is not None:
-            return False
-        stored = self.stored
-        is_in_shards = isinstance(stored, jax.Array) and not stored.is_fully_replicated
-        is_shared = self._home.kind is not VariableKind.ON_READ
-        is_large = value.nbytes >= MIN_SLICED_BYTES and value.shape == tuple(self._shape)
-        return is_in_shards and is_shared and is_large and current_function_trace() is None
-
-    def assigned_in_slices(self, value: Any) -> bool:
-        """Sets a large value by shards: neither a device nor JAX's host memory holds the whole.
-
-        Returns False for other values.
-        """
-        if not self._takes_slices(value):
-            return False
-        self._require_own_replica()
-        if self._home.strategy.topology.spans_processes:
-            note_assignment(self, self._home, value)
-        self.stored = put_slices(value, self.stored.sharding, self._dtype)
-        self._initial = None  # process 0 would hold the whole until the first step
-        return True
-
-
-class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, keras.Variable):
+class DistributedVariable(RowUpdates, keras.Variable):
     """A Keras variable created in a strategy's scope.
 
-    Created by `keras.Variable` itself; takes its arguments.
+    Created by `keras.Variable` itself; takes its arguments. Its value is a copy on each replica's
+    device, or in a store that the strategy chose.
 
     Raises:
         ValueError: annotations that make no sense with several replicas.
@@ -243,7 +192,24 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
 
     initial_digest: int = 0
     agreed_number: int | None = None
+    # None for a copy on each replica's device.
+    store: Store | None = None
+    # The value in its store between steps, outside every trace; None until it is initialized. No
+    # property: a step reads and sets thousands.
+    stored: Any = None
+    has_rows: bool = False  # True for a table whose rows replicas look up
+    slot_of: Any = None  # the variable that this is an optimizer's slot of
+    # What each replica trains where they train apart; the variable itself is the global model.
+    local_copy: Any = None
+    # Variables that the next synchronization needs, by name.
+    outer_state: Mapping[str, Any] = types.MappingProxyType({})
+    whole: WholeValue
+    _initial: tuple[Any, Any] | None = None
+    _is_table = False
     _home: Home
+    _dtype: Any
+    _layout: Any  # Keras hands it to the slots that an optimizer makes for the variable
+    _shape: tuple[int, ...]
 
     @outside_context_mesh
     def __init__(
@@ -264,8 +230,9 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
         # A value in a StatelessScope is left for Keras to refuse.
         if not is_stateless and not callable(initializer) and not isinstance(initializer, str):
             initializer, shape, dtype = as_initializer(initializer, dtype)
-        if (annotations := current_annotations()) is not None:
-            synchronization, aggregation = annotations
+        annotated = current_annotations()
+        if annotated.kind is not None:
+            synchronization, aggregation = annotated.kind
         strategy = get_strategy()
         parsed = parse_aggregation(aggregation)
         parsed_synchronization = parse_synchronization(synchronization)
@@ -277,9 +244,9 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
             name=name or type(self).__name__,
         )
         self._home = Home(strategy, kind, parsed)
-        self._is_table = is_making_table()
-        self._starts_once = parsed is VariableAggregation.SUM and is_making_state_of_metric()
-        self.slot_of = owner_of_new_slot()
+        self._is_table = annotated.is_table
+        self._starts_once = parsed is VariableAggregation.SUM and annotated.is_of_metric
+        self.slot_of = annotated.slot_of
         self.whole = WholeValue()
         super().__init__(
             initializer,
@@ -347,6 +314,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
 
     def _require_own_replica(self) -> None:
         """Raises an error in another strategy's replica function, which would bypass the copies."""
+        note_use()
         frame = stack.current_frame()
         if frame is None or frame.kind is not stack.FrameKind.REPLICA:
             return
@@ -355,9 +323,9 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
 
     def _global_value(self) -> Any:
         self._require_own_replica()
-        if reads_as_stored(self._home.strategy) and self.is_in_place():
+        if reads_as_stored(self._home.strategy) and self.has_value:
             return self.on_all_devices()
-        if self.is_in_parts and self.is_in_place():
+        if self.is_in_parts and self.has_value:
             return self.read_in_place()  # its storage would be a copy on each device
         if self.storage is None:
             return self._initializer(self._shape, dtype=self._dtype)
@@ -388,7 +356,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
         if self._home.kind is VariableKind.ON_READ:
             spread = spread_over_components(value, self._spreading(), topology.num_replicas)
             store_components(self, spread, topology)
-        elif self.store is None or current_function_trace() is not None:
+        elif self.store is None:
             self.storage = put_stored(self, value, topology)
         else:
             self.stored = self.store.put(value)
@@ -477,9 +445,7 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
         """Returns True for an ON_READ variable outside replica functions."""
         if self._home.kind is not VariableKind.ON_READ:
             return False
-        return get_stateless_scope() is None or (
-            current_function_trace() is not None and current_scope() is None
-        )
+        return get_stateless_scope() is None
 
     def _whole_after_update(self) -> Any:
         """Returns the value that the components aggregate to, or None if undefined."""
@@ -543,3 +509,272 @@ class DistributedVariable(StoredValue, DividedCopies, RowUpdates, LocalCopies, k
     def initialize(self) -> None:
         """Sets the initial value of a variable created in a step."""
         self._deferred_initialize()
+
+    # Its place between steps, and the whole value of what is stored in parts.
+
+    @property
+    def storage(self) -> Any:
+        """The whole array, as its store represents it; None until it is initialized."""
+        if self.store is None or self.stored is None:
+            return self.stored
+        return self.store.replicate(self.stored, self._home.strategy.topology)
+
+    @storage.setter
+    def storage(self, value: object) -> None:
+        if self.store is None or value is None:
+            self.stored = value
+        else:
+            self.stored = self.store.put(value)
+
+    @property
+    def unplaced(self) -> Any:
+        """The value as it is stored.
+
+        KerasHub reads it of each weight before it loads them: no copies on all devices for that.
+        """
+        return self.storage if self.store is None else self.stored
+
+    def _computable(self) -> Any:
+        """The value for operations outside of the strategy's programs."""
+        if self.store is None or self.stored is None or not self.store.is_pinned:
+            return self.stored
+        with jax.ensure_compile_time_eval():
+            return self.store.load(self.stored)
+
+    @property
+    def for_step(self) -> Any:
+        """The input of a compiled step of the strategy."""
+        if self.store is None:
+            return self.storage
+        return self.store.for_step(self.stored, self._home.strategy.topology)
+
+    def read_in_place(self) -> Any:
+        """Returns a value from another store on one device.
+
+        A user's trace, of `jax.lax.cond` for example, gets it as a constant: shards do not combine
+        with
+        the values of other variables.
+        """
+        with contextlib.nullcontext() if in_symbolic_scope() else jax.ensure_compile_time_eval():
+            return self.where_read(self.gathered())
+
+    def on_all_devices(self) -> Any:
+        """Returns the value on the devices of all replicas, in shards if it is stored in shards."""
+        if self._home.kind is not VariableKind.ON_READ:
+            return self._computable()
+        with reading_as_stored(None):
+            return self._home.strategy.topology.replicate(self.own_value())
+
+    @property
+    def is_in_parts(self) -> bool:
+        """True if a read of the whole value outside of steps may take all processes."""
+        return is_in_parts(self, self._home.strategy.topology)
+
+    def gathered(self) -> Any:
+        """Returns the value on one device; if processes hold shards, all of them must call this."""
+        if is_multi_process(self.stored):
+            if self.whole.storage is self.stored:
+                return jnp.asarray(self.whole.gathered)
+            if isinstance(jnp.zeros(()), Tracer):  # while Keras infers shapes
+                return self._computable()
+            if not self.stored.is_fully_replicated:
+                announce_gather(self)
+        if self.store is None:
+            return local_copy(self.stored, self._home.strategy.topology)
+        return self.store.gather(self.stored)
+
+    def hold_initial(self, value: jax.Array | np.ndarray, initializer: object = None) -> None:
+        """Stores an initial value on this process until all processes agree on process 0's.
+
+        Numbers that Keras's own `initializer` draws again are not stored.
+        """
+        if not self.is_in_parts or not is_multi_process(self.stored):
+            return
+        array = np.asarray(value)
+        # A slot starts as one number; others need not send theirs.
+        is_first = jax.process_index() == self._home.strategy.topology.processes_of_inputs[0][0]
+        number = np.zeros((), array.dtype) if not is_first or not array.size else array.flat[0]
+        if not is_first or np.all(array == number):
+            array = np.broadcast_to(number, array.shape)
+        elif draws_same_again(initializer):
+            array = initializer
+        self._initial = (self.stored, array)
+
+    def take_initial(self) -> np.ndarray[Any, Any] | None:
+        """Returns and drops the value of `hold_initial`; None if it was assigned since.
+
+        Only process 0 has the numbers, others have the shape.
+        """
+        stored, held = self._initial or (None, None)
+        self.drop_initial()
+        if stored is not self.stored:
+            return None
+        return np.asarray(self.initial_value(held, self._dtype)) if callable(held) else held
+
+    def drop_initial(self) -> None:
+        """Drops the value of `hold_initial`: all processes have the same."""
+        self._initial = None
+
+    @property
+    def has_value(self) -> bool:
+        """True if it is initialized."""
+        return self.stored is not None
+
+    @property
+    def is_large_table(self) -> bool:
+        """True if rows are looked up and take less time to transfer than the whole table."""
+        return self._is_table and is_worth_rows(self.shape)
+
+    def choose_store(self) -> None:
+        """Sets the store that the strategy chooses, before there is a value."""
+        if self.slot_of is None:
+            check_explicit_device(self.path, self._home)
+        policy = self._home.strategy.placement
+        if policy is None or self._home.kind is VariableKind.ON_READ:
+            return
+        self.store = policy.choose(self, self.slot_of)
+        serves_rows = self.store is not None and self.store.serves_rows
+        self.has_rows = serves_rows and self.is_large_table
+
+    def __array__(
+        self, dtype: DTypeLike | None = None, copy: bool | None = None
+    ) -> np.ndarray[Any, Any]:
+        """Returns the value on the host, where shards are joined: no device needs memory for it."""
+        is_divided = self.store is not None or self.division is not None
+        if is_divided and get_stateless_scope() is None and self._is_all_here():
+            return np.asarray(assemble_on_host(self.stored), dtype)
+        return np.asarray(self.value, dtype)
+
+    def _is_all_here(self) -> bool:
+        """Returns True if this process has all shards of the value."""
+        stored = self.stored
+        return isinstance(stored, jax.Array) and (
+            not self.is_in_parts or stored.is_fully_addressable
+        )
+
+    def where_read(self, value: jax.Array) -> Any:
+        """Returns a value on the device of all reads outside of steps.
+
+        Code that computes with several values there would otherwise mix devices.
+        """
+        strategy = self._home.strategy
+        if not strategy.placement.uses_stores or self.has_rows or isinstance(value, Tracer):
+            return value  # a large table is not moved
+        return self._moved(value)
+
+    def rows_outside(self, ids: object) -> Any:
+        """Returns rows of a table for use outside of steps; `ids` are integers of any shape."""
+        if (value := self._value_in_scope()) is None:
+            value = self._computable()
+        rows = local_copy(take_rows(value, np.asarray(ids)), self._home.strategy.topology)
+        return self._maybe_autocast(self._moved(rows))
+
+    def _moved(self, value: jax.Array) -> Any:
+        strategy = self._home.strategy
+        device = sole_device(strategy.placement) or strategy.topology.local_devices[0]
+        is_there = value.devices() == {device} or is_multi_process(value)
+        return value if is_there else jax.device_put(value, device)
+
+    def assigned_as_rows(self, value: object) -> Any:
+        """Sets the rows that this variable stands for during an update of a table's rows.
+
+        Returns the value, or None if the variable stands for the whole table and nothing is set.
+        """
+        scope = current_scope()
+        if scope is None or id(self) not in scope.row_counts:
+            return None
+        rows = self._convert_to_tensor(value, dtype=self._dtype)
+        assert rows.shape == (scope.row_counts[id(self)], *self.shape[1:])
+        scope.add_update((self, rows))
+        return rows
+
+    def assign_to_first_component(self, value: object) -> None:
+        """Stores a whole value of an ON_READ variable with aggregation SUM, without dividing it."""
+        if self._home.kind is VariableKind.ON_READ:
+            topology = self._home.strategy.topology
+            stacked = np.zeros((topology.num_replicas, *self.shape), self._dtype)
+            stacked[0] = np.asarray(value)
+            store_components(self, stacked, topology)
+        else:
+            self.assign(value)
+
+    def keep_local_copy(self, copy: Any, outer_state: Mapping[str, Any]) -> None:
+        """Makes replicas read and assign a copy of this variable in their training steps."""
+        self.local_copy, self.outer_state = copy, outer_state
+
+    # Copies that are divided over the devices of their replica, by a strategy's layouts.
+
+    @property
+    def division(self) -> Division | None:
+        """Division of each copy over the devices of its replica; None if it is not divided."""
+        return self._layout if isinstance(self._layout, Division) else None
+
+    def find_division(self) -> None:
+        """Sets the division from the strategy's layouts; without one, Keras's own layout stays."""
+        layouts = self._home.strategy.placement.layouts
+        inherited, division = self.division, None
+        if layouts is not None and self._home.kind is not VariableKind.ON_READ:
+            division = layouts.division(
+                self.path,
+                self._shape,
+                inherited,
+                is_trainable=self.trainable,
+                itemsize=jax.dtypes.canonicalize_dtype(self._dtype).itemsize,
+            )
+        if division is not None or inherited is not None:
+            self._layout = division
+
+    def initial_value(self, initializer: Callable[..., Any], dtype: DTypeLike) -> Any:
+        """Returns the initial value; on the host where no device needs have room for the whole.
+
+        A large constant takes no memory.
+
+        Args:
+            initializer: of Keras.
+            dtype: of the variable.
+        """
+        is_in_parts = self.division is not None or self.store is not None
+        with creating_on_host(is_in_parts):
+            if is_in_parts and type(initializer) in _CONSTANTS:
+                number = np.asarray(initializer((), dtype=dtype))
+                num_bytes = number.nbytes * math.prod(self._shape)
+                if number.ndim == 0 and num_bytes >= MIN_SLICED_BYTES:
+                    return np.broadcast_to(number, self._shape)
+            return self._convert_to_tensor(initializer(self._shape, dtype=dtype))
+
+    def _convert_to_tensor(self, value: object, dtype: object = None) -> Any:
+        is_in_parts = self.division is not None or self.store is not None
+        with creating_on_host(is_in_parts and not isinstance(value, jax.Array)):
+            return super()._convert_to_tensor(value, dtype=dtype)
+
+    def _takes_slices(self, value: object) -> bool:
+        """Returns True for a large array on the host whose slices become this variable's shards."""
+        if not isinstance(value, np.ndarray) or self.local_copy is not None:
+            return False
+        stored = self.stored
+        is_in_shards = isinstance(stored, jax.Array) and not stored.is_fully_replicated
+        is_shared = self._home.kind is not VariableKind.ON_READ
+        is_large = value.nbytes >= MIN_SLICED_BYTES and value.shape == tuple(self._shape)
+        return is_in_shards and is_shared and is_large
+
+    def assigned_in_slices(self, value: Any) -> bool:
+        """Sets a large value by shards: neither a device nor JAX's host memory holds the whole.
+
+        Returns False for other values.
+        """
+        if not self._takes_slices(value):
+            return False
+        self._require_own_replica()
+        if self._home.strategy.topology.spans_processes:
+            note_assignment(self, self._home, value)
+        self.stored = put_slices(value, self.stored.sharding, self._dtype)
+        self._initial = None  # process 0 would hold the whole until the first step
+        return True
+
+
+def unshared(value: object) -> object:
+    """Returns a value that no other variable and no caller holds, as the next step donates it."""
+    value = value.value if isinstance(value, keras.Variable) else value
+    if not isinstance(value, jax.Array) or isinstance(value, Tracer):
+        return value
+    return jnp.array(value, copy=True) if value.is_fully_addressable else value

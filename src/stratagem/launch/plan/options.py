@@ -93,7 +93,6 @@ class LaunchArguments(TypedDict, total=False):
     rejoin_after_s: float
     cold_restarts: bool
     survivors: bool
-    spares: int
     log_dir: str | os.PathLike[str] | None
     run_dir: str | os.PathLike[str] | None
     show: Literal["all", "leader"]
@@ -134,8 +133,6 @@ class LaunchOptions:
         survivors: True if workers continue without one that fails, as under `ElasticStrategy`.
             A lost worker starts again while the others run, up to `max_restarts` times in all.
             The job fails if no worker ends well.
-        spares: number of further workers, which wait to take the place of a lost one; the workers
-            then continue without one that fails.
         log_dir: folder for one log file per task; None for no files.
         run_dir: folder for the events of the run, which `stratagem goodput` reads; None for none.
         show: "all" shows the output of every task, "leader" only the leader's.
@@ -177,7 +174,6 @@ class LaunchOptions:
     rejoin_after_s: float = 60.0
     cold_restarts: bool = False
     survivors: bool = False
-    spares: int = 0
     log_dir: str | os.PathLike[str] | None = None
     run_dir: str | os.PathLike[str] | None = None
     show: Literal["all", "leader"] = "all"
@@ -243,24 +239,14 @@ class LaunchOptions:
     def _check_survivors(self) -> None:
         """Raises ValueError for options of jobs whose workers all restart together."""
         others = [name for name in ("min_workers", "max_workers", "ps") if getattr(self, name)]
-        if self.may_survive and others:
-            given = f"spares={self.spares}" if self.spares else "survivors=True"
+        if self.survivors and others:
             raise ValueError(
                 explain(
-                    f"{given} was passed with {others[0]}={getattr(self, others[0])}.",
+                    f"survivors=True was passed with {others[0]}={getattr(self, others[0])}.",
                     expected="one of them: workers of an ElasticStrategy continue however many are "
                     "left, without restarts of all and without parameter servers.",
-                    fix=f"leave out {others[0]} with ElasticStrategy, and {given} otherwise.",
-                )
-            )
-        several = [name for name in ("nnodes", "hosts", "hostfile") if getattr(self, name)]
-        if self.spares and several:
-            raise ValueError(
-                explain(
-                    f"spares={self.spares} was passed with {several[0]}.",
-                    expected="spares on one machine.",
-                    fix="start more workers, and set STRATAGEM_NUM_SPARES to the number of those "
-                    "that wait.",
+                    fix=f"leave out {others[0]} with ElasticStrategy, and survivors=True "
+                    "otherwise.",
                 )
             )
 
@@ -284,11 +270,6 @@ class LaunchOptions:
         return dataclasses.replace(self, workers=num_workers)
 
     @property
-    def may_survive(self) -> bool:
-        """True if workers continue without one that fails."""
-        return self.survivors or self.spares > 0
-
-    @property
     def full_workers(self) -> int:
         """Number of workers when all are available."""
         return self.workers if self.max_workers is None else self.max_workers
@@ -298,7 +279,7 @@ class LaunchOptions:
         """The type of every task, the leader first."""
         return (
             *(["chief"] if self.chief else []),
-            *(["worker"] * (self.workers + self.spares)),
+            *(["worker"] * self.workers),
             *(["ps"] * self.ps),
             *(["evaluator"] if self.evaluator else []),
             *(["input"] if self.input_workers else []),

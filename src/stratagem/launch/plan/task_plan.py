@@ -299,7 +299,6 @@ def _shared_variables(
         # Otherwise Python buffers what it prints to a pipe.
         "PYTHONUNBUFFERED": "1",
         **_run_dir(options.run_dir),
-        **({"STRATAGEM_NUM_SPARES": str(options.spares)} if options.spares else {}),
         **({} if options.log_level is None else {"STRATAGEM_LOG_LEVEL": options.log_level}),
         **folders.variables,
     }

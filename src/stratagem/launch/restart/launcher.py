@@ -272,7 +272,7 @@ class _Job:
             signum=self.caught.ending,
             restart=restart,
             were_asked=were_asked,
-            may_survive=options.may_survive,
+            may_survive=options.survivors,
         )
 
     def plans(self, options: LaunchOptions, restart: int, *, is_warm: bool) -> tuple[TaskPlan, ...]:

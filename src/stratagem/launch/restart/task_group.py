@@ -438,7 +438,7 @@ class _TaskGroup:
     ) -> None:
         """Allows restarts of workers that others have survived; of other nodes, none."""
         self._base, self._warm = base, warm
-        if self._options.may_survive and is_alone:
+        if self._options.survivors and is_alone:
             self._restarts = WorkerRestarts(self._options.max_restarts)
 
     def _note_lost(self, now_s: float) -> None:
@@ -535,11 +535,11 @@ class _TaskGroup:
             states,
             now_s,
             evaluator_grace_s=options.evaluator_grace_s,
-            may_survive=options.may_survive,
+            may_survive=options.survivors,
         )
         cause = cause_of_failure(self.statuses)
         trainers = [state.status for state in states if state.trains]
-        if options.may_survive and have_survivors(trainers):
+        if options.survivors and have_survivors(trainers):
             self._note_lost(now_s)
             cause = None
         others_run = any(states[index].status is None for index in to_stop)

@@ -345,11 +345,6 @@ def straggler_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
         )
     if len({process.task for process in one.run.processes if process.trains}) < 2:
         return Cell(empty="A run of one worker has no stragglers.")
-    if one.series.leaves_out:
-        return Cell(
-            empty="With backup workers, a step waits for the first workers only. The time that a "
-            "worker needs does not tell if the others wait for it."
-        )
     return Cell(
         empty=f"{one.series.num_unmeasured} lines of steps have no measured waits. `fit` measures "
         "them; in your own loop, pass waits to the step method of sg.goodput.current_events()."

@@ -75,8 +75,7 @@ class RunSeries:
     """Everything that a report draws, besides the account.
 
     `values` and `memory` have a line per name: a metric, or a process. `num_unmeasured` is the
-    number of step lines without waits, from which no stragglers can be found. `leaves_out` is True
-    if steps may leave workers out, so that their waits do not show who is late. `workers` is empty
+    number of step lines without waits, from which no stragglers can be found. `workers` is empty
     without steps of several workers.
     """
 
@@ -85,7 +84,6 @@ class RunSeries:
     stragglers: StragglerMap | None
     workers: tuple[WorkerSummary, ...]
     num_unmeasured: int
-    leaves_out: bool
     host_memory: dict[str, Line]
     device_memory: dict[str, Line]
     saves: tuple[Save, ...]
@@ -104,7 +102,6 @@ def series_of(run: RunEvents, begin_s: float, whole_s: float) -> RunSeries:
         stragglers=_stragglers(histories, begin_s, whole_s),
         workers=_workers(trainers, whole_s),
         num_unmeasured=sum(line.waited_s is None for line in lines),
-        leaves_out=any(line.waited_s is None and line.transfer_s is not None for line in lines),
         host_memory=_memory(run.processes, "host_bytes", begin_s),
         device_memory=_memory(run.processes, "device_bytes", begin_s),
         saves=_saves(trainers, begin_s),

@@ -52,13 +52,13 @@ def current_observer() -> StepObserver | None:
 
 
 def observed_call(
-    num_steps: int, results: Callable[[], Any], *, trains: bool
+    num_steps: int, results: Callable[[], Any], trains: Callable[[], bool]
 ) -> contextlib.AbstractContextManager[None]:
     """Returns a context for a call of a program, which is a training step if it `trains`."""
     observer = _state.observer
     if observer is None:
         return UNOBSERVED
-    if trains:
+    if trains():
         return observer.step(num_steps, results)
     observer.end_if_done()
     return UNOBSERVED

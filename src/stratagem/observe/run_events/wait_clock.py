@@ -72,16 +72,14 @@ class WaitClock:
 
     `programs_s` is the wait for programs, of which `idle_s` for those that ran beside the host.
     `sizes_s` is the time of exchanges of batch sizes in any thread. With `measures_transfers`, the
-    waits in sums are counted exactly. `waits_for_all` is False if steps may leave out members of
-    the group: then a wait does not show who is late, and `waited_s` of steps is not given.
-    `waits_for_data` is True while the program waits for its next batch.
+    waits in sums are counted exactly. `waits_for_data` is True while the program waits for its next
+    batch.
     """
 
     def __init__(self) -> None:
         self.programs_s = self.idle_s = self.input_s = self.peers_s = self.transfer_s = 0.0
         self.sizes_s = 0.0
         self.measures_transfers = self.waits_for_data = False
-        self.waits_for_all = True
 
     @property
     def waited_s(self) -> float:
@@ -102,8 +100,7 @@ class WaitClock:
         if not self.measures_transfers:
             return StepWaits(waited_s, idle_s, input_s, peers_s)
         transfer_s = self.transfer_s - before.transfer_s
-        whole_s = waited_s + transfer_s if self.waits_for_all else None
-        return StepWaits(whole_s, idle_s, input_s, peers_s, transfer_s)
+        return StepWaits(waited_s + transfer_s, idle_s, input_s, peers_s, transfer_s)
 
 
 class DataWait:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from stratagem.execution.programs.offloaded_program import rows_of_table
+from stratagem.execution.programs.offloaded_step import rows_of_table
 from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.remote_state import (
     BatchShare,
@@ -168,7 +168,7 @@ class RemoteSteps:
     that no other process changes the variables: a step's writes are then sent as values, never as
     differences.
 
-    `keras` is the variables' `RemoteKeras`. `lost_updates` checks for lost updates after each step;
+    `keras` is the variables' `ServerKeras`. `lost_updates` checks for lost updates after each step;
     None if another object does. `gradient_weight` is the step's fraction of a batch that workers
     share, if this one `shares_batches`. `counts_from_zero` is True in a worker whose metrics a
     coordinator adds up.

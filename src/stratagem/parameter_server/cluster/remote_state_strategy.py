@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 
 from stratagem.devices.mesh import Topology
 from stratagem.errors import explain
-from stratagem.execution.executor import Executor
-from stratagem.execution.programs.lockstep import Lockstep
+from stratagem.execution.programs.lockstep import Executor, Lockstep
 from stratagem.group.transport.connection import Connections
 from stratagem.parameter_server.cluster.cluster_plan import Cluster, CoordinatorOptions
 from stratagem.resources import Closing

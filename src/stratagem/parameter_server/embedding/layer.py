@@ -11,8 +11,8 @@ import keras
 
 from stratagem.contexts import get_strategy
 from stratagem.errors import explain
-from stratagem.execution.embeddings.lookups import embedding_lookup, note_table
-from stratagem.keras.variables.annotations import making_keyed_table
+from stratagem.execution.lookups import embedding_lookup, note_table
+from stratagem.keras.variables.requests import annotated
 from stratagem.parameter_server.fingerprints import fingerprint
 from stratagem.parameter_server.keras.keyed_variable import KeyedTableOptions
 from stratagem.parameter_server.server.tables.policies import (
@@ -253,7 +253,7 @@ class DynamicEmbedding(keras.layers.Layer):
                 )
             )
         RowFormat((self.output_dim,), self.variable_dtype, self.storage_dtype)  # raises if invalid
-        with making_keyed_table(KeyedTableOptions(self._table_fields(), self.mask_zero)):
+        with annotated(keyed_table=KeyedTableOptions(self._table_fields(), self.mask_zero)):
             self.embeddings = self.add_weight(
                 shape=(0, self.output_dim), initializer="zeros", name="embeddings"
             )

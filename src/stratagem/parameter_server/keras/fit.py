@@ -16,9 +16,9 @@ import numpy as np
 
 from stratagem.contexts import get_strategy
 from stratagem.errors import explain, raise_reported
-from stratagem.keras.training.metric_logs import MetricLogs
 from stratagem.keras.training.step_functions import (
     HostBatches,
+    MetricLogs,
     PredictFunction,
     StepFunction,
     TrainOrTestFunction,

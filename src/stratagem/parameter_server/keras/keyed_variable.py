@@ -11,11 +11,9 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.contexts import current_function_trace
 from stratagem.errors import explain
 from stratagem.keras.private import in_symbolic_scope
-from stratagem.keras.variables.annotations import keyed_table_options
-from stratagem.keras.variables.variable_source import is_initialized
+from stratagem.keras.variables.requests import current_annotations, is_initialized
 from stratagem.parameter_server.client.table_client import TableClient
 from stratagem.parameter_server.client.variable_client import Stored, name_of
 from stratagem.parameter_server.keras.variable import ParameterServerVariable
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     import jax
 
     from stratagem.variables.indexed_slices import IndexedSlices
-    from stratagem.variables.row_selection import Rows
+    from stratagem.variables.sharded_variable import Rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +50,7 @@ class KeyedVariable(ParameterServerVariable):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if not is_initialized(self):
-            self._options: KeyedTableOptions | None = keyed_table_options()
+            self._options: KeyedTableOptions | None = current_annotations().keyed_table
         super().__init__(*args, **kwargs)
 
     @property
@@ -107,11 +105,11 @@ class KeyedVariable(ParameterServerVariable):
     def _looked_up(self, keys: Any, *, is_trained: bool) -> tuple[Any, Any]:
         if in_symbolic_scope():  # only the shape matters
             return jnp.zeros((*keys.shape[:-1], *self.shape[1:]), self.dtype), None
-        if isinstance(keys, Tracer) or current_function_trace() is not None:
+        if isinstance(keys, Tracer):
             raise ValueError(
                 explain(
-                    f"Keys were looked up in {self.path!r} inside lax.scan, lax.cond, jax.jit, an "
-                    "sg.function or the like.",
+                    f"Keys were looked up in {self.path!r} inside lax.scan, lax.cond, jax.jit or "
+                    "the like.",
                     expected="lookups in the replica function itself, which receives the rows "
                     "from the servers before it runs.",
                     fix="look the keys up before, and use the rows inside.",

@@ -13,10 +13,10 @@ import keras
 import numpy as np
 
 from stratagem.errors import explain
-from stratagem.execution.context.replica import ReplicaContext
+from stratagem.execution.replica_context import ReplicaContext
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.execution.tracing.remote_state import Summand, SumOverWorkers
-from stratagem.keras.private.optimizers import (
+from stratagem.keras.private import (
     clip_gradients,
     decays,
     filter_empty_gradients,

@@ -30,8 +30,10 @@ from stratagem.keras.private import (
     TrackedList,
     TrackedSet,
     Tracker,
+    blank_object,
+    set_referred,
+    taken_apart,
 )
-from stratagem.keras.private.identities import blank_object, set_referred, taken_apart
 
 _PLAIN = {type(None), bool, int, float, complex, str, bytes}
 _CONTAINERS = {tuple, list, dict}

@@ -15,9 +15,8 @@ import keras
 import numpy as np
 
 from stratagem.execution.tracing.errors import foreign_variable
-from stratagem.keras.private.optimizers import trainable_variables
-from stratagem.keras.private.variables import autocasts, set_path
-from stratagem.keras.variables.annotations import making_worker_local
+from stratagem.keras.private import autocasts, set_path, trainable_variables
+from stratagem.keras.variables.requests import annotated
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.client.variable_client import Stored, Unplaced
@@ -147,7 +146,7 @@ class KerasPacking:
             else strategy.placement.remote.variables.seeds
         )
         if number not in known:
-            with making_worker_local():
+            with annotated(is_worker_local=True):
                 known[number] = _made(strategy, described, initial[0] if initial else None)
         return known[number]
 

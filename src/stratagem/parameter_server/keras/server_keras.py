@@ -10,14 +10,13 @@ import keras
 
 from stratagem import contexts as stack
 from stratagem.errors import explain
-from stratagem.execution.context.replica import ReplicaContext
+from stratagem.execution.replica_context import ReplicaContext
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.keras.numerics.optimizer import apply_with_rows
-from stratagem.keras.private.optimizers import clip_gradients, count_update, filter_empty_gradients
-from stratagem.keras.training.dataset_creator import DatasetCreator
-from stratagem.keras.variables.annotations import keyed_table_options
+from stratagem.keras.private import clip_gradients, count_update, filter_empty_gradients
+from stratagem.keras.training.datasets import DatasetCreator
+from stratagem.keras.variables.requests import VariableRequest, current_annotations
 from stratagem.keras.variables.variable import DistributedVariable
-from stratagem.keras.variables.variable_source import VariableRequest
 from stratagem.parameter_server.client.variable_client import OptimizerScalar
 from stratagem.parameter_server.keras.fit import RemotePredictFunction, RemoteTrainOrTestFunction
 from stratagem.parameter_server.keras.keyed_variable import KeyedVariable
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     import jax
 
     from stratagem.strategies.base.strategy import Strategy
-    from stratagem.strategies.placement_rules import PlacementRules
+    from stratagem.strategies.placement import PlacementRules
 
 # Optimizer updates of models with both remote and local variables.
 
@@ -145,7 +144,11 @@ def _send(
 
 
 class ServerKeras:
-    """Implements `RemoteKeras` of `stratagem.keras.training` for parameter servers."""
+    """`placement.remote.keras`: what `stratagem.keras` asks of a strategy with remote state.
+
+    The class of a new variable, slots, updates, the step functions of `fit`, and data that workers
+    read. `keras` does not import parameter servers.
+    """
 
     create_slot = staticmethod(create_slot)
     note_built = staticmethod(note_built)
@@ -161,7 +164,7 @@ class ServerKeras:
         if (kind := class_of_slot()) is not None:
             return kind
         placement = strategy.placement
-        if keyed_table_options() is not None:
+        if current_annotations().keyed_table is not None:
             if not placement.is_remote:  # the rule that matches its path is in use
                 cast("PlacementRules", placement).is_on_servers(request)
             return KeyedVariable

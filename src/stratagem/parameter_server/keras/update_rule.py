@@ -16,8 +16,7 @@ import numpy as np
 
 from stratagem import contexts as stack
 from stratagem.errors import explain
-from stratagem.keras.private import KerasSaveable
-from stratagem.keras.private.optimizers import config_and_rate
+from stratagem.keras.private import KerasSaveable, config_and_rate
 from stratagem.parameter_server.keras.pickler import ProcessSettings
 from stratagem.parameter_server.server.shards import aligned_empty
 from stratagem.parameter_server.server.updates import Slot, State

@@ -16,23 +16,20 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.contexts import current_function_trace, get_strategy
+from stratagem.contexts import get_strategy
 from stratagem.errors import explain
-from stratagem.execution.embeddings.lookups import embedding_lookup, is_worth_rows
+from stratagem.execution.lookups import embedding_lookup, is_worth_rows
 from stratagem.execution.tracing.functionalize import current_scope
-from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
-from stratagem.keras.private.variables import autocasts, set_path
-from stratagem.keras.variables.initial_rows import InitialRows
-from stratagem.keras.variables.stored_value import check_explicit_device
+from stratagem.keras.private import autocasts, get_stateless_scope, in_symbolic_scope, set_path
+from stratagem.keras.variables.requests import check_explicit_device, is_initialized
 from stratagem.keras.variables.variable import DistributedVariable
-from stratagem.keras.variables.variable_source import is_initialized
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.client.variable_client import Stored, Unplaced, VariableClient
+from stratagem.parameter_server.keras.initial_rows import InitialRows
 from stratagem.variables.components import WholeValue
 from stratagem.variables.indexed_slices import IndexedSlices
 from stratagem.variables.registry import Home, VariableKind
-from stratagem.variables.row_selection import Rows, as_slice
-from stratagem.variables.sharded_variable import ShardedVariable, changed_rows
+from stratagem.variables.sharded_variable import Rows, ShardedVariable, as_slice, changed_rows
 
 if TYPE_CHECKING:
     import jax
@@ -90,8 +87,7 @@ class ParameterServerVariable(DistributedVariable):
     Created by `keras.Variable`, with its arguments.
 
     Raises:
-        NotImplementedError: it has a constraint and is split or trained by rows, or under a
-            `ParameterServerStrategy` an `sg.function` uses it.
+        NotImplementedError: it has a constraint and is split or trained by rows.
     """
 
     is_remote = True
@@ -143,18 +139,6 @@ class ParameterServerVariable(DistributedVariable):
     @property
     def storage(self) -> Any:
         """The fetched value in a step, elsewhere the current value on the servers."""
-        trace = current_function_trace()
-        if trace is not None and not self._home.strategy.placement.is_remote:
-            return trace.load(self, None if self.place is None else self._asked().read(self))
-        if trace is not None:
-            raise NotImplementedError(
-                explain(
-                    f"Variable {self.path!r} of a ParameterServerStrategy was used in an "
-                    "sg.function.",
-                    expected="strategy.run, which compiles the step and reads from the servers.",
-                    fix="schedule a plain Python function that calls strategy.run.",
-                )
-            )
         if self.held is not None and self.variable_client.is_in_step:
             return self.held
         return self._asked().read(self)
@@ -163,9 +147,7 @@ class ParameterServerVariable(DistributedVariable):
     def storage(self, value: object) -> None:
         if value is None:
             return
-        if (trace := current_function_trace()) is not None:
-            trace.store(self, value)
-        elif self.variable_client.is_in_step:
+        if self.variable_client.is_in_step:
             self.held = value
         else:
             self._asked().assign(self, value)
@@ -197,9 +179,6 @@ class ParameterServerVariable(DistributedVariable):
         return False
 
     def _direct_assign(self, value: object) -> None:
-        if current_function_trace() is not None:
-            super()._direct_assign(value)
-            return
         self._require_own_replica()
         self._asked().assign(self, value)
 
@@ -253,10 +232,10 @@ class ParameterServerVariable(DistributedVariable):
     @property
     def is_apart(self) -> bool:
         """True if reads and writes here go to the servers at once."""
-        is_traced = current_function_trace() is not None or in_symbolic_scope()
         in_scope = current_scope() is not None or get_stateless_scope() is not None
         is_stored = isinstance(self.place, Stored) and bool(self.shape)
-        return is_stored and not is_traced and not in_scope and not self.variable_client.is_in_step
+        is_elsewhere = is_stored and not in_symbolic_scope() and not in_scope
+        return is_elsewhere and not self.variable_client.is_in_step
 
     def take_rows(self, rows: Rows) -> Any:
         """Returns some rows; see `ShardedVariable.take_rows`."""

@@ -15,8 +15,7 @@ from stratagem.errors import CancelledError, explain
 from stratagem.input.batches import HostBatch
 from stratagem.input.distributed import DistributedDataset
 from stratagem.input.sources.source import INFINITE_CARDINALITY
-from stratagem.keras.training.dataset_creator import DatasetCreator, part_of, require_end
-from stratagem.keras.training.remote_keras import UnreadData
+from stratagem.keras.training.datasets import DatasetCreator, UnreadData, part_of, require_end
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue
 from stratagem.parameter_server.coordinator.worker import get_current_worker_index

@@ -30,10 +30,9 @@ from stratagem.parameter_server.strategy.entry_points import start_cluster
 from stratagem.parameter_server.strategy.process_parts import connect
 from stratagem.resources import Closing
 from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
-from stratagem.strategies.base.recreate import recreatable
-from stratagem.strategies.base.strategy import Strategy
-from stratagem.strategies.local_topology import local_topology, parameter_device_of
-from stratagem.strategies.placement_rules import (
+from stratagem.strategies.base.strategy import Strategy, recreatable
+from stratagem.strategies.membership import local_topology, parameter_device_of
+from stratagem.strategies.placement import (
     CENTRAL,
     SERVER,
     PlacementRules,

@@ -7,7 +7,6 @@ from stratagem.devices.compression import Compression
 from stratagem.devices.device_assignment import DeviceAssignment
 from stratagem.devices.mesh import Topology
 from stratagem.errors import explain
-from stratagem.options import RunOptions
 from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
 from stratagem.variables.placement import Placement
 
@@ -50,34 +49,6 @@ def check_compression(
             "devices_per_replica.",
         )
     )
-
-
-def check_run(fn: object, args: object, options: object) -> None:
-    """Raises a TypeError or ValueError if `Strategy.run` does not accept the arguments."""
-    if not callable(fn):
-        raise TypeError(
-            explain(
-                f"run received fn={fn!r} of type {type(fn).__name__}.",
-                expected="a function.",
-                fix="pass the function itself and its arguments in `args`.",
-            )
-        )
-    if not isinstance(args, tuple | list):
-        raise ValueError(
-            explain(
-                f"run received args of type {type(args).__name__}.",
-                expected="a tuple or list of positional arguments.",
-                fix="write args=(value,) with a comma.",
-            )
-        )
-    if options is not None and not isinstance(options, RunOptions):
-        raise TypeError(
-            explain(
-                f"run received options={options!r} of type {type(options).__name__}.",
-                expected="sg.RunOptions or None.",
-                fix="leave `options` out.",
-            )
-        )
 
 
 def checked_communication(options: object) -> CommunicationOptions:

@@ -13,7 +13,7 @@ from stratagem import input as inputs
 from stratagem import settings
 from stratagem.devices.shards import replicas_span_processes
 from stratagem.errors import explain
-from stratagem.execution.programs.elastic_lockstep import ElasticLockstep
+from stratagem.execution.programs.elastic import ElasticLockstep
 from stratagem.group.current import current_group
 from stratagem.input.distributed import DistributedDataset, ElasticDataset
 from stratagem.input.iterator import DistributedIterator

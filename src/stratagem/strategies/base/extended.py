@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from stratagem import contexts as stack
-from stratagem.devices.context_mesh import outside_context_mesh
+from stratagem.devices.mesh import outside_context_mesh
 from stratagem.errors import explain
 from stratagem.options import ReduceOp
 from stratagem.strategies.base import reduction

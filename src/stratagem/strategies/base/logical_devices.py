@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from stratagem.contexts import StrategyParts
 from stratagem.devices.mesh import prime_factors
 from stratagem.errors import explain
-from stratagem.execution.context.replica import get_replica_context
+from stratagem.execution.replica_context import get_replica_context
 from stratagem.logs import warn_on_one_worker
 
 # The Keras integration, a package above this one, sets its test for shape inference.

@@ -10,10 +10,10 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem import contexts as stack
-from stratagem.devices.context_mesh import outside_context_mesh
 from stratagem.devices.lockstep import compute_on_every_process, is_multi_process
+from stratagem.devices.mesh import outside_context_mesh
 from stratagem.errors import InvalidArgumentError, explain
-from stratagem.execution.context.replica import (
+from stratagem.execution.replica_context import (
     check_axis,
     check_equal_shapes,
     check_not_slices,
@@ -23,9 +23,8 @@ from stratagem.execution.context.replica import (
 from stratagem.group.current import current_group
 from stratagem.options import ReduceOp
 from stratagem.variables.components import mean_of_components
-from stratagem.variables.distributed import DistributedValues, Mirrored, Participation, PerReplica
+from stratagem.variables.distributed import DistributedValues, Mirrored, PerReplica, is_array
 from stratagem.variables.indexed_slices import IndexedSlices
-from stratagem.variables.regrouping import is_array
 
 
 def is_leaf(value: object) -> bool:
@@ -108,10 +107,6 @@ def _reduce_per_replica(
         return _same_key(op, value, axes, num_replicas)
     if value.local is not None:
         return _reduce_local(op, value.local, axes)
-    if value.participation is not None:
-        total = _reduce_parts(op, list(of_all(value, num_replicas).components), axes)
-        is_scaled = op is ReduceOp.SUM and jnp.issubdtype(total.dtype, jnp.inexact)
-        return total * value.participation.scale if is_scaled else total
     if axes is None and value.lengths is None and value.stacked is not None:
         if is_multi_process(value.stacked):
             return compute_on_every_process(value.stacked, _mean if op is ReduceOp.MEAN else _sum)
@@ -174,14 +169,10 @@ def _reduce_slices(op: ReduceOp, slices: IndexedSlices, num_replicas: int) -> In
 def of_all(value: PerReplica, num_replicas: int) -> PerReplica:
     """Returns a value with the parts of all processes; all of them must call this.
 
-    Parts of replicas that a step has left out are not in it.
-
     Args:
         value: a value outside a step.
         num_replicas: number of replicas.
     """
-    if value.participation is not None:
-        return _of_participants(value, value.participation)
     if value.stacked is not None:
         if not is_multi_process(value.stacked):
             return value
@@ -194,15 +185,6 @@ def of_all(value: PerReplica, num_replicas: int) -> PerReplica:
     parts = [part for parts in received for part in parts]
     # Several processes may have one replica together.
     return PerReplica(objects=tuple(parts[:: len(parts) // num_replicas]))
-
-
-def _of_participants(value: PerReplica, participation: Participation) -> PerReplica:
-    group = current_group()
-    assert group is not None
-    own = [np.asarray(part) for part in value.components]
-    received = group.exchange("parts of a step", own if participation.is_own else [])
-    parts = [part for parts in received for part in parts]
-    return PerReplica(objects=tuple(parts or own))  # own zeros if all participants are lost
 
 
 def _mean(stacked: jax.Array | np.ndarray) -> Any:

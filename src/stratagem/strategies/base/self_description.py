@@ -13,20 +13,16 @@ import jax.numpy as jnp
 from rich.table import Table
 
 from stratagem.contexts import StrategyParts
-from stratagem.devices.collectives.all_reduce import ChosenAllReduce
-from stratagem.devices.compression import Compression
-from stratagem.devices.local_updates import LocalUpdates, fragments_of
 from stratagem.devices.mesh import Topology
 from stratagem.errors import explain
 from stratagem.execution.programs.lockstep import compilations_of
 from stratagem.logs import PublicDir, as_html, as_text, new_table, size_text
 from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
-from stratagem.variables.placement import Placement
 from stratagem.variables.registry import VariableKind, home_of
 from stratagem.variables.sharded_store import ShardedStore, SingleDeviceStore
-from stratagem.variables.store import is_compressed, is_compressible, is_remote, store_of
+from stratagem.variables.store import is_remote, store_of
 
-# `StrategyDescription`: devices, variables, traffic and programs of a strategy, as data.
+# `StrategyDescription`: devices, variables and programs of a strategy, as data.
 
 _MAX_ROWS = 40
 _T = TypeVar("_T")
@@ -65,37 +61,19 @@ class StoredVariableSize:
         return sum(self.device_bytes.values())
 
 
-@dataclasses.dataclass(frozen=True)
-class DescribedTransfer:
-    """Arrays that training steps move in the same way.
-
-    `num_bytes` is the size of the whole arrays. `sent_bytes` is what one replica sends in a step,
-    by a ring for collectives. Both are None if they depend on the batch. With local updates, arrays
-    move once in `every_steps` steps, and `sent_bytes` is the mean of a step.
-    """
-
-    kind: str
-    arrays: str
-    num_bytes: int | None
-    sent_bytes: int | None
-    every_steps: int = 1
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StrategyDescription:
     """State of a strategy: a string for a terminal, tables in a notebook.
 
     `num_replicas` counts the replicas of all processes, and `programs` has the number of compiled
-    programs by function. `advice` says what `compression="auto"` would choose.
+    programs by function.
     """
 
     title: str
     num_replicas: int
     devices: Sequence[DescribedDevice]
     variables: Sequence[StoredVariableSize]
-    transfers: Sequence[DescribedTransfer]
     programs: Mapping[str, int]
-    advice: Sequence[str] = ()
 
     @property
     def variable_bytes(self) -> int:
@@ -120,12 +98,10 @@ class StrategyDescription:
         tables = (
             self._device_table(),
             self._variable_table(),
-            self._transfer_table(),
             self._program_table(),
         )
         with_lines: list[str | Table] = [part for table in tables for part in ("", table)]
-        advice = ["", *self.advice] if self.advice else []
-        return [f"{self.title}: {self.num_replicas} {replicas}", *with_lines, *advice]
+        return [f"{self.title}: {self.num_replicas} {replicas}", *with_lines]
 
     def _device_table(self) -> Table:
         table = new_table("Devices", ["device", "replica"], ["variables"])
@@ -146,20 +122,6 @@ class StrategyDescription:
         _add_rest(table, self.variables)
         sizes = _size_text(self.variable_bytes), _size_text(self.stored_bytes)
         table.add_row(f"all {len(self.variables)}", "", "", "", *sizes, style="bold")
-        return table
-
-    def _transfer_table(self) -> Table:
-        title = "Sent in each training step"
-        table = new_table(title, ["how", "arrays"], ["size", "sent by a replica"])
-        for one in self.transfers:
-            sizes = (
-                "by batch" if size is None else _size_text(size)
-                for size in (one.num_bytes, one.sent_bytes)
-            )
-            rarely = f", every {one.every_steps} steps" if one.every_steps > 1 else ""
-            table.add_row(one.kind + rarely, one.arrays, *sizes)
-        if not self.transfers:
-            table.add_row("nothing", "", "0 B", "0 B")
         return table
 
     def _program_table(self) -> Table:
@@ -185,170 +147,9 @@ def _add_rest(table: Table, rows: Sequence[object]) -> None:
         table.add_row(f"... {len(rows) - _MAX_ROWS} more", *[""] * (len(table.columns) - 1))
 
 
-# Bytes that a training step moves for the variables of a strategy.
-#
-# They follow from the placement of the variables, the compression and the method of local updates.
-
-# How, and what.
-_Transfer = tuple[str, str]
-
-_SUM: _Transfer = ("all-reduce", "gradients")
-_CHANGES: _Transfer = ("all-reduce", "changes of weights")
-_ROUNDED_SUM: _Transfer = ("all-reduce in bfloat16", "gradients")
-_SCATTER: _Transfer = ("reduce-scatter", "gradients")
-_GATHER: _Transfer = ("all-gather", "values")
-_PULL: _Transfer = ("pull from servers", "values")
-_PUSH: _Transfer = ("push to servers", "gradients")
-_PULL_ROWS: _Transfer = ("pull from servers", "rows looked up")
-_PUSH_ROWS: _Transfer = ("push to servers", "gradients of rows")
-_COPY: _Transfer = ("copy from the host to each replica", "values")
-_COPY_BACK: _Transfer = ("copy from replica 0 to the host", "gradients")
-_ROWS: _Transfer = ("exchange of rows", "rows looked up, and their gradients")
-_BRING: _Transfer = ("copy from pinned host memory", "values and optimizer state")
-_PUT_BACK: _Transfer = ("copy to pinned host memory", "values and optimizer state")
-_BY_BATCH = (_PULL_ROWS, _PUSH_ROWS, _ROWS)
-
-
 def array_bytes(variable: Any) -> int:
     """Returns the size of a whole variable, counted once."""
     return math.prod(variable.shape) * jnp.dtype(variable.dtype).itemsize
-
-
-def transfers_of(
-    variables: Sequence[Any],
-    placement: Placement,
-    topology: Topology,
-    *,
-    has_slots: bool,
-    compression: Compression | None = None,
-    in_bfloat16: bool = False,
-    local_updates: LocalUpdates | None = None,
-) -> list[DescribedTransfer]:
-    """Returns the transfers of a step that trains the trainable ones of these variables.
-
-    `has_slots` means that the optimizer's state is among them; otherwise each trained variable is
-    assumed to have a slot. `in_bfloat16` means that sums of float32 are sent as bfloat16. The sums
-    of losses and metrics, a few bytes each, are left out, and so are the first steps of local
-    updates, which may synchronize more often.
-    """
-    if local_updates is not None and topology.num_replicas > 1:
-        trained = [one for one in variables if _is_trained(one)]
-        return _synchronizations(trained, local_updates, topology.num_replicas)
-    totals: collections.Counter[_Transfer] = collections.Counter()
-    compressed: list[Any] = []
-    stores = {id(one.slot_of): store_of(one) for one in variables if _is_slot(one)}
-    for variable in variables:
-        if _is_trained(variable):
-            if id(variable) in stores or has_slots or is_remote(variable):
-                slot_store = stores.get(id(variable))
-            else:
-                slot_store = placement.choose(variable, variable)
-            kinds = _kinds(variable, slot_store, topology.num_replicas)
-            if _SUM in kinds and is_compressed(variable, compression):
-                compressed.append(variable)
-                continue
-            if in_bfloat16 and jnp.dtype(variable.dtype) == jnp.float32:
-                kinds = [_ROUNDED_SUM if kind == _SUM else kind for kind in kinds]
-            totals.update(dict.fromkeys(kinds, array_bytes(variable)))
-        if getattr(store_of(variable), "is_pinned", False):
-            part = array_bytes(variable) // topology.num_replicas
-            totals.update(dict.fromkeys((_BRING, _PUT_BACK), part))
-    found = [_described(kind, size, topology.num_replicas) for kind, size in totals.items()]
-    if compression is not None and compressed:
-        found.append(_compressed(compressed, _SUM[1], compression, topology.num_replicas))
-    return found
-
-
-def _synchronizations(
-    trained: Sequence[Any], method: LocalUpdates, num_replicas: int
-) -> list[DescribedTransfer]:
-    """Returns the transfers of local updates, as the mean of a step."""
-    compression: Any = method.compression
-    totals: dict[str, DescribedTransfer] = {}
-    for fragment, _ in fragments_of(trained, method):
-        whole = sum(array_bytes(one) for one in fragment if not is_compressed(one, compression))
-        parts = [_described(_CHANGES, whole, num_replicas)]
-        if compressed := [one for one in fragment if is_compressed(one, compression)]:
-            parts.append(_compressed(compressed, _CHANGES[1], compression, num_replicas))
-        for part in parts if whole else parts[1:]:
-            before = totals.get(part.kind)
-            totals[part.kind] = part if before is None else _together(before, part)
-    return [
-        dataclasses.replace(
-            one,
-            sent_bytes=(one.sent_bytes or 0) // method.least_period,
-            every_steps=method.least_period,
-        )
-        for one in totals.values()
-    ]
-
-
-def _together(first: DescribedTransfer, second: DescribedTransfer) -> DescribedTransfer:
-    return dataclasses.replace(
-        first,
-        num_bytes=(first.num_bytes or 0) + (second.num_bytes or 0),
-        sent_bytes=(first.sent_bytes or 0) + (second.sent_bytes or 0),
-    )
-
-
-def _compressed(
-    variables: Sequence[Any], arrays: str, compression: Compression, num_replicas: int
-) -> DescribedTransfer:
-    """Returns the sum of what belongs to variables and travels together."""
-    shapes = [tuple(one.shape) for one in variables]
-    return DescribedTransfer(
-        f"all-reduce by {type(compression).__name__}",
-        arrays,
-        sum(array_bytes(one) for one in variables),
-        compression.sent_bytes(*shapes, num_replicas=num_replicas),
-    )
-
-
-def shapes_summed(variables: Sequence[Any]) -> list[tuple[int, ...]]:
-    """Returns the shapes of the gradients that may be compressed, or are summed beside them."""
-    trained = [one for one in variables if _is_trained(one) and not is_remote(one)]
-    return [tuple(one.shape) for one in trained if is_compressible(one)]
-
-
-def _is_slot(variable: object) -> bool:
-    return getattr(variable, "slot_of", None) is not None
-
-
-def _is_trained(variable: object) -> bool:
-    return bool(getattr(variable, "trainable", False)) and not _is_slot(variable)
-
-
-def _kinds(variable: Any, slot_store: object, num_replicas: int) -> Sequence[_Transfer]:
-    """Returns the transfers of one trained variable."""
-    store, has_rows = store_of(variable), getattr(variable, "has_rows", False)
-    if is_remote(variable):
-        return (_PULL_ROWS, _PUSH_ROWS) if has_rows else (_PULL, _PUSH)
-    if store is None:
-        if num_replicas == 1:
-            return ()
-        return (_SCATTER, _GATHER) if isinstance(slot_store, ShardedStore) else (_SUM,)
-    if has_rows:
-        return (_ROWS,)
-    if not store.is_on_replicas:
-        return (_COPY, *((_SUM,) if num_replicas > 1 else ()), _COPY_BACK)
-    return (_GATHER, _SCATTER) if num_replicas > 1 else ()
-
-
-def _described(kind: _Transfer, size: int, num_replicas: int) -> DescribedTransfer:
-    if kind in _BY_BATCH:
-        return DescribedTransfer(*kind, None, None)
-    sent = {
-        # A ring: every replica passes on one part at a time.
-        _SUM: 2 * size * (num_replicas - 1) // num_replicas,
-        _CHANGES: 2 * size * (num_replicas - 1) // num_replicas,
-        _ROUNDED_SUM: size * (num_replicas - 1) // num_replicas,
-        _SCATTER: size * (num_replicas - 1) // num_replicas,
-        _GATHER: size * (num_replicas - 1) // num_replicas,
-        _PULL: 0,
-        _COPY: 0,
-        _BRING: 0,
-    }
-    return DescribedTransfer(*kind, size, sent.get(kind, size))
 
 
 _SERVERS = "parameter servers"
@@ -375,12 +176,10 @@ class SelfDescription(StrategyParts, PublicDir):
     cross_device_ops: CrossDeviceOps
 
     def describe(self, model: HasVariables | None = None) -> StrategyDescription:
-        """Describes devices, variables, traffic and compiled programs. Call anywhere.
+        """Describes devices, variables and compiled programs. Call anywhere.
 
-        Sizes and traffic follow from the placement of the variables, also before the first step;
-        until then, an optimizer is assumed to have state for each trained variable. A step that
-        uses summed gradients otherwise, to clip them for example, sums more of them by
-        all-reduce. Nothing is sent to other processes.
+        Nothing is sent to other processes. What a step moves between devices is in
+        `stratagem plan`.
 
         Args:
             model: a Keras model, to describe only its variables and those of its optimizer and
@@ -388,7 +187,7 @@ class SelfDescription(StrategyParts, PublicDir):
 
         Returns:
             Text when printed, tables in a notebook, and the numbers as attributes: `devices`,
-            `variables`, `transfers`, `programs`.
+            `variables`, `programs`.
 
         Raises:
             TypeError: `model` has no variables.
@@ -401,35 +200,18 @@ class SelfDescription(StrategyParts, PublicDir):
             >>> described = strategy.describe(model)
             >>> described.variable_bytes, described.stored_bytes
             (4096, 8192)
-            >>> [(one.kind, one.num_bytes) for one in described.transfers]
-            [('all-reduce', 4096)]
 
         Source: specific to Stratagem.
         """
         found = list(self.variables.live()) if model is None else self._variables_of(model)
         compiled = compilations_of(self)
-        is_built = getattr(getattr(model, "optimizer", None), "built", False)
         sizes = [_sized(variable, self.topology) for variable in found]
         return StrategyDescription(
             title=str(self),
             num_replicas=self.topology.num_replicas,
             devices=_devices(sizes, self.topology),
             variables=sizes,
-            transfers=self._transfers_of(found, has_slots=is_built or bool(compiled)),
-            advice=self.cross_device_ops.advice(shapes_summed(found), self.topology.num_replicas),
             programs={_KERAS_METHODS.get(name, name): count for name, count in compiled.items()},
-        )
-
-    def _transfers_of(self, found: Sequence[Any], *, has_slots: bool) -> list[DescribedTransfer]:
-        sums = self.cross_device_ops.all_reduce(self.topology)
-        return transfers_of(
-            found,
-            self.placement,
-            self.topology,
-            has_slots=has_slots,
-            compression=self.cross_device_ops.compression,
-            in_bfloat16=isinstance(sums, ChosenAllReduce) and sums.in_bfloat16,
-            local_updates=self.local_updates,
         )
 
     def _variables_of(self, model: Any) -> list[Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import inspect
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn, ParamSpec, final
 
 import jax
 import numpy as np
@@ -15,29 +17,39 @@ from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.config import filters_traceback
 from stratagem.contexts import StrategyParts
 from stratagem.devices.abstract_devices import planned_topology
-from stratagem.devices.compilation_cache import use_compilation_cache
-from stratagem.devices.context_mesh import outside_context_mesh
-from stratagem.devices.mesh import Topology
+from stratagem.devices.finding import use_compilation_cache
+from stratagem.devices.mesh import Topology, outside_context_mesh
 from stratagem.devices.private import uncommitted
-from stratagem.errors import OLD_METHODS, SAME_METHODS, explain, raise_reported
-from stratagem.execution.executor import Executor
-from stratagem.execution.programs.lockstep import Lockstep
+from stratagem.errors import (
+    OLD_ARGUMENTS,
+    OLD_METHODS,
+    SAME_METHODS,
+    explain,
+    raise_reported,
+    reported_errors,
+)
+from stratagem.execution.programs.lockstep import Executor, Lockstep
 from stratagem.input.distributed import DistributedDataset
 from stratagem.input.iterator import DistributedIterator
 from stratagem.logs import warn_on_one_worker
 from stratagem.options import InputContext, InputOptions, ReduceOp, RunOptions, ValueContext
 from stratagem.strategies.base import datasets, reduction
-from stratagem.strategies.base.argument_checks import check_compression, check_parts, check_run
-from stratagem.strategies.base.automatic import AutomaticOps
-from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
+from stratagem.strategies.base.argument_checks import check_compression, check_parts
+from stratagem.strategies.base.cross_device_ops import AutomaticOps, CrossDeviceOps
 from stratagem.strategies.base.extended import StrategyExtended
 from stratagem.strategies.base.logical_devices import LogicalDevices
 from stratagem.strategies.base.self_description import SelfDescription
-from stratagem.variables.distributed import DistributedValues, PerReplica
+from stratagem.variables.distributed import (
+    DistributedValues,
+    PerReplica,
+    is_per_replica,
+    regroup,
+    select_replica,
+)
+from stratagem.variables.exhausted_memory import explain_exhausted_memory
 from stratagem.variables.initial_values import agree_on_initial_values
 from stratagem.variables.placement import Placement, Replicated
 from stratagem.variables.registry import VariableRegistry
-from stratagem.variables.regrouping import is_per_replica, regroup, select_replica
 
 # TensorFlow's older names of strategy methods, from the table in `old_names`.
 
@@ -273,7 +285,8 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         use_compilation_cache()
         self.topology = planned_topology(topology)
         self.cross_device_ops = cross_device_ops or AutomaticOps()
-        self.cross_device_ops.all_reduce(self.topology)  # raises if they do not support the devices
+        # Raises if the ops do not support the devices.
+        self.cross_device_ops.communicator(self.topology)
         self.placement = placement or Replicated()
         check_compression(self.cross_device_ops.compression, self.topology, self.placement)
         self.variables = VariableRegistry()
@@ -342,8 +355,10 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         self.executor.check_scope()
         stack.push_scope(self)
         try:
-            with self.variables.explains_exhausted_memory():
-                yield self
+            yield self
+        except Exception as error:
+            explain_exhausted_memory(error, self.variables.live)
+            raise
         finally:
             stack.pop_scope(self)
         if stack.current_frame() is None:
@@ -389,17 +404,12 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         stack.require_cross_replica(
             self, "run", instead="call the function itself; it is in a replica."
         )
-        check_run(fn, args, options)
+        _check_run(fn, args, options)
         _refuse_in_merge_call()
-        raise_reported()
-        with self._opened(), self.variables.explains_exhausted_memory():
+        if reported_errors:
+            raise_reported()
+        with _Entered(self):
             return self.executor.run(fn, args, kwargs or {})
-
-    def _opened(self) -> contextlib.AbstractContextManager[Any]:
-        """Enters the scope of this strategy, unless this thread is in one."""
-        if stack.current_frame() is not None:
-            return contextlib.nullcontext()
-        return stack.push(stack.FrameKind.SCOPE, self)
 
     @filters_traceback
     @outside_context_mesh
@@ -450,8 +460,9 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         stack.require_cross_replica(self, "run_steps", instead="call the function in a lax.scan.")
         count = datasets.checked_steps(self, fn, iterator, num_steps)
         op = None if reduce is None else ReduceOp.parse(reduce)
-        raise_reported()
-        with self._opened(), self.variables.explains_exhausted_memory():
+        if reported_errors:
+            raise_reported()
+        with _Entered(self):
             return self.executor.run_steps(fn, iterator, count, reduce_op=op, carry=carry)
 
     @filters_traceback
@@ -540,6 +551,55 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
 
 
+class _Entered:
+    """The scope of a strategy, unless this thread is in one; explains a lack of memory."""
+
+    __slots__ = ("_frame", "_strategy")
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        is_within = stack.current_frame() is not None
+        self._frame = None if is_within else stack.push(stack.FrameKind.SCOPE, strategy)
+
+    def __enter__(self) -> None:
+        if self._frame is not None:
+            self._frame.__enter__()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._frame is not None:
+            self._frame.__exit__()
+        if error is not None:
+            explain_exhausted_memory(error, self._strategy.variables.live)
+
+
+def _check_run(fn: object, args: object, options: object) -> None:
+    """Raises a TypeError or ValueError if `Strategy.run` does not accept the arguments."""
+    if not callable(fn):
+        raise TypeError(
+            explain(
+                f"run received fn={fn!r} of type {type(fn).__name__}.",
+                expected="a function.",
+                fix="pass the function itself and its arguments in `args`.",
+            )
+        )
+    if not isinstance(args, tuple | list):
+        raise ValueError(
+            explain(
+                f"run received args of type {type(args).__name__}.",
+                expected="a tuple or list of positional arguments.",
+                fix="write args=(value,) with a comma.",
+            )
+        )
+    if options is not None and not isinstance(options, RunOptions):
+        raise TypeError(
+            explain(
+                f"run received options={options!r} of type {type(options).__name__}.",
+                expected="sg.RunOptions or None.",
+                fix="leave `options` out.",
+            )
+        )
+
+
 def _refuse_in_merge_call() -> None:
     frame = stack.current_frame()
     if frame is not None and frame.replica is not None:
@@ -608,3 +668,34 @@ class NonTraining(Lockstep):
     def run_steps(self, *args: object, **kwargs: object) -> NoReturn:
         """Raises a RuntimeError."""
         self.check_scope()
+
+
+# Recorded constructor calls of strategies, which another process can repeat.
+
+
+_P = ParamSpec("_P")
+
+
+def recreatable(init: Callable[_P, None]) -> Callable[_P, None]:
+    """Decorates the `__init__` of a strategy: sets `recreate`, a function that repeats the call.
+
+    Raises:
+        TypeError: an argument name of TensorFlow; the message has the new name.
+    """
+    parameters = inspect.signature(init).parameters
+
+    @functools.wraps(init)
+    def recorded(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        strategy: Any = args[0]
+        for name in OLD_ARGUMENTS.keys() & kwargs.keys() - parameters.keys():
+            raise TypeError(
+                explain(
+                    f"{type(strategy).__name__} received {name}={kwargs[name]!r}.",
+                    expected="devices.",
+                    fix=f"write {OLD_ARGUMENTS[name]}.",
+                )
+            )
+        strategy.recreate = functools.partial(type(strategy), *args[1:], **kwargs)
+        init(*args, **kwargs)
+
+    return recorded

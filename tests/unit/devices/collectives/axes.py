@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.devices.collectives.all_reduce import AllReduce
-from stratagem.devices.collectives.axis import ReplicaAxis
+from stratagem.devices.collectives.all_reduce import ReplicaAxis
+from stratagem.execution.communicator import MeshCommunicator
 from stratagem.options import ReduceOp
 
 AXES = {
@@ -35,7 +35,7 @@ def on_axis(axis: ReplicaAxis, function: Callable[..., Any], *parts: Any) -> Any
     return jax.tree.map(np.asarray, jax.jit(mapped)(*parts))
 
 
-def messages(reduction: AllReduce, *parts: Any) -> list[str]:
+def messages(reduction: MeshCommunicator, *parts: Any) -> list[str]:
     """The collectives of a reduction of many values, as its program names them."""
 
     def primitives(jaxpr):
@@ -49,7 +49,7 @@ def messages(reduction: AllReduce, *parts: Any) -> list[str]:
                     yield from primitives(getattr(inner, "jaxpr", inner))
 
     program = jax.make_jaxpr(
-        lambda parts: reduction.many(ReduceOp.SUM, parts),
+        lambda parts: reduction.all_reduce_many(ReduceOp.SUM, parts),
         axis_env=[(reduction.axis.name, reduction.axis.size)],
     )(list(parts))
     known = ("psum", "ppermute", "all_gather", "all_to_all", "reduce_scatter", "psum_scatter")

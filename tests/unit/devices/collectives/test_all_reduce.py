@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,27 +12,32 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax.extend.core import ClosedJaxpr
+from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.devices.collectives import device
 from stratagem.devices.collectives.all_reduce import (
-    ChosenAllReduce,
-    GatheredAllReduce,
+    NO_PACKING,
+    WITHIN_PROCESS,
+    Algorithm,
+    NumberedPacks,
+    ReplicaAxis,
+    SizedPacks,
+    algorithm_for,
     hierarchical_sum,
     is_sum_over_replicas,
     joined,
     one_device_sum,
+    packing_for,
     ring_sum,
     split_into_shards,
     two_stage_sum,
 )
-from stratagem.devices.collectives.axis import ReplicaAxis
-from stratagem.devices.collectives.choice import Algorithm, Choice
-from stratagem.devices.collectives.packing import NO_PACKING, WITHIN_PROCESS, NumberedPacks
 from stratagem.devices.mesh import Topology
+from stratagem.execution.communicator import MeshCommunicator
 from stratagem.options import ReduceOp
 from tests.unit.devices.collectives.axes import AXES, messages, on_axis
-from tests.unit.devices.collectives.replicas import AXIS, on_replicas
 from tests.unit.devices.topology.test_tpu_coordinates import chips
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -74,12 +80,12 @@ def of_parts(count: int) -> dict[str, Any]:
 def test_every_algorithm_gives_every_replica_the_sum_and_the_mean(
     algorithm, count, tolerance
 ) -> None:
-    reduction = ChosenAllReduce(AXES[count], Choice(algorithm))
+    reduction = MeshCommunicator(AXES[count], algorithm)
     all_parts = of_parts(count)
 
     def reduce(parts):
         return {
-            op.name: {name: reduction.one(op, part) for name, part in parts.items()}
+            op.name: {name: reduction.all_reduce(op, part) for name, part in parts.items()}
             for op in ReduceOp
         }
 
@@ -100,10 +106,10 @@ def test_every_algorithm_gives_every_replica_the_sum_and_the_mean(
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_gradient_is_the_same_reduction_of_the_incoming_ones(algorithm, in_bfloat16) -> None:
     axis = AXES[4]
-    reduction = ChosenAllReduce(axis, Choice(algorithm), in_bfloat16=in_bfloat16)
+    reduction = MeshCommunicator(axis, algorithm, in_bfloat16=in_bfloat16)
 
     def gradient(value, incoming):
-        _, pull = jax.vjp(lambda x: reduction.many(ReduceOp.MEAN, [x])[0], value)
+        _, pull = jax.vjp(lambda x: reduction.all_reduce_many(ReduceOp.MEAN, [x])[0], value)
         return pull(incoming)[0]
 
     incoming = np.array([[2.0, 1.0], [5.0, 0.0], [7.0, 0.0], [6.0, 1.0]], np.float32)
@@ -122,13 +128,17 @@ def test_gradient_is_the_same_reduction_of_the_incoming_ones(algorithm, in_bfloa
     ],
 )
 def test_algorithms_send_the_messages_they_are_named_after(algorithm, expected) -> None:
-    reduction = ChosenAllReduce(AXES[4], Choice(algorithm))
+    reduction = MeshCommunicator(AXES[4], algorithm)
     assert messages(reduction, np.ones(8, np.float32)) == expected
 
 
 def test_size_chooses_the_algorithm() -> None:
-    choice = Choice(Algorithm.RING, ((1024, Algorithm.TO_ONE_DEVICE), (4096, Algorithm.COMPILER)))
-    reduction = ChosenAllReduce(AXES[2], choice)
+    def rule(size_bytes: int) -> Algorithm:
+        if size_bytes <= 1024:
+            return Algorithm.TO_ONE_DEVICE
+        return Algorithm.COMPILER if size_bytes <= 4096 else Algorithm.RING
+
+    reduction = MeshCommunicator(AXES[2], rule)
     for count, expected in [(256, "all_gather"), (257, "psum"), (1024, "psum"), (1025, "ppermute")]:
         assert set(messages(reduction, np.ones(count, np.float32))) == {expected}
 
@@ -140,11 +150,11 @@ def test_packed_reduction_matches_single_ones_in_fewer_messages(packing, count) 
     axis = AXES[3]
     large = np.arange(3 * 20_000, dtype=np.float32).reshape(3, 100, 200)
     parts = [*of_parts(3).values(), large]
-    reduction = ChosenAllReduce(axis, packing=packing)
+    reduction = MeshCommunicator(axis, packing=packing)
 
     def both(parts):
-        packed = reduction.many(ReduceOp.MEAN, parts)
-        return packed, [reduction.one(ReduceOp.MEAN, part) for part in parts]
+        packed = reduction.all_reduce_many(ReduceOp.MEAN, parts)
+        return packed, [reduction.all_reduce(ReduceOp.MEAN, part) for part in parts]
 
     packed, single = on_axis(axis, both, parts)
     for got, expected in zip(packed, single, strict=True):
@@ -161,15 +171,17 @@ def test_function_that_sees_all_values_takes_the_place_of_the_algorithms() -> No
         seen.append((op, [len(parts) for parts in stacks]))
         return [functools.reduce(jnp.maximum, parts) for parts in stacks]
 
-    reduction = GatheredAllReduce(AXES[3], largest)
+    reduction = MeshCommunicator(AXES[3], combine=largest)
     parts = {"a": np.array([1.0, 9.0, 4.0]), "b": np.array([[1, 2], [3, 0], [0, 1]], np.int32)}
     got = on_axis(
-        AXES[3], lambda parts: reduction.many(ReduceOp.SUM, [parts["a"], parts["b"]]), parts
+        AXES[3],
+        lambda parts: reduction.all_reduce_many(ReduceOp.SUM, [parts["a"], parts["b"]]),
+        parts,
     )
     assert seen == [(ReduceOp.SUM, [3, 3])]
     np.testing.assert_array_equal(got[0], [9.0] * 3)
     np.testing.assert_array_equal(got[1], [[3, 2]] * 3)
-    single = on_axis(AXES[3], lambda parts: reduction.one(ReduceOp.MEAN, parts["a"]), parts)
+    single = on_axis(AXES[3], lambda parts: reduction.all_reduce(ReduceOp.MEAN, parts["a"]), parts)
     np.testing.assert_array_equal(single, [9.0] * 3)
     at_hand = reduction.parts(ReduceOp.SUM, [1.0, 5.0], are_gradients=True)
     assert float(at_hand) == 5.0
@@ -302,11 +314,13 @@ def test_devices_of_a_process_form_a_group() -> None:
 
 # Concatenation over a mesh axis, with its gradient, against NumPy.
 
+ALL = MeshCommunicator(AXES[3])
+
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_all_gather_concatenates_in_replica_order(axis) -> None:
     parts = np.arange(18, dtype=np.int32).reshape(3, 2, 3)
-    result = on_replicas(lambda part: device.all_gather(part, axis, AXIS, None), parts)
+    result = on_axis(AXES[3], lambda part: ALL.all_gather(part, axis, None), parts)
     for gathered in result:
         np.testing.assert_array_equal(gathered, np.concatenate(list(parts), axis=axis))
 
@@ -314,7 +328,7 @@ def test_all_gather_concatenates_in_replica_order(axis) -> None:
 @pytest.mark.parametrize("lengths", [(2, 1, 0), (0, 0, 2), (2, 2, 2), (0, 0, 0)])
 def test_all_gather_leaves_padding_out(lengths) -> None:
     parts = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
-    result = on_replicas(lambda part: device.all_gather(part, 0, AXIS, lengths), parts)
+    result = on_axis(AXES[3], lambda part: ALL.all_gather(part, 0, lengths), parts)
     true = np.concatenate([part[:length] for part, length in zip(parts, lengths, strict=True)])
     for gathered in result:
         np.testing.assert_array_equal(gathered, true)
@@ -327,11 +341,11 @@ def test_gradient_of_all_gather_is_the_sum_of_the_slices_of_the_own_part() -> No
 
     def gradient(part, weight):
         def loss(part):
-            return jnp.vdot(device.all_gather(part, 0, AXIS, lengths), weight)
+            return jnp.vdot(ALL.all_gather(part, 0, lengths), weight)
 
         return jax.grad(loss)(part)
 
-    result = on_replicas(gradient, np.ones((3, 2), np.float32), weights.astype(np.float32))
+    result = on_axis(AXES[3], gradient, np.ones((3, 2), np.float32), weights.astype(np.float32))
     columns = weights.sum(0)  # 30, 33, 36, 39, 42
     np.testing.assert_allclose(result, [columns[:2], [columns[2], 0.0], columns[3:]], rtol=1e-6)
 
@@ -367,7 +381,7 @@ def test_groups_exchange_only_the_shard_of_one_replica() -> None:
     assert sizes["psum"] == sizes["all_gather"] == 4
 
 
-# All-reduce to one device: sums in replica order, and functions of all arrays.
+# All-reduce to one device: sums in replica order.
 
 
 @pytest.mark.parametrize("count", AXES)
@@ -378,19 +392,6 @@ def test_sum_is_added_in_the_order_of_the_replicas(count) -> None:
     expected = functools.reduce(np.add, parts)
     for own in sums:
         np.testing.assert_array_equal(own, expected)
-
-
-def test_function_gets_the_arrays_of_all_replicas_in_order() -> None:
-    axis = AXES[3]
-    parts = np.arange(6, dtype=np.float32).reshape(3, 2)
-
-    def weighed(arrays):
-        return sum(array * 10**place for place, array in enumerate(arrays))
-
-    results = on_axis(axis, lambda part: one_device_sum(part, axis, weighed), parts)
-    np.testing.assert_array_equal(results, [[420, 531]] * 3)
-    constant = on_axis(axis, lambda part: one_device_sum(part, axis, lambda _: 7), parts)
-    np.testing.assert_array_equal(constant, jnp.full(3, 7))
 
 
 # Ring all-reduce against NumPy, and the messages it sends.
@@ -432,3 +433,164 @@ def test_trace_marks_the_joined_array_only() -> None:
     traced = jax.make_jaxpr(step, axis_env=[("row", 4)])(np.ones(2, np.float32))
     marks = [is_sum_over_replicas(eqn) for eqn in traced.eqns]
     assert marks == [True, False]
+
+
+# The rule: an algorithm for each size and place, as the measurements have it.
+
+
+@pytest.mark.parametrize(
+    ("facts", "limits"),
+    [
+        ({"platform": "gpu", "spans_processes": True}, "compiler"),
+        ({"platform": "tpu"}, "compiler"),
+        ({"platform": "tpu", "num_slices": 2}, "compiler 4096 hierarchical"),
+        ({"platform": "cpu"}, "compiler"),
+        ({"platform": "cpu", "spans_processes": True}, "to one device 262144 compiler"),
+        ({"platform": "cpu", "spans_processes": True, "num_replicas": 5}, "compiler"),
+        (
+            {"platform": "cpu", "spans_processes": True, "shares_memory": True},
+            "to one device 32768 shared memory",
+        ),
+        (
+            {
+                "platform": "cpu",
+                "spans_processes": True,
+                "shares_memory": True,
+                "num_replicas": 8,
+            },
+            "compiler 32768 shared memory",
+        ),
+    ],
+)
+def test_rule_follows_from_the_place_of_the_replicas(facts, limits) -> None:
+    def rule(size: int) -> str:
+        return algorithm_for(size, **{"num_replicas": 4, **facts}).value
+
+    sizes = [0, 4, *(2**power + more for power in range(10, 31) for more in (0, 1))]
+    shown = [rule(0)]
+    for below, size in itertools.pairwise(sizes):
+        if rule(below) != rule(size):
+            shown += [str(below), rule(size)]
+    assert " ".join(shown) == limits
+
+
+# Packing of arrays into messages.
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(0, 100), st.sampled_from("fi")), max_size=30),
+    st.integers(1, 120),
+    st.integers(1, 200),
+)
+def test_every_array_travels_once_and_no_pack_is_too_large(arrays, max_array, pack) -> None:
+    sizes, kinds = [size for size, _ in arrays], [kind for _, kind in arrays]
+    packs = SizedPacks(max_array, pack).packs(sizes, kinds)
+    assert sorted(place for places in packs for place in places) == list(range(len(arrays)))
+    for places in packs:
+        assert len({kinds[place] for place in places}) == 1
+        if len(places) > 1:
+            assert all(sizes[place] <= max_array for place in places)
+            assert sum(sizes[place] for place in places) <= pack
+
+
+def test_many_small_arrays_of_a_kind_are_sent_alone() -> None:
+    packing = SizedPacks(max_array_bytes=10, pack_bytes=100, max_num_arrays=2)
+    sizes, kinds = [1, 2, 3, 4, 50, 5], ["f", "f", "i", "f", "i", "i"]
+    assert sorted(packing.packs(sizes, kinds)) == [[0], [1], [2, 5], [3], [4]]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(0, 100), st.sampled_from("fi")), max_size=30), st.integers(1, 5)
+)
+def test_numbered_packs_hold_neighbours_and_are_of_about_one_size(arrays, num_packs) -> None:
+    sizes, kinds = [size for size, _ in arrays], [kind for _, kind in arrays]
+    packs = NumberedPacks(num_packs).packs(sizes, kinds)
+    assert sorted(place for places in packs for place in places) == list(range(len(arrays)))
+    for kind in set(kinds):
+        of_kind = [places for places in packs if kinds[places[0]] == kind]
+        assert len(of_kind) <= num_packs
+        assert [place for places in of_kind for place in places] == [
+            place for place, other in enumerate(kinds) if other == kind
+        ]
+        share = sum(size for size, other in arrays if other == kind) / num_packs
+        largest = max(size for size, other in arrays if other == kind)
+        assert all(sum(sizes[place] for place in places) <= share + largest for places in of_kind)
+
+
+@pytest.mark.parametrize(("packing", "count"), [(NO_PACKING, 4), (WITHIN_PROCESS, 2)])
+def test_rules_in_use(packing, count) -> None:
+    sizes = [4, 2**16, 8, 2**20]
+    assert len(packing.packs(sizes, ["float32"] * 4)) == count
+
+
+def test_packing_follows_the_platform_the_processes_and_the_option() -> None:
+    assert packing_for("gpu", spans_processes=True, bytes_per_pack=100) == NO_PACKING
+    assert packing_for("cpu", spans_processes=False, bytes_per_pack=100) == WITHIN_PROCESS
+    assert packing_for("cpu", spans_processes=True, bytes_per_pack=100) == SizedPacks(100, 100)
+    chosen = packing_for("cpu", spans_processes=True, bytes_per_pack=0)
+    assert chosen == SizedPacks(2**18, 2**18)
+
+
+# All-reduce with bfloat16 messages: its error, its gradients and the size of its messages.
+
+
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_bfloat16_is_off_by_no_more_than_is_stated_and_the_same_everywhere(count) -> None:
+    axis = AXES[count]
+    rng = np.random.default_rng(0)
+    parts = (rng.normal(size=(count, 1001)) * 10.0 ** rng.integers(-3, 4, 1001)).astype(np.float32)
+    reduction = MeshCommunicator(axis, packing=NumberedPacks(1), in_bfloat16=True)
+    got = on_axis(axis, lambda part: reduction.all_reduce_many(ReduceOp.SUM, [part])[0], parts)
+    np.testing.assert_array_equal(got, [got[0]] * count)
+    exact = parts.astype(np.float64)
+    bound = 2.0**-8 * (np.abs(exact).sum(0) + np.abs(exact.sum(0)))
+    error = np.abs(got[0] - exact.sum(0))
+    assert np.all(error <= bound * 1.01)
+    assert error.max() > 0
+    at_hand = reduction.parts(ReduceOp.SUM, list(parts), are_gradients=True)
+    np.testing.assert_array_equal(at_hand, got[0])
+
+
+def test_bfloat16_is_for_gradients_of_float32_and_halves_their_messages() -> None:
+    reduction = MeshCommunicator(AXES[2], in_bfloat16=True)
+    parts = np.array([[1.0], [2.0**-10]], np.float32)
+    single = on_axis(AXES[2], lambda part: reduction.all_reduce(ReduceOp.SUM, part), parts)
+    np.testing.assert_array_equal(single, [[1.0 + 2.0**-10]] * 2)
+    assert float(reduction.parts(ReduceOp.SUM, list(parts), are_gradients=False)[0]) > 1
+    assert messages(reduction, np.ones(3, np.int32)) == ["psum"]
+    assert messages(reduction, np.ones(3, np.float32)) == ["all_to_all", "all_gather"]
+    mesh = Mesh(np.array(jax.devices()[:2]), ("row",))
+    spec = PartitionSpec("row")
+    mapped = jax.shard_map(
+        lambda part: reduction.all_reduce_many(ReduceOp.SUM, [part[0]])[0][None],
+        mesh=mesh,
+        in_specs=spec,
+        out_specs=spec,
+        check_vma=False,
+    )
+    text = jax.jit(mapped).lower(np.ones((2, 64), np.float32)).compile().as_text()
+    sent = [line for line in text.splitlines() if " all-gather(" in line or " all-to-all(" in line]
+    assert len(sent) == 2
+    assert all("u16[" in line.split(" = ")[1].split("(%")[0] for line in sent)
+
+
+def test_bfloat16_is_added_as_float32_where_replicas_have_several_devices() -> None:
+    """Else XLA:CPU ends the process."""
+    topology = Topology.of_groups([jax.devices()[:2], jax.devices()[2:4]])
+    axis = ReplicaAxis.of(topology)
+    assert axis.adds_wide
+    assert not ReplicaAxis.of(Topology(tuple(jax.devices()[:2]))).adds_wide
+    add = jax.shard_map(
+        lambda x: MeshCommunicator(axis).all_reduce(ReduceOp.SUM, x),
+        mesh=topology.mesh,
+        in_specs=PartitionSpec("replica"),
+        out_specs=PartitionSpec(),
+        axis_names={"replica"},
+        check_vma=False,
+    )
+    parts = jnp.array([[1.0], [2.0**-8]], jnp.bfloat16)
+    total = jax.jit(add)(parts)
+    assert total.dtype == jnp.bfloat16
+    assert float(total[0, 0]) == np.float32(1 + 2.0**-8).astype(ml_dtypes.bfloat16)

@@ -29,11 +29,11 @@ pytestmark = pytest.mark.skipif(not is_supported(), reason="memory is shared on 
 
 
 class Sum:
-    """A sum whose end can be waited for."""
+    """A call for a sum, whose end can be waited for."""
 
     def __init__(self, addend: Any, *, in_place: bool = True) -> None:
-        self.addend = addend
         self.total = addend if in_place else np.zeros_like(addend)
+        self.arguments, self.results = [addend], [self.total]
         self._ended: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def complete(self) -> None:

@@ -17,18 +17,17 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 
 from stratagem.devices.collectives import shared_sums
-from stratagem.devices.collectives.all_reduce import ChosenAllReduce
-from stratagem.devices.collectives.axis import ReplicaAxis
-from stratagem.devices.collectives.choice import Algorithm, Choice
+from stratagem.devices.collectives.all_reduce import Algorithm, ReplicaAxis
 from stratagem.devices.collectives.shared_sums import in_order, is_connected, is_supported, no_sums
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
+from stratagem.execution.communicator import MeshCommunicator
 from stratagem.options import ReduceOp
 from tests.unit.devices.collectives import sharing
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="memory is shared on Linux on x86-64")
 
 AXIS = ReplicaAxis(REPLICA_AXIS, 2)
-SHARED = ChosenAllReduce(AXIS, Choice(Algorithm.SHARED_MEMORY))
+SHARED = MeshCommunicator(AXIS, Algorithm.SHARED_MEMORY)
 
 
 @pytest.fixture
@@ -64,8 +63,8 @@ def run(step: Any, *parts: Any) -> tuple[Any, int]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "int8", "bool"])
 def test_sums_and_means_of_every_dtype(served, dtype, op) -> None:
     parts = (jnp.arange(2 * 700).reshape(2, 7, 100) % 5).astype(dtype)
-    [result], _ = run(lambda part: SHARED.one(op, part), parts)
-    plain = ChosenAllReduce(AXIS).parts(op, list(parts), are_gradients=False)
+    [result], _ = run(lambda part: SHARED.all_reduce(op, part), parts)
+    plain = MeshCommunicator(AXIS).parts(op, list(parts), are_gradients=False)
     assert result.dtype == plain.dtype
     for replica in range(2):
         np.testing.assert_array_equal(result[replica], plain)
@@ -77,7 +76,7 @@ def test_sums_that_do_not_depend_on_each_other_keep_one_order(served) -> None:
     parts = [chance.normal(size=(2, 1000 + 100_000 * place)).astype("f") for place in range(12)]
 
     def step(*local: Any) -> Any:
-        return SHARED.many(ReduceOp.SUM, [jnp.sin(part) * 1.5 for part in local])
+        return SHARED.all_reduce_many(ReduceOp.SUM, [jnp.sin(part) * 1.5 for part in local])
 
     for _ in range(5):
         results, _ = run(step, *parts)
@@ -92,8 +91,8 @@ def test_denormal_numbers_are_zero_after_a_sum_as_before_it(served) -> None:
     parts = np.full((2, 1000), 2e-38, "float32")
 
     def step(part: Any) -> Any:
-        total = SHARED.one(ReduceOp.SUM, part)
-        return jnp.stack([part * 0.01, total * 0.01, SHARED.one(ReduceOp.SUM, total) * 0.01])
+        total = SHARED.all_reduce(ReduceOp.SUM, part)
+        return jnp.stack([part * 0.01, total * 0.01, SHARED.all_reduce(ReduceOp.SUM, total) * 0.01])
 
     np.testing.assert_array_equal(jax.jit(lambda part: part * 0.01)(parts), 0.0)
     for _ in range(3):
@@ -105,22 +104,25 @@ def test_the_gradient_of_a_sum_is_the_sum_of_the_gradients(served) -> None:
     parts = np.float32([[1.0, 2.0], [3.0, 5.0]])
 
     def loss(part: Any) -> Any:
-        return jnp.sum(SHARED.one(ReduceOp.SUM, part) ** 2)
+        return jnp.sum(SHARED.all_reduce(ReduceOp.SUM, part) ** 2)
 
-    [gradient], _ = run(lambda part: SHARED.one(ReduceOp.SUM, jax.grad(loss)(part)), parts)
+    [gradient], _ = run(lambda part: SHARED.all_reduce(ReduceOp.SUM, jax.grad(loss)(part)), parts)
     # Each replica's gradient is the sum over replicas of twice the total.
     np.testing.assert_allclose(gradient, np.broadcast_to(8 * parts.sum(0), (2, 2)), rtol=1e-6)
 
 
 def test_sums_in_loops_are_of_the_other_algorithm() -> None:
     def step(part: Any) -> Any:
-        return jax.lax.fori_loop(0, 3, lambda _, x: SHARED.one(ReduceOp.SUM, x), part)
+        return jax.lax.fori_loop(0, 3, lambda _, x: SHARED.all_reduce(ReduceOp.SUM, x), part)
 
     assert in_order(traced(step, np.ones(3, "f"))) is None
     assert in_order(traced(lambda part: part * 2, np.ones(3, "f"))) is None
-    ring = Choice(Algorithm.SHARED_MEMORY, elsewhere=Choice(Algorithm.RING))
-    reduction = ChosenAllReduce(AXIS, ring)
-    text = str(traced(functools.partial(reduction.one, ReduceOp.SUM), np.ones(3, "f")))
+
+    def ring(size_bytes: int, *, shares_memory: bool = True) -> Algorithm:
+        return Algorithm.SHARED_MEMORY if shares_memory else Algorithm.RING
+
+    reduction = MeshCommunicator(AXIS, ring)
+    text = str(traced(functools.partial(reduction.all_reduce, ReduceOp.SUM), np.ones(3, "f")))
     assert "ppermute" in text
     assert "psum" not in text
 
@@ -128,11 +130,15 @@ def test_sums_in_loops_are_of_the_other_algorithm() -> None:
 @pytest.mark.parametrize(("largest", "num_shared"), [(300, 3), (200, 0)])
 def test_small_arrays_are_shared_beside_a_large_one(served, largest, num_shared) -> None:
     """A step with sums of two kinds takes longer than one with either."""
-    choice = Choice(Algorithm.SHARED_MEMORY, ((1000, Algorithm.TO_ONE_DEVICE),))
+
+    def rule(size_bytes: int, *, shares_memory: bool = True) -> Algorithm:
+        is_large = size_bytes > 1000 and shares_memory
+        return Algorithm.SHARED_MEMORY if is_large else Algorithm.TO_ONE_DEVICE
+
     parts = [np.ones((2, size), kind) for size, kind in [(9, "f"), (largest, "f"), (9, "int32")]]
 
     def step(*local: Any) -> Any:
-        return ChosenAllReduce(AXIS, choice).many(ReduceOp.SUM, list(local))
+        return MeshCommunicator(AXIS, rule).all_reduce_many(ReduceOp.SUM, list(local))
 
     assert (in_order(traced(step, *(part[0] for part in parts))) is not None) == bool(num_shared)
     if num_shared:
@@ -144,7 +150,7 @@ def test_small_arrays_are_shared_beside_a_large_one(served, largest, num_shared)
 
 def test_dtypes_that_no_handler_can_read_are_left_to_the_other_algorithm() -> None:
     part = np.ones(3, "f").astype(jnp.float8_e4m3fn)
-    assert in_order(traced(functools.partial(SHARED.one, ReduceOp.SUM), part)) is None
+    assert in_order(traced(functools.partial(SHARED.all_reduce, ReduceOp.SUM), part)) is None
 
 
 def test_a_process_by_itself_shares_nothing() -> None:

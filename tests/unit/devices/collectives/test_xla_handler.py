@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 import threading
 from typing import Any
 
@@ -10,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.devices.collectives.xla_handler import (
+from stratagem.devices.collectives import shared_sums
+from stratagem.devices.collectives.shared_sums import (
     DTYPES,
     PendingCall,
+    flush_denormals,
     handlers_work,
     register_handler,
 )
@@ -89,3 +93,41 @@ def test_handlers_are_known_to_work_only_if_xla_accepts_them(monkeypatch) -> Non
 
     monkeypatch.setattr(jax.ffi, "register_ffi_target", refused)
     assert not handlers_work.__wrapped__()
+
+
+# Threads that compute as XLA's do.
+
+_SMALLEST = np.finfo(np.float32).tiny
+
+
+def _halved(*, is_flushed: bool) -> np.ndarray:
+    found = []
+
+    def halve() -> None:
+        if is_flushed:
+            flush_denormals()
+        found.append(np.full(100, _SMALLEST) * np.float32(0.5))
+
+    thread = threading.Thread(target=halve)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() not in shared_sums._CONTROLS,
+    reason="the mode can be set on Linux, on x86-64 and ARM",
+)
+def test_a_thread_that_flushes_computes_as_xla() -> None:
+    of_xla = jax.jit(lambda x: x * 0.5)(np.full(100, _SMALLEST))
+    np.testing.assert_array_equal(_halved(is_flushed=True), of_xla)
+
+
+def test_other_threads_keep_their_mode() -> None:
+    _halved(is_flushed=True)
+    assert _halved(is_flushed=False).all()
+
+
+def test_another_system_keeps_its_mode(monkeypatch) -> None:
+    monkeypatch.setattr(shared_sums.sys, "platform", "darwin")
+    assert _halved(is_flushed=True).all()

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 import stratagem as sg
-from stratagem.devices.exact_integers import require_exact_integers
 from stratagem.devices.finding import find_groups
 from stratagem.devices.mesh import (
     REPLICA_AXIS,
@@ -38,6 +37,7 @@ from stratagem.devices.shards import (
     put_shards,
     replica_copy,
     replicas_span_processes,
+    require_exact_integers,
 )
 from stratagem.resources import programs_folder
 from stratagem.variables.distributed import PerReplica

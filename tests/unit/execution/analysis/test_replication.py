@@ -16,26 +16,23 @@ from jax import lax
 from jax.experimental import io_callback
 from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.devices.collectives.all_reduce import ChosenAllReduce, GatheredAllReduce
-from stratagem.devices.collectives.axis import ReplicaAxis
-from stratagem.devices.collectives.choice import Algorithm, Choice
-from stratagem.devices.collectives.packing import NO_PACKING
-from stratagem.execution.analysis.replication import contains_primitive, differing_outputs
+from stratagem.devices.collectives.all_reduce import Algorithm, ReplicaAxis
+from stratagem.execution.communicator import MeshCommunicator
+from stratagem.execution.jaxprs import contains_primitive
+from stratagem.execution.replication import differing_outputs
 from stratagem.options import ReduceOp
 
 AXIS = "replica"
 NUM_REPLICAS = 4
 GROUPS = ((0, 1), (2, 3))
 REDUCTIONS = {
-    algorithm.value: ChosenAllReduce(ReplicaAxis(AXIS, NUM_REPLICAS, GROUPS), Choice(algorithm))
+    algorithm.value: MeshCommunicator(ReplicaAxis(AXIS, NUM_REPLICAS, GROUPS), algorithm)
     for algorithm in Algorithm
 } | {
-    "in_bfloat16": ChosenAllReduce(
-        ReplicaAxis(AXIS, NUM_REPLICAS), Choice(), NO_PACKING, in_bfloat16=True
-    ),
+    "in_bfloat16": MeshCommunicator(ReplicaAxis(AXIS, NUM_REPLICAS), in_bfloat16=True),
 }
-GATHERED = GatheredAllReduce(
-    ReplicaAxis(AXIS, NUM_REPLICAS), lambda op, stacks: [sum(parts) for parts in stacks]
+GATHERED = MeshCommunicator(
+    ReplicaAxis(AXIS, NUM_REPLICAS), combine=lambda op, stacks: [sum(parts) for parts in stacks]
 )
 
 
@@ -111,7 +108,7 @@ SAME = {
     "pmax": lambda same, own: lax.pmax(own, AXIS),
     "pmin": lambda same, own: lax.pmin(own, AXIS),
     "all_gather": lambda same, own: lax.all_gather(own, AXIS),
-    "sum_by_a_function": lambda same, own: GATHERED.one(ReduceOp.SUM, own),
+    "sum_by_a_function": lambda same, own: GATHERED.all_reduce(ReduceOp.SUM, own),
     "psum_of_the_replica_id": lambda same, own: lax.psum(replica_number(), AXIS),
     "axis_size": lambda same, own: lax.psum(1, AXIS),
     "cond": lambda same, own: lax.cond(same[0] > 0, jnp.sin, jnp.cos, same),
@@ -204,13 +201,13 @@ def test_sum_is_proven_the_same_whatever_its_messages(reduction, op) -> None:
 
     def step(same, own):
         def loss(value):
-            return jnp.sum(chosen.many(op, [value])[0] * same)
+            return jnp.sum(chosen.all_reduce_many(op, [value])[0] * same)
 
-        (total,) = chosen.many(op, [own])
+        (total,) = chosen.all_reduce_many(op, [own])
         return (
             total,
             jax.grad(loss)(own),
-            jax.vmap(lambda row: chosen.one(op, row))(own),
+            jax.vmap(lambda row: chosen.all_reduce(op, row))(own),
             total + own,
         )
 

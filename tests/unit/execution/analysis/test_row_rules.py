@@ -10,22 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from stratagem.execution.analysis.replication import is_by_element
-from stratagem.execution.analysis.retracing import retrace
-from stratagem.execution.analysis.row_degrees import MIXED as MIXED_OF_ROW_DEGREES
-from stratagem.execution.analysis.row_degrees import RowDegrees, row_degrees
-from stratagem.execution.analysis.row_effects import RowEffect, row_effects
-from stratagem.execution.analysis.row_rules import (
-    ELEMENTWISE,
+from stratagem.execution.jaxprs import ELEMENTWISE
+from stratagem.execution.row_effects import (
     LINEAR,
-    SUB_JAXPRS,
+    RowDegrees,
+    RowEffect,
     contracts_rows,
     keeps_rows,
-    shape_of,
+    row_degrees,
+    row_effects,
 )
+from stratagem.execution.row_effects import MIXED as MIXED_OF_ROW_DEGREES
 
 X = np.random.default_rng(0).normal(size=(3, 4, 2)).astype(np.float32)
 WEIGHTS = np.random.default_rng(1).normal(size=(4, 5)).astype(np.float32)
@@ -152,14 +148,6 @@ def test_linear_primitives_add_up() -> None:
     for name, call in calls.items():
         np.testing.assert_allclose(call(X + 3 * y), call(X) + 3 * call(y), rtol=1e-5, err_msg=name)
     assert not {"exp", "mul", "max", "abs"} & LINEAR
-
-
-def test_parameters_of_inner_programs_are_those_of_jax() -> None:
-    jitted = equation_of(jax.jit(lambda x: x + 1), X)
-    assert SUB_JAXPRS[jitted.primitive.name] in jitted.params
-    smooth = equation_of(jax.nn.relu, X)
-    assert SUB_JAXPRS[smooth.primitive.name] in smooth.params
-    assert shape_of(jitted.invars[0]) == X.shape
 
 
 # How results grow with the rows of a batch, and what is no sum or mean over rows.
@@ -368,120 +356,3 @@ def test_state_in_another_place_and_code_for_one_size_are_no_proof() -> None:
     state, rows = [jnp.zeros(()), jnp.zeros(())], [jnp.ones((6, 2))]
     assert row_effects(lambda s, r: s[::-1], state, rows, 6) == [_UNKNOWN] * 2
     assert row_effects(lambda s, r: [r[0] + np.ones((6, 2))], [], rows, 6) is None
-
-
-# Evaluating a trace anew gives what the function gives, without the mesh that it was traced in.
-
-
-def conditions(x: jax.Array) -> jax.Array:
-    return jax.lax.cond(x.sum() > 0, lambda v: jnp.where(v > 1, v, -v), lambda v: v * 3, x)
-
-
-def loops(x: jax.Array) -> jax.Array:
-    limit = x.max()
-    return jax.lax.while_loop(lambda v: v.sum() < 40 + limit, lambda v: v * 2 + limit, x)
-
-
-def scans(x: jax.Array) -> jax.Array:
-    scale = jnp.clip(x[0], 1, 2)
-
-    def step(carry, part):
-        return carry + part * scale, jnp.linalg.norm(carry)
-
-    end, parts = jax.lax.scan(step, jnp.zeros(()), x, reverse=True)
-    return jnp.concatenate([end[None], parts])
-
-
-def derivatives(x: jax.Array) -> jax.Array:
-    return jax.nn.relu(x) + jax.checkpoint(jnp.sin)(x) + jax.nn.silu(x) + jax.nn.softmax(x)
-
-
-def distinct(x: jax.Array) -> jax.Array:
-    values, places = jnp.unique(x, return_inverse=True, size=6, fill_value=9)
-    return values + places.sum().astype(x.dtype) + jax.ops.segment_sum(x, places, num_segments=6)
-
-
-def repeats(x: jax.Array) -> jax.Array:
-    return jax.lax.fori_loop(0, 3, lambda index, v: v @ v.T / (index + 1), jnp.outer(x, x))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("function", [conditions, loops, scans, derivatives, distinct, repeats])
-def test_gives_what_the_function_gives(function) -> None:
-    x = jnp.array([0.5, 2.0, -1.0, 3.0])
-    traced = jax.make_jaxpr(jax.jit(function))(x)
-    for given in (x, -x):
-        (got,) = jax.jit(lambda value: retrace(traced, [value]))(given)
-        np.testing.assert_allclose(got, function(given), rtol=1e-6)
-
-
-def test_calls_of_a_name_can_be_replaced() -> None:
-    @jax.jit
-    def doubled(x):
-        return x * 2
-
-    traced = jax.make_jaxpr(lambda x: doubled(x) + jax.jit(jnp.square)(x))(jnp.ones(2))
-    (got,) = retrace(traced, [jnp.full(2, 3.0)], {"doubled": lambda x: [x * 10]})
-    np.testing.assert_array_equal(got, [39.0, 39.0])
-
-
-@pytest.mark.compatibility
-def test_what_was_traced_for_replicas_goes_with_arrays_of_a_mesh() -> None:
-    mesh = Mesh(np.array(jax.devices()[:2]), ("replica",))
-
-    def function(x):
-        order = jnp.unique(x, size=4)
-        return jnp.where(x > 0, jnp.clip(x, 0, 2), jax.nn.softplus(x)) + order
-
-    whole = jax.make_jaxpr(
-        jax.shard_map(function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
-    )(jnp.ones(4))
-    (eqn,) = whole.eqns
-    x = jax.device_put(jnp.array([1.0, -1.0, 3.0, 0.0]), NamedSharding(mesh, P("replica")))
-    (got,) = jax.jit(lambda value: retrace(eqn.params["jaxpr"], [value * 1]))(x)
-    np.testing.assert_allclose(got + x, function(x) + x, rtol=1e-6)
-
-
-# Operations by element: those that a device may do for its own part of an array.
-
-
-def equation(function: Any) -> Any:
-    """The only operation of a function of a matrix."""
-    (eqn,) = jax.make_jaxpr(function)(jnp.ones((2, 3))).jaxpr.eqns
-    return eqn
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: jax.lax.sqrt(x),
-        lambda x: x * 2.0,
-        lambda x: x**3,
-        jax.jit(lambda x: jnp.exp(x) - x),
-    ],
-    ids=["sqrt", "product", "power", "inner"],
-)
-def test_elements_of_the_result_follow_from_the_same_elements(function) -> None:
-    assert is_by_element(equation(function))
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x.T,
-        lambda x: jax.lax.cumsum(x),
-        jax.jit(lambda x: x - jnp.sum(x)),
-        lambda x: jax.lax.rev(x, (0,)),
-    ],
-    ids=["transpose", "running sum", "inner sum", "reversed"],
-)
-def test_others_do_not(function) -> None:
-    assert not is_by_element(equation(function))
-
-
-def test_callers_may_allow_more() -> None:
-    eqn = equation(lambda x: jax.lax.rev(x, (0,)))
-    assert is_by_element(eqn, also=("rev",))
-    inner = equation(jax.jit(lambda x: jax.lax.rev(x, (0,)) + x))
-    assert not is_by_element(inner)
-    assert is_by_element(inner, also=("rev",))

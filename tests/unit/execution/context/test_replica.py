@@ -12,12 +12,11 @@ import pytest
 
 import stratagem as sg
 from stratagem import contexts as stack
-from stratagem.contexts import ContextFrame, FrameKind, get_strategy
-from stratagem.devices.collectives.islands import Islands
+from stratagem.contexts import ContextFrame, FrameKind, explicit_device, get_strategy, naming_device
+from stratagem.devices.local_updates import Islands
 from stratagem.errors import InvalidArgumentError
 from stratagem.execution.communicator import Communicator
-from stratagem.execution.context.explicit_device import explicit_device, naming_device
-from stratagem.execution.context.replica import (
+from stratagem.execution.replica_context import (
     ReplicaBatch,
     ReplicaContext,
     check_axis,

@@ -17,18 +17,13 @@ from stratagem import contexts as stack
 from stratagem.contexts import (
     ContextFrame,
     FrameKind,
-    FunctionTrace,
-    KnownBuilds,
-    NeedsInitialization,
-    current_function_trace,
     get_strategy,
     has_strategy,
     in_cross_replica_context,
     in_update_context,
     set_strategy,
-    tracing_function,
 )
-from stratagem.execution.context.replica import get_replica_context
+from stratagem.execution.replica_context import get_replica_context
 from tests.fresh_process import run_fresh
 
 
@@ -285,61 +280,28 @@ print([stack.get_strategy(), stack.get_strategy()], made)
     assert run_fresh(program) == ["[]", "['default', 'default'] ['made']"]
 
 
-# Reads and assignments of variables that a trace of an `sg.function` records.
+# Uses of strategies, which an `sg.function` counts or refuses.
 
 
-class Variable:
-    """Anything with an identity."""
-
-
-def test_input_is_read_and_a_value_that_was_assigned_is_read_again() -> None:
-    variable = Variable()
-    trace = FunctionTrace({id(variable): "input"})
-    assert trace.load(variable, "stored") == "input"
-    trace.store(variable, "assigned")
-    assert trace.load(variable, "stored") == trace.value_of(variable) == "assigned"
-    assert list(trace.read.values()) == list(trace.written.values()) == [variable]
-    assert not trace.missed
-
-
-def test_variable_that_is_no_input_is_missed_and_has_its_stored_value() -> None:
-    read, written, empty = Variable(), Variable(), Variable()
-    trace = FunctionTrace({})
-    assert trace.load(read, "stored") == "stored"
-    trace.store(written, "assigned")
-    assert trace.load(empty, None) is None
-    assert list(trace.missed.values()) == [read, written]
-    assert not trace.read
-    assert trace.load(written, "stored") == "assigned"
-
-
-def test_variable_that_was_not_assigned_has_no_value_at_the_end() -> None:
-    with pytest.raises(KeyError):
-        FunctionTrace({}).value_of(Variable())
-
-
-def test_strategy_is_recorded_once() -> None:
-    trace, strategy = FunctionTrace({}), object()
-    for _ in range(2):
-        trace.note_strategy(strategy)
-    assert trace.strategies == [strategy]
-    builds = KnownBuilds(["layer"])
-    assert FunctionTrace({}, builds).builds is builds
-
-
-def test_current_trace_is_the_innermost_of_its_thread() -> None:
-    outer, inner = FunctionTrace({}), FunctionTrace({})
-    with tracing_function(outer):
-        with tracing_function(inner):
-            assert current_function_trace() is inner
-        with pytest.raises(NeedsInitialization) as caught, tracing_function(inner):
-            raise NeedsInitialization(["layer"])
-        assert caught.value.builds == ["layer"]
-        assert not isinstance(caught.value, Exception)
-        assert current_function_trace() is outer
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: stack.require_cross_replica(None, "run", instead=""),
+        lambda: stack.push_scope(sg.OneDeviceStrategy("cpu:0")),
+    ],
+    ids=["method", "scope"],
+)
+def test_uses_are_counted_and_end_a_trace_of_this_thread(use: Callable[[], object]) -> None:
+    before = stack.num_uses()
+    with stack.refusing_strategies():
+        with pytest.raises(stack.StrategyUsed) as caught:
+            use()
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
-            assert threads.submit(current_function_trace).result() is None
-    assert current_function_trace() is None
+            assert threads.submit(stack.note_use).result() is None
+    assert not isinstance(caught.value, Exception)
+    assert stack.num_uses() == before + 1
+    stack.note_use()
+    assert stack.num_uses() == before + 2
 
 
 # `sg.all_gather`, inside and outside of replicas.

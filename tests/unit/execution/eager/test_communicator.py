@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution.eager import meeting
-from stratagem.execution.eager.meeting import asked_by_all, self_transposed
+from stratagem.execution import eager as meeting
+from stratagem.execution.eager import asked_by_all, self_transposed
 from stratagem.options import ReduceOp
 
 GROUPS = ((0, 2), (1, 3))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution.eager import replicas
+from stratagem.execution import eager as replicas
 
 
 @pytest.fixture(params=[2, 3])

@@ -14,9 +14,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import stratagem as sg
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
-from stratagem.execution.embeddings.lookups import rows_pay
-from stratagem.execution.embeddings.sharded_row_updates import (
+from stratagem.execution.lookups import (
     ShardedRowUpdates,
+    rows_pay,
     rows_to_update,
     with_updated_rows,
 )

@@ -11,11 +11,11 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
+from stratagem.execution.jaxprs import readers_of
 from stratagem.execution.late_gathers import late_step
-from stratagem.execution.late_gathers import row_lookups as gradient_products
+from stratagem.execution.late_gathers import weights as gradient_products
 from stratagem.execution.late_gathers.late_step import LateStep
-from stratagem.execution.late_gathers.row_lookups import GradientProduct, product_chain, readers_of
-from stratagem.execution.late_gathers.weights import Sharded
+from stratagem.execution.late_gathers.weights import GradientProduct, Sharded, product_chain
 
 DEVICES = tuple(jax.devices()[:2])
 TOPOLOGY = Topology(DEVICES)

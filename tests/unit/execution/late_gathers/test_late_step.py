@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Var
+from jax.extend.core import Jaxpr, Var
 from jax.sharding import Mesh, PartitionSpec
 
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
-from stratagem.execution.analysis.replication import inner_jaxprs
+from stratagem.execution.jaxprs import inner_jaxprs
 from stratagem.execution.late_gathers import late_step
 from stratagem.execution.late_gathers.late_step import LateStep
 from stratagem.execution.late_gathers.weights import Sharded
@@ -138,9 +138,8 @@ def batches() -> jax.Array:
 def equations(jaxpr: Jaxpr) -> Iterator[Any]:
     for eqn in jaxpr.eqns:
         yield eqn
-        for value in eqn.params.values():
-            for inner in inner_jaxprs(value):
-                yield from equations(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner)
+        for inner in inner_jaxprs(eqn):
+            yield from equations(inner)
 
 
 def gathers(function: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.execution.late_gathers import gathers as weight_products
 from stratagem.execution.late_gathers import late_step
-from stratagem.execution.late_gathers import row_lookups as gradient_products
+from stratagem.execution.late_gathers import weights as gradient_products
 from stratagem.execution.late_gathers.gathers import WeightProduct
 from stratagem.execution.late_gathers.late_step import LateStep
 from stratagem.execution.late_gathers.weights import Sharded

@@ -15,11 +15,10 @@ import pytest
 
 import stratagem as sg
 from stratagem.devices.mesh import Topology
-from stratagem.execution.context.replica import ReplicaBatch
-from stratagem.execution.programs import program
-from stratagem.execution.programs import program as queued_input
+from stratagem.execution.programs import steps
 from stratagem.execution.programs.lockstep import compilations_of, note_compilation
-from stratagem.execution.programs.program import QueuedInput, input_bytes, is_large, loop_options
+from stratagem.execution.programs.steps import QueuedInput, input_bytes, is_large, loop_options
+from stratagem.execution.replica_context import ReplicaBatch
 from stratagem.execution.summary.writer import write_pending
 from stratagem.execution.tracing.arguments import Arguments, Leaf
 from tests.parity.comparison import mirrored
@@ -323,8 +322,9 @@ def step() -> None:
 
 def test_programs_are_counted_by_strategy_and_name() -> None:
     one, other = sg.OneDeviceStrategy("cpu:0"), sg.OneDeviceStrategy("cpu:0")
-    note_compilation([one], step, "first call")
-    note_compilation([one, other], step, "new shape")
+    note_compilation(one, step, "first call")
+    note_compilation(one, step, "new shape")
+    note_compilation(other, step, "new shape")
     assert compilations_of(one) == {"step": 2}
     assert compilations_of(other) == {"step": 1}
     assert compilations_of(sg.OneDeviceStrategy("cpu:0")) == {}
@@ -437,7 +437,7 @@ def test_values_of_a_new_function_are_the_reason() -> None:
 @pytest.mark.slow
 def test_strategy_is_not_held() -> None:
     strategy = sg.OneDeviceStrategy("cpu:0")
-    note_compilation([strategy], step, "first call")
+    note_compilation(strategy, step, "first call")
     reference = weakref.ref(strategy)
     del strategy
     gc.collect()
@@ -454,23 +454,6 @@ def test_each_kind_of_arguments_is_a_program() -> None:
         strategy.run(double, args=(x,))
     (count,) = compilations_of(strategy).values()
     assert count == 2
-
-
-def test_function_counts_once_with_the_steps_inside() -> None:
-    strategy = sg.OneDeviceStrategy("cpu:0")
-
-    def inner(x):
-        return x + 1
-
-    @sg.function
-    def outer(x):
-        return strategy.run(inner, args=(x,))
-
-    with strategy.scope():
-        assert [int(outer(np.int32(n))) for n in (1, 2)] == [2, 3]
-    (name,) = compilations_of(strategy)
-    assert name.endswith("outer")
-    assert compilations_of(strategy) == {name: 1}
 
 
 # Calls that have not finished hold a bounded amount of input on the devices.
@@ -546,7 +529,7 @@ def test_steps_wait_for_earlier_steps_only_if_their_input_is_large(
         QueuedInput, "add", lambda self, done, size: sizes.append(size) or add(self, done, size)
     )
     if is_bounded:
-        monkeypatch.setattr(queued_input, "_MOST_BYTES", 2500)
+        monkeypatch.setattr(steps, "_MOST_BYTES", 2500)
     strategy = mirrored(num_replicas)
     with strategy.scope():
         total = sg.Variable(0.0, aggregation="sum")
@@ -591,7 +574,7 @@ def test_passes_that_the_user_disables_stay_disabled(strategy_of_loop_options, m
 
 
 def test_only_loops_have_the_options(strategy_of_loop_options, monkeypatch) -> None:
-    monkeypatch.setattr(program, "loop_options", lambda topology: {"xla_of_this_test": "1"})
+    monkeypatch.setattr(steps, "loop_options", lambda topology: {"xla_of_this_test": "1"})
     doubled = _doubled(strategy_of_loop_options)
     np.testing.assert_array_equal(doubled.run(_arguments()), 2 * ROWS[0])
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_of_this_test"):
@@ -613,15 +596,6 @@ def test_a_loop_within_a_compiled_function_has_none(strategy_of_loop_options) ->
         return doubled.run_many([rows], [])
 
     np.testing.assert_array_equal(outer(jnp.asarray(ROWS)), 2 * ROWS)
-
-
-def test_a_loop_within_a_function_of_the_library_has_none(strategy_of_loop_options) -> None:
-    @sg.function
-    def outer(row):
-        assert loop_options(strategy_of_loop_options.topology) is None
-        return strategy_of_loop_options.run(lambda x: 2 * x, args=(row,))
-
-    np.testing.assert_array_equal(outer(jnp.asarray(ROWS[0])), 2 * ROWS[0])
 
 
 def _doubled(strategy_of_loop_options):

@@ -13,8 +13,8 @@ from jax.extend.core import jaxpr_as_fun
 
 import stratagem as sg
 from stratagem.devices.mesh import Topology
-from stratagem.execution.context.replica import ReplicaBatch
 from stratagem.execution.programs.convolutions import with_fast_convolutions
+from stratagem.execution.replica_context import ReplicaBatch
 from stratagem.execution.tracing.arguments import Arguments, Leaf, flatten_arguments
 
 _BORDER = 8  # zeros around inputs, more than any padding

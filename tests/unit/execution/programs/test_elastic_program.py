@@ -1,369 +1,211 @@
-"""The step of a member that is left out: its values are those of the others, without their work."""
+"""Collectives of a step, by operations of a group of members that are threads of this process."""
 
 from __future__ import annotations
 
-import functools
+import itertools
+import socket
 import types
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 import pytest
+from jax.sharding import Mesh, PartitionSpec
 
-import stratagem as sg
-from stratagem.devices.collectives.elastic_rounds import serve_rounds
-from stratagem.devices.mesh import Topology
-from stratagem.execution.programs import elastic_lockstep
-from stratagem.execution.programs.elastic_lockstep import ElasticLockstep, OutsideVariables
-from stratagem.execution.programs.elastic_program import ElasticProgram, RoundAbortedError
-from stratagem.execution.tracing.arguments import Arguments, batch_arguments
-from stratagem.execution.tracing.tracer import trace_replica_function
-from stratagem.input.batches import take_batch, take_own_part
-from stratagem.input.placement import place
-from stratagem.keras.training.replica_steps import ReplicaSteps
+from stratagem.devices.collectives.elastic_rounds import RoundOperation
+from stratagem.devices.mesh import REPLICA_AXIS
+from stratagem.execution.jaxprs import retrace
+from stratagem.execution.programs import elastic as elastic_lockstep
+from stratagem.execution.programs.elastic import (
+    components_of_all,
+    held_components,
+    hold_components,
+    member_rules,
+)
+from stratagem.group.elastic.peer_connections import PeerConnections
+from tests.unit.group.process_group.members import together
 
-
-class _Sums:
-    """Stands in for the connections of a member whose peers have twice its values, and 1."""
-
-    def reduce(self, own: np.ndarray, total: np.ndarray, ufunc: np.ufunc) -> None:
-        total[...] = ufunc(own, own * 2 + 1)
-
-    def gather_into(self, own: np.ndarray, everyone: np.ndarray) -> None:
-        everyone.reshape(2, own.size)[...] = own
-
-
-class _Group:
-    """A group that records the results of a round, and gives them to one that is left out."""
-
-    num_backups = 1
-    has_taken_part = True
-
-    def __init__(self) -> None:
-        self.results: list[np.ndarray] = []
-        self._place = 0
-
-    def operate(self, operation: Callable[[Any], None], result: np.ndarray) -> bool:
-        if self.has_taken_part:
-            operation(_Sums())
-            self.results.append(result.copy())
-        else:
-            result[...] = self.results[self._place]
-            self._place += 1
-        return True
-
-    def commit(self) -> bool:
-        return True
-
-
-@pytest.fixture
-def group() -> Any:
-    made: Any = _Group()
-    serve_rounds(made)
-    return made
-
-
-def _dense() -> list[keras.Layer]:
-    return [keras.Input((8,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(1)]
-
-
-def _normalized() -> list[keras.Layer]:
-    return [
-        keras.Input((8,)),
-        keras.layers.Dense(64),
-        keras.layers.BatchNormalization(),
-        keras.layers.Dropout(0.5),
-        keras.layers.Dense(1, kernel_regularizer="l2"),
-    ]
-
-
-def _convolutional() -> list[keras.Layer]:
-    return [
-        keras.Input((8,)),
-        keras.layers.Reshape((2, 4, 1)),
-        keras.layers.Conv2D(16, 2, padding="same", activation="tanh"),
-        keras.layers.Flatten(),
-        keras.layers.Dense(1),
-    ]
-
-
-_MODELS = {
-    "Adam": (_dense, lambda: keras.optimizers.Adam(0.01)),
-    "momentum, clipped": (
-        _dense,
-        lambda: keras.optimizers.SGD(
-            keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9),
-            momentum=0.9,
-            nesterov=True,
-            global_clipnorm=1.0,
-        ),
-    ),
-    "batch normalization": (_normalized, lambda: keras.optimizers.AdamW(0.01)),
-    "convolution": (_convolutional, lambda: keras.optimizers.RMSprop(0.01)),
+_COUNT = 2
+_UFUNCS = {
+    RoundOperation.SUM: np.add,
+    RoundOperation.MAX: np.maximum,
+    RoundOperation.MIN: np.minimum,
 }
 
 
-def _program(
-    layers: list[keras.Layer], optimizer: Any, group: Any, num_rows: int = 16
-) -> tuple[ElasticProgram, Arguments]:
-    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model = keras.Sequential(layers)
-        model.compile(optimizer, "mse", metrics=["mae"])
-    rng = np.random.default_rng(0)
-    data = rng.normal(size=(num_rows, 8)).astype("float32"), np.ones((num_rows, 1), "float32")
-    batch = take_own_part(data, strategy.topology)
-    arguments = batch_arguments(place([batch], strategy.topology))
-    trace = trace_replica_function(strategy, ReplicaSteps(model).train, arguments)
-    return ElasticProgram(trace, strategy.topology, "step", group), arguments
+class _EagerRounds:
+    """Operations that run at once, instead of within a program."""
+
+    def __init__(self, peers: PeerConnections) -> None:
+        self._peers = peers
+
+    def combine(self, operation: RoundOperation, array: Any) -> jax.Array:
+        own = np.asarray(array)
+        result = np.empty(own.size, own.dtype)
+        self._peers.reduce(own.ravel(), result, _UFUNCS[operation])
+        return jnp.asarray(result.reshape(own.shape))
+
+    def gather(self, array: Any, num_members: int) -> jax.Array:
+        own = np.asarray(array)
+        result = np.empty((num_members, *own.shape), own.dtype)
+        self._peers.gather_into(own.ravel(), result.reshape(-1))
+        return jnp.asarray(result)
+
+    def all_to_all(self, array: Any) -> jax.Array:
+        own = np.ascontiguousarray(array)
+        result = np.empty_like(own)
+        self._peers.all_to_all(own.ravel(), result.reshape(-1))
+        return jnp.asarray(result)
 
 
-def _inputs(program: ElasticProgram, arguments: Arguments, seed: int) -> list[Any]:
-    """Returns the values of the variables, and rows from a seed."""
-    written, read_only, constants = program._lasting_inputs()
-    rng = np.random.default_rng(seed)
-    split = [
-        rng.normal(size=(1, *array.shape[1:])).astype(array.dtype) for array in arguments.split
-    ]
-    local = [[np.asarray(one.addressable_data(0)) for one in pool] for pool in (written, read_only)]
-    constants = [np.asarray(one.addressable_data(0)) for one in constants]
-    return [np.int32(0), *local, split, [], constants, []]
+def _by_members(step: Callable[[Any], Any], values: np.ndarray) -> list[Any]:
+    """Returns the result of each member, from one trace of the step."""
+    traced = jax.make_jaxpr(step, axis_env=[(REPLICA_AXIS, _COUNT)])(values[0])
+    sockets: list[dict[int, socket.socket]] = [{} for _ in range(_COUNT)]
+    for one, other in itertools.combinations(range(_COUNT), 2):
+        sockets[one][other], sockets[other][one] = socket.socketpair()
+
+    def run(rank: int) -> Any:
+        peers = PeerConnections(0, range(_COUNT), rank, sockets[rank], lambda waited_s: None)
+        rounds: Any = _EagerRounds(peers)
+        rules = member_rules(rounds, jnp.int32(rank), _COUNT)
+        try:
+            return [np.asarray(one) for one in retrace(traced, [values[rank]], rules=rules)]
+        finally:
+            peers.close()
+
+    return together(_COUNT, run)
 
 
-def _stepped(
-    program: ElasticProgram, inputs: list[Any], *, follows: bool = False
-) -> tuple[list[Any], Any]:
-    """Runs a step and its update; returns the new values, and True if they count."""
-    step = jax.jit(functools.partial(program._step_of_member, follows=follows))
-    values, _, _, is_committed, combined = step(*inputs)
-    flat = [jnp.array(one) for one in jax.tree.leaves(inputs[1:])]  # the update donates some
-    [update] = program._updates
-    new = update.run(flat, combined)
-    values = [new[place] if value is None else value for place, value in enumerate(values)]
-    return values, is_committed
+def _by_jax(step: Callable[[Any], Any], values: np.ndarray) -> list[Any]:
+    mesh = Mesh(np.array(jax.devices("cpu")[:_COUNT]), (REPLICA_AXIS,))
+    spec = PartitionSpec(REPLICA_AXIS)
+
+    def body(part: Any) -> list[Any]:
+        return [one[None] for one in jax.tree.leaves(step(part[0]))]
+
+    run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+    return [[np.asarray(one[rank]) for one in run(values)] for rank in range(_COUNT)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", _MODELS)
-def test_one_that_is_left_out_has_the_bits_of_the_others(group, name) -> None:
-    layers, optimizer = _MODELS[name]
-    program, arguments = _program(layers(), optimizer(), group, num_rows=15)
-    assert program._may_leave_out
-    inputs = _inputs(program, arguments, 1)
-    values, is_committed = _stepped(program, inputs)
-    jax.block_until_ready(values)
-    assert bool(is_committed)
-    group.has_taken_part = False
-    others = _inputs(program, arguments, 2)
-    followed, is_committed = _stepped(program, others, follows=True)
-    assert bool(is_committed)
-    num_trained = 0
-    for place_, mine, theirs, before in zip(
-        program._written.places, followed, values, inputs[1], strict=True
-    ):
-        if place_.spec:  # what it has counted itself
-            np.testing.assert_array_equal(mine, before)
-        else:
-            np.testing.assert_array_equal(mine, theirs)
-            num_trained += not np.array_equal(mine, before)
-    assert num_trained > 3
-    assert group._place == len(group.results)
+_STEPS = {
+    "psum": lambda x: jax.lax.psum(x * 2, REPLICA_AXIS),
+    "psum of two": lambda x: jax.lax.psum((x, x.sum()), REPLICA_AXIS),
+    "pmean": lambda x: jax.lax.pmean(x, REPLICA_AXIS),
+    "pmax": lambda x: jax.lax.pmax(x, REPLICA_AXIS),
+    "pmin": lambda x: jax.lax.pmin(-x, REPLICA_AXIS),
+    "index": lambda x: x + jax.lax.axis_index(REPLICA_AXIS).astype(x.dtype),
+    "index in a loop": lambda x: jax.lax.fori_loop(
+        0, 3, lambda i, y: y + (i * jax.lax.axis_index(REPLICA_AXIS)).astype(y.dtype), x
+    ),
+    "all_gather": lambda x: jax.lax.all_gather(x, REPLICA_AXIS, axis=1),
+    "all_gather, tiled": lambda x: jax.lax.all_gather(x, REPLICA_AXIS, axis=1, tiled=True),
+    "psum_scatter": lambda x: jax.lax.psum_scatter(
+        x, REPLICA_AXIS, scatter_dimension=1, tiled=True
+    ),
+    "all_to_all": lambda x: jax.lax.all_to_all(x, REPLICA_AXIS, split_axis=1, concat_axis=0),
+    "all_to_all, tiled": lambda x: jax.lax.all_to_all(
+        x, REPLICA_AXIS, split_axis=0, concat_axis=1, tiled=True
+    ),
+    "ppermute": lambda x: jax.lax.ppermute(x, REPLICA_AXIS, [(0, 1)]),
+    "in a function": lambda x: jax.jit(lambda y: jax.lax.psum(y, REPLICA_AXIS))(x),
+    "gradient": jax.grad(lambda x: (jax.lax.psum(x, REPLICA_AXIS) ** 2).sum()),
+}
 
 
-def test_one_that_is_late_keeps_what_it_has_counted(group) -> None:
-    """It has computed its step before it hears that the others have made the round."""
-    program, arguments = _program(_dense(), keras.optimizers.Adam(0.01), group)
-    values, _ = _stepped(program, _inputs(program, arguments, 1))
-    jax.block_until_ready(values)
-    group.has_taken_part = False
-    inputs = _inputs(program, arguments, 2)
-    late, _ = _stepped(program, inputs)
-    for place_, mine, theirs, before in zip(
-        program._written.places, late, values, inputs[1], strict=True
-    ):
-        np.testing.assert_array_equal(mine, before if place_.spec else theirs)
+@pytest.mark.parametrize("name", _STEPS)
+def test_members_compute_what_devices_do(name) -> None:
+    values = np.random.default_rng(0).normal(size=(_COUNT, 4, 2)).astype(np.float32)
+    found, expected = _by_members(_STEPS[name], values), _by_jax(_STEPS[name], values)
+    for mine, theirs in zip(found, expected, strict=True):
+        for one, other in zip(mine, theirs, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-def test_one_that_is_left_out_computes_neither_forward_nor_backward(group) -> None:
-    program, arguments = _program(_dense(), keras.optimizers.SGD(0.01), group, num_rows=2048)
-    inputs = _inputs(program, arguments, 1)
-    num_parameters = sum(one.size for one in inputs[1])
-
-    def work(*, follows: bool) -> tuple[float, str]:
-        step = functools.partial(program._step_of_member, follows=follows)
-        compiled: Any = jax.jit(step).lower(*inputs).compile()
-        return compiled.cost_analysis()["flops"], compiled.as_text()
-
-    (flops, text), (few_flops, short_text) = work(follows=False), work(follows=True)
-    assert flops > 2 * 1024 * 8 * 64
-    assert few_flops < 20 * num_parameters
-    assert "dot" in text
-    assert "dot(" not in short_text
+def _in_loop(x: Any) -> Any:
+    return jax.lax.fori_loop(0, 2, lambda i, y: jax.lax.psum(y, REPLICA_AXIS), x)
 
 
-def test_results_of_one_that_is_late_are_zeros(group) -> None:
-    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-    with strategy.scope():
-        weight = sg.Variable(1.0)
-
-    def step(x: Any) -> Any:
-        loss, (gradient,) = sg.value_and_grad(lambda: jnp.sum(x * weight.value), [weight])
-        total = sg.get_replica_context().all_reduce("sum", gradient)
-        weight.assign_sub(total)
-        return loss, total
-
-    arguments = batch_arguments(
-        place([take_own_part(np.ones(4, np.float32), strategy.topology)], strategy.topology)
-    )
-    trace = trace_replica_function(strategy, step, arguments)
-    program = ElasticProgram(trace, strategy.topology, "step", group)
-    inputs = _inputs(program, arguments, 1)
-    _, _, (_, total), *_ = jax.jit(program._step_of_member)(*inputs)
-    jax.block_until_ready(total)
-    group.has_taken_part = False
-    follow = jax.jit(functools.partial(program._step_of_member, follows=True))
-    _, _, (loss, same), *_ = follow(*inputs)
-    assert np.asarray(loss).tolist() == [0.0]
-    np.testing.assert_array_equal(same, total)
-
-
-# Steps of an elastic group with a group and programs that are made up.
-
-
-class _ElasticLockstepGroup:
-    num_places = 3
-
-    def __init__(self) -> None:
-        self.num_welcomes = 0
-
-    def welcome(self) -> None:
-        self.num_welcomes += 1
-
-
-@pytest.fixture
-def group_of_elastic_lockstep(monkeypatch) -> _ElasticLockstepGroup:
-    made = _ElasticLockstepGroup()
-    monkeypatch.setattr(elastic_lockstep, "current_group", lambda: made)
-    return made
-
-
-def _topology(count: int) -> Topology:
-    return Topology(tuple(jax.devices()[:count]))
-
-
-class _Steps(ElasticLockstep):
-    """An executor whose programs return the rows that they are given; `act` is called before."""
-
-    def __init__(self, act: Any = lambda place: None) -> None:
-        self._strategy: Any = types.SimpleNamespace(topology=_topology(3))
-        self.keeps_worker_rows = False
-        self.calls: list[tuple[int, Any]] = []
-        self._act = act
-
-    def program(self, fn: Any, arguments: Any) -> Any:
-        self._act("program")
-        return types.SimpleNamespace(run=lambda given: self._run(given))
-
-    def _run(self, arguments: Any) -> Any:
-        self._act("run")
-        self.calls.append((self._strategy.topology.num_replicas, arguments))
-        return arguments
-
-
-def test_a_member_lost_while_a_program_is_made_changes_the_arguments(
-    group_of_elastic_lockstep,
-) -> None:
-    """The exchange of initial values, between trace and step, may be where it is noticed."""
-
-    def lose(place: str) -> None:
-        if place == "program":
-            steps._strategy.topology = two
-
-    two, steps = _topology(2), _Steps(lose)
-    result, topology = steps._run_until_committed(
-        print, lambda: [steps._strategy.topology.num_replicas]
-    )
-    assert (result, topology) == (2, two)
-    assert steps.calls == [(2, 2)]
-
-
-def test_a_step_that_a_loss_has_broken_runs_again(group_of_elastic_lockstep) -> None:
-    losses = [_topology(2), _topology(1)]
-
-    def lose(place: str) -> None:
-        if place == "run" and losses:
-            steps._strategy.topology = losses.pop(0)
-            raise RoundAbortedError
-
-    steps = _Steps(lose)
-    result, topology = steps._run_until_committed(
-        print, lambda: [steps._strategy.topology.num_replicas]
-    )
-    assert (result, topology.num_replicas, group_of_elastic_lockstep.num_welcomes) == (1, 1, 2)
+def _in_groups(x: Any) -> Any:
+    return jax.lax.psum(x, REPLICA_AXIS, axis_index_groups=[[0], [1]])
 
 
 @pytest.mark.parametrize(
-    ("num_members", "keeps", "ends"),
-    [(3, True, [32]), (2, True, [22, 32]), (1, True, [11, 22, 32]), (1, False, [32])],
+    ("step", "words"),
+    [(_in_loop, "calls psum in a branch or a loop"), (_in_groups, "over groups of replicas")],
 )
-def test_a_step_ends_where_the_rows_of_its_members_do(
-    group_of_elastic_lockstep, num_members, keeps, ends
-) -> None:
-    steps = _Steps()
-    steps.keeps_worker_rows = keeps
-    batch = take_batch(np.arange(32.0), num_members)
-    found = [0]
-    while found[-1] < 32:
-        found.append(steps._end(batch, found[-1], _topology(num_members)))
-    assert found[1:] == ends
+def test_what_has_no_order_is_refused(step, words) -> None:
+    for error in _by_members(step, np.ones((_COUNT, 2), np.float32)):
+        assert isinstance(error, NotImplementedError)
+        assert words in str(error)
 
 
-def test_every_row_of_a_batch_is_in_one_step(group_of_elastic_lockstep, monkeypatch) -> None:
-    """A member is lost after the first of two steps."""
-    parts = []
+def test_another_axis_is_refused() -> None:
+    def step(x: Any) -> Any:
+        return jax.lax.psum(x, (REPLICA_AXIS, "other"))
 
-    def placed(batches: list[Any], topology: Topology) -> Any:
-        parts.append(batches[0].whole())
-        return len(parts) - 1
-
-    monkeypatch.setattr(elastic_lockstep, "place", placed)
-    monkeypatch.setattr(elastic_lockstep, "batch_arguments", lambda place: place)
-
-    def lose(place: str) -> None:
-        if place == "run" and len(steps.calls) == 1:
-            steps._strategy.topology = _topology(1)
-
-    steps = _Steps(lose)
-    steps._strategy.topology = _topology(2)
-    steps.keeps_worker_rows = True
-    steps._run_batch(print, take_batch(np.arange(32.0), 2), None)
-    rows = [parts[place] for _, place in steps.calls]
-    np.testing.assert_array_equal(np.concatenate(rows), np.arange(32.0))
+    traced = jax.make_jaxpr(step, axis_env=[(REPLICA_AXIS, 2), ("other", 1)])(np.float32(1))
+    rounds: Any = None
+    with pytest.raises(NotImplementedError, match="the axis 'replica' alone"):
+        retrace(traced, [np.float32(1)], rules=member_rules(rounds, jnp.int32(0), 2))
 
 
-# Variables of no strategy, which processes that join receive as well.
+# Components of ON_READ variables that each member of an elastic group keeps of all.
 
 
-def test_they_are_in_the_order_of_their_first_use() -> None:
-    with sg.OneDeviceStrategy("cpu:0").scope():
-        own = sg.Variable(1.0)
-    first, second = keras.Variable(1.0), keras.Variable(2.0)
-    outside = OutsideVariables()
-    outside.note([first, own, second, first], "step")
-    assert [id(one) for one in outside] == [id(first), id(second)]
-    del second
-    assert [id(one) for one in outside] == [id(first)]
+class _Gathers:
+    """Stands in for rounds with a peer whose values are 1 larger; counts the messages."""
+
+    def __init__(self) -> None:
+        self.dtypes: list[Any] = []
+
+    def gather(self, own: jax.Array, count: int) -> jax.Array:
+        self.dtypes.append(own.dtype)
+        return jnp.stack([own + rank for rank in range(count)])
 
 
-def test_values_that_were_not_received_are_refused() -> None:
-    first, second = keras.Variable(1.0), keras.Variable(2.0, name="late")
-    outside = OutsideVariables()
-    outside.note([first], "step")
-    outside.end()
-    outside.note([first], "step")
-    with pytest.raises(ValueError, match="step uses variable 'late', which was made outside"):
-        outside.note([second], "step")
+def test_components_of_all_have_one_message_for_each_dtype() -> None:
+    rounds: Any = _Gathers()
+    own = [
+        jnp.arange(6.0).reshape(1, 2, 3),
+        jnp.array([4], jnp.int32),
+        jnp.array([[0.5]]),
+        jnp.array([[7, 8]], jnp.int32),
+    ]
+    found = components_of_all(own, rounds, 3)
+    assert rounds.dtypes == [jnp.float32, jnp.int32]
+    for mine, everyone in zip(own, found, strict=True):
+        wanted = np.concatenate([np.asarray(mine) + rank for rank in range(3)])
+        np.testing.assert_array_equal(everyone, wanted)
+        assert everyone.dtype == mine.dtype
+
+
+def test_without_components_nothing_is_sent() -> None:
+    rounds: Any = _Gathers()
+    assert components_of_all([], rounds, 2) == []
+    assert rounds.dtypes == []
+
+
+def test_components_are_held_until_the_variable_has_other_values() -> None:
+    class Whole:
+        storage: Any = None
+        gathered: Any = None
+
+        def hold(self, storage: Any, gathered: Any) -> None:
+            self.storage, self.gathered = storage, gathered
+
+    variables = [types.SimpleNamespace(whole=Whole(), stored=object()) for _ in range(2)]
+    hold_components(variables, [np.array([1, 2]), None])
+    first, second = held_components(variables)
+    np.testing.assert_array_equal(first, [1, 2])
+    assert second is variables[1].whole.gathered is None
+    variables[0].stored = object()  # assigned since
+    assert held_components(variables) == [None, None]
+
+
+def test_a_step_that_differs_has_an_error_with_both_sides() -> None:
+    cause = ConnectionError("worker 1 called 'step b1'")
+    with pytest.raises(RuntimeError, match="chief called 'step a0', but worker 1 called 'step b1'"):
+        raise elastic_lockstep._diverged("chief", "'step a0'", cause)

@@ -5,34 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.devices.collectives.choice import Algorithm, Choice
-from stratagem.devices.collectives.measurement import MeasuredChoice
+from stratagem.devices.collectives.all_reduce import Algorithm, ReplicaAxis
 from stratagem.devices.collectives.shared_sums import is_supported
+from stratagem.execution.communicator import MeshCommunicator
 from stratagem.execution.programs import lockstep
-from stratagem.execution.programs.lockstep import OrderedProgram
-from stratagem.execution.programs.program import Program
-from stratagem.strategies.base.automatic import AutomaticOps
+from stratagem.strategies.base.cross_device_ops import AutomaticOps
 from tests.unit.devices.collectives.sharing import served
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="memory is shared on Linux on x86-64")
+
+
+class SharedOps(AutomaticOps):
+    def communicator(self, topology):
+        return MeshCommunicator(ReplicaAxis.of(topology), Algorithm.SHARED_MEMORY)
 
 
 @pytest.fixture
 def strategy(monkeypatch) -> Iterator[Any]:
     """A strategy of two replicas whose sums are all in shared memory."""
     monkeypatch.setattr(lockstep, "is_connected", lambda topology: topology.num_replicas == 2)
-    rule = MeasuredChoice(Choice(Algorithm.SHARED_MEMORY), {}, "not measured")
     with served(2):
-        yield sg.MirroredStrategy(["cpu:0", "cpu:1"], AutomaticOps(None, rule))
+        yield sg.MirroredStrategy(["cpu:0", "cpu:1"], SharedOps())
 
 
-def kinds(strategy: Any) -> list[type]:
-    return [type(program) for program in strategy.executor.programs]
+def are_ordered(strategy: Any) -> list[bool]:
+    return [program.step.is_ordered for program in strategy.executor.programs]
 
 
 def add(values: Any) -> list[Any]:
@@ -61,13 +64,13 @@ def test_sums_of_a_step(strategy) -> None:
     values, expected = values_of(strategy)
     for _ in range(3):
         check(strategy, strategy.run(add, args=(values,)), expected)
-    assert kinds(strategy) == [OrderedProgram]
+    assert are_ordered(strategy) == [True]
 
 
 def test_a_step_without_sums_is_an_ordinary_program(strategy) -> None:
     values, _ = values_of(strategy)
     strategy.run(lambda value: value * 2, args=(values[0],))
-    assert kinds(strategy) == [Program]
+    assert are_ordered(strategy) == [False]
 
 
 def test_sums_of_many_steps_and_the_variables_that_they_write(strategy) -> None:
@@ -86,17 +89,17 @@ def test_sums_of_many_steps_and_the_variables_that_they_write(strategy) -> None:
     np.testing.assert_array_equal(total.numpy(), np.full(100, np.arange(16).sum() / 2))
     for part in strategy.local_results(counts):
         np.testing.assert_array_equal(part, np.full(8, 2.0))
-    assert OrderedProgram in kinds(strategy)
+    assert any(are_ordered(strategy))
 
 
 def test_within_a_program_of_the_users_no_order_is_assumed(strategy) -> None:
     values, expected = values_of(strategy)
 
-    @sg.function
+    @jax.jit
     def twice(values: Any) -> Any:
         return strategy.run(add, args=(values,)), strategy.run(add, args=(values,))
 
     for results in twice(values):
         check(strategy, results, expected)
     check(strategy, strategy.run(add, args=(values,)), expected)
-    assert kinds(strategy).count(OrderedProgram) == 1
+    assert are_ordered(strategy).count(True) == 1

@@ -15,20 +15,15 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 import stratagem as sg
-from stratagem import contexts as stack
-from stratagem.devices.background import background_flights
 from stratagem.devices.finding import find_groups
-from stratagem.devices.lockstep import wait_for_background
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
-from stratagem.execution.context.replica import get_replica_context
-from stratagem.execution.programs.followed_program import FollowUpProgram
-from stratagem.execution.programs.ids_program import StepProgram, shape_on
-from stratagem.execution.programs.offloaded_program import OffloadedProgram
-from stratagem.execution.programs.sharded_program import ShardedProgram, store_for, stores_of_sums
-from stratagem.execution.programs.step_capture import StepCaptured, capture
+from stratagem.execution.programs.offloaded_step import OffloadedStep
+from stratagem.execution.programs.program import Program
+from stratagem.execution.programs.sharded_step import ShardedStep, store_for, stores_of_sums
+from stratagem.execution.programs.steps import StepProgram, shape_on
 from stratagem.execution.programs.update_part import StepParts, part_step
 from stratagem.execution.tracing.arguments import flatten_arguments
-from stratagem.execution.tracing.functionalize import current_scope
+from stratagem.execution.tracing.functionalize import StepCaptured, capture
 from stratagem.variables.layouts import Division
 from stratagem.variables.sharded_store import ShardedStore
 
@@ -139,15 +134,15 @@ def test_many_steps_are_one_call(optimizer, shard_state, monkeypatch) -> None:
     copies.run(4)
     made = Made(sg.MirroredStrategy(TWO, shard_state=shard_state), optimizer)
     program = made.run(1)
-    assert isinstance(program, ShardedProgram)
+    assert isinstance(program.step, ShardedStep)
     calls: list[int] = []
-    call = ShardedProgram._call
+    call = Program._call
 
     def counted(self: Any, *arguments: Any) -> Any:
         calls.append(1)
         return call(self, *arguments)
 
-    monkeypatch.setattr(ShardedProgram, "_call", counted)
+    monkeypatch.setattr(Program, "_call", counted)
     (ids,) = flatten_arguments((made.data,), {}, num_replicas=2).split
     stacked = jax.device_put(np.stack([ids] * 3), made.strategy.topology.stacked_steps)
     losses = program.run_many([stacked], [])
@@ -165,90 +160,7 @@ def test_many_steps_are_one_call(optimizer, shard_state, monkeypatch) -> None:
 def test_what_is_kept_elsewhere_too_takes_several_programs() -> None:
     placement = {"embeddings": "central", "kernel": "sharded"}
     made = Made(sg.HybridStrategy(TWO, placement=placement, parameter_device="cpu:2"), adagrad)
-    assert type(made.run(1)) is OffloadedProgram
-
-
-# Programs that follow a step: when they run, and in which order those beside it do.
-
-
-@pytest.fixture
-def strategy_of_followed_program():
-    yield sg.MirroredStrategy(["cpu:0", "cpu:1"])
-    background_flights.clear()
-
-
-def summed(strategy_of_followed_program, total):
-    """Returns a program that sets a variable to the sum of its argument over the replicas."""
-
-    def add(parts, factor):
-        context = get_replica_context()
-        change = factor * context.all_reduce("SUM", parts[0])
-        with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
-            total.assign(total.value + change)
-
-    argument = strategy_of_followed_program.topology.stack(
-        [np.float32([1, 2]), np.float32([10, 20])]
-    )
-    return FollowUpProgram(strategy_of_followed_program, add, [argument], np.float32(1)), argument
-
-
-def test_a_program_beside_sets_variables_at_once(strategy_of_followed_program) -> None:
-    with strategy_of_followed_program.scope():
-        total = keras.Variable(np.zeros(2, "float32"))
-    program, argument = summed(strategy_of_followed_program, total)
-    first = program.start_beside([argument], np.float32(1))
-    second = program.start_beside([argument], np.float32(2))
-    np.testing.assert_array_equal(total.value, [33, 66])
-    assert [one.token for one in background_flights] == [first, second]
-    wait_for_background()
-    program.run_after_step([argument], np.float32(3))
-    np.testing.assert_array_equal(total.value, [66, 132])
-    assert not background_flights
-
-
-def test_programs_of_other_devices_wait_for_those_in_flight(strategy_of_followed_program) -> None:
-    for devices in (["cpu:0", "cpu:1"], ["cpu:1", "cpu:2"]):
-        own = sg.MirroredStrategy(devices)
-        with own.scope():
-            total = keras.Variable(np.zeros(2, "float32"))
-        program, argument = summed(own, total)
-        token = program.start_beside([argument], np.float32(1))
-        assert [one.token for one in background_flights] == [token]
-        np.testing.assert_array_equal(total.value, [11, 22])
-
-
-def test_work_follows_each_single_step_and_is_in_a_loop_of_steps(
-    strategy_of_followed_program,
-) -> None:
-    with strategy_of_followed_program.scope():
-        number, seen = keras.Variable(0.0), keras.Variable(0.0)
-    calls: list[str] = []
-
-    class Work:
-        def before_step(self) -> None:
-            calls.append(f"before {float(number.value):g}")
-
-        def after_step(self) -> None:
-            calls.append(f"after {float(number.value):g}")
-            seen.assign(float(number.value))
-
-    work = Work()
-
-    def step(x):
-        context, scope = get_replica_context(), current_scope()
-        with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
-            number.assign(number.value + 1)
-            if not scope.leave(work, [seen]):
-                seen.assign(number.value)
-
-    dataset = sg.input.Dataset(np.ones((10, 2), "float32"), batch_size=2)
-    iterator = iter(strategy_of_followed_program.distribute_dataset(dataset))
-    strategy_of_followed_program.run(step, args=(next(iterator),))
-    strategy_of_followed_program.run_steps(step, iterator, 3)
-    assert calls == ["before 0", "after 1"]
-    strategy_of_followed_program.run(step, args=(next(iterator),))
-    assert calls == ["before 0", "after 1", "before 4", "after 5"]
-    assert float(seen.value) == float(number.value) == 5
+    assert type(made.run(1).step) is OffloadedStep
 
 
 # Sums over replicas and the variables that they update, among others of the same shape.

@@ -16,11 +16,12 @@ from jax.sharding import Mesh, PartitionSpec
 
 import stratagem as sg
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
-from stratagem.execution.analysis.replication import contains_primitive, differing_values
-from stratagem.execution.programs import variable_values as module
-from stratagem.execution.programs.sharded_program import scatter_sums
+from stratagem.execution.jaxprs import contains_primitive
+from stratagem.execution.programs import steps as module
+from stratagem.execution.programs.sharded_step import scatter_sums
+from stratagem.execution.programs.steps import VariableValues, value_for_step
 from stratagem.execution.programs.update_part import StepParts, part_step, with_split_conditionals
-from stratagem.execution.programs.variable_values import VariableValues, value_for_step
+from stratagem.execution.replication import differing_values
 from stratagem.variables.sharded_store import ShardedStore
 
 AXIS = "replica"
@@ -449,22 +450,3 @@ def test_variables_elsewhere_are_asked_one_by_one() -> None:
         assert values.read(lambda _: "asked") == ["asked"] * len(variables)
         values.replace([jnp.float32(5)] * len(variables))
         assert [float(variable.value) for variable in variables] == [5] * len(variables)
-
-
-def test_step_inside_a_function_sees_the_values_of_its_trace() -> None:
-    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-    with strategy.scope():
-        (variable,) = made(1)
-
-    def step() -> Any:
-        variable.assign_add(1.0)
-        return variable.value
-
-    @sg.function
-    def twice() -> Any:
-        strategy.run(step)
-        return strategy.run(step)
-
-    strategy.run(step)  # the program may be shared
-    assert [float(part) for part in twice().components] == [3, 3]
-    assert float(variable.value) == 3

@@ -8,7 +8,6 @@ import importlib
 import sys
 import threading
 import types
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,24 +15,21 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
-from jax.experimental import io_callback
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 
 import stratagem as sg
-from stratagem.devices.mesh import REPLICA_AXIS, Topology
-from stratagem.execution.embeddings.lookups import as_row_numbers
-from stratagem.execution.tracing import function_identity
-from stratagem.execution.tracing.function_identity import function_key
-from stratagem.execution.tracing.garbage_collection import paused_garbage_collection
+from stratagem.devices.mesh import Topology
+from stratagem.execution.lookups import as_row_numbers
+from stratagem.execution.programs.program import paused_garbage_collection
+from stratagem.execution.programs.recompilations import function_state
+from stratagem.execution.tracing.arguments import Static
 from stratagem.execution.tracing.remote_state import (
     UNTOUCHED,
     Lookup,
     local_jaxpr,
-    without_unused,
     without_unused_variables,
 )
-from tests.parity.comparison import mirrored
 
 RATE = 1.0
 
@@ -76,13 +72,11 @@ def test_state_of_a_step_is_hashed_once(strategy, monkeypatch) -> None:
 
     strategy.run(step, args=(jnp.ones((3, 2)),))
     hashed = []
-    own_hash = function_identity._Same.__hash__
-    monkeypatch.setattr(
-        function_identity._Same, "__hash__", lambda same: hashed.append(same) or own_hash(same)
-    )
+    own_hash = Static.__hash__
+    monkeypatch.setattr(Static, "__hash__", lambda own: hashed.append(own) or own_hash(own))
     strategy.run(step, args=(jnp.ones((3, 2)),))
     assert hashed == []
-    function_key(lambda: model)
+    hash(function_state(lambda: model))
     assert hashed
 
 
@@ -166,7 +160,7 @@ def test_partials_and_inner_functions_are_compared_by_what_they_do(strategy) -> 
 
 def test_key_keeps_what_it_compares_by_identity() -> None:
     def key(value: Any) -> Any:
-        return function_key(lambda: value)
+        return function_state(lambda: value)
 
     first = key(jnp.ones(2))
     assert all(key(jnp.ones(2)) != first for _ in range(20))  # no id is used again
@@ -174,9 +168,9 @@ def test_key_keeps_what_it_compares_by_identity() -> None:
 
 def test_state_that_cannot_be_compared_has_no_key() -> None:
     iterator = iter([1])
-    assert function_key(lambda: next(iterator)) is None
-    big = np.zeros(1 << 20)
-    assert function_key(lambda: big) is None
+    assert function_state(lambda: next(iterator)) is None
+    for value in (np.zeros(1 << 20), bytearray(2), [[] for _ in range(20_000)]):
+        assert function_state(lambda value=value: value) is None
 
 
 def test_library_that_is_imported_when_it_is_used_is_not_asked() -> None:
@@ -189,16 +183,16 @@ def test_library_that_is_imported_when_it_is_used_is_not_asked() -> None:
     def step() -> Any:
         return library
 
-    assert function_key(step) == function_key(step)
+    assert function_state(step) == function_state(step)
 
 
 def test_changed_trainable_flag_is_seen() -> None:
     variable = keras.Variable(1.0)
-    first = function_key(lambda: variable)
+    first = function_state(lambda: variable)
     variable.assign(2.0)
 
     def again() -> Any:
-        return function_key(lambda: variable)
+        return function_state(lambda: variable)
 
     before = again()
     assert before == again()
@@ -207,9 +201,21 @@ def test_changed_trainable_flag_is_seen() -> None:
     assert before != again()
 
 
+def test_layer_counts_by_the_variables_that_it_trains() -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+
+    def state() -> Any:
+        return function_state(lambda: model)
+
+    before = state()
+    assert before == state()
+    model.layers[0].trainable = False
+    assert before != state()
+
+
 def test_global_settings_are_part_of_a_key() -> None:
     def key() -> Any:
-        return function_key(lambda: 1)
+        return function_state(lambda: 1)
 
     before = key()
     assert before == key()
@@ -230,23 +236,17 @@ def test_equal_containers_are_not_the_same_one(strategy) -> None:
         assert calls == returned == [1]
 
 
-def test_modules_of_any_folder_with_installed_packages_are_not_walked(
-    tmp_path, monkeypatch
-) -> None:
-    # As `pip install --target` leaves them, and as an environment's base has them.
-    (tmp_path / "elsewhere-1.0.dist-info").mkdir()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "__init__.py").write_text("rate = 1.0\n")
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "ours.py").write_text("rate = 1.0\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.syspath_prepend(str(tmp_path / "own"))
+def test_installed_modules_count_by_identity(tmp_path, monkeypatch) -> None:
+    for folder, name in (("site-packages", "elsewhere"), ("own", "ours")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{name}.py").write_text("rate = 1.0\n")
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
     for name, changes in (("elsewhere", False), ("ours", True)):
         module = importlib.import_module(name)
         monkeypatch.setitem(globals(), "_module", module)
-        before = function_key(_rate_of_module)
+        before = function_state(_rate_of_module)
         monkeypatch.setattr(module, "rate", 2.0)
-        assert (function_key(_rate_of_module) != before) is changes, name
+        assert (function_state(_rate_of_module) != before) is changes, name
         monkeypatch.delitem(sys.modules, name)
 
 
@@ -256,123 +256,13 @@ def _rate_of_module() -> Any:
 
 def test_masked_arrays_are_not_compared() -> None:
     masked = np.ma.masked_array([1.0, 2.0], [True, False])
-    assert function_key(lambda: masked) is None
+    assert function_state(lambda: masked) is None
     plain = np.array([1.0, 2.0])
-    assert function_key(lambda: plain) is not None
-    assert function_key(lambda: np.ma.masked) is not None  # of a library: not walked
+    assert function_state(lambda: plain) is not None
+    assert function_state(lambda: np.ma.masked) is not None  # of a library: not walked
 
 
-# What a step needs from outside: unused parts left out, and lookups that are told apart.
-
-_seen: list[float] = []
-
-
-def _note(value: Any) -> None:
-    _seen.append(float(np.asarray(value)))
-
-
-def reduced(
-    function: Callable[..., Any], *args: Any, kept: Any = None, **options: Any
-) -> tuple[ClosedJaxpr, list[bool]]:
-    closed = jax.make_jaxpr(function)(*args)
-    is_kept = kept or [False] * len(closed.jaxpr.invars)
-    jaxpr, stays = without_unused(closed.jaxpr, is_kept, **options)
-    return ClosedJaxpr(jaxpr, closed.consts), stays
-
-
-def names_of(closed: ClosedJaxpr) -> list[str]:
-    return [eqn.primitive.name for eqn in closed.jaxpr.eqns]
-
-
-def test_what_no_result_depends_on_is_left_out() -> None:
-    def function(a: Any, b: Any, c: Any) -> Any:
-        unused = jnp.sin(b) * c
-        assert unused.shape == ()
-        return jnp.cos(a) * 2.0
-
-    closed, stays = reduced(function, 1.0, 2.0, 3.0)
-    assert stays == [True, False, False]
-    assert names_of(closed) == ["cos", "mul"]
-    np.testing.assert_allclose(jaxpr_as_fun(closed)(0.5), [2 * np.cos(0.5)], rtol=1e-6)
-
-
-def test_inputs_that_are_kept_stay_in_their_places() -> None:
-    closed, stays = reduced(lambda a, b, c: a - c, 5.0, 7.0, 3.0, kept=[False, True, False])
-    assert stays == [True, True, True]
-    np.testing.assert_allclose(jaxpr_as_fun(closed)(5.0, 7.0, 3.0), [2.0])
-    closed, stays = reduced(lambda a, b, c: b * 1.0, 5.0, 7.0, 3.0, kept=[True, False, False])
-    assert stays == [True, True, False]
-    np.testing.assert_allclose(jaxpr_as_fun(closed)(5.0, 7.0), [7.0])
-
-
-def test_results_that_are_inputs_or_numbers_need_nothing() -> None:
-    closed, stays = reduced(lambda a, b: (b, 3.0, b), 1.0, 2.0)
-    assert stays == [False, True]
-    assert names_of(closed) == []
-    assert [float(one) for one in jaxpr_as_fun(closed)(2.0)] == [2.0, 3.0, 2.0]
-
-
-def test_constants_are_kept() -> None:
-    table = np.arange(4.0, dtype="float32")
-    closed, stays = reduced(lambda a, b: jnp.asarray(table)[a], 2, 1.0)
-    assert stays == [True, False]
-    assert float(jaxpr_as_fun(closed)(jnp.asarray(2))[0]) == 2.0
-
-
-def test_all_results_of_what_is_needed_in_part_are_computed() -> None:
-    def function(a: Any, b: Any) -> Any:
-        (first, _), _ = jax.lax.scan(lambda c, _: ((c[0] + 1.0, c[1] * b), None), (a, b), length=3)
-        return first
-
-    closed, stays = reduced(function, 1.0, 2.0)
-    assert stays == [True, True]
-    np.testing.assert_allclose(jaxpr_as_fun(closed)(1.0, 2.0), [4.0])
-
-
-@pytest.mark.parametrize("keeps", [True, False])
-@pytest.mark.parametrize("kind", ["io_callback", "debug"])
-def test_what_is_done_besides_stays_where_it_is_to(kind, keeps) -> None:
-    def function(a: Any, b: Any) -> Any:
-        if kind == "debug":
-            jax.debug.callback(_note, b)
-        else:
-            io_callback(_note, None, b)
-        return a + 1.0
-
-    closed, stays = reduced(function, 1.0, 2.0, keeps_effects=keeps)
-    assert stays == [True, keeps]
-    _seen.clear()
-    args = [value for value, stay in zip((1.0, 2.0), stays, strict=True) if stay]
-    results = jax.jit(jaxpr_as_fun(closed))(*map(jnp.asarray, args))
-    np.testing.assert_allclose(results, [2.0])
-    jax.effects_barrier()
-    assert _seen == ([2.0] if keeps else [])
-
-
-def test_callback_whose_result_is_needed_stays() -> None:
-    def function(a: Any) -> Any:
-        return io_callback(lambda a: np.float32(a) * 3, jnp.zeros(()), a)
-
-    closed, stays = reduced(function, 2.0, keeps_effects=False)
-    assert stays == [True]
-    np.testing.assert_allclose(jax.jit(jaxpr_as_fun(closed))(jnp.asarray(2.0)), [6.0])
-
-
-def test_naming_a_mesh_axis_is_no_reason_to_stay() -> None:
-    mesh = mirrored(2).topology.mesh
-
-    def step(a: Any, b: Any) -> Any:
-        jax.lax.psum(b, REPLICA_AXIS)
-        return a * 2.0
-
-    split = jax.sharding.PartitionSpec(REPLICA_AXIS)
-    closed = jax.make_jaxpr(
-        jax.shard_map(step, mesh=mesh, in_specs=(split, split), out_specs=split, check_vma=False)
-    )(np.ones(2, "float32"), np.ones(2, "float32"))
-    (eqn,) = [one for one in closed.jaxpr.eqns if one.primitive.name == "shard_map"]
-    jaxpr, stays = without_unused(eqn.params["jaxpr"], [False, False])
-    assert stays == [True, False]
-    assert [one.primitive.name for one in jaxpr.eqns] == ["mul"]
+# What a step needs from outside: lookups that are told apart.
 
 
 def test_lookups_are_alike_in_one_table_and_of_one_shape() -> None:

@@ -20,17 +20,15 @@ from jax import lax
 import stratagem as sg
 from stratagem import config
 from stratagem.devices.mesh import Topology
-from stratagem.execution.programs.program import sequence_options
+from stratagem.execution.programs.steps import sequence_options
 from stratagem.execution.tracing import lost_changes as program_fingerprint
 from stratagem.execution.tracing.arguments import flatten_arguments
 from stratagem.execution.tracing.functionalize import (
-    FollowUps,
     ReplicaScope,
     current_scope,
     initialize_created_variables,
     is_uninitialized,
     stand_in,
-    taking_follow_ups,
 )
 from stratagem.execution.tracing.lost_changes import agree_on_program, name_of
 from stratagem.execution.tracing.tracer import trace_replica_function
@@ -105,6 +103,37 @@ def test_write_to_a_variable_of_no_strategy_is_still_to_be_proven() -> None:
         plain.assign(2.0)
     assert list(scope.unproven.values()) == [plain]
     assert float(plain.value) == 1.0
+
+
+def test_captured_writes_are_written_again_in_an_enclosing_scope(variable) -> None:
+    plain = keras.Variable(1.0)
+    with ReplicaScope(lambda _: jnp.float32(7.0)) as outer:
+        with ReplicaScope(outer.get_current_value) as inner:
+            variable.assign_add(1.0)
+            variable.assign_add(1.0)
+            plain.assign(3.0)
+            inner.send("loss", jnp.float32(5.0))
+        captured, values = inner.captured()
+        assert captured.written == [(variable, False), (plain, True)]
+        captured.replay([value * 2 for value in values], outer)
+        assert float(variable.value) == 18.0
+    assert outer.written_value(plain) == 6.0
+    assert list(outer.unproven.values()) == [plain]
+    assert outer.num_writes == {id(variable): 2, id(plain): 1}
+    assert outer.sent == [("loss", 10.0)]
+
+
+def test_captured_writes_are_assigned_outside_of_replica_functions(variable) -> None:
+    with ReplicaScope(lambda _: jnp.float32(7.0)) as scope:
+        variable.assign(2.0)
+        scope.send("loss", jnp.float32(5.0))
+    captured, values = scope.captured()
+    with keras.StatelessScope() as of_keras:
+        captured.replay(values, of_keras)
+    assert float(of_keras.get_current_value(variable)) == 2.0
+    assert float(variable.value) == 1.0
+    captured.replay(values, None)
+    assert float(variable.value) == 2.0
 
 
 def test_innermost_scope_is_the_current_one_until_it_ends(variable) -> None:
@@ -289,7 +318,7 @@ def test_devices_exchange_keys_and_values_only(replicas) -> None:
     result = strategy.local_results(strategy.run(attend, (x,)))[-1]
     np.testing.assert_allclose(result, attend(jnp.asarray(x)), rtol=1e-5, atol=1e-6)
     (program,) = strategy.executor._programs.values()
-    text = program._step.lower([], [], [], [x], [], []).compile().as_text()
+    text = program.step.compiled(many=False).lower([], [], [], [x], [], []).compile().as_text()
     assert "f32[2,8,64]" in next(line for line in text.splitlines() if "cosine" in line)
     # The last one gathers the result itself.
     gathered = re.findall(r"= f32\[([\d,]+)\]\S* all-gather\(", text)
@@ -370,13 +399,20 @@ class Module:
     count: Any
 
 
+def _second_call(fn: Any, *args: Any) -> Any:
+    """Calls a compiled function, which ran as Python before."""
+    compiled = sg.function(fn)
+    compiled(*copy.deepcopy(args))
+    return compiled(*args)
+
+
 @pytest.fixture(params=[("run", 1), ("run", 2), ("eager", 1), ("eager", 2), ("function", 1)])
 def call(request: pytest.FixtureRequest) -> Any:
     way, count = request.param
     strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(count)])
     config.run_eagerly(way == "eager")
     if way == "function":
-        yield lambda fn, *args: sg.function(fn)(*args)
+        yield _second_call
     else:
         yield lambda fn, *args: strategy.local_results(strategy.run(fn, args=args))[0]
     config.run_eagerly(False)
@@ -569,68 +605,6 @@ def test_functions_are_named_and_other_callables_by_their_class() -> None:
     assert name_of(double) == "double"
     assert name_of(functools.partial(double)) == "partial"
     assert name_of(Recorder().exchange) == "Recorder.exchange"
-
-
-# Follow-ups: taken only where something follows a step, and only if the step needs no result.
-
-
-class Work:
-    def before_step(self) -> None:
-        pass
-
-    def after_step(self) -> None:
-        pass
-
-
-def test_work_is_left_only_in_the_block() -> None:
-    work = Work()
-    assert not FollowUps().leave(work, frozenset())
-    with taking_follow_ups():
-        follow_ups = FollowUps()
-        assert follow_ups.leave(work, frozenset())
-    assert follow_ups.work == [work]
-    assert not FollowUps().leave(work, frozenset())
-
-
-def test_a_second_work_is_done_in_the_step_and_needs_the_first() -> None:
-    with taking_follow_ups():
-        follow_ups = FollowUps()
-        assert follow_ups.leave(Work(), frozenset())
-        assert not follow_ups.leave(Work(), frozenset())
-    assert follow_ups.are_needed
-
-
-def scope_of(*variables):
-    values = {id(one): jnp.asarray(one.value) for one in variables}
-    return ReplicaScope(lambda variable: values.get(id(variable)))
-
-
-def test_a_later_read_or_assignment_of_a_changed_variable_needs_the_work() -> None:
-    changed, other = keras.Variable(np.ones(2)), keras.Variable(np.ones(2))
-    for use, is_needed in (
-        (lambda: other.value, False),
-        (lambda: other.assign(jnp.zeros(2)), False),
-        (lambda: changed.value, True),
-        (lambda: changed.assign(jnp.zeros(2)), True),
-    ):
-        with taking_follow_ups(), scope_of(changed, other) as scope:
-            _ = changed.value  # before
-            assert scope.leave(Work(), [changed])
-            use()
-        assert scope.follow_ups.are_needed is is_needed
-
-
-def test_work_is_not_left_inside_of_control_flow() -> None:
-    variable, left = keras.Variable(np.ones(2)), []
-    with taking_follow_ups(), scope_of(variable) as scope:
-
-        def inside(value):
-            left.append(scope.leave(Work(), [variable]))
-            return value
-
-        jax.lax.cond(True, inside, inside, jnp.ones(2))
-    assert left
-    assert not any(left)
 
 
 # Variables that are created in a trace: no value, a stand-in, and a value after it.

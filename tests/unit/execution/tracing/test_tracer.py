@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution.context.replica import ReplicaBatch
+from stratagem.execution.replica_context import ReplicaBatch
 from stratagem.execution.tracing.arguments import Static, flatten_arguments
 from stratagem.execution.tracing.tracer import (
     Results,

@@ -12,12 +12,8 @@ import numpy as np
 
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.elastic.group import ElasticGroup
-from stratagem.group.elastic.peer_connections import (
-    PeerConnections,
-    TrainingState,
-    hand_over,
-    receive,
-)
+from stratagem.group.elastic.joining import TrainingState, hand_over, receive
+from stratagem.group.elastic.peer_connections import PeerConnections
 from stratagem.group.verdict import GroupLimits
 from stratagem.resources import Closing
 from tests.unit.group.process_group.members import listed, together
@@ -29,12 +25,10 @@ PLACE = "loop"
 
 @dataclasses.dataclass
 class Cluster(Closing):
-    """Ports of the processes of one group, of which the last ones are spares."""
+    """Ports of the processes of one group."""
 
     ports: Sequence[int]
     limits: GroupLimits = LIMITS
-    num_backups: int = 0
-    num_spares: int = 0
     prepares: bool = False
     groups: list[ElasticGroup] = dataclasses.field(default_factory=list)
 
@@ -44,8 +38,6 @@ class Cluster(Closing):
             listed(index, self.ports),
             self.limits,
             Credentials(),
-            num_backups=self.num_backups,
-            num_spares=self.num_spares,
             prepares=self.prepares,
         )
         self.groups.append(group)

@@ -20,7 +20,7 @@ import stratagem as sg
 from stratagem.errors import UnavailableError
 from stratagem.input.batches import is_sparse
 from stratagem.keras.callbacks import tensorboard
-from stratagem.keras.callbacks.joining_fit import JoiningFit
+from stratagem.keras.callbacks.backup_and_restore import JoiningFit
 from stratagem.keras.training.step_functions import TrainOrTestFunction
 from tests.unit.execution.summary.events import Read
 from tests.unit.observe.run_events.test_wait_clock import ticking

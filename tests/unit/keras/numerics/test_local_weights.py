@@ -12,7 +12,6 @@ import pytest
 
 import stratagem as sg
 from stratagem.devices.local_updates import DiLoCo, LocalSGD, QuadraticPeriod, StreamingDiLoCo
-from stratagem.keras.numerics import local_weights as fragment_sends
 from stratagem.keras.numerics.local_weights import mixed, read_global
 
 RNG = np.random.default_rng(0)
@@ -81,14 +80,14 @@ METHODS = [
 ]
 
 
-def two_layers(method):
+def two_layers(method, **compile_arguments: Any):
     """Returns a model whose layers see the same inputs, so that NumPy can train them apart."""
     keras.utils.set_random_seed(0)
     with strategy_of(method).scope():
         inputs = keras.layers.Input((4,))
         outputs = [keras.layers.Dense(1, use_bias=False, name=name)(inputs) for name in "ab"]
         model = keras.Model(inputs, outputs)
-        model.compile(keras.optimizers.SGD(RATE), ["mse", "mse"])
+        model.compile(keras.optimizers.SGD(RATE), ["mse", "mse"], **compile_arguments)
     return model
 
 
@@ -129,12 +128,9 @@ def streamed(method, kernel, place, count=3):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("is_beside", [False, True], ids=["in the step", "beside"])
-def test_fragments_are_sent_at_steps_of_their_own_and_mixed_in_later(
-    method, is_beside, monkeypatch
-) -> None:
-    monkeypatch.setattr(fragment_sends, "runs_beside", lambda strategy: is_beside)
-    model = two_layers(method)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_fragments_are_sent_at_steps_of_their_own_and_mixed_in_later(method, steps) -> None:
+    model = two_layers(method, steps_per_execution=steps)
     kernels = [one[:, 0] for one in model.get_weights()]
     model.fit(X, [Y, Y], batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
     for place, variable in enumerate(model.trainable_variables):

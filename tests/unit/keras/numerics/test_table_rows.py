@@ -18,11 +18,10 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution.context.replica import ReplicaBatch, ReplicaContext, get_replica_context
-from stratagem.execution.programs.offloaded_program import OffloadedProgram
-from stratagem.execution.tracing.remote_state import without_unused
+from stratagem.execution.jaxprs import without_unused
+from stratagem.execution.programs.offloaded_step import OffloadedStep
+from stratagem.execution.replica_context import ReplicaBatch, ReplicaContext, get_replica_context
 from stratagem.keras.numerics import optimizer as table_rows
-from stratagem.keras.numerics import pooling
 from stratagem.keras.numerics.batch_normalization import (
     first_rows,
     gathered_rows,
@@ -31,7 +30,7 @@ from stratagem.keras.numerics.batch_normalization import (
     true_rows,
     whole_batch,
 )
-from stratagem.keras.numerics.stateful_rnn import check_batch_size
+from stratagem.keras.numerics.layers import check_batch_size, max_of_windows
 from stratagem.keras.numerics.step_mode import StepMode, current_mode
 from tests.parity.comparison import (
     Scope,
@@ -124,8 +123,8 @@ def test_numbers_are_those_of_whole_updates(name, monkeypatch) -> None:
         np.testing.assert_allclose(
             table.embeddings.value, whole.embeddings.value, rtol=1e-5, atol=1e-6
         )
-    assert isinstance(program, OffloadedProgram)
-    (update,) = program.updates
+    assert isinstance(program.step, OffloadedStep)
+    (update,) = program.step.updates
     assert (whole_tables_made(update.jaxpr) == 0) == takes_rows
 
 
@@ -327,7 +326,7 @@ def test_values_and_gradients_are_those_of_xla(
 ) -> None:
     inputs = _with_ties(shape)
     expected, expected_gradient = jax.vjp(lambda x: _reference(x, window), inputs)
-    values, gradient = jax.vjp(lambda x: pooling.max_of_windows(x, window), inputs)
+    values, gradient = jax.vjp(lambda x: max_of_windows(x, window), inputs)
     np.testing.assert_array_equal(values, expected)
     incoming = jnp.arange(1.0, expected.size + 1).reshape(expected.shape)
     np.testing.assert_array_equal(gradient(incoming)[0], expected_gradient(incoming)[0])
@@ -337,11 +336,11 @@ def test_values_and_gradients_are_those_of_xla(
 def test_forward_and_second_derivatives_exist() -> None:
     inputs, tangent = _with_ties((2, 4, 4, 1)), jnp.arange(32.0).reshape(2, 4, 4, 1)
     _, expected = jax.jvp(lambda x: _reference(x, (2, 2)), (inputs,), (tangent,))
-    _, computed = jax.jvp(lambda x: pooling.max_of_windows(x, (2, 2)), (inputs,), (tangent,))
+    _, computed = jax.jvp(lambda x: max_of_windows(x, (2, 2)), (inputs,), (tangent,))
     np.testing.assert_array_equal(computed, expected)
 
     def cubes(values: Any) -> Any:
-        return jnp.sum(pooling.max_of_windows(values.reshape(1, 4, 1), (2,)) ** 3)
+        return jnp.sum(max_of_windows(values.reshape(1, 4, 1), (2,)) ** 3)
 
     np.testing.assert_array_equal(jax.hessian(cubes)(jnp.arange(4.0)), np.diag([0, 6, 0, 18]))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 import stratagem as sg
 import stratagem.keras
+from stratagem.keras.patches import wrapping_methods
 from stratagem.keras.training.active_fit import (
     FitProgress,
     awaits_each_step,
@@ -25,14 +25,11 @@ from stratagem.keras.training.active_fit import (
     uses_batch_logs,
 )
 from stratagem.keras.training.generate_stream import generate_stepwise
-from stratagem.keras.training.model_methods import wrapping_methods
-from stratagem.keras.training.planned_forms import computing_as, is_float32, repeated_blocks
-from stratagem.keras.training.remote_keras import RemoteKeras
+from stratagem.keras.training.planned_models import computing_as, is_float32, repeated_blocks
 from stratagem.observe.run_events import process_writer
 from stratagem.observe.run_events.reader import read_run
 from stratagem.observe.run_events.records import ProgressEvent
 from stratagem.observe.run_events.writer import EventWriter
-from stratagem.parameter_server.keras.server_keras import ServerKeras
 from tests.parity.comparison import mirrored
 from tests.unit.keras.training.small_decoder import Decoder, Letters
 
@@ -349,7 +346,8 @@ def test_a_method_is_wrapped_once_in_each_class_that_has_it() -> None:
 
         return wrapped
 
-    create: Any = wrapping_methods(wrap, "saved", "other", "missing")(keras.Model.__new__)
+    wraps = dict.fromkeys(("saved", "other", "missing"), wrap)
+    create: Any = wrapping_methods(wraps)(keras.Model.__new__)
     models = [create.__func__(cls) for cls in (_Own, _Own, _Base)]
     assert models[0].saved() == models[1].saved() == ["base", "wrapped", "own", "wrapped"]
     assert models[2].saved() == ["base", "wrapped"]
@@ -406,23 +404,3 @@ def test_columns_follow_each_other_up_to_the_end(stops: tuple[int, ...] | None) 
 def test_prompts_that_fill_the_length_yield_nothing() -> None:
     prompts = Letters().generate_preprocess(["abc", "abe"], 3)
     assert list(generate_stepwise(Decoder(), prompts, None, 1)) == []
-
-
-# The interface of remote state for Keras, and the implementation that parameter servers give.
-
-METHODS = [name for name, value in vars(RemoteKeras).items() if inspect.isfunction(value)]
-METHODS = [name for name in METHODS if not name.startswith("_")]
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_parameter_servers_take_the_arguments_of_the_interface(name) -> None:
-    wanted = inspect.signature(getattr(RemoteKeras, name)).parameters
-    given = inspect.signature(getattr(ServerKeras, name)).parameters
-    kinds = {key: value.kind for key, value in wanted.items() if key != "self"}
-    assert kinds == {key: value.kind for key, value in given.items() if key != "self"}
-
-
-def test_interface_is_not_empty_and_cannot_be_made() -> None:
-    assert len(METHODS) >= 8
-    with pytest.raises(TypeError, match="Protocols cannot be instantiated"):
-        RemoteKeras()

@@ -18,8 +18,8 @@ import stratagem as sg
 from stratagem.group.current import Identity
 from stratagem.input import batches
 from stratagem.input.distributed import DistributedDataset
-from stratagem.keras.training import device_data, several_processes
-from stratagem.keras.training.dataset_adapter import DatasetAdapter
+from stratagem.keras.training import datasets, several_processes
+from stratagem.keras.training.datasets import DatasetAdapter
 from stratagem.keras.training.several_processes import (
     check_callbacks,
     data_lengths,
@@ -29,7 +29,7 @@ from stratagem.keras.training.several_processes import (
     settle_call,
     written_by_first,
 )
-from stratagem.keras.variables.stored_value import announce_gather
+from stratagem.keras.variables.variable import announce_gather
 from tests.parity.comparison import differences, mirrored, regression
 from tests.row_selections import count_selections
 from tests.unit.keras.replicas import values_of
@@ -342,7 +342,7 @@ _WEIGHTS = np.linspace(0.2, 2.0, 43, dtype="float32")
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Takes all arrays of JAX for arrays on an accelerator; the calls that select rows."""
-    for module in (batches, device_data):
+    for module in (batches, datasets):
         monkeypatch.setattr(module, "is_on_accelerator", lambda one: isinstance(one, jax.Array))
     return count_selections(monkeypatch)
 

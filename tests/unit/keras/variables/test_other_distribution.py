@@ -7,7 +7,7 @@ import warnings
 import keras
 import pytest
 
-from stratagem.keras.variables import variable_creation as other_distribution
+from stratagem.keras.variables import creation as other_distribution
 from tests.parity.comparison import mirrored
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
-import functools
+import dataclasses
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -16,10 +15,15 @@ import pytest
 
 import stratagem as sg
 from stratagem.devices.abstract_devices import planning_for
-from stratagem.keras.variables import annotations as annotations_of_annotations
-from stratagem.keras.variables.initial_rows import InitialRows
-from stratagem.keras.variables.variable_creation import adopt
-from stratagem.keras.variables.variable_source import current_source, variables_from
+from stratagem.keras.variables.creation import adopt
+from stratagem.keras.variables.requests import (
+    Annotations,
+    annotated,
+    current_annotations,
+    current_source,
+    variables_from,
+)
+from stratagem.parameter_server.keras.initial_rows import InitialRows
 from stratagem.planning.targets import parse_target
 from stratagem.variables.registry import VariableKind
 from tests.parity.comparison import (
@@ -446,66 +450,33 @@ def test_outside_of_scopes_nobody_is_asked() -> None:
 
 # Annotations of new variables: of a block, of its thread, and gone after an error.
 
-REFERENCE = object()
-CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Any, Any]] = {
-    "table": (
-        annotations_of_annotations.making_table,
-        annotations_of_annotations.is_making_table,
-        True,
-        False,
-    ),
-    "metric": (
-        annotations_of_annotations.making_state_of_metric,
-        annotations_of_annotations.is_making_state_of_metric,
-        True,
-        False,
-    ),
-    "worker": (
-        annotations_of_annotations.making_worker_local,
-        annotations_of_annotations.is_making_worker_local,
-        True,
-        False,
-    ),
-    "slot": (
-        functools.partial(annotations_of_annotations.making_slot_of, REFERENCE),
-        annotations_of_annotations.owner_of_new_slot,
-        REFERENCE,
-        None,
-    ),
-    "strings": (
-        functools.partial(
-            annotations_of_annotations.annotated_variables,
-            synchronization="on_read",
-            aggregation="sum",
-        ),
-        annotations_of_annotations.current_annotations,
-        ("on_read", "sum"),
-        None,
-    ),
+CHANGES: dict[str, Any] = {
+    "is_table": True,
+    "is_of_metric": True,
+    "is_worker_local": True,
+    "slot_of": object(),
+    "kind": ("on_read", "sum"),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CHANGES)
 def test_annotation_holds_within_its_block_and_thread(name) -> None:
-    block, current, inside, outside = CASES[name]
-    assert current() == outside
-    with block():
-        with block():
-            assert current() == inside
-        assert current() == inside, "the outer block goes on"
+    outside, changed = current_annotations(), {name: CHANGES[name]}
+    with annotated(**changed):
+        inside = current_annotations()
+        assert inside == dataclasses.replace(outside, **changed)
+        with annotated(**changed):
+            assert current_annotations() == inside
+        assert current_annotations() == inside, "the outer block goes on"
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
-            assert threads.submit(current).result() == outside
-        others = {other for other in CASES if other != name}
-        assert all(CASES[other][1]() == CASES[other][3] for other in others)
-    assert current() == outside
+            assert threads.submit(current_annotations).result() == outside
+    assert current_annotations() == outside == Annotations()
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_annotation_ends_with_an_error(name) -> None:
-    block, current, _, outside = CASES[name]
-    with pytest.raises(KeyError), block():
+def test_annotation_ends_with_an_error() -> None:
+    with pytest.raises(KeyError), annotated(is_table=True):
         raise KeyError
-    assert current() == outside
+    assert current_annotations() == Annotations()
 
 
 # Meshes of Keras while a script is planned for devices that do not exist.

@@ -389,8 +389,7 @@ def test_those_that_lead_come_first() -> None:
         ({"show": "none"}, "show='none' is not a valid choice(?s:.)*'all', 'leader'"),
         ({"grace_s": -0.5}, "grace_s=-0.5 is not a valid number of seconds"),
         ({"survivors": True, "min_workers": 1}, "survivors=True was passed with min_workers=1"),
-        ({"workers": 2, "spares": 1, "ps": 1}, "spares=1 was passed with ps=1"),
-        ({"spares": 1, "hosts": "a,b"}, "spares=1 was passed with hosts"),
+        ({"workers": 2, "survivors": True, "ps": 1}, "survivors=True was passed with ps=1"),
         ({"input_workers": -1}, "input_workers=-1 is too small"),
         (
             {"evaluator_grace_s": float("nan")},

@@ -147,7 +147,7 @@ def test_moments_of_two_pauses_count_for_the_loss() -> None:
     }
 
 
-def test_spare_that_takes_a_place_belongs_to_the_loss() -> None:
+def test_process_that_joins_in_the_change_of_a_loss_belongs_to_the_loss() -> None:
     stayed = (
         first_step(2, 1),
         steps(2, 10, 2, 17),
@@ -163,7 +163,7 @@ def test_spare_that_takes_a_place_belongs_to_the_loss() -> None:
             process("worker 2", 0, first_step(11, 18), *stayed[-2:]),
         )
     )
-    # The spare has waited from second 0 to 11, in which the others trained.
+    # It has waited from second 0 to 11, in which the others trained.
     assert parts(account) == {"starting": 2, "useful": 17.5, "members lost": 0.5}
     assert account.failures == ()
     assert account.is_over

@@ -206,13 +206,6 @@ def test_unmeasured_waits_of_several_workers_are_named(tmp_path) -> None:
     assert found.empty.startswith("8 lines of steps have no measured waits.")
 
 
-def test_no_worker_is_named_if_steps_do_not_wait_for_all(tmp_path) -> None:
-    group = Group(num_workers=3, slow=1, cause="compute", extra_s=0.25, waits_for_all=False)
-    found = made(tmp_path, simulated(group))
-    assert found.empty.startswith("With backup workers, a step waits for the first workers only.")
-    assert not found.rows
-
-
 def test_one_worker_has_no_stragglers(tmp_path) -> None:
     assert "one worker" in made(tmp_path, run(process("worker 0", 0))).empty
 

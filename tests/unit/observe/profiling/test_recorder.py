@@ -268,9 +268,9 @@ def observer():
 
 
 def test_calls_are_steps_or_other_work(observer) -> None:
-    with observed_call(4, lambda: "ready", trains=True):
+    with observed_call(4, lambda: "ready", lambda: True):
         observer.notes.append("runs")
-    with observed_call(1, tuple, trains=False):
+    with observed_call(1, tuple, lambda: False):
         pass
     assert observer.notes == [4, "runs", "ready", "other work"]
 
@@ -285,4 +285,4 @@ def test_second_observer_is_refused(observer) -> None:
 
 def test_nothing_is_observed_without_one() -> None:
     assert current_observer() is None
-    assert observed_call(1, tuple, trains=True) is UNOBSERVED
+    assert observed_call(1, tuple, lambda: True) is UNOBSERVED

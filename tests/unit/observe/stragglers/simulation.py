@@ -15,8 +15,7 @@ class Group:
     """Equal workers, whose times vary by `noise`, except for one.
 
     `extra_s` is added to each step of worker `slow` from its number `begin` to `end`: to its input
-    or its computing. Without `waits_for_all`, steps may leave workers
-    out, and their lines have no `waited_s`.
+    or its computing.
     """
 
     num_workers: int
@@ -31,7 +30,6 @@ class Group:
     begin: int = 0
     end: int = 10**9
     measures_transfers: bool = True
-    waits_for_all: bool = True
     seed: int = 0
 
     def lines(self) -> list[Line]:
@@ -44,12 +42,7 @@ class Group:
         begin_s = 0.0
         for step in range(1, self.num_steps + 1):
             begin_s = self._run_step(step, begin_s, workers, rng)
-        lines = [line for worker in workers for line in [*worker.lines, *worker.rest()]]
-        if self.waits_for_all:
-            return lines
-        return [
-            (task, at_s, dataclasses.replace(event, waited_s=None)) for task, at_s, event in lines
-        ]
+        return [line for worker in workers for line in [*worker.lines, *worker.rest()]]
 
     def _run_step(
         self, step: int, begin_s: float, workers: list[_Worker], rng: random.Random

@@ -256,11 +256,6 @@ def test_input_is_no_longer_than_the_own_work() -> None:
     assert window.bins[0]["worker 1"].input_s == pytest.approx(0.05)
 
 
-def test_lines_of_steps_that_may_leave_workers_out_are_in_no_window() -> None:
-    group = Group(num_workers=3, slow=1, cause="compute", extra_s=0.5, waits_for_all=False)
-    assert windows_of(group.lines()) == []
-
-
 # Times of the workers over a run, compared with what was put in.
 
 

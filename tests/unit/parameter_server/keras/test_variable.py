@@ -375,11 +375,17 @@ def test_constraints_of_what_no_server_has_whole_are_refused(strategy) -> None:
             layer.build((None, 4))
 
 
-def test_use_in_a_compiled_function_of_the_coordinator_is_refused(strategy) -> None:
+def test_function_of_the_coordinator_asks_the_servers_at_each_call(strategy) -> None:
     with strategy.scope():
         v = sg.Variable(START)
-    with pytest.raises(NotImplementedError, match=r"was used in an sg.function"):
-        sg.function(lambda: v.value + 1.0)()
+
+    @sg.function
+    def doubled() -> Any:
+        v.assign(2.0 * v.value)
+        return v.value + 1.0
+
+    for factor in (2.0, 4.0):
+        np.testing.assert_allclose(doubled(), factor * START + 1.0)
 
 
 @pytest.mark.compatibility

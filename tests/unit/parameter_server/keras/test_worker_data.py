@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.keras.training.dataset_adapter import adapted
+from stratagem.keras.training.datasets import adapted
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.parameter_server.strategy.entry_points import make_worker
 from tests.unit.parameter_server.clusters import local_strategy

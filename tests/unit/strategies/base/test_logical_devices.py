@@ -127,7 +127,7 @@ def test_compiled_step_computes_with_the_pieces(parts, piece) -> None:
     x = jnp.arange(32.0).reshape(4, 8)
     np.testing.assert_allclose(strategy.run(step, (x,)).components[1], np.cos(x), rtol=1e-6)
     (program,) = strategy.executor._programs.values()
-    text = program._step.lower([], [], [], [x], [], []).compile().as_text()
+    text = program.step.compiled(many=False).lower([], [], [], [x], [], []).compile().as_text()
     rows, columns = piece
     assert f"f32[{rows},{columns}]" in next(line for line in text.splitlines() if "cosine" in line)
 

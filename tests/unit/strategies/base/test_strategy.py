@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import re
 from typing import Any
 
@@ -14,18 +13,15 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.devices.collectives import axis
-from stratagem.devices.collectives.choice import Algorithm, Choice
-from stratagem.devices.collectives.measurement import SIZES_BYTES, MeasuredChoice
-from stratagem.devices.collectives.packing import SizedPacks
+from stratagem.devices.collectives import all_reduce
+from stratagem.devices.collectives.all_reduce import Algorithm
 from stratagem.devices.communication import CommunicationImplementation, CommunicationOptions
 from stratagem.devices.finding import find_devices
 from stratagem.devices.mesh import Topology
 from stratagem.keras.training.model import lower_training_step
-from stratagem.strategies.base.automatic import AutomaticOps
+from stratagem.strategies.base.cross_device_ops import AutomaticOps
 from stratagem.strategies.base.self_description import (
     DescribedDevice,
-    DescribedTransfer,
     StoredVariableSize,
     StrategyDescription,
 )
@@ -248,38 +244,38 @@ def topology_of(num_slices: int) -> Topology:
     )
 
 
-def test_sums_between_slices_go_in_stages_without_being_measured() -> None:
-    choice = AutomaticOps().all_reduce(topology_of(2)).choice
-    assert choice.algorithm(2**20) is Algorithm.HIERARCHICAL
-    assert choice.algorithm(4) is Algorithm.COMPILER
-    assert AutomaticOps().all_reduce(topology_of(1)).choice.algorithm(2**20) is Algorithm.COMPILER
+def algorithms(options: CommunicationOptions | None, num_slices: int) -> list[Algorithm]:
+    """The algorithms of a small and a large array."""
+    communicator = AutomaticOps(options).communicator(topology_of(num_slices))
+    return [communicator.algorithm_of(size) for size in (4, 2**20)]
+
+
+def test_sums_between_slices_go_in_stages() -> None:
+    assert algorithms(None, 2) == [Algorithm.COMPILER, Algorithm.HIERARCHICAL]
+    assert algorithms(None, 1) == [Algorithm.COMPILER] * 2
     options = CommunicationOptions(implementation=CommunicationImplementation.RING)
-    assert (
-        AutomaticOps(options).all_reduce(topology_of(2)).choice.algorithm(2**20) is Algorithm.RING
-    )
+    assert algorithms(options, 2) == [Algorithm.RING] * 2
 
 
 def test_two_stages_can_be_asked_for() -> None:
     options = CommunicationOptions(implementation="two_stage")
-    choice = AutomaticOps(options).all_reduce(topology_of(1)).choice
-    assert choice.algorithm(4) is choice.algorithm(2**30) is Algorithm.TWO_STAGE
+    assert algorithms(options, 1) == [Algorithm.TWO_STAGE] * 2
 
 
-def test_measured_times_choose_the_packs(monkeypatch) -> None:
+@pytest.mark.parametrize(("between", "expected"), [(True, "to one device"), (False, "compiler")])
+def test_only_strategies_over_gloo_choose_between_processes(monkeypatch, between, expected) -> None:
+    """Sums of others, such as those of an elastic group, have no such figures."""
     monkeypatch.setattr(Topology, "spans_processes", True)
     topology = Topology(tuple(jax.devices()[:2]))
-    for latency_s, expected in [(1e-4, 2**18), (0.1, 2**24)]:
-        times_s = {size: latency_s + 8e-9 * size for size in SIZES_BYTES}
-        measured = MeasuredChoice(Choice(), {Algorithm.COMPILER: times_s}, "measured")
-        packing = AutomaticOps(measured=measured).all_reduce(topology).packing
-        assert packing == SizedPacks(expected, expected)
+    communicator = AutomaticOps(between_processes=between).communicator(topology)
+    assert communicator.algorithm_of(2**12) == expected
 
 
 @pytest.fixture
 def two_slices(monkeypatch) -> None:
     """CPU devices with even numbers form one slice, the others another."""
-    monkeypatch.setattr(axis, "num_slices", lambda _: 2)
-    monkeypatch.setattr(axis, "slice_of", lambda device: device.id % 2)
+    monkeypatch.setattr(all_reduce, "num_slices", lambda _: 2)
+    monkeypatch.setattr(all_reduce, "slice_of", lambda device: device.id % 2)
 
 
 def _trained(scope: Scope) -> dict[str, Any]:
@@ -293,7 +289,7 @@ def _trained(scope: Scope) -> dict[str, Any]:
 @pytest.mark.usefixtures("two_slices")
 def test_training_on_two_slices_is_that_of_one_device() -> None:
     strategy = sg.MirroredStrategy(jax.devices()[:4], sg.HierarchicalCopyAllReduce(num_packs=0))
-    groups = strategy.cross_device_ops.all_reduce(strategy.topology).axis.groups
+    groups = strategy.cross_device_ops.communicator(strategy.topology).axis.groups
     assert groups == ((0, 2), (1, 3))
     assert not differences(carried_out(_trained, strategy.scope), plain_keras(_trained))
 
@@ -341,10 +337,6 @@ def _description(num_variables: int = 2, num_devices: int = 2) -> StrategyDescri
             for index, name in enumerate(names)
         ],
         variables=variables,
-        transfers=[
-            DescribedTransfer("all-reduce", "gradients", 2048, 3072),
-            DescribedTransfer("exchange of rows", "rows", None, None),
-        ],
         programs={"fit": 1, "step": 12},
     )
 
@@ -368,12 +360,6 @@ def test_text_has_every_number() -> None:
         "<1>/kernel[0]   (1, 4)   float32   copy per replica   16 B     16 B",
         "all 2                                                 48 B     48 B",
         "",
-        "Sent in each training step",
-        "how                arrays          size   sent by a replica",
-        "───────────────────────────────────────────────────────────",
-        "all-reduce         gradients    2.0 KiB             3.0 KiB",
-        "exchange of rows   rows        by batch            by batch",
-        "",
         "Compiled programs",
         "function   times",
         "────────────────",
@@ -386,12 +372,7 @@ def test_text_has_every_number() -> None:
 def test_html_has_the_same_tables() -> None:
     texts = require_plain(_description()._repr_html_()).texts
     assert texts[:2] == ["Some(<devices>): 2 replicas", "Devices"]
-    assert [texts.count(name) for name in ("cpu:0", "<2>/kernel[0]", "by batch", "12")] == [
-        1,
-        1,
-        2,
-        1,
-    ]
+    assert [texts.count(name) for name in ("cpu:0", "<2>/kernel[0]", "12")] == [1, 1, 1]
 
 
 def test_many_rows_are_left_out_and_counted() -> None:
@@ -406,19 +387,12 @@ def test_many_rows_are_left_out_and_counted() -> None:
 
 def test_nothing_yet() -> None:
     described = StrategyDescription(
-        title="New", num_replicas=1, devices=[], variables=[], transfers=[], programs={}
+        title="New", num_replicas=1, devices=[], variables=[], programs={}
     )
     lines = str(described).splitlines()
     assert lines[0] == "New: 1 replica"
-    assert any(line.startswith("nothing") for line in lines)
     assert any(line.startswith("none") for line in lines)
     require_plain(described._repr_html_())
-
-
-def test_transfer_of_some_steps_says_how_many() -> None:
-    transfer = DescribedTransfer("all-reduce", "changes of weights", 4096, 82, every_steps=50)
-    described = dataclasses.replace(_description(), transfers=[transfer])
-    assert "all-reduce, every 50 steps   changes of weights   4.0 KiB" in str(described)
 
 
 # The base class of strategies: its topology, and copies of subclasses.

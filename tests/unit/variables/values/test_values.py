@@ -18,8 +18,15 @@ from hypothesis import strategies as st
 import stratagem as sg
 from stratagem.devices.finding import find_devices
 from stratagem.devices.mesh import Topology
-from stratagem.variables.distributed import DistributedValues, Mirrored, PerReplica
-from stratagem.variables.regrouping import is_array, is_per_replica, regroup, select_replica
+from stratagem.variables.distributed import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    is_array,
+    is_per_replica,
+    regroup,
+    select_replica,
+)
 from tests.unit.test_rendering import require_plain
 
 ROWS = np.arange(12, dtype=np.float32).reshape(3, 2, 2)

@@ -1,1 +1,0 @@
-"""Analyses of jaxprs: replication, dependence on rows, retracing."""

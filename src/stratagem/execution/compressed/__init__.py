@@ -1,1 +1,0 @@
-"""Sums of gradients in a lossy form, with the error kept for the next step."""

@@ -1,1 +1,0 @@
-"""Contexts of a call (cross-replica, replica, update), and the current strategy."""

@@ -1,1 +1,0 @@
-"""Eager execution of replica functions: op by op, with one thread per replica."""

@@ -1,1 +1,0 @@
-"""Row lookups in embedding tables, their gradients, and updates of sharded tables."""

@@ -1,1 +1,0 @@
-"""`sg.function`: whole steps, with `run` and `reduce`, as one compiled program."""

@@ -1,0 +1,202 @@
+"""Row updates of a variable: `scatter_add`, `scatter_update` and the like."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+
+from stratagem.errors import explain
+from stratagem.execution.replica_context import ReplicaContext
+from stratagem.options import ReduceOp, VariableAggregation
+from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.indexed_slices import IndexedSlices
+from stratagem.variables.registry import Home, VariableKind, home_of
+from stratagem.variables.sharded_variable import changed_rows, sets_rows
+
+
+class RowUpdates:
+    """The scatter methods of a strategy's variable.
+
+    In a replica function the rows of all replicas are aggregated by the variable's aggregation and
+    then applied; in cross-replica and update context they are applied directly. Rows with the same
+    index are added up, except by `scatter_min`, `scatter_max` and `scatter_update`.
+
+    Source: TF 2.21 values.py, DistributedVariable.scatter_add and the like.
+    """
+
+    if TYPE_CHECKING:
+        path: str
+
+        def aggregating_context(self) -> ReplicaContext | None:
+            """Returns the context in which rows are aggregated over replicas, or None."""
+            ...
+
+    def scatter_add(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Adds rows. Call anywhere.
+
+        Args:
+            sparse_delta: rows of shape (k, ...) and their indices.
+            use_locking: ignored; accepted for compatibility with TensorFlow.
+            name: ignored, likewise.
+
+        Returns:
+            The new value.
+
+        Raises:
+            TypeError: not `IndexedSlices`, or `PerReplica` ones where they cannot be aggregated.
+            NotImplementedError: an ON_READ variable.
+            ValueError: aggregation NONE and rows that differ between replicas.
+
+        Example:
+            >>> with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+            ...     v = sg.Variable([1.0, 2.0])
+            >>> v.scatter_add(sg.IndexedSlices(jax.numpy.array([5.0]), jax.numpy.array([1])))
+            Array([1., 7.], dtype=float32)
+
+        Source: TF 2.21 values.py, DistributedVariable.scatter_add.
+        """
+        return _scatter(self, "scatter_add", sparse_delta)
+
+    def scatter_sub(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Subtracts rows; otherwise as `scatter_add`."""
+        return _scatter(self, "scatter_sub", sparse_delta)
+
+    def scatter_mul(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Multiplies rows; otherwise as `scatter_add`."""
+        return _scatter(self, "scatter_mul", sparse_delta)
+
+    def scatter_div(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Divides rows; otherwise as `scatter_add`."""
+        return _scatter(self, "scatter_div", sparse_delta)
+
+    def scatter_min(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Sets rows to the minimum of their value and the given one. Call anywhere.
+
+        Args:
+            sparse_delta: rows of shape (k, ...) and their indices.
+            use_locking: ignored; accepted for compatibility with TensorFlow.
+            name: ignored, likewise.
+
+        Returns:
+            The new value.
+
+        Raises:
+            NotImplementedError: in a replica function with aggregation SUM or MEAN, or an ON_READ
+                variable. Otherwise as `scatter_add`.
+
+        Source: TF 2.21 values.py, DistributedVariable.scatter_min.
+        """
+        return _scatter(self, "scatter_min", sparse_delta)
+
+    def scatter_max(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Sets rows to the maximum of their value and the given one; otherwise as `scatter_min`."""
+        return _scatter(self, "scatter_max", sparse_delta)
+
+    def scatter_update(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Sets rows; otherwise as `scatter_min`."""
+        return _scatter(self, "scatter_update", sparse_delta)
+
+    def change_rows(self, method: str, slices: IndexedSlices) -> Any:
+        """Applies a scatter method to rows without aggregation and returns the new value."""
+        variable: Any = self
+        return variable.assign_own(changed_rows(method, variable.own_value(), slices))
+
+
+def _home(variable: object) -> Home:
+    home = home_of(variable)
+    assert home is not None  # only variables of strategies have these methods
+    return home
+
+
+def _scatter(variable: RowUpdates, method: str, sparse_delta: object) -> Any:
+    context = variable.aggregating_context()
+    _check(variable, method, is_aggregated=context is not None)
+    slices = _plain(variable, method, sparse_delta)
+    slices.check()
+    if context is not None:
+        slices = _aggregate(_home(variable).aggregation, slices, context)
+    return variable.change_rows(method, slices)
+
+
+def _aggregate(
+    aggregation: VariableAggregation, slices: IndexedSlices, context: ReplicaContext
+) -> IndexedSlices:
+    """Returns the rows of all replicas combined, in a replica function."""
+    if aggregation is VariableAggregation.NONE:
+        return slices
+    if aggregation is not VariableAggregation.ONLY_FIRST_REPLICA:
+        op = ReduceOp.from_variable_aggregation(aggregation)
+        return context.communicator.all_reduce_slices(op, slices)
+    gathered = context.communicator.all_reduce_slices(ReduceOp.SUM, slices)
+    owner = jnp.full(jnp.shape(slices.indices), context.replica_id_in_sync_group)
+    owners = context.communicator.all_gather(owner, 0, None)
+    nowhere = jnp.iinfo(gathered.indices.dtype).max
+    indices = jnp.where(owners == 0, gathered.indices, nowhere)
+    return IndexedSlices(gathered.values, indices, slices.dense_shape)
+
+
+def _plain(variable: RowUpdates, method: str, value: object) -> IndexedSlices:
+    """Returns the rows of a distributed value as one `IndexedSlices`, where that is allowed."""
+    slices = value.value if isinstance(value, Mirrored) else value
+    if not isinstance(slices, IndexedSlices):
+        raise TypeError(
+            explain(
+                f"{method} of {variable.path!r} received a value of type {type(slices).__name__}.",
+                expected="sg.IndexedSlices.",
+                fix="write sg.IndexedSlices(values, indices).",
+            )
+        )
+    if not isinstance(slices.values, PerReplica):
+        return slices
+    home = _home(variable)
+    can_aggregate = home.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN)
+    if slices.values.local is not None or not can_aggregate:
+        raise TypeError(
+            explain(
+                f"{method} of {variable.path!r}, whose aggregation is {home.aggregation.name}, "
+                "received rows that differ between replicas.",
+                expected="the same rows for every copy.",
+                fix="reduce them first: strategy.reduce(op, slices, axis=None).",
+            )
+        )
+    op = ReduceOp.from_variable_aggregation(home.aggregation)
+    return home.strategy.reduce(op, slices, axis=None)
+
+
+def _check(variable: RowUpdates, method: str, *, is_aggregated: bool) -> None:
+    home = _home(variable)
+    if home.kind is VariableKind.ON_READ:
+        raise NotImplementedError(
+            explain(
+                f"{method} was called on {variable.path!r}, an ON_READ variable.",
+                expected="an ON_WRITE variable.",
+                fix="leave `synchronization` out when you create it, or assign the whole value.",
+            )
+        )
+    has_sum = home.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN)
+    if sets_rows(method) and has_sum and is_aggregated:
+        raise NotImplementedError(
+            explain(
+                f"{method} was called in a replica function on {variable.path!r}, whose "
+                f"aggregation is {home.aggregation.name}.",
+                expected="aggregation NONE or ONLY_FIRST_REPLICA: minima, maxima and new values "
+                "of replicas have no sum.",
+                fix="use scatter_add, or merge_call and extended.update with the same rows for "
+                "every copy.",
+            )
+        )

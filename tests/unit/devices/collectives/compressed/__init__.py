@@ -1,1 +1,0 @@
-"""Compressed sums, against NumPy and against what no scheme may lose."""

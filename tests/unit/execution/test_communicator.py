@@ -1,0 +1,154 @@
+"""Communicators: a single replica, and a replica of a mesh."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from stratagem.devices.collectives.all_reduce import ReplicaAxis, SizedPacks
+from stratagem.execution.communicator import Communicator, MeshCommunicator, SoleCommunicator
+from stratagem.options import ReduceOp
+from stratagem.variables.distributed import Mirrored, PerReplica
+from tests.unit.devices.collectives.axes import AXES, on_axis
+
+STRATEGY = object()
+VALUES = np.array([[1.0, 2.0], [3.0, 5.0], [7.0, 9.0]], np.float32)
+
+
+@pytest.fixture
+def sole() -> SoleCommunicator:
+    return SoleCommunicator()
+
+
+@pytest.fixture
+def mesh() -> MeshCommunicator:
+    return MeshCommunicator(AXES[3])
+
+
+def test_both_are_communicators_of_a_number_of_replicas(sole, mesh) -> None:
+    assert isinstance(sole, Communicator)
+    assert isinstance(mesh, Communicator)
+    assert (sole.num_replicas, mesh.num_replicas) == (1, 3)
+
+
+@pytest.mark.parametrize("value", [2.5, np.float32(2.5), jnp.ones(2), jnp.ones(2, jnp.bfloat16)])
+@pytest.mark.parametrize("op", list(ReduceOp))
+def test_sole_replica_gets_its_own_floats_back(sole, op, value) -> None:
+    assert sole.all_reduce(op, value) is value
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "uint8", "bool", "float32", "bfloat16"])
+def test_sole_replica_gets_the_dtypes_that_several_get(sole, mesh, dtype) -> None:
+    value = np.ones((3, 2), getattr(ml_dtypes, dtype, dtype))
+    for op in ReduceOp:
+        several = on_axis(AXES[3], lambda x, op=op: mesh.all_reduce(op, x), value)
+        alone = sole.all_reduce(op, jnp.asarray(value[0]))
+        assert alone.dtype == several.dtype
+        np.testing.assert_array_equal(alone.astype(jnp.float32), [1.0, 1.0])
+
+
+def test_sole_replica_gathers_its_own_true_rows(sole) -> None:
+    rows = np.arange(6).reshape(3, 2)
+    np.testing.assert_array_equal(sole.all_gather(rows, 0, None), rows)
+    np.testing.assert_array_equal(sole.all_gather(rows, 0, (2,)), rows[:2])
+    np.testing.assert_array_equal(sole.all_gather(rows, 1, (1,)), rows[:, :1])
+
+
+def test_sole_replica_merges_with_plain_values_and_results(sole) -> None:
+    def merge(strategy, value, *, scale):
+        assert strategy is STRATEGY
+        assert value == 2.0
+        return {"mirrored": Mirrored(scale * value), "plain": [value, None, "text"]}
+
+    result = sole.merge(STRATEGY, merge, (2.0,), {"scale": 3.0})
+    assert result == {"mirrored": 6.0, "plain": [2.0, None, "text"]}
+
+
+def test_mesh_replica_reduces_and_gathers_over_its_axis(mesh) -> None:
+    def step(value):
+        return {
+            "sum": mesh.all_reduce(ReduceOp.SUM, value),
+            "mean": mesh.all_reduce(ReduceOp.MEAN, value),
+            "all": mesh.all_gather(value, 0, None),
+            "true": mesh.all_gather(value, 0, (1, 0, 2)),
+        }
+
+    result = on_axis(AXES[3], step, VALUES)
+    for replica in range(3):
+        np.testing.assert_allclose(result["sum"][replica], [11.0, 16.0])
+        np.testing.assert_allclose(result["mean"][replica], [11.0 / 3, 16.0 / 3], rtol=1e-6)
+        np.testing.assert_array_equal(result["all"][replica], [1, 2, 3, 5, 7, 9])
+        np.testing.assert_array_equal(result["true"][replica], [1, 7, 9])
+
+
+def test_mesh_replica_merges_with_views_of_its_arrays_and_everything_else_as_it_is(mesh) -> None:
+    seen = []
+
+    def merge(strategy, value, others, *, name):
+        seen.append((strategy, others, name))
+        assert isinstance(value, PerReplica)
+        assert value.stacked is None
+        return {"back": value, "mirrored": Mirrored(2 * value.local), "name": name}
+
+    def step(value):
+        result = mesh.merge(STRATEGY, merge, (value, [1.5, None]), {"name": "text"})
+        assert result.pop("name") == "text"
+        return result
+
+    result = on_axis(AXES[3], step, VALUES)
+    assert seen == [(STRATEGY, [1.5, None], "text")]
+    np.testing.assert_array_equal(result["back"], VALUES)
+    np.testing.assert_array_equal(result["mirrored"], 2 * VALUES)
+
+
+def test_mesh_replica_gets_its_part_of_a_per_replica_from_outside_the_step(mesh) -> None:
+    outside = PerReplica(stacked=jnp.asarray([10.0, 20.0, 30.0]))
+
+    def merge(_, value):
+        assert value is outside
+        return [value, outside]
+
+    result = on_axis(AXES[3], lambda _: mesh.merge(STRATEGY, merge, (outside,), {}), VALUES)
+    np.testing.assert_array_equal(result, [[10, 20, 30]] * 2)
+
+
+def test_mesh_replica_cannot_get_its_part_of_python_objects(mesh) -> None:
+    objects = PerReplica(objects=("a", "b", "c"))
+    words = r"merge_call returned PerReplica\[a \| b \| c\](?s:.)*config.run_eagerly"
+    with pytest.raises(ValueError, match=words):
+        on_axis(AXES[3], lambda _: mesh.merge(STRATEGY, lambda _: objects, (), {}), VALUES)
+
+
+def test_mesh_replicas_merge_under_a_transformation(mesh) -> None:
+    """The derivative of the sum over replicas of x ** 2, each replica by its own x."""
+
+    def step(value):
+        def loss(x):
+            return mesh.merge(
+                STRATEGY,
+                lambda _, view: Mirrored(mesh.all_reduce(ReduceOp.SUM, view.local)),
+                (jnp.vdot(x, x),),
+                {},
+            )
+
+        return jax.grad(loss)(value)
+
+    np.testing.assert_allclose(on_axis(AXES[3], step, VALUES), 3 * 2 * VALUES)
+
+
+@pytest.mark.parametrize(("packs", "expected"), [(False, 3), (True, 1)])
+def test_values_among_groups_are_packed_if_asked(packs, expected) -> None:
+    axis = ReplicaAxis("row", 4)
+    whole = MeshCommunicator(axis, packing=SizedPacks(100, 100))
+    parts = [np.arange(4.0 * size, dtype=np.float32).reshape(4, size) for size in (2, 3, 5)]
+
+    def add(values):
+        return whole.among(((0, 2), (1, 3)), packs=packs).all_reduce_many(ReduceOp.SUM, values)
+
+    for part, total in zip(parts, on_axis(axis, add, parts), strict=True):
+        np.testing.assert_array_equal(total, np.tile(part[:2] + part[2:], (2, 1)))
+    program = jax.make_jaxpr(add, axis_env=[("row", 4)])([part[0] for part in parts])
+    assert str(program).count("psum") == expected

@@ -1,0 +1,290 @@
+"""Jaxprs: parts without what is unused, calls and elements, and evaluation outside of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from stratagem.devices.mesh import REPLICA_AXIS
+from stratagem.execution.jaxprs import (
+    called_jaxpr,
+    free_variables,
+    inner_jaxprs,
+    is_by_element,
+    leading_to,
+    retrace,
+    spliced,
+    without_unused,
+)
+from tests.parity.comparison import mirrored
+
+_seen: list[float] = []
+
+
+def _note(value: Any) -> None:
+    _seen.append(float(np.asarray(value)))
+
+
+def reduced(
+    function: Callable[..., Any], *args: Any, kept: Any = None, **options: Any
+) -> tuple[ClosedJaxpr, list[bool]]:
+    closed = jax.make_jaxpr(function)(*args)
+    is_kept = kept or [False] * len(closed.jaxpr.invars)
+    jaxpr, stays = without_unused(closed.jaxpr, is_kept, **options)
+    return ClosedJaxpr(jaxpr, closed.consts), stays
+
+
+def names_of(closed: ClosedJaxpr) -> list[str]:
+    return [eqn.primitive.name for eqn in closed.jaxpr.eqns]
+
+
+def test_what_no_result_depends_on_is_left_out() -> None:
+    def function(a: Any, b: Any, c: Any) -> Any:
+        unused = jnp.sin(b) * c
+        assert unused.shape == ()
+        return jnp.cos(a) * 2.0
+
+    closed, stays = reduced(function, 1.0, 2.0, 3.0)
+    assert stays == [True, False, False]
+    assert names_of(closed) == ["cos", "mul"]
+    np.testing.assert_allclose(jaxpr_as_fun(closed)(0.5), [2 * np.cos(0.5)], rtol=1e-6)
+
+
+def test_inputs_that_are_kept_stay_in_their_places() -> None:
+    closed, stays = reduced(lambda a, b, c: a - c, 5.0, 7.0, 3.0, kept=[False, True, False])
+    assert stays == [True, True, True]
+    np.testing.assert_allclose(jaxpr_as_fun(closed)(5.0, 7.0, 3.0), [2.0])
+    closed, stays = reduced(lambda a, b, c: b * 1.0, 5.0, 7.0, 3.0, kept=[True, False, False])
+    assert stays == [True, True, False]
+    np.testing.assert_allclose(jaxpr_as_fun(closed)(5.0, 7.0), [7.0])
+
+
+def test_results_that_are_inputs_or_numbers_need_nothing() -> None:
+    closed, stays = reduced(lambda a, b: (b, 3.0, b), 1.0, 2.0)
+    assert stays == [False, True]
+    assert names_of(closed) == []
+    assert [float(one) for one in jaxpr_as_fun(closed)(2.0)] == [2.0, 3.0, 2.0]
+
+
+def test_constants_are_kept() -> None:
+    table = np.arange(4.0, dtype="float32")
+    closed, stays = reduced(lambda a, b: jnp.asarray(table)[a], 2, 1.0)
+    assert stays == [True, False]
+    assert float(jaxpr_as_fun(closed)(jnp.asarray(2))[0]) == 2.0
+
+
+def test_all_results_of_what_is_needed_in_part_are_computed() -> None:
+    def function(a: Any, b: Any) -> Any:
+        (first, _), _ = jax.lax.scan(lambda c, _: ((c[0] + 1.0, c[1] * b), None), (a, b), length=3)
+        return first
+
+    closed, stays = reduced(function, 1.0, 2.0)
+    assert stays == [True, True]
+    np.testing.assert_allclose(jaxpr_as_fun(closed)(1.0, 2.0), [4.0])
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("kind", ["io_callback", "debug"])
+def test_what_is_done_besides_stays_where_it_is_to(kind, keeps) -> None:
+    def function(a: Any, b: Any) -> Any:
+        if kind == "debug":
+            jax.debug.callback(_note, b)
+        else:
+            io_callback(_note, None, b)
+        return a + 1.0
+
+    closed, stays = reduced(function, 1.0, 2.0, keeps_effects=keeps)
+    assert stays == [True, keeps]
+    _seen.clear()
+    args = [value for value, stay in zip((1.0, 2.0), stays, strict=True) if stay]
+    results = jax.jit(jaxpr_as_fun(closed))(*map(jnp.asarray, args))
+    np.testing.assert_allclose(results, [2.0])
+    jax.effects_barrier()
+    assert _seen == ([2.0] if keeps else [])
+
+
+def test_callback_whose_result_is_needed_stays() -> None:
+    def function(a: Any) -> Any:
+        return io_callback(lambda a: np.float32(a) * 3, jnp.zeros(()), a)
+
+    closed, stays = reduced(function, 2.0, keeps_effects=False)
+    assert stays == [True]
+    np.testing.assert_allclose(jax.jit(jaxpr_as_fun(closed))(jnp.asarray(2.0)), [6.0])
+
+
+def test_naming_a_mesh_axis_is_no_reason_to_stay() -> None:
+    mesh = mirrored(2).topology.mesh
+
+    def step(a: Any, b: Any) -> Any:
+        jax.lax.psum(b, REPLICA_AXIS)
+        return a * 2.0
+
+    split = P(REPLICA_AXIS)
+    closed = jax.make_jaxpr(
+        jax.shard_map(step, mesh=mesh, in_specs=(split, split), out_specs=split, check_vma=False)
+    )(np.ones(2, "float32"), np.ones(2, "float32"))
+    (eqn,) = [one for one in closed.jaxpr.eqns if one.primitive.name == "shard_map"]
+    jaxpr, stays = without_unused(eqn.params["jaxpr"], [False, False])
+    assert stays == [True, False]
+    assert [one.primitive.name for one in jaxpr.eqns] == ["mul"]
+
+
+# Parts of a jaxpr, and operations in the place of others.
+
+
+def test_operations_that_lead_to_a_value_and_what_they_read() -> None:
+    jaxpr = jax.make_jaxpr(lambda a, b, c: (jnp.sin(a) * b, jnp.cos(c)))(1.0, 2.0, 3.0).jaxpr
+    eqns = leading_to(jaxpr.eqns, jaxpr.outvars[:1])
+    assert [eqn.primitive.name for eqn in eqns] == ["sin", "mul"]
+    assert free_variables(eqns) == jaxpr.invars[:2]
+    everything = leading_to(jaxpr.eqns, [], lambda eqn: eqn.primitive.name != "sin")
+    assert everything == jaxpr.eqns  # a product needs the sine, and is itself kept
+
+
+def test_spliced_operations_compute_the_same_results_from_other_constants() -> None:
+    table = np.arange(3.0, dtype="float32")
+    closed = jax.make_jaxpr(lambda x: jnp.exp(jax.lax.sin(x) * 2.0))(table)
+    eqns = []
+    for eqn in closed.jaxpr.eqns:
+        replaced = eqn.primitive.name == "sin"
+        eqns += spliced(eqn, lambda x: x + jnp.asarray(table)) if replaced else [eqn]
+    result = jaxpr_as_fun(ClosedJaxpr(closed.jaxpr.replace(eqns=eqns), closed.consts))(table)
+    np.testing.assert_allclose(result[0], np.exp(4 * table), rtol=1e-6)
+
+
+@pytest.mark.compatibility
+@pytest.mark.parametrize(
+    "function",
+    [jax.jit(jnp.sin), jax.nn.relu, jax.checkpoint(jnp.sin), jax.numpy.linalg.norm],
+    ids=["jit", "custom_jvp", "checkpoint", "norm"],
+)
+def test_calls_are_those_of_jax(function) -> None:
+    (eqn,) = jax.make_jaxpr(function)(jnp.ones((2, 3))).jaxpr.eqns
+    called = called_jaxpr(eqn)
+    assert inner_jaxprs(eqn) == [getattr(called, "jaxpr", called)]
+
+
+# Evaluating a trace anew gives what the function gives, without the mesh that it was traced in.
+
+
+def conditions(x: jax.Array) -> jax.Array:
+    return jax.lax.cond(x.sum() > 0, lambda v: jnp.where(v > 1, v, -v), lambda v: v * 3, x)
+
+
+def loops(x: jax.Array) -> jax.Array:
+    limit = x.max()
+    return jax.lax.while_loop(lambda v: v.sum() < 40 + limit, lambda v: v * 2 + limit, x)
+
+
+def scans(x: jax.Array) -> jax.Array:
+    scale = jnp.clip(x[0], 1, 2)
+
+    def step(carry, part):
+        return carry + part * scale, jnp.linalg.norm(carry)
+
+    end, parts = jax.lax.scan(step, jnp.zeros(()), x, reverse=True)
+    return jnp.concatenate([end[None], parts])
+
+
+def derivatives(x: jax.Array) -> jax.Array:
+    return jax.nn.relu(x) + jax.checkpoint(jnp.sin)(x) + jax.nn.silu(x) + jax.nn.softmax(x)
+
+
+def distinct(x: jax.Array) -> jax.Array:
+    values, places = jnp.unique(x, return_inverse=True, size=6, fill_value=9)
+    return values + places.sum().astype(x.dtype) + jax.ops.segment_sum(x, places, num_segments=6)
+
+
+def repeats(x: jax.Array) -> jax.Array:
+    return jax.lax.fori_loop(0, 3, lambda index, v: v @ v.T / (index + 1), jnp.outer(x, x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [conditions, loops, scans, derivatives, distinct, repeats])
+def test_gives_what_the_function_gives(function) -> None:
+    x = jnp.array([0.5, 2.0, -1.0, 3.0])
+    traced = jax.make_jaxpr(jax.jit(function))(x)
+    for given in (x, -x):
+        (got,) = jax.jit(lambda value: retrace(traced, [value]))(given)
+        np.testing.assert_allclose(got, function(given), rtol=1e-6)
+
+
+def test_calls_of_a_name_can_be_replaced() -> None:
+    @jax.jit
+    def doubled(x):
+        return x * 2
+
+    traced = jax.make_jaxpr(lambda x: doubled(x) + jax.jit(jnp.square)(x))(jnp.ones(2))
+    (got,) = retrace(traced, [jnp.full(2, 3.0)], {"doubled": lambda x: [x * 10]})
+    np.testing.assert_array_equal(got, [39.0, 39.0])
+
+
+@pytest.mark.compatibility
+def test_what_was_traced_for_replicas_goes_with_arrays_of_a_mesh() -> None:
+    mesh = Mesh(np.array(jax.devices()[:2]), ("replica",))
+
+    def function(x):
+        order = jnp.unique(x, size=4)
+        return jnp.where(x > 0, jnp.clip(x, 0, 2), jax.nn.softplus(x)) + order
+
+    whole = jax.make_jaxpr(
+        jax.shard_map(function, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    )(jnp.ones(4))
+    (eqn,) = whole.eqns
+    x = jax.device_put(jnp.array([1.0, -1.0, 3.0, 0.0]), NamedSharding(mesh, P("replica")))
+    (got,) = jax.jit(lambda value: retrace(eqn.params["jaxpr"], [value * 1]))(x)
+    np.testing.assert_allclose(got + x, function(x) + x, rtol=1e-6)
+
+
+# Operations by element: those that a device may do for its own part of an array.
+
+
+def equation(function: Any) -> Any:
+    """The only operation of a function of a matrix."""
+    (eqn,) = jax.make_jaxpr(function)(jnp.ones((2, 3))).jaxpr.eqns
+    return eqn
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jax.lax.sqrt(x),
+        lambda x: x * 2.0,
+        lambda x: x**3,
+        jax.jit(lambda x: jnp.exp(x) - x),
+    ],
+    ids=["sqrt", "product", "power", "inner"],
+)
+def test_elements_of_the_result_follow_from_the_same_elements(function) -> None:
+    assert is_by_element(equation(function))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.T,
+        lambda x: jax.lax.cumsum(x),
+        jax.jit(lambda x: x - jnp.sum(x)),
+        lambda x: jax.lax.rev(x, (0,)),
+    ],
+    ids=["transpose", "running sum", "inner sum", "reversed"],
+)
+def test_others_do_not(function) -> None:
+    assert not is_by_element(equation(function))
+
+
+def test_callers_may_allow_more() -> None:
+    eqn = equation(lambda x: jax.lax.rev(x, (0,)))
+    assert is_by_element(eqn, also=("rev",))
+    inner = equation(jax.jit(lambda x: jax.lax.rev(x, (0,)) + x))
+    assert not is_by_element(inner)
+    assert is_by_element(inner, also=("rev",))

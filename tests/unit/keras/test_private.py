@@ -1,0 +1,87 @@
+"""Private names of Keras, compared with what Keras does in public."""
+
+from __future__ import annotations
+
+import jax
+import keras
+import numpy as np
+
+from stratagem.keras import private
+from stratagem.keras.training.model import first_batch
+
+
+def _model():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="dense")])
+    model.compile("sgd", "mse", metrics=["mae"])
+    return model
+
+
+def test_an_open_object_is_the_object() -> None:
+    model = _model()
+    assert private.as_open(model) is model
+
+
+def test_metrics_are_unbuilt_until_a_batch_is_known() -> None:
+    model = _model()
+    assert private.has_unbuilt_metrics(model)
+    spec = keras.KerasTensor((4, 2), "float32")
+    private.build_metrics(model, keras.KerasTensor((4, 3), "float32"), spec, spec, None)
+    assert not private.has_unbuilt_metrics(model)
+    assert list(private.named_metrics(model)) == ["mae"]
+
+
+def test_first_batch_is_that_of_the_epoch() -> None:
+    x = np.arange(12, dtype=np.float32).reshape(4, 3)
+    epoch = private.JAXEpochIterator(x=x, y=-x, batch_size=2, shuffle=False)
+    for array, expected in zip(first_batch(epoch), (x, -x), strict=True):
+        np.testing.assert_array_equal(array, expected[:2])
+    assert first_batch([]) is None
+
+
+def test_gradients_are_clipped_as_by_the_optimizer() -> None:
+    optimizer = keras.optimizers.SGD(clipvalue=1.0)
+    (clipped,) = private.clip_gradients(optimizer, [keras.ops.array([-3.0, 0.5, 2.0])])
+    np.testing.assert_array_equal(clipped, [-1.0, 0.5, 1.0])
+
+
+def test_seed_and_names_are_restored() -> None:
+    keras.utils.set_random_seed(3)
+    keras.random.uniform((1,))  # creates the default generator
+    before = private.global_seed_state()
+    drawn = np.asarray(keras.random.uniform((2,)))
+    private.set_global_seed_state(before)
+    np.testing.assert_array_equal(keras.random.uniform((2,)), drawn)
+    name = keras.layers.Dense(1).name
+    with private.fresh_names():
+        assert keras.layers.Dense(1).name == "dense"
+    assert keras.layers.Dense(1).name != name
+
+
+def test_layers_of_a_model_are_listed_flat() -> None:
+    model = _model()
+    assert model.get_layer("dense") in private.flatten_layers(model)
+
+
+def test_calls_of_a_graph_are_those_of_its_layers_in_order() -> None:
+    first = keras.Input((3,))
+    dense = keras.layers.Dense(3, name="dense")
+    hidden = dense(first)
+    outputs = keras.layers.Add(name="add")([first, dense(hidden)])
+    graph = private.graph_of(keras.Model(first, outputs))
+    calls = private.graph_calls(graph)
+    assert [call.operation.name for call in calls] == ["dense", "dense", "add"]
+    assert [len(call.tensors) for call in calls] == [1, 1, 2]
+    assert calls[1].tensors[0] is calls[0].outputs[0]
+    assert private.graph_of(dense) is None
+    assert private.graph_of(_model()) is not None
+
+
+def test_masks_of_earlier_traces_are_forgotten_in_a_step() -> None:
+    def step(x: jax.Array) -> jax.Array:
+        private.set_keras_mask(x, x > 0)
+        with private.fresh_masks():
+            assert private.get_keras_mask(x) is None
+            private.set_keras_mask(x, x < 0)
+        return private.get_keras_mask(x)
+
+    np.testing.assert_array_equal(jax.jit(step)(np.array([-1.0, 1.0])), [False, True])

@@ -1,0 +1,494 @@
+"""Step functions of `fit`: the logs of each step, and groups of steps from a source."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.keras.training import step_functions
+from tests.parity.comparison import Scope, differences, mirrored, plain_keras, regression
+from tests.unit.keras.replicas import values_of
+
+_X, _Y = regression(23)
+
+
+def _one() -> Any:
+    return sg.OneDeviceStrategy("cpu:1").scope()
+
+
+def _two() -> Any:
+    return mirrored(2).scope()
+
+
+class _Custom(keras.Model):
+    """A model whose step returns logs of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+    def train_step(self, *args: Any) -> Any:
+        logs, state = super().train_step(*args)
+        return {**logs, "own": logs["loss"] + 1}, state
+
+
+class _Nested(keras.Sequential):
+    """A model with a dict among its logs."""
+
+    def get_metrics_result(self) -> Any:
+        return {"all": super().get_metrics_result()}
+
+
+def _model(scope: Scope, kind: Any = keras.Sequential, steps: int = 1) -> Any:
+    with scope():
+        dense = keras.layers.Dense(1, kernel_initializer="ones")
+        model = kind() if kind is _Custom else kind([keras.Input((3,)), dense])
+        optimizer = keras.optimizers.SGD(0.05)
+        model.compile(optimizer, "mse", metrics=["mae"], steps_per_execution=steps)
+    return model
+
+
+def _fit(model: Any, *callbacks: Any, **arguments: Any) -> None:
+    arguments = {"verbose": 0, "epochs": 2, **arguments}
+    model.fit(_X, _Y, batch_size=4, shuffle=False, callbacks=[*callbacks], **arguments)
+
+
+class _Reads(keras.callbacks.Callback):
+    """Reads the logs of each batch at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[dict[str, float]] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append(logs)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append(logs)
+
+
+def _seen(*args: Any) -> list[dict[str, float]]:
+    reads = _Reads()
+    _fit(_model(*args), reads, validation_data=(_X[:8], _Y[:8]))
+    return reads.seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("kind", [keras.Sequential, _Custom, _Nested])
+@pytest.mark.parametrize("scope", [_one, _two])
+def test_logs_are_dicts_of_the_numbers_of_one_device(scope: Scope, kind: Any, steps: int) -> None:
+    seen, expected = _seen(scope, kind, steps), _seen(contextlib.nullcontext, kind, steps)
+    assert len({logs.get("loss", 0.0) for logs in seen}) > 1
+    assert [list(logs) for logs in seen] == [list(logs) for logs in expected]
+    for logs, wanted in zip(seen, expected, strict=True):
+        assert type(logs) is dict
+        assert logs == pytest.approx(wanted, rel=1e-5)
+        assert {type(value) for value in logs.values()} == {float}
+
+
+class _Disturbs(keras.callbacks.Callback):
+    """Replaces the state of the metrics before others see the logs of a batch."""
+
+    def __init__(self, disturb: Callable[[Any], object]) -> None:
+        super().__init__()
+        self._disturb = disturb
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 2:
+            self._disturb(self.model)
+
+
+@pytest.mark.parametrize(
+    "disturb",
+    [
+        pytest.param(lambda model: model.reset_metrics(), marks=pytest.mark.slow),
+        lambda model: model.evaluate(_X[:4], _Y[:4], verbose=0),
+        pytest.param(lambda model: model.train_on_batch(_X[:4], _Y[:4]), marks=pytest.mark.slow),
+        pytest.param(
+            lambda model: model.train_function((), iter([(_X[:4], _Y[:4])])),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["reset", "evaluate", "train_on_batch", "step"],
+)
+@pytest.mark.parametrize("scope", [_one, pytest.param(_two, marks=pytest.mark.slow)])
+def test_callback_before_changes_nothing_in_the_logs_of_the_step(
+    scope: Scope, disturb: Callable[[Any], object]
+) -> None:
+    def logs_of_third(disturb: Callable[[Any], object]) -> Any:
+        model, reads = _model(scope), _Reads()
+        _fit(model, _Disturbs(disturb), reads, epochs=1)
+        return reads.seen[2]
+
+    assert logs_of_third(disturb) == logs_of_third(lambda model: None)
+
+
+def test_entry_that_a_callback_adds_reaches_the_next() -> None:
+    class Adds(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            logs["batch"] = batch
+
+    reads = _Reads()
+    _fit(_model(_two), Adds(), reads, epochs=1)
+    assert [logs["batch"] for logs in reads.seen] == [0, 1, 2, 3, 4, 5]
+
+
+def test_callback_in_another_thread_sees_the_logs_of_its_step() -> None:
+    class Late(_Reads):
+        async_safe = True  # Keras calls it in a thread, while the next steps run
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            time.sleep(0.02)
+            self.seen.append({"batch": batch, **logs})
+
+    def seen(callback: Any) -> list[Any]:
+        _fit(_model(_two), callback, epochs=1)
+        return sorted(logs["loss"] for logs in callback.seen)
+
+    assert seen(Late()) == seen(_Reads())
+
+
+def test_step_function_called_by_hand_returns_logs_that_last() -> None:
+    def logs_of_batches(read: Callable[[Any], Any]) -> list[Any]:
+        model = _model(_two)
+        _fit(model, epochs=1)
+        model.reset_metrics()
+        batches = [(_X[first : first + 4], _Y[first : first + 4]) for first in (0, 4, 8)]
+        logs = [read(model.train_function((), iter([batch]))[0]) for batch in batches]
+        return [{name: float(value) for name, value in one.items()} for one in logs]
+
+    kept = logs_of_batches(lambda logs: logs)
+    assert kept == logs_of_batches(dict)
+    assert len({one["loss"] for one in kept}) == 3
+
+
+@pytest.mark.slow
+def test_batch_trained_by_a_callback_takes_none_from_the_epoch() -> None:
+    def weights(scope: Scope) -> list[np.ndarray]:
+        model = _model(scope)
+        _fit(model, _Disturbs(lambda model: model.train_on_batch(_X[:4], _Y[:4])))
+        return values_of(model.weights)
+
+    for value, wanted in zip(weights(_two), weights(contextlib.nullcontext), strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-5)
+
+
+# Groups of steps, the batch that is loaded ahead, and sources that end early or fail.
+
+Batch = tuple[np.ndarray, np.ndarray]
+
+
+def _model_of_step_functions(scope: Scope, *, steps_per_execution: int = 1) -> Any:
+    with scope():
+        dense = keras.layers.Dense(1, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((3,)), dense])
+        model.compile(
+            optimizer=keras.optimizers.SGD(0.05),
+            loss="mse",
+            metrics=["mae"],
+            steps_per_execution=steps_per_execution,
+        )
+    return model
+
+
+def _batches(sizes: Sequence[int]) -> Iterator[Batch]:
+    x, y = regression(sum(sizes))
+    stops = np.cumsum(sizes)
+    for start, stop in zip(stops - np.asarray(sizes), stops, strict=True):
+        yield x[start:stop], y[start:stop]
+
+
+def _fitted(model: Any, data: Any, **arguments: Any) -> dict[str, Any]:
+    history = model.fit(data, shuffle=False, verbose=0, **arguments)
+    weights = dict(enumerate(values_of(model.weights)))
+    return {f"fit {key}": value for key, value in history.history.items()} | {
+        f"weight {key}": value for key, value in weights.items()
+    }
+
+
+class _Sizes(keras.utils.PyDataset):
+    """Batches of these sizes, with 1 to 3 of one shape after another."""
+
+    sizes = (4, 4, 4, 2, 4, 4, 2, 2, 1)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> Batch:
+        return list(_batches(self.sizes))[index]
+
+
+def _whole_job(scope: Scope, *, steps_per_execution: int) -> dict[str, Any]:
+    model = _model_of_step_functions(scope, steps_per_execution=steps_per_execution)
+    measured = _fitted(model, _Sizes(), epochs=2)
+    logs = model.evaluate(_Sizes(), verbose=0, return_dict=True)
+    measured |= {f"evaluate {key}": value for key, value in logs.items()}
+    return {**measured, "predict": model.predict(_Sizes(), verbose=0)}
+
+
+@pytest.fixture(scope="module")
+def one_step_at_a_time() -> dict[str, np.ndarray]:
+    """What plain Keras measures of batches of many sizes, one step a call."""
+    return plain_keras(lambda scope: _whole_job(scope, steps_per_execution=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scope", "steps"), [(_two, 1), (_two, 3), (_two, 7), (_one, 3)])
+def test_groups_of_steps_with_batches_of_many_sizes(
+    scope: Scope, steps: int, one_step_at_a_time: dict[str, np.ndarray]
+) -> None:
+    measured = plain_keras(lambda _: _whole_job(scope, steps_per_execution=steps))
+    assert differences(measured, one_step_at_a_time) == []
+
+
+_OUR_DATA = {
+    "dataset": lambda folder: (sg.input.Dataset(list(_batches(_Sizes.sizes))), []),
+    "tracked": lambda folder: (_Sizes(), [sg.BackupAndRestore(folder)]),
+    "tracked dataset": lambda folder: (
+        sg.input.Dataset(list(_batches(_Sizes.sizes))),
+        [sg.BackupAndRestore(folder)],
+    ),
+}
+
+
+@pytest.mark.compatibility
+@pytest.mark.parametrize("kind", _OUR_DATA)
+@pytest.mark.parametrize("scope", [contextlib.nullcontext, _two])
+def test_groups_of_steps_read_through_our_adapters(
+    scope: Scope, kind: str, tmp_path: Any, one_step_at_a_time: dict[str, np.ndarray]
+) -> None:
+    """Keras 3.16 asks an adapter for the batches of a group at once where there is no strategy."""
+
+    def job(_: Scope) -> dict[str, Any]:
+        data, callbacks = _OUR_DATA[kind](tmp_path)
+        return _fitted(
+            _model_of_step_functions(scope, steps_per_execution=2),
+            data,
+            epochs=2,
+            callbacks=callbacks,
+        )
+
+    fitted = plain_keras(job)
+    assert differences(fitted, {name: one_step_at_a_time[name] for name in fitted}) == []
+
+
+class _Recorder(keras.callbacks.Callback):
+    """Notes what callbacks are told, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, int, dict[str, float]]] = []
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.seen.append(("begin", batch, dict(logs or {})))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.append(("end", batch, {key: float(value) for key, value in logs.items()}))
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_callbacks_see_the_last_step_of_each_group_with_the_logs_of_one_device(steps: int) -> None:
+    def seen(scope: Scope) -> list[Any]:
+        recorder = _Recorder()
+        x, y = regression(29)
+        model = _model_of_step_functions(scope, steps_per_execution=steps)
+        model.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[recorder])
+        return recorder.seen
+
+    measured, expected = seen(_two), seen(contextlib.nullcontext)
+    assert [entry[:2] for entry in measured] == [entry[:2] for entry in expected]
+    assert len(measured) == (16 if steps == 1 else 6)
+    for one, other in zip(measured, expected, strict=True):
+        assert one[2] == pytest.approx(other[2], rel=1e-5)
+
+
+def _endless(read: list[int]) -> Iterator[Batch]:
+    """Batches that all differ, and a note of each that was asked for."""
+    while True:
+        read.append(len(read))
+        random = np.random.RandomState(len(read))
+        x = random.standard_normal((4, 3)).astype("float32")
+        yield x, x.sum(axis=1, keepdims=True) + len(read)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_no_batch_is_lost_or_repeated_from_epoch_to_epoch(steps_per_execution: int) -> None:
+    def job(scope: Scope) -> dict[str, Any]:
+        model = _model_of_step_functions(scope, steps_per_execution=steps_per_execution)
+        return _fitted(model, _endless([]), steps_per_epoch=4, epochs=3)
+
+    expected = plain_keras(job)
+    assert differences(plain_keras(lambda _: job(_two)), expected) == []
+
+
+def test_no_batch_is_lost_between_calls_that_share_a_source() -> None:
+    def job(scope: Scope) -> dict[str, Any]:
+        model, source = _model_of_step_functions(scope), _endless([])
+        first = _fitted(model, source, steps_per_epoch=2)
+        logs = model.evaluate(source, steps=2, verbose=0, return_dict=True)
+        second = _fitted(model, source, steps_per_epoch=2)
+        return (
+            {f"first {key}": value for key, value in first.items()}
+            | {f"evaluate {key}": value for key, value in logs.items()}
+            | {f"second {key}": value for key, value in second.items()}
+        )
+
+    expected = plain_keras(job)
+    assert differences(plain_keras(lambda _: job(_two)), expected) == []
+
+
+def test_training_that_is_stopped_leaves_the_next_one_a_fresh_start() -> None:
+    class StopAt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.stop_training = batch == 1
+
+    def job(scope: Scope) -> dict[str, Any]:
+        model, (x, y) = _model_of_step_functions(scope), regression(20)
+        stopped = _fitted(model, x, y=y, batch_size=4, callbacks=[StopAt()], epochs=2)
+        whole = _fitted(model, x, y=y, batch_size=4)
+        return {f"stopped {key}": value for key, value in stopped.items()} | whole
+
+    expected = plain_keras(job)
+    assert len(expected["stopped fit loss"]) == 1
+    assert differences(plain_keras(lambda _: job(_two)), expected) == []
+
+
+def test_source_with_too_little_data_ends_the_training_with_a_warning() -> None:
+    def job(scope: Scope) -> dict[str, Any]:
+        model = _model_of_step_functions(scope)
+        with pytest.warns(UserWarning, match="ran out of data"):
+            return _fitted(model, _batches([4, 4, 2, 3]), steps_per_epoch=3, epochs=2)
+
+    expected = plain_keras(job)
+    assert differences(plain_keras(lambda _: job(_two)), expected) == []
+
+
+class _SourceError(Exception):
+    """What a source of the user's raises."""
+
+
+def _failing(num_batches: int) -> Iterator[Batch]:
+    yield from _batches([4] * num_batches)
+    raise _SourceError("the disk is gone")
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+def test_error_of_the_source_comes_out_after_the_batches_before_it(
+    steps_per_execution: int,
+) -> None:
+    recorder = _Recorder()
+    model = _model_of_step_functions(_two, steps_per_execution=steps_per_execution)
+    with pytest.raises(_SourceError, match="the disk is gone"):
+        model.fit(_failing(3), shuffle=False, verbose=0, callbacks=[recorder])
+    plain = _model_of_step_functions(contextlib.nullcontext)
+    plain_recorder = _Recorder()
+    with pytest.raises(_SourceError, match="the disk is gone"):
+        plain.fit(_failing(3), shuffle=False, verbose=0, callbacks=[plain_recorder])
+    for value, wanted in zip(values_of(model.weights), values_of(plain.weights), strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-5)
+    if steps_per_execution == 1:
+        ends = [[e[1] for e in r.seen if e[0] == "end"] for r in (recorder, plain_recorder)]
+        assert ends == [[0, 1, 2]] * 2
+
+
+def test_model_trains_on_after_an_error_of_the_source() -> None:
+    model, plain = _model_of_step_functions(_two), _model_of_step_functions(contextlib.nullcontext)
+    x, y = regression()
+    for each in (model, plain):
+        with pytest.raises(_SourceError, match="the disk is gone"):
+            each.fit(_failing(2), shuffle=False, verbose=0)
+        each.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+    for value, wanted in zip(values_of(model.weights), values_of(plain.weights), strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=1e-5)
+
+
+def test_each_step_is_traced_once_however_many_epochs_and_calls() -> None:
+    traces: list[str] = []
+
+    class Traced(keras.layers.Layer):
+        def call(self, inputs: Any, training: bool = False) -> Any:
+            if sg.get_replica_context() is not None:
+                traces.append("train" if training else "test")
+            return inputs
+
+    x, y = regression(14)
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.Input((3,)), Traced(), keras.layers.Dense(1)])
+        model.compile(optimizer="sgd", loss="mse")
+    traces.clear()
+    for _ in range(2):
+        # Batches of 4 rows and a last one of 2: two programs of each kind.
+        model.fit(x, y, batch_size=4, epochs=2, verbose=0, validation_data=(x, y))
+        model.evaluate(x, y, batch_size=4, verbose=0)
+    assert sorted(traces) == ["test", "test", "train", "train"]
+
+
+@pytest.mark.parametrize("puts_first", [False, True])
+def test_next_group_is_on_the_devices_before_this_one_runs_if_transfers_wait(
+    puts_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    place, run = step_functions.place, step_functions.TrainOrTestFunction._run
+    monkeypatch.setattr(step_functions.TrainOrTestFunction, "_puts_first", lambda _: puts_first)
+    monkeypatch.setattr(step_functions, "place", lambda *args: events.append("put") or place(*args))
+    monkeypatch.setattr(
+        step_functions.TrainOrTestFunction, "_run", lambda *args: events.append("run") or run(*args)
+    )
+    x, y = regression(12)
+    _model_of_step_functions(_two, steps_per_execution=2).fit(
+        x, y, batch_size=2, epochs=2, verbose=0
+    )
+    order = "put put run put run run" if puts_first else "put run put run put run"
+    assert events == order.split() * 2
+
+
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 3])
+def test_groups_that_are_transferred_early_train_as_others(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = _fitted(
+        _model_of_step_functions(_two, steps_per_execution=steps), _Sizes(), epochs=2
+    )
+    monkeypatch.setattr(step_functions.TrainOrTestFunction, "_puts_first", lambda _: True)
+    actual = _fitted(_model_of_step_functions(_two, steps_per_execution=steps), _Sizes(), epochs=2)
+    for key, value in expected.items():
+        np.testing.assert_array_equal(actual[key], value)
+    # A generator that two epochs share: none of its batches is lost or read too early.
+    source = _batches((4,) * 8)
+    _fitted(
+        _model_of_step_functions(_two, steps_per_execution=steps),
+        source,
+        epochs=2,
+        steps_per_epoch=3,
+    )
+    assert len([*source]) == 2
+
+
+@pytest.mark.slow
+def test_error_of_a_group_that_is_read_early_comes_after_the_groups_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_functions.TrainOrTestFunction, "_puts_first", lambda _: True)
+    steps: list[int] = []
+
+    def source() -> Iterator[Batch]:
+        yield from _batches((4, 4, 4))
+        raise OSError("disk")
+
+    counted = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: steps.append(batch)
+    )
+    with pytest.raises(OSError, match="disk"):
+        _model_of_step_functions(_one).fit(source(), shuffle=False, verbose=0, callbacks=[counted])
+    assert steps == [0, 1, 2]
