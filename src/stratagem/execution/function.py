@@ -86,8 +86,9 @@ def _as_array(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray | np.generic) and is_array(leaf):
         require_exact_integers([leaf], lambda _: "An argument")
         return jnp.asarray(leaf)
-    is_on_mesh = isinstance(leaf, jax.Array) and is_explicit(leaf)
-    return on_one_device(leaf) if is_on_mesh else leaf
+    if isinstance(leaf, jax.Array) and is_explicit(leaf):
+        return on_one_device(leaf)
+    return leaf
 
 
 def function(
