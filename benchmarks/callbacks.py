@@ -10,7 +10,6 @@ from benchmarks.workloads import WORKLOADS
 __all__ = ["make_cases"]
 
 _KINDS = {
-    "calls": "a callback on every batch that uses no logs",
     "batches": "a callback on every batch",
     "usual": "progress bar, early stopping, TensorBoard",
 }

@@ -25,23 +25,10 @@ class _CountBatches(keras.callbacks.Callback):
         self.loss = logs["loss"]
 
 
-class _CountCalls(keras.callbacks.Callback):
-    """Uses no logs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_batches = 0
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.num_batches += 1
-
-
 def callback_arguments(kind: str) -> dict[str, Any]:
     """Returns arguments of `fit` for a kind of `WorkerOptions.callbacks`."""
     if kind == "batches":
         return {"callbacks": [_CountBatches()]}
-    if kind == "calls":
-        return {"callbacks": [_CountCalls()]}
     if kind == "usual":
         early = keras.callbacks.EarlyStopping("loss", patience=10**9)
         return {"verbose": 1, "callbacks": [early, sg.TensorBoard(tempfile.mkdtemp())]}

@@ -62,8 +62,8 @@ class WorkerOptions:
         step_s: how long a step takes that stands in for training; None for real training.
         batch_size: of all devices together; None for as many as the workload says.
         pinned: whether each device is a process of its own, on a core of its own.
-        callbacks: of `fit`: "" for none, "calls" or "batches" for one on every batch, or "usual"
-            for a progress bar, early stopping and TensorBoard.
+        callbacks: of `fit`: "" for none, "batches" for one on every batch, or "usual" for a
+            progress bar, early stopping and TensorBoard.
         file_format: key of `benchmarks.image_files.FORMATS`; "" where no files are read.
         apart: whether such processes train a model each, without a word to one another.
         compiled: whether PyTorch compiles the model.
