@@ -16,7 +16,6 @@ from jax.core import Tracer
 from stratagem.devices.abstract_devices import placeholder
 from stratagem.devices.lockstep import record_program, run_together
 from stratagem.devices.mesh import Topology, is_explicit
-from stratagem.devices.shards import local_copy
 from stratagem.execution.programs.recompilations import Usage
 from stratagem.execution.programs.steps import (
     EarlyProgram,
@@ -35,22 +34,6 @@ from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.lost_changes import agree_on_program
 from stratagem.execution.tracing.remote_state import RemoteState
 from stratagem.observe.profiling.recorder import observed_call
-from stratagem.variables.distributed import PerReplica
-
-
-def assemble_results(trace: Trace, outputs: list[Any], topology: Topology) -> Any:
-    """Returns the result of a replica function, plain with one replica."""
-    several = topology.num_replicas > 1
-    leaves: list[Any] = []
-    for (is_array, value), lengths in zip(trace.results, trace.result_lengths, strict=True):
-        if not is_array:
-            leaves.append(value)
-        elif several:
-            leaves.append(PerReplica(stacked=outputs[value], lengths=lengths))
-        else:
-            output = local_copy(outputs[value], topology)
-            leaves.append(output if lengths is None else output[: lengths[0]])
-    return jax.tree.unflatten(trace.result_structure, leaves)
 
 
 def placeholder_results(trace: Trace, topology: Topology) -> list[Any]:
@@ -173,7 +156,7 @@ class Program:
             return program.run(self._pools(split, shared, rows))
 
         remote.run(self.step.whole, ids_of, call, send_early)
-        for place, variable in self.trace.late:
+        for place, variable in self.trace.results.late:
             results[place] = self._for_each(variable.value)
         return results
 
@@ -288,7 +271,7 @@ class Program:
         return value if is_there else self._topology.replicate(value)
 
     def _assembled(self, outputs: list[Any]) -> Any:
-        return assemble_results(self.trace, outputs, self._topology)
+        return self.trace.results.assembled(outputs, self._topology)
 
 
 # Pause of Python's cyclic garbage collection while a step is traced and compiled.

@@ -19,10 +19,10 @@ from stratagem.devices.mesh import Topology
 from stratagem.errors import explain
 from stratagem.execution.communicator import SoleCommunicator
 from stratagem.execution.jaxprs import without_unused
-from stratagem.execution.replica_context import ReplicaBatch, ReplicaContext
+from stratagem.execution.replica_context import ReplicaContext
 from stratagem.execution.replication import differing_outputs, may_wait_for_ever
 from stratagem.execution.summary.collector import CollectedSummaries, Collector
-from stratagem.execution.tracing.arguments import Arguments, HostOnly
+from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.errors import (
     BRANCHING,
     captured_explicit,
@@ -33,6 +33,7 @@ from stratagem.execution.tracing.errors import (
 )
 from stratagem.execution.tracing.functionalize import (
     ReplicaScope,
+    Results,
     Trace,
     initialize_created_variables,
     is_uninitialized,
@@ -51,7 +52,7 @@ from stratagem.execution.tracing.remote_state import (
     without_unused_variables,
 )
 from stratagem.logs import warn_on_one_worker
-from stratagem.variables.distributed import DistributedValues, PerReplica, is_array
+from stratagem.variables.distributed import DistributedValues, PerReplica
 from stratagem.variables.initial_values import agree_on_initial_values
 from stratagem.variables.registry import Home, VariableKind, VariableRegistry, home_of
 from stratagem.variables.sharded_variable import ShardedVariable
@@ -71,7 +72,8 @@ def use_agreement(trace: Trace, unproven: Set[int], strategy: object) -> None:
     Also clears row lengths of results that are equal on all replicas (summed, gathered): they are
     not one replica's rows, even if their leading size happens to match a padded part.
     """
-    has_cut = any(lengths is not None for lengths in trace.result_lengths)
+    lengths = trace.results.lengths
+    has_cut = any(one is not None for one in lengths)
     if not (unproven or has_cut):
         return
     flags = differing_outputs(trace.jaxpr.jaxpr, trace.differing_inputs)
@@ -79,9 +81,9 @@ def use_agreement(trace: Trace, unproven: Set[int], strategy: object) -> None:
         if differs and id(variable) in unproven:
             raise disagreement(variable, strategy)
     result_flags = flags[len(trace.written) :]
-    for position, (is_output, output) in enumerate(trace.results):
+    for position, (is_output, output) in enumerate(trace.results.leaves):
         if is_output and not result_flags[output]:
-            trace.result_lengths[position] = None
+            lengths[position] = None
 
 
 # Sequence parallelism: the arguments of a step in parts, over the devices of a replica.
@@ -195,42 +197,6 @@ jax.tree_util.register_pytree_node(
 )
 
 
-class Results:
-    """The leaves of a traced step's result; arrays become outputs of its program."""
-
-    def __init__(self, batch: ReplicaBatch, *, is_stacked: bool) -> None:
-        self._batch = batch
-        self._is_stacked = is_stacked
-        self.structure: Any = None
-        self.leaves: list[tuple[bool, Any]] = []  # (True, output index) or (False, object)
-        self.lengths: list[tuple[int, ...] | None] = []  # true rows of each padded leaf
-        self.shapes: list[tuple[int, ...]] = []  # of the outputs
-        self.late: list[tuple[int, Any]] = []  # outputs for variables known after the step
-
-    def flatten(self, values: object) -> list[jax.Array]:
-        """Returns the program outputs for a result of `as_values`."""
-        leaves, self.structure = jax.tree.flatten(values, is_leaf=lambda leaf: leaf is None)
-        outputs: list[jax.Array] = []
-        for leaf in leaves:
-            if isinstance(leaf, keras.Variable):
-                self.late.append((len(outputs), leaf))
-                leaf = jnp.zeros(leaf.shape, leaf.dtype)
-            if isinstance(leaf, HostOnly):
-                leaf.refuse()
-            if not is_array(leaf):
-                self.leaves.append((False, leaf))
-                self.lengths.append(None)
-                continue
-            value = jnp.asarray(leaf)
-            batch = self._batch
-            is_padded = batch.is_padded and value.ndim > 0 and value.shape[0] == batch.size
-            self.leaves.append((True, len(outputs)))
-            self.lengths.append(batch.lengths if is_padded else None)
-            self.shapes.append(value.shape)
-            outputs.append(value[None] if self._is_stacked else value)
-        return outputs
-
-
 # Source of the input that is true if summaries are recorded.
 _RECORDS = ("records", 0)
 
@@ -258,7 +224,8 @@ class _Recorder:
         self.read_ids: set[int] = set()
         self.written: list[Any] = []
         self.unproven: set[int] = set()
-        self.results = Results(arguments.batch, is_stacked=self._topology.num_replicas > 1)
+        self.results: Any = None
+        self.result_shapes: list[tuple[int, ...]] = []  # of its arrays
         self._gets_rows = gets_rows(strategy)
         self.expected_lookups = list(lookups)
         self._whole_tables = whole_tables
@@ -297,10 +264,12 @@ class _Recorder:
         with in_replica, scope, Collector(records) as summaries:
             try:
                 result = call_with_copies(self._fn, args, kwargs)
-                outputs = self.results.flatten(as_values(result, scope.is_late))
+                values_of_result = as_values(result, scope.is_late)
+                self.results, outputs = Results.of(values_of_result, self.arguments.batch)
             except jax.errors.ConcretizationTypeError as error:
                 error.add_note(BRANCHING)
                 raise
+        self.result_shapes = [output.shape for output in outputs]
         self.read_ids = scope.read_ids
         self.written = list(scope.writes.values())
         self.unproven = set(scope.unproven)
@@ -315,14 +284,12 @@ class _Recorder:
             else:
                 copied.append(value)
         of_summaries, self.summaries = summaries.results()
-        outputs += [value[None] if several else value for value in of_summaries]
         self.sent = [what for what, _ in scope.sent]
-        outputs += [value[None] if several else value for _, value in scope.sent]
         self.num_writes, self.early = scope.num_writes, [variable for variable, _ in scope.early]
-        outputs += [value[None] if several else value for _, value in scope.early]
+        outputs += [*of_summaries, *(value for _, value in [*scope.sent, *scope.early])]
         self.added_to = frozenset(scope.added_to)
         self.preparations = scope.preparations
-        return copied, stacked, outputs
+        return copied, stacked, [value[None] for value in outputs] if several else outputs
 
     def _receive(self, lookup: Lookup, rows: list[Any]) -> tuple[int, Any]:
         """Returns the index and rows of a lookup; zeros until the function is retraced with it."""
@@ -453,7 +420,7 @@ def trace_replica_function(
             if strategy.placement.uses_stores and (chained := chained_tables(trace)):
                 whole_tables, lookups = whole_tables | chained, []
                 continue
-            if any(lengths is not None for lengths in trace.result_lengths):
+            if any(lengths is not None for lengths in trace.results.lengths):
                 larger = _Recorder(strategy, fn, arguments.with_another_row(), foreign)
                 _keep_rows_only(trace, larger, topology or strategy.topology)
             for build in builds:
@@ -557,10 +524,7 @@ def _trace_of(
         written=written,
         inputs=inputs,
         constants=constants,
-        result_structure=recorder.results.structure,
-        results=recorder.results.leaves,
-        result_lengths=recorder.results.lengths,
-        late=recorder.results.late,
+        results=recorder.results,
         lookups=lookups,
         sent=sent,
         added_to=recorder.added_to,
@@ -579,12 +543,13 @@ def _keep_rows_only(trace: Trace, larger: _Recorder, topology: Topology) -> None
         _make_jaxpr(larger, topology, larger.arguments)
     except Exception:  # noqa: BLE001 - it accepts the size that it will run with
         return
-    for position, (is_output, output) in enumerate(trace.results):
-        if trace.result_lengths[position] is None or not is_output:
+    lengths = trace.results.lengths
+    for position, (is_output, output) in enumerate(trace.results.leaves):
+        if lengths[position] is None or not is_output:
             continue
-        shape = larger.results.shapes[output]
+        shape = larger.result_shapes[output]
         if not shape or shape[0] != larger.arguments.batch.size:
-            trace.result_lengths[position] = None
+            lengths[position] = None
 
 
 # Build writes: values that a layer's build assigns to the variables it creates in a step.
@@ -654,9 +619,11 @@ class BuildWrites:
             written=[],
             inputs=inputs,
             constants=trace.constants,
-            result_structure=jax.tree.structure(places),
-            results=[(True, place) for place in places],
-            result_lengths=[None] * len(places),
+            results=Results(
+                jax.tree.structure(places),
+                [(True, place) for place in places],
+                [None] * len(places),
+            ),
         )
         return cls(name, variables, num_writes, values)
 

@@ -16,8 +16,8 @@ import pytest
 import stratagem as sg
 from stratagem.execution.replica_context import ReplicaBatch
 from stratagem.execution.tracing.arguments import Static, flatten_arguments
+from stratagem.execution.tracing.functionalize import Results
 from stratagem.execution.tracing.tracer import (
-    Results,
     as_values,
     rebuilt,
     trace_replica_function,
@@ -395,25 +395,22 @@ def test_other_mappings_and_sequences_become_plain() -> None:
 
 
 def test_arrays_become_outputs_and_other_leaves_stay_in_their_places() -> None:
-    results = Results(ReplicaBatch(size=3, lengths=(3, 2)), is_stacked=True)
-    outputs = results.flatten({"a": jnp.ones(3), "b": "text", "c": jnp.ones((2, 3)), "d": None})
-    assert [output.shape for output in outputs] == [(1, 3), (1, 2, 3)]
-    assert results.shapes == [(3,), (2, 3)]
+    values = {"a": jnp.ones(3), "b": "text", "c": jnp.ones((2, 3)), "d": None}
+    results, outputs = Results.of(values, ReplicaBatch(size=3, lengths=(3, 2)))
+    assert [output.shape for output in outputs] == [(3,), (2, 3)]
     assert results.leaves == [(True, 0), (False, "text"), (True, 1), (False, None)]
     assert results.lengths == [(3, 2), None, None, None]
 
 
-def test_without_padding_no_result_has_lengths_and_one_replica_is_not_stacked() -> None:
-    results = Results(ReplicaBatch(size=3), is_stacked=False)
-    (output,) = results.flatten(jnp.ones(3))
+def test_without_padding_no_result_has_lengths() -> None:
+    results, (output,) = Results.of(jnp.ones(3), ReplicaBatch(size=3))
     assert output.shape == (3,)
     assert results.lengths == [None]
 
 
 def test_late_variable_has_the_place_of_its_output() -> None:
     variable = keras.Variable(np.ones((2, 2), "float32"))
-    results = Results(ReplicaBatch(), is_stacked=False)
-    outputs = results.flatten([jnp.ones(()), variable])
+    results, outputs = Results.of([jnp.ones(()), variable], ReplicaBatch())
     assert results.late == [(1, variable)]
     np.testing.assert_array_equal(outputs[1], np.zeros((2, 2)))
 
@@ -430,8 +427,7 @@ def trace_of(function: Any, differing: list[bool], num_written: int = 1) -> Any:
         jaxpr=jaxpr,
         differing_inputs=differing,
         written=written,
-        results=[(True, output) for output in outputs],
-        result_lengths=[(3, 2) for _ in outputs],
+        results=Results(None, [(True, output) for output in outputs], [(3, 2) for _ in outputs]),
     )
 
 
@@ -453,7 +449,7 @@ def test_assigned_value_that_is_equal_or_summed_is_none() -> None:
 
 def test_equal_results_lose_their_lengths_and_own_rows_keep_them() -> None:
     trace = trace_of(lambda own, shared: [own, jax.lax.psum(own, "replica")], [True, False], 0)
-    trace.results.append((False, "text"))
-    trace.result_lengths.append(None)
+    trace.results.leaves.append((False, "text"))
+    trace.results.lengths.append(None)
     use_agreement(trace, frozenset(), object())
-    assert trace.result_lengths == [(3, 2), None, None]
+    assert trace.results.lengths == [(3, 2), None, None]
