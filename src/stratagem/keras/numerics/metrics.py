@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Generator
@@ -34,11 +33,13 @@ from stratagem.keras.numerics.step_mode import (
     StepMode,
     batch_fraction,
     current_mode,
+    in_step,
     is_loss_tracker,
     record_loss,
     replica_context,
     shares_batches,
     step_mode,
+    step_state,
 )
 from stratagem.keras.numerics.step_terms import is_analyzing, terms_of
 from stratagem.keras.patches import patches
@@ -407,14 +408,6 @@ _WRAPPED = "_stratagem_wrapped"
 _wrapped_classes: set[type] = {keras.metrics.Metric}
 
 
-class _Active(threading.local):
-    is_updating = False
-    reported: dict[int, Any] | None = None
-
-
-_active = _Active()
-
-
 @patches(
     keras.metrics.Metric,
     "__new__",
@@ -474,11 +467,9 @@ def results_of_all_replicas() -> Generator[dict[int, Any]]:
     a dict, which fills as results are requested: from ids of their arrays to these, the metric, and
     the place of the array in its result.
     """
-    previous, _active.reported = _active.reported, {}
-    try:
-        yield _active.reported
-    finally:
-        _active.reported = previous
+    reported: dict[int, Any] = {}
+    with in_step(reported=reported):
+        yield reported
 
 
 def _result(
@@ -487,18 +478,15 @@ def _result(
     args: tuple[object, ...],
     kwargs: dict[str, object],
 ) -> Any:
-    reported, context = _active.reported, get_replica_context()
+    reported, context = step_state().reported, get_replica_context()
     if reported is None or context is None:
         return result(metric, *args, **kwargs)
     mapping: list[tuple[Any, Any]] = []
     if context.num_replicas_in_sync > 1:
         mapping = [(one, of_all_replicas(one, context)) for one in metric.variables]
-    _active.reported = None  # The mapping covers inner metrics too.
-    try:
-        with keras.StatelessScope(mapping) if mapping else contextlib.nullcontext():
-            results = result(metric, *args, **kwargs)
-    finally:
-        _active.reported = reported
+    mapped = keras.StatelessScope(mapping) if mapping else contextlib.nullcontext()
+    with in_step(reported=None), mapped:  # the mapping covers inner metrics too
+        results = result(metric, *args, **kwargs)
     if is_analyzing():  # of all replicas: it does not grow with the rows of this one
         ones = lambda leaf: jnp.ones(jnp.shape(leaf), jnp.result_type(leaf))  # noqa: E731
         results = jax.tree.map(ones, results)
@@ -514,10 +502,9 @@ def _update_state(
     kwargs: dict[str, object],
 ) -> Any:
     # A container updates its inner metrics, which then see the rows themselves.
-    if _active.is_updating or _is_container(metric):
+    if step_state().updates_metric or _is_container(metric):
         return update_state(metric, *args, **kwargs)
-    _active.is_updating = True
-    try:
+    with in_step(updates_metric=True):
         if has_strategy() and get_replica_context() is not None:
             require_counts(update_state, metric, args, kwargs)
         context = replica_context() if has_strategy() else None
@@ -530,8 +517,6 @@ def _update_state(
         if _counts_once(metric):
             return _update_once(update_state, metric, args, kwargs)
         return update_state(metric, *args, **kwargs)
-    finally:
-        _active.is_updating = False
 
 
 def _is_container(metric: keras.metrics.Metric) -> bool:

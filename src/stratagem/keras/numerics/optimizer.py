@@ -6,7 +6,6 @@ The update itself runs in update context, where assignments are direct.
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,9 @@ from stratagem.keras.numerics.step_mode import (
     StepMode,
     current_mode,
     example_fraction,
+    in_step,
     shares_batches,
+    step_state,
 )
 from stratagem.keras.numerics.step_terms import is_analyzing, terms_of
 from stratagem.keras.patches import patches
@@ -236,15 +237,6 @@ def _as_rows(
     captured.replay(values, outer)
 
 
-class _GradientsReduced(threading.local):
-    """True in a thread whose gradients are already reduced over replicas."""
-
-    value = False
-
-
-_gradients_reduced = _GradientsReduced()
-
-
 @patches(
     keras.optimizers.Optimizer,
     "apply",
@@ -270,7 +262,7 @@ def applying_sums(original: Callable[..., Any]) -> Any:
             return original(self, grads, variables)
         grads = _dense(grads)
         if is_analyzing():
-            if not _gradients_reduced.value:
+            if not step_state().are_gradients_reduced:
                 _weighed(grads, context, scope)
             return None
         note_optimizer(self)
@@ -280,16 +272,16 @@ def applying_sums(original: Callable[..., Any]) -> Any:
         targets = built_variables(self) if self.built and variables is None else variables
         placement = context.strategy.placement
         if placement.is_remote and self.built:
-            own = grads if _gradients_reduced.value else _weighed(grads, context, scope)
+            own = grads if step_state().are_gradients_reduced else _weighed(grads, context, scope)
             return placement.remote.keras.send_gradients(
-                self, own, targets or [], context, are_reduced=_gradients_reduced.value
+                self, own, targets or [], context, are_reduced=step_state().are_gradients_reduced
             )
         method = context.strategy.local_updates
         if method is not None and context.strategy.islands is not None:
             return _apply_locally(original, self, grads, targets or [], method, context, scope)
         summed = (
             grads
-            if _gradients_reduced.value
+            if step_state().are_gradients_reduced
             else _summed(grads, context, scope, (self, targets or []))
         )
         if self.built and any(map(is_remote, targets or [])):
@@ -317,7 +309,7 @@ def _apply_locally(
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise _not_local("A LossScaleOptimizer was applied", context.strategy)
     own = [grad if (rows := scope.rows_of(grad)) is None else rows for grad in grads]
-    if not _gradients_reduced.value:
+    if not step_state().are_gradients_reduced:
         own = island_gradients(own, context)
     elif context.island.num_replicas_in_sync > 1:
         raise _reduced_elsewhere(context.strategy)
@@ -429,11 +421,8 @@ def apply_gradients(
     grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
     if experimental_aggregate_gradients and not skip_gradients_aggregation:
         return optimizer.apply(grads, variables)
-    previous, _gradients_reduced.value = _gradients_reduced.value, True
-    try:
+    with in_step(are_gradients_reduced=True):
         result = optimizer.apply(grads, variables)
-    finally:
-        _gradients_reduced.value = previous
     scope = current_scope()
     if scope is not None:
         for variable in variables:

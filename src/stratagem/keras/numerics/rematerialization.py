@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import math
 import re
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from stratagem.errors import explain
 from stratagem.execution.summary.collector import Collector
 from stratagem.execution.summary.kinds import forward_summaries
 from stratagem.execution.tracing.functionalize import ReplicaScope
+from stratagem.keras.numerics.step_mode import in_step, step_state
 from stratagem.keras.patches import patches
 from stratagem.keras.private import (
     flatten_layers,
@@ -237,13 +237,6 @@ def _kind(layer: keras.layers.Layer) -> Any:
 # Recomputed calls.
 
 
-class _Current(threading.local):
-    is_recomputed = False
-
-
-_current = _Current()
-
-
 @patches(
     jax_core,
     "remat",
@@ -307,7 +300,7 @@ def _is_exempt(layer: keras.layers.Layer) -> bool:
     lookup needs only the ids.
     """
     is_whole = isinstance(layer, keras.Model | keras.layers.Embedding)
-    return is_whole or _current.is_recomputed
+    return is_whole or step_state().is_recomputed
 
 
 def _output_size(call: Callable[..., Any], args: Any, kwargs: Any) -> int:
@@ -363,12 +356,8 @@ class _Call:
         if self._policy.names_input:
             named: Any = keras.tree.map_structure(_named, (args, kwargs))
             args, kwargs = named
-        previous, _current.is_recomputed = _current.is_recomputed, True
-        try:
-            with self._scope as scope, self._summaries:
-                outputs = self._fn(*args, **kwargs)
-        finally:
-            _current.is_recomputed = previous
+        with in_step(is_recomputed=True), self._scope as scope, self._summaries:
+            outputs = self._fn(*args, **kwargs)
         self._structure, self._leaves = outputs, keras.tree.flatten(outputs)
         self._captured, writes = scope.captured()
         arrays = [leaf for leaf in self._leaves if _is_array(leaf)]

@@ -1,4 +1,6 @@
-"""Loss modes of a training step, which make losses of replicas match the loss of one device.
+"""State of the step that a thread traces or runs, with the mode of its losses.
+
+The modes make losses of replicas match the loss of one device.
 
 SHARE: a replica's loss is its share of the loss of the global batch, so that losses and gradients
 sum to the whole. Exact for masks and weights, because every divisor counts all replicas.
@@ -22,9 +24,10 @@ Where replicas train apart, the global batch of a training step of `fit` is that
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
-import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -48,74 +51,80 @@ class StepMode(enum.Enum):
     WHOLE = "whole"
 
 
-class _CurrentMode(threading.local):
+@dataclasses.dataclass(frozen=True)
+class StepState:
+    """What the code around knows of the step that this thread traces or runs."""
+
     mode: StepMode = StepMode.OWN
-    loss_trackers: frozenset[int] = frozenset()
-    trains_apart: bool = False
-    shares_batches: bool = False
-    is_in_loss: bool = False
+    loss_trackers: frozenset[int] = frozenset()  # ids of metrics that Keras updates with losses
+    trains_apart: bool = False  # True in a training step of islands
+    shares_batches: bool = False  # True for workers that share each batch
+    is_in_loss: bool = False  # True within a loss: those in it count the rows that they get
+    # Values of the terms of a step, while it is traced for these only; see `step_terms.py`.
+    recorded: list[list[Any]] | None = None
+    terms: Iterator[tuple[list[bool], list[bool]]] | None = None
+    reported: dict[int, Any] | None = None  # results of metrics for all replicas, as requested
+    updates_metric: bool = False
+    are_gradients_reduced: bool = False  # True if they are over replicas already
+    is_recomputed: bool = False  # True in a call that is computed again in the backward pass
 
 
-_current: _CurrentMode = _CurrentMode()
+_OUTSIDE = StepState()
+_state: ContextVar[StepState] = ContextVar("step")
+
+
+def step_state() -> StepState:
+    """Returns the state of this thread's step."""
+    return _state.get(_OUTSIDE)
 
 
 @contextlib.contextmanager
+def in_step(**changes: Any) -> Generator[StepState]:
+    """Changes fields of the state in a `with` block."""
+    state = dataclasses.replace(step_state(), **changes)
+    token = _state.set(state)
+    try:
+        yield state
+    finally:
+        _state.reset(token)
+
+
 def step_mode(
     mode: StepMode,
     loss_trackers: Sequence[Any] = (),
     *,
     trains_apart: bool = False,
     shares_batches: bool = False,
-) -> Generator[None]:
-    """Sets the mode in a `with` block.
-
-    Args:
-        mode: the mode.
-        loss_trackers: metrics that Keras itself updates with losses, one per output.
-        trains_apart: True in a training step of islands.
-        shares_batches: True in a training step of workers that share each batch.
-    """
-    previous = dict(vars(_current))
-    _current.mode = mode
-    _current.loss_trackers = frozenset(id(tracker) for tracker in loss_trackers)
-    _current.trains_apart = trains_apart
-    _current.shares_batches = shares_batches
-    try:
-        yield
-    finally:
-        vars(_current).clear()
-        vars(_current).update(previous)
+) -> contextlib.AbstractContextManager[StepState]:
+    """Sets the mode in a `with` block; `loss_trackers` are metrics, one per output."""
+    return in_step(
+        mode=mode,
+        loss_trackers=frozenset(map(id, loss_trackers)),
+        trains_apart=trains_apart,
+        shares_batches=shares_batches,
+    )
 
 
-@contextlib.contextmanager
-def taking_shares() -> Generator[None]:
+def taking_shares() -> contextlib.AbstractContextManager[StepState]:
     """Computes shares in a `with` block of MEAN mode."""
-    previous, _current.mode = _current.mode, StepMode.SHARE
-    try:
-        yield
-    finally:
-        _current.mode = previous
+    return in_step(mode=StepMode.SHARE)
 
 
-@contextlib.contextmanager
-def computing_loss() -> Generator[None]:
+def computing_loss() -> contextlib.AbstractContextManager[StepState]:
     """Makes losses within a loss, in a `with` block, those of one device that has these rows."""
-    previous, _current.is_in_loss = _current.is_in_loss, True
-    try:
-        yield
-    finally:
-        _current.is_in_loss = previous
+    return in_step(is_in_loss=True)
 
 
 def is_of_one_device() -> bool:
     """Returns True where a loss counts the rows that it is given, as on one device."""
-    is_in_loss = _current.is_in_loss and _current.mode is not StepMode.OWN
-    return is_in_loss or _current.mode is StepMode.WHOLE
+    state = step_state()
+    is_in_loss = state.is_in_loss and state.mode is not StepMode.OWN
+    return is_in_loss or state.mode is StepMode.WHOLE
 
 
 def is_loss_tracker(metric: object) -> bool:
     """Returns True if Keras updates a metric with this replica's share of the loss in this step."""
-    return _current.mode is StepMode.SHARE and id(metric) in _current.loss_trackers
+    return step_state().mode is StepMode.SHARE and id(metric) in step_state().loss_trackers
 
 
 def record_loss(tracker: keras.metrics.Mean, loss: ArrayLike, context: ReplicaContext) -> None:
@@ -124,20 +133,20 @@ def record_loss(tracker: keras.metrics.Mean, loss: ArrayLike, context: ReplicaCo
     `loss` is this replica's share of the loss, or the mean over its own examples.
     """
     examples = jnp.asarray(context.num_examples, tracker.dtype)
-    whole = context.island if _current.trains_apart else context
-    weight = whole.global_num_examples if _current.mode is StepMode.SHARE else examples
+    whole = context.island if step_state().trains_apart else context
+    weight = whole.global_num_examples if step_state().mode is StepMode.SHARE else examples
     tracker.total.assign_add(jnp.asarray(loss, tracker.dtype) * jnp.asarray(weight, tracker.dtype))
     tracker.count.assign_add(examples)
 
 
 def current_mode() -> StepMode:
     """Returns the mode of this thread."""
-    return _current.mode
+    return step_state().mode
 
 
 def replica_context() -> ReplicaContext | None:
     """Returns the context of a replica among several or with a padded batch; else None."""
-    if _current.mode is StepMode.WHOLE:
+    if step_state().mode is StepMode.WHOLE:
         return None
     context = get_replica_context()
     if context is None or (context.num_replicas_in_sync == 1 and not context.batch.is_padded):
@@ -147,7 +156,7 @@ def replica_context() -> ReplicaContext | None:
 
 def shares_batches() -> bool:
     """Returns True if this worker computes a part of the batch, and other workers the rest."""
-    return _current.shares_batches and _current.mode is not StepMode.WHOLE
+    return step_state().shares_batches and step_state().mode is not StepMode.WHOLE
 
 
 def loss_context() -> ReplicaContext | None:
@@ -199,7 +208,7 @@ def lockstep_context() -> ReplicaContext | None:
     None like `replica_context`.
     """
     context = replica_context()
-    if context is None or not _current.trains_apart:
+    if context is None or not step_state().trains_apart:
         return context
     island = context.island
     return None if island.num_replicas_in_sync == 1 and not island.batch.is_padded else island

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -27,10 +26,13 @@ from stratagem.execution.summary.collector import Collector
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.keras.numerics.step_mode import (
     StepMode,
+    StepState,
     as_average,
     as_sum_over_workers,
+    in_step,
     shares_batches,
     step_mode,
+    step_state,
 )
 from stratagem.logs import warn_on_one_worker
 from stratagem.options import ReduceOp
@@ -126,17 +128,9 @@ class StepTerms:
             )
 
 
-class _Current(threading.local):
-    recorded: list[list[Any]] | None = None
-    terms: Iterator[tuple[list[bool], list[bool]]] | None = None
-
-
-_current: _Current = _Current()
-
-
 def is_analyzing() -> bool:
     """Returns True while a step is traced for its terms only: nothing must be sent or updated."""
-    return _current.recorded is not None
+    return step_state().recorded is not None
 
 
 def terms_of(values: Sequence[Any], context: ReplicaContext) -> list[Any]:
@@ -144,13 +138,14 @@ def terms_of(values: Sequence[Any], context: ReplicaContext) -> list[Any]:
 
     Arrays, rows of gradients and None; the same each time that the step is traced.
     """
-    if _current.recorded is not None:
+    state = step_state()
+    if state.recorded is not None:
         leaves = [jax.tree.leaves(value) for value in values]
-        _current.recorded.append([each[0] for each in leaves if each])
+        state.recorded.append([each[0] for each in leaves if each])
         return list(values)
-    if _current.terms is None:
+    if state.terms is None:
         return list(values)
-    are_sums, are_of_worker = map(iter, next(_current.terms, ([], [])))
+    are_sums, are_of_worker = map(iter, next(state.terms, ([], [])))
     terms = list(values)
     for place, value in enumerate(terms):
         if not jax.tree.leaves(value):
@@ -169,16 +164,10 @@ def _scaled(value: Any, scale: Callable[[jax.Array], Any]) -> Any:
     )
 
 
-@contextlib.contextmanager
-def following(terms: StepTerms | None) -> Generator[None]:
+def following(terms: StepTerms | None) -> contextlib.AbstractContextManager[StepState]:
     """Scales the sums of a step, in a `with` block that traces it."""
-    previous = _current.terms
     found = None if terms is None else zip(terms.are_sums, terms.are_of_worker, strict=True)
-    _current.terms = None if found is None else iter(found)
-    try:
-        yield
-    finally:
-        _current.terms = previous
+    return in_step(terms=None if found is None else iter(found))
 
 
 def terms_of_step(step: Callable[[Any], Any], data: Any, context: ReplicaContext) -> StepTerms:
@@ -261,16 +250,13 @@ class _Call:
     def __call__(self, given: list[Any]) -> list[Any]:
         outer = current_scope()
         assert outer is not None
-        previous, _current.recorded = _current.recorded, []
+        self.recorded = []
         in_replica = stack.push(stack.FrameKind.REPLICA, self._context.strategy, self._context)
-        try:
-            # In this mode a worker asks no others for their parts of the batch.
-            mode = step_mode(StepMode.MEAN)
-            with in_replica, mode, ReplicaScope(outer.get_current_value), Collector():
-                self._step(jax.tree.unflatten(self._structure, given))
-            self.recorded = _current.recorded
-        finally:
-            _current.recorded = previous
+        # In this mode a worker asks no others for their parts of the batch.
+        state = in_step(recorded=self.recorded)
+        scope = ReplicaScope(outer.get_current_value)
+        with state, step_mode(StepMode.MEAN), in_replica, scope, Collector():
+            self._step(jax.tree.unflatten(self._structure, given))
         return [value for values in self.recorded for value in values]
 
 
