@@ -27,7 +27,7 @@ start = SumServer.start
 
 
 def counted(server, call):
-    started.append(call.addend.size)
+    started.append(call.arguments[0].size)
     start(server, call)
 
 
