@@ -144,6 +144,26 @@ def test_entry_that_a_callback_adds_reaches_the_next() -> None:
     assert [logs["batch"] for logs in reads.seen] == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize(("interval_s", "expected"), [(-1.0, 2 * 6 + 2), (1e9, 2 + 2)])
+def test_progress_bar_has_results_computed_as_often_as_it_is_drawn(
+    monkeypatch: pytest.MonkeyPatch, interval_s: float, expected: int
+) -> None:
+    """And at the end of each epoch, after which none of its results are shown."""
+    seen: list[float] = []
+    so_far = step_functions.MetricLogs.so_far
+
+    def counted(self: step_functions.MetricLogs) -> dict[str, Any]:
+        results = so_far(self)
+        seen.append(float(results["loss"]))
+        return results
+
+    monkeypatch.setattr(step_functions, "_BAR_INTERVAL_S", interval_s)
+    monkeypatch.setattr(step_functions.MetricLogs, "so_far", counted)
+    _fit(_model(_two), verbose=1)
+    assert len(seen) == expected
+    assert len({*seen}) == expected - 2 * (interval_s < 0)  # an epoch ends with its last step
+
+
 def test_callback_in_another_thread_sees_the_logs_of_its_step() -> None:
     class Late(_Reads):
         async_safe = True  # Keras calls it in a thread, while the next steps run
