@@ -313,9 +313,6 @@ def _is_per_replica(leaf: object) -> bool:
     return isinstance(leaf, PerReplica)
 
 
-# Program of a member of an elastic group: its new values count only if all members have them.
-
-
 # Collectives of a traced replica function as operations of a round of the group.
 
 _Combination = Callable[[Any, list[Any]], Sequence[Any]]

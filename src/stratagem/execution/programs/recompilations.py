@@ -1,4 +1,4 @@
-"""Warning about steps that are compiled again and again."""
+"""Identity of functions, and the warning about steps that are compiled again and again."""
 
 from __future__ import annotations
 

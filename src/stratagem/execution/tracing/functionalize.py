@@ -317,9 +317,9 @@ class ReplicaScope(keras.StatelessScope):
 
 @dataclasses.dataclass(frozen=True)
 class CapturedWrites:
-    """What a scope was written within a function of JAX, such as `jax.checkpoint` or `jax.grad`.
+    """Variables assigned inside a function that JAX transforms, such as by `jax.checkpoint`.
 
-    The function returns the values, which are then written outside of it.
+    The function returns their new values, and `replay` assigns them outside of it.
     """
 
     written: list[tuple[Any, bool]]  # variable, and if its value is to be proven equal everywhere

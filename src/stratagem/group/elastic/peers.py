@@ -1,4 +1,4 @@
-"""How the processes of an elastic group reach each other: messages, inboxes, and dialing."""
+"""Connections and messages between the processes of an elastic group."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class StepMode(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class StepState:
-    """What the code around knows of the step that this thread traces or runs."""
+    """The step that this thread traces or runs: its loss mode, and what is under way in it."""
 
     mode: StepMode = StepMode.OWN
     loss_trackers: frozenset[int] = frozenset()  # ids of metrics that Keras updates with losses

@@ -1,4 +1,4 @@
-"""What is known of a variable before it exists: annotations, request, device, initial value."""
+"""Properties of a variable that is about to be created."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IS_SEED = "_stratagem_is_seed"
 
 @dataclasses.dataclass(frozen=True)
 class Annotations:
-    """What the code around a new variable says of it, where it cannot pass arguments."""
+    """Properties of new variables that the calling code sets for a `with` block."""
 
     kind: tuple[str, str] | None = None  # synchronization and aggregation, in Keras's strings
     is_table: bool = False  # True for a table whose rows are looked up

@@ -12,7 +12,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.devices.mesh import Topology
-from stratagem.execution.programs import elastic as elastic_lockstep
+from stratagem.execution.programs import elastic
 from stratagem.execution.programs.elastic import (
     ElasticLockstep,
     OutsideVariables,
@@ -37,7 +37,7 @@ class _ElasticLockstepGroup:
 @pytest.fixture
 def group_of_elastic_lockstep(monkeypatch) -> _ElasticLockstepGroup:
     made = _ElasticLockstepGroup()
-    monkeypatch.setattr(elastic_lockstep, "current_group", lambda: made)
+    monkeypatch.setattr(elastic, "current_group", lambda: made)
     return made
 
 
@@ -102,8 +102,8 @@ def test_a_batch_is_split_again_among_those_that_are_left(
     def placed(batches: list[Any], topology: Topology) -> None:
         parts.append((batches[0].whole(), topology.num_replicas))
 
-    monkeypatch.setattr(elastic_lockstep, "placed_batches", placed)
-    monkeypatch.setattr(elastic_lockstep, "batch_arguments", lambda placed: placed)
+    monkeypatch.setattr(elastic, "placed_batches", placed)
+    monkeypatch.setattr(elastic, "batch_arguments", lambda placed: placed)
 
     def lose(place: str) -> None:
         if place == "run" and len(parts) == 1:

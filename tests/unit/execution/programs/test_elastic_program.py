@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 from stratagem.devices.collectives.elastic_rounds import RoundOperation
 from stratagem.devices.mesh import REPLICA_AXIS
 from stratagem.execution.jaxprs import retrace
-from stratagem.execution.programs import elastic as elastic_lockstep
+from stratagem.execution.programs import elastic
 from stratagem.execution.programs.elastic import (
     components_of_all,
     held_components,
@@ -208,4 +208,4 @@ def test_components_are_held_until_the_variable_has_other_values() -> None:
 def test_a_step_that_differs_has_an_error_with_both_sides() -> None:
     cause = ConnectionError("worker 1 called 'step b1'")
     with pytest.raises(RuntimeError, match="chief called 'step a0', but worker 1 called 'step b1'"):
-        raise elastic_lockstep._diverged("chief", "'step a0'", cause)
+        raise elastic._diverged("chief", "'step a0'", cause)
