@@ -1,19 +1,24 @@
-"""Flattened arguments of a replica function: split over replicas, shared, or static."""
+"""Arguments of a replica function, split over replicas, shared or static, and its results."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
 
 import jax
+import jax.numpy as jnp
+import keras
 import numpy as np
 
-from stratagem.devices.shards import require_exact_integers
+from stratagem.devices.shards import local_copy, require_exact_integers
 from stratagem.errors import explain
 from stratagem.execution.replica_context import ReplicaBatch
 from stratagem.input.placement import PlacedBatches
 from stratagem.variables.distributed import Mirrored, PerReplica, is_array
+
+if TYPE_CHECKING:
+    from stratagem.devices.mesh import Topology
 
 
 class Shaped(Protocol):
@@ -290,3 +295,56 @@ def true_batch(batch: ReplicaBatch | None, replica_id: int) -> ReplicaBatch | No
     if batch is None or batch.lengths is None:
         return batch
     return ReplicaBatch(size=batch.lengths[replica_id], lengths=batch.lengths)
+
+
+@dataclasses.dataclass
+class Results:
+    """The leaves of what a replica function returns; arrays become outputs of its program."""
+
+    structure: Any
+    leaves: list[tuple[bool, Any]]  # (True, output index) or (False, object)
+    lengths: list[tuple[int, ...] | None]  # true leading sizes of padded leaves
+    # Pairs of an output and the variable whose value after the step replaces it.
+    late: list[tuple[int, Any]] = dataclasses.field(default_factory=list[tuple[int, Any]])
+
+    @classmethod
+    def of(cls, values: object, batch: ReplicaBatch) -> tuple[Self, list[jax.Array]]:
+        """Flattens a result of `as_values`; also returns the outputs of one replica."""
+        flat, structure = jax.tree.flatten(values, is_leaf=lambda leaf: leaf is None)
+        results = cls(structure, [], [])
+        outputs: list[jax.Array] = []
+        for leaf in flat:
+            if isinstance(leaf, keras.Variable):
+                results.late.append((len(outputs), leaf))
+                leaf = jnp.zeros(leaf.shape, leaf.dtype)
+            if isinstance(leaf, HostOnly):
+                leaf.refuse()
+            if not is_array(leaf):
+                results.leaves.append((False, leaf))
+                results.lengths.append(None)
+                continue
+            value = jnp.asarray(leaf)
+            is_padded = batch.is_padded and value.ndim > 0 and value.shape[0] == batch.size
+            results.leaves.append((True, len(outputs)))
+            results.lengths.append(batch.lengths if is_padded else None)
+            outputs.append(value)
+        return results, outputs
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of leaves that are arrays."""
+        return sum(is_output for is_output, _ in self.leaves)
+
+    def assembled(self, outputs: list[Any], topology: Topology) -> Any:
+        """Returns the result of all replicas from the outputs; plain with one replica."""
+        several = topology.num_replicas > 1
+        leaves: list[Any] = []
+        for (is_output, value), lengths in zip(self.leaves, self.lengths, strict=True):
+            if not is_output:
+                leaves.append(value)
+            elif several:
+                leaves.append(PerReplica(stacked=outputs[value], lengths=lengths))
+            else:
+                output = local_copy(outputs[value], topology)
+                leaves.append(output if lengths is None else output[: lengths[0]])
+        return jax.tree.unflatten(self.structure, leaves)

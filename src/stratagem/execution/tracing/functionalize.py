@@ -13,19 +13,17 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Generator, Iterable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import keras
 from jax.extend.core import ClosedJaxpr, get_opaque_trace_state
 
 from stratagem.devices.mesh import Topology
-from stratagem.devices.shards import local_copy
 from stratagem.errors import explain
 from stratagem.execution.jaxprs import without_unused
 from stratagem.execution.summary.collector import CollectedSummaries
-from stratagem.execution.tracing.arguments import Arguments, HostOnly
+from stratagem.execution.tracing.arguments import Arguments, Results
 from stratagem.execution.tracing.remote_state import (
     Ids,
     Lookup,
@@ -33,14 +31,12 @@ from stratagem.execution.tracing.remote_state import (
     UpdatedValue,
     WholeInput,
 )
-from stratagem.variables.distributed import PerReplica, is_array
 from stratagem.variables.indexed_slices import IndexedSlices
 from stratagem.variables.registry import VariableKind, home_of
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts
     from stratagem.devices.mesh import Topology
-    from stratagem.execution.replica_context import ReplicaBatch
 
 # Initialization of variables that a replica function creates on its first call.
 
@@ -347,59 +343,6 @@ class CapturedWrites:
 
 
 # `Trace`: the result of tracing a replica function.
-
-
-@dataclasses.dataclass
-class Results:
-    """The leaves of what a replica function returns; arrays become outputs of its program."""
-
-    structure: Any
-    leaves: list[tuple[bool, Any]]  # (True, output index) or (False, object)
-    lengths: list[tuple[int, ...] | None]  # true leading sizes of padded leaves
-    # Pairs of an output and the variable whose value after the step replaces it.
-    late: list[tuple[int, Any]] = dataclasses.field(default_factory=list[tuple[int, Any]])
-
-    @classmethod
-    def of(cls, values: object, batch: ReplicaBatch) -> tuple[Self, list[jax.Array]]:
-        """Flattens a result of `as_values`; also returns the outputs of one replica."""
-        flat, structure = jax.tree.flatten(values, is_leaf=lambda leaf: leaf is None)
-        results = cls(structure, [], [])
-        outputs: list[jax.Array] = []
-        for leaf in flat:
-            if isinstance(leaf, keras.Variable):
-                results.late.append((len(outputs), leaf))
-                leaf = jnp.zeros(leaf.shape, leaf.dtype)
-            if isinstance(leaf, HostOnly):
-                leaf.refuse()
-            if not is_array(leaf):
-                results.leaves.append((False, leaf))
-                results.lengths.append(None)
-                continue
-            value = jnp.asarray(leaf)
-            is_padded = batch.is_padded and value.ndim > 0 and value.shape[0] == batch.size
-            results.leaves.append((True, len(outputs)))
-            results.lengths.append(batch.lengths if is_padded else None)
-            outputs.append(value)
-        return results, outputs
-
-    @property
-    def num_outputs(self) -> int:
-        """Number of leaves that are arrays."""
-        return sum(is_output for is_output, _ in self.leaves)
-
-    def assembled(self, outputs: list[Any], topology: Topology) -> Any:
-        """Returns the result of all replicas from the outputs; plain with one replica."""
-        several = topology.num_replicas > 1
-        leaves: list[Any] = []
-        for (is_output, value), lengths in zip(self.leaves, self.lengths, strict=True):
-            if not is_output:
-                leaves.append(value)
-            elif several:
-                leaves.append(PerReplica(stacked=outputs[value], lengths=lengths))
-            else:
-                output = local_copy(outputs[value], topology)
-                leaves.append(output if lengths is None else output[: lengths[0]])
-        return jax.tree.unflatten(self.structure, leaves)
 
 
 @dataclasses.dataclass

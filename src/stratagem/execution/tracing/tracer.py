@@ -22,7 +22,7 @@ from stratagem.execution.jaxprs import without_unused
 from stratagem.execution.replica_context import ReplicaContext
 from stratagem.execution.replication import differing_outputs, may_wait_for_ever
 from stratagem.execution.summary.collector import CollectedSummaries, Collector
-from stratagem.execution.tracing.arguments import Arguments
+from stratagem.execution.tracing.arguments import Arguments, Results
 from stratagem.execution.tracing.errors import (
     BRANCHING,
     captured_explicit,
@@ -33,7 +33,6 @@ from stratagem.execution.tracing.errors import (
 )
 from stratagem.execution.tracing.functionalize import (
     ReplicaScope,
-    Results,
     Trace,
     initialize_created_variables,
     is_uninitialized,

@@ -15,8 +15,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.execution.replica_context import ReplicaBatch
-from stratagem.execution.tracing.arguments import Static, flatten_arguments
-from stratagem.execution.tracing.functionalize import Results
+from stratagem.execution.tracing.arguments import Results, Static, flatten_arguments
 from stratagem.execution.tracing.tracer import (
     as_values,
     rebuilt,
