@@ -65,9 +65,9 @@ for statement in {statements!r}:
 """
 
 
-def first_that_is_heavy(statements: Sequence[str], folder: Path) -> str:
+def first_that_is_heavy(statements: Sequence[str], folder: Path, heavy: set[str] = HEAVY) -> str:
     """Runs statements in a fresh interpreter; says which one loads what it should not."""
-    program = _PROGRAM.format(statements=statements, heavy=HEAVY)
+    program = _PROGRAM.format(statements=statements, heavy=heavy)
     process = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
@@ -81,6 +81,11 @@ def first_that_is_heavy(statements: Sequence[str], folder: Path) -> str:
 
 def test_nothing_heavy_is_loaded(tmp_path) -> None:
     assert first_that_is_heavy(LIGHT_STATEMENTS, tmp_path) == ""
+
+
+def test_the_root_draws_no_tables(tmp_path) -> None:
+    heavy = {*HEAVY, "rich", "click", "numpy"}
+    assert first_that_is_heavy(["import stratagem"], tmp_path, heavy) == ""
 
 
 def test_heavy_import_is_found(tmp_path) -> None:
