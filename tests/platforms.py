@@ -27,7 +27,7 @@ _CPU_NAME = re.compile(r"cpu(:\d+)?")
 # callers of `find_devices` look up where a variable is stored, which stays as it is named.
 _COMPUTING_CALLERS = frozenset(
     {
-        ("stratagem.strategies.one_device", "__init__"),
+        ("stratagem.strategies.mirrored", "__init__"),
         ("stratagem.strategies.membership", "local_topology"),
         ("stratagem.parameter_server.strategy.process_parts", "worker_parts"),
     }

@@ -41,7 +41,7 @@ def _environment() -> dict[str, str]:
 
 
 def _summaries() -> Any:
-    return sys.modules.get("stratagem.execution.summary.settings")
+    return sys.modules.get("stratagem.execution.summary.collector")
 
 
 def _settings() -> dict[str, Any]:

@@ -14,10 +14,10 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from benchmarks.workers.protocol import serve_questions
-from stratagem.devices.collectives.all_reduce import Algorithm, ReplicaAxis
-from stratagem.devices.collectives.shared_sums import is_connected, no_sums, ordered_sum
+from stratagem.devices.all_reduce import Algorithm, ReplicaAxis
 from stratagem.devices.lockstep import compiling, run_together, wait_until_ready
 from stratagem.devices.mesh import Topology
+from stratagem.devices.shared_sums import is_connected, no_sums, ordered_sum
 from stratagem.execution.communicator import MeshCommunicator
 
 __all__ = ["prepare"]

@@ -23,7 +23,6 @@ from stratagem.contexts import get_strategy as get_strategy
 from stratagem.contexts import has_strategy as has_strategy
 from stratagem.contexts import in_cross_replica_context as in_cross_replica_context
 from stratagem.contexts import set_strategy as set_strategy
-from stratagem.devices import compression as compression
 from stratagem.devices import local_updates as local_updates
 from stratagem.devices.communication import CollectiveCommunication as CollectiveCommunication
 from stratagem.devices.communication import CollectiveHints as CollectiveHints
@@ -45,11 +44,11 @@ from stratagem.input.iterator import DistributedIterator as DistributedIterator
 from stratagem.keras import nn as nn
 from stratagem.keras.callbacks.backup_and_restore import BackupAndRestore as BackupAndRestore
 from stratagem.keras.callbacks.profile import profile as profile
-from stratagem.keras.callbacks.tensorboard import TensorBoard as TensorBoard
-from stratagem.keras.evaluation.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
-from stratagem.keras.evaluation.sidecar_evaluator import (
+from stratagem.keras.callbacks.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
+from stratagem.keras.callbacks.sidecar_evaluator import (
     SidecarEvaluatorModelExport as SidecarEvaluatorModelExport,
 )
+from stratagem.keras.callbacks.tensorboard import TensorBoard as TensorBoard
 from stratagem.keras.numerics.losses import compute_average_loss as compute_average_loss
 from stratagem.keras.numerics.losses import scale_regularization_loss as scale_regularization_loss
 from stratagem.keras.numerics.optimizer import apply_gradients as apply_gradients
@@ -88,27 +87,27 @@ from stratagem.strategies import collectives as collectives
 from stratagem.strategies import experimental as experimental
 from stratagem.strategies import placement as placement
 from stratagem.strategies import tpu_names as _tpu_names
-from stratagem.strategies.base.cross_device_ops import CompressedAllReduce as CompressedAllReduce
-from stratagem.strategies.base.cross_device_ops import CrossDeviceOps as CrossDeviceOps
-from stratagem.strategies.base.cross_device_ops import (
+from stratagem.strategies.cross_device_ops import CompressedAllReduce as CompressedAllReduce
+from stratagem.strategies.cross_device_ops import CrossDeviceOps as CrossDeviceOps
+from stratagem.strategies.cross_device_ops import (
     HierarchicalCopyAllReduce as HierarchicalCopyAllReduce,
 )
-from stratagem.strategies.base.cross_device_ops import NcclAllReduce as NcclAllReduce
-from stratagem.strategies.base.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
-from stratagem.strategies.base.cross_device_ops import RingAllReduce as RingAllReduce
-from stratagem.strategies.base.extended import StrategyExtended as StrategyExtended
-from stratagem.strategies.base.strategy import Strategy as Strategy
-from stratagem.strategies.central_storage import CentralStorageStrategy as CentralStorageStrategy
+from stratagem.strategies.cross_device_ops import NcclAllReduce as NcclAllReduce
+from stratagem.strategies.cross_device_ops import ReductionToOneDevice as ReductionToOneDevice
+from stratagem.strategies.cross_device_ops import RingAllReduce as RingAllReduce
 from stratagem.strategies.elastic import ElasticStrategy as ElasticStrategy
+from stratagem.strategies.extended import StrategyExtended as StrategyExtended
 from stratagem.strategies.local_update import LocalUpdateStrategy as LocalUpdateStrategy
+from stratagem.strategies.mirrored import CentralStorageStrategy as CentralStorageStrategy
 from stratagem.strategies.mirrored import MirroredStrategy as MirroredStrategy
+from stratagem.strategies.mirrored import OneDeviceStrategy as OneDeviceStrategy
 from stratagem.strategies.multi_worker_mirrored import (
     CollectiveAllReduceStrategy as CollectiveAllReduceStrategy,
 )
 from stratagem.strategies.multi_worker_mirrored import (
     MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
 )
-from stratagem.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
+from stratagem.strategies.strategy import Strategy as Strategy
 from stratagem.strategies.tpu import TPUStrategy as TPUStrategy
 from stratagem.variables.distributed import DistributedValues as DistributedValues
 from stratagem.variables.distributed import Mirrored as Mirrored

@@ -13,8 +13,7 @@ import stratagem as sg
 from stratagem.devices.finding import find_devices
 from stratagem.devices.mesh import Topology
 from stratagem.strategies.placement import pinned_host_store
-from stratagem.variables.placement import UniformPlacement
-from stratagem.variables.sharded_store import ShardedStore
+from stratagem.variables.placement import ShardedStore, UniformPlacement
 from tests.platforms import selected_platform
 from tests.unit.parameter_server.clusters import ThreadCluster
 

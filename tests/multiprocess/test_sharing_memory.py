@@ -10,8 +10,8 @@ import subprocess
 import numpy as np
 import pytest
 
-from stratagem.devices.collectives.all_reduce import Algorithm
-from stratagem.devices.collectives.shared_sums import is_supported
+from stratagem.devices.all_reduce import Algorithm
+from stratagem.devices.shared_sums import is_supported
 from tests.multiprocess.cluster import PROGRAMS, addresses, ended, run_cluster, started
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="memory is shared on Linux on x86-64")

@@ -23,7 +23,7 @@ from stratagem.errors import explain
 from stratagem.execution.tracing.functionalize import is_uninitialized
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 # Hooks that run an action when Keras creates or initializes variables.
 

@@ -65,8 +65,8 @@ from stratagem.estimator.variable_store import (
 )
 from stratagem.launch.remote.remote_cluster import RemoteCluster
 from stratagem.resources import checked_folder
-from stratagem.strategies.base.strategy import Strategy
-from stratagem.strategies.one_device import OneDeviceStrategy
+from stratagem.strategies.mirrored import OneDeviceStrategy
+from stratagem.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
     from stratagem.estimator.saving_hooks import CheckpointSaverListener

@@ -19,7 +19,7 @@ from stratagem.input.sources.source import Reader, Source
 from stratagem.options import InputContext
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 
 _InputFn = Callable[..., Dataset]

@@ -56,7 +56,7 @@ from stratagem.keras.training.datasets import DatasetCreator, part_of
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue
 from stratagem.parameter_server.keras.worker_data import BatchAssignment, WorkerData
-from stratagem.strategies.base.strategy import Strategy
+from stratagem.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
     from stratagem.parameter_server.keras.worker_data import WorkerBatches

@@ -20,7 +20,7 @@ from stratagem.estimator.checks import check_known, check_number, check_one_of, 
 from stratagem.launch.remote.jobs.lockstep import JOB_VARIABLE
 from stratagem.parameter_server.strategy.parameter_server_strategy import ParameterServerStrategy
 from stratagem.resources import Closing
-from stratagem.strategies.base.strategy import Strategy
+from stratagem.strategies.strategy import Strategy
 
 # DistributeConfig: strategies for training and evaluation.
 

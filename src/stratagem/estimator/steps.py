@@ -35,7 +35,7 @@ from stratagem.parameter_server.keras.optimizer import give_to_servers, share_na
 from stratagem.variables.registry import VariableKind, home_of
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
     from stratagem.variables.registry import Home
 
 

@@ -29,11 +29,11 @@ from stratagem.estimator.run_config import (
 from stratagem.estimator.saving_hooks import CheckpointSaverListener
 from stratagem.estimator.spec import check_instances
 from stratagem.group.current import current_group
-from stratagem.keras.evaluation.checkpoint_loop import StopNotice
+from stratagem.keras.callbacks.checkpoint_loop import StopNotice
 from stratagem.launch.remote.server import run_standard_server
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
-from stratagem.strategies.base.strategy import NonTraining
 from stratagem.strategies.collectives import host
+from stratagem.strategies.strategy import NonTraining
 
 if TYPE_CHECKING:
     from stratagem.estimator.estimator import Estimator

@@ -23,7 +23,7 @@ from stratagem.keras.variables.requests import VariableRequest, variables_from
 
 if TYPE_CHECKING:
     from stratagem.estimator.run_config import RunConfig
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 
 GLOBAL_STEP = "global_step"

@@ -31,6 +31,7 @@ from stratagem.execution.summary.kinds import forward_summaries
 from stratagem.execution.tracing.arguments import batch_of, true_batch
 from stratagem.execution.tracing.errors import (
     apart,
+    call_with_copies,
     created_again,
     disagreement,
     eager_abstract,
@@ -39,7 +40,6 @@ from stratagem.execution.tracing.errors import (
     foreign_variable,
 )
 from stratagem.execution.tracing.functionalize import ReplicaScope, initialize_created_variables
-from stratagem.execution.tracing.lost_changes import call_with_copies
 from stratagem.execution.tracing.tracer import as_values, lost_writes, rebuilt, store_initial
 from stratagem.group.current import current_group
 from stratagem.options import ReduceOp

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax.extend.core import Jaxpr, Literal, Var
 
-from stratagem.devices.collectives.all_reduce import is_sum_over_replicas
+from stratagem.devices.all_reduce import is_sum_over_replicas
 from stratagem.execution.jaxprs import contains_primitive, inner_jaxprs, scan_counts
 
 if TYPE_CHECKING:

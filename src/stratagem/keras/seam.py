@@ -10,9 +10,8 @@ from stratagem.execution.summary import collector
 from stratagem.keras import patches
 from stratagem.keras.callbacks.backup_and_restore import JoiningFit
 from stratagem.keras.numerics import (
-    batch_normalization,
-    compressed_gradients,
     layers,
+    local_weights,
     losses,
     metrics,
     optimizer,
@@ -30,9 +29,9 @@ from stratagem.keras.training import (
     step_functions,
 )
 from stratagem.keras.variables import creation, requests
-from stratagem.strategies.base.logical_devices import set_shape_inference
-from stratagem.strategies.base.strategy import DefaultStrategy
 from stratagem.strategies.elastic import ElasticAdmission
+from stratagem.strategies.logical_devices import set_shape_inference
+from stratagem.strategies.strategy import DefaultStrategy
 
 # The modules that declare patches, in the order in which these are installed. No attribute is
 # declared twice, so that the order changes nothing.
@@ -42,10 +41,10 @@ _DECLARING = (
     random_state,
     metrics,
     losses,
-    batch_normalization,
+    layers,
     layers,
     rematerialization,
-    compressed_gradients,
+    local_weights,
     optimizer,
     active_fit,
     step_functions,

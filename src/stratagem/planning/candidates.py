@@ -11,7 +11,7 @@ from stratagem.planning.schedule import Reduction
 from stratagem.planning.step_time import Assumptions, message_s, operations_s
 from stratagem.planning.targets import Target
 from stratagem.planning.traced_costs import TracedCosts
-from stratagem.variables.sharded_store import is_worth_sharding
+from stratagem.variables.placement import is_worth_sharding
 
 
 @dataclasses.dataclass(frozen=True)

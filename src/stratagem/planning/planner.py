@@ -26,12 +26,11 @@ from stratagem.planning.schedule import OperationCost, Reduction, Schedule, oper
 from stratagem.planning.step_time import Assumptions, compute_s, operations_s, predict_scaling
 from stratagem.planning.targets import Target, parse_target
 from stratagem.planning.traced_costs import product_flops
-from stratagem.strategies.base.strategy import Strategy
-from stratagem.strategies.central_storage import CentralStorageStrategy
 from stratagem.strategies.local_update import LocalUpdateStrategy
-from stratagem.strategies.mirrored import MirroredStrategy
+from stratagem.strategies.mirrored import CentralStorageStrategy, MirroredStrategy
 from stratagem.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from stratagem.strategies.placement import PINNED_HOST, OffloadedState, PlacementRules
+from stratagem.strategies.strategy import Strategy
 from stratagem.strategies.tpu import TPUStrategy
 from stratagem.variables.layouts import require_layouts_used
 from stratagem.variables.placement import ShardedState, UniformPlacement

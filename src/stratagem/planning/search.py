@@ -36,8 +36,8 @@ from stratagem.planning.planner import arrays_of, plan_step, planned_strategy
 from stratagem.planning.step_time import Assumptions
 from stratagem.planning.targets import Target, parse_target
 from stratagem.planning.traced_costs import trace_costs
-from stratagem.strategies.base.strategy import Strategy
 from stratagem.strategies.mirrored import MirroredStrategy
+from stratagem.strategies.strategy import Strategy
 from stratagem.variables.layouts import VariableLayouts
 
 # Costs of a model, from traces of its step on one abstract device.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stratagem.devices.collectives.all_reduce import (
+from stratagem.devices.all_reduce import (
     NO_PACKING,
     WITHIN_PROCESS,
     Algorithm,
@@ -21,7 +21,7 @@ from stratagem.group import current as host
 from stratagem.logs import size_text
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 __all__ = [
     "Algorithm",

@@ -13,8 +13,8 @@ from stratagem import logs, settings
 from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
-from stratagem.devices.collectives.elastic_rounds import serve_rounds
 from stratagem.devices.communication import CommunicationOptions
+from stratagem.devices.elastic_rounds import serve_rounds
 from stratagem.devices.finding import start_separately
 from stratagem.devices.mesh import Topology
 from stratagem.errors import NOT_NEEDED, UnavailableError, explain
@@ -28,14 +28,14 @@ from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostEr
 from stratagem.group.elastic.views import View
 from stratagem.group.verdict import GroupLimits
 from stratagem.options import VariableAggregation
-from stratagem.strategies.base.cross_device_ops import AutomaticOps
-from stratagem.strategies.base.strategy import Strategy, recreatable
+from stratagem.strategies.cross_device_ops import AutomaticOps
 from stratagem.strategies.membership import (
     check_resolver,
     copy_refused,
     identity_of,
     local_topology,
 )
+from stratagem.strategies.strategy import Strategy, recreatable
 from stratagem.variables.components import components_of_members, store_components
 from stratagem.variables.registry import Home, VariableKind, VariableRegistry, home_of
 

@@ -16,14 +16,14 @@ from stratagem.devices.local_updates import Islands, LocalSGD, LocalUpdates
 from stratagem.devices.mesh import Topology
 from stratagem.errors import explain
 from stratagem.group.current import agree_on_random_state
-from stratagem.strategies.base.cross_device_ops import AutomaticOps
-from stratagem.strategies.base.strategy import Strategy, recreatable
+from stratagem.strategies.cross_device_ops import AutomaticOps
 from stratagem.strategies.membership import (
     check_resolver,
     copy_refused,
     devices_of_cluster,
     local_topology,
 )
+from stratagem.strategies.strategy import Strategy, recreatable
 
 # Islands of a topology: the replicas that train in lockstep, from the user's argument.
 

@@ -32,7 +32,7 @@ from stratagem.group.current import Identity
 from stratagem.group.verdict import GroupLimits
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 _LOOPBACK = "127.0.0.1"
 _MOST_CHARACTERS = 2000

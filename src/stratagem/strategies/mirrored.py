@@ -1,17 +1,31 @@
-"""Mirrored variables: synchronous training on this process's devices, one replica each."""
+"""Synchronous strategies on this process's devices: mirrored, one device, central storage.
+
+`CompileOnlyStrategy` has the devices of a description, and compiles programs without running them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, final
 
-from stratagem.devices.finding import DeviceLike
-from stratagem.strategies.base.argument_checks import checked_sequence_axis
-from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
-from stratagem.strategies.base.strategy import Strategy, recreatable
-from stratagem.strategies.membership import local_topology
-from stratagem.strategies.placement import state_placement
+import jax
+
+from stratagem.devices.finding import DeviceLike, find_devices
+from stratagem.devices.mesh import Topology
+from stratagem.errors import explain
+from stratagem.execution.programs.lockstep import Lockstep
+from stratagem.strategies.argument_checks import checked_sequence_axis
+from stratagem.strategies.cross_device_ops import CrossDeviceOps
+from stratagem.strategies.membership import local_topology, parameter_device_of
+from stratagem.strategies.placement import (
+    PINNED_HOST,
+    OffloadedState,
+    pinned_host_store,
+    state_placement,
+)
+from stratagem.strategies.strategy import Strategy, recreatable
 from stratagem.variables.layouts import groups_of_mesh
+from stratagem.variables.placement import Placement, SingleDeviceStore, UniformPlacement
 
 
 @final
@@ -85,4 +99,123 @@ class MirroredStrategy(Strategy):
             topology,
             cross_device_ops,
             placement=state_placement(topology, shard_state=shard_state, layout_map=layout_map),
+        )
+
+
+@final
+class OneDeviceStrategy(Strategy):
+    """Puts variables and computation on one device.
+
+    For code that opens a scope but should run undistributed, and for testing a program before it is
+    distributed.
+
+    Args:
+        device: a name such as `"gpu:0"`, an index, or a `jax.Device`.
+
+    Raises:
+        ValueError: no such device.
+        TypeError: a device of another type.
+
+    Example:
+        >>> sg.OneDeviceStrategy("cpu:0").num_replicas_in_sync
+        1
+
+    Source: TF 2.21 one_device_strategy.py, OneDeviceStrategy.
+    """
+
+    @recreatable
+    def __init__(self, device: DeviceLike) -> None:
+        super().__init__(Topology(find_devices([device])))
+
+
+@final
+class CentralStorageStrategy(Strategy):
+    """Trains one model on several devices in lockstep, with one copy of the variables on the host.
+
+    In each step the replicas fetch the values that they read and return summed gradients; the
+    optimizer update runs where the variables and their slots are stored. So a device needs
+    memory for values and gradients, but not for slots.
+
+    With `parameter_device="pinned_host"` the copy is in pinned host memory, which devices access
+    directly. Each device holds a shard of every variable there; within the step it copies the shard
+    in, updates it and copies it back. A step is then one program, and many steps are one call.
+    Variables of less than 1,024 elements are replicated on the devices then, and large tables with
+    lookups of rows stay in ordinary host memory.
+
+    Args:
+        compute_devices: names such as `"gpu:0"`, indices or `jax.Device`s, one per replica; None
+            for every local accelerator or, without any, every local CPU device.
+        parameter_device: device of the variables; None for the only accelerator, or the host if
+            there are several; "pinned_host" for pinned host memory.
+
+    Raises:
+        ValueError: an empty list; an unknown, repeated or remote device; devices without pinned
+            host memory.
+        TypeError: devices of another type.
+
+    Example:
+        >>> sg.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:0").num_replicas_in_sync
+        2
+
+    Source: TF 2.21 central_storage_strategy.py, CentralStorageStrategy.
+    """
+
+    @recreatable
+    def __init__(
+        self,
+        compute_devices: Sequence[DeviceLike] | None = None,
+        parameter_device: DeviceLike | None = None,
+    ) -> None:
+        topology = local_topology(compute_devices, name="compute_devices")
+        super().__init__(topology, placement=_placement(topology, parameter_device))
+
+
+def _placement(topology: Topology, parameter_device: DeviceLike | None) -> Placement:
+    if parameter_device == PINNED_HOST:
+        tables = SingleDeviceStore(parameter_device_of(None))
+        return OffloadedState(pinned_host_store(topology), tables)
+    if parameter_device is None and topology.devices and len(topology.devices) == 1:
+        parameter_device = topology.devices[0]
+    return UniformPlacement(SingleDeviceStore(parameter_device_of(parameter_device)))
+
+
+@final
+class CompileOnlyStrategy(Strategy):
+    """One replica per abstract device, such as the 256 chips of a TPU slice.
+
+    Variables created in its scope have a shape and no value, so that a model of any size takes no
+    memory. `stratagem.keras.lower_training_step` lowers the step of `fit`.
+
+    Args:
+        devices: devices in replica order, for example from
+            `jax.experimental.topologies.get_topology_desc`.
+        cross_device_ops: how gradients are combined; None chooses as on real devices.
+
+    Raises:
+        ValueError: no device.
+        TypeError: an argument of another type.
+
+    Source: JAX, ahead-of-time lowering and compilation (jax.experimental.topologies).
+    """
+
+    def __init__(
+        self, devices: Sequence[jax.Device], cross_device_ops: CrossDeviceOps | None = None
+    ) -> None:
+        super().__init__(Topology(tuple(devices)), cross_device_ops, executor=CompileOnly)
+
+
+class CompileOnly(Lockstep):
+    """Executor that lowers and compiles programs for abstract devices."""
+
+    has_values = False
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> NoReturn:
+        """Raises a RuntimeError: programs cannot run."""
+        raise RuntimeError(
+            explain(
+                f"run was called on the {self._strategy.num_replicas_in_sync} devices of a "
+                "CompileOnlyStrategy.",
+                expected="programs that are only lowered and compiled: the devices are not here.",
+                fix="lower the step, or use a strategy of devices that are here.",
+            )
         )

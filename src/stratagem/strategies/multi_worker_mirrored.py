@@ -12,16 +12,16 @@ from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 from stratagem.devices.abstract_devices import planned_topology
-from stratagem.devices.collectives.shared_sums import connect_memory
 from stratagem.devices.communication import CommunicationImplementation, CommunicationOptions
 from stratagem.devices.mesh import Topology, adjacent_groups
+from stratagem.devices.shared_sums import connect_memory
 from stratagem.errors import explain
 from stratagem.group.current import agree_on_random_state
-from stratagem.strategies.base.argument_checks import checked_communication, checked_sequence_axis
-from stratagem.strategies.base.cross_device_ops import AutomaticOps
-from stratagem.strategies.base.strategy import Strategy, recreatable
+from stratagem.strategies.argument_checks import checked_communication, checked_sequence_axis
+from stratagem.strategies.cross_device_ops import AutomaticOps
 from stratagem.strategies.membership import check_resolver, copy_refused, devices_of_cluster
 from stratagem.strategies.placement import state_placement
+from stratagem.strategies.strategy import Strategy, recreatable
 from stratagem.variables.layouts import devices_per_replica_of
 
 

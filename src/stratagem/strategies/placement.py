@@ -18,8 +18,14 @@ from stratagem.errors import explain
 from stratagem.execution.lookups import is_worth_rows
 from stratagem.logs import warn_on_one_worker
 from stratagem.variables.layouts import VariableLayouts
-from stratagem.variables.placement import Placement, Replicated, ShardedState
-from stratagem.variables.sharded_store import ShardedStore, SingleDeviceStore, is_worth_sharding
+from stratagem.variables.placement import (
+    Placement,
+    Replicated,
+    ShardedState,
+    ShardedStore,
+    SingleDeviceStore,
+    is_worth_sharding,
+)
 from stratagem.variables.store import Store, store_of
 
 if TYPE_CHECKING:

@@ -14,24 +14,28 @@ from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.resolvers.tpu import TPUClusterResolver
 from stratagem.devices.abstract_devices import planned_devices, planned_topology
-from stratagem.devices.device_assignment import DeviceAssignment
+from stratagem.devices.device_assignment import (
+    DeviceAssignment,
+    assigned_devices,
+    in_ring_order,
+    tpu_topology_of,
+)
 from stratagem.devices.finding import local_devices
 from stratagem.devices.mesh import Topology, adjacent_groups
-from stratagem.devices.tpu_coordinates import assigned_devices, in_ring_order, tpu_topology_of
 from stratagem.devices.tpu_topology import TPUTopology
 from stratagem.errors import NotFoundError, explain
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.current import agree_on_random_state
-from stratagem.strategies.base.argument_checks import (
+from stratagem.strategies.argument_checks import (
     check_device_assignment,
     check_steps_per_run,
     checked_sequence_axis,
     refuse_both_groupings,
 )
-from stratagem.strategies.base.cross_device_ops import AutomaticOps
-from stratagem.strategies.base.strategy import Strategy, recreatable
+from stratagem.strategies.cross_device_ops import AutomaticOps
 from stratagem.strategies.membership import check_resolver, copy_refused, join
 from stratagem.strategies.placement import state_placement
+from stratagem.strategies.strategy import Strategy, recreatable
 from stratagem.variables.layouts import devices_per_replica_of
 
 # TPU system: finding the TPU, starting JAX on all its hosts, freeing its memory.

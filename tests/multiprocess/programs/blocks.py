@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 import stratagem as sg
-from stratagem.execution.late_gathers.gathers import WeightProduct
+from stratagem.execution.programs.late_gathers import WeightProduct
 
 jax.config.update("jax_num_cpu_devices", int(sys.argv[1]))
 folder = Path(sys.argv[2])

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.devices.collectives.shared_sums import SharedArea
+from stratagem.devices.shared_sums import SharedArea
 
 (how,) = sys.argv[1:]
 strategy = sg.MultiWorkerMirroredStrategy()

@@ -14,9 +14,9 @@ import jax
 import keras
 import numpy as np
 
-from stratagem.devices.collectives.all_reduce import Algorithm
-from stratagem.devices.collectives.shared_sums import SumServer
-from stratagem.strategies.base import cross_device_ops
+from stratagem.devices.all_reduce import Algorithm
+from stratagem.devices.shared_sums import SumServer
+from stratagem.strategies import cross_device_ops
 
 algorithm, folder = Algorithm(sys.argv[1]), Path(sys.argv[2])
 if algorithm is not Algorithm.SHARED_MEMORY:  # which the rule chooses

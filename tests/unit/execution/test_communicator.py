@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem.devices.collectives.all_reduce import ReplicaAxis, SizedPacks
+from stratagem.devices.all_reduce import ReplicaAxis, SizedPacks
 from stratagem.execution.communicator import Communicator, MeshCommunicator, SoleCommunicator
 from stratagem.options import ReduceOp
 from stratagem.variables.distributed import Mirrored, PerReplica
-from tests.unit.devices.collectives.axes import AXES, on_axis
+from tests.unit.devices.axes import AXES, on_axis
 
 STRATEGY = object()
 VALUES = np.array([[1.0, 2.0], [3.0, 5.0], [7.0, 9.0]], np.float32)

@@ -8,19 +8,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from stratagem.devices.collectives.all_reduce import NO_PACKING, ReplicaAxis, SizedPacks
-from stratagem.devices.compression import BFloat16, Float8, Float16, Int8, PowerSGD
+from stratagem.devices.all_reduce import NO_PACKING, ReplicaAxis, SizedPacks
+from stratagem.devices.communication import BFloat16, Float8, Float16, Int8, PowerSGD
 from stratagem.devices.local_updates import Islands
-from stratagem.execution.communicator import MeshCommunicator, SoleCommunicator
-from stratagem.execution.compressed_sums import (
+from stratagem.execution.communicator import (
     IslandSums,
+    MeshCommunicator,
+    SoleCommunicator,
     compressed_between,
     compressed_sums,
     decode,
     encode,
 )
 from stratagem.options import ReduceOp
-from tests.unit.devices.collectives.axes import AXES, on_axis
+from tests.unit.devices.axes import AXES, on_axis
 
 # Gradients of some shapes, and a compressed step on several devices.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import stratagem as sg
 from stratagem.devices.finding import find_devices
 from stratagem.devices.mesh import Topology
-from stratagem.strategies.base.cross_device_ops import AutomaticOps
-from stratagem.strategies.base.strategy import Strategy
+from stratagem.strategies.cross_device_ops import AutomaticOps
+from stratagem.strategies.strategy import Strategy
 
 FOUR = [f"cpu:{index}" for index in range(4)]
 

@@ -7,8 +7,8 @@ import keras
 import pytest
 
 import stratagem as sg
-from stratagem.strategies.compile_only import CompileOnlyStrategy
 from stratagem.strategies.membership import local_topology
+from stratagem.strategies.mirrored import CompileOnlyStrategy
 
 # Devices that MirroredStrategy takes and refuses, and the order of its replicas.
 

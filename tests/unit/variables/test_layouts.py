@@ -31,8 +31,7 @@ from stratagem.variables.layouts import (
     groups_of_mesh,
     require_layouts_used,
 )
-from stratagem.variables.placement import ShardedState
-from stratagem.variables.sharded_store import ShardedStore
+from stratagem.variables.placement import ShardedState, ShardedStore
 from stratagem.variables.store import store_of
 
 

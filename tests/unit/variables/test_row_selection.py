@@ -16,9 +16,9 @@ import stratagem as sg
 from stratagem.devices.finding import find_devices, find_groups
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.devices.shards import local_shards, put_local_shards
-from stratagem.variables import sharded_store as row_exchange
+from stratagem.variables import placement as row_exchange
 from stratagem.variables.layouts import Division
-from stratagem.variables.sharded_store import ShardedStore, SingleDeviceStore, exchanged_rows
+from stratagem.variables.placement import ShardedStore, SingleDeviceStore, exchanged_rows
 from stratagem.variables.sharded_variable import (
     as_slice,
     changed_rows,

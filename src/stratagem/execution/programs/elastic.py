@@ -18,7 +18,7 @@ from jax.extend.core import JaxprEqn
 from jax.sharding import PartitionSpec, Sharding
 
 from stratagem import config
-from stratagem.devices.collectives.elastic_rounds import RoundOperation, Rounds, error_of_rounds
+from stratagem.devices.elastic_rounds import RoundOperation, Rounds, error_of_rounds
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.errors import explain
 from stratagem.execution.jaxprs import Rule, retrace
@@ -27,8 +27,8 @@ from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.execution.programs.program import Program
 from stratagem.execution.programs.steps import POOLS, Destination, ReplicaStep
 from stratagem.execution.tracing.arguments import Arguments, batch_arguments, flatten_arguments
+from stratagem.execution.tracing.errors import name_of, operations_digest
 from stratagem.execution.tracing.functionalize import Trace
-from stratagem.execution.tracing.lost_changes import name_of, operations_digest
 from stratagem.group.current import current_group
 from stratagem.group.elastic.group import ElasticGroup
 from stratagem.group.elastic.peer_connections import DivergedError

@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr
 
 from stratagem.devices.mesh import Topology
 from stratagem.execution.jaxprs import retrace
+from stratagem.execution.programs.sharded_step import StepParts, part_step
 from stratagem.execution.programs.steps import (
     POOLS,
     IdsProgram,
@@ -21,11 +22,10 @@ from stratagem.execution.programs.steps import (
     shape_on,
     value_for_step,
 )
-from stratagem.execution.programs.update_part import StepParts, part_step
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.remote_state import Lookup
-from stratagem.variables.sharded_store import take_rows
+from stratagem.variables.placement import take_rows
 from stratagem.variables.store import Store, store_of
 
 if TYPE_CHECKING:

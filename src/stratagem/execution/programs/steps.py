@@ -17,8 +17,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec, Sharding
 
 from stratagem import environment
-from stratagem.devices.collectives.shared_sums import no_sums
 from stratagem.devices.mesh import Topology
+from stratagem.devices.shared_sums import no_sums
 from stratagem.errors import explain
 from stratagem.execution.jaxprs import contains_primitive, without_unused
 from stratagem.execution.programs.convolutions import fast_on_cpu

@@ -4,8 +4,8 @@ Write them on the host, in replica functions, in an `sg.function`, and in Keras 
 """
 
 from stratagem.execution.summary import experimental
+from stratagem.execution.summary.collector import record_if, should_record_summaries
 from stratagem.execution.summary.kinds import histogram, image, scalar, text, write
-from stratagem.execution.summary.settings import record_if, should_record_summaries
 from stratagem.execution.summary.writer import SummaryWriter, create_file_writer, create_noop_writer
 
 __all__ = [

@@ -16,16 +16,14 @@ from stratagem.execution.replica_context import get_replica_context
 from stratagem.execution.summary.collector import (
     Summary,
     SummaryCall,
+    checked_step,
     current_collector,
+    current_settings,
     infers_shapes,
     is_tracing,
-    resolve,
-)
-from stratagem.execution.summary.settings import (
-    checked_step,
-    current_settings,
     latest_settings,
     note_callbacks,
+    resolve,
 )
 from stratagem.execution.summary.writer import (
     begin_recording,

@@ -22,10 +22,10 @@ import numpy as np
 
 from stratagem.environment import load
 from stratagem.errors import explain
-from stratagem.execution.summary import settings
-from stratagem.execution.summary.collector import Summary
-from stratagem.execution.summary.settings import (
+from stratagem.execution.summary import collector
+from stratagem.execution.summary.collector import (
     Settings,
+    Summary,
     current_settings,
     host_condition,
     host_step,
@@ -288,7 +288,7 @@ class SummaryWriter:
 
         Source: TF 2.21 summary_ops_v2.py, SummaryWriter.as_default.
         """
-        with settings.override(**self._setting_changes(step)):
+        with collector.override(**self._setting_changes(step)):
             yield self
             write_pending(waits=False)  # without waiting for steps in flight
             self._flush_file()
@@ -304,11 +304,11 @@ class SummaryWriter:
 
         Source: TF 2.21 summary_ops_v2.py, SummaryWriter.set_as_default.
         """
-        settings.update(**self._setting_changes(step))
+        collector.update(**self._setting_changes(step))
 
     def _setting_changes(self, step: object) -> dict[str, Any]:
         self._require_open()
-        checked = settings.checked_step(step)
+        checked = collector.checked_step(step)
         return {"writer": self} if step is None else {"writer": self, "step": checked}
 
     def init(self) -> None:
@@ -335,7 +335,7 @@ class SummaryWriter:
 
     def flush_pending(self) -> None:
         """Waits for the summaries of all steps called so far, and writes them to their files."""
-        if settings.has_callbacks():
+        if collector.has_callbacks():
             jax.effects_barrier()
         write_pending(waits=True)
 

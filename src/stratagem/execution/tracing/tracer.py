@@ -25,10 +25,12 @@ from stratagem.execution.summary.collector import CollectedSummaries, Collector
 from stratagem.execution.tracing.arguments import Arguments, Results
 from stratagem.execution.tracing.errors import (
     BRANCHING,
+    call_with_copies,
     captured_explicit,
     created_again,
     disagreement,
     foreign_variable,
+    name_of,
     parted,
 )
 from stratagem.execution.tracing.functionalize import (
@@ -37,7 +39,6 @@ from stratagem.execution.tracing.functionalize import (
     initialize_created_variables,
     is_uninitialized,
 )
-from stratagem.execution.tracing.lost_changes import call_with_copies, name_of
 from stratagem.execution.tracing.remote_state import (
     UNTOUCHED,
     Ids,

@@ -20,7 +20,7 @@ from stratagem.errors import InvalidArgumentError, explain
 from stratagem.execution.replica_context import ReplicaContext, get_replica_context
 from stratagem.execution.row_effects import RowEffect
 from stratagem.execution.tracing.functionalize import current_scope
-from stratagem.keras.numerics.batch_normalization import (
+from stratagem.keras.numerics.layers import (
     first_rows,
     gathered_rows,
     num_rows,

@@ -23,7 +23,7 @@ from stratagem.contexts import get_strategy, has_strategy
 from stratagem.errors import explain
 from stratagem.execution.replica_context import ReplicaContext, get_replica_context
 from stratagem.execution.row_effects import RowEffect, adds_to_inputs, row_effects
-from stratagem.keras.numerics.batch_normalization import (
+from stratagem.keras.numerics.layers import (
     first_rows,
     gathered_rows,
     num_rows,
@@ -34,14 +34,15 @@ from stratagem.keras.numerics.step_mode import (
     batch_fraction,
     current_mode,
     in_step,
+    is_analyzing,
     is_loss_tracker,
     record_loss,
     replica_context,
     shares_batches,
     step_mode,
     step_state,
+    terms_of,
 )
-from stratagem.keras.numerics.step_terms import is_analyzing, terms_of
 from stratagem.keras.patches import patches
 from stratagem.keras.private import averaged, averaged_function, get_stateless_scope, own_variables
 from stratagem.keras.variables.requests import annotated

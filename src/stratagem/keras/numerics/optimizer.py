@@ -23,17 +23,23 @@ from stratagem.errors import explain
 from stratagem.execution.lookups import is_worth_rows, rows_to_update, with_updated_rows
 from stratagem.execution.replica_context import ReplicaContext, get_replica_context
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope, note_optimizer
-from stratagem.keras.numerics.compressed_gradients import sums_of_compressed, with_state
-from stratagem.keras.numerics.local_weights import begin_round, synchronize, with_local_copies
+from stratagem.keras.numerics.local_weights import (
+    begin_round,
+    sums_of_compressed,
+    synchronize,
+    with_local_copies,
+    with_state,
+)
 from stratagem.keras.numerics.step_mode import (
     StepMode,
     current_mode,
     example_fraction,
     in_step,
+    is_analyzing,
     shares_batches,
     step_state,
+    terms_of,
 )
-from stratagem.keras.numerics.step_terms import is_analyzing, terms_of
 from stratagem.keras.patches import patches
 from stratagem.keras.private import trainable_variables
 from stratagem.keras.private import trainable_variables as built_variables
@@ -46,7 +52,7 @@ from stratagem.variables.registry import home_of
 from stratagem.variables.store import is_remote
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 # Gradients of replicas that train apart: those of their island.
 

@@ -33,7 +33,7 @@ from stratagem.keras.private import (
 from stratagem.options import InputContext, InputOptions
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 
 class DatasetCreator:

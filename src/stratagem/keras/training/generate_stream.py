@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jax.sharding import NamedSharding
 
     from stratagem.devices.mesh import Topology
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 # Generation of KerasHub's models from weights that stay on the devices that store them.
 #

@@ -67,7 +67,7 @@ from stratagem.observe.run_events.process_writer import current_events
 from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
     from stratagem.variables.registry import Home
 
 # Steps of `fit` of a model without a strategy, for the observer of a profile.

@@ -22,7 +22,7 @@ from stratagem.keras.variables.creation import Adoption, adopt
 from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 
 def is_model(value: object) -> TypeGuard[keras.Model]:

@@ -14,18 +14,21 @@ import keras
 from stratagem.execution.gradient import value_and_grad
 from stratagem.execution.replica_context import ReplicaContext, get_replica_context
 from stratagem.execution.tracing.functionalize import current_scope, on_global_model
-from stratagem.keras.numerics.batch_normalization import true_rows
+from stratagem.keras.numerics.layers import true_rows
 from stratagem.keras.numerics.metrics import results_of_all_replicas
 from stratagem.keras.numerics.step_mode import (
     StepMode,
+    StepTerms,
     current_mode,
     example_fraction,
+    following,
     lockstep_context,
     record_loss,
     shares_batches,
     step_mode,
+    terms_of,
+    terms_of_step,
 )
-from stratagem.keras.numerics.step_terms import StepTerms, following, terms_of, terms_of_step
 from stratagem.keras.private import (
     flatten_layers,
     fresh_masks,

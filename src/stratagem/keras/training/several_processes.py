@@ -32,7 +32,7 @@ from stratagem.variables.registry import VariableKind, home_of
 if TYPE_CHECKING:
     from stratagem.group.member import Group
     from stratagem.keras.variables.variable import DistributedVariable
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 # Lengths and rows of data and numbers of steps, which must be equal in all processes of `fit`.
 #

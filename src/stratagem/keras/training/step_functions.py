@@ -42,7 +42,7 @@ from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.observe.profiling.trace import input_mark
 from stratagem.observe.run_events.process_writer import current_events
 from stratagem.observe.run_events.wait_clock import DataWait, wait_clock
-from stratagem.strategies.base.reduction import of_all
+from stratagem.strategies.reduction import of_all
 from stratagem.variables.components import aggregate_components, gather_together
 from stratagem.variables.distributed import PerReplica, regroup
 from stratagem.variables.registry import VariableKind, home_of
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import keras
 
     from stratagem.execution.tracing.arguments import Arguments
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 
 class _LogsWanted(threading.local):

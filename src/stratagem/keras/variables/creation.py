@@ -47,7 +47,7 @@ from stratagem.variables.store import is_remote
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 # Warning about a Keras distribution that a strategy ignores.
 

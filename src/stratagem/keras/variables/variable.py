@@ -35,7 +35,6 @@ from stratagem.execution.replica_context import ReplicaContext, get_replica_cont
 from stratagem.execution.tracing.errors import foreign_variable
 from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.keras.private import get_stateless_scope, in_symbolic_scope
-from stratagem.keras.variables.assignments import note_assignment
 from stratagem.keras.variables.requests import (
     as_initializer,
     check_explicit_device,
@@ -43,9 +42,9 @@ from stratagem.keras.variables.requests import (
     draws_same_again,
     is_initialized,
 )
-from stratagem.keras.variables.rows import RowUpdates
+from stratagem.keras.variables.rows import RowUpdates, note_assignment
 from stratagem.options import ReduceOp, VariableAggregation
-from stratagem.strategies.base.reduction import of_all
+from stratagem.strategies.reduction import of_all
 from stratagem.variables.components import (
     WholeValue,
     aggregate_components,
@@ -56,7 +55,7 @@ from stratagem.variables.components import (
 from stratagem.variables.distributed import Mirrored, PerReplica
 from stratagem.variables.initial_values import initial_digest
 from stratagem.variables.layouts import Division, is_in_parts, put_stored
-from stratagem.variables.placement import sole_device
+from stratagem.variables.placement import sole_device, take_rows
 from stratagem.variables.registry import (
     Home,
     VariableKind,
@@ -64,13 +63,12 @@ from stratagem.variables.registry import (
     parse_aggregation,
     parse_synchronization,
 )
-from stratagem.variables.sharded_store import take_rows
 from stratagem.variables.store import Store
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike
 
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 # Reads of variables as they are stored, and reads by one process that others take part in.
 

@@ -13,7 +13,7 @@ from stratagem.execution.programs.lockstep import Executor, Lockstep
 from stratagem.group.transport.connection import Connections
 from stratagem.parameter_server.cluster.cluster_plan import Cluster, CoordinatorOptions
 from stratagem.resources import Closing
-from stratagem.strategies.base.strategy import NonTraining, Strategy
+from stratagem.strategies.strategy import NonTraining, Strategy
 from stratagem.variables.placement import Replicated
 
 

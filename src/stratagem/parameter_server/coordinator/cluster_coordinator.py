@@ -29,7 +29,7 @@ from stratagem.parameter_server.server.changes import KINDS
 from stratagem.resources import Closing
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 # Progress bar for scheduled functions.
 

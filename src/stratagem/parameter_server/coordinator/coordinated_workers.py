@@ -37,7 +37,7 @@ from stratagem.parameter_server.server.changes import by_kind
 from stratagem.resources import Closing
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 # Watch for synchronous updates that can no longer complete.
 #

@@ -23,7 +23,7 @@ from stratagem.parameter_server.coordinator.remote_value import (
 )
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 # Interface for pickling between the coordinator and workers.
 

@@ -20,7 +20,7 @@ from stratagem.parameter_server.embedding.saving import client_of
 
 if TYPE_CHECKING:
     from stratagem.parameter_server.client.shard_layout import KeyLayout
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 
 _FORMATS = ("parquet", "arrow")

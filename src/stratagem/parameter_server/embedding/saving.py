@@ -12,7 +12,7 @@ from stratagem.parameter_server.server.tables.table_chains import compact as com
 from stratagem.parameter_server.server.tables.table_versions import TableVersions
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 
 def save(

@@ -12,7 +12,7 @@ from stratagem.variables.store import is_keyed
 
 if TYPE_CHECKING:
     from stratagem.parameter_server.client.shard_layout import KeyLayout
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,7 +36,7 @@ from stratagem.parameter_server.keras.worker_data import (
 if TYPE_CHECKING:
     import keras
 
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 
 _IN_FLIGHT_PER_WORKER = 3

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from stratagem.parameter_server.client.variable_client import VariableClient
     from stratagem.parameter_server.keras.variable import ParameterServerVariable
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 _NAME = "_stratagem_name"
 _UNDECAYED = "_stratagem_undecayed"

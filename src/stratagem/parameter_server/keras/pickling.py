@@ -38,7 +38,7 @@ from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
     from stratagem.parameter_server.client.variable_client import Scalar
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 
 _NUMBER = "_stratagem_number"

@@ -46,8 +46,8 @@ from stratagem.variables.store import is_remote
 if TYPE_CHECKING:
     import jax
 
-    from stratagem.strategies.base.strategy import Strategy
     from stratagem.strategies.placement import PlacementRules
+    from stratagem.strategies.strategy import Strategy
 
 # Optimizer updates of models with both remote and local variables.
 

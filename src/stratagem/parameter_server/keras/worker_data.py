@@ -21,7 +21,7 @@ from stratagem.parameter_server.coordinator.remote_value import RemoteValue
 from stratagem.parameter_server.coordinator.worker import get_current_worker_index
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 # Worker-side batches of a dataset that the worker created.
 

@@ -29,8 +29,7 @@ from stratagem.parameter_server.server.updates import ASYNCHRONOUS
 from stratagem.parameter_server.strategy.entry_points import start_cluster
 from stratagem.parameter_server.strategy.process_parts import connect
 from stratagem.resources import Closing
-from stratagem.strategies.base.cross_device_ops import CrossDeviceOps
-from stratagem.strategies.base.strategy import Strategy, recreatable
+from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.strategies.membership import local_topology, parameter_device_of
 from stratagem.strategies.placement import (
     CENTRAL,
@@ -39,7 +38,8 @@ from stratagem.strategies.placement import (
     check_rules,
     places_on_replicas,
 )
-from stratagem.variables.sharded_store import SingleDeviceStore
+from stratagem.strategies.strategy import Strategy, recreatable
+from stratagem.variables.placement import SingleDeviceStore
 
 # Parameter servers for large tables of a lockstep strategy in one process.
 

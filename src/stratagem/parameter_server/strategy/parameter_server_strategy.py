@@ -21,7 +21,7 @@ from stratagem.parameter_server.cluster.remote_state_strategy import RemoteState
 from stratagem.parameter_server.partitioners import Partitioner
 from stratagem.parameter_server.strategy.entry_points import start_cluster
 from stratagem.parameter_server.strategy.process_parts import non_training_parts, training_parts
-from stratagem.strategies.base.strategy import recreatable
+from stratagem.strategies.strategy import recreatable
 
 
 @final

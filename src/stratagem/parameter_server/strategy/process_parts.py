@@ -26,11 +26,11 @@ from stratagem.parameter_server.keras.pickling import KERAS_PACKING
 from stratagem.parameter_server.keras.server_keras import ServerKeras
 from stratagem.parameter_server.partitioners import Partitioner
 from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.strategies.base.strategy import NonTraining
+from stratagem.strategies.strategy import NonTraining
 from stratagem.variables.placement import Replicated
 
 if TYPE_CHECKING:
-    from stratagem.strategies.base.strategy import Strategy
+    from stratagem.strategies.strategy import Strategy
 
 
 class RemotePlacement(Replicated):

@@ -8,8 +8,8 @@ import jax
 import pytest
 from jax.experimental import mesh_utils
 
-from stratagem.devices.device_assignment import DeviceAssignment
-from stratagem.devices.tpu_coordinates import (
+from stratagem.devices.device_assignment import (
+    DeviceAssignment,
     assigned_devices,
     in_ring_order,
     num_slices,

@@ -16,7 +16,7 @@ from jax import lax
 from jax.experimental import io_callback
 from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.devices.collectives.all_reduce import Algorithm, ReplicaAxis
+from stratagem.devices.all_reduce import Algorithm, ReplicaAxis
 from stratagem.execution.communicator import MeshCommunicator
 from stratagem.execution.jaxprs import contains_primitive
 from stratagem.execution.replication import differing_outputs

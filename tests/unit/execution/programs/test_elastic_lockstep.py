@@ -18,7 +18,7 @@ from stratagem.execution.programs.elastic import (
     OutsideVariables,
     RoundAbortedError,
 )
-from stratagem.execution.programs.recompilations import FunctionKeys
+from stratagem.execution.programs.program import FunctionKeys
 from stratagem.input.batches import take_batch
 
 # With a group and programs that are made up.

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.devices.collectives.elastic_rounds import RoundOperation
+from stratagem.devices.elastic_rounds import RoundOperation
 from stratagem.devices.mesh import REPLICA_AXIS
 from stratagem.execution.jaxprs import retrace
 from stratagem.execution.programs import elastic

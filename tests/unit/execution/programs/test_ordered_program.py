@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.devices.collectives.all_reduce import Algorithm, ReplicaAxis
-from stratagem.devices.collectives.shared_sums import is_supported
+from stratagem.devices.all_reduce import Algorithm, ReplicaAxis
+from stratagem.devices.shared_sums import is_supported
 from stratagem.execution.communicator import MeshCommunicator
 from stratagem.execution.programs import lockstep
-from stratagem.strategies.base.cross_device_ops import AutomaticOps
-from tests.unit.devices.collectives.sharing import served
+from stratagem.strategies.cross_device_ops import AutomaticOps
+from tests.unit.devices.sharing import served
 
 pytestmark = pytest.mark.skipif(not is_supported(), reason="memory is shared on Linux on x86-64")
 

@@ -19,13 +19,18 @@ from stratagem.devices.finding import find_groups
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.execution.programs.offloaded_step import OffloadedStep
 from stratagem.execution.programs.program import Program
-from stratagem.execution.programs.sharded_step import ShardedStep, store_for, stores_of_sums
+from stratagem.execution.programs.sharded_step import (
+    ShardedStep,
+    StepParts,
+    part_step,
+    store_for,
+    stores_of_sums,
+)
 from stratagem.execution.programs.steps import StepProgram, shape_on
-from stratagem.execution.programs.update_part import StepParts, part_step
 from stratagem.execution.tracing.arguments import flatten_arguments
 from stratagem.execution.tracing.functionalize import StepCaptured, capture
 from stratagem.variables.layouts import Division
-from stratagem.variables.sharded_store import ShardedStore
+from stratagem.variables.placement import ShardedStore
 
 TWO = ["cpu:0", "cpu:1"]
 WIDTH, ROWS, ROW = 64, 8192, 8

@@ -18,11 +18,15 @@ import stratagem as sg
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.execution.jaxprs import contains_primitive
 from stratagem.execution.programs import steps as module
-from stratagem.execution.programs.sharded_step import scatter_sums
+from stratagem.execution.programs.sharded_step import (
+    StepParts,
+    part_step,
+    scatter_sums,
+    with_split_conditionals,
+)
 from stratagem.execution.programs.steps import VariableValues, value_for_step
-from stratagem.execution.programs.update_part import StepParts, part_step, with_split_conditionals
 from stratagem.execution.replication import differing_values
-from stratagem.variables.sharded_store import ShardedStore
+from stratagem.variables.placement import ShardedStore
 
 AXIS = "replica"
 NUM_REPLICAS = 2

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import stratagem as sg
-from stratagem.execution.summary import settings
+from stratagem.execution.summary import collector
 from tests.unit.execution.summary.events import Read
 
 
 @pytest.fixture(autouse=True)
 def nothing_stays_the_default() -> Iterator[None]:
-    with settings.override():
+    with collector.override():
         yield
 
 

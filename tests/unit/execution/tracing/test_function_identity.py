@@ -21,8 +21,7 @@ from jax.sharding import Mesh, PartitionSpec
 import stratagem as sg
 from stratagem.devices.mesh import Topology
 from stratagem.execution.lookups import as_row_numbers
-from stratagem.execution.programs.program import paused_garbage_collection
-from stratagem.execution.programs.recompilations import function_state
+from stratagem.execution.programs.program import function_state, paused_garbage_collection
 from stratagem.execution.tracing.arguments import Static
 from stratagem.execution.tracing.remote_state import (
     UNTOUCHED,

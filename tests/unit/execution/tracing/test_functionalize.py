@@ -21,8 +21,9 @@ import stratagem as sg
 from stratagem import config
 from stratagem.devices.mesh import Topology
 from stratagem.execution.programs.steps import sequence_options
-from stratagem.execution.tracing import lost_changes as program_fingerprint
+from stratagem.execution.tracing import errors as program_fingerprint
 from stratagem.execution.tracing.arguments import flatten_arguments
+from stratagem.execution.tracing.errors import agree_on_program, name_of
 from stratagem.execution.tracing.functionalize import (
     ReplicaScope,
     current_scope,
@@ -30,7 +31,6 @@ from stratagem.execution.tracing.functionalize import (
     is_uninitialized,
     stand_in,
 )
-from stratagem.execution.tracing.lost_changes import agree_on_program, name_of
 from stratagem.execution.tracing.tracer import trace_replica_function
 from stratagem.group.current import Identity
 from stratagem.planning.planner import planned_strategy

@@ -22,15 +22,16 @@ from stratagem.execution.jaxprs import without_unused
 from stratagem.execution.programs.offloaded_step import OffloadedStep
 from stratagem.execution.replica_context import ReplicaBatch, ReplicaContext, get_replica_context
 from stratagem.keras.numerics import optimizer as table_rows
-from stratagem.keras.numerics.batch_normalization import (
+from stratagem.keras.numerics.layers import (
+    check_batch_size,
     first_rows,
     gathered_rows,
+    max_of_windows,
     num_rows,
     row_mask,
     true_rows,
     whole_batch,
 )
-from stratagem.keras.numerics.layers import check_batch_size, max_of_windows
 from stratagem.keras.numerics.step_mode import StepMode, current_mode
 from tests.parity.comparison import (
     Scope,

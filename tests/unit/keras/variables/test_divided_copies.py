@@ -21,8 +21,8 @@ import pytest
 import stratagem as sg
 from stratagem.devices import shards
 from stratagem.execution.tracing.functionalize import on_global_model
-from stratagem.keras.variables.assignments import _digest, _digest_on_device
 from stratagem.keras.variables.requests import draws_same_again
+from stratagem.keras.variables.rows import _digest, _digest_on_device
 from stratagem.keras.variables.variable import reading_as_stored, reads_as_stored
 from tests.fresh_process import run_fresh
 

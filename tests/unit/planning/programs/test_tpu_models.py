@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from stratagem.keras.training.model import lower_training_step
-from stratagem.strategies.compile_only import CompileOnlyStrategy
+from stratagem.strategies.mirrored import CompileOnlyStrategy
 from tests.unit.planning.programs import models
 from tests.unit.planning.programs.absent_chips import QUICKLY, chips_of
 from tests.unit.planning.programs.schedule import Schedule

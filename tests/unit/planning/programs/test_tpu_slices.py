@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from stratagem.devices.communication import CommunicationImplementation, CommunicationOptions
-from stratagem.devices.tpu_coordinates import in_ring_order, tpu_topology_of
+from stratagem.devices.device_assignment import in_ring_order, tpu_topology_of
 from stratagem.keras.training.model import lower_training_step
-from stratagem.strategies.base.cross_device_ops import AutomaticOps
-from stratagem.strategies.compile_only import CompileOnlyStrategy
+from stratagem.strategies.cross_device_ops import AutomaticOps
+from stratagem.strategies.mirrored import CompileOnlyStrategy
 from tests.unit.planning.programs import models
 from tests.unit.planning.programs.absent_chips import QUICKLY, chips_of
 

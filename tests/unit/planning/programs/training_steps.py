@@ -10,7 +10,7 @@ import keras
 
 from stratagem.devices.mesh import Topology
 from stratagem.keras.training.model import lower_training_step
-from stratagem.strategies.compile_only import CompileOnlyStrategy
+from stratagem.strategies.mirrored import CompileOnlyStrategy
 
 
 def dense_step(

@@ -1,1 +1,0 @@
-"""Algorithms of all-reduce, and their choice."""

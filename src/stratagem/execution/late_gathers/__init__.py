@@ -1,1 +1,0 @@
-"""Steps that gather each sharded weight for one use at a time."""

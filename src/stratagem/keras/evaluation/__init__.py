@@ -1,1 +1,0 @@
-"""Evaluation of checkpoints in another process during training."""

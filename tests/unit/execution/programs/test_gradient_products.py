@@ -1,0 +1,175 @@
+"""Gradients that are computed and summed in blocks, compared with whole ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
+from stratagem.execution.jaxprs import readers_of
+from stratagem.execution.programs import late_step
+from stratagem.execution.programs import late_weights as gradient_products
+from stratagem.execution.programs.late_step import LateStep
+from stratagem.execution.programs.late_weights import GradientProduct, Sharded, product_chain
+
+DEVICES = tuple(jax.devices()[:2])
+TOPOLOGY = Topology(DEVICES)
+MESH = Mesh(np.array(DEVICES), (REPLICA_AXIS,))
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_step, "_MIN_LATE_BYTES", 0)
+    for name in ("_MIN_BLOCK_BYTES", "_MIN_PART_BYTES", "_MIN_BLOCK_ROWS"):
+        monkeypatch.setattr(gradient_products, name, 1)
+
+
+def sharded(axis: int, spec: PartitionSpec | None = None) -> Sharded:
+    return Sharded(axis, spec or PartitionSpec(), TOPOLOGY)
+
+
+def dense(weight, x):
+    return jnp.sum(jnp.tanh(x @ weight))
+
+
+def transposed(weight, x):
+    return jnp.sum(jnp.sin(x @ weight.T))
+
+
+def half(weight, x):
+    return jnp.sum(jnp.tanh(x.astype("bfloat16") @ weight.astype("bfloat16")).astype("float32"))
+
+
+def heads(weight, x):
+    return jnp.sum(jnp.tanh(jnp.einsum("btd,dhk->bthk", x.reshape(2, -1, 8), weight)))
+
+
+def batched(weight, x):
+    return jnp.sum(jnp.tanh(jnp.einsum("etd,edk->etk", x.reshape(4, -1, 8), weight)))
+
+
+def rematerialized(weight, x):
+    return jnp.sum(jax.checkpoint(lambda w, x: jnp.tanh(x @ w))(weight, x))
+
+
+def scanned(weights, x):
+    layer = jax.checkpoint(lambda x, w: (jnp.tanh(x @ w @ w.T), None))
+    return jnp.sum(jax.lax.scan(layer, x, weights)[0])
+
+
+def scanned_once(weights, x):
+    layer = jax.checkpoint(lambda x, w: (x + jnp.sum(jnp.tanh(x @ w)), None))
+    return jnp.sum(jax.lax.scan(layer, x, weights)[0])
+
+
+def used_twice(weight, x):
+    return jnp.sum(jnp.tanh(jnp.tanh(x @ weight) @ weight.T))
+
+
+CASES = [
+    (dense, (8, 12), 0),
+    (dense, (8, 12), 1),
+    (transposed, (12, 8), 0),
+    (transposed, (12, 8), 1),
+    (half, (8, 12), 0),
+    (heads, (8, 4, 3), 0),
+    (heads, (8, 4, 3), 1),
+    (batched, (4, 8, 12), 1),
+    (rematerialized, (8, 12), 0),
+    (scanned_once, (3, 8, 12), 1),
+    (scanned, (3, 8, 12), 1),
+    (used_twice, (8, 12), 0),
+]
+
+
+def summed(loss: Any, shape: tuple[int, ...], axis: int) -> tuple[Any, Any, Any]:
+    """The step whose weight comes and whose gradient leaves as shards, and its arguments."""
+    weight = jax.random.normal(jax.random.key(0), shape) / 4
+    batches = jax.random.normal(jax.random.key(1), (2, 8, 8))
+    closed = jax.make_jaxpr(jax.grad(loss))(weight, batches[0])
+    step = LateStep(
+        closed.jaxpr,
+        [sharded(axis), None],
+        [True, False],
+        {0: sharded(axis)},
+        [],
+        first_handed=1,
+        returned=[0],
+    )
+
+    def run(weight: Any, batch: Any) -> Any:
+        return step.outputs({0: weight, 1: batch[0]})[0][0]
+
+    spec = PartitionSpec(*[None] * axis, REPLICA_AXIS)
+    specs = (spec, PartitionSpec(REPLICA_AXIS))
+    mapped = jax.shard_map(run, mesh=MESH, in_specs=specs, out_specs=spec, check_vma=False)
+    return mapped, weight, batches
+
+
+def num_sums(function: Any, *args: Any) -> int:
+    return str(jax.make_jaxpr(function)(*args)).count("reduce_scatter[")
+
+
+@pytest.mark.parametrize(("loss", "shape", "axis"), CASES)
+def test_sum_of_blocks_is_the_sum(loss, shape, axis) -> None:
+    function, weight, batches = summed(loss, shape, axis)
+    expected = sum(jax.grad(loss)(weight, batch) for batch in batches)
+    found = jax.jit(function)(weight, batches)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    is_whole = loss in (used_twice, scanned)  # the sum of two products
+    assert num_sums(function, weight, batches) == (1 if is_whole else shape[axis] // 2)
+
+
+@pytest.mark.parametrize(
+    ("bytes_", "part_bytes", "rows", "count"),
+    [(1, 1, 1, 4), (128, 1, 1, 2), (1, 80, 1, 2), (1, 1, 3, 2), (1, 1, 9, 1), (1000, 1, 1, 1)],
+)
+def test_blocks_have_a_least_size(monkeypatch, bytes_, part_bytes, rows, count) -> None:
+    monkeypatch.setattr(gradient_products, "_MIN_BLOCK_BYTES", bytes_)
+    monkeypatch.setattr(gradient_products, "_MIN_PART_BYTES", part_bytes)
+    monkeypatch.setattr(gradient_products, "_MIN_BLOCK_ROWS", rows)
+    product = product_of(lambda a, b: a @ b, (8, 5), (5, 12))
+    assert product.num_blocks(sharded(0)) == count
+
+
+def test_axis_that_a_replica_shards_or_that_does_not_divide_is_not_cut() -> None:
+    product = product_of(lambda a, b: a @ b, (8, 5), (5, 9))
+    assert product.num_blocks(sharded(0)) == 4
+    assert product.num_blocks(sharded(0, PartitionSpec(None, "model"))) == 4
+    assert product.num_blocks(sharded(0, PartitionSpec("model"))) == 1
+    assert product.num_blocks(sharded(1)) == 1
+
+
+def test_batch_axis_of_a_product_is_not_cut() -> None:
+    product = product_of(lambda a, b: jnp.einsum("eij,ejk->eik", a, b), (4, 8, 5), (4, 5, 12))
+    assert product.num_blocks(sharded(0)) == 1
+    assert product.num_blocks(sharded(2)) == 6
+
+
+def product_of(function: Any, *shapes: tuple[int, ...]) -> GradientProduct:
+    closed = jax.make_jaxpr(function)(*map(jnp.ones, shapes))
+    (eqn,) = (one for one in closed.jaxpr.eqns if one.primitive.name == "dot_general")
+    chain = product_chain(eqn, readers_of(closed.jaxpr))
+    assert chain
+    return GradientProduct(chain, [*map(jnp.ones, shapes)])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: jnp.sin(a @ b),
+        lambda a, b: ((c := a @ b), c),
+        lambda a, b: ((c := a @ b), jnp.sum(c)),
+        lambda a, b: (a @ b).reshape(-1),
+    ],
+    ids=["changed", "returned twice", "returned and read", "reshaped"],
+)
+def test_products_that_others_read_are_computed_at_once(function) -> None:
+    jaxpr = jax.make_jaxpr(function)(jnp.ones((4, 5)), jnp.ones((5, 6))).jaxpr
+    readers = readers_of(jaxpr)
+    assert not any(product_chain(eqn, readers) for eqn in jaxpr.eqns)

@@ -1,0 +1,287 @@
+"""Replica functions whose weights come as shards: the same results, and a gather for each use."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import Jaxpr, Var
+from jax.sharding import Mesh, PartitionSpec
+
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
+from stratagem.execution.jaxprs import inner_jaxprs
+from stratagem.execution.programs import late_step
+from stratagem.execution.programs.late_step import LateStep
+from stratagem.execution.programs.late_weights import Sharded
+
+NUM_REPLICAS = 2
+MESH = Mesh(np.array(jax.devices()[:NUM_REPLICAS]), (REPLICA_AXIS,))
+COPIED, SPLIT = PartitionSpec(), PartitionSpec(REPLICA_AXIS)
+WIDTH = 8
+
+Step = Callable[..., Any]  # of two weights and a batch of its own
+
+
+@pytest.fixture(autouse=True)
+def _no_small_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_step, "_MIN_LATE_BYTES", 0)
+
+
+def gradients(loss: Step) -> Step:
+    return lambda *args: jax.value_and_grad(loss, argnums=(0, 1))(*args)
+
+
+def layers(first, second, batch):
+    return jnp.sum(jnp.tanh(jnp.tanh(batch @ first) @ second) ** 2)
+
+
+def half_precision(first, second, batch):
+    cast = [one.astype(jnp.bfloat16) for one in (first, second, batch)]
+    return layers(*cast).astype(jnp.float32)
+
+
+def inner_functions(first, second, batch):
+    hidden = jax.nn.relu(jnp.einsum("bi,ij->bj", batch, first))
+    return jnp.sum(jax.jit(lambda x, w: jnp.sin(x @ w.T))(hidden, second))
+
+
+def rematerialized(first, second, batch):
+    layer = jax.checkpoint(lambda x, w: jnp.tanh(jnp.tanh(x @ w) @ w))
+    return jnp.sum(layer(layer(batch, first), second))
+
+
+def low_rank(first, second, batch):
+    weight = first + 0.5 * (second[:, :2] @ second[:2])
+    return jnp.sum(jnp.tanh(batch @ weight) ** 2)
+
+
+def quantized(first, second, batch):
+    weight = jnp.round(lax.stop_gradient(first) * 8).astype(jnp.int8)
+    return jnp.sum((batch @ (weight.astype(jnp.float32) / 8)) @ second)
+
+
+def recurrent(first, second, batch):
+    hidden, _ = lax.scan(lambda x, _: (jnp.tanh(x @ first), None), batch, length=3)
+    return jnp.sum(hidden @ second)
+
+
+def chosen(first, second, batch):
+    return jnp.sum(lax.cond(batch[0, 0] > 0, lambda: batch @ first, lambda: batch @ second))
+
+
+def regularized(first, second, batch):
+    return layers(first, second, batch) + jnp.sum(first**2) + jnp.sum(jnp.abs(second))
+
+
+def tied(first, second, batch):
+    return jnp.sum((jnp.tanh(batch @ first) @ second) @ first.T)
+
+
+LOSSES = [
+    *(layers, half_precision, inner_functions, rematerialized, low_rank, quantized, recurrent),
+    *(chosen, regularized, tied),
+]
+
+
+def late(step: Step, axes: list[int | None], sum_axes: dict[int, int] | None = None) -> Any:
+    """The step with weights that come as shards along axes, and sums that leave as shards."""
+    closed = jax.make_jaxpr(step)(*[weight(0)] * 2, weight(0)[:4])
+    num_outputs = len(closed.jaxpr.outvars)
+    sum_axes = sum_axes or {}
+    of_replica = LateStep(
+        closed.jaxpr,
+        [*(None if axis is None else sharded(axis) for axis in axes), None],
+        is_steady=[True, True, False],
+        sums={place: sharded(axis) for place, axis in sum_axes.items()},
+        updates=[],
+        first_handed=num_outputs,
+        returned=range(num_outputs),
+    )
+    assert not closed.consts
+
+    def run(first: Any, second: Any, batch: Any) -> list[Any]:
+        values = dict(enumerate([first, second, batch[0]]))
+        outputs, _ = of_replica.outputs({i: values[i] for i in of_replica.read_inputs})
+        return [one if i in sum_axes else one[None] for i, one in enumerate(outputs)]
+
+    return jax.shard_map(
+        run,
+        mesh=MESH,
+        in_specs=(*map(spec, axes), SPLIT),
+        out_specs=[spec(sum_axes[i]) if i in sum_axes else SPLIT for i in range(num_outputs)],
+        check_vma=False,
+    )
+
+
+def sharded(axis: int) -> Sharded:
+    return Sharded(axis, PartitionSpec(), Topology(tuple(jax.devices()[:NUM_REPLICAS])))
+
+
+def spec(axis: int | None) -> PartitionSpec:
+    return COPIED if axis is None else PartitionSpec(*[None] * axis, REPLICA_AXIS)
+
+
+def weight(seed: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), (WIDTH, WIDTH)) / WIDTH
+
+
+def batches() -> jax.Array:
+    return jax.random.normal(jax.random.key(9), (NUM_REPLICAS, 4, WIDTH))
+
+
+def equations(jaxpr: Jaxpr) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in inner_jaxprs(eqn):
+            yield from equations(inner)
+
+
+def gathers(function: Any) -> list[Any]:
+    """The types of what is gathered, in order."""
+    jaxpr = jax.make_jaxpr(function)(weight(0), weight(1), batches()).jaxpr
+    return [e.outvars[0].aval for e in equations(jaxpr) if e.primitive.name == "all_gather"]
+
+
+@pytest.mark.parametrize("axes", [[0, 1], [1, None]], ids=str)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_results_are_those_of_whole_weights(loss, axes) -> None:
+    step = gradients(loss)
+    found = jax.jit(late(step, axes))(weight(0), weight(1), batches())
+    for replica, batch in enumerate(batches()):
+        expected = jax.tree.leaves(jax.jit(step)(weight(0), weight(1), batch))
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one[replica], other, rtol=1e-5, atol=1e-6)
+
+
+def test_backward_pass_gathers_again() -> None:
+    def deep(first, second, batch):
+        for _ in range(3):
+            batch = jnp.tanh(jnp.tanh(batch @ first) @ second)
+        return jnp.sum(batch)
+
+    # The last gathered weight is kept: for the backward pass of the same layer.
+    assert len(gathers(late(gradients(deep), [0, 0]))) == 6 + 6 - 1 - 1  # batch has no gradient
+
+
+def test_shards_are_cast_before_they_are_sent() -> None:
+    found = gathers(late(gradients(half_precision), [0, 0]))
+    assert {one.dtype for one in found} == {jnp.dtype("bfloat16")}
+    assert {one.dtype for one in gathers(late(gradients(quantized), [0, None]))} == {
+        jnp.dtype("float32")  # rounded by what only the whole weight may tell
+    }
+
+
+def test_weight_of_low_rank_is_added_again_in_the_backward_pass() -> None:
+    found = gathers(late(gradients(low_rank), [0, 0]))
+    assert len(found) >= 2
+    assert all(one.shape == (WIDTH, WIDTH) for one in found)
+
+
+def test_loop_gathers_its_weight_once() -> None:
+    jaxpr = jax.make_jaxpr(late(recurrent_only, [0, 0]))(weight(0), weight(1), batches()).jaxpr
+    loops = [e for e in equations(jaxpr) if e.primitive.name == "scan"]
+    inside = [e for loop in loops for e in equations(loop.params["jaxpr"].jaxpr)]
+    assert loops
+    assert not [e for e in inside if e.primitive.name == "all_gather"]
+
+
+def recurrent_only(first, second, batch):
+    return (recurrent(first, second, batch),)
+
+
+def test_sums_leave_as_shards() -> None:
+    step = gradients(layers)
+    found = jax.jit(late(step, [0, 0], {1: 0, 2: 1}))(weight(0), weight(1), batches())
+    expected = [jax.tree.leaves(step(weight(0), weight(1), one)) for one in batches()]
+    for place in (1, 2):
+        total = sum(one[place] for one in expected)
+        np.testing.assert_allclose(found[place], total, rtol=1e-5, atol=1e-6)
+
+
+def test_argument_is_summed_without_an_operation() -> None:
+    found = late(lambda first, second, batch: (batch, jnp.sum(first)), [0, 0], {0: 0})
+    total, _ = jax.jit(found)(weight(0), weight(1), batches())
+    np.testing.assert_allclose(total, batches().sum(0), rtol=1e-6)
+
+
+def test_weight_that_is_returned_is_whole() -> None:
+    found = late(lambda first, second, batch: (first.T, batch @ second), [0, 1])
+    first, _ = jax.jit(found)(weight(0), weight(1), batches())
+    for replica in range(NUM_REPLICAS):
+        np.testing.assert_array_equal(first[replica], weight(0).T)
+
+
+def test_small_weights_are_gathered_at_the_start(monkeypatch) -> None:
+    monkeypatch.setattr(late_step, "_MIN_LATE_BYTES", 2**20)
+    jaxpr = jax.make_jaxpr(late(gradients(layers), [0, 0]))(weight(0), weight(1), batches()).jaxpr
+    names = [e.primitive.name for e in equations(jaxpr)]
+    assert names.count("all_gather") == 2
+    assert names.index("dot_general") > max(i for i, one in enumerate(names) if one == "all_gather")
+
+
+def test_recomputation_waits_for_the_backward_pass() -> None:
+    jaxpr = jax.make_jaxpr(late(gradients(rematerialized), [0, 0]))(
+        weight(0), weight(1), batches()
+    ).jaxpr
+    names = [e.primitive.name for e in equations(jaxpr)]
+    assert "remat2" not in names
+    assert "checkpoint" not in names
+    assert names.count("tanh") == 4 + 4  # computed again
+    assert "optimization_barrier" in names
+
+
+def test_a_layer_gathers_its_last_weight_after_the_sums_of_the_layer_before() -> None:
+    """Otherwise gradients or their operands would stay in memory during a whole layer."""
+    num_layers, num_products, width = 4, 4, 32
+
+    def stack(*args: Any) -> Any:
+        @jax.checkpoint
+        def layer(x: Any, *weights: Any) -> Any:
+            return functools.reduce(lambda y, one: jnp.tanh(y @ one), weights, x)
+
+        batch = args[-1]
+        for first in range(0, num_layers * num_products, num_products):
+            batch = layer(batch, *args[first : first + num_products])
+        return jnp.sum(batch)
+
+    count = num_layers * num_products
+    values = [*[jnp.ones((width, width))] * count, jnp.ones((4, width))]
+    replica = LateStep(
+        jax.make_jaxpr(jax.grad(stack, argnums=range(count)))(*values).jaxpr,
+        [*[sharded(0)] * count, None],
+        is_steady=[*[True] * count, False],
+        sums={place: sharded(0) for place in range(count)},
+        updates=[],
+        first_handed=count,
+        returned=range(count),
+    )
+    mapped = jax.shard_map(
+        lambda *values: replica.outputs(dict(enumerate(values)))[0],
+        mesh=MESH,
+        in_specs=(*[spec(0)] * count, COPIED),
+        out_specs=[spec(0)] * count,
+        check_vma=False,
+    )
+    (inner,) = jax.make_jaxpr(mapped)(*values).jaxpr.eqns
+    needs: dict[Any, set[int]] = {}  # the sums that each value waits for
+    sums = set[int]()
+    at_last_gather: dict[int, set[int]] = {}  # by the number of sums that came before
+    for eqn in inner.params["jaxpr"].eqns:
+        variables = [one for one in eqn.invars if isinstance(one, Var)]
+        awaited = set[int]().union(*(needs.get(one, set()) for one in variables))
+        if eqn.primitive.name == "reduce_scatter":
+            awaited.add(len(sums))
+            sums |= awaited
+        elif eqn.primitive.name == "all_gather":
+            at_last_gather[len(sums)] = awaited
+        needs.update(dict.fromkeys(eqn.outvars, awaited))
+    assert len(sums) == count
+    assert {number: len(one) for number, one in at_last_gather.items()} == {
+        number: number for number in range(0, count, num_products)
+    }

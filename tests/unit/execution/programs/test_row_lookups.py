@@ -1,0 +1,209 @@
+"""Lookups and their gradients in blocks of rows, compared with those in a whole table."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from stratagem.devices.mesh import REPLICA_AXIS, Topology
+from stratagem.execution.programs import late_step
+from stratagem.execution.programs import late_weights as gradient_products
+from stratagem.execution.programs.late_step import LateStep
+from stratagem.execution.programs.late_weights import RowLookup, Sharded
+
+DEVICES = tuple(jax.devices()[:2])
+TOPOLOGY = Topology(DEVICES)
+MESH = Mesh(np.array(DEVICES), (REPLICA_AXIS,))
+SPLIT = PartitionSpec(REPLICA_AXIS)
+NUM_ROWS, WIDTH = 14, 3
+# Rows from both shards, one more than once, and none of the table.
+IDS = np.array([[[0, 13, 6], [7, 6, -1]], [[5, 8, 6], [12, 14, -15]]], "int32")
+
+
+@pytest.fixture(autouse=True)
+def _two_rows_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 2, 2, 2 and 1 of the seven rows of a shard, or of 4 and 3 in bfloat16."""
+    monkeypatch.setattr(late_step, "_MIN_LATE_BYTES", 0)
+    monkeypatch.setattr(gradient_products, "_MIN_PART_BYTES", 1)
+    monkeypatch.setattr(gradient_products, "_MIN_BLOCK_BYTES", NUM_ROWS * WIDTH)
+
+
+def weighted(rows: Any) -> Any:
+    return jnp.sum(rows * rows * jnp.arange(1.0, 1 + rows.size).reshape(rows.shape))
+
+
+def taken(table, ids):
+    return weighted(jnp.nan_to_num(jnp.take(table, ids, axis=0)))
+
+
+def clipped(table, ids):
+    return weighted(jnp.take(table, ids, axis=0, mode="clip"))
+
+
+def filled(table, ids):
+    return weighted(jnp.take(table, ids, axis=0, mode="fill", fill_value=7))
+
+
+def cast(table, ids):
+    rows = jnp.nan_to_num(jnp.take(table.astype("bfloat16"), ids, axis=0))
+    return weighted(rows.astype("float32"))
+
+
+def rematerialized(table, ids):
+    return weighted(jax.checkpoint(lambda one: jnp.sin(jnp.take(one, ids % 14, axis=0)))(table))
+
+
+def of_one_row(table, ids):
+    return weighted(jnp.take(table, ids[0, 0], axis=0))
+
+
+def of_columns(table, ids):
+    return weighted(jnp.take(table, ids % WIDTH, axis=1))
+
+
+def tied(table, ids):
+    return taken(table, ids) + jnp.sum(jnp.tanh(table @ table[0]))
+
+
+LOSSES = [taken, clipped, filled, cast, rematerialized, of_one_row, of_columns, tied]
+IN_BLOCKS = [taken, clipped, filled, cast, of_one_row]
+
+
+def late(loss: Any, axis: int = 0) -> tuple[Any, Any]:
+    """The step whose table comes and whose gradient leaves as shards, and a table."""
+    table = jax.random.normal(jax.random.key(0), (NUM_ROWS, WIDTH))
+    closed = jax.make_jaxpr(jax.value_and_grad(loss))(table, IDS[0])
+    sharded = Sharded(axis, PartitionSpec(), TOPOLOGY)
+    step = LateStep(
+        closed.jaxpr,
+        [sharded, None],
+        is_steady=[True, False],
+        sums={1: sharded},
+        updates=[],
+        first_handed=2,
+        returned=[0, 1],
+    )
+
+    def run(table: Any, ids: Any) -> Any:
+        values = dict(zip(range(2), (table, ids[0]), strict=True))
+        loss, gradient = step.outputs(values)[0]
+        return loss[None], gradient
+
+    mapped = jax.shard_map(
+        run, mesh=MESH, in_specs=(SPLIT, SPLIT), out_specs=(SPLIT, SPLIT), check_vma=False
+    )
+    return mapped, table
+
+
+def counts(function: Any, *args: Any) -> tuple[int, int]:
+    text = str(jax.make_jaxpr(function)(*args))
+    return text.count("all_gather["), text.count("reduce_scatter[")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_rows_and_gradients_are_those_of_the_whole_table(loss) -> None:
+    function, table = late(loss)
+    losses, gradient = jax.jit(function)(table, IDS)
+    expected = [jax.value_and_grad(loss)(table, one) for one in IDS]
+    np.testing.assert_allclose(losses, [one for one, _ in expected], rtol=1e-6)
+    np.testing.assert_allclose(gradient, sum(one for _, one in expected), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", IN_BLOCKS)
+def test_table_and_gradient_are_exchanged_in_blocks(loss) -> None:
+    num_blocks = 2 if loss is cast else 4
+    function, table = late(loss)
+    assert counts(function, table, IDS) == (num_blocks, 4)
+
+
+def test_small_table_is_gathered_whole(monkeypatch) -> None:
+    monkeypatch.setattr(gradient_products, "_MIN_BLOCK_BYTES", 4 * NUM_ROWS * WIDTH)
+    function, table = late(taken)
+    assert counts(function, table, IDS) == (1, 1)
+
+
+def test_next_block_waits_for_the_rows_of_the_one_before() -> None:
+    """Two blocks are in memory at once, however many there are."""
+    function, table = late(taken)
+    (eqn,) = jax.make_jaxpr(function)(table, IDS).jaxpr.eqns
+    names = [one.primitive.name for one in eqn.params["jaxpr"].eqns]
+    gathers = [place for place, name in enumerate(names) if name == "all_gather"]
+    barriers = [place for place, name in enumerate(names) if name == "optimization_barrier"]
+    for earlier, later in itertools.pairwise(gathers):
+        assert any(earlier < one < later for one in barriers)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_rows_outside_a_table_of_integers_are_those_of_jax(dtype) -> None:
+    table = jnp.arange(NUM_ROWS * 8).reshape(NUM_ROWS, 8).astype(dtype)
+    closed = jax.make_jaxpr(lambda table, ids: jnp.take(table, ids, axis=0))(table, IDS[0])
+    sharded = Sharded(0, PartitionSpec(), TOPOLOGY)
+    step = LateStep(
+        closed.jaxpr, [sharded, None], [True, False], {}, [], first_handed=1, returned=[0]
+    )
+
+    def run(table: Any, ids: Any) -> Any:
+        return step.outputs(dict(zip(range(2), (table, ids[0]), strict=True)))[0][0][None]
+
+    mapped = jax.shard_map(
+        run, mesh=MESH, in_specs=(SPLIT, SPLIT), out_specs=SPLIT, check_vma=False
+    )
+    assert counts(mapped, table, IDS)[0] > 1
+    np.testing.assert_array_equal(jax.jit(mapped)(table, IDS), jnp.take(table, IDS, axis=0))
+
+
+def test_rows_of_several_axes() -> None:
+    table = jnp.arange(8.0 * 4 * 3).reshape(8, 4, 3)
+    ids = np.array([[[1, 7]], [[3, 1]]])
+
+    def loss(table: Any, ids: Any) -> Any:
+        return weighted(lax.square(jnp.take(table, ids, axis=0)))
+
+    closed = jax.make_jaxpr(jax.grad(loss))(table, ids[0])
+    sharded = Sharded(0, PartitionSpec(), TOPOLOGY)
+    step = LateStep(
+        closed.jaxpr, [sharded, None], [True, False], {0: sharded}, [], first_handed=1, returned=[0]
+    )
+
+    def run(table: Any, ids: Any) -> Any:
+        return step.outputs(dict(zip(range(2), (table, ids[0]), strict=True)))[0][0]
+
+    mapped = jax.shard_map(
+        run, mesh=MESH, in_specs=(SPLIT, SPLIT), out_specs=SPLIT, check_vma=False
+    )
+    expected = sum(jax.grad(loss)(table, one) for one in ids)
+    np.testing.assert_allclose(jax.jit(mapped)(table, ids), expected, rtol=1e-6)
+
+
+def fitted_weights(strategy: Any) -> list[Any]:
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.layers.Embedding(64, 32), keras.layers.Flatten(), keras.layers.Dense(1)]
+        )
+        model.compile("adam", "mse")
+    ids = np.random.default_rng(0).integers(0, 64, (20, 8))
+    model.fit(ids, ids.sum(1) / 64.0, batch_size=8, epochs=2, verbose=0, shuffle=False)
+    return [keras.ops.convert_to_numpy(one) for one in model.weights]
+
+
+def test_fit_is_that_of_one_device(monkeypatch) -> None:
+    monkeypatch.setattr(gradient_products, "_MIN_BLOCK_BYTES", 2048)
+    gathers: list[int] = []
+    of = RowLookup.value
+    monkeypatch.setattr(RowLookup, "value", lambda *args: (gathers.append(1), of(*args))[1])
+    devices = jax.devices()[:2]
+    found = fitted_weights(sg.MirroredStrategy(devices, shard_state="all"))
+    expected = fitted_weights(sg.OneDeviceStrategy(devices[0]))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    assert gathers

@@ -1,0 +1,489 @@
+"""An evaluator beside training: which checkpoints it takes, what it measures, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.keras.callbacks import checkpoint_loop
+from stratagem.keras.callbacks.checkpoint_loop import KerasFiles, StopNotice
+from tests.parity.comparison import mirrored, regression
+
+_X, _Y = regression(11)
+_SHORT_S = 0.02
+
+Write = Callable[..., None]
+Between = Callable[..., None]
+
+
+def _model(optimizer: Any = "sgd", num_units: int = 1) -> Any:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(num_units)])
+    model.compile(optimizer, loss="mse", metrics=["mae"])
+    return model
+
+
+def _weights(epoch: int) -> list[np.ndarray]:
+    return [np.full((3, 1), epoch / 4, "float32"), np.full(1, -epoch, "float32")]
+
+
+def _by_hand(epoch: int) -> dict[str, float]:
+    kernel, bias = _weights(epoch)
+    errors = _X @ kernel + bias - _Y
+    return {"loss": float(np.mean(errors**2)), "mae": float(np.mean(np.abs(errors)))}
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Any:
+    """Stands for the workers, with an optimizer that has made ten steps an epoch."""
+    model = _model("adam")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return _model("adam")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"
+
+
+@pytest.fixture
+def write(trainer: Any, folder: Path) -> Write:
+    """Writes the checkpoint of an epoch, as `ModelCheckpoint` does; `share` is how much of it."""
+
+    def written(epoch: int, *, name: str = "", share: float = 1.0) -> None:
+        folder.mkdir(exist_ok=True)
+        trainer.set_weights(_weights(epoch))
+        trainer.optimizer.iterations.assign(10 * epoch)
+        path = folder / (name or f"ckpt-{epoch:04d}.weights.h5")
+        trainer.save_weights(path)
+        if share < 1:
+            whole = path.read_bytes()
+            path.write_bytes(whole[: int(share * len(whole))])
+        os.utime(path, (1000 + epoch + share, 1000 + epoch + share))
+
+    return written
+
+
+@pytest.fixture
+def between_looks(monkeypatch: pytest.MonkeyPatch) -> Between:
+    """Does one thing after each look at the folder, where the evaluator would wait."""
+
+    def script(*actions: Callable[[], Any] | None) -> None:
+        left = iter(actions)
+
+        def wait(notice: StopNotice, seconds: float) -> None:
+            action = next(left, None)
+            if action is not None:
+                action()
+
+        monkeypatch.setattr(StopNotice, "wait", wait)
+
+    return script
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    fake = _Clock()
+    monkeypatch.setattr(checkpoint_loop, "time", fake)
+    return fake
+
+
+@pytest.fixture(autouse=True)
+def default_handler() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    signal.signal(signal.SIGTERM, before)
+
+
+def _evaluator(model: Any, folder: Path, **arguments: Any) -> sg.SidecarEvaluator:
+    limits = {"timeout_s": 60, "poll_s": 0.001, **arguments}
+    return sg.SidecarEvaluator(model, (_X, _Y), folder, **limits)
+
+
+def _epochs(evaluations: Any) -> list[int | None]:
+    return [one.epoch for one in evaluations]
+
+
+def _assert_measured(evaluation: Any, epoch: int) -> None:
+    assert evaluation.epoch == epoch
+    assert evaluation.step == 10 * epoch
+    assert evaluation.checkpoint.name == f"ckpt-{epoch:04d}.weights.h5"
+    assert evaluation.logs == pytest.approx(_by_hand(epoch), rel=1e-5)
+
+
+class _Clock:
+    """Time that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class _Notes(keras.callbacks.Callback):
+    """Notes what it is told, and does something after an evaluation."""
+
+    def __init__(self, then: Callable[[], Any] | None = None) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, Any]] = []
+        self.then = then
+
+    def set_checkpoint(self, checkpoint: Any) -> None:
+        self.calls.append(("checkpoint", checkpoint.name))
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.calls.append(("begin", None))
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.calls.append(("batch", batch))
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.calls.append(("end", dict(logs)))
+        if self.then is not None:
+            then, self.then = self.then, None
+            then()
+
+
+@pytest.mark.parametrize("num_replicas", [0, 2])
+def test_newest_is_evaluated_with_the_numbers_of_its_weights(write, folder, num_replicas) -> None:
+    for epoch in (1, 2, 11):
+        write(epoch)
+    if num_replicas:
+        with mirrored(num_replicas).scope():
+            model = _model("adam")
+    else:
+        model = _model("adam")
+    (evaluation,) = _evaluator(model, folder, max_evaluations=3).start()
+    _assert_measured(evaluation, 11)
+
+
+@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
+def test_numbers_are_those_of_evaluate_on_the_same_file(write, folder, model) -> None:
+    write(3)
+    (evaluation,) = _evaluator(model, folder, max_evaluations=1).start()
+    plain = _model()
+    plain.load_weights(folder / "ckpt-0003.weights.h5")
+    assert evaluation.logs == plain.evaluate(_X, _Y, verbose=0, return_dict=True)
+
+
+def test_every_checkpoint_is_evaluated_in_order_where_asked(write, folder, model) -> None:
+    for epoch in (1, 2, 3, 4):
+        write(epoch)
+    evaluator = _evaluator(model, folder, max_evaluations=3, every_checkpoint=True)
+    first, second, third = evaluator.start()
+    _assert_measured(first, 1)
+    _assert_measured(second, 2)
+    _assert_measured(third, 3)
+
+
+def test_checkpoints_are_evaluated_as_they_appear(write, folder, model, between_looks) -> None:
+    """The folder is not there at first; of those that come meanwhile the newest is taken."""
+    between_looks(
+        None,
+        lambda: write(1),
+        None,
+        None,
+        lambda: (write(2), write(3), write(4)),
+        None,
+        lambda: write(5),
+    )
+    evaluations = _evaluator(model, folder, max_evaluations=5).start()
+    assert _epochs(evaluations) == [1, 4, 5]
+    for evaluation, epoch in zip(evaluations, (1, 4, 5), strict=True):
+        _assert_measured(evaluation, epoch)
+
+
+def test_file_that_is_written_again_and_again_is_evaluated_each_time(
+    write, folder, model, between_looks
+) -> None:
+    name = "latest.weights.h5"
+    between_looks(
+        lambda: write(1, name=name), None, lambda: write(2, name=name), None, lambda: write(3)
+    )
+    evaluations = _evaluator(model, folder, max_evaluations=2).start()
+    assert [(one.checkpoint.name, one.epoch, one.step) for one in evaluations] == [
+        (name, None, 10),
+        (name, None, 20),
+    ]
+    assert evaluations[1].logs == pytest.approx(_by_hand(2), rel=1e-5)
+
+
+def test_half_written_file_is_evaluated_when_it_is_whole(
+    write, folder, model, between_looks, capsys
+) -> None:
+    between_looks(lambda: write(1, share=0.5), *[None] * 5, lambda: write(1))
+    (evaluation,) = _evaluator(model, folder, max_evaluations=1).start()
+    _assert_measured(evaluation, 1)
+    assert capsys.readouterr().err == ""
+
+
+def test_file_that_stays_half_written_is_an_error(write, folder, model) -> None:
+    write(1)
+    write(2, share=0.5)
+    evaluator = _evaluator(model, folder, timeout_s=_SHORT_S)
+    with pytest.raises(RuntimeError, match=r"ckpt-0002\.weights\.h5 cannot be read: OSError"):
+        evaluator.start()
+    (evaluation,) = evaluator.evaluations
+    _assert_measured(evaluation, 1)
+
+
+def test_patience_with_a_half_written_file_ends(write, folder, model, monkeypatch) -> None:
+    monkeypatch.setattr("stratagem.keras.callbacks.checkpoint_loop.PATIENCE_S", 0.0)
+    write(2, share=0.5)
+    with pytest.raises(RuntimeError, match=r"ckpt-0002\.weights\.h5 cannot be read: OSError"):
+        _evaluator(model, folder).start()
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_half_written_file_gives_way_to_a_newer_one(write, folder, model, capsys, every) -> None:
+    write(1, share=0.5)
+    write(2)
+    evaluator = _evaluator(
+        model, folder, timeout_s=_SHORT_S, max_evaluations=2, every_checkpoint=every
+    )
+    (evaluation,) = evaluator.start()
+    _assert_measured(evaluation, 2)
+    assert ("a newer one exists" in capsys.readouterr().err) is every
+
+
+def test_file_that_is_removed_before_it_is_read_is_skipped(
+    write, folder, model, between_looks, capsys, monkeypatch
+) -> None:
+    load = KerasFiles.load
+
+    def remove_first(self: Any, checkpoint: Any, model: Any) -> None:
+        if checkpoint.name == "ckpt-0001.weights.h5":
+            checkpoint.path.unlink()
+        load(self, checkpoint, model)
+
+    monkeypatch.setattr(KerasFiles, "load", remove_first)
+    between_looks(lambda: write(1), None, lambda: write(2))
+    (evaluation,) = _evaluator(model, folder, max_evaluations=2).start()
+    _assert_measured(evaluation, 2)
+    path = folder / "ckpt-0001.weights.h5"
+    assert capsys.readouterr().err == (
+        f"SidecarEvaluator: skipped {path}, which was deleted before it could be read.\n"
+    )
+
+
+def test_file_of_another_model_is_an_error_at_once(write, folder) -> None:
+    write(1)
+    other = _model(num_units=2)
+    with pytest.raises(ValueError, match=r"ckpt-0001\.weights\.h5 does not fit the model"):
+        _evaluator(other, folder).start()
+
+
+def test_errors_of_the_evaluation_itself_stay_what_they_are(write, folder, model) -> None:
+    def lost() -> None:
+        raise FileNotFoundError("images.bin")
+
+    write(1)
+    evaluator = _evaluator(model, folder, callbacks=_Notes(lost))
+    with pytest.raises(FileNotFoundError, match=r"images\.bin"):
+        evaluator.start()
+    assert evaluator.evaluations == ()
+
+
+def test_folder_without_checkpoints_is_an_error_in_the_end(folder, model, monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_CHECKPOINT_TIMEOUT_S", str(_SHORT_S))
+    evaluator = sg.SidecarEvaluator(model, (_X, _Y), folder, poll_s=0.001)
+    with pytest.raises(
+        sg.errors.DeadlineExceededError,
+        match=rf"No new checkpoint appeared in {folder} for 0 s; none so far(?s:.)*within 0.02 s"
+        r"(?s:.)*max_evaluations(?s:.)*STRATAGEM_CHECKPOINT_TIMEOUT_S",
+    ):
+        evaluator.start()
+
+
+def test_training_that_stops_writing_is_an_error_that_tells_the_last(write, folder, model) -> None:
+    write(1)
+    evaluator = _evaluator(model, folder, timeout_s=_SHORT_S)
+    with pytest.raises(
+        sg.errors.DeadlineExceededError, match=r"the last was ckpt-0001\.weights\.h5"
+    ):
+        evaluator.start()
+    assert _epochs(evaluator.evaluations) == [1]
+    assert not evaluator.was_stopped
+
+
+def test_limit_begins_again_while_a_file_grows(write, folder, model, between_looks, clock) -> None:
+    def grow(share: float) -> None:
+        clock.sleep(8)
+        write(1, share=share)
+
+    between_looks(lambda: grow(0.2), lambda: grow(0.4), lambda: grow(0.6), lambda: grow(1.0))
+    (evaluation,) = _evaluator(model, folder, max_evaluations=1, timeout_s=10).start()
+    _assert_measured(evaluation, 1)
+    assert clock.now_s == 132
+
+
+def test_limit_begins_again_after_an_evaluation(write, folder, model, between_looks, clock) -> None:
+    def wait(epoch: int) -> None:
+        clock.sleep(8)
+        write(epoch)
+
+    write(1)
+    between_looks(None, lambda: wait(2))
+    notes = _Notes(lambda: clock.sleep(100))
+    evaluator = _evaluator(model, folder, max_evaluations=2, timeout_s=10, callbacks=notes)
+    assert _epochs(evaluator.start()) == [1, 2]
+
+
+def test_limit_is_kept_to_the_second(write, folder, model, between_looks, clock) -> None:
+    write(1)
+    between_looks(None, lambda: clock.sleep(9), lambda: clock.sleep(1))
+    with pytest.raises(
+        sg.errors.DeadlineExceededError, match=r"for 10 s; the last was ckpt-0001\.weights\.h5"
+    ):
+        _evaluator(model, folder, timeout_s=10).start()
+    assert clock.now_s == pytest.approx(110.001)
+
+
+def test_line_tells_where_checkpoints_are_expected(
+    folder, model, capsys, monkeypatch, between_looks, write
+) -> None:
+    monkeypatch.setattr(checkpoint_loop, "_FIRST_NEWS_S", 0.0)
+    between_looks(None, None, lambda: write(1))
+    _evaluator(model, folder, max_evaluations=1).start()
+    assert capsys.readouterr().err == (
+        f"SidecarEvaluator: found no *.weights.h5 or *.keras in {folder} after 0 s.\n"
+    )
+
+
+def test_sigterm_while_it_waits_is_the_end(write, folder, model, between_looks) -> None:
+    between_looks(lambda: write(1), None, None, lambda: signal.raise_signal(signal.SIGTERM))
+    evaluator = _evaluator(model, folder)
+    (evaluation,) = evaluator.start()
+    _assert_measured(evaluation, 1)
+    assert evaluator.was_stopped
+
+
+@pytest.mark.parametrize(("every", "epochs"), [(False, [1, 3]), (True, [1, 2, 3])])
+def test_what_was_written_before_sigterm_is_still_evaluated(
+    write, folder, model, every, epochs
+) -> None:
+    """Two checkpoints are written, and the workers end, while the first one is evaluated."""
+
+    def end() -> None:
+        write(2)
+        write(3)
+        signal.raise_signal(signal.SIGTERM)
+
+    write(1)
+    evaluator = _evaluator(model, folder, every_checkpoint=every, callbacks=[_Notes(end)])
+    evaluations = evaluator.start()
+    assert _epochs(evaluations) == epochs
+    for evaluation in evaluations:
+        _assert_measured(evaluation, evaluation.epoch)
+    assert evaluator.was_stopped
+
+
+def test_half_written_file_at_the_end_is_an_error(write, folder, model, between_looks) -> None:
+    def end() -> None:
+        write(1, share=0.5)
+        signal.raise_signal(signal.SIGTERM)
+
+    between_looks(end)
+    with pytest.raises(RuntimeError, match=r"ckpt-0001\.weights\.h5 cannot be read: OSError"):
+        _evaluator(model, folder).start()
+
+
+def test_it_runs_in_a_thread_too(write, folder, model) -> None:
+    write(1)
+    found: list[Any] = []
+    evaluator = _evaluator(model, folder, max_evaluations=1)
+    thread = threading.Thread(target=lambda: found.extend(evaluator.start()))
+    thread.start()
+    thread.join()
+    assert _epochs(found) == [1]
+
+
+def test_it_can_be_started_again(write, folder, model) -> None:
+    write(1)
+    evaluator = _evaluator(model, folder, max_evaluations=1)
+    assert evaluator.start() == evaluator.start()
+
+
+def test_callbacks_see_each_evaluation_and_its_checkpoint(write, folder, model) -> None:
+    for epoch in (1, 2):
+        write(epoch)
+    notes = _Notes()
+    evaluations = _evaluator(
+        model, folder, max_evaluations=2, every_checkpoint=True, callbacks=[notes]
+    ).start()
+    assert notes.calls == [
+        call
+        for evaluation in evaluations
+        for call in [
+            ("checkpoint", evaluation.checkpoint.name),
+            ("begin", None),
+            ("batch", 0),
+            ("end", evaluation.logs),
+        ]
+    ]
+    assert notes.model is model
+
+
+def test_each_evaluation_is_a_line(write, folder, model, capsys) -> None:
+    write(1)
+    _evaluator(model, folder, max_evaluations=1).start()
+    expected = _by_hand(1)
+    assert capsys.readouterr().out.startswith(
+        f"ckpt-0001.weights.h5: loss {expected['loss']:.4g}, mae {expected['mae']:.4g} ("
+    )
+
+
+def test_steps_end_an_evaluation_early(write, folder, model) -> None:
+    write(1)
+    data = sg.input.Dataset((_X[:8], _Y[:8]), batch_size=4)
+    notes = _Notes()
+    sg.SidecarEvaluator(model, data, folder, 1, 1, notes, poll_s=0.001).start()
+    assert [call for call in notes.calls if call[0] == "batch"] == [("batch", 0)]
+
+
+def test_model_that_is_not_built_yet_is_built_on_the_data(write, folder) -> None:
+    write(2)
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("adam", loss="mse", metrics=["mae"])
+    (evaluation,) = _evaluator(model, folder, max_evaluations=1).start()
+    _assert_measured(evaluation, 2)
+
+
+def test_step_is_reported_only_where_the_optimizer_is_the_one_of_training(
+    write, folder, model
+) -> None:
+    write(2)
+    other = _model(keras.optimizers.SGD(0.1, momentum=0.9))
+    other.optimizer.iterations.assign(7)
+    (evaluation,) = _evaluator(other, folder, max_evaluations=1).start()
+    assert evaluation.step is None
+    assert evaluation.logs == pytest.approx(_by_hand(2), rel=1e-5)
+
+
+def test_evaluator_of_a_cluster_knows_what_it_is(monkeypatch) -> None:
+    cluster = {"worker": ["a:1", "b:1"], "evaluator": ["c:1"]}
+    task = {"type": "evaluator", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    assert sg.cluster_resolver.TFConfigClusterResolver().task_type == "evaluator"
+    strategy = sg.MultiWorkerMirroredStrategy()
+    assert strategy.cluster_resolver.task_type == "evaluator"
+    assert strategy.num_replicas_in_sync == sg.MirroredStrategy().num_replicas_in_sync

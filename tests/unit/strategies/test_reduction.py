@@ -1,0 +1,529 @@
+"""reduce and gather of one value, against NumPy over all its parts."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import gc
+import os
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.devices.mesh import Topology
+from stratagem.errors import InvalidArgumentError
+from stratagem.execution.programs.elastic import ElasticLockstep
+from stratagem.execution.programs.lockstep import Lockstep
+from stratagem.options import ReduceOp
+from stratagem.strategies import reduction
+from stratagem.strategies.cross_device_ops import AutomaticOps
+from stratagem.strategies.datasets import on_input_workers
+from stratagem.variables.distributed import Mirrored, PerReplica, regroup
+from tests.unit.input.service.servers import InputServers, input_servers
+from tests.unit.launch.remote.living import descendants, wait_for_end
+
+TOPOLOGY = Topology(tuple(jax.devices()[:3]))
+SUM, MEAN = ReduceOp.SUM, ReduceOp.MEAN
+
+
+def per_replica(parts):
+    return regroup([jnp.asarray(part) for part in parts], TOPOLOGY)
+
+
+def reduce(op, value, axes, num_replicas=3):
+    return reduction.reduce(op, value, axes, num_replicas=num_replicas)
+
+
+def random_parts(*shapes):
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=shape).astype("float32") for shape in shapes]
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3), (2, 3, 2)], ids=str)
+def test_over_replicas_only(shape, tolerance) -> None:
+    parts = random_parts(*[shape] * 3)
+    value = per_replica(parts)
+    for op, reduced in ((SUM, np.sum), (MEAN, np.mean)):
+        got = reduce(op, value, None)
+        np.testing.assert_allclose(got, reduced(parts, axis=0), **tolerance("float32"))
+        assert len(got.sharding.device_set) == 1
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (0, 2), (-1,), (0, 1, 2)], ids=str)
+def test_over_axes_too(axes, tolerance) -> None:
+    parts = random_parts(*[(2, 3, 4)] * 3)
+    whole = np.stack(parts)
+    over = (0, *(axis % 3 + 1 for axis in axes))
+    for op, reduced in ((SUM, np.sum), (MEAN, np.mean)):
+        got = reduce(op, per_replica(parts), axes)
+        np.testing.assert_allclose(got, reduced(whole, axis=over), **tolerance("float32"))
+
+
+@pytest.mark.parametrize("lengths", [(2, 2, 1), (3, 0, 0), (0, 1, 2), (1, 4, 2)], ids=str)
+def test_parts_of_unequal_length(lengths, tolerance) -> None:
+    parts = random_parts(*[(length, 2) for length in lengths])
+    value = per_replica(parts)
+    assert value.lengths == lengths
+    whole = np.concatenate(parts)
+    for axes, over in (((0,), 0), ((0, 1), None)):
+        for op, reduced in ((SUM, np.sum), (MEAN, np.mean)):
+            got = reduce(op, value, axes)
+            np.testing.assert_allclose(got, reduced(whole, axis=over), **tolerance("float32"))
+    np.testing.assert_array_equal(reduction.gather(value, 0, num_replicas=3), whole)
+
+
+def test_axes_that_leave_the_unequal_one_are_refused() -> None:
+    value = per_replica(random_parts((2, 3), (1, 3), (2, 3)))
+    with pytest.raises(InvalidArgumentError, match=r"reduce with axis=\(1,\) received parts"):
+        reduce(SUM, value, (1,))
+    with pytest.raises(InvalidArgumentError, match="reduce with axis=None received parts"):
+        reduce(MEAN, value, None)
+
+
+def test_parts_that_differ_in_other_axes_can_be_reduced_over_these(tolerance) -> None:
+    parts = random_parts((2, 1), (2, 3), (2, 2))
+    value = per_replica(parts)
+    assert value.objects is not None
+    for op, reduced in ((SUM, np.sum), (MEAN, np.mean)):
+        got = reduce(op, value, (1,))
+        expected = reduced(np.concatenate(parts, axis=1), axis=1)
+        np.testing.assert_allclose(got, expected, **tolerance("float32"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "of_sum", "of_mean"),
+    [
+        ("bool", "int32", "float32"),
+        ("int8", "int8", "float32"),
+        ("int32", "int32", "float32"),
+        ("uint32", "uint32", "float32"),
+        ("float16", "float16", "float16"),
+        ("bfloat16", "bfloat16", "bfloat16"),
+        ("complex64", "complex64", "complex64"),
+    ],
+)
+@pytest.mark.parametrize("axes", [None, (0,)], ids=str)
+def test_sum_keeps_the_dtype_and_mean_of_integers_is_a_float(dtype, of_sum, of_mean, axes) -> None:
+    value = per_replica([jnp.array([1, 0, 1], dtype)] * 3)
+    total, mean = reduce(SUM, value, axes), reduce(MEAN, value, axes)
+    assert (total.dtype.name, mean.dtype.name) == (of_sum, of_mean)
+    wanted = (6, 2 / 3) if axes else ([3, 0, 3], [1, 0, 1])
+    np.testing.assert_allclose(np.asarray(total, "complex64"), wanted[0], rtol=1e-2)
+    np.testing.assert_allclose(np.asarray(mean, "complex64"), wanted[1], rtol=1e-2)
+
+
+def test_nothing_at_all_has_sum_zero_and_no_mean() -> None:
+    value = per_replica([np.zeros((0, 2), "float32")] * 3)
+    np.testing.assert_array_equal(reduce(SUM, value, (0,)), [0.0, 0.0])
+    assert np.isnan(reduce(MEAN, value, (0,))).all()
+
+
+def test_mirrored_and_plain_values_stand_for_themselves() -> None:
+    for plain in (jnp.array([2.0, 4.0]), Mirrored(jnp.array([2.0, 4.0])), np.array([2.0, 4.0])):
+        np.testing.assert_array_equal(reduce(MEAN, plain, None), [2.0, 4.0])
+        assert float(reduce(MEAN, plain, (0,))) == 3.0
+        with pytest.raises(ValueError, match=r"(?s)plain value .* to SUM over 3 replicas.*mean"):
+            reduce(SUM, plain, (0,))
+        np.testing.assert_array_equal(reduce(SUM, plain, None, num_replicas=1), [2.0, 4.0])
+
+
+@pytest.mark.parametrize("value", [per_replica([1.0, 2.0, 3.0]), 4.0, Mirrored(4.0)], ids=str)
+def test_scalar_has_no_axis(value) -> None:
+    with pytest.raises(ValueError, match=r"reduce received a scalar and axis=0"):
+        reduce(MEAN, value, (0,))
+
+
+@pytest.mark.parametrize(
+    ("axis", "axes"),
+    [(None, None), (0, (0,)), (-1, (-1,)), ([0, 1], (0, 1)), ((), ()), ((0,), (0,))],
+    ids=str,
+)
+def test_axes_are_read(axis, axes) -> None:
+    assert reduction.parse_axes(axis) == axes
+
+
+@pytest.mark.parametrize("axis", [1.0, "0", True, [None], (0, 1.0), {0}], ids=repr)
+def test_axes_of_another_type_are_refused(axis) -> None:
+    with pytest.raises(TypeError, match=r"(?s)reduce received axis=.*None, an int, or a tuple"):
+        reduction.parse_axes(axis)
+
+
+def test_repeated_axis_is_refused() -> None:
+    value = per_replica(np.arange(6.0, dtype="float32").reshape(3, 2))
+    with pytest.raises(ValueError, match=r"more than once|[Dd]uplicate"):
+        reduce(MEAN, value, (0, -1))
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_gather_is_concatenation(axis) -> None:
+    parts = random_parts((2, 3), (2, 3), (2, 3))
+    got = reduction.gather(per_replica(parts), axis, num_replicas=3)
+    np.testing.assert_array_equal(got, np.concatenate(parts, axis=axis))
+    assert len(got.sharding.device_set) == 1
+
+
+def test_gather_takes_parts_that_differ_along_its_axis_only() -> None:
+    parts = random_parts((2, 1), (2, 3), (2, 2))
+    got = reduction.gather(per_replica(parts), 1, num_replicas=3)
+    np.testing.assert_array_equal(got, np.concatenate(parts, axis=1))
+    with pytest.raises(InvalidArgumentError, match=r"gather along axis 0 .*received parts"):
+        reduction.gather(per_replica(parts), 0, num_replicas=3)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "bfloat16", "complex64"])
+def test_gather_keeps_the_dtype(dtype) -> None:
+    got = reduction.gather(per_replica([jnp.array([1, 0], dtype)] * 3), 0, num_replicas=3)
+    assert got.dtype == jnp.dtype(dtype)
+    assert got.shape == (6,)
+
+
+def test_gather_leaves_plain_values() -> None:
+    array = jnp.ones(3)
+    assert reduction.gather(array, 0, num_replicas=3) is array
+    assert reduction.gather(Mirrored(array), 0, num_replicas=3) is array
+
+
+def test_part_of_a_compiled_step_outside_merge_call_is_refused() -> None:
+    leaked = PerReplica(local=jnp.ones(2))
+    for use in (
+        lambda: reduce(SUM, leaked, None),
+        lambda: reduction.gather(leaked, 0, num_replicas=3),
+    ):
+        with pytest.raises(ValueError, match="of a compiled step was used outside merge_call"):
+            use()
+    with pytest.raises(ValueError, match="belongs to a compiled step"):
+        sg.MirroredStrategy(["cpu:0", "cpu:1"]).local_results(leaked)
+
+
+@pytest.fixture(params=[(1, False), (2, False), (2, True)])
+def strategy_of_keys(request):
+    count, eagerly = request.param
+    sg.config.run_eagerly(eagerly)
+    yield sg.MirroredStrategy([f"cpu:{index}" for index in range(count)])
+    sg.config.run_eagerly(False)
+
+
+def _bits(keys) -> list[object]:
+    return jax.random.key_data(keys).tolist()
+
+
+def test_mean_of_one_key_on_all_replicas_is_that_key(strategy_of_keys) -> None:
+    strategy, keys = strategy_of_keys, jax.random.split(jax.random.key(3), 2)
+    state = strategy.run(lambda keys: {"w": jax.numpy.ones(()), "keys": keys}, args=(keys,))
+    mean = strategy.reduce("MEAN", state, axis=None)
+    assert (float(mean["w"]), _bits(mean["keys"])) == (1.0, _bits(keys))
+
+
+@pytest.mark.slow
+def test_keys_are_gathered(strategy_of_keys) -> None:
+    strategy, keys = strategy_of_keys, jax.random.split(jax.random.key(3), 2)
+    count = strategy.num_replicas_in_sync
+    gathered = strategy.gather(strategy.run(lambda keys: keys, args=(keys,)), axis=-1)
+    assert _bits(gathered) == count * _bits(keys)
+    inside = strategy.run(lambda k: sg.get_replica_context().all_gather(k, axis=0), args=(keys,))
+    assert _bits(strategy.local_results(inside)[-1]) == count * _bits(keys)
+
+
+def test_keys_are_not_added_up(strategy_of_keys) -> None:
+    strategy, key = strategy_of_keys, jax.random.key(3)
+    with pytest.raises(TypeError, match="reduce received random keys, which cannot be added"):
+        strategy.reduce("MEAN", strategy.run(lambda: key[None]), axis=0)
+    with pytest.raises(TypeError, match="all_reduce received random keys, which cannot be added"):
+        strategy.run(lambda: sg.get_replica_context().all_reduce("SUM", key))
+
+
+def test_keys_that_differ_have_no_mean() -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    keys = strategy.distribute_values_from_function(
+        lambda context: jax.random.key(context.replica_id_in_sync_group)
+    )
+    with pytest.raises(TypeError, match="reduce received random keys, which cannot be added"):
+        strategy.reduce("MEAN", keys, axis=None)
+
+
+def test_parts_of_a_replica_of_several_processes_count_once(monkeypatch) -> None:
+    """Each of two replicas has two processes, and parts of unlike shapes are exchanged."""
+    received = [[np.zeros((2, 1))], [np.zeros((2, 1))], [np.ones((1, 3))], [np.ones((1, 3))]]
+    group = types.SimpleNamespace(exchange=lambda name, own: received)
+    monkeypatch.setattr(reduction, "current_group", lambda: group)
+    value = reduction.of_all(PerReplica(objects=(received[0][0],)), num_replicas=2)
+    assert [part.shape for part in value.components] == [(2, 1), (1, 3)]
+
+
+# Bytes that the program that XLA compiles sends in each step.
+
+_DEVICES = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
+_COUNT = len(_DEVICES)
+_BATCH = (np.ones((8, 64), "float32"), np.ones((8, 4), "float32"))
+
+
+def _model(optimizer: str = "adam") -> keras.Model:
+    """A large kernel and small variables; of batch normalization, two are trained and two not."""
+    layers = [
+        keras.Input((64,)),
+        keras.layers.Dense(128, "relu"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(4),
+    ]
+    model = keras.Sequential(layers)
+    model.compile(optimizer, "mse")
+    return model
+
+
+_LARGE = 64 * 128 * 4
+_SMALL = (128 + 2 * 128 + 128 * 4 + 4) * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("shard_state", [None, "optimizer", "all"])
+def test_collectives_of_the_compiled_step_are_of_gradients_and_values(
+    shard_state, optimizer
+) -> None:
+    strategy = sg.MirroredStrategy(_DEVICES, shard_state=shard_state)
+    with strategy.scope():
+        model = _model(optimizer)
+        model.optimizer.build(model.trainable_variables)
+    assert sum(np.asarray(one).nbytes for one in model.trainable_variables) == _LARGE + _SMALL
+    plan = sg.plan(model, _BATCH, f"{_COUNT}xH100", strategy=strategy)
+    compiled: collections.defaultdict[str, float] = collections.defaultdict(float)
+    for message in plan.reductions:
+        compiled[message.kind] += message.num_bytes * message.times
+    if shard_state is None or (shard_state, optimizer) == ("optimizer", "sgd"):  # without state
+        assert dict(compiled) == {"all-reduce": _LARGE + _SMALL}
+    else:
+        assert dict(compiled) == {
+            "all-gather": _LARGE,
+            "reduce-scatter": _LARGE,
+            "all-reduce": _SMALL,
+        }
+
+
+_OPS = {
+    "bfloat16 sums": lambda: AutomaticOps(sg.CommunicationOptions(reduction_dtype="bfloat16")),
+    **{
+        name: lambda name=name: sg.CompressedAllReduce(name)
+        for name in ("bfloat16", "float16", "int8", "float8", "power_sgd")
+    },
+    "odd blocks": lambda: sg.CompressedAllReduce(sg.compression.Int8(block_elements=100)),
+}
+_METHODS = {
+    "local SGD": sg.local_updates.LocalSGD(period=8),
+    "DiLoCo": sg.local_updates.DiLoCo(period=50, compression="power_sgd"),
+    "streaming": sg.local_updates.StreamingDiLoCo(period=30, fragments=2, compression="int8"),
+    "three fragments": sg.local_updates.StreamingDiLoCo(period=10, fragments=3),
+}
+
+
+def _two_kernels() -> keras.Model:
+    """Two kernels that are compressed, of sizes that do not divide into blocks or replicas."""
+    layers = [keras.Input((61,)), keras.layers.Dense(127), keras.layers.Dense(33)]
+    model = keras.Sequential([*layers, keras.layers.Dense(4)])
+    model.compile("adam", "mse")
+    return model
+
+
+def _sent_by_the_program(strategy: sg.Strategy) -> float:
+    """Bytes that a replica sends in a step, from the messages of the compiled program."""
+    batch = (np.ones((8, 61), "float32"), np.ones((8, 4), "float32"))
+    plan = sg.plan(_two_kernels, batch, f"{_COUNT}xH100", strategy=strategy)
+    # All-reduces send each part of an array on and back; what is gathered is sent once.
+    rounds = {"all-reduce": 2, "all-to-all": 1, "all-gather": 1}
+    assert plan.reductions
+    return sum(
+        rounds[one.kind] * one.times * one.num_bytes * (_COUNT - 1) / _COUNT
+        for one in plan.reductions
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", _OPS.values(), ids=_OPS)
+def test_compressed_sums_send_less_than_whole_gradients(make) -> None:
+    strategy = sg.MirroredStrategy(_DEVICES, cross_device_ops=make())
+    with strategy.scope():
+        model = _two_kernels()
+    whole = 2 * sum(np.asarray(one).nbytes for one in model.trainable_variables)
+    assert 0 < _sent_by_the_program(strategy) < 0.6 * whole * (_COUNT - 1) / _COUNT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", _METHODS.values(), ids=_METHODS)
+def test_local_updates_send_a_period_s_part_of_the_weights(method) -> None:
+    strategy = sg.LocalUpdateStrategy(method, _DEVICES)
+    with strategy.scope():
+        model = _two_kernels()
+    whole = 2 * sum(np.asarray(one).nbytes for one in model.trainable_variables)
+    assert 0 < _sent_by_the_program(strategy) <= whole / method.period
+
+
+# Datasets that input workers read for a strategy: the same training, and no process is left.
+
+_X = np.random.default_rng(0).normal(size=(100, 3)).astype("float32")
+_Y = _X.sum(1, keepdims=True)
+_LIMIT_S = 60
+
+
+def _trained(strategy: sg.Strategy, dataset: Any) -> list[np.ndarray]:
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(dataset, epochs=2, verbose=0)
+    return model.get_weights()
+
+
+@pytest.fixture
+def servers(monkeypatch) -> Iterator[InputServers]:
+    with input_servers(1) as servers:
+        monkeypatch.setenv("STRATAGEM_INPUT_SERVICE", servers.target)
+        yield servers
+
+
+@pytest.mark.slow
+def test_fit_with_a_worker_of_its_own_is_plain_fit() -> None:
+    before = descendants(os.getpid())
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    dataset = sg.input.Dataset((_X, _Y), batch_size=8, shuffle=True)
+    distributed = strategy.distribute_dataset(dataset, sg.InputOptions(input_workers=1))
+    assert len(distributed) == 13
+    plain = _trained(strategy, strategy.distribute_dataset(dataset))
+    np.testing.assert_array_equal(plain[0], _trained(strategy, distributed)[0])
+    workers = descendants(os.getpid()) - before
+    assert workers
+    del distributed
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "input service close":
+            thread.join(_LIMIT_S)
+    assert not wait_for_end(workers)
+
+
+def test_a_running_service_is_used(servers) -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    dataset = sg.input.Dataset((_X, _Y), batch_size=8, shuffle=True)
+    options = sg.InputOptions(input_workers=4)
+    distributed = strategy.distribute_dataset(dataset, options)
+    plain = _trained(strategy, strategy.distribute_dataset(dataset))
+    np.testing.assert_array_equal(plain[0], _trained(strategy, distributed)[0])
+    with pytest.raises(TypeError, match="cannot be sent to input workers"):
+        strategy.distribute_dataset((np.full(2, n) for n in range(5)), options)
+
+
+def _strategy(executor: type, *, spans_processes: bool, replicas_span: bool = False) -> Any:
+    topology = types.SimpleNamespace(
+        spans_processes=spans_processes,
+        processes_of_inputs=((0, 1),) if replicas_span else ((0,), (1,)),
+    )
+    return types.SimpleNamespace(executor=object.__new__(executor), topology=topology)
+
+
+@pytest.mark.parametrize(
+    ("executor", "spans_processes", "policy", "message"),
+    [
+        (Lockstep, False, sg.AutoShardPolicy.DATA, "was passed with <AutoShardPolicy.DATA: 2>"),
+        (Lockstep, True, sg.AutoShardPolicy.AUTO, "have no common input service"),
+        (ElasticLockstep, True, sg.AutoShardPolicy.AUTO, "was passed to an ElasticStrategy"),
+    ],
+)
+def test_workers_that_do_not_suit_are_refused(executor, spans_processes, policy, message) -> None:
+    options = sg.InputOptions(input_workers=1, auto_shard_policy=policy)
+    source = sg.input.Dataset([_X]).as_source()
+    with pytest.raises(ValueError, match=message):
+        on_input_workers(_strategy(executor, spans_processes=spans_processes), source, options)
+
+
+def test_replicas_that_span_processes_are_refused() -> None:
+    strategy = _strategy(Lockstep, spans_processes=True, replicas_span=True)
+    options = sg.InputOptions(input_workers=1)
+    with pytest.raises(ValueError, match="passed to a strategy whose replicas span processes"):
+        on_input_workers(strategy, sg.input.Dataset([_X]).as_source(), options)
+
+
+# Devices of `strategy.extended`, and values that it refuses.
+
+
+@pytest.fixture
+def pair():
+    return sg.MirroredStrategy(["cpu:2", "cpu:4"])
+
+
+def test_devices_of_workers_and_parameters_are_those_of_the_replicas(pair) -> None:
+    devices = (jax.devices()[2], jax.devices()[4])
+    assert pair.extended.worker_devices == devices
+    assert pair.extended.parameter_devices == devices
+    seen = []
+    pair.run(lambda: seen.append(sg.get_replica_context().devices))
+    assert seen == [devices]
+
+
+def test_default_strategy_has_no_devices() -> None:
+    extended = sg.get_strategy().extended
+    for name in ("worker_devices", "parameter_devices"):
+        with pytest.raises(RuntimeError, match=f"{name} was asked of the default strategy"):
+            getattr(extended, name)
+
+
+def test_extended_of_a_copy_is_a_view_of_the_copy(pair) -> None:
+    copied = copy.deepcopy(pair)
+    assert copied.extended is not pair.extended
+    with copied.scope():
+        variable = sg.Variable(1.0)
+    assert copied.extended.variable_created_in_scope(variable)
+    assert not pair.extended.variable_created_in_scope(variable)
+
+
+def test_plain_value_cannot_be_summed(pair) -> None:
+    with pytest.raises(ValueError, match="received a plain value"):
+        pair.extended.reduce_to("sum", jnp.ones(2), None)
+    assert float(pair.extended.reduce_to("mean", 4.0, None)) == 4.0
+
+
+def test_structures_are_reduced_leaf_by_leaf(pair) -> None:
+    value = pair.run(lambda: {"a": jnp.ones(()), "b": [jnp.ones(2)]})
+    total = pair.extended.reduce_to("sum", value, None)
+    assert isinstance(total["a"], sg.Mirrored)
+    assert isinstance(total["b"][0], sg.Mirrored)
+    assert float(total["a"]) == 2.0
+
+
+def test_update_hands_over_plain_values_in_structures(pair) -> None:
+    with pair.scope():
+        variable = sg.Variable(1.0)
+    mirrored = pair.extended.broadcast_to(jnp.float32(2.0), variable)
+    seen = []
+
+    def assign(component, tree, *, scale):
+        seen.append((tree["x"][0], scale))
+        return component.assign(tree["x"][0] * scale)
+
+    result = pair.extended.update(variable, assign, ({"x": [mirrored]},), {"scale": 3.0})
+    assert float(result) == 6.0
+    assert isinstance(seen[0][0], jax.Array)
+    assert seen[0][1] == 3.0
+
+
+def test_structure_of_results_without_grouping_is_one_a_copy(pair) -> None:
+    with pair.scope():
+        variable = sg.Variable(1.0)
+    results = pair.extended.update(variable, lambda v: {"v": v.value}, group=False)
+    assert [float(result["v"]) for result in results] == [1.0, 1.0]
+
+
+def test_variable_beside_one_in_replica_context_is_refused(pair) -> None:
+    with pair.scope():
+        variable = sg.Variable(1.0)
+
+    def step():
+        with pair.extended.colocate_vars_with(variable):
+            pass
+
+    with pytest.raises(RuntimeError, match="in replica context"):
+        pair.run(step)

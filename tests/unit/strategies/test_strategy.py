@@ -1,0 +1,441 @@
+"""Cross-device ops: built in and of one's own, inside and outside of steps."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+import stratagem as sg
+from stratagem.devices import all_reduce
+from stratagem.devices.all_reduce import Algorithm
+from stratagem.devices.communication import CommunicationImplementation, CommunicationOptions
+from stratagem.devices.finding import find_devices
+from stratagem.devices.mesh import Topology
+from stratagem.keras.training.model import lower_training_step
+from stratagem.strategies.cross_device_ops import AutomaticOps
+from stratagem.strategies.mirrored import CompileOnlyStrategy
+from stratagem.strategies.self_description import (
+    DescribedDevice,
+    StoredVariableSize,
+    StrategyDescription,
+)
+from stratagem.strategies.strategy import DefaultStrategy, Strategy
+from tests.parity.comparison import (
+    Scope,
+    carried_out,
+    classification,
+    differences,
+    fitted,
+    plain_keras,
+    small_classifier,
+)
+from tests.unit.devices.topology.test_tpu_coordinates import chips
+from tests.unit.test_rendering import require_plain
+
+FOUR = [f"cpu:{index}" for index in range(4)]
+BUILT_IN = {
+    "ring": sg.RingAllReduce(),
+    "ring in three packs": sg.RingAllReduce(num_packs=3),
+    "ring, nothing packed": sg.RingAllReduce(num_packs=0),
+    "hierarchical": sg.HierarchicalCopyAllReduce(),
+    "one device": sg.ReductionToOneDevice(),
+    "one device, accumulating": sg.ReductionToOneDevice("cpu:0", accumulation_fn=sum),
+}
+
+
+class Recording(sg.CrossDeviceOps):
+    """Adds, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
+        parts = per_replica_value.components
+        self.calls.append((reduce_op.name, len(parts)))
+        total = sum(jnp.asarray(np.asarray(p)) if not _is_traced(p) else p for p in parts)
+        return total / len(parts) if reduce_op is sg.ReduceOp.MEAN else total
+
+
+def _is_traced(value) -> bool:
+    return isinstance(value, jax.core.Tracer)
+
+
+def trained_weights(strategy, *, eagerly: bool = False) -> list[np.ndarray]:
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((6,)), keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(2)]
+        )
+        model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse", run_eagerly=eagerly)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(22, 6)).astype("float32"), rng.normal(size=(22, 2)).astype("float32")
+    model.fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=False)
+    return [np.asarray(variable.value) for variable in model.weights]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[np.ndarray]:
+    """Plain Keras."""
+    return trained_weights(sg.OneDeviceStrategy("cpu:0"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(BUILT_IN))
+def test_training_by_every_op_gives_the_weights_of_one_device(name, expected) -> None:
+    strategy = sg.MirroredStrategy(FOUR, cross_device_ops=BUILT_IN[name])
+    for got, wanted in zip(trained_weights(strategy), expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", list(BUILT_IN))
+def test_sum_by_every_op_may_be_assigned_where_replicas_must_agree(name) -> None:
+    strategy = sg.MirroredStrategy(FOUR, cross_device_ops=BUILT_IN[name])
+    with strategy.scope():
+        total = sg.Variable(jnp.zeros(3))
+
+    def step():
+        context = sg.get_replica_context()
+        own = jnp.full(3, context.replica_id_in_sync_group, "float32")
+        total.assign(context.all_reduce("sum", own))
+
+    strategy.run(step)
+    np.testing.assert_array_equal(total.value, [6.0, 6.0, 6.0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_ops_of_ones_own_get_the_gradients_of_all_replicas(eagerly, expected) -> None:
+    ops = Recording()
+    got = trained_weights(sg.MirroredStrategy(FOUR, cross_device_ops=ops), eagerly=eagerly)
+    assert ("SUM", 4) in ops.calls
+    for one, wanted in zip(got, expected, strict=True):
+        np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_many_values_come_to_batch_reduce_together() -> None:
+    batches = []
+
+    class Batching(Recording):
+        def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
+            batches.append(len(value_destination_pairs))
+            return super().batch_reduce_implementation(reduce_op, value_destination_pairs, options)
+
+    trained_weights(sg.MirroredStrategy(FOUR, cross_device_ops=Batching()))
+    assert set(batches) == {4}  # two kernels and two biases
+
+
+@pytest.mark.parametrize("name", list(BUILT_IN))
+def test_sum_and_mean_of_replica_ids(name) -> None:
+    """0, 1, 2, 3: 6 and 1.5, in a step, in merge_call and outside."""
+    ops = BUILT_IN[name]
+    strategy = sg.MirroredStrategy(FOUR, cross_device_ops=ops)
+
+    def step():
+        context = sg.get_replica_context()
+        own = jnp.float32(context.replica_id_in_sync_group)
+        merged = context.merge_call(lambda _, value: ops.reduce("mean", value, "cpu:0"), (own,))
+        return own, context.all_reduce("sum", own), context.all_reduce("mean", own), merged
+
+    own, total, mean, merged = strategy.run(step)
+    assert [float(part) for part in strategy.local_results(total)] == [6.0] * 4
+    assert [float(part) for part in strategy.local_results(mean)] == [1.5] * 4
+    assert [float(part) for part in strategy.local_results(merged)] == [1.5] * 4
+    for reduced, wanted in [
+        (ops.reduce("SUM", own, own), 6.0),
+        (ops.reduce(sg.ReduceOp.MEAN, own, jax.devices()[0]), 1.5),
+        (strategy.extended.reduce_to("sum", own, "cpu:0"), 6.0),
+        *zip(ops.batch_reduce("sum", [(own, "cpu:0"), (total, own)]), [6.0, 24.0], strict=True),
+    ]:
+        assert isinstance(reduced, sg.Mirrored)
+        assert float(reduced) == wanted
+
+
+def test_ops_of_ones_own_reduce_outside_of_steps_too() -> None:
+    ops = Recording()
+    strategy = sg.MirroredStrategy(FOUR, cross_device_ops=ops)
+    own = strategy.run(lambda: sg.get_replica_context().replica_id_in_sync_group)
+    assert int(strategy.extended.reduce_to("sum", own, "cpu:0")) == 6
+    assert float(ops.batch_reduce("mean", [(own, "cpu:0")])[0]) == 1.5
+    assert ops.calls == [("SUM", 4), ("MEAN", 4)]
+    copied = copy.deepcopy(strategy)
+    assert copied.cross_device_ops is ops
+
+
+def test_values_of_unlike_shapes_are_added_at_hand() -> None:
+    strategy = sg.MirroredStrategy(FOUR[:2])
+    value = strategy.distribute_values_from_function(lambda context: np.float32(2.0))
+    assert float(sg.RingAllReduce().reduce("sum", value, "cpu:0")) == 4.0
+    assert float(sg.RingAllReduce().reduce("mean", 3.0, "cpu:0")) == 3.0
+    accumulating = sg.ReductionToOneDevice(accumulation_fn=lambda parts: max(parts) * 10)
+    assert float(accumulating.reduce("sum", value, "cpu:0")) == 20.0
+    assert float(accumulating.reduce("mean", value, "cpu:0")) == 10.0
+
+
+def test_broadcast_gives_a_mirrored_value() -> None:
+    value = sg.RingAllReduce().broadcast(jnp.ones(2), "cpu:0")
+    assert isinstance(value, sg.Mirrored)
+    assert sg.RingAllReduce().broadcast(value, value) is value
+
+
+OPS = [sg.RingAllReduce, sg.HierarchicalCopyAllReduce, sg.NcclAllReduce]
+
+
+@pytest.mark.parametrize("cls", OPS)
+@pytest.mark.parametrize("num_packs", [-1, 1.5, True, "1"])
+def test_bad_numbers_of_packs_are_refused(cls, num_packs) -> None:
+    with pytest.raises(ValueError, match="is no number of packs"):
+        cls(num_packs)
+    assert repr(cls(2)) == f"{cls.__name__}(num_packs=2)"
+
+
+def test_nccl_is_for_gpus_only() -> None:
+    with pytest.raises(ValueError, match="NcclAllReduce was given for devices of platform 'cpu'"):
+        sg.MirroredStrategy(FOUR, cross_device_ops=sg.NcclAllReduce())
+
+
+def test_unknown_device_is_refused() -> None:
+    with pytest.raises(ValueError, match="cpu:99"):
+        sg.ReductionToOneDevice("cpu:99")
+    with pytest.raises(ValueError, match="cpu:99"):
+        sg.RingAllReduce().reduce("sum", 1.0, "cpu:99")
+
+
+@pytest.mark.parametrize("destinations", [None, "", [], (), [1], 3])
+def test_bad_destinations_are_refused(destinations) -> None:
+    ops = sg.ReductionToOneDevice()
+    with pytest.raises(ValueError, match="Expected a variable, a distributed value"):
+        ops.reduce("sum", 1.0, destinations)
+    with pytest.raises(ValueError, match="destinations="):
+        ops.batch_reduce("sum", [(1.0, destinations)])
+    with pytest.raises(ValueError, match="destinations="):
+        ops.broadcast(1.0, destinations)
+
+
+@pytest.mark.parametrize("value", [None, sg.PerReplica(objects=())])
+def test_missing_values_are_refused(value) -> None:
+    with pytest.raises(ValueError, match="for a value"):
+        sg.ReductionToOneDevice().reduce("sum", value, "cpu:0")
+
+
+@pytest.mark.parametrize("pair", [1.0, (1.0,), (1.0, "cpu:0", 2)])
+def test_what_is_no_pair_is_refused(pair) -> None:
+    with pytest.raises(ValueError, match="among its pairs"):
+        sg.ReductionToOneDevice().batch_reduce("sum", [pair])
+
+
+# Sums over replicas of several slices: only one stage crosses the slow network.
+
+_REDUCTION = re.compile(
+    r'"stablehlo\.(\w+)".*?replica_groups = dense<(.*?)>.*?\}\) : \(tensor<(.*?)xf32>', re.DOTALL
+)
+
+
+def topology_of(num_slices: int) -> Topology:
+    return Topology(
+        tuple(chip for n in range(num_slices) for chip in chips(2, 2, rows_a_host=1, slice_index=n))
+    )
+
+
+def algorithms(options: CommunicationOptions | None, num_slices: int) -> list[Algorithm]:
+    """The algorithms of a small and a large array."""
+    communicator = AutomaticOps(options).communicator(topology_of(num_slices))
+    return [communicator.algorithm_of(size) for size in (4, 2**20)]
+
+
+def test_sums_between_slices_go_in_stages() -> None:
+    assert algorithms(None, 2) == [Algorithm.COMPILER, Algorithm.HIERARCHICAL]
+    assert algorithms(None, 1) == [Algorithm.COMPILER] * 2
+    options = CommunicationOptions(implementation=CommunicationImplementation.RING)
+    assert algorithms(options, 2) == [Algorithm.RING] * 2
+
+
+def test_two_stages_can_be_asked_for() -> None:
+    options = CommunicationOptions(implementation="two_stage")
+    assert algorithms(options, 1) == [Algorithm.TWO_STAGE] * 2
+
+
+@pytest.mark.parametrize(("between", "expected"), [(True, "to one device"), (False, "compiler")])
+def test_only_strategies_over_gloo_choose_between_processes(monkeypatch, between, expected) -> None:
+    """Sums of others, such as those of an elastic group, have no such figures."""
+    monkeypatch.setattr(Topology, "spans_processes", True)
+    topology = Topology(tuple(jax.devices()[:2]))
+    communicator = AutomaticOps(between_processes=between).communicator(topology)
+    assert communicator.algorithm_of(2**12) == expected
+
+
+@pytest.fixture
+def two_slices(monkeypatch) -> None:
+    """CPU devices with even numbers form one slice, the others another."""
+    monkeypatch.setattr(all_reduce, "num_slices", lambda _: 2)
+    monkeypatch.setattr(all_reduce, "slice_of", lambda device: device.id % 2)
+
+
+def _trained(scope: Scope) -> dict[str, Any]:
+    x, y = classification(16)
+    with scope():
+        model = small_classifier()
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return fitted(model, x, y, batch_size=8)
+
+
+@pytest.mark.usefixtures("two_slices")
+def test_training_on_two_slices_is_that_of_one_device() -> None:
+    strategy = sg.MirroredStrategy(jax.devices()[:4], sg.HierarchicalCopyAllReduce(num_packs=0))
+    groups = strategy.cross_device_ops.communicator(strategy.topology).axis.groups
+    assert groups == ((0, 2), (1, 3))
+    assert not differences(carried_out(_trained, strategy.scope), plain_keras(_trained))
+
+
+@pytest.mark.usefixtures("two_slices")
+def test_only_a_part_of_each_gradient_leaves_its_slice() -> None:
+    ops = sg.HierarchicalCopyAllReduce(num_packs=0)
+    with CompileOnlyStrategy(jax.devices()[:8], ops).scope():
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32, use_bias=False)])
+        model.compile("sgd", "mse")
+    batch = [jax.ShapeDtypeStruct((8, size), "float32") for size in (64, 32)]
+    text = lower_training_step(model, batch).as_text()
+    inside = np.array([[0, 2, 4, 6], [1, 3, 5, 7]])
+    found = re.findall(
+        r'"stablehlo\.(\w+)".*?replica_groups = dense<(.*?)>.*?\}\) : \(tensor<(.*?)xf32>',
+        text,
+        re.DOTALL,
+    )
+    assert found == [
+        ("reduce_scatter", str(inside.tolist()), "4x512"),
+        ("all_reduce", str(inside.T.tolist()), "512"),
+    ]
+    gathered = re.search(r'"stablehlo\.all_gather".*?replica_groups = dense<(.*?)>', text)
+    assert gathered is not None
+    assert gathered[1] == str(inside.tolist())
+
+
+# A description as text, HTML and numbers.
+
+
+def _description(num_variables: int = 2, num_devices: int = 2) -> StrategyDescription:
+    names = [f"cpu:{index}" for index in range(num_devices)]
+    variables = [
+        StoredVariableSize(
+            f"<{n}>/kernel[0]", (n, 4), "float32", "copy per replica", 16 * n, {names[0]: 16 * n}
+        )
+        for n in range(1, num_variables + 1)
+    ]
+    total = sum(one.num_bytes for one in variables)
+    return StrategyDescription(
+        title="Some(<devices>)",
+        num_replicas=num_devices,
+        devices=[
+            DescribedDevice(name, index, total if not index else 0)
+            for index, name in enumerate(names)
+        ],
+        variables=variables,
+        programs={"fit": 1, "step": 12},
+    )
+
+
+def test_text_has_every_number() -> None:
+    described = _description()
+    assert str(described).splitlines() == [
+        "Some(<devices>): 2 replicas",
+        "",
+        "Devices",
+        "device   replica   variables",
+        "────────────────────────────",
+        "cpu:0    0              48 B",
+        "cpu:1    1               0 B",
+        "all                     48 B",
+        "",
+        "Variables",
+        "variable        shape    dtype     stored as          size   in all",
+        "───────────────────────────────────────────────────────────────────",
+        "<2>/kernel[0]   (2, 4)   float32   copy per replica   32 B     32 B",
+        "<1>/kernel[0]   (1, 4)   float32   copy per replica   16 B     16 B",
+        "all 2                                                 48 B     48 B",
+        "",
+        "Compiled programs",
+        "function   times",
+        "────────────────",
+        "fit            1",
+        "step          12",
+    ]
+    assert repr(described) == str(described)
+
+
+def test_html_has_the_same_tables() -> None:
+    texts = require_plain(_description()._repr_html_()).texts
+    assert texts[:2] == ["Some(<devices>): 2 replicas", "Devices"]
+    assert [texts.count(name) for name in ("cpu:0", "<2>/kernel[0]", "12")] == [1, 1, 1]
+
+
+def test_many_rows_are_left_out_and_counted() -> None:
+    described = _description(num_variables=1000, num_devices=100)
+    lines = str(described).splitlines()
+    assert len(lines) < 120
+    assert lines.count("... 60 more") == lines.count("... 960 more") == 1
+    assert any(line.startswith("<1000>/kernel[0]") for line in lines)  # the largest are shown
+    assert not any(line.startswith("<1>/kernel[0]") for line in lines)
+    assert described.variable_bytes == described.stored_bytes == 16 * 500_500
+
+
+def test_nothing_yet() -> None:
+    described = StrategyDescription(
+        title="New", num_replicas=1, devices=[], variables=[], programs={}
+    )
+    lines = str(described).splitlines()
+    assert lines[0] == "New: 1 replica"
+    assert any(line.startswith("none") for line in lines)
+    require_plain(described._repr_html_())
+
+
+# The base class of strategies: its topology, and copies of subclasses.
+
+
+def test_strategy_is_made_from_a_topology() -> None:
+    with pytest.raises(TypeError, match=r"topology=\['cpu:0'\] is of type list"):
+        Strategy(["cpu:0"])
+    assert Strategy(Topology((jax.devices()[1],))).num_replicas_in_sync == 1
+
+
+def test_a_deep_copy_keeps_what_a_subclass_added() -> None:
+    class Named(sg.Strategy):
+        def __init__(self) -> None:
+            super().__init__(Topology(find_devices(["cpu:0"])))
+            self.spare, self.notes = jax.devices("cpu")[1], ["first"]
+
+    strategy = Named()
+    copied = copy.deepcopy(strategy)
+    assert copied.spare is strategy.spare
+    assert copied.notes == ["first"]
+    assert copied.notes is not strategy.notes
+    assert copied.variables is not strategy.variables
+
+
+# Older names of strategy methods.
+
+
+def test_long_and_short_names_are_the_same() -> None:
+    assert Strategy.experimental_local_results is Strategy.local_results
+    assert (
+        Strategy.experimental_distribute_values_from_function
+        is Strategy.distribute_values_from_function
+    )
+    assert Strategy.concat is Strategy.gather
+
+
+# The default strategy.
+
+
+def test_there_is_one_default_strategy_and_it_is_no_strategy_of_devices() -> None:
+    default = sg.get_strategy()
+    assert isinstance(default, DefaultStrategy)
+    assert sg.get_strategy() is default
+    assert default.topology.devices is None
+    assert repr(default) == "DefaultStrategy()"
