@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks.large_models.cases import DECODERS, Case
 from benchmarks.large_models.jax_decoder import lower_jax_step
 from benchmarks.large_models.keras_decoder import build_decoder, compiled
-from stratagem.devices.abstract_devices import placeholder, planning_for
+from stratagem.devices.finding import placeholder, planning_for
 from stratagem.devices.mesh import Topology
 from stratagem.keras.training.planned_models import training_step
 from stratagem.planning.compilers import devices_of

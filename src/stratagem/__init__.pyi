@@ -43,12 +43,12 @@ from stratagem.input.distributed import DistributedDataset as DistributedDataset
 from stratagem.input.iterator import DistributedIterator as DistributedIterator
 from stratagem.keras import nn as nn
 from stratagem.keras.callbacks.backup_and_restore import BackupAndRestore as BackupAndRestore
-from stratagem.keras.callbacks.profile import profile as profile
 from stratagem.keras.callbacks.sidecar_evaluator import SidecarEvaluator as SidecarEvaluator
 from stratagem.keras.callbacks.sidecar_evaluator import (
     SidecarEvaluatorModelExport as SidecarEvaluatorModelExport,
 )
 from stratagem.keras.callbacks.tensorboard import TensorBoard as TensorBoard
+from stratagem.keras.callbacks.tensorboard import profile as profile
 from stratagem.keras.numerics.losses import compute_average_loss as compute_average_loss
 from stratagem.keras.numerics.losses import scale_regularization_loss as scale_regularization_loss
 from stratagem.keras.numerics.optimizer import apply_gradients as apply_gradients
@@ -99,22 +99,22 @@ from stratagem.strategies.elastic import ElasticStrategy as ElasticStrategy
 from stratagem.strategies.extended import StrategyExtended as StrategyExtended
 from stratagem.strategies.local_update import LocalUpdateStrategy as LocalUpdateStrategy
 from stratagem.strategies.mirrored import CentralStorageStrategy as CentralStorageStrategy
-from stratagem.strategies.mirrored import MirroredStrategy as MirroredStrategy
-from stratagem.strategies.mirrored import OneDeviceStrategy as OneDeviceStrategy
-from stratagem.strategies.multi_worker_mirrored import (
+from stratagem.strategies.mirrored import (
     CollectiveAllReduceStrategy as CollectiveAllReduceStrategy,
 )
-from stratagem.strategies.multi_worker_mirrored import (
+from stratagem.strategies.mirrored import MirroredStrategy as MirroredStrategy
+from stratagem.strategies.mirrored import (
     MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
 )
+from stratagem.strategies.mirrored import OneDeviceStrategy as OneDeviceStrategy
 from stratagem.strategies.strategy import Strategy as Strategy
 from stratagem.strategies.tpu import TPUStrategy as TPUStrategy
 from stratagem.variables.distributed import DistributedValues as DistributedValues
+from stratagem.variables.distributed import IndexedSlices as IndexedSlices
 from stratagem.variables.distributed import Mirrored as Mirrored
 from stratagem.variables.distributed import PerReplica as PerReplica
 from stratagem.variables.distributed import regroup as regroup
 from stratagem.variables.distributed import select_replica as select_replica
-from stratagem.variables.indexed_slices import IndexedSlices as IndexedSlices
 from stratagem.variables.sharded_variable import ShardedVariable as ShardedVariable
 
 __version__: str

@@ -42,8 +42,7 @@ from stratagem.devices.local_updates import Islands
 from stratagem.devices.shared_sums import DTYPES
 from stratagem.errors import explain
 from stratagem.options import ReduceOp
-from stratagem.variables.distributed import Mirrored, PerReplica, is_array
-from stratagem.variables.indexed_slices import IndexedSlices
+from stratagem.variables.distributed import IndexedSlices, Mirrored, PerReplica, is_array
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts

@@ -43,8 +43,8 @@ from stratagem.execution.tracing.functionalize import ReplicaScope, initialize_c
 from stratagem.execution.tracing.tracer import as_values, lost_writes, rebuilt, store_initial
 from stratagem.group.current import current_group
 from stratagem.options import ReduceOp
+from stratagem.variables.components import agree_on_initial_values
 from stratagem.variables.distributed import Mirrored, PerReplica, is_array, regroup, select_replica
-from stratagem.variables.initial_values import agree_on_initial_values
 from stratagem.variables.layouts import put_stored, require_layouts_used
 from stratagem.variables.registry import VariableKind, home_of
 from stratagem.variables.store import store_of

@@ -31,8 +31,13 @@ from stratagem.execution.tracing.functionalize import (
     initialize_created,
 )
 from stratagem.execution.tracing.remote_state import Ids, Lookup
-from stratagem.variables.distributed import DistributedValues, Mirrored, PerReplica, is_array
-from stratagem.variables.indexed_slices import IndexedSlices
+from stratagem.variables.distributed import (
+    DistributedValues,
+    IndexedSlices,
+    Mirrored,
+    PerReplica,
+    is_array,
+)
 from stratagem.variables.store import is_keyed
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from stratagem.execution.jaxprs import free_variables, is_by_element, retrace
 from stratagem.execution.replica_context import get_replica_context
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.execution.tracing.remote_state import Ids, Lookup
-from stratagem.variables.indexed_slices import IndexedSlices
+from stratagem.variables.distributed import IndexedSlices
 from stratagem.variables.sharded_variable import ShardedVariable, shards_of
 from stratagem.variables.store import is_keyed, store_of
 

@@ -14,7 +14,7 @@ from stratagem.devices.local_updates import Islands
 from stratagem.errors import InvalidArgumentError, explain
 from stratagem.execution.communicator import Communicator, SoleCommunicator
 from stratagem.options import ReduceOp
-from stratagem.variables.indexed_slices import IndexedSlices, is_indexed_slices
+from stratagem.variables.distributed import IndexedSlices, is_indexed_slices
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts

@@ -11,13 +11,12 @@ import keras
 environment.require_jax_backend(keras.config.backend())
 
 from stratagem.keras.callbacks.backup_and_restore import BackupAndRestore
-from stratagem.keras.callbacks.profile import profile
 from stratagem.keras.callbacks.sidecar_evaluator import (
     SidecarEvaluation,
     SidecarEvaluator,
     SidecarEvaluatorModelExport,
 )
-from stratagem.keras.callbacks.tensorboard import TensorBoard
+from stratagem.keras.callbacks.tensorboard import TensorBoard, profile
 from stratagem.keras.numerics.chunked_loss import (
     ChunkedSparseCategoricalCrossentropy,
     chunked_softmax_cross_entropy,

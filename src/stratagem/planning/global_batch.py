@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from stratagem.devices.abstract_devices import placeholder
+from stratagem.devices.finding import placeholder
 from stratagem.errors import explain
 from stratagem.execution.replica_context import ReplicaBatch
 from stratagem.execution.tracing.arguments import Arguments, Leaf

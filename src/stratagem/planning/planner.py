@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from stratagem.contexts import get_strategy, has_strategy
-from stratagem.devices.abstract_devices import placeholder, planning_for
+from stratagem.devices.finding import placeholder, planning_for
 from stratagem.errors import explain
 from stratagem.execution.tracing.functionalize import CapturedStep, capture
 from stratagem.input.batches import take_batch
@@ -27,8 +27,11 @@ from stratagem.planning.step_time import Assumptions, compute_s, operations_s, p
 from stratagem.planning.targets import Target, parse_target
 from stratagem.planning.traced_costs import product_flops
 from stratagem.strategies.local_update import LocalUpdateStrategy
-from stratagem.strategies.mirrored import CentralStorageStrategy, MirroredStrategy
-from stratagem.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+from stratagem.strategies.mirrored import (
+    CentralStorageStrategy,
+    MirroredStrategy,
+    MultiWorkerMirroredStrategy,
+)
 from stratagem.strategies.placement import PINNED_HOST, OffloadedState, PlacementRules
 from stratagem.strategies.strategy import Strategy
 from stratagem.strategies.tpu import TPUStrategy

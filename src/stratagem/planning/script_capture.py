@@ -9,7 +9,7 @@ import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
-from stratagem.devices.abstract_devices import planning_for
+from stratagem.devices.finding import planning_for
 from stratagem.errors import explain
 from stratagem.execution.tracing.functionalize import CapturedStep, capture
 from stratagem.planning.targets import Target

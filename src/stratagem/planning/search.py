@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from stratagem.devices.abstract_devices import placeholder, planning_for
+from stratagem.devices.finding import placeholder, planning_for
 from stratagem.errors import explain
 from stratagem.execution.tracing.functionalize import CapturedStep
 from stratagem.keras.training.planned_models import (

@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any
 
-from stratagem.devices.abstract_devices import AbstractDevice, AbstractTopology
+from stratagem.devices.finding import AbstractDevice, AbstractTopology
 from stratagem.errors import explain
 from stratagem.planning.accelerators import ACCELERATORS, Accelerator
 

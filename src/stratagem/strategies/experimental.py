@@ -9,7 +9,8 @@ from stratagem.devices.communication import CommunicationImplementation, Communi
 if TYPE_CHECKING:
     from stratagem.cluster.resolvers.resolver import ClusterResolver
     from stratagem.devices.device_assignment import DeviceAssignment
-    from stratagem.strategies import multi_worker_mirrored, tpu
+    from stratagem.strategies import tpu
+from stratagem.strategies import mirrored
 
 __all__ = ["MultiWorkerMirroredStrategy", "TPUStrategy"]
 
@@ -33,7 +34,7 @@ def MultiWorkerMirroredStrategy(  # noqa: N802 - stands for a class
     communication: CommunicationImplementation | str = CommunicationImplementation.AUTO,
     cluster_resolver: ClusterResolver | None = None,
     communication_options: CommunicationOptions | None = None,
-) -> multi_worker_mirrored.MultiWorkerMirroredStrategy:
+) -> mirrored.MultiWorkerMirroredStrategy:
     """Creates an `sg.MultiWorkerMirroredStrategy` with the signature of TensorFlow 2.2.
 
     Args:

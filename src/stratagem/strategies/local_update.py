@@ -9,9 +9,8 @@ from typing import Any, Literal, NoReturn, final
 from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
-from stratagem.devices.abstract_devices import planned_topology
 from stratagem.devices.communication import CommunicationOptions
-from stratagem.devices.finding import DeviceLike
+from stratagem.devices.finding import DeviceLike, planned_topology
 from stratagem.devices.local_updates import Islands, LocalSGD, LocalUpdates
 from stratagem.devices.mesh import Topology
 from stratagem.errors import explain

@@ -17,13 +17,16 @@ from stratagem.cluster.addresses import split_address
 from stratagem.cluster.detection import RAY_TRAIN
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.devices.abstract_devices import (
+from stratagem.devices.finding import (
     AbstractDevice,
+    DeviceLike,
+    find_devices,
+    find_groups,
+    local_devices,
     planned_devices,
     planned_topology,
     refuse_to_plan,
 )
-from stratagem.devices.finding import DeviceLike, find_devices, find_groups, local_devices
 from stratagem.devices.mesh import Topology, adjacent_groups
 from stratagem.devices.processes import end_coordination, start_processes
 from stratagem.errors import explain

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from stratagem.contexts import explicit_device
-from stratagem.devices.abstract_devices import planned_shard_state
-from stratagem.devices.finding import find_devices
+from stratagem.devices.finding import find_devices, planned_shard_state
 from stratagem.devices.mesh import Topology
 from stratagem.errors import explain
 from stratagem.execution.lookups import is_worth_rows

@@ -23,8 +23,13 @@ from stratagem.execution.replica_context import (
 from stratagem.group.current import current_group
 from stratagem.options import ReduceOp
 from stratagem.variables.components import mean_of_components
-from stratagem.variables.distributed import DistributedValues, Mirrored, PerReplica, is_array
-from stratagem.variables.indexed_slices import IndexedSlices
+from stratagem.variables.distributed import (
+    DistributedValues,
+    IndexedSlices,
+    Mirrored,
+    PerReplica,
+    is_array,
+)
 
 
 def is_leaf(value: object) -> bool:

@@ -16,8 +16,7 @@ from stratagem import contexts as stack
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.config import filters_traceback
 from stratagem.contexts import StrategyParts
-from stratagem.devices.abstract_devices import planned_topology
-from stratagem.devices.finding import use_compilation_cache
+from stratagem.devices.finding import planned_topology, use_compilation_cache
 from stratagem.devices.mesh import Topology, outside_context_mesh
 from stratagem.devices.private import uncommitted
 from stratagem.errors import (
@@ -39,6 +38,7 @@ from stratagem.strategies.cross_device_ops import AutomaticOps, CrossDeviceOps
 from stratagem.strategies.extended import StrategyExtended
 from stratagem.strategies.logical_devices import LogicalDevices
 from stratagem.strategies.self_description import SelfDescription
+from stratagem.variables.components import agree_on_initial_values
 from stratagem.variables.distributed import (
     DistributedValues,
     PerReplica,
@@ -47,7 +47,6 @@ from stratagem.variables.distributed import (
     select_replica,
 )
 from stratagem.variables.exhausted_memory import explain_exhausted_memory
-from stratagem.variables.initial_values import agree_on_initial_values
 from stratagem.variables.placement import Placement, Replicated
 from stratagem.variables.registry import VariableRegistry
 

@@ -13,14 +13,13 @@ from stratagem import settings
 from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.resolvers.tpu import TPUClusterResolver
-from stratagem.devices.abstract_devices import planned_devices, planned_topology
 from stratagem.devices.device_assignment import (
     DeviceAssignment,
     assigned_devices,
     in_ring_order,
     tpu_topology_of,
 )
-from stratagem.devices.finding import local_devices
+from stratagem.devices.finding import local_devices, planned_devices, planned_topology
 from stratagem.devices.mesh import Topology, adjacent_groups
 from stratagem.devices.tpu_topology import TPUTopology
 from stratagem.errors import NotFoundError, explain

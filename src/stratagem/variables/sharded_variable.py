@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem.errors import explain
-from stratagem.variables.indexed_slices import IndexedSlices
+from stratagem.variables.distributed import IndexedSlices
 
 if TYPE_CHECKING:
     pass

@@ -20,7 +20,7 @@ import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import stratagem as sg
-from stratagem.devices.abstract_devices import placeholder, planning_for
+from stratagem.devices.finding import placeholder, planning_for
 from stratagem.planning import cpu_compiler
 from stratagem.planning.candidates import (
     Estimate,

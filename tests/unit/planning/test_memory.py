@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import stratagem as sg
-from stratagem.devices.abstract_devices import planning_for
+from stratagem.devices.finding import planning_for
 from stratagem.devices.mesh import Topology
 from stratagem.keras.training.planned_models import training_step
 from stratagem.planning.memory import CompilerMemory, device_bytes, step_programs

@@ -17,7 +17,7 @@ import pytest
 
 import stratagem as sg
 from stratagem import planning
-from stratagem.devices.abstract_devices import planning_for
+from stratagem.devices.finding import planning_for
 from stratagem.execution.tracing.functionalize import CapturedStep
 from stratagem.planning import compilers
 from stratagem.planning.compilers import compile_step, missing_compiler

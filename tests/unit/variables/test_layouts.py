@@ -21,8 +21,8 @@ from stratagem.devices.mesh import Topology
 from stratagem.execution.programs.program import Program
 from stratagem.group.current import Identity
 from stratagem.logs import size_text
-from stratagem.variables import exhausted_memory, initial_values
-from stratagem.variables.initial_values import agree_on_initial_values, initial_digest
+from stratagem.variables import components, exhausted_memory
+from stratagem.variables.components import agree_on_initial_values, initial_digest
 from stratagem.variables.layouts import (
     Division,
     VariableLayouts,
@@ -476,15 +476,15 @@ class Registry:
 def taken(monkeypatch) -> list[str]:
     """Paths of the variables whose values are taken from process 0."""
     paths: list[str] = []
-    monkeypatch.setattr(initial_values, "is_in_parts", lambda variable, topology: False)
+    monkeypatch.setattr(components, "is_in_parts", lambda variable, topology: False)
     monkeypatch.setattr(
-        initial_values, "_take_first", lambda variable, held, topology: paths.append(variable.path)
+        components, "_take_first", lambda variable, held, topology: paths.append(variable.path)
     )
     return paths
 
 
 def agree(monkeypatch, first: list[Any], *variables: Any) -> None:
-    monkeypatch.setattr(initial_values, "current_group", lambda: Group(first))
+    monkeypatch.setattr(components, "current_group", lambda: Group(first))
     agree_on_initial_values(Registry(*variables), TOGETHER)  # pyright: ignore[reportArgumentType]
 
 
@@ -511,7 +511,7 @@ def test_another_shape_or_dtype_is_an_error_before_values_are_sent(
 
 
 def test_processes_by_themselves_exchange_nothing(monkeypatch) -> None:
-    monkeypatch.setattr(initial_values, "current_group", lambda: 1 / 0)
+    monkeypatch.setattr(components, "current_group", lambda: 1 / 0)
     registry = Registry(variable("a"))
     agree_on_initial_values(registry, ALONE)  # pyright: ignore[reportArgumentType]
     assert len(registry.variables) == 1

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from stratagem import config, settings
 from stratagem.contexts import get_strategy
-from stratagem.devices.abstract_devices import placeholder
+from stratagem.devices.finding import placeholder
 from stratagem.devices.lockstep import compiling
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shards import local_copy
@@ -52,8 +52,8 @@ from stratagem.input.batches import HostBatch
 from stratagem.input.iterator import DistributedIterator
 from stratagem.input.placement import PlacedBatches
 from stratagem.options import ReduceOp, VariableAggregation
+from stratagem.variables.components import agree_on_initial_values
 from stratagem.variables.distributed import Mirrored, PerReplica, is_array
-from stratagem.variables.initial_values import agree_on_initial_values
 from stratagem.variables.layouts import require_layouts_used
 from stratagem.variables.registry import Home, VariableKind
 

@@ -28,7 +28,7 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.devices.abstract_devices import placeholder
+from stratagem.devices.finding import placeholder
 from stratagem.devices.lockstep import record_program, run_together
 from stratagem.devices.mesh import Topology, is_explicit
 from stratagem.errors import explain

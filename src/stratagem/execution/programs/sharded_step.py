@@ -21,8 +21,10 @@ from stratagem.devices.shared_sums import is_shared_sum
 from stratagem.execution.jaxprs import (
     CALLS,
     ELEMENTWISE,
+    differing_values,
     free_variables,
     inner_jaxprs,
+    is_replicated_work,
     leading_to,
     retrace,
     spliced,
@@ -41,7 +43,6 @@ from stratagem.execution.programs.steps import (
     StepProgram,
     spec_of_input,
 )
-from stratagem.execution.replication import differing_values, is_replicated_work
 from stratagem.execution.row_effects import LINEAR
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.functionalize import Trace

@@ -31,7 +31,7 @@ from stratagem.execution.tracing.remote_state import (
     UpdatedValue,
     WholeInput,
 )
-from stratagem.variables.indexed_slices import IndexedSlices
+from stratagem.variables.distributed import IndexedSlices
 from stratagem.variables.registry import VariableKind, home_of
 
 if TYPE_CHECKING:

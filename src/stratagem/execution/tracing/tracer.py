@@ -18,9 +18,8 @@ from stratagem import contexts as stack
 from stratagem.devices.mesh import Topology
 from stratagem.errors import explain
 from stratagem.execution.communicator import SoleCommunicator
-from stratagem.execution.jaxprs import without_unused
+from stratagem.execution.jaxprs import differing_outputs, may_wait_for_ever, without_unused
 from stratagem.execution.replica_context import ReplicaContext
-from stratagem.execution.replication import differing_outputs, may_wait_for_ever
 from stratagem.execution.summary.collector import CollectedSummaries, Collector
 from stratagem.execution.tracing.arguments import Arguments, Results
 from stratagem.execution.tracing.errors import (
@@ -52,8 +51,8 @@ from stratagem.execution.tracing.remote_state import (
     without_unused_variables,
 )
 from stratagem.logs import warn_on_one_worker
+from stratagem.variables.components import agree_on_initial_values
 from stratagem.variables.distributed import DistributedValues, PerReplica
-from stratagem.variables.initial_values import agree_on_initial_values
 from stratagem.variables.registry import Home, VariableKind, VariableRegistry, home_of
 from stratagem.variables.sharded_variable import ShardedVariable
 

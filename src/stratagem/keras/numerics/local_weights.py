@@ -26,7 +26,7 @@ from stratagem.keras.patches import patches
 from stratagem.keras.variables.requests import annotated
 from stratagem.observe.profiling.summary import every_steps
 from stratagem.options import ReduceOp
-from stratagem.variables.indexed_slices import is_indexed_slices
+from stratagem.variables.distributed import is_indexed_slices
 from stratagem.variables.registry import home_of
 from stratagem.variables.store import is_compressed
 

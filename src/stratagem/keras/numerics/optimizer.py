@@ -46,8 +46,7 @@ from stratagem.keras.private import trainable_variables as built_variables
 from stratagem.keras.variables.creation import adopting
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.options import ReduceOp
-from stratagem.variables.distributed import Mirrored, PerReplica
-from stratagem.variables.indexed_slices import IndexedSlices, is_indexed_slices
+from stratagem.variables.distributed import IndexedSlices, Mirrored, PerReplica, is_indexed_slices
 from stratagem.variables.registry import home_of
 from stratagem.variables.store import is_remote
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import keras
 
-from stratagem.devices.abstract_devices import planned_default_strategy, planned_devices
+from stratagem.devices.finding import planned_default_strategy, planned_devices
 from stratagem.errors import explain
 from stratagem.execution.tracing.functionalize import CapturedStep, capture
 from stratagem.keras.numerics.rematerialization import remat

@@ -17,7 +17,7 @@ import numpy as np
 from jax.core import Tracer
 
 from stratagem import config
-from stratagem.devices.abstract_devices import placeholder
+from stratagem.devices.finding import placeholder
 from stratagem.devices.lockstep import (
     run_together,
     runs_separately,

@@ -27,9 +27,8 @@ from stratagem.errors import explain
 from stratagem.execution.replica_context import ReplicaContext
 from stratagem.group.current import current_group
 from stratagem.options import ReduceOp, VariableAggregation
-from stratagem.variables.distributed import Mirrored, PerReplica
-from stratagem.variables.indexed_slices import IndexedSlices
-from stratagem.variables.initial_values import initial_digest
+from stratagem.variables.components import initial_digest
+from stratagem.variables.distributed import IndexedSlices, Mirrored, PerReplica
 from stratagem.variables.registry import Home, VariableKind, home_of
 from stratagem.variables.sharded_variable import changed_rows, sets_rows
 

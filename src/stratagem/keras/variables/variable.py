@@ -48,12 +48,12 @@ from stratagem.strategies.reduction import of_all
 from stratagem.variables.components import (
     WholeValue,
     aggregate_components,
+    initial_digest,
     spread_over_components,
     store_components,
     stored_components,
 )
 from stratagem.variables.distributed import Mirrored, PerReplica
-from stratagem.variables.initial_values import initial_digest
 from stratagem.variables.layouts import Division, is_in_parts, put_stored
 from stratagem.variables.placement import sole_device, take_rows
 from stratagem.variables.registry import (

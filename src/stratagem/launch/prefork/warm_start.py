@@ -19,7 +19,7 @@ from stratagem.launch.prefork.forked_script import script_job
 
 # By then the tasks have loaded their own modules, so the server takes no core from them.
 WARM_UP_AFTER_S = 20.0
-_PRELOADED = ("jax", "keras", "stratagem.keras", "stratagem.strategies.multi_worker_mirrored")
+_PRELOADED = ("jax", "keras", "stratagem.keras", "stratagem.strategies.mirrored")
 # Read by a backend when it starts, or by the script, so tasks may differ in them. Any other
 # variable may have been read while JAX or Keras was loaded.
 _READ_LATE = re.compile(r"STRATAGEM_\w+|TF_CONFIG|CUDA_VISIBLE_DEVICES|XLA_FLAGS|NPROC")

@@ -21,7 +21,7 @@ from stratagem.parameter_server.keras.variable import ParameterServerVariable
 if TYPE_CHECKING:
     import jax
 
-    from stratagem.variables.indexed_slices import IndexedSlices
+    from stratagem.variables.distributed import IndexedSlices
     from stratagem.variables.sharded_variable import Rows
 
 

@@ -35,7 +35,7 @@ from stratagem.parameter_server.keras.keyed_variable import KeyedVariable, whole
 from stratagem.parameter_server.keras.update_rule import KerasUpdate, other_shapes, scalar_names
 from stratagem.parameter_server.keras.variable import making_slot
 from stratagem.parameter_server.server.updates import stored_name
-from stratagem.variables.indexed_slices import IndexedSlices, is_indexed_slices
+from stratagem.variables.distributed import IndexedSlices, is_indexed_slices
 from stratagem.variables.store import is_keyed, is_remote
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from stratagem.parameter_server.keras.variable import (
 )
 from stratagem.parameter_server.keras.worker_data import WorkerData
 from stratagem.parameter_server.server.updates import stored_name
-from stratagem.variables.indexed_slices import IndexedSlices, is_indexed_slices
+from stratagem.variables.distributed import IndexedSlices, is_indexed_slices
 from stratagem.variables.store import is_remote
 
 if TYPE_CHECKING:

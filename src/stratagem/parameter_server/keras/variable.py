@@ -27,7 +27,7 @@ from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.client.variable_client import Stored, Unplaced, VariableClient
 from stratagem.parameter_server.keras.initial_rows import InitialRows
 from stratagem.variables.components import WholeValue
-from stratagem.variables.indexed_slices import IndexedSlices
+from stratagem.variables.distributed import IndexedSlices
 from stratagem.variables.registry import Home, VariableKind
 from stratagem.variables.sharded_variable import Rows, ShardedVariable, as_slice, changed_rows
 

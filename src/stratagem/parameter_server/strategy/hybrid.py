@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.devices.abstract_devices import refuse_to_plan
-from stratagem.devices.finding import DeviceLike
+from stratagem.devices.finding import DeviceLike, refuse_to_plan
 from stratagem.errors import explain
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.lost_updates import LostUpdates

@@ -6,7 +6,7 @@ import os
 from typing import final
 
 from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.devices.abstract_devices import refuse_to_plan
+from stratagem.devices.finding import refuse_to_plan
 from stratagem.parameter_server.cluster.cluster_plan import (
     ClusterPlan,
     CoordinatorOptions,

@@ -19,15 +19,17 @@ from jax.sharding import PartitionSpec
 
 import stratagem as sg
 from stratagem.devices import lockstep
-from stratagem.devices.abstract_devices import (
+from stratagem.devices.finding import (
     AbstractDevice,
     AbstractTopology,
+    find_devices,
+    find_groups,
+    local_devices,
     placeholder,
     planned_devices,
     planned_topology,
     planning_for,
 )
-from stratagem.devices.finding import find_devices, find_groups, local_devices
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.devices.private import enable_compilation_cache, gloo_bound_to
 from stratagem.group.member import Group

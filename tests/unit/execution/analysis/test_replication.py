@@ -18,8 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from stratagem.devices.all_reduce import Algorithm, ReplicaAxis
 from stratagem.execution.communicator import MeshCommunicator
-from stratagem.execution.jaxprs import contains_primitive
-from stratagem.execution.replication import differing_outputs
+from stratagem.execution.jaxprs import contains_primitive, differing_outputs
 from stratagem.options import ReduceOp
 
 AXIS = "replica"

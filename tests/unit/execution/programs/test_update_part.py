@@ -16,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import stratagem as sg
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
-from stratagem.execution.jaxprs import contains_primitive
+from stratagem.execution.jaxprs import contains_primitive, differing_values
 from stratagem.execution.programs import steps as module
 from stratagem.execution.programs.sharded_step import (
     StepParts,
@@ -25,7 +25,6 @@ from stratagem.execution.programs.sharded_step import (
     with_split_conditionals,
 )
 from stratagem.execution.programs.steps import VariableValues, value_for_step
-from stratagem.execution.replication import differing_values
 from stratagem.variables.placement import ShardedStore
 
 AXIS = "replica"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.devices.abstract_devices import planning_for
+from stratagem.devices.finding import planning_for
 from stratagem.keras.variables.creation import adopt
 from stratagem.keras.variables.requests import (
     Annotations,

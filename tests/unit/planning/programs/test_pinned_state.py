@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.devices.abstract_devices import planning_for
+from stratagem.devices.finding import planning_for
 from stratagem.devices.mesh import Topology
 from stratagem.execution.programs.lockstep import program_of
 from stratagem.keras.training.planned_models import training_step
