@@ -1,4 +1,4 @@
-"""Distributed values: `PerReplica` and `Mirrored`, frozen pytrees, and `IndexedSlices`, some rows."""
+"""Distributed values: `PerReplica` and `Mirrored`, frozen pytrees; `IndexedSlices`, some rows."""
 
 from __future__ import annotations
 
