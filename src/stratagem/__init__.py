@@ -21,7 +21,7 @@ _WITHOUT_JAX = (
     "stratagem.cluster",
     "stratagem.config",
     "stratagem.devices.communication",
-    "stratagem.devices.communication",
+    "stratagem.devices.compression",
     "stratagem.devices.local_updates",
     "stratagem.errors",
     "stratagem.launch",

@@ -23,6 +23,7 @@ from stratagem.contexts import get_strategy as get_strategy
 from stratagem.contexts import has_strategy as has_strategy
 from stratagem.contexts import in_cross_replica_context as in_cross_replica_context
 from stratagem.contexts import set_strategy as set_strategy
+from stratagem.devices import compression as compression
 from stratagem.devices import local_updates as local_updates
 from stratagem.devices.communication import CollectiveCommunication as CollectiveCommunication
 from stratagem.devices.communication import CollectiveHints as CollectiveHints

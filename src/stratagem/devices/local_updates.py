@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from stratagem.devices.communication import Compression
+from stratagem.devices.compression import Compression
 from stratagem.errors import explain
 
 __all__ = ["DiLoCo", "LocalSGD", "LocalUpdates", "QuadraticPeriod", "StreamingDiLoCo"]

@@ -29,7 +29,7 @@ from stratagem.devices.all_reduce import (
     split_into_shards,
     sum_over_replicas,
 )
-from stratagem.devices.communication import (
+from stratagem.devices.compression import (
     BFloat16,
     Compression,
     Float8,

@@ -42,7 +42,6 @@ _DECLARING = (
     metrics,
     losses,
     layers,
-    layers,
     rematerialization,
     local_weights,
     optimizer,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stratagem.devices.communication import CommunicationOptions, Compression
+from stratagem.devices.communication import CommunicationOptions
+from stratagem.devices.compression import Compression
 from stratagem.devices.device_assignment import DeviceAssignment
 from stratagem.devices.mesh import Topology
 from stratagem.errors import explain

@@ -23,11 +23,8 @@ from stratagem.devices.all_reduce import (
     mean_of,
     packing_for,
 )
-from stratagem.devices.communication import (
-    CommunicationImplementation,
-    CommunicationOptions,
-    Compression,
-)
+from stratagem.devices.communication import CommunicationImplementation, CommunicationOptions
+from stratagem.devices.compression import Compression
 from stratagem.devices.device_assignment import num_slices
 from stratagem.devices.finding import DeviceLike, find_devices
 from stratagem.devices.mesh import Topology

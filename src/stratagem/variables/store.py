@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from stratagem.devices.communication import Compression
+from stratagem.devices.compression import Compression
 from stratagem.devices.mesh import Topology
 
 if TYPE_CHECKING:

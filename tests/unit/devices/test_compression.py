@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 import stratagem as sg
-from stratagem.devices.communication import Compression
+from stratagem.devices.compression import Compression
 
 ALL = ["bfloat16", "float16", "int8", "float8", "power_sgd"]
 INT8, POWER_SGD = sg.compression.Int8, sg.compression.PowerSGD

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stratagem.devices.all_reduce import NO_PACKING, ReplicaAxis, SizedPacks
-from stratagem.devices.communication import BFloat16, Float8, Float16, Int8, PowerSGD
+from stratagem.devices.compression import BFloat16, Float8, Float16, Int8, PowerSGD
 from stratagem.devices.local_updates import Islands
 from stratagem.execution.communicator import (
     IslandSums,

@@ -31,7 +31,7 @@ from stratagem.variables.registry import home_of
 from stratagem.variables.store import is_compressed
 
 if TYPE_CHECKING:
-    from stratagem.devices.communication import Compression
+    from stratagem.devices.compression import Compression
 
 
 _FACTOR_SEED = 20190531

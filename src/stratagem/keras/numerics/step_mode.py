@@ -540,7 +540,7 @@ def _places(equations: list[JaxprEqn], *, are_calls: bool = False) -> list[str]:
         own = next((i for i, is_own in enumerate(are_own) if is_own), None)
         if own is None or "/stratagem/" in files[own]:
             continue
-        if not any(_HANDLES_ROWS in file for file in files[own:] if "step_terms" not in file):
+        if not any(_HANDLES_ROWS in file for file in files[own:] if "step_mode" not in file):
             places[f"{files[own].rpartition('/')[2]}:{frames[own].line_num}"] = None
     return list(places)
 
