@@ -13,7 +13,7 @@ import contextvars
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -180,33 +180,13 @@ class EagerState:
 # `EagerCommunicator`: collectives between the replica threads of an eager session.
 
 
-class EagerReplica(Protocol):
-    """One replica of a session."""
-
-    replica_id: int
-
-
-class EagerSession(Protocol):
-    """One eager call for all replicas."""
-
-    in_a_step: MeshCommunicator
-
-    def meet(self, replica: Any, request: CollectiveRequest) -> Any:
-        """Blocks until all replicas have made requests; returns the reply."""
-        ...
-
-    def merge(self, fn: Callable[..., Any], calls: list[Any]) -> list[Any]:
-        """Makes one cross-replica call for all replicas."""
-        ...
-
-
 class EagerCommunicator(Communicator):
     """Collectives between the replica threads of an eager session."""
 
     def __init__(
         self,
-        session: EagerSession,
-        replica: EagerReplica,
+        session: _Session,
+        replica: _Replica,
         device: object,
         groups: tuple[tuple[int, ...], ...],
     ) -> None:

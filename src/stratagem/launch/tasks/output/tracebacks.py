@@ -26,7 +26,7 @@ _LOST_PEER = re.compile(
     r"|[Cc]onnection (?:closed|reset) by peer"
     r"|another task died"
 )
-# First lines of the group's verdicts, see process_group/verdict.py.
+# First lines of the group's verdicts, see group/verdict.py.
 _NAMED_LOSS = re.compile(
     r"(?:\w+\.)*(?:Unavailable|DeadlineExceeded)Error: (chief|worker \d+) \([^()]*\) "
     r"(ended with an error|died|has not answered for \d+ s|has made no progress for \d+ s)"
