@@ -134,14 +134,15 @@ def test_links_lead_to_files_and_headings(path: Path) -> None:
 
 
 def test_design_pages_name_files_that_exist() -> None:
-    """A page may leave out the package that it is about."""
-    source = _REPOSITORY / "src" / "stratagem"
-    folders = [_REPOSITORY, source, *(one for one in source.iterdir() if one.is_dir())]
+    """A page may leave out the folders that it is about."""
+    folders = (_REPOSITORY / one for one in ("src", "tests", "validation", "benchmarks"))
+    known = [path.as_posix() for one in folders for path in [one, *one.rglob("*")]]
     missing = [
         f"{page.name}: {name}"
         for page in sorted((_DOCS / "design").glob("*.md"))
-        for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", page.read_text("utf-8"))
-        if not name.startswith("keras/src/") and not any((one / name).exists() for one in folders)
+        for name in re.findall(r"`((?:[a-z_]+/)*[a-z_]+(?:\.py|/))`", page.read_text("utf-8"))
+        if not name.startswith("keras/src/")
+        and not any(f"{path}/".endswith(f"/{name.rstrip('/')}/") for path in known)
     ]
     assert missing == []
 
