@@ -122,7 +122,7 @@ class ProcessState:
             ),
             processes=frozenset(child.pid for child in multiprocessing.active_children()),
             settings=_settings(),
-            contexts=(*stack._stack.frames, stack._current_strategies.process),
+            contexts=(*stack._thread.frames, stack._current_strategies.process),
             folder=os.getcwd(),
             module_path=tuple(sys.path),
             handlers=tuple(signal.getsignal(one) for one in _SIGNALS),
@@ -170,7 +170,7 @@ class ProcessState:
         for one, handler in zip(_SIGNALS, self.handlers, strict=True):
             if handler is not None:  # else it was not set by Python
                 signal.signal(one, handler)
-        *stack._stack.frames[:], stack._current_strategies.process = self.contexts
+        *stack._thread.frames[:], stack._current_strategies.process = self.contexts
         _set_back(self.settings)
         self._set_summaries_back()  # contexts that were collected have set theirs
 

@@ -75,7 +75,13 @@ class ContextFrame(NamedTuple):
     replica: Any = None
 
 
-class _Stack(threading.local):
+class _OfThread(threading.local):
+    """The stack of this thread, its uses of strategies, and the device of its innermost block."""
+
+    num_uses = 0
+    refuses_uses = False
+    device: str | None = None
+
     def __init__(self) -> None:
         self.frames: list[ContextFrame] = []
 
@@ -89,7 +95,7 @@ class _CurrentStrategies:
     process: Any = None
 
 
-_stack = _Stack()
+_thread = _OfThread()
 _current_strategies = _CurrentStrategies()
 
 
@@ -107,8 +113,8 @@ def _default_strategy() -> Any:
 
 def current_frame() -> ContextFrame | None:
     """Returns the innermost frame of this thread, or None."""
-    if _stack.frames:
-        return _stack.frames[-1]
+    if _thread.frames:
+        return _thread.frames[-1]
     if _current_strategies.process is not None:
         return ContextFrame(FrameKind.SCOPE, _current_strategies.process)
     return None
@@ -116,7 +122,7 @@ def current_frame() -> ContextFrame | None:
 
 def depth() -> int:
     """Returns the number of open contexts in this thread."""
-    return len(_stack.frames)
+    return len(_thread.frames)
 
 
 def get_strategy() -> Any:
@@ -196,10 +202,10 @@ class push:  # noqa: N801 - a function's name; a generator takes three times as 
         self._frame = ContextFrame(kind, strategy, replica)
 
     def __enter__(self) -> None:
-        _stack.frames.append(self._frame)
+        _thread.frames.append(self._frame)
 
     def __exit__(self, *_: object) -> None:
-        _stack.frames.pop()
+        _thread.frames.pop()
 
 
 def push_default() -> push:
@@ -222,12 +228,12 @@ def push_scope(strategy: StrategyParts) -> None:
             )
         )
     require_no_other(strategy, "scope")
-    _stack.frames.append(ContextFrame(FrameKind.SCOPE, strategy, frame.replica if frame else None))
+    _thread.frames.append(ContextFrame(FrameKind.SCOPE, strategy, frame.replica if frame else None))
 
 
 def pop_scope(strategy: StrategyParts) -> None:
     """Closes `strategy.scope()`; raises RuntimeError if it is not the innermost context."""
-    top = _stack.frames[-1] if _stack.frames else None
+    top = _thread.frames[-1] if _thread.frames else None
     if top is None or top.kind is not FrameKind.SCOPE or top.strategy is not strategy:
         raise RuntimeError(
             explain(
@@ -238,7 +244,7 @@ def pop_scope(strategy: StrategyParts) -> None:
                 code="SG202",
             )
         )
-    _stack.frames.pop()
+    _thread.frames.pop()
 
 
 def require_no_other(strategy: object, method: str) -> None:
@@ -246,7 +252,7 @@ def require_no_other(strategy: object, method: str) -> None:
     frame = current_frame()
     if frame is None or frame.strategy is strategy:
         return
-    leave = "leave the first scope" if _stack.frames else "call sg.set_strategy(None)"
+    leave = "leave the first scope" if _thread.frames else "call sg.set_strategy(None)"
     raise RuntimeError(
         explain(
             f"{strategy}.{method} was called inside the scope of {frame.strategy}.",
@@ -292,7 +298,7 @@ def set_strategy(strategy: object) -> None:
 
     Source: TF 2.21 distribution_strategy_context.py, experimental_set_strategy.
     """
-    if _stack.frames:
+    if _thread.frames:
         raise RuntimeError(
             explain(
                 "set_strategy was called inside a scope or a replica function.",
@@ -325,58 +331,41 @@ class StrategyUsed(BaseException):
     """
 
 
-class _Uses(threading.local):
-    count = 0
-    are_refused = False
-
-
-_uses = _Uses()
-
-
 def note_use() -> None:
     """Counts a use of a strategy or its variables; ends the trace of an `sg.function`."""
-    _uses.count += 1
-    if _uses.are_refused:
+    _thread.num_uses += 1
+    if _thread.refuses_uses:
         raise StrategyUsed
 
 
 def num_uses() -> int:
     """Returns how often this thread has used a strategy."""
-    return _uses.count
+    return _thread.num_uses
 
 
 @contextlib.contextmanager
 def refusing_strategies() -> Generator[None]:
     """Makes `note_use` raise StrategyUsed within a `with` block."""
-    previous, _uses.are_refused = _uses.are_refused, True
+    previous, _thread.refuses_uses = _thread.refuses_uses, True
     try:
         yield
     finally:
-        _uses.are_refused = previous
+        _thread.refuses_uses = previous
 
 
 # Device named by the innermost `keras.device` block, for variables created in it.
 
 
-class _NamedDevice(threading.local):
-    """The device named by the innermost block of this thread."""
-
-    device: str | None = None
-
-
-_named_device = _NamedDevice()
-
-
 def explicit_device() -> str | None:
     """Returns the device named by the innermost block, or None."""
-    return _named_device.device
+    return _thread.device
 
 
 @contextlib.contextmanager
 def naming_device(device: str) -> Generator[None]:
     """Names a device, such as "cpu:0", within a `with` block."""
-    _named_device.device, outer = device, _named_device.device
+    _thread.device, outer = device, _thread.device
     try:
         yield
     finally:
-        _named_device.device = outer
+        _thread.device = outer

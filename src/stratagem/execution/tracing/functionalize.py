@@ -77,12 +77,13 @@ _key_of_jits = jax.make_user_context()
 _keys = itertools.count()
 
 
-class _CurrentScope(threading.local):
+class _OfThread(threading.local):
     scope: ReplicaScope | None = None
     is_on_global_model = False
+    optimizers: dict[int, Any] | None = None  # applied in a step that is captured
 
 
-_current = _CurrentScope()
+_current = _OfThread()
 
 
 def current_scope() -> ReplicaScope | None:
@@ -469,11 +470,7 @@ class _Capture:
     takes_all: bool = False
 
 
-class _Seen(threading.local):
-    optimizers: dict[int, Any] | None = None
-
-
-capturing, _seen = _Capture(), _Seen()
+capturing = _Capture()
 
 
 def capture(run: Callable[[], Any], *, takes_all: bool = False) -> CapturedStep | None:
@@ -494,8 +491,8 @@ def capture(run: Callable[[], Any], *, takes_all: bool = False) -> CapturedStep 
 
 def note_optimizer(optimizer: object) -> None:
     """Records that the replica function being traced applies an optimizer."""
-    if _seen.optimizers is not None:
-        _seen.optimizers[id(optimizer)] = optimizer
+    if _current.optimizers is not None:
+        _current.optimizers[id(optimizer)] = optimizer
 
 
 def offer_step(
@@ -505,12 +502,12 @@ def offer_step(
     trace: Callable[[Callable[..., Any], Arguments, Topology], Trace],
 ) -> None:
     """Raises `StepCaptured` if the capture that is on wants this step."""
-    before, _seen.optimizers = _seen.optimizers, {}
+    before, _current.optimizers = _current.optimizers, {}
     try:
         traced = trace(fn, arguments, strategy.topology)
-        optimizers = tuple(_seen.optimizers.values())
+        optimizers = tuple(_current.optimizers.values())
     finally:
-        _seen.optimizers = before
+        _current.optimizers = before
     trains = any(getattr(variable, "trainable", False) for variable in traced.written)
     if trains or capturing.takes_all:
         raise StepCaptured(
