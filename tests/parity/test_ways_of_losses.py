@@ -111,6 +111,8 @@ _IN_CODE: dict[str, Callable[..., Any]] = {
     "scaled activity": lambda y, p, w, added: sg.scale_regularization_loss(added),
     "added": lambda y, p, w, added: sum(added),
     "added, batch size": lambda y, p, w, added: sum(added),
+    "added loss": lambda y, p, w, added: sum(added),
+    "added loss, weights": lambda y, p, w, added: sum(added),
 }
 # Sums over rows by hand, and shares of a sum over replicas. Padding would count.
 _SUMS: dict[str, Callable[..., Any]] = {
@@ -142,10 +144,17 @@ _WAYS = _IN_CODE | _SUMS | _MEANS
 
 
 class _Adds(keras.layers.Dense):
-    """Adds an average of its outputs to the losses of the model."""
+    """Adds a loss of its outputs to the losses of the model, as an endpoint layer of Keras does."""
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         outputs = super().call(inputs)
+        if "loss" in self.name:
+            reduction = (
+                "mean_with_sample_weight" if "weights" in self.name else "sum_over_batch_size"
+            )
+            counts = ops.cast(inputs[:, 2] > 0, "float32") if "weights" in self.name else None
+            self.add_loss(_MSE(reduction)(inputs[:, :2], outputs, sample_weight=counts))
+            return outputs
         size = _BATCH_SIZE if "size" in self.name else None
         self.add_loss(sg.compute_average_loss(ops.sum(outputs**2, axis=-1), None, size))
         return outputs
@@ -274,7 +283,7 @@ class _TwoOptimizers(_Step):
 
 
 _ENTRIES: dict[str, tuple[type[_Ways], list[str]]] = {
-    "compile": (_Ways, [*_COMPILED, "activity", "added", "added, batch size"]),
+    "compile": (_Ways, [*_COMPILED, "activity", *(name for name in _IN_CODE if "added" in name)]),
     "train_step": (_Step, list(_IN_CODE)),
     "stateless train_step": (_StatelessStep, list(_IN_CODE)),
     "compute_loss": (_ComputeLoss, list(_IN_CODE)),
@@ -380,7 +389,14 @@ _STRATEGIES: dict[str, _Strategy] = {
 }
 # Even parts for each strategy; parts of 2, 2 and none or 2 and 1 of three replicas.
 ROWS = {"even": (24, 12), "uneven": (10, 4), "few ways": (5, 5)}
-_FEW = {"averaged", "averaged, batch size", "scaled penalty", "sum", "mean with weights"}
+_FEW = {
+    "averaged",
+    "averaged, batch size",
+    "scaled penalty",
+    "sum",
+    "mean with weights",
+    "added loss, weights",
+}
 # Of workers in step, losses that may compare rows, and sums divided by a sum of this worker alone:
 # these get warnings, or are means of the worker's own rows.
 _NO_MEAN_OF_ROWS = {
@@ -391,6 +407,7 @@ _NO_MEAN_OF_ROWS = {
 _SERVERS = (_SERVER, _SERVERS_IN_STEP)
 _OF_SERVERS = ("compile", "train_step", "train_step, sums", "compute_loss")
 _QUICK = {
+    ("compile", "mirrored 2", "few ways"),
     ("train_step", "mirrored 3", "few ways"),
     ("stateless train_step", "mirrored 2", "few ways"),
     ("compute_loss", "mirrored 2", "few ways"),

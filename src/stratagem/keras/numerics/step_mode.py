@@ -126,6 +126,12 @@ def taking_shares() -> contextlib.AbstractContextManager[StepState]:
     return in_step(mode=StepMode.SHARE)
 
 
+def calling_layers() -> contextlib.AbstractContextManager[StepState]:
+    """Makes losses within layers, which `add_loss` takes, terms of an average in a `with` block."""
+    mode = current_mode()
+    return in_step(mode=StepMode.MEAN if mode is StepMode.SHARE else mode)
+
+
 def computing_loss() -> contextlib.AbstractContextManager[StepState]:
     """Makes losses within a loss, in a `with` block, those of one device that has these rows."""
     return in_step(is_in_loss=True)
@@ -275,6 +281,11 @@ class StepTerms:
     mixing: list[str] = dataclasses.field(default_factory=list)
     summed_means: list[str] = dataclasses.field(default_factory=list)
     has_mixed: bool = False
+
+    @property
+    def has_sums(self) -> bool:
+        """True if a number grows with the rows, alone or added to one that does not."""
+        return self.has_mixed or any(map(any, self.are_sums))
 
     def warn(self, name: str, context: ReplicaContext) -> None:
         """Warns once of what cannot be made the number of one device."""

@@ -19,9 +19,11 @@ from stratagem.keras.numerics.metrics import results_of_all_replicas
 from stratagem.keras.numerics.step_mode import (
     StepMode,
     StepTerms,
+    calling_layers,
     current_mode,
     example_fraction,
     following,
+    in_step,
     lockstep_context,
     record_loss,
     shares_batches,
@@ -100,17 +102,27 @@ class ReplicaSteps:
         def fresh_step(data: Any) -> Any:
             # Keras finds the owner of an added loss by its `id`. `stateless_call` forgets those of
             # earlier traces layer by layer, and drops a new loss that has got the id of an old one.
-            for layer in flatten_layers(self._model):
+            for layer in flatten_layers(model):
                 ids_of_losses(layer).clear()
             return step(data)
 
+        model = self._model
         with self._counted_over_replicas(name):
             terms = self._terms_of(name, fresh_step, data)
             with following(terms):
-                return fresh_step(data)
+                result = fresh_step(data)
+            if current_mode() is StepMode.SHARE and any(map(_adds_losses, flatten_layers(model))):
+                with in_step(mode=StepMode.MEAN):
+                    self._terms_of(name, fresh_step, data, is_own=False)
+            return result
 
-    def _terms_of(self, name: str, step: Callable[[Any], Any], data: object) -> StepTerms | None:
-        """Returns which numbers of a step of one's own are sums over rows; None for Keras's own."""
+    def _terms_of(
+        self, name: str, step: Callable[[Any], Any], data: object, *, is_own: bool = True
+    ) -> StepTerms | None:
+        """Returns which numbers of a step of one's own are sums over rows; None for Keras's own.
+
+        Of Keras's own step, only warns if layers add such sums to its losses.
+        """
         context = get_replica_context()
         assert context is not None
         has_part = context.num_replicas_in_sync > 1 or shares_batches()
@@ -123,7 +135,8 @@ class ReplicaSteps:
         if key not in self._terms:
             if not is_built or context.strategy.variables.uninitialized():
                 return None
-            self._terms[key] = terms_of_step(step, data, context)
+            terms = terms_of_step(step, data, context)
+            self._terms[key] = terms if is_own else StepTerms(has_mixed=terms.has_sums)
         self._terms[key].warn(f"{type(self._model).__name__}.{name}", context)
         return self._terms[key]
 
@@ -156,7 +169,8 @@ class ReplicaSteps:
 
     def _call(self, x: object, *, training: bool) -> Any:
         kwargs = {"training": training} if takes_training(self._model) else {}
-        return self._model(x, **kwargs)
+        with calling_layers():
+            return self._model(x, **kwargs)
 
     def _train(self, x: object, y: object, sample_weight: object) -> Any:
         model = self._model
@@ -240,6 +254,10 @@ class ReplicaSteps:
         return structure.unflatten(
             [next(averages) if id(leaf) in are_own else leaf for leaf in leaves]
         )
+
+
+def _adds_losses(layer: keras.layers.Layer) -> bool:
+    return bool(ids_of_losses(layer)) and layer.activity_regularizer is None
 
 
 def _takes_state(step: Callable[..., Any]) -> bool:

@@ -300,6 +300,26 @@ def test_sum_over_rows_with_a_penalty_is_named() -> None:
     assert text.startswith("A loss in Own.train_step adds a sum over rows to a number that does")
 
 
+class _AddsSum(keras.layers.Dense):
+    def call(self, inputs: Any) -> Any:
+        outputs = super().call(inputs)
+        self.add_loss(ops.sum(ops.square(outputs)))  # this line
+        return outputs
+
+
+@pytest.mark.parametrize("loss", ["mse", None])
+def test_sum_that_a_layer_adds_is_named(loss: str | None) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 3)).astype("float32")
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.Input((3,)), _AddsSum(2), keras.layers.Dense(2)])
+        model.compile("sgd", loss)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        model.fit(x, x[:, :2], batch_size=4, verbose=0)
+    (text,) = (str(one.message) for one in caught if "SG409" in str(one.message))
+    assert text.startswith("A loss in Sequential.train_step adds a sum over rows to a number that")
+
+
 def test_sum_of_means_over_replicas_is_named() -> None:
     (text,) = _warned(_summed_mean, 4, 2)
     assert f"adds up a mean over rows over the replicas at {_line(_summed_mean)}" in text

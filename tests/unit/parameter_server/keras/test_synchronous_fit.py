@@ -219,6 +219,25 @@ def own_step(**options: Any) -> keras.Model:
     return _compiled(model, **options)
 
 
+class SelfSimilar(keras.layers.Dense):
+    """Adds a loss whose denominator only all workers together know."""
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        outputs = super().call(inputs, training=training)
+        loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+        counts = keras.ops.cast(inputs[:, 0] > 0.2, "float32")
+        self.add_loss(loss(inputs, outputs, sample_weight=counts))
+        return outputs
+
+
+def recomputed(**options: Any) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    layer = SelfSimilar(3)
+    model = keras.Sequential([keras.layers.Input((3,)), layer, keras.layers.Dense(3)])
+    sg.keras.remat(model, layers=[layer])
+    return _compiled(model, **options)
+
+
 def _compiled(model: keras.Model, **options: Any) -> keras.Model:
     given = {"loss": "mse", "metrics": ["mae"], "weighted_metrics": ["mse"], **options}
     model.compile(keras.optimizers.SGD(0.1, momentum=0.5), **given)
@@ -300,6 +319,7 @@ SHARED: dict[str, tuple[Any, Any, Any, dict[str, Any], dict[str, Any]]] = {
         {},
         {"sample_weight": {"word": OF_WORDS, "row": OF_ROWS}},
     ),
+    "loss in a recomputed layer": (recomputed, _X, LABELS[..., 0], {}, {}),
     "own step": (own_step, _X, LABELS[..., 0], {"metrics": [], "weighted_metrics": []}, {}),
 }
 _QUICK = ["two outputs with weights", "own step"]
