@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 import stratagem as sg
-from stratagem.input.service.dispatcher import DispatcherConfig, DispatchServer
-from stratagem.input.service.processes import WorkerConfig, WorkerServer
+from stratagem.input.service.address_book import DispatcherConfig, DispatchServer
 from stratagem.input.service.splits import ShardingPolicy
+from stratagem.input.service.workers import WorkerConfig, WorkerServer
 
 __all__ = ["FAULTS", "MODES", "NUM_EXAMPLES", "Mode", "count_visits"]
 
@@ -34,7 +34,7 @@ NUM_EXAMPLES = _NUM_FILES * _BATCHES_PER_FILE * _BATCH_SIZE
 _BATCH_S, _STEP_S = 0.03, 0.005
 _HURT_AFTER = 60  # examples that the trainer has
 _BAD_FILE = 5  # read by one worker first, some time after the start
-_SILENCE_MS, _STUCK_MS = 1000, 800
+_SILENCE_MS, _STUCK_S = 1000, 0.8
 _LIMIT_S = 120.0
 _SAVE_EVERY = 5
 _OUT_OF_MEMORY_BYTES = 2**40
@@ -116,17 +116,11 @@ def _read_files(folder: Path, fault: str, files: list[int]) -> Iterator[np.ndarr
         yield from _File(folder, fault, number)
 
 
-def _dispatcher(port: int, folder: Path, addresses: list[str]) -> None:
-    DispatchServer(
-        DispatcherConfig(
-            port=port,
-            work_dir=str(folder / "journal"),
-            fault_tolerant_mode=True,
-            worker_timeout_ms=_SILENCE_MS,
-            stuck_timeout_ms=_STUCK_MS,
-            worker_addresses=addresses or None,
-        )
-    ).join()
+def _dispatcher(port: int, addresses: list[str]) -> None:
+    config = DispatcherConfig(
+        port=port, worker_timeout_ms=_SILENCE_MS, worker_addresses=addresses or None
+    )
+    DispatchServer(config).join()
 
 
 def _worker(target: str, port: int) -> None:
@@ -136,6 +130,7 @@ def _worker(target: str, port: int) -> None:
 
 def _trainer(target: str, folder: Path, mode: Mode, fault: str) -> None:
     """Notes the examples of each batch; its checkpoint is the position and the number of notes."""
+    os.environ["STRATAGEM_STUCK_TIMEOUT_S"] = str(_STUCK_S)
     make = functools.partial(_open_files, folder, fault)
     dataset = sg.input.Dataset.from_files(list(range(_NUM_FILES)), make)
     distribute = sg.input.service.distribute(mode.policy, target, exactly_once=mode.is_exact)
@@ -192,9 +187,7 @@ class _Parts:
     def start_dispatcher(self) -> None:
         addresses = [f"127.0.0.1:{port}" for port in self._ports[1:]]
         is_static = self._mode.policy.is_static
-        self.dispatcher = self._start(
-            _dispatcher, self._ports[0], self.folder, addresses if is_static else []
-        )
+        self.dispatcher = self._start(_dispatcher, self._ports[0], addresses if is_static else [])
 
     def start_worker(self, place: int) -> Any:
         return self._start(_worker, self._target, self._ports[1 + place])
@@ -234,6 +227,10 @@ def _stop_worker_for_good(parts: _Parts) -> None:
 def _kill_dispatcher(parts: _Parts) -> None:
     parts.dispatcher.kill()
     parts.dispatcher.join()
+
+
+def _restart_dispatcher(parts: _Parts) -> None:
+    _kill_dispatcher(parts)
     parts.start_dispatcher()
 
 
@@ -261,7 +258,8 @@ FAULTS: dict[str, Callable[[_Parts], None]] = {
     "worker out of memory, killed": _nothing,
     "worker out of memory, MemoryError": _nothing,
     "worker joins late": _add_worker,
-    "dispatcher killed, back": _kill_dispatcher,
+    "address book killed": _kill_dispatcher,
+    "address book killed, back": _restart_dispatcher,
     "trainer killed, resumed": _kill_trainer,
 }
 """What is done once the trainer has some examples; faults of reading are in the data."""
@@ -271,9 +269,7 @@ def count_visits(folder: Path, mode: Mode, fault: str) -> tuple[dict[int, int], 
     """Returns how many examples were visited how often, and the error that ended the run."""
     parts = _Parts(folder, mode, fault)
     try:
-        is_waiting = fault == "worker joins late" and mode.policy.is_static
-        if not is_waiting:  # such a job begins once all its workers are there
-            parts.wait_for_examples(_HURT_AFTER)
+        parts.wait_for_examples(_HURT_AFTER)
         FAULTS[fault](parts)
         parts.trainer.join(_LIMIT_S)
         assert parts.trainer.exitcode == 0, f"the trainer ended with {parts.trainer.exitcode}"

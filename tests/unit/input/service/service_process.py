@@ -1,4 +1,4 @@
-"""A dispatcher or a worker in a process of its own, run by `test_service_process`.
+"""A dispatcher or a worker in a process of its own, run by `test_tf_data_service`.
 
 It prints its address, and ends when its parent does.
 """
@@ -11,8 +11,8 @@ import sys
 import threading
 import time
 
-from stratagem.input.service.dispatcher import DispatcherConfig, DispatchServer
-from stratagem.input.service.processes import WorkerConfig, WorkerServer
+from stratagem.input.service.address_book import DispatcherConfig, DispatchServer
+from stratagem.input.service.workers import WorkerConfig, WorkerServer
 
 
 def _end_with_parent() -> None:
