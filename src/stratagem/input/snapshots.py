@@ -237,8 +237,8 @@ class SnapshotWriter(Closing):
             write_all(self._file, _HEAD)
             write_record(self._file, pack(Message("facts", facts)))
         place = self._file.tell()
-        fields = {"split": split, "index": index, "position": position}
-        write_record(self._file, pack(pack_batch(batch, **fields)))
+        packed = pack_batch(batch, split=split, index=index, position=position)
+        write_record(self._file, pack(packed))
         self._places[split, index] = len(self._names) - 1, place, self._file.tell()
         self.position = position
 

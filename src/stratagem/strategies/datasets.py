@@ -33,18 +33,14 @@ def on_input_workers(strategy: Strategy, source: Source, options: InputOptions) 
     target = settings.read("input_service")
     _check(strategy, options, has_service=bool(target))
     running = None if target else inputs.service.start(options.input_workers)
-    consumer: dict[str, int] = {}
-    if strategy.topology.spans_processes:
-        context = _context(strategy)
-        consumer = {
-            "consumer_index": context.input_pipeline_id,
-            "num_consumers": context.num_input_pipelines,
-        }
+    # Each process reads a share that follows from its place among them.
+    context = _context(strategy) if strategy.topology.spans_processes else None
     distribute = inputs.service.distribute(
         inputs.service.ShardingPolicy.DYNAMIC,
         target if running is None else running.target,
+        consumer_index=context and context.input_pipeline_id,
+        num_consumers=context and context.num_input_pipelines,
         exactly_once=source.is_repeatable,
-        **consumer,
     )
     try:
         distributed = distribute(source).as_source()

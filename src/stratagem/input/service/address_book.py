@@ -176,14 +176,10 @@ def check_protocol(protocol: str | None) -> None:
 
 @dataclasses.dataclass
 class _Worker:
-    """A worker that has announced itself; `place` is in the list of the configuration, if any.
-
-    `num_together` is the number of workers that are started together with it.
-    """
+    """A worker that has announced itself; `place` is in the list of the configuration, if any."""
 
     place: int | None
     tags: list[str]
-    num_together: int
     heard_s: float
 
 
@@ -232,6 +228,8 @@ class DispatchServer(Closing):
         )
         self._lock = threading.Lock()
         self._workers: dict[str, _Worker] = {}
+        # Workers that are started together: an epoch that begins by then has a lane for each.
+        self._expected: dict[str, int] = {}
         self._datasets: dict[str, _Registered] = {}
         self._listener: Listener | None = None
         self._has_ended = threading.Event()
@@ -298,6 +296,7 @@ class DispatchServer(Closing):
         message = request.message
         answers = {
             "announce": self._announce,
+            "expect": self._expect,
             "leave": self._leave,
             "readers": self._readers,
             "register": self._register,
@@ -312,13 +311,15 @@ class DispatchServer(Closing):
         request.answer(answer)
 
     def _announce(self, message: Message) -> Message:
-        address, tags, num_together = (
-            message.fields[name] for name in ("address", "tags", "num_together")
-        )
+        address, tags = message.fields["address"], message.fields["tags"]
         known = self._workers.get(address)
         place = self._place_of(address) if known is None else known.place
-        self._workers[address] = _Worker(place, tags, num_together, time.monotonic())
+        self._workers[address] = _Worker(place, tags, time.monotonic())
         return Message("noted", {"interval_s": min(_MOST_INTERVAL_S, self._silence_s / 4)})
+
+    def _expect(self, message: Message) -> Message:
+        self._expected[message.fields["group"]] = message.fields["count"]
+        return Message("noted")
 
     def _place_of(self, address: str) -> int | None:
         """Returns the first free place of the list that stands for a worker."""
@@ -345,13 +346,11 @@ class DispatchServer(Closing):
 
     def _readers(self, message: Message) -> Message:
         self._forget_silent()
-        # An epoch that begins while workers start has a lane for each of them.
-        num_expected = max((one.num_together for one in self._workers.values()), default=0)
         readers: list[str | None] = [*sorted(self._workers)]
         if self._listed is not None:
             by_place = {worker.place: address for address, worker in self._workers.items()}
             readers = [by_place.get(place) for place in range(len(self._listed))]
-        fields = {"readers": readers, "num_expected": num_expected}
+        fields = {"readers": readers, "num_expected": sum(self._expected.values())}
         return Message("readers", {**fields, "is_listed": self._listed is not None})
 
     def _forget_silent(self) -> None:

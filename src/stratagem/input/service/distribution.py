@@ -322,9 +322,11 @@ def register_dataset(
     """
     source, checked = as_source(dataset), checked_compression(compression)
     pickled, facts = _pickled(source), dataclasses.asdict(facts_of(source))
-    fields = {"dataset_id": dataset_id, "compression": checked, "facts": facts}
     with BookClient(service) as book:
-        return book.ask("register", (pickled,), **fields).fields["dataset_id"]
+        answer = book.ask(
+            "register", (pickled,), dataset_id=dataset_id, compression=checked, facts=facts
+        )
+    return answer.fields["dataset_id"]
 
 
 def from_dataset_id(

@@ -75,7 +75,7 @@ class SentDataset:
     @classmethod
     def named(cls, pickled: np.ndarray, facts: SourceFacts, compression: str | None) -> SentDataset:
         """Returns a dataset with the name of its contents, the same in all processes."""
-        return cls(hashlib.sha256(pickled).hexdigest(), pickled, facts, compression)
+        return cls(hashlib.sha256(pickled.data).hexdigest(), pickled, facts, compression)
 
 
 class _Reading:
@@ -141,15 +141,18 @@ _LEAST_PATIENCE_S = 30.0  # without any worker: one that is restarted may need a
 # On one machine, batches of up to this size go by shared memory. A consumer that has more of them
 # than there is room for, fetched ahead and in use, gets the rest by a socket.
 _MOST_SHARED_BYTES = 2**28
-_BATCHES_IN_USE = 4
+_LEAST_BATCHES, _BATCHES_IN_USE = 8, 4
 
 
 class _Workers(Closing):
     """Connections to the workers that the dispatcher lists, or listed when it last answered."""
 
-    def __init__(self, service: str, trainer: str, num_ahead: int, known: dict[str, Any]) -> None:
+    def __init__(
+        self, service: str, trainer: str, most_ahead: int | None, known: dict[str, Any]
+    ) -> None:
         self._trainer, self._known = trainer, known
-        self._limits = MemoryLimits(_MOST_SHARED_BYTES, num_ahead + _BATCHES_IN_USE)
+        num_batches = max(_LEAST_BATCHES, (most_ahead or 0) + _BATCHES_IN_USE)
+        self._limits = MemoryLimits(_MOST_SHARED_BYTES, num_batches)
         self._silence_s = float(settings.read("peer_timeout_s"))
         self._book = BookClient(service)
         self._changed = threading.Condition()
@@ -172,7 +175,7 @@ class _Workers(Closing):
             try:
                 self._known.update(self._book.ask("readers", limit_s=limit_s).fields)
                 self._follow(self._known)
-            except (UnavailableError, ServerError) as caught:
+            except Exception as caught:  # noqa: BLE001 - raised if there is no worker
                 error = caught
             with self._changed:
                 self._has_asked, self._book_error = True, error
@@ -328,8 +331,7 @@ class EpochReading(Closing):
     ) -> None:
         self._dataset, self._wanted, self._epoch = dataset, wanted, epoch
         self._trainer = uuid.uuid4().hex
-        num_ahead = wanted.most_ahead or 2 * _READ_AHEAD
-        self._workers = _Workers(service, self._trainer, num_ahead, known)
+        self._workers = _Workers(service, self._trainer, wanted.most_ahead, known)
         try:
             self._begin(state)
         except BaseException:
@@ -402,8 +404,8 @@ class EpochReading(Closing):
             while self._lanes and not self._is_closed:
                 self._warn()
                 lane = self._lanes[self._turn]
-                if lane.places and lane.places[0].error is not None:
-                    raise lane.places[0].error
+                if lane.places and (error := lane.places[0].error) is not None:
+                    raise error.with_traceback(None)
                 if lane.places and lane.places[0].is_ready:
                     return self._take(lane)
                 if not lane.places and self._has_ended(lane):
@@ -458,9 +460,9 @@ class EpochReading(Closing):
             lane, place = claimed
             try:
                 self._fetch(lane, place)
-            except BaseException as error:  # noqa: BLE001 - raised by `next`
+            except Exception as error:  # noqa: BLE001 - raised by `next`
                 with self._changed:
-                    place.error = place.error or error.with_traceback(None)
+                    place.error = error
                     self._changed.notify_all()
 
     def _claim(self) -> tuple[_Lane, _Place] | None:
@@ -512,6 +514,9 @@ class EpochReading(Closing):
                 with self._changed:
                     if fields["run"] not in (None, reading.run):
                         continue  # It is from a reading that was given up.
+                    if self._waits_for_others(lane, place, answer):
+                        self._changed.wait()
+                        continue
                     self._note(lane, place, answer, batch)
                     self._changed.notify_all()
                 return
@@ -568,6 +573,13 @@ class EpochReading(Closing):
                 return answer
         return self._workers.ask(address, message)
 
+    def _waits_for_others(self, lane: _Lane, place: _Place, answer: Message) -> bool:
+        """Returns True for an error that is perhaps that of an earlier batch, which counts once."""
+        return answer.kind == "failed" and any(
+            one.split == place.split and one.number < place.number and not one.is_ready
+            for one in lane.places
+        )
+
     def _note(self, lane: _Lane, place: _Place, answer: Message, batch: Any) -> None:
         """Notes the answer for a place, which may have been dropped since."""
         if place not in lane.places:
@@ -577,14 +589,7 @@ class EpochReading(Closing):
             return
         if answer.kind == "failed":
             described = answer.fields["error"]
-            if described["kind"] == "open":
-                place.error = read_error(described)
-                return
-            bad = described["index"]
-            is_own = bad % self._stride == self._offset
-            if is_own and bad < place.number * self._stride + self._offset:
-                return  # The place of the batch that cannot be read decides on those behind it.
-            if not self._may_skip:
+            if described["kind"] == "open" or not self._may_skip:
                 place.error = read_error(described)
                 return
             self._may_skip -= 1

@@ -19,6 +19,7 @@ import os
 import threading
 import time
 import traceback
+import uuid
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -175,11 +176,6 @@ class _Stream:
             return True
         return index <= self.next if self._error else index <= max(self.next, self._until) + _FAR
 
-    @property
-    def is_waited_for(self) -> bool:
-        """True if a request has no answer yet."""
-        return bool(self._waiting)
-
     def ask(self, request: Request) -> None:
         """Answers a request at once or once the batch is read, and reads as far ahead as asked."""
         fields = request.message.fields
@@ -290,7 +286,7 @@ def _without_rows(leaf: Any) -> Any:
 
 
 _TICK_S, _RETRY_S = 0.25, 0.2
-_MOST_STREAMS, _MOST_SOURCES = 256, 64
+_MOST_SOURCES = 64
 _IDLE_S = 600.0
 
 
@@ -358,7 +354,6 @@ class WorkerServer(Closing):
 
     def __init__(self, config: WorkerConfig, start: bool = True) -> None:
         self._config = config
-        self._num_together = 1
         self._listener: Listener | None = None
         self._has_ended = threading.Event()
         self._lock = threading.Lock()
@@ -414,7 +409,6 @@ class WorkerServer(Closing):
             limit_s=limit_s,
             address=self.address,
             tags=self._config.worker_tags or [],
-            num_together=self._num_together,
         )
         return answer.fields["interval_s"]
 
@@ -522,9 +516,6 @@ class WorkerServer(Closing):
             name="input reader",
             daemon=True,
         ).start()
-        others = [one for one in self._all_streams() if not (one is stream or one.is_waited_for)]
-        if len(others) > _MOST_STREAMS:
-            self._close({min(others, key=lambda one: one.asked_s)})
         return stream
 
     def stop(self) -> None:
@@ -555,16 +546,12 @@ class WorkerServer(Closing):
 
 
 def serve_input_worker(
-    index: int, num_together: int, dispatcher: str, host: str | None, tags: Sequence[str]
+    index: int, dispatcher: str, host: str | None, tags: Sequence[str]
 ) -> WorkerServer:
     """Returns a worker in its process; without a host, on loopback if its dispatcher is."""
     if host is None and not is_loopback(split_address(dispatcher)[0]):
         host = own_host()
-    config = WorkerConfig(dispatcher, worker_address=host, worker_tags=[*tags])
-    server = WorkerServer(config, start=False)
-    server._num_together = num_together
-    server.start()
-    return server
+    return WorkerServer(WorkerConfig(dispatcher, worker_address=host, worker_tags=[*tags]))
 
 
 # Workers as processes on this machine or as Ray actors, and with a dispatcher.
@@ -600,9 +587,11 @@ class InputWorkers(Closing):
         host: str | None = None,
         tags: Sequence[str] = (),
     ) -> None:
-        arguments = count * [(count, dispatcher, host, tuple(tags))]
+        arguments = count * [(dispatcher, host, tuple(tags))]
         with contextlib.ExitStack() as stack:
             self._book = stack.enter_context(BookClient(dispatcher))
+            with contextlib.suppress(UnavailableError):  # The workers wait for it, too.
+                self._book.ask("expect", count=count, group=uuid.uuid4().hex)
             self._workers: LocalProcesses | RayProcesses
             if on_ray:
                 secret = find_secret()
