@@ -12,6 +12,7 @@ again are not: they are "lost" with the worker that read them.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -62,7 +63,7 @@ _INSTALLED = f"{os.sep}site-packages{os.sep}"
 
 
 def describe_read_error(
-    error: Exception, source: Source, plan: SplitPlan, *, epoch: int, split: int, index: int
+    error: BaseException, source: Source, plan: SplitPlan, *, epoch: int, split: int, index: int
 ) -> dict[str, Any]:
     """Returns an error of reading a batch as JSON, with the file and the function that raised."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -91,7 +92,7 @@ def describe_open_error(error: Exception) -> dict[str, Any]:
     return {"kind": "open", **_told(error)}
 
 
-def _told(error: Exception) -> dict[str, str]:
+def _told(error: BaseException) -> dict[str, str]:
     trace = "".join(traceback.format_exception(error))
     return {"type": type(error).__name__, "text": str(error), "trace": trace}
 
@@ -208,6 +209,8 @@ class _Stream:
         if index < self.next:
             return self._batches[index]
         if self._error is not None:
+            if index > self.next and self._can_seek:  # Asked again, it gets another stream.
+                return Message("wait", {"num_steps": self._num_steps})
             return Message("failed", {"error": self._error})
         if self._length is None:
             return None
@@ -257,7 +260,7 @@ class _Stream:
                         self._length = self.next
                         self._answer()
                     return
-                except Exception as error:  # noqa: BLE001 - sent to the trainer
+                except BaseException as error:  # noqa: BLE001 - sent to the trainer
                     described = describe_read_error(error, source, plan, **place, index=self.next)
                     with self._changed:
                         self._error = described
@@ -286,7 +289,7 @@ def _without_rows(leaf: Any) -> Any:
 
 
 _TICK_S, _RETRY_S = 0.25, 0.2
-_MOST_SOURCES = 64
+_MOST_SOURCES, _MOST_GONE = 64, 64
 _IDLE_S = 600.0
 
 
@@ -359,6 +362,7 @@ class WorkerServer(Closing):
         self._lock = threading.Lock()
         self._sources: dict[str, Source] = {}  # oldest first
         self._streams: dict[str, list[_Stream]] = {}  # by split
+        self._gone: collections.deque[str] = collections.deque(maxlen=_MOST_GONE)
         if start:
             self.start()
 
@@ -454,6 +458,7 @@ class WorkerServer(Closing):
             self._take_dataset(request)
         else:
             with self._lock:
+                self._gone.append(fields["trainer"])
                 streams = self._all_streams()
                 for one in streams:
                     one.trainers.discard(fields["trainer"])
@@ -482,7 +487,8 @@ class WorkerServer(Closing):
                 request.answer(Message("failed", {"error": describe_open_error(error)}))
                 return
         with self._lock:
-            if self._has_ended.is_set():
+            # What a trainer asked for just before it went may come later, by another connection.
+            if self._has_ended.is_set() or fields["trainer"] in self._gone:
                 request.answer(Message("wait", {"num_steps": 0}))
             elif fields["dataset"] not in self._sources:
                 request.answer(Message("unknown"))

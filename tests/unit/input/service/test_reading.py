@@ -8,6 +8,7 @@ import json
 import sys
 import threading
 import types
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.wire import Message
 from stratagem.input import snapshots
 from stratagem.input.batch_messages import unpack_batch
-from stratagem.input.service import distribution, trainer
+from stratagem.input.service import distribution
 from stratagem.input.service.address_book import service_keys
 from stratagem.input.service.distribution import ServiceSource
 from stratagem.input.service.splits import ShardingPolicy, SplitPlan, read_split
@@ -35,14 +36,6 @@ from tests.unit.input.service.servers import (
     input_servers,
     values,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def look_often() -> Iterator[None]:
-    """Trainers that notice the end of a worker at once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "_POLL_S", 0.02)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +142,7 @@ def test_any_mix_of_reads_kills_saves_and_restores_is_the_plain_list(
 )
 def test_a_worker_answers_any_request_in_any_order(servers, kind, asked) -> None:
     dataset = _KINDS[kind]
-    source = servers.distribute(dataset).as_source()
+    source, trainer = servers.distribute(dataset).as_source(), uuid.uuid4().hex
     assert isinstance(source, ServiceSource)
     sent, worker = source._dataset, servers.workers[0]
     plan = {"ranges": ["ranges", 43, 2], "files": ["files", 5, 0]}.get(kind, ["copies", 1, 0])
@@ -172,7 +165,7 @@ def test_a_worker_answers_any_request_in_any_order(servers, kind, asked) -> None
                 "ahead": 3,
                 "run": None,
                 "is_new": False,
-                "trainer": "t",
+                "trainer": trainer,
                 "is_compressed": False,
             }
             answer = connections.ask(0, Message("batch", fields))
@@ -183,7 +176,7 @@ def test_a_worker_answers_any_request_in_any_order(servers, kind, asked) -> None
                 assert answer.kind == "end"
         unknown = connections.ask(0, Message("batch", {**fields, "dataset": "another"}))
         assert unknown.kind == "unknown"
-        connections.ask(0, Message("close", {"trainer": "t"}))
+        connections.ask(0, Message("close", {"trainer": trainer}))
     assert not worker._all_streams()
 
 
