@@ -252,7 +252,7 @@ class InputOptions:
             dataset's own option.
         input_workers: number of `sg.input.service` workers that read the dataset, started with it,
             unless `STRATAGEM_INPUT_SERVICE` names a running service. With more than one, batches
-            arrive in any order. 0 reads it in this process.
+            come from their splits in turn. 0 reads it in this process.
 
     Raises:
         TypeError: an unknown name, or a mode, policy or number of another type.

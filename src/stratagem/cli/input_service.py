@@ -18,11 +18,6 @@ _POLL_S = 0.2
     "--workers", type=click.IntRange(0), default=1, show_default=True, help="Number of workers."
 )
 @click.option(
-    "--max-workers",
-    type=click.IntRange(1),
-    help="Largest number of workers: more are added while trainers wait for data.",
-)
-@click.option(
     "--dispatcher",
     metavar="HOST:PORT",
     help="Start only workers, which join the dispatcher at this address.",
@@ -39,40 +34,22 @@ _POLL_S = 0.2
     default=0,
     help="Port of the dispatcher.  [default: a free one]",
 )
-@click.option(
-    "--work-dir",
-    type=click.Path(file_okay=False),
-    help="Folder of the journal, with which a dispatcher that is started again continues.",
-)
-def command(
-    workers: int,
-    max_workers: int | None,
-    dispatcher: str | None,
-    host: str,
-    port: int,
-    work_dir: str | None,
-) -> None:
+def command(workers: int, dispatcher: str | None, host: str, port: int) -> None:
     """Read datasets for trainers, in processes of their own.
 
     Prints the address for sg.input.service.distribute, and runs until it receives SIGTERM. On a
     network, all processes of the run share a secret: STRATAGEM_SECRET or STRATAGEM_SECRET_FILE.
     """
-    from stratagem.input.service.dispatcher import DispatcherConfig
-    from stratagem.input.service.processes import InputWorkers
-    from stratagem.input.service.starting import InputService, scaler_of
+    from stratagem.input.service.address_book import DispatcherConfig
+    from stratagem.input.service.workers import InputService, InputWorkers
 
-    if dispatcher is not None and max_workers is not None:
-        raise click.UsageError("--max-workers needs the dispatcher here: omit --dispatcher.")
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     try:
         with contextlib.ExitStack() as stack:
             if dispatcher is None:
-                config = DispatcherConfig(
-                    port=port, host=host, work_dir=work_dir, fault_tolerant_mode=bool(work_dir)
-                )
-                scaler = None if max_workers is None else scaler_of(workers, None, max_workers)
-                service = stack.enter_context(InputService(config, workers, scaler=scaler))
+                config = DispatcherConfig(port=port, host=host)
+                service = stack.enter_context(InputService(config, workers))
                 click.echo(f"Input service at {service.target} has {workers} workers.")
             else:
                 stack.enter_context(InputWorkers(dispatcher, workers, host=host))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-import uuid
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,7 +12,6 @@ from stratagem import settings
 from stratagem.devices.shards import replicas_span_processes
 from stratagem.errors import explain
 from stratagem.execution.programs.elastic import ElasticLockstep
-from stratagem.group.current import current_group
 from stratagem.input.distributed import DistributedDataset, ElasticDataset
 from stratagem.input.iterator import DistributedIterator
 from stratagem.input.sources.adapters import as_source
@@ -26,9 +23,6 @@ if TYPE_CHECKING:
 
 # Datasets that a strategy has input workers read.
 
-# Processes of a strategy distribute their datasets in the same order.
-_numbers = itertools.count()
-
 
 def on_input_workers(strategy: Strategy, source: Source, options: InputOptions) -> Source:
     """Returns a source whose batches come from the input service.
@@ -38,12 +32,14 @@ def on_input_workers(strategy: Strategy, source: Source, options: InputOptions) 
     """
     target = settings.read("input_service")
     _check(strategy, options, has_service=bool(target))
-    job = _shared_job() if strategy.topology.spans_processes else None
     running = None if target else inputs.service.start(options.input_workers)
+    # Each process reads a share that follows from its place among them.
+    context = _context(strategy) if strategy.topology.spans_processes else None
     distribute = inputs.service.distribute(
         inputs.service.ShardingPolicy.DYNAMIC,
         target if running is None else running.target,
-        job,
+        consumer_index=context and context.input_pipeline_id,
+        num_consumers=context and context.num_input_pipelines,
         exactly_once=source.is_repeatable,
     )
     try:
@@ -55,13 +51,6 @@ def on_input_workers(strategy: Strategy, source: Source, options: InputOptions) 
     if running is not None:
         weakref.finalize(distributed, _close, running).atexit = False  # Workers end by themselves.
     return distributed
-
-
-def _shared_job() -> str:
-    """Returns a new name, the same in all processes: a service may outlive this run."""
-    group = current_group()
-    assert group is not None
-    return group.exchange(f"the input job {next(_numbers)}", uuid.uuid4().hex)[0]
 
 
 def _close(running: inputs.service.InputService) -> None:

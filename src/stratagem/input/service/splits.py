@@ -12,18 +12,17 @@ from typing import Any
 
 from stratagem.errors import InvalidArgumentError, explain
 from stratagem.input.sources.repeated import RepeatedSource
-from stratagem.input.sources.source import INFINITE_CARDINALITY, FileSource, Source
-
-# `ShardingPolicy`: how input workers share the data of a job.
+from stratagem.input.sources.source import FileSource, Source
 
 
 class ShardingPolicy(enum.IntEnum):
-    """The way in which the input workers of a job share its data.
+    """The way in which input workers share the data of an epoch.
 
-    OFF: each worker reads all data, so each batch comes once per worker. DYNAMIC: workers take the
-    next file, or the next few batches, when they are free; each batch comes once. FILE, DATA,
-    FILE_OR_DATA and HINT divide the data in advance among `DispatcherConfig.worker_addresses`: by
-    file, by every nth batch, by file if there are enough, and by `Dataset.shard` with `SHARD_HINT`.
+    OFF: each worker reads all data, so each batch comes once per worker that is there when the
+    epoch begins; in coordinated reads once. DYNAMIC: workers take turns with files, or with ranges
+    of batches; each batch comes once. FILE, DATA, FILE_OR_DATA and HINT divide the data among
+    `DispatcherConfig.worker_addresses`: by file, by every nth batch, by file if there are enough,
+    and by `Dataset.shard` with `SHARD_HINT`.
 
     Example:
         >>> sg.input.service.ShardingPolicy.DYNAMIC.name
@@ -68,7 +67,7 @@ def checked_policy(processing_mode: object) -> ShardingPolicy:
 
 
 # A range of batches has at most so many, and at most this part of all batches: small enough for
-# workers to finish at about the same time, large enough to ask seldom for the next.
+# workers to finish at about the same time, large enough to open the data seldom.
 _MOST_BATCHES, _LEAST_SPLITS = 64, 64
 
 
@@ -132,16 +131,21 @@ class SplitPlan:
     size: int = 0
 
 
-def plan_splits(facts: SourceFacts, policy: ShardingPolicy, count: int | None) -> SplitPlan:
+def plan_splits(
+    facts: SourceFacts, policy: ShardingPolicy, count: int | None, *, group: int | None = None
+) -> SplitPlan:
     """Returns the splits of a source.
 
-    `count` is the number of workers for a static policy. For OFF it is the number of copies; None
-    for one per worker. Raises ValueError if the source does not fit the policy.
+    `count` is the number of listed workers for a static policy, and the number of copies for OFF.
+    In coordinated reads, ranges consist of groups of `group` batches, and OFF is one copy, in
+    ranges if the source can seek. Raises ValueError if the source does not fit the policy.
     """
     if policy is ShardingPolicy.OFF:
+        if group is not None:
+            return _ranges(facts, group) if facts.can_seek else SplitPlan("copies", 1)
         return SplitPlan("copies", count)
     if policy is ShardingPolicy.DYNAMIC:
-        return _dynamic(facts)
+        return _dynamic(facts, group or 1)
     if count is None:
         raise ValueError(
             explain(
@@ -196,26 +200,16 @@ def require_repeatable(facts: SourceFacts) -> None:
         )
 
 
-def require_endless(facts: SourceFacts) -> None:
-    """Raises ValueError if the source has an end."""
-    if facts.num_repetitions is not None and facts.cardinality != INFINITE_CARDINALITY:
-        raise ValueError(
-            explain(
-                "CrossTrainerCache was passed with a dataset that has an end. A trainer that joins "
-                "late would find no batches.",
-                expected="a dataset without an end.",
-                fix="call repeat() on the dataset, and count the steps of an epoch in the trainer.",
-            )
-        )
-
-
-def _dynamic(facts: SourceFacts) -> SplitPlan:
+def _dynamic(facts: SourceFacts, group: int) -> SplitPlan:
     if facts.num_files:
         repetitions = facts.num_repetitions
         return SplitPlan("files", None if repetitions is None else facts.num_files * repetitions)
-    if not facts.can_seek:
-        return SplitPlan("copies", 1)
+    return _ranges(facts, group) if facts.can_seek else SplitPlan("copies", 1)
+
+
+def _ranges(facts: SourceFacts, group: int) -> SplitPlan:
     size = min(_MOST_BATCHES, max(1, facts.cardinality // _LEAST_SPLITS))
+    size += -size % group
     total = facts.num_batches
     return SplitPlan("ranges", None if total is None else -(-total // size), size)
 

@@ -23,18 +23,16 @@ from typing import Any
 import numpy as np
 
 import stratagem as sg
-from stratagem.input.service.dispatcher import DispatcherConfig, DispatchServer
-from stratagem.input.service.processes import WorkerConfig, WorkerServer
+from stratagem.input.service.address_book import BookClient, DispatcherConfig, DispatchServer
 from stratagem.input.service.splits import ShardingPolicy
-
-__all__ = ["FAULTS", "MODES", "NUM_EXAMPLES", "Mode", "count_visits"]
+from stratagem.input.service.workers import WorkerConfig, WorkerServer
 
 _NUM_FILES, _BATCHES_PER_FILE, _BATCH_SIZE = 8, 10, 4
 NUM_EXAMPLES = _NUM_FILES * _BATCHES_PER_FILE * _BATCH_SIZE
 _BATCH_S, _STEP_S = 0.03, 0.005
 _HURT_AFTER = 60  # examples that the trainer has
 _BAD_FILE = 5  # read by one worker first, some time after the start
-_SILENCE_MS, _STUCK_MS = 1000, 800
+_SILENCE_MS, _STUCK_S = 1000, 0.8
 _LIMIT_S = 120.0
 _SAVE_EVERY = 5
 _OUT_OF_MEMORY_BYTES = 2**40
@@ -116,17 +114,11 @@ def _read_files(folder: Path, fault: str, files: list[int]) -> Iterator[np.ndarr
         yield from _File(folder, fault, number)
 
 
-def _dispatcher(port: int, folder: Path, addresses: list[str]) -> None:
-    DispatchServer(
-        DispatcherConfig(
-            port=port,
-            work_dir=str(folder / "journal"),
-            fault_tolerant_mode=True,
-            worker_timeout_ms=_SILENCE_MS,
-            stuck_timeout_ms=_STUCK_MS,
-            worker_addresses=addresses or None,
-        )
-    ).join()
+def _dispatcher(port: int, addresses: list[str]) -> None:
+    config = DispatcherConfig(
+        port=port, worker_timeout_ms=_SILENCE_MS, worker_addresses=addresses or None
+    )
+    DispatchServer(config).join()
 
 
 def _worker(target: str, port: int) -> None:
@@ -136,6 +128,7 @@ def _worker(target: str, port: int) -> None:
 
 def _trainer(target: str, folder: Path, mode: Mode, fault: str) -> None:
     """Notes the examples of each batch; its checkpoint is the position and the number of notes."""
+    os.environ["STRATAGEM_STUCK_TIMEOUT_S"] = str(_STUCK_S)
     make = functools.partial(_open_files, folder, fault)
     dataset = sg.input.Dataset.from_files(list(range(_NUM_FILES)), make)
     distribute = sg.input.service.distribute(mode.policy, target, exactly_once=mode.is_exact)
@@ -166,22 +159,18 @@ def _free_port() -> int:
         return one.getsockname()[1]
 
 
-class _Parts:
-    """The processes of a run."""
+class ServiceProcesses:
+    """A dispatcher and workers in processes; each can be killed, and started again."""
 
-    def __init__(self, folder: Path, mode: Mode, fault: str) -> None:
+    def __init__(self, is_listed: bool = False) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([__name__])
-        self.folder, self._mode, self._fault = folder, mode, fault
         self._ports = [_free_port() for _ in range(3)]
-        self._target = f"127.0.0.1:{self._ports[0]}"
+        self.target = f"127.0.0.1:{self._ports[0]}"
+        self._listed = [f"127.0.0.1:{port}" for port in self._ports[1:]] if is_listed else []
         self._all: list[Any] = []
+        self.workers: list[Any] = []
         self.start_dispatcher()
-        self.workers = [self.start_worker(0)]
-        (folder / "first_worker").write_text(str(self.workers[0].pid))
-        if fault != "worker joins late":
-            self.workers.append(self.start_worker(1))
-        self.start_trainer()
 
     def _start(self, run: Callable[..., None], *arguments: Any) -> Any:
         process = self._context.Process(target=run, args=arguments, daemon=True)
@@ -190,17 +179,51 @@ class _Parts:
         return process
 
     def start_dispatcher(self) -> None:
-        addresses = [f"127.0.0.1:{port}" for port in self._ports[1:]]
-        is_static = self._mode.policy.is_static
-        self.dispatcher = self._start(
-            _dispatcher, self._ports[0], self.folder, addresses if is_static else []
-        )
+        self.dispatcher = self._start(_dispatcher, self._ports[0], self._listed)
 
-    def start_worker(self, place: int) -> Any:
-        return self._start(_worker, self._target, self._ports[1 + place])
+    def start_worker(self, place: int) -> None:
+        worker = self._start(_worker, self.target, self._ports[1 + place])
+        self.workers[place : place + 1] = [worker]
+
+    def kill_worker(self, place: int) -> None:
+        self.workers[place].kill()
+        self.workers[place].join()
+
+    def kill_dispatcher(self) -> None:
+        self.dispatcher.kill()
+        self.dispatcher.join()
+
+    def wait_for_workers(self) -> None:
+        with BookClient(self.target) as book:
+            end_s = time.monotonic() + _LIMIT_S
+            while True:
+                readers = book.ask("readers").fields["readers"]
+                if sum(one is not None for one in readers) == len(self.workers):
+                    return
+                assert time.monotonic() < end_s, "the workers did not join"
+                time.sleep(0.05)
+
+    def close(self) -> None:
+        for process in self._all:
+            process.kill()
+            process.join()
+
+
+class _Parts(ServiceProcesses):
+    """The processes of a run."""
+
+    def __init__(self, folder: Path, mode: Mode, fault: str) -> None:
+        super().__init__(mode.policy.is_static)
+        self.folder, self._mode, self._fault = folder, mode, fault
+        self.start_worker(0)
+        (folder / "first_worker").write_text(str(self.workers[0].pid))
+        if fault != "worker joins late":
+            self.start_worker(1)
+        self.wait_for_workers()
+        self.start_trainer()
 
     def start_trainer(self) -> None:
-        self.trainer = self._start(_trainer, self._target, self.folder, self._mode, self._fault)
+        self.trainer = self._start(_trainer, self.target, self.folder, self._mode, self._fault)
 
     def wait_for_examples(self, count: int) -> None:
         ledger, end_s = self.folder / "ledger", time.monotonic() + _LIMIT_S
@@ -209,15 +232,9 @@ class _Parts:
             assert self.trainer.is_alive(), f"the trainer ended with {self.trainer.exitcode}"
             time.sleep(0.01)
 
-    def close(self) -> None:
-        for process in self._all:
-            process.kill()
-            process.join()
-
 
 def _kill_worker(parts: _Parts) -> None:
-    parts.workers[0].kill()
-    parts.workers[0].join()
+    parts.kill_worker(0)
     parts.start_worker(0)
 
 
@@ -231,9 +248,8 @@ def _stop_worker_for_good(parts: _Parts) -> None:
     os.kill(parts.workers[0].pid, signal.SIGSTOP)
 
 
-def _kill_dispatcher(parts: _Parts) -> None:
-    parts.dispatcher.kill()
-    parts.dispatcher.join()
+def _restart_dispatcher(parts: _Parts) -> None:
+    parts.kill_dispatcher()
     parts.start_dispatcher()
 
 
@@ -261,7 +277,8 @@ FAULTS: dict[str, Callable[[_Parts], None]] = {
     "worker out of memory, killed": _nothing,
     "worker out of memory, MemoryError": _nothing,
     "worker joins late": _add_worker,
-    "dispatcher killed, back": _kill_dispatcher,
+    "address book killed": ServiceProcesses.kill_dispatcher,
+    "address book killed, back": _restart_dispatcher,
     "trainer killed, resumed": _kill_trainer,
 }
 """What is done once the trainer has some examples; faults of reading are in the data."""
@@ -271,9 +288,7 @@ def count_visits(folder: Path, mode: Mode, fault: str) -> tuple[dict[int, int], 
     """Returns how many examples were visited how often, and the error that ended the run."""
     parts = _Parts(folder, mode, fault)
     try:
-        is_waiting = fault == "worker joins late" and mode.policy.is_static
-        if not is_waiting:  # such a job begins once all its workers are there
-            parts.wait_for_examples(_HURT_AFTER)
+        parts.wait_for_examples(_HURT_AFTER)
         FAULTS[fault](parts)
         parts.trainer.join(_LIMIT_S)
         assert parts.trainer.exitcode == 0, f"the trainer ended with {parts.trainer.exitcode}"

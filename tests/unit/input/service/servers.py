@@ -1,9 +1,8 @@
-"""Dispatchers and workers in threads of this process, and their ends."""
+"""A dispatcher and workers in threads of this process, and their ends."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,9 +10,8 @@ from typing import Any
 import numpy as np
 
 import stratagem as sg
-from stratagem.input.service.dispatcher import DispatcherConfig, DispatchServer
-from stratagem.input.service.processes import WorkerConfig, WorkerServer
-from tests.unit.launch.waiting import until
+from stratagem.input.service.address_book import DispatcherConfig, DispatchServer
+from stratagem.input.service.workers import WorkerConfig, WorkerServer
 
 # Nothing is lost because the machine is busy: a test says what has been silent for so long.
 SILENCE_MS = 120_000
@@ -41,19 +39,16 @@ class InputServers:
     def kill_worker(self, index: int = -1) -> WorkerServer:
         """Ends a worker without a word, as SIGKILL would, and lets the silence pass."""
         worker = self.workers.pop(index)
-        kill_worker(worker)
-        members = self.dispatcher._dispatching._members
-
-        def is_lost() -> bool:
-            if (found := members.workers.get(worker._name)) is not None:
-                found.heard_s = -math.inf
-            return found is None
-
-        until(is_lost)
+        worker._has_ended.set()
+        worker._listener.close(limit_s=0)
+        with worker._lock:
+            worker._close({*worker._all_streams()})
+        worker._book.ask("leave", address=worker.address)
+        worker._book.close()
         return worker
 
     def restart_dispatcher(self) -> None:
-        kill_dispatcher(self.dispatcher)
+        self.dispatcher.stop()
         self.dispatcher = DispatchServer(DispatcherConfig(**self.config))
 
     def stop(self) -> None:
@@ -69,20 +64,6 @@ def input_servers(num_workers: int = 2, **config: Any) -> Iterator[InputServers]
         yield servers
     finally:
         servers.stop()
-
-
-def kill_worker(worker: WorkerServer) -> None:
-    """Ends a worker without a word, as SIGKILL would."""
-    worker._has_ended.set()
-    worker._dispatcher.close()
-    worker._listener.close(limit_s=0)
-    for job in worker._jobs.values():
-        job.close()
-
-
-def kill_dispatcher(dispatcher: DispatchServer) -> None:
-    """Ends a dispatcher; its journal is always complete."""
-    dispatcher.stop()
 
 
 def values(batches: Any) -> list[Any]:

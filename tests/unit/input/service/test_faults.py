@@ -1,23 +1,27 @@
-"""Lost, stuck and late parts of the input service: each batch once, or an error, and no hang."""
+"""Lost, stuck and late parts of the input service, and examples that cannot be read.
+
+Each batch comes once, or there is an error, and nothing hangs.
+"""
 
 from __future__ import annotations
 
 import itertools
-import math
+import json
 import random
 import threading
 import time
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.group.transport.journal import Journal
-from stratagem.input.service import consumer
-from stratagem.input.service.dispatcher import DispatcherConfig
-from stratagem.input.service.processes import WorkerConfig
-from tests.unit.input.service.servers import input_servers, kill_worker, values
+from stratagem.input.service import trainer, workers
+from stratagem.input.service.address_book import DispatcherConfig
+from stratagem.input.service.workers import WorkerConfig
+from tests.unit.input.service.servers import input_servers, values
 from tests.unit.launch.waiting import until
 
 _LIMIT_S = 120
@@ -68,25 +72,6 @@ def test_a_worker_that_stops_gives_its_splits_back_at_once() -> None:
         assert sorted(found + _numbers(batches)) == list(range(300))
 
 
-def test_several_consumers_share_a_job_while_a_worker_is_killed() -> None:
-    found: list[list[int]] = [[], [], []]
-    with input_servers(3) as servers:
-
-        def consume(number: int) -> None:
-            distributed = servers.distribute(_slow_dataset(), job_name="j", exactly_once=True)
-            for batch in distributed:
-                found[number].append(batch.item())
-                if number == 0 and len(found[0]) == 10:
-                    servers.kill_worker(0)
-
-        threads = [threading.Thread(target=consume, args=(number,)) for number in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(_LIMIT_S)
-    assert sorted([*itertools.chain.from_iterable(found)]) == list(range(300))
-
-
 def test_coordinated_reads_go_on_after_the_loss_of_a_worker() -> None:
     dataset = sg.input.Dataset.from_files(
         list(range(20)), lambda files: [_slow(10 * file + n) for file in files for n in range(4)]
@@ -128,10 +113,19 @@ def test_data_that_cannot_be_read_again_are_lost_at_most_once_with_a_warning() -
     assert len(found) < 100
 
 
+@pytest.fixture
+def soon_stuck(monkeypatch) -> None:
+    """Trainers that take a worker for stuck after 0.3 s without progress."""
+    monkeypatch.setenv("STRATAGEM_STUCK_TIMEOUT_S", "0.3")
+    monkeypatch.setattr(workers, "_PATIENCE_S", 0.02)
+    monkeypatch.setattr(workers, "_TICK_S", 0.02)
+
+
+@pytest.mark.usefixtures("soon_stuck")
 def test_a_stuck_worker_loses_its_split_to_another() -> None:
     released = threading.Event()
     _StuckOnce.gate, _StuckOnce.num_stuck = released, 0
-    with input_servers(2, stuck_timeout_ms=300) as servers:
+    with input_servers(2) as servers:
         found = _numbers(servers.distribute(_stuck_dataset(), exactly_once=True))
         released.set()  # what it reads now comes too late
         assert sorted(found) == list(range(40))
@@ -159,155 +153,15 @@ def _stuck_dataset() -> sg.input.Dataset:
     return sg.input.Dataset(_StuckOnce(), batch_size=1)
 
 
+@pytest.mark.usefixtures("soon_stuck")
 def test_a_worker_that_reads_again_what_arrived_is_not_stuck() -> None:
     dataset = sg.input.Dataset.from_generator(lambda: map(_slow, range(150)))
-    with input_servers(1, stuck_timeout_ms=300) as servers:
+    with input_servers(1) as servers:
         batches = iter(servers.distribute(dataset, exactly_once=True))
         found = [next(batches).item() for _ in range(110)]
         servers.workers.append(servers.add_worker())
         servers.kill_worker(0)  # the other one skips 110 batches, for 550 ms
         assert sorted(found + _numbers(batches)) == list(range(150))
-
-
-@pytest.mark.slow
-def test_a_consumer_that_was_silent_returns_nothing_that_others_may_have() -> None:
-    with input_servers(1) as servers:
-        distributed = servers.distribute(_slow_dataset(), job_name="j", exactly_once=True)
-        batches: Any = iter(distributed)
-        next(batches)
-        consumer, dispatching = batches._consumer, servers.dispatcher._dispatching
-        is_thawed = threading.Event()
-
-        def never(*args: Any, **fields: Any) -> Any:
-            assert is_thawed.wait(_LIMIT_S)
-            raise sg.errors.UnavailableError("this consumer was silent for too long")
-
-        asked, consumer.client.ask = consumer.client.ask, never  # as if it were frozen
-
-        def is_lost() -> bool:
-            for name in [*dispatching._members.heard_s]:
-                dispatching._members.heard_s[name] = -math.inf
-            return servers.dispatcher.describe()["jobs"][0]["num_consumers"] == 0
-
-        until(is_lost)
-        consumer._heard_s = -math.inf  # so long ago
-        consumer.client.ask = asked
-        is_thawed.set()
-        with pytest.raises(sg.errors.UnavailableError, match="silent for too long"):
-            list(batches)
-        assert servers.dispatcher.describe()["jobs"][0]["num_consumers"] == 0
-
-
-@pytest.mark.slow
-def test_a_dispatcher_that_comes_back_with_its_journal_continues(tmp_path) -> None:
-    with input_servers(1, work_dir=str(tmp_path), fault_tolerant_mode=True) as servers:
-        distributed = servers.distribute(
-            sg.input.Dataset(_SlowBatches(), batch_size=4), exactly_once=True
-        )
-        batches = iter(distributed)
-        found = next(batches).tolist()
-        servers.restart_dispatcher()
-        found += [number for batch in batches for number in batch.tolist()]
-        assert sorted(found) == [[number] for number in range(300)]
-
-
-@pytest.mark.slow
-def test_a_dispatcher_that_comes_back_twice_notices_a_worker_that_is_killed(tmp_path) -> None:
-    with input_servers(2, work_dir=str(tmp_path), fault_tolerant_mode=True) as servers:
-        batches = iter(servers.distribute(_slow_dataset(), exactly_once=True))
-        found = []
-        for number, batch in enumerate(batches):
-            found.append(batch.item())
-            if number in (20, 90):
-                servers.restart_dispatcher()
-            if number == 91:
-                servers.kill_worker(0)
-        assert sorted(found) == list(range(300))
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_lost_with_the_dispatcher_is_noticed(tmp_path) -> None:
-    given = {"work_dir": str(tmp_path), "fault_tolerant_mode": True, "worker_timeout_ms": 5000}
-    with input_servers(2, **given) as servers:
-        batches = iter(servers.distribute(_slow_dataset(), exactly_once=True))
-        found = [next(batches).item() for _ in range(20)]
-        kill_worker(servers.workers.pop(0))
-        servers.restart_dispatcher()
-        assert sorted(found + _numbers(batches)) == list(range(300))
-
-
-@pytest.mark.slow
-def test_a_dispatcher_without_a_journal_has_forgotten_the_job() -> None:
-    with input_servers(1) as servers:
-        distributed = servers.distribute(_slow_dataset(), exactly_once=True)
-        batches = iter(distributed)
-        next(batches)
-        servers.restart_dispatcher()
-        with pytest.raises(sg.errors.UnavailableError, match="started again without its journal"):
-            list(batches)
-        # The dataset is registered again for the next epoch.
-        assert sorted(_numbers(distributed)) == list(range(300))
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Consumers that wait a second for a worker."""
-    init = consumer.JobConsumer.__init__
-
-    def made(self: Any, *arguments: Any, **options: Any) -> None:
-        init(self, *arguments, **options)
-        self._silence_s = 0.5
-
-    monkeypatch.setattr(consumer, "LEAST_PATIENCE_S", 1.0)
-    monkeypatch.setattr(consumer.JobConsumer, "__init__", made)
-
-
-@pytest.mark.usefixtures("impatient")
-def test_no_worker_is_an_error() -> None:
-    with input_servers(0) as servers:
-        distributed = servers.distribute(_slow_dataset(), exactly_once=True)
-        with pytest.raises(sg.errors.UnavailableError, match="has had no input worker for"):
-            next(iter(distributed))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("impatient")
-def test_a_worker_that_comes_in_time_is_no_error_and_the_loss_of_the_last_one_is() -> None:
-    with input_servers(0) as servers:
-        distributed = servers.distribute(_slow_dataset(), exactly_once=True)
-        timer = threading.Timer(0.3, lambda: servers.workers.append(servers.add_worker()))
-        timer.start()
-        assert sorted(_numbers(distributed)) == list(range(300))
-        servers.kill_worker()
-        with pytest.raises(sg.errors.UnavailableError, match="has had no input worker for"):
-            list(distributed)
-
-
-def test_a_journal_that_cannot_be_written_is_an_error(tmp_path, monkeypatch) -> None:
-    with input_servers(1, work_dir=str(tmp_path), fault_tolerant_mode=True) as servers:
-        batches = iter(servers.distribute(_slow_dataset()))
-        next(batches)
-
-        def fail(*arguments: Any) -> None:
-            raise OSError("No space left on device")
-
-        monkeypatch.setattr(Journal, "append", fail)
-        with pytest.raises(sg.errors.UnavailableError, match="journal: No space left on device"):
-            list(batches)
-        monkeypatch.undo()
-
-
-def test_a_dispatcher_that_is_lost_for_good_is_an_error(monkeypatch) -> None:
-    with input_servers(1) as servers:
-        batches: Any = iter(servers.distribute(_slow_dataset()))
-        next(batches)
-        monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "1")
-        heard_s = batches._consumer._heard_s
-        until(lambda: batches._consumer._heard_s > heard_s)  # what it asks now has this limit
-        servers.dispatcher.stop()
-        with pytest.raises(sg.errors.UnavailableError, match=r"Input dispatcher 0 at .* gave no"):
-            list(batches)
-        servers.workers.pop().stop()
 
 
 def _broken(files: list[str]) -> list[np.ndarray]:
@@ -354,35 +208,183 @@ def test_a_dataset_that_a_worker_cannot_load_is_an_error() -> None:
         assert values(servers.distribute(sg.input.Dataset(np.arange(2), batch_size=2))) == [[0, 1]]
 
 
-def test_iterators_that_are_dropped_leave_their_job() -> None:
+# The dispatcher is lost, and workers that are not there.
+
+
+def test_trainers_go_on_without_the_dispatcher() -> None:
+    with input_servers(2) as servers:
+        distributed = servers.distribute(_slow_dataset(), exactly_once=True)
+        batches = iter(distributed)
+        found = [next(batches).item() for _ in range(20)]
+        servers.dispatcher.stop()
+        assert sorted(found + _numbers(batches)) == list(range(300))
+        # Another epoch has the workers of the last one, without a long wait.
+        assert sorted(_numbers(distributed)) == list(range(300))
+        for worker in servers.workers:
+            worker._book.close()  # which would look for it
+
+
+def test_a_dispatcher_that_comes_back_hears_from_its_workers() -> None:
+    with input_servers(2) as servers:
+        batches = iter(servers.distribute(_slow_dataset(), exactly_once=True))
+        found = [next(batches).item() for _ in range(20)]
+        servers.restart_dispatcher()
+        until(lambda: len(servers.dispatcher.describe()["workers"]) == 2)
+        servers.kill_worker(0)
+        assert sorted(found + _numbers(batches)) == list(range(300))
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainers that wait a second for a worker."""
+    monkeypatch.setattr(trainer, "_LEAST_PATIENCE_S", 1.0)
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.5")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_no_dispatcher_and_no_worker_are_errors() -> None:
+    with input_servers(0) as servers:
+        distributed = servers.distribute(_slow_dataset(), exactly_once=True)
+        words = "has had no input worker for [^\\0]*set STRATAGEM_PEER_TIMEOUT_S"
+        with pytest.raises(sg.errors.UnavailableError, match=words):
+            next(iter(distributed))
+    with pytest.raises(sg.errors.UnavailableError, match=r"Input dispatcher 0 at .* gave no"):
+        next(iter(distributed))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_worker_that_comes_in_time_is_no_error_and_the_loss_of_the_last_one_is() -> None:
+    with input_servers(0) as servers:
+        distributed = servers.distribute(_slow_dataset(), exactly_once=True)
+        timer = threading.Timer(0.3, lambda: servers.workers.append(servers.add_worker()))
+        timer.start()
+        batches = iter(distributed)
+        next(batches)
+        timer.join()
+        servers.kill_worker()
+        with pytest.raises(sg.errors.UnavailableError, match="has had no input worker"):
+            list(batches)
+
+
+@pytest.mark.usefixtures("soon_stuck")
+def test_a_batch_that_no_worker_reads_is_an_error() -> None:
+    released = threading.Event()
+    _Stuck.gate = released
+    with input_servers(2) as servers:
+        batches = servers.distribute(sg.input.Dataset(_Stuck(), batch_size=1))
+        with pytest.raises(sg.errors.UnavailableError, match="split 0 were lost or stuck 8 times"):
+            list(batches)
+        released.set()
+
+
+class _Stuck:
+    """Batches that take as long as they are held."""
+
+    gate = threading.Event()
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        _Stuck.gate.wait(_LIMIT_S)
+        return np.array([number])
+
+
+def test_iterators_that_are_dropped_end_what_is_read_for_them() -> None:
     with input_servers(1) as servers:
         for _ in servers.distribute(_slow_dataset()):
             break
-        deadline_s = time.monotonic() + _LIMIT_S
-        while servers.dispatcher.describe()["jobs"]:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
-
-
-def test_jobs_without_consumers_are_forgotten_after_a_while() -> None:
-    with input_servers(1, job_gc_timeout_ms=200) as servers:
-        batches = iter(servers.distribute(_slow_dataset(), job_name="j"))
-        next(batches)
-        batches.close()
-        deadline_s = time.monotonic() + _LIMIT_S
-        while servers.dispatcher.describe()["jobs"]:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
+        until(lambda: not servers.workers[0]._all_streams())
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(ValueError, match="fault_tolerant_mode=True without work_dir"):
-        DispatcherConfig(fault_tolerant_mode=True)
     with pytest.raises(ValueError, match="protocol='grpc'"):
         DispatcherConfig(protocol="grpc")
     with pytest.raises(ValueError, match="not of the form host:port"):
         WorkerConfig("nowhere")
-    with pytest.raises(ValueError, match="data_transfer_address"):
-        WorkerConfig("a:1", data_transfer_address="b:2")
     with pytest.raises(RuntimeError, match="The dispatcher has not started"):
         _ = sg.input.service.DispatchServer(start=False).target
+
+
+# Poison examples: skipped only if asked, each of them named, and nothing else is missed.
+
+_POISON = {0, 7, 131, 199}
+
+
+class _Texts:
+    """Batches of which some cannot be read."""
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        if number in _POISON:
+            raise ValueError(f"Text {number} is empty.")
+        return np.array(number)
+
+
+def _texts() -> sg.input.Dataset:
+    return sg.input.Dataset(_Texts(), batch_size=1)
+
+
+@pytest.fixture(scope="module")
+def servers():
+    with input_servers(2) as servers:
+        yield servers
+
+
+def test_all_other_batches_come_and_each_skipped_one_is_named(servers) -> None:
+    distributed = servers.distribute(_texts(), exactly_once=True, skip_errors=4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert sorted(_numbers(distributed)) == sorted(set(range(200)) - _POISON)
+    told = sorted(str(one.message).splitlines()[0] for one in caught)
+    line = _Texts.__getitem__.__code__.co_firstlineno + 2
+    assert len(told) == 4
+    for number in _POISON:
+        (text,) = (one for one in told if one.endswith(f"ValueError: Text {number} is empty."))
+        assert text.startswith(
+            f"An input worker skipped batch {number % 3} of split {number // 3} in epoch 0: "
+        )
+        assert f"__getitem__ ({__file__}, line {line}) raised" in text
+
+
+def test_one_more_than_asked_for_is_an_error(servers) -> None:
+    distributed = servers.distribute(_texts(), exactly_once=True, skip_errors=3)
+    with (
+        pytest.warns(RuntimeWarning, match="An input worker skipped"),
+        pytest.raises(sg.errors.PoisonExampleError, match="or pass skip_errors"),
+    ):
+        sorted(_numbers(distributed))
+
+
+def test_the_rest_of_a_file_is_skipped_with_a_batch_that_cannot_be_read(servers) -> None:
+    def read(files: list[str]) -> sg.input.Dataset:
+        def batches() -> Iterator[np.ndarray]:
+            for file in files:
+                yield np.array([10 * int(file)])
+                if file == "2":
+                    raise ValueError("The file is truncated.")
+                yield np.array([10 * int(file) + 1])
+
+        return sg.input.Dataset.from_generator(batches)
+
+    dataset = sg.input.Dataset.from_files(["1", "2", "3"], read)
+    with pytest.warns(RuntimeWarning, match=r"skipped batch 1 of the file 2 .*file is truncated"):
+        found = sorted(_numbers(servers.distribute(dataset, exactly_once=True, skip_errors=1)))
+    assert found == [10, 11, 20, 30, 31]
+
+
+def test_a_restored_job_counts_anew(servers) -> None:
+    distributed = servers.distribute(_texts(), exactly_once=True, skip_errors=4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        reader = distributed.as_source().open(0)
+        found = [next(reader).item() for _ in range(120)]
+        state = json.loads(json.dumps(reader.state()))
+        reader.close()
+        again = distributed.as_source().open(0)
+        again.restore(state)
+        found += [batch.item() for batch in again]
+    assert sorted(found) == sorted(set(range(200)) - _POISON)
+    assert len(caught) >= 4

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from stratagem.group.authentication.secret import new_secret
-from stratagem.input.service.dispatcher import bind_host, service_keys, tcp_address
+from stratagem.input.service.address_book import bind_host, service_keys, tcp_address
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,595 @@
+"""Datasets that input workers read: order, shares, positions, snapshots, and bad options."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import json
+import sys
+import threading
+import types
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+import stratagem as sg
+from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.wire import Message
+from stratagem.input import snapshots
+from stratagem.input.batch_messages import unpack_batch
+from stratagem.input.service import distribution
+from stratagem.input.service.address_book import service_keys
+from stratagem.input.service.distribution import ServiceSource
+from stratagem.input.service.splits import ShardingPolicy, SplitPlan, read_split
+from stratagem.input.service.trainer import EpochReading
+from tests.unit.input.service.servers import (
+    InputServers,
+    bucketed,
+    coordinated,
+    input_servers,
+    values,
+)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[InputServers]:
+    with input_servers(2) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def mortal_servers() -> Iterator[InputServers]:
+    with input_servers(2) as servers:
+        yield servers
+
+
+def _files(num_files: int, batches_per_file: int = 3) -> sg.input.Dataset:
+    def read(files: list[int]) -> list[np.ndarray]:
+        return [
+            np.array([10 * file + number]) for file in files for number in range(batches_per_file)
+        ]
+
+    return sg.input.Dataset.from_files(list(range(num_files)), read)
+
+
+def _uneven_files() -> sg.input.Dataset:
+    lengths = [3, 0, 5, 1, 2]
+    return sg.input.Dataset.from_files(
+        [*range(5)], lambda files: [np.array(10 * f + n) for f in files for n in range(lengths[f])]
+    )
+
+
+_KINDS = {
+    "ranges": sg.input.Dataset(np.arange(170), batch_size=2, shuffle=True),
+    "files": _uneven_files(),
+    "one copy": sg.input.Dataset.from_generator(lambda: (np.array(n) for n in range(20))),
+}
+
+
+def expected_order(dataset: sg.input.Dataset, state: dict[str, Any], epoch: int) -> list[Any]:
+    """The batches of a consumer from the splits alone: lanes in turn, each with its splits."""
+    plan, (index, count) = SplitPlan(*state["plan"]), state["consumer"]
+    assert plan.count is not None
+    splits = [
+        values(read_split(dataset.as_source(), plan, epoch=epoch, split=split))
+        for split in range(plan.count)
+    ]
+    own = [split[index::count] for split in splits] if plan.count < count else splits[index::count]
+    lanes = [[*itertools.chain(*own[lane :: state["num_lanes"]])] for lane in range(len(own))]
+    waiting = collections.deque(lanes[: state["num_lanes"]])
+    found: list[Any] = []
+    while waiting:
+        if lane := waiting.popleft():
+            found.append(lane.pop(0))
+            waiting.append(lane)
+    return found
+
+
+@hypothesis_settings(max_examples=12, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(_KINDS)),
+    consumer=st.sampled_from([(0, 1), (0, 2), (1, 2), (2, 3), (5, 6)]),
+    actions=st.lists(
+        st.one_of(
+            st.integers(1, 40),
+            st.sampled_from(["save", "restore", "kill", "add", "restart the address book"]),
+        ),
+        max_size=12,
+    ),
+)
+def test_any_mix_of_reads_kills_saves_and_restores_is_the_plain_list(
+    mortal_servers, kind, consumer, actions
+) -> None:
+    servers = mortal_servers
+    dataset, epoch = _KINDS[kind], 3
+    index, count = consumer
+    share = {} if count == 1 else {"consumer_index": index, "num_consumers": count}
+    source = servers.distribute(dataset, exactly_once=True, **share).as_source()
+    reader, found = source.open(epoch), []
+    saved: tuple[Any, int] = (None, 0)
+    for action in [1, *actions, 1000]:
+        if isinstance(action, int):
+            found += values(itertools.islice(reader, action))
+        elif action == "save":
+            saved = json.loads(json.dumps(reader.state())), len(found)
+        elif action == "restore":
+            reader.close()
+            reader = source.open(epoch)
+            reader.restore(saved[0])
+            del found[saved[1] :]
+        elif action == "add" and len(servers.workers) < 4:
+            servers.workers.append(servers.add_worker())
+        elif action == "kill":
+            servers.kill_worker(0)
+            if not servers.workers:
+                servers.workers.append(servers.add_worker())
+        elif action == "restart the address book":
+            servers.restart_dispatcher()
+    assert found == expected_order(dataset, reader.state(), epoch)
+
+
+@hypothesis_settings(max_examples=25, deadline=None)
+@given(
+    kind=st.sampled_from(sorted(_KINDS)),
+    asked=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 24)), min_size=1, max_size=15),
+)
+def test_a_worker_answers_any_request_in_any_order(servers, kind, asked) -> None:
+    dataset = _KINDS[kind]
+    source, trainer = servers.distribute(dataset).as_source(), uuid.uuid4().hex
+    assert isinstance(source, ServiceSource)
+    sent, worker = source._dataset, servers.workers[0]
+    plan = {"ranges": ["ranges", 43, 2], "files": ["files", 5, 0]}.get(kind, ["copies", 1, 0])
+    splits = [
+        values(read_split(dataset.as_source(), SplitPlan(*plan), epoch=1, split=split))
+        for split in range(plan[1])
+    ]
+    with Connections(service_keys(worker.address), [worker.address]) as connections:
+        connections.ask(0, Message("dataset", {"dataset": sent.name}, (sent.pickled,)))
+        for split, index in asked:
+            fields = {
+                "dataset": sent.name,
+                "plan": plan,
+                "epoch": 1,
+                "split": split % plan[1],
+                "index": index,
+                "from": index,
+                "is_round": False,
+                "keep": index,
+                "ahead": 3,
+                "run": None,
+                "is_new": False,
+                "trainer": trainer,
+                "is_compressed": False,
+            }
+            answer = connections.ask(0, Message("batch", fields))
+            expected = splits[split % plan[1]]
+            if index < len(expected):
+                assert unpack_batch(answer).tolist() == expected[index]
+            else:
+                assert answer.kind == "end"
+        unknown = connections.ask(0, Message("batch", {**fields, "dataset": "another"}))
+        assert unknown.kind == "unknown"
+        connections.ask(0, Message("close", {"trainer": trainer}))
+    assert not worker._all_streams()
+
+
+# Order and visits by policy.
+
+
+def test_off_is_plain_iteration_once_per_worker() -> None:
+    dataset = sg.input.Dataset(np.arange(7), batch_size=2, shuffle=True, seed=3)
+    with input_servers(1) as servers:
+        distributed = servers.distribute(dataset, "parallel_epochs")
+        for epoch in range(2):
+            assert values(distributed) == values(dataset.as_source().open(epoch))
+        servers.workers.append(servers.add_worker())
+        found = values(distributed)
+    assert sorted(found) == sorted(2 * values(dataset.as_source().open(2)))
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        sg.input.Dataset(np.arange(7), batch_size=2).repeat(3),
+        sg.input.Dataset([np.full(2, number) for number in range(5)]),
+        sg.input.Dataset(np.arange(0), batch_size=2),
+        _files(5),
+        _files(3).repeat(2),
+        sg.input.Dataset.from_generator(lambda: (np.full(1, n) for n in range(9))),
+    ],
+    ids=["repeated", "list", "empty", "files", "repeated files", "generator"],
+)
+def test_dynamic_visits_each_batch_once(servers, dataset) -> None:
+    distributed = servers.distribute(dataset, exactly_once=True)
+    for epoch in range(2):
+        assert sorted(values(distributed)) == sorted(values(dataset.as_source().open(epoch)))
+
+
+def test_one_worker_has_the_order_of_the_dataset_and_more_have_the_same_each_time(servers) -> None:
+    dataset = sg.input.Dataset(np.arange(500), batch_size=2)
+    with input_servers(1) as alone:
+        assert values(alone.distribute(dataset)) == values(dataset)
+    distributed = servers.distribute(dataset)
+    assert values(distributed) == values(distributed) != values(dataset)
+
+
+def test_infinite_datasets_have_no_end(servers) -> None:
+    dataset = sg.input.Dataset(np.arange(4), batch_size=2).repeat()
+    distributed = servers.distribute(dataset)
+    assert distributed.cardinality == sg.input.INFINITE_CARDINALITY
+    batches = iter(distributed)
+    found = values(next(batches) for _ in range(100))
+    batches.close()
+    assert found.count([0, 1]) == found.count([2, 3]) == 50
+    files = iter(servers.distribute(_files(2).repeat()))
+    assert {next(files).item() for _ in range(40)} == {0, 1, 2, 10, 11, 12}
+    files.close()
+    empty = sg.input.Dataset(np.arange(0), batch_size=2).repeat()
+    assert values(servers.distribute(empty)) == []
+
+
+def test_static_policies_divide_the_data_among_listed_workers() -> None:
+    hint = sg.input.SHARD_HINT
+    hinted = sg.input.Dataset(np.arange(7), batch_size=2).shard(hint, hint)
+    cases: list[tuple[ShardingPolicy, sg.input.Dataset, list[int]]] = [
+        (ShardingPolicy.FILE, _files(3, 2), [0, 10, 1, 11, 20, 21]),
+        (ShardingPolicy.DATA, _files(3, 2), [0, 1, 10, 11, 20, 21]),
+        (ShardingPolicy.FILE_OR_DATA, _files(3, 2), [0, 10, 1, 11, 20, 21]),
+        (ShardingPolicy.FILE_OR_DATA, _files(1, 4), [0, 1, 2, 3]),
+    ]
+    with input_servers(2, worker_addresses=["127.0.0.1", "127.0.0.1:%port%"]) as servers:
+        for policy, dataset, expected in cases:
+            assert [batch.item() for batch in servers.distribute(dataset, policy)] == expected
+        found = values(servers.distribute(hinted, ShardingPolicy.HINT, exactly_once=True))
+        assert found == [[0, 2], [1, 3], [4, 6], [5]]
+        with pytest.raises(sg.errors.InvalidArgumentError, match=r"2 workers .* with 1 files"):
+            list(servers.distribute(_files(1), ShardingPolicy.FILE))
+        with pytest.raises(ValueError, match=r"A worker at 127.0.0.1:.* asked to join"):
+            servers.add_worker()
+        servers.kill_worker(0)  # The other one reads both parts.
+        found = [batch.item() for batch in servers.distribute(_files(3, 2), ShardingPolicy.FILE)]
+        assert found == [0, 10, 1, 11, 20, 21]
+
+
+def test_static_policies_need_a_list_of_workers(servers) -> None:
+    dataset = servers.distribute(_files(3), ShardingPolicy.FILE)
+    with pytest.raises(ValueError, match="the dispatcher has no list of workers"):
+        next(iter(dataset))
+
+
+# Several consumers.
+
+
+@pytest.mark.parametrize("kind", sorted(_KINDS))
+@pytest.mark.parametrize("count", [2, 7])
+def test_each_batch_goes_to_one_of_the_consumers(servers, kind, count) -> None:
+    found = [
+        values(
+            servers.distribute(
+                _KINDS[kind], consumer_index=index, num_consumers=count, exactly_once=True
+            )
+        )
+        for index in range(count)
+    ]
+    expected = values(_KINDS[kind].as_source().open(0))
+    assert sorted(map(str, itertools.chain(*found))) == sorted(map(str, expected))
+
+
+def test_a_job_name_stands_for_the_processes_of_a_group(servers, monkeypatch) -> None:
+    dataset = sg.input.Dataset(np.arange(300), batch_size=1)
+    with pytest.raises(ValueError, match="pass consumer_index and num_consumers in place of"):
+        servers.distribute(dataset, job_name="shared")
+    found: list[Any] = []
+    for index in range(2):
+        identity = types.SimpleNamespace(process_id=index, num_processes=2)
+        group = types.SimpleNamespace(identity=identity)
+        monkeypatch.setattr(distribution, "current_group", lambda group=group: group)
+        part = values(servers.distribute(dataset, job_name="shared"))
+        assert len(part) > 100
+        found += part
+    assert sorted(found) == [[number] for number in range(300)]
+
+
+def test_coordinated_consumers_have_one_length_in_each_step(servers) -> None:
+    dataset = bucketed(6, [4, 3, 2, 1, 5, 6])
+    steps = coordinated(servers, dataset, "coordinated", exactly_once=True)
+    assert all(first.shape[1] == second.shape[1] for first, second in steps)
+    # The last group of 3, 1 and 5 batches is completed by a batch without rows.
+    assert sum(len(batch) == 0 for step in steps for batch in step) == 3
+    found = [batch[0, 0] for step in steps for batch in step if len(batch)]
+    assert sorted(found) == sorted(batch[0, 0] for batch in dataset)
+    # Consecutive batches of one split, and the same order whatever workers there are.
+    assert all(len(b) == 0 or b[0, 0] == a[0, 0] + 1 for a, b in steps)
+    with input_servers(1) as alone:
+        again = coordinated(alone, dataset, "coordinated again")
+    assert [values(step) for step in again] == [values(step) for step in steps]
+
+
+def test_coordinated_reads_with_off_visit_each_batch_once(servers) -> None:
+    dataset = sg.input.Dataset([np.full(1, number) for number in range(5)])
+    steps = coordinated(servers, dataset, "coordinated off", mode="parallel_epochs")
+    assert [values(step) for step in steps] == [[[0], [1]], [[2], [3]], [[4], []]]
+
+
+def test_coordinated_consumers_resume_at_the_next_step(servers) -> None:
+    dataset = bucketed(6, [4, 3, 2, 1, 5, 6])
+    whole = coordinated(servers, dataset, "not interrupted")
+    parts: list[list[Any]] = [[], []]
+    for index in range(2):
+        options = {"job_name": "interrupted", "consumer_index": index, "num_consumers": 2}
+        source, state = servers.distribute(dataset, **options).as_source(), None
+        for count in (5, 3, 1000):
+            reader = source.open(0)
+            reader.restore(state)
+            parts[index] += [*itertools.islice(reader, count)]
+            state = json.loads(json.dumps(reader.state()))
+            reader.close()
+    found = list(zip(*parts, strict=True))
+    assert [values(step) for step in found] == [values(step) for step in whole]
+
+
+def test_a_position_belongs_to_its_consumer(servers) -> None:
+    def opened(index: int, count: int) -> Any:
+        share = {"consumer_index": index, "num_consumers": count}
+        return servers.distribute(_files(8), **share).as_source().open(0)
+
+    reader = opened(0, 2)
+    next(reader)
+    other = opened(1, 2)
+    other.restore(reader.state())
+    with pytest.raises(ValueError, match="consumer 0 of 2 was restored by consumer 1 of 2"):
+        next(other)
+
+
+# Registered datasets, strategies, and options.
+
+
+def test_registered_datasets_are_read_by_id(servers) -> None:
+    dataset = sg.input.Dataset({"x": np.arange(6.0), "s": np.array(list("abcdef"))}, batch_size=2)
+    dataset_id = sg.input.service.register_dataset(servers.target, dataset, dataset_id="letters")
+    assert dataset_id == "letters"
+    found = sg.input.service.from_dataset_id("distributed_epoch", servers.target, dataset_id)
+    assert found.element_spec == dataset.element_spec
+    assert found.cardinality == sg.input.UNKNOWN_CARDINALITY
+    batches = list(found)
+    joined = {key: np.concatenate([batch[key] for batch in batches]) for key in ("x", "s")}
+    order = np.argsort(joined["x"])
+    np.testing.assert_array_equal(joined["s"][order], list("abcdef"))
+    with pytest.raises(ValueError, match="dataset_id='letters' is registered"):
+        sg.input.service.register_dataset(servers.target, _files(2), dataset_id="letters")
+    unknown = sg.input.service.from_dataset_id("distributed_epoch", servers.target, "none")
+    with pytest.raises(sg.errors.NotFoundError, match="dataset_id='none' is not registered"):
+        next(iter(unknown))
+
+
+def test_strategies_train_on_the_batches(servers) -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    distributed = servers.distribute(
+        sg.input.Dataset(np.arange(11.0, dtype="float32"), batch_size=4), exactly_once=True
+    )
+    assert len(distributed) == 3
+    batches = iter(strategy.distribute_dataset(distributed))
+    total = float(strategy.reduce("sum", next(batches), axis=0))
+    state = json.loads(json.dumps(batches.get_state()))
+    batches.close()
+    again = iter(strategy.distribute_dataset(distributed))
+    again.set_state(state)
+    total += sum(float(strategy.reduce("sum", batch, axis=0)) for batch in again)
+    assert total == sum(range(11))
+
+
+def test_known_length_only_where_it_is_promised(servers) -> None:
+    dataset = sg.input.Dataset(np.arange(7), batch_size=2)
+    assert servers.distribute(dataset, exactly_once=True).cardinality == 4
+    share = {"consumer_index": 0, "num_consumers": 2, "exactly_once": True}
+    for options in ({}, share):
+        assert servers.distribute(dataset, **options).cardinality == sg.input.UNKNOWN_CARDINALITY
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mode": "fastest"}, "'fastest' is no sharding policy"),
+        ({"consumer_index": 0}, "num_consumers=None"),
+        ({"num_consumers": 2, "job_name": "a"}, "consumer_index=None"),
+        ({"consumer_index": 2, "num_consumers": 2}, "0 <= consumer_index < num_consumers"),
+        ({"consumer_index": 0, "num_consumers": 0}, "0 <= consumer_index < num_consumers"),
+        ({"max_outstanding_requests": 0}, "max_outstanding_requests=0"),
+        ({"mode": "parallel_epochs", "exactly_once": True}, "each worker reads all data"),
+        ({"mode": ShardingPolicy.HINT}, "without a shard hint"),
+        ({"skip_errors": -1}, "skip_errors=-1 was passed"),
+        (
+            {"skip_errors": 1, "job_name": "j", "consumer_index": 0, "num_consumers": 2},
+            "skip_errors=1 was passed with num_consumers=2",
+        ),
+    ],
+)
+def test_bad_options(servers, options, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        servers.distribute(sg.input.Dataset(np.arange(3), batch_size=1), **options)
+
+
+class _Once:
+    """Batches that cannot be read again."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (np.array([n]) for n in range(self._count))
+
+
+def test_data_that_cannot_be_sent_or_repeated_are_refused(servers) -> None:
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="cannot be sent to input workers"):
+        servers.distribute(sg.input.Dataset.from_generator(lambda: [lock]))
+    dataset = sg.input.Dataset(_Once(2))
+    assert values(servers.distribute(dataset)) == [[0], [1]]
+    with pytest.raises(ValueError, match="may have other batches when it is read again"):
+        servers.distribute(dataset, exactly_once=True)
+    divided = servers.distribute(dataset, consumer_index=0, num_consumers=2)
+    with pytest.raises(ValueError, match="2 consumers would divide the batches of one reading"):
+        next(iter(divided))
+
+
+@pytest.mark.parametrize("compression", ["AUTO", None, "zstd"])
+def test_compression_changes_no_batch(servers, compression) -> None:
+    if compression == "zstd":
+        pytest.importorskip("zstandard")
+    dataset = sg.input.Dataset(np.arange(2**16).reshape(8, -1), batch_size=3)
+    distributed = servers.distribute(dataset, compression=compression)
+    assert sorted(values(distributed)) == sorted(values(dataset))
+    dataset_id = sg.input.service.register_dataset(servers.target, dataset, compression)
+    again = sg.input.service.from_dataset_id("distributed_epoch", servers.target, dataset_id)
+    assert sorted(values(again)) == sorted(values(dataset))
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+def test_auto_compresses_between_machines(servers, monkeypatch, is_far) -> None:
+    pytest.importorskip("zstandard")
+    monkeypatch.setattr(Connections, "is_far", lambda self, server: is_far)
+    kinds: list[bool] = []
+    noted = EpochReading._note
+
+    def note(self: Any, lane: Any, place: Any, answer: Message, batch: Any) -> None:
+        kinds.append("compressed" in answer.fields)
+        noted(self, lane, place, answer, batch)
+
+    monkeypatch.setattr(EpochReading, "_note", note)
+    dataset = sg.input.Dataset(np.zeros((6, 2**13)), batch_size=1)
+    assert len(list(servers.distribute(dataset))) == 6
+    assert any(kinds) == is_far
+
+
+def test_other_compression_needs_another_id(servers) -> None:
+    dataset = sg.input.Dataset(np.arange(4), batch_size=2)
+    register = sg.input.service.register_dataset
+    assert register(servers.target, dataset) != register(servers.target, dataset, None)
+    register(servers.target, dataset, dataset_id="four")
+    with pytest.raises(ValueError, match="is registered, with"):
+        register(servers.target, dataset, None, "four")
+
+
+def test_worker_without_the_library_says_so(servers, monkeypatch) -> None:
+    pytest.importorskip("zstandard")
+    dataset = servers.distribute(sg.input.Dataset(np.arange(4), batch_size=2), compression="zstd")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(RuntimeError, match="compression of batches needs zstandard"):
+        next(iter(dataset))
+
+
+# Snapshots.
+
+
+def _growing(files: list[int]) -> list[np.ndarray]:
+    return [np.array([10 * file + number]) for file in files for number in range(file + 1)]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        sg.input.Dataset(np.arange(500), batch_size=3, shuffle=True),
+        sg.input.Dataset(np.arange(7), batch_size=2).repeat(3),
+        sg.input.Dataset(np.arange(0), batch_size=2),
+        sg.input.Dataset.from_files(list(range(5)), _growing),
+        sg.input.Dataset.from_generator(lambda: (np.full(1, n) for n in range(9))),
+    ],
+    ids=["arrays", "repeated", "empty", "files", "generator"],
+)
+def test_snapshot_is_the_plain_iteration(servers, dataset, tmp_path) -> None:
+    sg.input.service.save(dataset, tmp_path / "saved", servers.target)
+    assert values(sg.input.Dataset.load(tmp_path / "saved")) == values(dataset.as_source().open(0))
+
+
+def test_strategies_resume_a_snapshot_at_the_next_batch(servers, tmp_path) -> None:
+    dataset = sg.input.Dataset(np.arange(21), batch_size=4, shuffle=True)
+    sg.input.service.save(dataset, tmp_path / "saved", servers.target)
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+
+    def sums(batches: Any) -> list[int]:
+        return [
+            sum(int(np.sum(part)) for part in strategy.experimental_local_results(batch))
+            for batch in batches
+        ]
+
+    expected = [int(batch.sum()) for batch in dataset.as_source().open(0)]
+    batches = iter(strategy.distribute_dataset(sg.input.Dataset.load(tmp_path / "saved")))
+    assert sums(itertools.islice(batches, 3)) == expected[:3]
+    state = batches.get_state()
+    again = iter(strategy.distribute_dataset(sg.input.Dataset.load(tmp_path / "saved")))
+    again.set_state(state)
+    assert sums(again) == expected[3:]
+
+
+def test_large_snapshots_have_several_files(servers, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(snapshots, "_MOST_FILE_BYTES", 3000)
+    dataset = sg.input.Dataset(np.arange(4000), batch_size=100)
+    sg.input.service.save(dataset, tmp_path, servers.target)
+    assert len(sorted(tmp_path.glob("batches-*"))) > 5
+    assert values(sg.input.Dataset.load(tmp_path)) == values(dataset)
+
+
+class _InterruptionError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("damages_first", [False, True])
+def test_interrupted_save_continues(servers, tmp_path, monkeypatch, damages_first) -> None:
+    """Each try writes seven batches, and the last one is cut off."""
+    dataset = sg.input.Dataset(np.arange(60), batch_size=2, shuffle=True)
+    written: list[tuple[int, int]] = []
+    add, number = snapshots.SnapshotWriter.add, 0
+
+    def interrupted(writer: Any, split: int, index: int, batch: Any, position: Any) -> None:
+        add(writer, split, index, batch, position)
+        written.append((split, index))
+        if len(written) % 7 == 0:
+            raise _InterruptionError
+
+    monkeypatch.setattr(snapshots.SnapshotWriter, "add", interrupted)
+    while not (tmp_path / "manifest").exists():
+        try:
+            sg.input.service.save(dataset, tmp_path, servers.target)
+        except _InterruptionError:
+            number += 1
+            assert number < 10
+            _cut(sorted(tmp_path.glob("batches-*"))[-1], 1)
+            written[-1] = -1, number
+        if damages_first and number == 3:
+            _cut(tmp_path / "batches-00000.records", 200)
+            damages_first = False
+            written.clear()
+    real = [one for one in written if one[0] >= 0]
+    assert len(set(real)) == len(real)
+    assert values(sg.input.Dataset.load(tmp_path)) == values(dataset.as_source().open(0))
+
+
+def _cut(path: Path, num_bytes: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - num_bytes)
+
+
+def test_finished_and_other_snapshots_are_not_overwritten(servers, tmp_path) -> None:
+    dataset = sg.input.Dataset(np.arange(6), batch_size=2)
+    sg.input.service.save(dataset, tmp_path, servers.target)
+    with pytest.raises(FileExistsError, match="has a finished snapshot"):
+        sg.input.service.save(dataset, tmp_path, servers.target)
+    (tmp_path / "manifest").unlink()
+    other = sg.input.Dataset(np.arange(8), batch_size=2)
+    with pytest.raises(ValueError, match="has an unfinished snapshot of a dataset with"):
+        sg.input.service.save(other, tmp_path, servers.target)
+
+
+def test_datasets_without_an_end_or_that_change_are_refused(servers, tmp_path) -> None:
+    dataset = sg.input.Dataset(np.arange(6), batch_size=2)
+    with pytest.raises(ValueError, match="save received a dataset without an end"):
+        sg.input.service.save(dataset.repeat(), tmp_path, servers.target)
+    with pytest.raises(ValueError, match="may have other batches when it is read again"):
+        sg.input.service.save(iter([np.zeros(2)]), tmp_path, servers.target)
