@@ -1,6 +1,6 @@
 """Lookup of devices by name or index, virtual CPU devices, and devices of a description.
 
-Nothing is computed on the latter. Large arrays become NumPy arrays of the same shape whose elements
+Described devices compute nothing. Large arrays become NumPy arrays of the same shape whose elements
 share one, so they take no memory. Small arrays keep their values, which programs read.
 """
 

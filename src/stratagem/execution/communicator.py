@@ -1,7 +1,7 @@
 """`Communicator`: collectives of one replica, in compiled, eager and single-replica execution.
 
-Sums of compressed gradients: the errors of a step are added before, and kept after. A gradient
-travels as shorter numbers or as thin factors. Between islands each replica sends a part.
+A compressed gradient travels as shorter numbers or as thin factors; its error is added to the next
+one. Between islands each replica sends a part.
 """
 
 from __future__ import annotations

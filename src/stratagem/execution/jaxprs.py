@@ -1,8 +1,8 @@
 """Jaxprs: what searches, labels, reduces, joins and evaluates them, whatever they compute.
 
-One label says which values are equal on all replicas. A forward pass over the jaxpr: an output may
-differ between replicas if an input may. Sums and gathers over replicas are equal everywhere, the
-replica id differs, unknown operations may differ.
+Replication labels say which values are equal on all replicas, by a forward pass over the jaxpr: an
+output may differ between replicas if an input may. Sums and gathers over replicas are equal
+everywhere, the replica id differs, unknown operations may differ.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Synchronous strategies: mirrored, here or by many workers; one device; central storage.
+"""Synchronous strategies: mirrored on one or many workers, one device, central storage.
 
 `CompileOnlyStrategy` has the devices of a description, and compiles programs without running them.
 """

@@ -1,7 +1,7 @@
 """`Program`: the compiled program of a traced replica function, for one step or many.
 
-A function's identity decides whether a program serves it again; programs that are compiled too
-often are explained.
+A function's identity decides whether its program is used again. A warning explains programs that
+are compiled too often.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Errors in replica functions, found during tracing or eager execution.
 
-One of them is a change to an argument that a step would lose, as with Flax NNX modules. A step
-receives objects rebuilt from their arrays, so it changes a copy.
+A step receives objects rebuilt from their arrays, such as Flax NNX modules. It would change a copy,
+so a change to an argument is an error.
 """
 
 from __future__ import annotations

@@ -38,11 +38,6 @@ class ShardingPolicy(enum.IntEnum):
     FILE_OR_DATA = 4
     HINT = 5
 
-    @property
-    def is_static(self) -> bool:
-        """True if the data are divided in advance."""
-        return self >= ShardingPolicy.FILE
-
 
 # TensorFlow's earlier names.
 _MODES = {

@@ -1,8 +1,6 @@
-"""Layers of Keras that compute otherwise in a replica.
+"""Keras layers that compute differently in a replica: embeddings, pooling, RNNs, normalization.
 
-Embeddings, max pooling, stateful RNNs.
-
-Batch normalization: each replica normalises with its own statistics, over true examples; with
+Batch normalization: each replica normalizes with its own statistics, over true examples; with
 `synchronized=True` with those of all replicas that train in lockstep. Moving statistics are ON_READ
 with MEAN: each replica keeps its own, and reading them outside gives the mean.
 """

@@ -1,4 +1,4 @@
-"""What an optimizer sends other than plain gradients: compressed ones, or weights every few steps.
+"""Compressed gradients, and local copies of weights that replicas average every few steps.
 
 A trained variable holds the global model. Its local copy holds each replica's own weights, which
 the variable stands for in the replica's training steps. The replicas of an island have equal ones.

@@ -20,12 +20,11 @@ that the denominators of a mean are those of the whole batch, times the share.
 
 Where replicas train apart, the global batch of a training step of `fit` is that of an island.
 
-Sums over rows are told from means by tracing the step once more.
-
-A step of `fit` takes the average of its replicas by examples, which is right for means over rows.
-The gradients, logs and numbers for metrics that grow with the rows of a replica are sums: they are
-divided by the replica's fraction of the examples first, so that the average is the sum of one
-device. Rows are counted in two traces: with the rows of the batch, and with twice as many.
+The terms of a step are its sums over rows and its means. A step of `fit` takes the average of its
+replicas by examples, which is right for means over rows. The gradients, logs and numbers for
+metrics that grow with the rows of a replica are sums: they are divided by the replica's fraction of
+the examples first, so that the average is the sum of one device. Rows are counted in two traces:
+with the rows of the batch, and with twice as many.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class StepState:
     trains_apart: bool = False  # True in a training step of islands
     shares_batches: bool = False  # True for workers that share each batch
     is_in_loss: bool = False  # True within a loss: those in it count the rows that they get
-    # Values of the terms of a step, while it is traced for these only; see `step_terms.py`.
+    # Values of the terms of a step, while it is traced for these only; see `StepTerms`.
     recorded: list[list[Any]] | None = None
     terms: Iterator[tuple[list[bool], list[bool]]] | None = None
     reported: dict[int, Any] | None = None  # results of metrics for all replicas, as requested
@@ -127,7 +126,7 @@ def taking_shares() -> contextlib.AbstractContextManager[StepState]:
 
 
 def calling_layers() -> contextlib.AbstractContextManager[StepState]:
-    """Makes losses within layers, which `add_loss` takes, terms of an average in a `with` block."""
+    """Computes losses in layers as terms of an average: the step weights those of `add_loss`."""
     mode = current_mode()
     return in_step(mode=StepMode.MEAN if mode is StepMode.SHARE else mode)
 

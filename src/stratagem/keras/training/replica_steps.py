@@ -257,6 +257,7 @@ class ReplicaSteps:
 
 
 def _adds_losses(layer: keras.layers.Layer) -> bool:
+    # A regularizer of activities is averaged by rows in any case (docs/concepts/exactness.md).
     return bool(ids_of_losses(layer)) and layer.activity_regularizer is None
 
 

@@ -1,6 +1,6 @@
-"""Assignments to a variable: of rows, and of what several processes have copies of.
+"""Assignments to rows of a variable, and assignments outside of steps.
 
-Outside steps each process assigns to its own copy. So the group compares what they assign; see
+Outside of steps, each process assigns to its own copy. So the group compares what they assign; see
 `group/assignments.py`.
 """
 

@@ -213,7 +213,7 @@ class _Parts(ServiceProcesses):
     """The processes of a run."""
 
     def __init__(self, folder: Path, mode: Mode, fault: str) -> None:
-        super().__init__(mode.policy.is_static)
+        super().__init__(mode.policy >= ShardingPolicy.FILE)
         self.folder, self._mode, self._fault = folder, mode, fault
         self.start_worker(0)
         (folder / "first_worker").write_text(str(self.workers[0].pid))
