@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.parameter_server.cluster.cluster_plan import CoordinatorOptions
 from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator

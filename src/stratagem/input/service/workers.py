@@ -412,6 +412,7 @@ class WorkerServer(Closing):
             "announce",
             limit_s=limit_s,
             address=self.address,
+            local=self._listener.local,
             tags=self._config.worker_tags or [],
         )
         return answer.fields["interval_s"]

@@ -15,7 +15,7 @@ from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import check_task, id_in_cluster, task_count, worker_count
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import explain
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.parameter_server.server.updates import UpdateMode
 from stratagem.resources import checked_folder
 

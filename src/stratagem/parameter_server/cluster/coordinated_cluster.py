@@ -14,7 +14,7 @@ from typing import Any
 
 from stratagem import environment
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.launch.prefork.fork_server import HOST_VARIABLE
 from stratagem.launch.processes.local_processes import LocalProcesses, SharedStandby
 from stratagem.launch.processes.ray_processes import RayProcesses

@@ -16,7 +16,7 @@ from stratagem.cluster.addresses import split_address
 from stratagem.cluster.roles import id_in_cluster
 from stratagem.environment import load
 from stratagem.errors import DeadlineExceededError, explain
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.launch.processes.local_processes import not_the_coordinator
 from stratagem.launch.remote.ray.leader import leader_of
 from stratagem.launch.remote.ray.ray_cluster import load_ray, start_local_ray

@@ -15,7 +15,7 @@ import numpy as np
 from stratagem.contexts import get_strategy, in_cross_replica_context
 from stratagem.errors import explain
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.listener import Listener, Request
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import RunningFunction, ServerClient
@@ -167,7 +167,7 @@ class Worker(Closing):
     @property
     def address(self) -> str:
         """Address that the worker listens on."""
-        return self._listener.address
+        return self._listener.addresses
 
     def close(self) -> None:
         """Stops listening; abandons a function that still runs."""

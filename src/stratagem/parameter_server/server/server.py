@@ -15,12 +15,11 @@ import numpy as np
 from stratagem.environment import load
 from stratagem.errors import explain
 from stratagem.group.transport.connection import ServerError
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.journal import Journal, invalid_journal
 from stratagem.group.transport.journal_folders import remove_journal
 from stratagem.group.transport.journal_lock import JournalLock
-from stratagem.group.transport.keys import ClusterKeys
 from stratagem.group.transport.listener import Listener, Request
-from stratagem.group.transport.local_sockets import sweep_local_sockets
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server.changes import Change, Changes
 from stratagem.parameter_server.server.pushes import Pushes
@@ -257,7 +256,6 @@ class ParameterServer(Closing):
         self._pickle: Any = load(
             "cloudpickle", needed_by="a parameter server", install="stratagem[ray]"
         )
-        sweep_local_sockets()  # also if the journal is then refused
         self._reads, self._whole_changes = self._read_handlers(), self._change_handlers()
         with contextlib.ExitStack() as stack:
             stack.callback(self.store.tiers.close)
@@ -291,7 +289,7 @@ class ParameterServer(Closing):
     @property
     def address(self) -> str:
         """Address of this server."""
-        return self._listener.address
+        return self._listener.addresses
 
     def close(self) -> None:
         """Stops serving and writes a last journal entry, which may raise OSError."""

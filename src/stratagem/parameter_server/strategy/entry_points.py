@@ -9,8 +9,8 @@ from pathlib import Path
 import jax
 
 from stratagem.devices.finding import DeviceLike
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.journal_folders import sweep_journals
-from stratagem.group.transport.keys import ClusterKeys
 from stratagem.launch.remote.ray.ray_cluster import own_host
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.cluster.cluster_plan import (

@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 from stratagem.errors import DataLossError, UnavailableError
 from stratagem.group.transport import journal_folders as module
 from stratagem.group.transport.connection import Connections
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.journal import _RECORD, MARK, Journal, frames_in
 from stratagem.group.transport.journal_folders import remove_journal, sweep_journals
 from stratagem.group.transport.journal_lock import JournalLock
-from stratagem.group.transport.keys import ClusterKeys
 from stratagem.group.transport.wire import Message, pack
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout

@@ -17,8 +17,8 @@ import pytest
 
 from stratagem.errors import DataLossError, UnavailableError
 from stratagem.group.transport.connection import Connections, ServerError
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.journal import Journal
-from stratagem.group.transport.keys import ClusterKeys
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import RunningFunction, ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
@@ -51,7 +51,7 @@ class Server:
         before, self.path = self.path, self.path.with_name(f"{self.path.name}+")
         shutil.copyfile(before, self.path)
         self.running.close()
-        self.running = self._start(int(self.running.address.rpartition(":")[2]))
+        self.running = self._start(int(self.running.address.partition(" ")[0].rpartition(":")[2]))
 
     def _start(self, port: int) -> ParameterServer:
         return ParameterServer(

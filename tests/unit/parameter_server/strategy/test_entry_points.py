@@ -9,7 +9,7 @@ import numpy as np
 import ray  # noqa: F401 - sets a variable of its own, once, before any test
 
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.cluster.cluster_plan import JournalPlan

@@ -14,7 +14,7 @@ import pytest
 
 from stratagem.errors import DataLossError, NotFoundError
 from stratagem.group.transport.connection import Connections, ServerError
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server import shards
 from stratagem.parameter_server.server.server import ParameterServer
