@@ -347,7 +347,9 @@ class DispatchServer(Closing):
         workers = sorted(self._workers.items())
         readers: list[str | None] = [f"{one} {worker.local}".rstrip() for one, worker in workers]
         if self._listed is not None:
-            by_place = {worker.place: found for found, (_, worker) in zip(readers, workers, strict=True)}
+            by_place = {
+                worker.place: found for found, (_, worker) in zip(readers, workers, strict=True)
+            }
             readers = [by_place.get(place) for place in range(len(self._listed))]
         fields = {"readers": readers, "num_expected": sum(self._expected.values())}
         return Message("readers", {**fields, "is_listed": self._listed is not None})
