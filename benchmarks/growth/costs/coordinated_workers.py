@@ -18,12 +18,11 @@ from benchmarks.growth.costs.serving import Answer, cpu_and_elapsed_s, serve_cos
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.listener import Listener, Request
 from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.cluster.cluster_plan import CoordinatorOptions
-from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
+from stratagem.parameter_server.cluster_plan import CoordinatorOptions, RemoteStateStrategy
 from stratagem.parameter_server.coordinator.shipping import Ended, calls_in, pack_ended
 from stratagem.parameter_server.keras.pickler import pack_object
-from stratagem.parameter_server.server.updates import ASYNCHRONOUS
-from stratagem.parameter_server.strategy.process_parts import coordinator_parts
+from stratagem.parameter_server.server.shards import ASYNCHRONOUS
+from stratagem.parameter_server.strategy import coordinator_parts
 
 __all__ = ["measure"]
 

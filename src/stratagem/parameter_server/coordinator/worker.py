@@ -19,7 +19,7 @@ from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.listener import Listener, Request
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import RunningFunction, ServerClient
-from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
+from stratagem.parameter_server.cluster_plan import RemoteStateStrategy
 from stratagem.parameter_server.coordinator.remote_value import map_structure
 from stratagem.parameter_server.coordinator.shipping import (
     MAX_UNANSWERED,
@@ -27,10 +27,10 @@ from stratagem.parameter_server.coordinator.shipping import (
     Packing,
     SentCall,
     calls_in,
+    failed_message,
     pack_ended,
 )
-from stratagem.parameter_server.coordinator.worker_errors import failed_message
-from stratagem.parameter_server.server.updates import UpdateMode
+from stratagem.parameter_server.server.shards import UpdateMode
 from stratagem.resources import Closing
 
 if TYPE_CHECKING:

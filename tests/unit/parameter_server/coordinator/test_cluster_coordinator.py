@@ -24,7 +24,7 @@ from stratagem.parameter_server.coordinator.cluster_coordinator import (
 from stratagem.parameter_server.coordinator.remote_value import RemoteValueStatus
 from stratagem.parameter_server.coordinator.shipping import PerWorkerValues
 from stratagem.parameter_server.coordinator.worker import get_current_worker_index
-from stratagem.parameter_server.server.updates import UpdateMode
+from stratagem.parameter_server.server.shards import UpdateMode
 from tests.unit.parameter_server.clusters import coordinated, local_strategy
 from tests.unit.parameter_server.shared_with_workers import (
     LIMIT_S,

@@ -24,7 +24,7 @@ from stratagem.parameter_server.client.client import RunningFunction, ServerClie
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.changes import by_kind
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.parameter_server.server.updates import UpdateMode
+from stratagem.parameter_server.server.shards import UpdateMode
 from tests.unit.parameter_server.server.update_rules import Momentum
 
 V = ShardLayout("v", (3,), "float32", (0,), (3,))

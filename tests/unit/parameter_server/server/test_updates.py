@@ -20,14 +20,15 @@ from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server import shards
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.shards import (
+    Pushed,
     Shard,
     ShardSpec,
+    UpdateMode,
     aligned_empty,
     combine_rows,
     made_in_pieces,
     sum_rows,
 )
-from stratagem.parameter_server.server.updates import Pushed, UpdateMode
 from tests.unit.parameter_server.server.update_rules import Momentum
 
 NUM_SERVERS = 2
