@@ -320,7 +320,7 @@ def with_sparse_rows(parts: Sequence[Any]) -> list[Any]:
     if not any(is_sparse(leaf) for leaves, _ in flat for leaf in leaves):
         return list(parts)
     columns = [
-        _rows_of(column) if any(map(is_sparse, column)) else column
+        _rows_of_sparse(column) if any(map(is_sparse, column)) else column
         for column in zip(*(leaves for leaves, _ in flat), strict=True)
     ]
     rows = zip(*columns, strict=True)
@@ -344,7 +344,7 @@ def is_sparse(leaf: object) -> bool:
 _TENSORFLOW_TYPES = ("SparseTensor", "SparseTensorValue")
 
 
-def _rows_of(column: Sequence[Any]) -> list[Any]:
+def _rows_of_sparse(column: Sequence[Any]) -> list[Any]:
     entries = [_entries(leaf) for leaf in column]
     counts = [np.bincount(where[:, 0], minlength=1).max() for _, where, _ in entries]
     width = 1 << max(int(max(counts)) - 1, 0).bit_length()  # Powers of two: fewer programs.
