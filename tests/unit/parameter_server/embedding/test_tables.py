@@ -14,7 +14,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.errors import DataLossError, NotFoundError
-from stratagem.parameter_server.embedding import saving as export
+from stratagem.parameter_server.embedding import export
 from stratagem.parameter_server.embedding.layer import COMBINERS, pooled, row_initializer
 from stratagem.parameter_server.embedding.saving import compact, restore, save
 from stratagem.parameter_server.server.tables.table_options import RowInitializer
