@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import jax
 
@@ -63,9 +63,6 @@ from stratagem.strategies.placement import (
 )
 from stratagem.strategies.strategy import NonTraining, Strategy, recreatable
 from stratagem.variables.placement import Replicated, SingleDeviceStore
-
-if TYPE_CHECKING:
-    from stratagem.strategies.strategy import Strategy
 
 
 class RemotePlacement(Replicated):

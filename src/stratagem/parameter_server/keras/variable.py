@@ -55,9 +55,6 @@ if TYPE_CHECKING:
     from jax.typing import DTypeLike
     from numpy.typing import ArrayLike
 
-    from stratagem.variables.distributed import IndexedSlices
-    from stratagem.variables.sharded_variable import Rows
-
 
 # Rows of a large variable's initial value, made without the rest of it.
 #
