@@ -10,8 +10,8 @@ import numpy as np
 
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.wire import Message
+from stratagem.parameter_server.server.shards import Slot, State
 from stratagem.parameter_server.server.tables.row_formats import RowFormat
-from stratagem.parameter_server.server.updates import Slot, State
 
 __all__ = ["KeyedTable"]
 

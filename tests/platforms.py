@@ -29,7 +29,7 @@ _COMPUTING_CALLERS = frozenset(
     {
         ("stratagem.strategies.mirrored", "__init__"),
         ("stratagem.strategies.membership", "local_topology"),
-        ("stratagem.parameter_server.strategy.process_parts", "worker_parts"),
+        ("stratagem.parameter_server.strategy", "worker_parts"),
     }
 )
 

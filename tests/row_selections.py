@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stratagem.input import device_rows
+from stratagem.input import batches as device_rows
 
 __all__ = ["count_selections"]
 

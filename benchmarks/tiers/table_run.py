@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.keyed_table import KeyedTable
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.tables.row_formats import ROW_DTYPES, mix64
 

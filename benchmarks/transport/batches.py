@@ -11,7 +11,6 @@ import multiprocessing
 import threading
 import time
 from typing import Any
-from unittest import mock
 
 import click
 import numpy as np
@@ -19,9 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.listener import Listener, Request
-from stratagem.group.transport.local_sockets import LocalSocket
 from stratagem.group.transport.shared_memory import MemoryLimits
 from stratagem.group.transport.wire import Message
 from stratagem.input.batch_messages import is_available, pack_batch, unpack_batch
@@ -83,10 +81,8 @@ def _serve(way: Way, keys: ClusterKeys, telling: Any) -> None:
             batches[size] = _batch(way.content, size)
         request.answer(pack_batch(batches[size], is_compressed=way.is_compressed))
 
-    make = LocalSocket.make if way.has_local_socket else lambda: None
-    with mock.patch.object(LocalSocket, "make", make):
-        listener = Listener(keys, handle)
-    telling.send(listener.address)
+    listener = Listener(keys, handle)
+    telling.send(listener.addresses if way.has_local_socket else listener.address)
     threading.Event().wait()
 
 

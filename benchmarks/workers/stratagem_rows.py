@@ -27,7 +27,7 @@ from benchmarks.workers.parameter_server_work import (
 from benchmarks.workers.protocol import serve_questions
 from benchmarks.workers.server_processes import server_cpu_s, start_server
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardPlacer
 from stratagem.parameter_server.keras.update_rule import KerasUpdate
@@ -93,7 +93,7 @@ def start_servers(count: int, keys: ClusterKeys) -> list[str]:
     for process in processes:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(keys.as_json() + "\n")
+        process.stdin.write(keys.secret.hex() + "\n")
         process.stdin.flush()
         addresses.append(process.stdout.readline().strip())
     return addresses

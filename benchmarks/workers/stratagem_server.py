@@ -7,7 +7,7 @@ import sys
 import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
 
 import stratagem.keras  # by whose import the optimizers that arrive are those of Keras on JAX
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.parameter_server.server.server import ParameterServer
 
 __all__ = ["main"]
@@ -18,7 +18,7 @@ assert stratagem.keras
 
 def main() -> None:
     """Serves with the keys that come as the first line of stdin."""
-    keys = ClusterKeys.from_json(sys.stdin.readline())
+    keys = ClusterKeys(bytes.fromhex(sys.stdin.readline()))
     with ParameterServer(keys) as server:
         print(server.address, flush=True)
         sys.stdin.read()

@@ -28,7 +28,7 @@ from benchmarks.workers.table_work import (
     resident_bytes,
 )
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.wire import Message, pack
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout, ShardPlacer, layout_of_keys

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.workers.call_times import answer_calls, values_of
 from benchmarks.workers.protocol import serve_questions
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.listener import Listener, Request
 from stratagem.group.transport.wire import Message
 

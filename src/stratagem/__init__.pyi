@@ -10,7 +10,7 @@ from stratagem import launch as launch
 from stratagem import planning as planning
 from stratagem.checkpoint.checkpoint import Checkpoint as Checkpoint
 from stratagem.checkpoint.manager import CheckpointManager as CheckpointManager
-from stratagem.checkpoint.preemption_handler import (
+from stratagem.checkpoint.preemption import (
     PreemptionCheckpointHandler as PreemptionCheckpointHandler,
 )
 from stratagem.cluster import preemption as preemption
@@ -79,8 +79,8 @@ from stratagem.options import VariableSynchronization as VariableSynchronization
 from stratagem.parameter_server import coordination as _coordination
 from stratagem.parameter_server import embedding as embedding
 from stratagem.parameter_server import partitioners as partitioners
-from stratagem.parameter_server.strategy.hybrid import HybridStrategy as HybridStrategy
-from stratagem.parameter_server.strategy.parameter_server_strategy import (
+from stratagem.parameter_server.strategy import HybridStrategy as HybridStrategy
+from stratagem.parameter_server.strategy import (
     ParameterServerStrategy as ParameterServerStrategy,
 )
 from stratagem.planning.planner import plan as plan

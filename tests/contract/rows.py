@@ -107,7 +107,7 @@ def _served(num_replicas: int, *quick: str) -> Row:
     """All variables on a parameter server, but what each process has for itself."""
 
     def make() -> sg.Strategy:
-        maker = "stratagem.parameter_server.strategy.hybrid.start_cluster"
+        maker = "stratagem.parameter_server.strategy.start_cluster"
         with mock.patch(maker, lambda plan: ThreadCluster(plan.num_servers, [])):
             return sg.HybridStrategy(_names(num_replicas), placement={"": "server"}, num_servers=1)
 

@@ -19,7 +19,7 @@ import pytest
 from keras import ops
 
 import stratagem as sg
-from stratagem.parameter_server.server.updates import UpdateMode
+from stratagem.parameter_server.server.shards import UpdateMode
 from tests.parity.comparison import KINDS, Scope, carried_out, differences, plain_keras
 from tests.unit.parameter_server.clusters import local_strategy
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from stratagem.parameter_server.server.tables.row_formats import BUCKET_COUNT, buckets_of
+from stratagem.parameter_server.server.tables.saved_tables import TableVersions
 from stratagem.parameter_server.server.tables.table_chains import TableChain
-from stratagem.parameter_server.server.tables.table_versions import TableVersions
 
 __all__ = ["KEYS", "TABLES", "WIDTH", "PartState", "Plan", "Snapshot", "read_snapshot"]
 

@@ -12,9 +12,9 @@ import pytest
 
 from stratagem.errors import DataLossError
 from stratagem.parameter_server.client.shard_layout import layout_of_keys
+from stratagem.parameter_server.server.shards import Slot, State
+from stratagem.parameter_server.server.tables.saved_tables import TableVersions
 from stratagem.parameter_server.server.tables.table_chains import compact
-from stratagem.parameter_server.server.tables.table_versions import TableVersions
-from stratagem.parameter_server.server.updates import Slot, State
 from tests.unit.parameter_server.table_clusters import table_cluster
 from validation.chaos.history import Attempt, History, Span
 from validation.chaos.recording import Recorder

@@ -14,7 +14,7 @@ import pytest
 from stratagem.group.authentication.secret import PLAIN, Credentials, admit, prove
 from stratagem.group.hub import Hub
 from stratagem.group.protocol import frame, read_answer, read_message
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.listener import ClientMemories, Request
 from stratagem.group.transport.shared_memory import ClientMemory, is_placed
 from stratagem.group.transport.wire import Message, is_message, pack, unpack

@@ -126,7 +126,7 @@ def parameter_server_of_this_machine() -> dict[str, Any]:
 @check(priority=0)
 def parameter_server_workers_on_the_gpu() -> dict[str, Any]:
     """The same with workers that see the GPU, as those of a cluster of machines do."""
-    from stratagem.parameter_server.cluster import coordinated_cluster
+    from stratagem.parameter_server import clusters as coordinated_cluster
 
     if not is_on_cpu():
         coordinated_cluster._OF_LOCAL["JAX_PLATFORMS"] = "cuda,cpu"

@@ -15,15 +15,14 @@ from typing import Any
 import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
 
 from benchmarks.growth.costs.serving import Answer, cpu_and_elapsed_s, serve_costs
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.listener import Listener, Request
 from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.cluster.cluster_plan import CoordinatorOptions
-from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
+from stratagem.parameter_server.cluster_plan import CoordinatorOptions, RemoteStateStrategy
 from stratagem.parameter_server.coordinator.shipping import Ended, calls_in, pack_ended
 from stratagem.parameter_server.keras.pickler import pack_object
-from stratagem.parameter_server.server.updates import ASYNCHRONOUS
-from stratagem.parameter_server.strategy.process_parts import coordinator_parts
+from stratagem.parameter_server.server.shards import ASYNCHRONOUS
+from stratagem.parameter_server.strategy import coordinator_parts
 
 __all__ = ["measure"]
 
@@ -89,7 +88,7 @@ class _Workers:
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{keys.as_json()}\n")
+        self._process.stdin.write(f"{keys.secret.hex()}\n")
         self._process.stdin.flush()
         self.addresses: list[str] = json.loads(self._process.stdout.readline())
 
@@ -103,7 +102,7 @@ class _Workers:
 
 def _serve_workers(num_workers: int) -> None:
     """Answers as workers until stdin ends."""
-    keys = ClusterKeys.from_json(sys.stdin.readline())
+    keys = ClusterKeys(bytes.fromhex(sys.stdin.readline()))
     with contextlib.ExitStack() as stack:
         listeners = [
             stack.enter_context(

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.growth.costs.serving import Answer, cpu_s, least, serve_costs
 from benchmarks.keyed_table import KeyedTable
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.tables.row_formats import mix64
 

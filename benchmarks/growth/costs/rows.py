@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.growth.costs.serving import Answer, cpu_s, least, serve_costs
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardPlacer
 from stratagem.parameter_server.partitioners import FixedShardsPartitioner

@@ -9,7 +9,7 @@ import stratagem as sg  # isort: skip - before keras, because it selects the JAX
 import numpy as np
 
 from benchmarks.growth.costs.serving import Answer, cpu_s, least, serve_costs
-from stratagem.input.sharding import InputShard
+from stratagem.input.distributed import InputShard
 from stratagem.input.sources.adapters import as_source
 
 __all__ = ["measure"]

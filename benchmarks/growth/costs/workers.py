@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.growth.costs.serving import Answer, serve_costs
-from stratagem.checkpoint.preemption_exit import AgreedStep, PreemptionAction
+from stratagem.checkpoint.preemption import AgreedStep, PreemptionAction
 from stratagem.cluster.preemption.configuration import TerminationConfig
 from stratagem.errors import UnavailableError
 from stratagem.group.current import Identity

@@ -17,14 +17,14 @@ from stratagem.checkpoint.policies import (
     SaveEverySteps,
     SavePolicy,
 )
-from stratagem.checkpoint.preemption_handler import PreemptionCheckpointHandler
-from stratagem.checkpoint.reader import (
+from stratagem.checkpoint.preemption import PreemptionCheckpointHandler
+from stratagem.checkpoint.saving import (
+    CheckpointOptions,
     CheckpointReader,
     list_variables,
     load_checkpoint,
     load_variable,
 )
-from stratagem.checkpoint.saving import CheckpointOptions
 
 __all__ = [
     "Any",

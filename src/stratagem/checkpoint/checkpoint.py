@@ -20,6 +20,7 @@ from stratagem.checkpoint.restoration import (
     bytes_to_write,
     own_shards,
 )
+from stratagem.checkpoint.restoring import gathered_components_of, on_host, whole_values_of
 from stratagem.checkpoint.saving import (
     CheckpointLocation,
     CheckpointOptions,
@@ -32,7 +33,6 @@ from stratagem.checkpoint.saving import (
 )
 from stratagem.checkpoint.storage.files import Arrays
 from stratagem.checkpoint.storage.shards import ShardedItems, remove_shards, shards_item
-from stratagem.checkpoint.values import gathered_components_of, on_host, whole_values_of
 from stratagem.errors import explain, raise_reported
 
 # Values of all objects of a checkpoint, as they are when a save is called.

@@ -7,18 +7,18 @@ import time
 from collections.abc import Mapping
 
 from stratagem.checkpoint.checkpoint import Checkpoint
-from stratagem.checkpoint.deferred_restore import match
 from stratagem.checkpoint.latest import run_on_all
 from stratagem.checkpoint.objects import Part, state_of
-from stratagem.checkpoint.saving import record_memory_save, record_restore, step_of_run
-from stratagem.checkpoint.storage.staging import MemorySlots, Snapshot
-from stratagem.checkpoint.values import (
+from stratagem.checkpoint.restoring import (
     assign_local_values,
     has_components,
     is_sharded_over_processes,
     local_arrays_of,
     local_values_of,
+    match,
 )
+from stratagem.checkpoint.saving import record_memory_save, record_restore, step_of_run
+from stratagem.checkpoint.storage.staging import MemorySlots, Snapshot
 from stratagem.group.current import current_group
 
 

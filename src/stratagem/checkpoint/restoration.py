@@ -16,25 +16,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stratagem.checkpoint.deferred_restore import (
-    METRICS,
-    OPTIMIZER,
-    DeferredRestore,
-    is_in_step,
-    match,
-    may_create_variables,
-)
 from stratagem.checkpoint.latest import agree_on_all, is_first, run_on_all, run_on_first
 from stratagem.checkpoint.load_status import Consumption
 from stratagem.checkpoint.objects import Part, part_of
 from stratagem.checkpoint.remote_tables import check_tables, restore_tables
+from stratagem.checkpoint.restoring import (
+    METRICS,
+    OPTIMIZER,
+    DeferredRestore,
+    assign_values,
+    is_in_step,
+    match,
+    may_create_variables,
+    receiver,
+)
 from stratagem.checkpoint.saving import check_arrays, load_arrays
 from stratagem.checkpoint.storage.files import portions
-from stratagem.checkpoint.storage.large_arrays import Receiver
 from stratagem.checkpoint.storage.process import fits_in_memory, wait_for_writing
 from stratagem.checkpoint.storage.shard_reader import Region, ShardReader
-from stratagem.checkpoint.storage.shards import ShardedArray, ShardedItems, ShardedWrite, shard_key
-from stratagem.checkpoint.values import assign_values, receiver
+from stratagem.checkpoint.storage.shards import (
+    Receiver,
+    ShardedArray,
+    ShardedItems,
+    ShardedWrite,
+    shard_key,
+)
 from stratagem.devices.lockstep import compute_on_every_process
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shards import copied_to_device

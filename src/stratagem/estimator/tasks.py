@@ -31,7 +31,7 @@ from stratagem.estimator.spec import check_instances
 from stratagem.group.current import current_group
 from stratagem.keras.callbacks.checkpoint_loop import StopNotice
 from stratagem.launch.remote.server import run_standard_server
-from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
+from stratagem.parameter_server.cluster_plan import RemoteStateStrategy
 from stratagem.strategies.collectives import host
 from stratagem.strategies.strategy import NonTraining
 

@@ -12,8 +12,12 @@ from typing import Any
 from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.latest import checkpoints_iterator, latest_checkpoint
 from stratagem.checkpoint.manager import CheckpointManager
-from stratagem.checkpoint.reader import list_variables, load_checkpoint, load_variable
-from stratagem.checkpoint.saving import CheckpointOptions
+from stratagem.checkpoint.saving import (
+    CheckpointOptions,
+    list_variables,
+    load_checkpoint,
+    load_variable,
+)
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.contexts import get_strategy
 from stratagem.estimator.variable_store import GLOBAL_STEP, current_store

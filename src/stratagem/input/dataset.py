@@ -8,11 +8,16 @@ from typing import Any
 
 from stratagem import contexts as stack
 from stratagem.errors import explain
-from stratagem.input.snapshots import SnapshotSource
-from stratagem.input.sources.adapters import as_source, batched_source, every_nth
-from stratagem.input.sources.iterables import GeneratorSource
-from stratagem.input.sources.repeated import RepeatedSource, check_count
-from stratagem.input.sources.source import SHARD_HINT, FileSource, HintSource, Source
+from stratagem.input.batch_messages import SnapshotSource
+from stratagem.input.sources.adapters import GeneratorSource, as_source, batched_source, every_nth
+from stratagem.input.sources.source import (
+    SHARD_HINT,
+    FileSource,
+    HintSource,
+    RepeatedSource,
+    Source,
+    check_count,
+)
 
 
 class Dataset:

@@ -14,8 +14,14 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shards import require_exact_integers
-from stratagem.input.batches import HostBatch, name_of_array, padded, unflatten
-from stratagem.input.device_rows import DeviceRows, select_rows
+from stratagem.input.batches import (
+    DeviceRows,
+    HostBatch,
+    name_of_array,
+    padded,
+    select_rows,
+    unflatten,
+)
 from stratagem.variables.distributed import PerReplica, is_array
 
 # Transfer of batches to the devices: large arrays by JAX, small ones by a compiled program.

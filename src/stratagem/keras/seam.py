@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from stratagem.checkpoint.deferred_restore import set_keras
+from stratagem.checkpoint.restoring import set_keras
 from stratagem.errors import explain
 from stratagem.execution.summary import collector
 from stratagem.keras import patches

@@ -1,6 +1,6 @@
 """Public names of `sg.coordinator`, after `tf.distribute.coordinator`."""
 
-from stratagem.parameter_server.cluster.cluster_plan import CoordinatorOptions
+from stratagem.parameter_server.cluster_plan import CoordinatorOptions
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue, RemoteValueStatus
 from stratagem.parameter_server.coordinator.shipping import PerWorkerDataset, PerWorkerValues

@@ -19,7 +19,7 @@ from stratagem.checkpoint import in_memory
 from stratagem.checkpoint import latest as group_calls
 from stratagem.checkpoint.in_memory import MemoryBackup
 from stratagem.errors import DataLossError
-from stratagem.parameter_server.server.tables.table_versions import TableVersions
+from stratagem.parameter_server.server.tables.saved_tables import TableVersions
 from tests.unit.checkpoint.test_remote_tables import Objects, Table
 from tests.unit.parameter_server.table_clusters import table_cluster
 

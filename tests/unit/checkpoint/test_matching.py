@@ -16,13 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stratagem as sg
-from stratagem.checkpoint.deferred_restore import (
-    call_after,
-    infers_shapes,
-    is_in_step,
-    layers_of,
-    when_initialized,
-)
 from stratagem.checkpoint.policies import (
     Any,
     KeepEveryHours,
@@ -32,7 +25,14 @@ from stratagem.checkpoint.policies import (
     SaveEverySeconds,
     SaveEverySteps,
 )
-from stratagem.checkpoint.preemption_handler import RunCalls, is_built, restore_latest
+from stratagem.checkpoint.preemption import RunCalls, is_built, restore_latest
+from stratagem.checkpoint.restoring import (
+    call_after,
+    infers_shapes,
+    is_in_step,
+    layers_of,
+    when_initialized,
+)
 
 TIMES_H = st.lists(st.floats(0, 100), min_size=1, max_size=30).map(sorted)
 

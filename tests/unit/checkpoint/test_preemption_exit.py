@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.checkpoint import preemption_exit
-from stratagem.checkpoint.preemption_exit import (
+from stratagem.checkpoint import preemption as preemption_exit
+from stratagem.checkpoint.preemption import (
     AgreedStep,
     PreemptionAction,
     PreemptionExit,

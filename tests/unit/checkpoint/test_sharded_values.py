@@ -26,8 +26,7 @@ from stratagem.checkpoint.restoration import (
     sharded_items_of,
     sharded_value_of,
 )
-from stratagem.checkpoint.storage.shards import ShardedArray
-from stratagem.checkpoint.values import (
+from stratagem.checkpoint.restoring import (
     assign_local_values,
     assign_values,
     components_of,
@@ -36,6 +35,7 @@ from stratagem.checkpoint.values import (
     local_values_of,
     values_of,
 )
+from stratagem.checkpoint.storage.shards import ShardedArray
 from stratagem.observe.run_events import writer
 from stratagem.observe.run_events.writer import EventWriter
 from stratagem.variables.registry import home_of

@@ -13,9 +13,9 @@ import numpy as np
 
 import stratagem as sg
 from stratagem.launch.remote.ray.server_registry import ServerRegistry
-from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
-from stratagem.parameter_server.server.updates import ASYNCHRONOUS
-from stratagem.parameter_server.strategy.process_parts import independent_parts
+from stratagem.parameter_server.cluster_plan import RemoteStateStrategy
+from stratagem.parameter_server.server.shards import ASYNCHRONOUS
+from stratagem.parameter_server.strategy import independent_parts
 from tests.unit.parameter_server.clusters import ThreadCluster
 
 RNG = np.random.default_rng(5)

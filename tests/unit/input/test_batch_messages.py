@@ -23,6 +23,9 @@ import stratagem as sg
 from stratagem.group.transport.journal import write_all, write_record
 from stratagem.group.transport.wire import Message, pack, unpack
 from stratagem.input.batch_messages import (
+    RecordFile,
+    SnapshotBatches,
+    SnapshotSource,
     checked_compression,
     compressed,
     decompressed,
@@ -30,7 +33,6 @@ from stratagem.input.batch_messages import (
     unpack_batch,
 )
 from stratagem.input.batches import SparseRows
-from stratagem.input.snapshots import RecordFile, SnapshotBatches, SnapshotSource
 from tests.unit.input.service.servers import input_servers
 
 _NUM_BATCHES = 9

@@ -26,15 +26,16 @@ from stratagem.group.verdict import GroupLimits
 from stratagem.input import distributed as size_exchange
 from stratagem.input import placement as module
 from stratagem.input.batches import (
+    DeviceRows,
     HostBatch,
     batch_sizes_for_worker,
+    is_on_accelerator,
     join_parts,
     split_lengths,
     take_batch,
+    with_selected_rows,
 )
-from stratagem.input.device_rows import DeviceRows, is_on_accelerator, with_selected_rows
-from stratagem.input.iterator import Prefetcher
-from stratagem.input.loader import Loader
+from stratagem.input.iterator import Loader, Prefetcher
 from stratagem.input.placement import HostSteps, place, put_arrays, put_steps
 from stratagem.input.sources.adapters import as_source
 from tests.parity.comparison import mirrored, small_regressor

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.input import loader as module
+from stratagem.input import iterator as module
 
 pytestmark = pytest.mark.usefixtures("always_in_line")
 NUM_EXAMPLES, BATCH_SIZE = 1003, 8

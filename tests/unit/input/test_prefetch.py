@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 import stratagem as sg
 from stratagem.errors import InvalidArgumentError
 from stratagem.input import iterator as prefetch
-from stratagem.input.distributed import DistributedDataset
+from stratagem.input.distributed import DistributedDataset, InputShard
 from stratagem.input.iterator import Prefetcher
-from stratagem.input.sharding import InputShard
 from stratagem.input.sources.adapters import as_source
 
 # How long a test waits for a thread before it fails.

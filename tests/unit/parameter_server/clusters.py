@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stratagem.group.transport.keys import ClusterKeys
-from stratagem.parameter_server.cluster.cluster_plan import CoordinatorOptions
-from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
+from stratagem.group.transport.endpoints import ClusterKeys
+from stratagem.parameter_server.cluster_plan import CoordinatorOptions, RemoteStateStrategy
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.parameter_server.server.updates import ASYNCHRONOUS
-from stratagem.parameter_server.strategy.entry_points import make_worker
-from stratagem.parameter_server.strategy.process_parts import coordinator_parts
+from stratagem.parameter_server.server.shards import ASYNCHRONOUS
+from stratagem.parameter_server.strategy import coordinator_parts, make_worker
 from tests.unit.parameter_server.server.test_server import Server
 
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.listener import Listener, Request
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server.server import ParameterServer
@@ -36,7 +36,7 @@ class Told:
 
     @property
     def address(self) -> str:
-        return self._listener.address
+        return self._listener.addresses
 
     def close(self) -> None:
         self._listener.close()

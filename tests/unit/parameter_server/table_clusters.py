@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import layout_of_keys
 from stratagem.parameter_server.client.table_client import TableClient

@@ -10,7 +10,7 @@ from random import Random
 
 from stratagem.errors import DataLossError
 from stratagem.parameter_server.embedding.serving import Tables
-from stratagem.parameter_server.server.tables.table_versions import TableVersions
+from stratagem.parameter_server.server.tables.saved_tables import TableVersions
 from validation.chaos.jobs import Outcome
 from validation.chaos.jobs.parameter_servers import RunningServers, Settings, variables_of
 from validation.chaos.sandbox import Sandbox

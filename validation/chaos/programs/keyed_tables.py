@@ -23,7 +23,7 @@ import stratagem as sg  # isort: skip - before keras, because it selects the JAX
 import jax.numpy as jnp
 import keras
 
-from stratagem.parameter_server.server.tables.table_versions import TableVersions
+from stratagem.parameter_server.server.tables.saved_tables import TableVersions
 from validation.chaos.jobs.keyed_tables import TableSettings
 from validation.chaos.programs.parameter_servers import Watch
 from validation.chaos.recording import Recorder, read_records

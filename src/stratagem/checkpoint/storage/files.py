@@ -24,11 +24,6 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.checkpoint.storage.large_arrays import (
-    Receiver,
-    read_large_arrays,
-    verify_large_arrays,
-)
 from stratagem.checkpoint.storage.shard_reader import (
     add_checksum,
     check_array,
@@ -39,11 +34,14 @@ from stratagem.checkpoint.storage.shard_reader import (
     verify_sharded_arrays,
 )
 from stratagem.checkpoint.storage.shards import (
+    Receiver,
     ShardedWrite,
     add_shards,
     entries_with_shards,
     items_with_placeholders,
+    read_large_arrays,
     remove_shards,
+    verify_large_arrays,
 )
 from stratagem.environment import load
 from stratagem.errors import NotFoundError, explain

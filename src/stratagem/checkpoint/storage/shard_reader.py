@@ -16,16 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.checkpoint.storage.large_arrays import (
+from stratagem.checkpoint.storage.shards import (
     INDEX_BYTES,
     Location,
     Receiver,
     locations_of,
     num_readers,
+    open_database,
     read_bytes,
+    shard_key,
     size_bytes_of,
 )
-from stratagem.checkpoint.storage.shards import open_database, shard_key
 from stratagem.errors import DataLossError, explain
 from stratagem.resources import available_cores
 

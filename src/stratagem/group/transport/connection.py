@@ -13,15 +13,221 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stratagem import settings
 from stratagem.errors import UnavailableError, explain
-from stratagem.group.transport.keys import ClusterKeys, load_zmq
-from stratagem.group.transport.server_connections import Peer, ServerConnection
-from stratagem.group.transport.shared_memory import DEFAULT_LIMITS, MemoryLimits
-from stratagem.group.transport.wire import UNKNOWN, Message, is_message, pack, unpack
+from stratagem.group.transport.endpoints import ClusterKeys, Place, is_reachable, load_zmq
+from stratagem.group.transport.shared_memory import (
+    DEFAULT_LIMITS,
+    ClientMemory,
+    MemoryLimits,
+    is_placed,
+    large_bytes,
+)
+from stratagem.group.transport.wire import (
+    MOST_FRAME_BYTES,
+    PING,
+    SHARE,
+    SHARED,
+    UNKNOWN,
+    Message,
+    in_parts,
+    is_message,
+    pack,
+    receive_parts,
+    send_parts,
+    unpack,
+)
 from stratagem.resources import Closing
+
+if TYPE_CHECKING:
+    import zmq
+
+# Servers, and the sockets to them.
+
+_NO_NUMBER = bytes(8)
+_LOST_MS = 5000
+
+
+class Peer:
+    """State of a server, shared by all threads. `name` is for messages."""
+
+    def __init__(self, name: str, addresses: str) -> None:
+        self.name = name
+        self.addresses = addresses
+        self.place = Place.of(addresses)
+        self.lost: str | None = None  # reason for the loss, or None
+        self.num_losses = 0
+        self._last_reason = ""
+        self.located_s = float("-inf")  # time of the last `locate` call
+        self._lock = threading.Lock()
+
+    def move(self, addresses: str) -> None:
+        """Sets new addresses, and clears a loss."""
+        with self._lock:
+            if addresses != self.addresses:
+                self.addresses, self.place = addresses, Place.of(addresses)
+            self.lost = None
+
+    def abandon(self, reason: str) -> None:
+        """Marks the server as lost until it moves."""
+        with self._lock:
+            self.num_losses += 1
+            self.lost = self._last_reason = reason
+
+    def require_present(self, num_losses: int | None = None) -> None:
+        """Raises UnavailableError if the server is lost.
+
+        With `num_losses`, its value when the caller began to wait, a loss since then also counts.
+        """
+        reason = self.lost
+        if num_losses is not None and num_losses != self.num_losses:  # it may have returned
+            reason = self._last_reason
+        if reason is not None:
+            raise UnavailableError(
+                explain(
+                    f"{self.name} at {self.place.address} was lost: {reason}",
+                    expected="a running process.",
+                    fix="check its log for why it exited, and retry after it restarts.",
+                    code="SG602",
+                )
+            )
+
+    def leave_local(self, local: str) -> None:
+        """Falls back to TCP after a Unix socket stopped answering."""
+        with self._lock:
+            if self.place.local == local:
+                self.place = Place(self.place.address)
+
+
+class ServerConnection:
+    """A socket to one server, used by one thread at a time; `limits` are of shared memory."""
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        keys: ClusterKeys,
+        peer: Peer,
+        limits: MemoryLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self.peer = peer
+        self._limits = limits
+        self._context = context
+        self._keys = keys
+        self._zmq = load_zmq()
+        self.open()
+
+    @property
+    def is_astray(self) -> bool:
+        """True if it leads to an old address of the server."""
+        return self.place != self.peer.place
+
+    def open(self) -> None:
+        """Connects to the server's current address. Raises zmq.ZMQError if it is invalid."""
+        place = self.peer.place
+        new = self._context.socket(self._zmq.DEALER)
+        try:
+            new.linger = 0
+            new.sndhwm = new.rcvhwm = 0
+            new.maxmsgsize = MOST_FRAME_BYTES  # the address may be a stranger's by now
+            # A lost machine neither refuses nor acknowledges. Reconnect: it may be back.
+            new.connect_timeout = new.tcp_maxrt = _LOST_MS
+            if place.local is None:
+                self._keys.unlock(new)
+            new.connect(place.local or place.address)
+        except BaseException:
+            new.close()
+            raise
+        self.socket: Any = new
+        self.place = place
+        self._has_heard = False
+        self._memory: ClientMemory | None = None
+        self._offered: ClientMemory | None = None
+        self._may_share = place.local is not None
+        self._request_bytes = self._answer_bytes = 0  # largest so far
+
+    def reopen(self) -> None:
+        """Replaces the connection with one to the server's current address."""
+        self.close()
+        self.open()
+
+    def close(self) -> None:
+        """Closes the socket, dropping unsent frames, and the shared memory."""
+        self.socket.close()
+        for memory in (self._memory, self._offered):
+            if memory is not None:
+                memory.close()
+        self._memory = self._offered = None
+
+    def send(self, number: bytes, frames: Sequence[Any]) -> None:
+        """Sends a request.
+
+        `number` is unique over all clients. The frames' buffers must not change until the answer.
+        """
+        self._request_bytes = max(self._request_bytes, large_bytes(frames, self._limits.most_bytes))
+        self._offer_memory()
+        # The server replaces the old memory as soon as it receives an offer.
+        if self._memory is not None and self._offered is None:
+            frames = self._memory.placed(frames)
+        self._send_parts([number, *in_parts(frames)])
+
+    def ping(self, number: bytes, ping: bytes) -> None:
+        """Asks if the server is working on a request; the answer echoes `ping`."""
+        self._send_parts([number, PING, ping])
+
+    def receive(self) -> tuple[bytes, list[Any]] | None:
+        """Returns a request number and frames, or None for a message about the server itself."""
+        number, *frames = receive_parts(self.socket)
+        self._has_heard = True
+        buffers = [frame.buffer for frame in frames]
+        if self._memory is not None and is_placed(buffers):
+            return number.bytes, self._memory.read(buffers)
+        kind = None if is_message(buffers) else bytes(buffers[0])
+        if kind is None:
+            self._answer_bytes = max(
+                self._answer_bytes, large_bytes(buffers, self._limits.most_bytes)
+            )
+        if kind != SHARED:
+            return number.bytes, buffers
+        self._note_shared(is_shared=any(bytes(buffer) for buffer in buffers[1:]))
+        return None
+
+    def _send_parts(self, parts: list[Any]) -> None:
+        # A rejected client has no connection and would block forever. An unsent request gets no
+        # answer, so the waiting thread detects a lost server.
+        with contextlib.suppress(self._zmq.Again):
+            send_parts(self.socket, parts, int(self._zmq.NOBLOCK))
+
+    def _offer_memory(self) -> None:
+        """Shares memory with a server on this machine, if large arrays need it."""
+        needed = self._request_bytes, self._answer_bytes
+        if not self._may_share or self._offered is not None or not any(needed):
+            return
+        if self._memory is not None and self._memory.has_room(*needed):
+            return
+        try:
+            self._offered = ClientMemory(*needed, self._limits)
+        except OSError:  # an optimization only
+            self._may_share = False
+            return
+        self._send_parts([_NO_NUMBER, SHARE, self._offered.offer])
+
+    def _note_shared(self, *, is_shared: bool) -> None:
+        """Uses or drops the offered memory, as the server answered."""
+        former, new = self._memory, self._offered
+        self._memory, self._offered = (new if is_shared else None), None
+        self._may_share = is_shared
+        for memory in (former, None if is_shared else new):  # the server dropped the former, too
+            if memory is not None:
+                memory.close()
+
+    def leave_dead_socket(self) -> None:
+        """Falls back to TCP if nothing listens on the Unix socket; otherwise the server is busy."""
+        local = self.place.local
+        if local is not None and not (self._has_heard and is_reachable(local)):
+            self.peer.leave_local(local)
+
 
 # Connections to all servers of a cluster, shared by threads.
 
@@ -76,11 +282,11 @@ class ConnectionSet:
             end.settimeout(0)
 
     def to(self, server: int) -> ServerConnection:
-        """Returns a connection to a server by the fastest known transport."""
+        """Returns a connection to a server at its current address."""
         connection = self._connections.get(server)
         if connection is None:
             connection = self._connections[server] = self._pool.take(server)
-        if not connection.is_at_best:
+        if connection.is_astray or connection.socket.closed:
             connection.reopen()
         return connection
 
@@ -293,8 +499,8 @@ class Connections(Closing):
 
     Args:
         keys: keys of the cluster.
-        addresses: server addresses, by server index.
-        locate: returns the current address of a server index, or None; called every few seconds
+        addresses: `Listener.addresses` of each server.
+        locate: returns the current addresses of a server index, or None; called every few seconds
             while a server that owes an answer is silent.
         peers: name of a server in messages.
         silence_s: seconds without a sign of life before a server counts as lost; None for
@@ -368,13 +574,12 @@ class Connections(Closing):
         return {server: self._answer(server, questions[server]) for server in messages}
 
     def is_far(self, server: int) -> bool:
-        """Returns True if a server has answered, and cannot be reached by a Unix socket."""
-        peer = self._peers[server]
-        return peer.has_answered and peer.place.local is None
+        """Returns True if a server cannot be reached by a Unix socket."""
+        return self._peers[server].place.local is None
 
-    def move(self, server: int, address: str) -> None:
-        """Sets a new server address; pending requests are resent there."""
-        self._peers[server].move(address)
+    def move(self, server: int, addresses: str) -> None:
+        """Sets new addresses of a server; pending requests are resent there."""
+        self._peers[server].move(addresses)
         self._wake_all()
 
     def abandon(self, server: int, reason: str) -> None:
@@ -440,9 +645,9 @@ class Connections(Closing):
         if self._locate is None or now_s < peer.located_s + _LOCATE_EVERY_S:
             return
         peer.located_s = now_s
-        address = self._locate(server)
-        if address is not None and address != peer.place.address:
-            self.move(server, address)
+        addresses = self._locate(server)
+        if addresses is not None and addresses != peer.addresses:
+            self.move(server, addresses)
 
     def _answer(self, server: int, question: Question) -> Message:
         answer = question.answer

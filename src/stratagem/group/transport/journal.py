@@ -10,18 +10,25 @@ start, with a warning; all earlier records remain. Damage before the last record
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import shutil
+import socket
 import struct
+import sys
+import threading
+import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any, overload
 
-from stratagem.errors import DataLossError, explain
+from stratagem import settings
+from stratagem.errors import DataLossError, UnavailableError, explain
 from stratagem.group.transport.wire import Message, pack, unpack
-from stratagem.resources import Closing
+from stratagem.resources import Closing, are_free, own_folders
 
 # Records of files with checksums: journals, saved tables and snapshots.
 #
@@ -343,3 +350,107 @@ def _damaged(path: Path, how: str) -> DataLossError:
             code="SG610",
         )
     )
+
+
+# Lock that gives one process at a time the right to write a journal.
+
+
+if sys.platform != "win32":
+    import fcntl
+
+
+_POLL_S = 0.05
+
+
+class JournalLock(Closing):
+    """Waits for and holds an exclusive lock, because a lost server may take a moment to exit.
+
+    The lock is a separate file, because the journal file gets replaced. The operating system
+    releases it when the process exits. No-op on Windows. Creates the folder of `path`.
+
+    Raises:
+        UnavailableError: another process holds it for longer than `STRATAGEM_PEER_TIMEOUT_S`.
+        OSError: the file cannot be opened, or the file system does not support locks.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self._wait()
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(
+                self._descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Releases the lock."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _wait(self) -> None:
+        limit_s = float(settings.read("peer_timeout_s"))
+        deadline_s = time.monotonic() + limit_s
+        while not self._try():
+            if time.monotonic() > deadline_s:
+                raise UnavailableError(
+                    explain(
+                        f"{self._path.with_suffix('')} is in use by {self._path.read_text()}, and "
+                        f"was not released within {limit_s:g} s.",
+                        expected="one server per journal; the previous server must have exited.",
+                        fix="stop that process, or start the servers with another journal_dir. "
+                        "Set STRATAGEM_PEER_TIMEOUT_S to change the limit.",
+                        code="SG610",
+                    )
+                )
+            threading.Event().wait(_POLL_S)
+
+    def _try(self) -> bool:
+        if sys.platform != "win32":
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            return False
+        return True
+
+
+# Removal of journals that no run uses any more.
+
+
+# A server that died may be about to restart, and its coordinator may be on another machine.
+_ABANDONED_S = 24 * 3600.0
+
+
+def remove_journal(journal: Path) -> None:
+    """Removes a journal that no later run uses, its lock, and folders that are then empty."""
+    for path in (journal, Path(f"{journal}.lock")):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # other servers use them
+        journal.parent.rmdir()
+        journal.parent.parent.rmdir()
+
+
+def sweep_journals(base: Path) -> None:
+    """Removes this user's journal folders in `base` that no process has used for a day."""
+    for folder in own_folders(base, "*"):
+        newest_s = min((_age_s(path) for path in (folder, *_files(folder))), default=0.0)
+        if newest_s > _ABANDONED_S and are_free(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _files(folder: Path) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return list(folder.iterdir())
+    return []
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.lstat().st_mtime
+    except OSError:  # removed meanwhile
+        return 0.0

@@ -5,26 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import secrets
 import threading
 import time
 import traceback
 import types
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from stratagem.group.transport.keys import ClusterKeys, load_zmq
-from stratagem.group.transport.local_sockets import LocalSocket
+from stratagem.group.transport.endpoints import (
+    Admission,
+    ClusterKeys,
+    load_zmq,
+    local_address,
+    make_local_folder,
+)
 from stratagem.group.transport.shared_memory import ServerMemory, is_placed
 from stratagem.group.transport.wire import (
-    HERE,
     KNOWN,
     MOST_FRAME_BYTES,
-    PING,
     SHARE,
     SHARED,
     UNKNOWN,
-    WHERE,
     Message,
     in_parts,
     is_message,
@@ -34,51 +35,6 @@ from stratagem.group.transport.wire import (
     unpack,
 )
 from stratagem.resources import Closing
-
-if TYPE_CHECKING:
-    import zmq
-
-# Authentication of new client connections to a listener, before any message is read.
-
-_ADDRESS = "inproc://zeromq.zap.01"
-_VERSION = b"1.0"
-
-
-class Admission:
-    """Answers ZeroMQ's authentication requests.
-
-    Args:
-        context: ZeroMQ context of the sockets to protect.
-        client_public: key of clients over TCP.
-        password: password of clients over the Unix socket; None if there is no such socket.
-
-    Source: ZeroMQ RFC 27, ZAP.
-    """
-
-    def __init__(
-        self, context: zmq.Context[Any], client_public: bytes, password: bytes | None
-    ) -> None:
-        zmq = load_zmq()
-        self._key: bytes = load_zmq("zmq.utils.z85").decode(client_public)
-        self._password = password
-        self.socket: Any = context.socket(zmq.REP)
-        self.socket.linger = 0
-        self.socket.bind(_ADDRESS)
-
-    def answer(self) -> None:
-        """Answers one request, which must have arrived."""
-        version, number, _, _, _, mechanism, *credentials = self.socket.recv_multipart()
-        is_known = version == _VERSION and self._knows(mechanism, credentials)
-        status = (b"200", b"") if is_known else (b"400", b"not a member of this cluster")
-        self.socket.send_multipart([_VERSION, number, *status, b"", b""])
-
-    def _knows(self, mechanism: bytes, credentials: list[bytes]) -> bool:
-        if mechanism == b"CURVE":
-            return credentials == [self._key]
-        if mechanism == b"PLAIN" and self._password is not None:
-            return secrets.compare_digest(b"".join(credentials[1:]), self._password)
-        return False
-
 
 # Shared memory between a listener and its clients, by connection.
 
@@ -149,7 +105,6 @@ _LINGER_MS = 200
 # How long an answer is retained for a client that lost its connection and may reconnect.
 _KEEP_S = 10.0
 _KEEP_TICK_MS = 1000
-_BIND_ATTEMPTS = 3
 # Interval of checks for killed clients, whose shared memory is then released.
 _MEMORY_TICK_MS = 10_000
 # Limits on peers that have not proved that they belong to the cluster. ZeroMQ closes a connection
@@ -238,11 +193,12 @@ class Listener(Closing):
         self._is_woken = False
         self._is_closed = False
         self._is_ending = threading.Event()
-        self.local = LocalSocket.make()
+        self._folder = make_local_folder()
         try:
             self._bind(keys, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         except BaseException:
             self._context.destroy(linger=0)
+            self._remove_folder()
             raise
         self._receiver = threading.Thread(target=self._receive, name="listener", daemon=True)
         self._handlers = [
@@ -277,13 +233,16 @@ class Listener(Closing):
         for socket in (self._woken, self._admission.socket, self._socket):
             socket.close()
         self._context.term()
-        if self.local is not None:
-            self.local.remove()
+        self._remove_folder()
+
+    @property
+    def addresses(self) -> str:
+        """What clients need: the TCP address, and that of the Unix socket if there is one."""
+        return f"{self.address} {self.local}".rstrip()
 
     def _bind(self, keys: ClusterKeys, address: str) -> None:
         zmq = self._zmq
-        password = None if self.local is None else self.local.password
-        self._admission = Admission(self._context, keys.client_public, password)
+        self._admission = Admission(self._context, keys.client_public)
         self._socket: Any = self._context.socket(zmq.ROUTER)
         self._socket.router_mandatory = True  # report lost connections
         self._socket.linger = _LINGER_MS
@@ -297,25 +256,22 @@ class Listener(Closing):
         with _raised_as_os_error(zmq, address):
             self._socket.bind(f"tcp://{address}")
         self.address: str = self._socket.last_endpoint.decode().rstrip("\0")
-        if self.local is not None:
-            self.local.lock(self._socket)
-            if not self._bind_local(self.local):
-                self.local = None
+        self._socket.curve_server = False
+        self.local = "" if self._folder is None else local_address(self._folder)
+        try:
+            if self.local:
+                self._socket.bind(self.local)
+        except zmq.ZMQError:  # optional: a full disk, for example
+            self.local = ""
         self._woken: Any = self._context.socket(zmq.PULL)
         self._woken.bind(_WAKE_ADDRESS)
         self._waker: Any = self._context.socket(zmq.PUSH)
         self._waker.linger = 0
         self._waker.connect(_WAKE_ADDRESS)
 
-    def _bind_local(self, local: LocalSocket) -> bool:
-        """Binds the Unix socket, which is optional; fails on a full disk, for example."""
-        for _ in range(_BIND_ATTEMPTS):
-            with contextlib.suppress(self._zmq.ZMQError):
-                self._socket.bind(local.address)
-                return True
-            if not local.make_folder():  # the last listener may just have removed it
-                break
-        return False
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            self._folder.close()
 
     def _receive(self) -> None:
         zmq = self._zmq
@@ -416,11 +372,7 @@ class Listener(Closing):
         kind, *details = map(bytes, content)
         if kind == SHARE and details:
             return self._memories.share(connection, details[0])
-        if kind == PING:
-            return [KNOWN if is_known else UNKNOWN, *details]
-        if kind == WHERE and self.local is not None:
-            return [HERE, self.local.path.encode(), self.local.password]
-        return [HERE]
+        return [KNOWN if is_known else UNKNOWN, *details]  # the answer to a ping
 
     def _work(self) -> None:
         while (request := self._requests.get()) is not None:

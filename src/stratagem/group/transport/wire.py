@@ -41,11 +41,10 @@ _decode = json.JSONDecoder().raw_decode
 assert ml_dtypes  # its import registers bfloat16 and similar dtype names with NumPy
 
 # Control frames, in place of a header. Clients ask if the server is working on a request (PING),
-# which Unix socket it has (WHERE), and to share memory (SHARE).
+# and to share memory (SHARE).
 PING, KNOWN, UNKNOWN = b"ping", b"known", b"unknown"
-WHERE, HERE = b"where", b"here"
 SHARE, SHARED = b"share", b"shared"
-_CONTROLS = frozenset({PING, KNOWN, UNKNOWN, WHERE, HERE, SHARE, SHARED})
+_CONTROLS = frozenset({PING, KNOWN, UNKNOWN, SHARE, SHARED})
 
 
 @dataclasses.dataclass(frozen=True)

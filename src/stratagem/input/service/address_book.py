@@ -26,7 +26,7 @@ from stratagem.cluster.addresses import is_loopback, split_address, without_sche
 from stratagem.errors import NotFoundError, explain
 from stratagem.group.authentication.secret import Secret, key_of, new_secret, required_secret
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.keys import ClusterKeys, load_zmq
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.listener import Listener, Request
 from stratagem.group.transport.wire import Message
 from stratagem.resources import Closing, cache_dir
@@ -51,13 +51,7 @@ def service_keys(address: str) -> ClusterKeys:
     secret = required_secret(_WHO, [host])
     if secret is None and is_loopback(host):
         secret = _secret_of_user()
-    z85 = load_zmq("zmq.utils.z85")
-    public = load_zmq().curve_public
-    pairs: list[bytes] = []
-    for side in ("server", "client"):
-        private = z85.encode(key_of(secret, f"input {side}"))
-        pairs += [public(private), private]
-    return ClusterKeys(*pairs)
+    return ClusterKeys(key_of(secret, "input"))
 
 
 def _secret_of_user() -> Secret:
@@ -176,9 +170,13 @@ def check_protocol(protocol: str | None) -> None:
 
 @dataclasses.dataclass
 class _Worker:
-    """A worker that has announced itself; `place` is in the list of the configuration, if any."""
+    """A worker that has announced itself; `place` is in the list of the configuration, if any.
+
+    `local` is the address of its Unix socket, or empty.
+    """
 
     place: int | None
+    local: str
     tags: list[str]
     heard_s: float
 
@@ -311,10 +309,10 @@ class DispatchServer(Closing):
         request.answer(answer)
 
     def _announce(self, message: Message) -> Message:
-        address, tags = message.fields["address"], message.fields["tags"]
+        address, local, tags = (message.fields[one] for one in ("address", "local", "tags"))
         known = self._workers.get(address)
         place = self._place_of(address) if known is None else known.place
-        self._workers[address] = _Worker(place, tags, time.monotonic())
+        self._workers[address] = _Worker(place, local, tags, time.monotonic())
         return Message("noted", {"interval_s": min(_MOST_INTERVAL_S, self._silence_s / 4)})
 
     def _expect(self, message: Message) -> Message:
@@ -346,9 +344,12 @@ class DispatchServer(Closing):
 
     def _readers(self, message: Message) -> Message:
         self._forget_silent()
-        readers: list[str | None] = [*sorted(self._workers)]
+        workers = sorted(self._workers.items())
+        readers: list[str | None] = [f"{one} {worker.local}".rstrip() for one, worker in workers]
         if self._listed is not None:
-            by_place = {worker.place: address for address, worker in self._workers.items()}
+            by_place = {
+                worker.place: found for found, (_, worker) in zip(readers, workers, strict=True)
+            }
             readers = [by_place.get(place) for place in range(len(self._listed))]
         fields = {"readers": readers, "num_expected": sum(self._expected.values())}
         return Message("readers", {**fields, "is_listed": self._listed is not None})

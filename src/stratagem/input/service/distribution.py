@@ -17,7 +17,7 @@ from stratagem.cluster.addresses import split_address, without_scheme
 from stratagem.environment import load
 from stratagem.errors import explain
 from stratagem.group.current import current_group
-from stratagem.input.batch_messages import AUTO, checked_compression
+from stratagem.input.batch_messages import AUTO, SnapshotWriter, checked_compression
 from stratagem.input.dataset import Dataset
 from stratagem.input.service.address_book import BookClient
 from stratagem.input.service.splits import (
@@ -29,7 +29,6 @@ from stratagem.input.service.splits import (
     require_repeatable,
 )
 from stratagem.input.service.trainer import EpochReading, ReadRequest, SentDataset
-from stratagem.input.snapshots import SnapshotWriter
 from stratagem.input.sources.adapters import as_source
 from stratagem.input.sources.source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Reader, Source
 from stratagem.options import AutoShardPolicy

@@ -11,8 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from stratagem.errors import InvalidArgumentError, explain
-from stratagem.input.sources.repeated import RepeatedSource
-from stratagem.input.sources.source import FileSource, Source
+from stratagem.input.sources.source import FileSource, RepeatedSource, Source
 
 
 class ShardingPolicy(enum.IntEnum):

@@ -193,7 +193,7 @@ class _Workers(Closing):
             for address in addresses - {*self._connections}:
                 self._away_until_s.pop(address, None)
                 self._connections[address] = Connections(
-                    service_keys(address),
+                    service_keys(address.partition(" ")[0]),
                     [address],
                     peers="Input worker",
                     memory_limits=self._limits,

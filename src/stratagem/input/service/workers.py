@@ -394,6 +394,7 @@ class WorkerServer(Closing):
         self._book = BookClient(config.dispatcher_address)
         keys = service_keys(join_address(host, config.port or 1))
         self._listener = Listener(keys, self._handle, host=bind_host(host), port=config.port)
+        self._local = self._listener.local
         port = split_address(self._listener.address)[1]
         self.address = tcp_address(join_address(host, port))
         try:
@@ -412,6 +413,7 @@ class WorkerServer(Closing):
             "announce",
             limit_s=limit_s,
             address=self.address,
+            local=self._local,
             tags=self._config.worker_tags or [],
         )
         return answer.fields["interval_s"]

@@ -25,7 +25,7 @@ from stratagem.checkpoint.in_memory import MemoryBackup
 from stratagem.checkpoint.latest import run_on_first
 from stratagem.checkpoint.manager import CheckpointManager
 from stratagem.checkpoint.objects import Stateful
-from stratagem.checkpoint.preemption_exit import PreemptionExit
+from stratagem.checkpoint.preemption import PreemptionExit
 from stratagem.checkpoint.saving import CheckpointOptions
 from stratagem.checkpoint.storage.files import COMMIT_MARK
 from stratagem.cluster.preemption.configuration import TerminationConfig

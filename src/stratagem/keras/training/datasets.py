@@ -17,8 +17,8 @@ from stratagem.contexts import get_strategy, has_strategy
 from stratagem.devices.shards import require_exact_integers
 from stratagem.errors import explain
 from stratagem.execution.programs.elastic import ElasticLockstep
+from stratagem.input.batches import DeviceRows, is_on_accelerator
 from stratagem.input.dataset import Dataset
-from stratagem.input.device_rows import DeviceRows, is_on_accelerator
 from stratagem.input.distributed import DistributedDataset
 from stratagem.input.sources.adapters import as_source
 from stratagem.input.sources.source import INFINITE_CARDINALITY

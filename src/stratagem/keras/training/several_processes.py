@@ -22,7 +22,7 @@ import numpy as np
 
 from stratagem.errors import explain
 from stratagem.group.current import agree_on_random_state, current_group
-from stratagem.input.device_rows import is_on_accelerator
+from stratagem.input.batches import is_on_accelerator
 from stratagem.keras.patches import patches, wraps_methods
 from stratagem.keras.training.datasets import DatasetAdapter
 from stratagem.keras.variables.variable import announces_gathers, announcing_gathers

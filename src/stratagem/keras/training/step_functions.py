@@ -28,8 +28,7 @@ from stratagem.errors import raise_reported
 from stratagem.execution.programs.elastic import ElasticLockstep, is_on
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.execution.tracing.arguments import batch_arguments
-from stratagem.input.batches import HostBatch, split_again, take_own_part
-from stratagem.input.device_rows import with_selected_rows
+from stratagem.input.batches import HostBatch, split_again, take_own_part, with_selected_rows
 from stratagem.input.placement import place
 from stratagem.keras.patches import patches
 from stratagem.keras.private import (

@@ -20,8 +20,9 @@ from stratagem.environment import load
 from stratagem.errors import UnavailableError, explain
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.client.distinct_rows import DistinctIds, DistinctKeys
-from stratagem.parameter_server.client.request_partitioning import (
+from stratagem.parameter_server.client.row_requests import (
+    DistinctIds,
+    DistinctKeys,
     GradientParts,
     RequestParts,
     RowLookup,
@@ -32,7 +33,7 @@ from stratagem.parameter_server.client.request_partitioning import (
 )
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.changes import SeenVersions
-from stratagem.parameter_server.server.updates import ASYNCHRONOUS, Pushed, UpdateMode, UpdateRule
+from stratagem.parameter_server.server.shards import ASYNCHRONOUS, Pushed, UpdateMode, UpdateRule
 
 # Optimizers that a client has sent, for servers that restart from their journals.
 #

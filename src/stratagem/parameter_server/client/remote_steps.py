@@ -20,8 +20,7 @@ from stratagem.execution.tracing.remote_state import (
     UpdatedValue,
     WholeInput,
 )
-from stratagem.parameter_server.client.distinct_rows import DistinctKeys, representatives
-from stratagem.parameter_server.client.lost_updates import LostUpdates
+from stratagem.parameter_server.client.row_requests import DistinctKeys, representatives
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.client.variable_client import (
     Assigned,
@@ -35,8 +34,8 @@ from stratagem.parameter_server.client.variable_client import (
     VariableClient,
     name_of,
 )
-from stratagem.parameter_server.server.shards import aligned_empty, sum_rows
-from stratagem.parameter_server.server.updates import Pushed
+from stratagem.parameter_server.server.changes import LostUpdates
+from stratagem.parameter_server.server.shards import Pushed, aligned_empty, sum_rows
 from stratagem.variables.store import is_keyed, is_remote
 
 if TYPE_CHECKING:

@@ -15,14 +15,14 @@ from stratagem.errors import DataLossError, explain
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import KeyLayout
-from stratagem.parameter_server.server.tables.policies import Eviction
-from stratagem.parameter_server.server.tables.table_versions import (
+from stratagem.parameter_server.server.tables.saved_tables import (
     CHECKPOINT,
     TableVersions,
     base_of_next,
     file_name,
     remove_unneeded,
 )
+from stratagem.parameter_server.server.tables.table_options import Eviction
 
 
 @dataclasses.dataclass(frozen=True)

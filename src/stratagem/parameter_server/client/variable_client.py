@@ -17,7 +17,7 @@ from stratagem.parameter_server.client.shard_layout import (
     ShardPlacer,
     layout_of_keys,
 )
-from stratagem.parameter_server.server.updates import Pushed, UpdateMode, UpdateRule
+from stratagem.parameter_server.server.shards import Pushed, UpdateMode, UpdateRule
 
 if TYPE_CHECKING:
     import keras

@@ -17,7 +17,7 @@ from stratagem.parameter_server.coordinator.remote_value import (
     cancel,
     input_error,
 )
-from stratagem.parameter_server.coordinator.worker_errors import merge_reports
+from stratagem.parameter_server.coordinator.shipping import merge_reports
 
 # Threads of workers that wait for closures, each woken alone: waking all threads for each closure
 # would cost the square of the number of workers.

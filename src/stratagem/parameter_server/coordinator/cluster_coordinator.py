@@ -14,7 +14,7 @@ from stratagem.config import filters_traceback
 from stratagem.errors import explain
 from stratagem.launch.processes.local_processes import not_the_coordinator
 from stratagem.logs import PublicDir, as_html, new_table
-from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
+from stratagem.parameter_server.cluster_plan import RemoteStateStrategy
 from stratagem.parameter_server.coordinator.closure_queue import ClosureQueue
 from stratagem.parameter_server.coordinator.coordinated_workers import CoordinatedWorkers
 from stratagem.parameter_server.coordinator.remote_value import Closure, RemoteValue, map_structure

@@ -19,8 +19,7 @@ from stratagem.errors import PSUnavailableError, UnavailableError, explain
 from stratagem.group.transport.connection import Connections, ServerError
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.lost_updates import LostUpdates
-from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
+from stratagem.parameter_server.cluster_plan import RemoteStateStrategy
 from stratagem.parameter_server.coordinator.closure_queue import MAX_CLOSURES, ClosureQueue
 from stratagem.parameter_server.coordinator.remote_value import Closure, Countdown
 from stratagem.parameter_server.coordinator.shipping import (
@@ -28,12 +27,12 @@ from stratagem.parameter_server.coordinator.shipping import (
     Ended,
     SentCall,
     Shipment,
+    WorkerReport,
     ended_in,
     pack_calls,
     scheduling_of,
 )
-from stratagem.parameter_server.coordinator.worker_errors import WorkerReport
-from stratagem.parameter_server.server.changes import by_kind
+from stratagem.parameter_server.server.changes import LostUpdates, by_kind
 from stratagem.resources import Closing
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ import numpy as np
 from stratagem.contexts import get_strategy, in_cross_replica_context
 from stratagem.errors import explain
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.listener import Listener, Request
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import RunningFunction, ServerClient
-from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
+from stratagem.parameter_server.cluster_plan import RemoteStateStrategy
 from stratagem.parameter_server.coordinator.remote_value import map_structure
 from stratagem.parameter_server.coordinator.shipping import (
     MAX_UNANSWERED,
@@ -27,10 +27,10 @@ from stratagem.parameter_server.coordinator.shipping import (
     Packing,
     SentCall,
     calls_in,
+    failed_message,
     pack_ended,
 )
-from stratagem.parameter_server.coordinator.worker_errors import failed_message
-from stratagem.parameter_server.server.updates import UpdateMode
+from stratagem.parameter_server.server.shards import UpdateMode
 from stratagem.resources import Closing
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Worker(Closing):
     @property
     def address(self) -> str:
         """Address that the worker listens on."""
-        return self._listener.address
+        return self._listener.addresses
 
     def close(self) -> None:
         """Stops listening; abandons a function that still runs."""

@@ -1,25 +1,24 @@
 """Embedding tables on parameter servers, without a vocabulary: `sg.embedding`."""
 
-from stratagem.parameter_server.embedding.export import export
-from stratagem.parameter_server.embedding.keys import keys
-from stratagem.parameter_server.embedding.layer import DynamicEmbedding
+from stratagem.parameter_server.embedding.layer import DynamicEmbedding, TableStats, stats
 from stratagem.parameter_server.embedding.saving import (
     compact,
+    export,
     publish,
     restore,
     rollback,
     save,
 )
 from stratagem.parameter_server.embedding.serving import Tables
-from stratagem.parameter_server.embedding.table_stats import TableStats, stats
-from stratagem.parameter_server.server.tables.policies import (
+from stratagem.parameter_server.fingerprints import keys
+from stratagem.parameter_server.server.tables.table_options import (
     AfterSightings,
     LeastFrequent,
     LeastRecent,
     NotSeenFor,
+    TierOptions,
     WithProbability,
 )
-from stratagem.parameter_server.server.tables.table_options import TierOptions
 
 __all__ = [
     "AfterSightings",

@@ -13,10 +13,9 @@ import numpy as np
 
 from stratagem.errors import DataLossError, NotFoundError, explain
 from stratagem.parameter_server.server.tables.row_formats import RowFormat, buckets_of
+from stratagem.parameter_server.server.tables.saved_tables import TableFile, TableVersions
 from stratagem.parameter_server.server.tables.table_chains import TableChain
-from stratagem.parameter_server.server.tables.table_files import TableFile
 from stratagem.parameter_server.server.tables.table_options import RowInitializer
-from stratagem.parameter_server.server.tables.table_versions import TableVersions
 from stratagem.resources import Closing
 
 # Keys of published tables in memory, and their rows in mapped files.

@@ -31,10 +31,9 @@ from stratagem.parameter_server.client.variable_client import (
     Scalar,
     VariableOnWorkerError,
 )
-from stratagem.parameter_server.keras.keyed_variable import KeyedVariable, whole_gradient
 from stratagem.parameter_server.keras.update_rule import KerasUpdate, other_shapes, scalar_names
-from stratagem.parameter_server.keras.variable import making_slot
-from stratagem.parameter_server.server.updates import stored_name
+from stratagem.parameter_server.keras.variable import KeyedVariable, making_slot, whole_gradient
+from stratagem.parameter_server.server.shards import stored_name
 from stratagem.variables.distributed import IndexedSlices, is_indexed_slices
 from stratagem.variables.store import is_keyed, is_remote
 

@@ -21,7 +21,6 @@ from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.client.variable_client import Stored, Unplaced
 from stratagem.parameter_server.coordinator.shipping import Resource
-from stratagem.parameter_server.keras.keyed_variable import KeyedVariable
 from stratagem.parameter_server.keras.optimizer import (
     give_to_servers,
     name_on_servers,
@@ -30,6 +29,7 @@ from stratagem.parameter_server.keras.optimizer import (
 )
 from stratagem.parameter_server.keras.pickler import ProcessSettings, pack_object, unpack_object
 from stratagem.parameter_server.keras.variable import (
+    KeyedVariable,
     ParameterServerVariable,
     ShardedParameterServerVariable,
     making_slot,

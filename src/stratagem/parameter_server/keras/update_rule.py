@@ -18,8 +18,7 @@ from stratagem import contexts as stack
 from stratagem.errors import explain
 from stratagem.keras.private import KerasSaveable, config_and_rate
 from stratagem.parameter_server.keras.pickler import ProcessSettings
-from stratagem.parameter_server.server.shards import aligned_empty
-from stratagem.parameter_server.server.updates import Slot, State
+from stratagem.parameter_server.server.shards import Slot, State, aligned_empty
 
 # Rows of several tables in one array, so that one program updates them all.
 #

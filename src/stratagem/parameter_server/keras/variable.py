@@ -6,26 +6,45 @@ On the coordinator each read asks the servers; in a step it returns the value fe
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import math
 import threading
-from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 from jax.core import Tracer
+from jax.extend import random as jax_random
 
 from stratagem.contexts import get_strategy
 from stratagem.errors import explain
 from stratagem.execution.lookups import embedding_lookup, is_worth_rows
 from stratagem.execution.tracing.functionalize import current_scope
-from stratagem.keras.private import autocasts, get_stateless_scope, in_symbolic_scope, set_path
-from stratagem.keras.variables.requests import check_explicit_device, is_initialized
+from stratagem.keras.private import (
+    autocasts,
+    compute_fans,
+    get_stateless_scope,
+    in_symbolic_scope,
+    set_path,
+)
+from stratagem.keras.variables.requests import (
+    check_explicit_device,
+    current_annotations,
+    is_initialized,
+)
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.client.variable_client import Stored, Unplaced, VariableClient
-from stratagem.parameter_server.keras.initial_rows import InitialRows
+from stratagem.parameter_server.client.table_client import TableClient
+from stratagem.parameter_server.client.variable_client import (
+    Stored,
+    Unplaced,
+    VariableClient,
+    name_of,
+)
 from stratagem.variables.components import WholeValue
 from stratagem.variables.distributed import IndexedSlices
 from stratagem.variables.registry import Home, VariableKind
@@ -35,6 +54,162 @@ if TYPE_CHECKING:
     import jax
     from jax.typing import DTypeLike
     from numpy.typing import ArrayLike
+
+
+# Rows of a large variable's initial value, made without the rest of it.
+#
+# JAX's generator makes each random number from the key and its place alone. A generator of our own,
+# which JAX and Keras use like any other, begins at the place of the first row that is wanted.
+
+
+_BITS = 2**32
+
+
+class _Random(Protocol):
+    """An initializer of Keras that draws random numbers."""
+
+    @property
+    def seed(self) -> Any:
+        """Its seed: a number or a generator."""
+        ...
+
+
+class InitialRows:
+    """Makes rows of what an initializer makes of a whole variable.
+
+    Args:
+        initializer: of Keras; its random numbers are drawn from JAX's default generator.
+        shape: of the whole variable.
+        dtype: its dtype.
+
+    Raises:
+        NotImplementedError: an initializer that needs the whole variable at once.
+
+    Example:
+        >>> from stratagem.parameter_server.keras.variable import InitialRows
+        >>> rows = InitialRows(keras.initializers.RandomUniform(seed=1), (10**9, 4), "float32")
+        >>> rows(500_000_000, 2).shape
+        (2, 4)
+    """
+
+    def __init__(self, initializer: Callable[..., Any], shape: tuple[int, ...], dtype: str) -> None:
+        self._shape = tuple(shape)
+        self._dtype = dtype
+        self._draw, self._seed = _drawn(initializer, self._shape)
+
+    def __call__(self, first_row: int, num_rows: int) -> np.ndarray:
+        """Returns rows.
+
+        Args:
+            first_row: the first.
+            num_rows: how many.
+
+        Returns:
+            Array of shape (num_rows, ...).
+        """
+        shape = (num_rows, *self._shape[1:])
+        if self._seed is None:
+            return np.asarray(self._draw(shape, dtype=self._dtype))
+        first = first_row * math.prod(self._shape[1:])
+        place = [first // _BITS, first % _BITS]
+        data = jnp.asarray([*self._seed, *place], "uint32")
+        key = jax.random.wrap_key_data(data, impl=_rows_generator())
+        return np.asarray(self._draw(shape, dtype=self._dtype, seed=key))
+
+
+def _drawn(
+    initializer: Callable[..., Any], shape: tuple[int, ...]
+) -> tuple[Any, tuple[int, int] | None]:
+    """Returns the function that draws any rows of an initializer, and its key."""
+    initializers = keras.initializers
+    kind, own = type(initializer), cast("Any", initializer)  # what it has depends on its class
+    if kind in (initializers.Zeros, initializers.Ones) or (
+        kind is initializers.Constant and np.ndim(own.value) == 0
+    ):
+        return initializer, None
+    if kind is initializers.RandomUniform:
+        limits = {"minval": own.minval, "maxval": own.maxval}
+        return functools.partial(keras.random.uniform, **limits), _key(own)
+    if kind in (initializers.RandomNormal, initializers.TruncatedNormal):
+        moments = {"mean": own.mean, "stddev": own.stddev}
+        is_cut = kind is initializers.TruncatedNormal
+        draw = keras.random.truncated_normal if is_cut else keras.random.normal
+        return functools.partial(draw, **moments), _key(own)
+    if isinstance(initializer, initializers.VarianceScaling):
+        return _scaled(initializer, shape), _key(initializer)
+    raise NotImplementedError(
+        explain(
+            f"{kind.__name__} makes the initial value of a variable of shape {shape}, which is "
+            "made in parts.",
+            expected="zeros, ones, a constant, or random uniform or normal numbers, scaled or not.",
+            fix="use such an initializer, or leave the variable in one piece: variable_partitioner "
+            "says which are split.",
+        )
+    )
+
+
+def _scaled(initializer: keras.initializers.VarianceScaling, shape: tuple[int, ...]) -> Any:
+    """As `VarianceScaling.__call__` of Keras, with the fans of the whole variable."""
+    fan_in, fan_out = compute_fans(shape, initializer)
+    fan = {"fan_in": fan_in, "fan_out": fan_out}.get(initializer.mode, (fan_in + fan_out) / 2.0)
+    variance = initializer.scale / max(1.0, fan)
+    if initializer.distribution == "uniform":
+        limit = math.sqrt(3.0 * variance)
+        return functools.partial(keras.random.uniform, minval=-limit, maxval=limit)
+    if initializer.distribution == "untruncated_normal":
+        return functools.partial(keras.random.normal, mean=0.0, stddev=math.sqrt(variance))
+    # The standard deviation of normal numbers that are cut at two of theirs.
+    stddev = math.sqrt(variance) / 0.87962566103423978
+    return functools.partial(keras.random.truncated_normal, mean=0.0, stddev=stddev)
+
+
+def _key(initializer: _Random) -> tuple[int, int]:
+    """The key that Keras would draw from: of a number, or the next one of a generator."""
+    seed = initializer.seed
+    if isinstance(seed, keras.random.SeedGenerator):
+        first, second = np.asarray(seed.next()).tolist()
+        return first, second
+    return int(seed) % _BITS, 0
+
+
+@functools.cache
+def _rows_generator() -> Any:
+    """JAX's default generator, with the place of the first number in its key."""
+    return jax_random.define_prng_impl(
+        key_shape=(4,),
+        seed=_unused,
+        split=_unused,
+        fold_in=_unused,
+        random_bits=_bits_of_places,
+        name="stratagem_rows",
+        tag="rows",
+    )
+
+
+def _bits_of_places(data: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
+    """The bits that JAX's generator makes of the places from the first one on."""
+    key, high, low = data[:2], data[2], data[3]
+    size = math.prod(shape)
+    lows = low + jax.lax.iota("uint32", size)
+    highs = high + (lows < low).astype("uint32")
+    made = jax_random.threefry_2x32(key, jnp.concatenate([highs, lows]))
+    first, second = made[:size], made[size:]
+    if bit_width == 64:
+        dtype = jnp.dtype("uint64")
+        bits = (first.astype(dtype) << 32) | second.astype(dtype)
+    else:
+        bits = (first ^ second).astype(f"uint{bit_width}")
+    return bits.reshape(shape)
+
+
+def _unused(*_: object) -> Any:
+    raise NotImplementedError(
+        explain(
+            "A random initial value that is made in parts was to be drawn from a derived key.",
+            expected="numbers that are drawn from one key, each by its place.",
+            fix="tell us the versions of Keras and JAX: those that were tested do not do so.",
+        )
+    )
 
 
 # A larger initial value is created row by row, on its server.
@@ -370,3 +545,137 @@ def _shard_of(
     set_path(shard, f"{whole.path}/part_{number}")
     shard.has_rows = whole.has_rows
     return shard
+
+
+# Keyed tables as Keras variables: rows are on the servers, found by 64-bit keys.
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyedTableOptions:
+    """Options of a new keyed table.
+
+    Args:
+        table: JSON fields of the servers' `TableOptions`, with the `max_rows` of all servers.
+        skips_zero: True if the key 0 is padding, which has no row.
+    """
+
+    table: Mapping[str, Any]
+    skips_zero: bool = False
+
+
+class KeyedVariable(ParameterServerVariable):
+    """A table on parameter servers with a row for each key, or its optimizer slot.
+
+    Its shape is (0, ...), because its rows are only on the servers; steps look them up by key. So
+    it has no value to read, save or assign.
+    """
+
+    is_keyed = True
+    has_rows = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if not is_initialized(self):
+            self._options: KeyedTableOptions | None = current_annotations().keyed_table
+        super().__init__(*args, **kwargs)
+
+    @property
+    def remote_table(self) -> tuple[TableClient, str] | None:
+        """Client and name of the table, which checkpoints save; None for an optimizer slot."""
+        if self._slot is not None:
+            return None
+        return TableClient(self.variable_client.client), name_of(self)
+
+    @property
+    def storage(self) -> Any:
+        """An array without rows."""
+        return np.zeros(self._shape, jnp.dtype(self._dtype))
+
+    @storage.setter
+    def storage(self, value: object) -> None:
+        """Does nothing: a value without rows changes none."""
+
+    def assign(self, value: Any) -> Any:
+        """Raises a TypeError: a value of this shape has no rows. Slots accept such a value."""
+        if self._slot is None or np.shape(value) != self.shape:
+            raise _assigned(self)
+        return self.value
+
+    def _assign_delta(self, value: object, *, sign: int) -> Any:
+        raise _assigned(self)
+
+    def _initialize_with_initializer(self, initializer: Callable[..., Any]) -> None:
+        if self._slot is not None:
+            self.place = Stored(self._slot() if callable(self._slot) else self._slot)
+            return
+        options = self._options
+        assert options is not None
+        self.variable_client.create_keyed(self, options.table, skips_zero=options.skips_zero)
+
+    def rows_outside(self, ids: object) -> Any:
+        """Returns rows of keys, pairs of uint32, outside of compiled steps."""
+        return self._looked_up(ids, is_trained=False)[0]
+
+    def looked_up(self, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns rows of keys in an eager step, and the places of their gradients."""
+        return self._looked_up(keys, is_trained=True)
+
+    def take_rows(self, rows: Rows) -> Any:
+        """Raises a TypeError: rows have keys, and no numbers."""
+        raise _rows_by_number(self)
+
+    def change_rows(self, method: str, slices: IndexedSlices) -> Any:
+        """Raises a TypeError: rows have keys, and no numbers."""
+        raise _rows_by_number(self)
+
+    def _looked_up(self, keys: Any, *, is_trained: bool) -> tuple[Any, Any]:
+        if in_symbolic_scope():  # only the shape matters
+            return jnp.zeros((*keys.shape[:-1], *self.shape[1:]), self.dtype), None
+        if isinstance(keys, Tracer):
+            raise ValueError(
+                explain(
+                    f"Keys were looked up in {self.path!r} inside lax.scan, lax.cond, jax.jit or "
+                    "the like.",
+                    expected="lookups in the replica function itself, which receives the rows "
+                    "from the servers before it runs.",
+                    fix="look the keys up before, and use the rows inside.",
+                )
+            )
+        remote = self._home.strategy.placement.remote
+        rows, places = remote.rows_of_keys(self, np.asarray(keys), is_trained=is_trained)
+        return self._maybe_autocast(jnp.asarray(rows)), jnp.asarray(places)
+
+
+def _assigned(variable: keras.Variable) -> TypeError:
+    return TypeError(
+        explain(
+            f"The keyed table {variable.path!r} was assigned a value. Its shape has no rows: they "
+            "are on the servers, by key.",
+            expected="rows that an optimizer changes, or that are restored.",
+            fix="restore rows with sg.embedding.restore or sg.train.Checkpoint. set_weights, and "
+            "with it EarlyStopping(restore_best_weights=True), cannot set them.",
+        )
+    )
+
+
+def _rows_by_number(variable: keras.Variable) -> TypeError:
+    return TypeError(
+        explain(
+            f"Rows of the keyed table {variable.path!r} were read or changed by number.",
+            expected="rows by key: the table has no other numbers.",
+            fix="look rows up with sg.nn.embedding_lookup(table, sg.embedding.keys(ids)); an "
+            "optimizer changes them.",
+        )
+    )
+
+
+def whole_gradient(variable: keras.Variable) -> ValueError:
+    """Returns the error for a gradient of a keyed table that is no longer rows."""
+    return ValueError(
+        explain(
+            f"The optimizer received a gradient of the keyed table {variable.path!r} that was "
+            "changed after sg.value_and_grad.",
+            expected="the gradient itself, or IndexedSlices.",
+            fix="pass sparse_gradients=True to sg.value_and_grad, and change the values of the "
+            "IndexedSlices with dataclasses.replace. Optimizers clip gradients by themselves.",
+        )
+    )

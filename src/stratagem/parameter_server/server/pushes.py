@@ -14,9 +14,8 @@ from stratagem.environment import load
 from stratagem.errors import explain
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server.changes import Change, Lifetime
-from stratagem.parameter_server.server.shards import combine_rows
+from stratagem.parameter_server.server.shards import ASYNCHRONOUS, UpdateMode, combine_rows
 from stratagem.parameter_server.server.store import ServerVariables
-from stratagem.parameter_server.server.updates import ASYNCHRONOUS, UpdateMode
 
 # Synchronous updates: gradients of all workers but the slowest, summed and applied once.
 #

@@ -11,18 +11,20 @@ from typing import Any
 import numpy as np
 
 from stratagem.errors import explain
-from stratagem.parameter_server.server.shards import SavedPart, Shard, ShardSpec, UpdatedPart
-from stratagem.parameter_server.server.tables.disk_rows import Position
-from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
-from stratagem.parameter_server.server.tables.tiered_shard import TieredShard
-from stratagem.parameter_server.server.tables.tiers import Tiers
-from stratagem.parameter_server.server.updates import (
+from stratagem.parameter_server.server.shards import (
+    SavedPart,
+    Shard,
+    ShardSpec,
     State,
+    UpdatedPart,
     UpdateRule,
     is_stored_by,
     own_name,
     stored_name,
 )
+from stratagem.parameter_server.server.tables.disk_rows import Position
+from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard
+from stratagem.parameter_server.server.tables.tiered_shard import TieredShard, Tiers
 
 # Shards of new variables: whole values, and tables by row number or by key.
 

@@ -34,7 +34,6 @@ from stratagem.checkpoint.storage.files import (
 )
 from stratagem.checkpoint.storage.files import write as write_of_large_arrays
 from stratagem.checkpoint.storage.files import write as write_of_shard_reader
-from stratagem.checkpoint.storage.large_arrays import read_large_arrays, verify_large_arrays
 from stratagem.checkpoint.storage.process import (
     StorageProcess,
     available_memory_bytes,
@@ -51,6 +50,7 @@ from stratagem.checkpoint.storage.shard_reader import (
     describe_items,
     verified_manifest,
 )
+from stratagem.checkpoint.storage.shards import read_large_arrays, verify_large_arrays
 from stratagem.errors import DataLossError, DeadlineExceededError, NotFoundError
 from tests.unit.checkpoint.storage.test_shards import ARRAYS, written
 

@@ -19,7 +19,7 @@ _PIECE_BYTES = 2**16
 
 def connect(address: str) -> socket.socket:
     """A connection to a server's TCP address."""
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    host, _, port = address.partition(" ")[0].removeprefix("tcp://").rpartition(":")
     return socket.create_connection((host, int(port)), timeout=120)
 
 

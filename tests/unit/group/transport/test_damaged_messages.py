@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.listener import ClientMemories
 from stratagem.group.transport.shared_memory import ClientMemory, is_placed
 from stratagem.group.transport.wire import (
     PING,
-    WHERE,
+    SHARE,
     Message,
     in_parts,
     is_message,
@@ -170,7 +170,7 @@ class _Raw:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
         keys.unlock(self._socket)
-        self._socket.connect(server.address)
+        self._socket.connect(server.address.partition(" ")[0])
         self._number = 0
 
     def send(self, frames: list[bytes]) -> None:
@@ -258,7 +258,7 @@ def test_message_comes_back(kind, fields, arrays) -> None:
 def test_messages_are_distinguished_from_requests_of_connections(kind) -> None:
     assert is_message(pack(Message(kind)))
     assert not is_message([PING, b"1"])
-    assert not is_message([WHERE])
+    assert not is_message([SHARE])
 
 
 def test_types_of_jax_come_back() -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from stratagem.group.transport import listener as listener_module
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.listener import ClientMemories, Listener, Request
 from stratagem.group.transport.shared_memory import (
     ClientMemory,
@@ -170,7 +170,7 @@ def test_large_batches_use_memory_that_is_released(monkeypatch) -> None:
     before_bytes = _mapped_bytes()
     with (
         Listener(keys, lambda request: request.answer(pack_batch(_TREE))) as listener,
-        Connections(keys, [listener.address], memory_limits=limits) as connections,
+        Connections(keys, [listener.addresses], memory_limits=limits) as connections,
     ):
         held = []
         for _ in range(8):
@@ -315,7 +315,7 @@ def test_connections_go_by_shared_memory_where_there_is_some(monkeypatch, can_ma
     keys = ClusterKeys.make()
     kept = []
     array = np.empty(100_000, np.float32)
-    with Listener(keys, answer) as listener, Connections(keys, [listener.address]) as connections:
+    with Listener(keys, answer) as listener, Connections(keys, [listener.addresses]) as connections:
         for number in range(40):
             array[:] = number
             got = connections.ask(0, Message("x", {}, [array]), timeout_s=60.0).arrays
@@ -340,7 +340,7 @@ def test_memory_grows_with_what_goes_by_it() -> None:
     keys = ClusterKeys.make()
     rng = np.random.default_rng(0)
     held = []
-    with Listener(keys, answer) as listener, Connections(keys, [listener.address]) as connections:
+    with Listener(keys, answer) as listener, Connections(keys, [listener.addresses]) as connections:
         for number in range(60):
             limit = 10 ** int(3 + 4 * number / 60)
             asked, size = rng.integers(8, limit, 2)
@@ -363,7 +363,7 @@ def test_request_in_memory_that_the_server_has_lost_is_sent_again(monkeypatch) -
     monkeypatch.setattr(
         listener_module, "ClientMemories", lambda: made.append(ClientMemories()) or made[-1]
     )
-    with Listener(keys, answer) as listener, Connections(keys, [listener.address]) as connections:
+    with Listener(keys, answer) as listener, Connections(keys, [listener.addresses]) as connections:
         for number in range(8):
             if number == 6:
                 assert len(made[0]) == 1
@@ -378,9 +378,9 @@ _CLIENT = """
 import sys
 import numpy as np
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.wire import Message
-with Connections(ClusterKeys.from_json(sys.stdin.readline()), [sys.argv[1]]) as connections:
+with Connections(ClusterKeys(bytes.fromhex(sys.stdin.readline())), [sys.argv[1]]) as connections:
     for _ in range(6):
         connections.ask(0, Message("x", {}, [np.zeros(100_000, np.float32)]), timeout_s=60.0)
     print("shared", flush=True)
@@ -408,14 +408,14 @@ def test_memory_of_a_killed_client_is_released_though_no_other_one_comes(monkeyp
     before_bytes = _mapped_bytes()
     with Listener(keys, answer) as listener:
         client = subprocess.Popen(
-            [sys.executable, "-c", _CLIENT, listener.address],
+            [sys.executable, "-c", _CLIENT, listener.addresses],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         assert client.stdin is not None
         assert client.stdout is not None
-        client.stdin.write(f"{keys.as_json()}\n")
+        client.stdin.write(f"{keys.secret.hex()}\n")
         client.stdin.flush()
         assert client.stdout.readline() == "shared\n"
         assert _mapped_bytes() - before_bytes >= 400_000

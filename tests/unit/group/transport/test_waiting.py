@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,17 +16,15 @@ from pathlib import Path
 import pytest
 import zmq
 
-from stratagem.errors import DataLossError, UnavailableError
+from stratagem.errors import UnavailableError
 from stratagem.group.transport import connection as connection_module
 from stratagem.group.transport import connection as waiting
-from stratagem.group.transport import local_sockets as module
-from stratagem.group.transport.connection import Connections, ConnectionSet
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport import endpoints
+from stratagem.group.transport import listener as listening
+from stratagem.group.transport.connection import Connections, ConnectionSet, ServerConnection
+from stratagem.group.transport.endpoints import ClusterKeys, is_reachable
 from stratagem.group.transport.listener import Listener, Request
-from stratagem.group.transport.local_sockets import LocalSocket
-from stratagem.group.transport.server_connections import ServerConnection
 from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.server.server import ParameterServer
 from tests.unit.group.transport.cut_connection import CutLine
 
 _LIMIT_S = 120
@@ -52,6 +49,7 @@ class Recording:
             self.may_answer.set()
         self.listener = Listener(keys, self._handle, port=port)
         self.address = self.listener.address
+        self.addresses = self.listener.addresses
 
     def _handle(self, request: Request) -> None:
         self.heard.append(request.message)
@@ -95,7 +93,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture
 def only_tcp(monkeypatch) -> None:
-    monkeypatch.setattr(LocalSocket, "make", lambda: None)
+    monkeypatch.setattr(listening, "make_local_folder", lambda: None)
 
 
 @pytest.fixture
@@ -140,7 +138,7 @@ def test_server_that_works_is_waited_for_beyond_the_limit(
     monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "1.0")
     monkeypatch.setattr(waiting, "_SILENCE_S", 0.05)
     server = start("done", answers=False)
-    with Connections(keys, [server.address]) as connections:
+    with Connections(keys, [server.addresses]) as connections:
         for _ in range(2):  # by TCP, then by the Unix socket
             server.may_answer.clear()
             answer = asked(pool, connections)
@@ -154,7 +152,7 @@ def test_server_that_works_is_waited_for_beyond_the_limit(
 def test_call_with_a_limit_of_its_own_ends_while_the_server_works(start, keys) -> None:
     server = start("done", answers=False)
     with (
-        Connections(keys, [server.address]) as connections,
+        Connections(keys, [server.addresses]) as connections,
         pytest.raises(UnavailableError, match=r"gave no answer for 0\.3 s"),
     ):
         connections.ask(0, Message("x"), timeout_s=0.3)
@@ -168,7 +166,7 @@ def test_server_that_is_started_again_is_sent_it_again(
     """Before its second request, a client has heard of its Unix socket; the next has another."""
     monkeypatch.setattr(waiting, "_SILENCE_S", 0.5)
     first = start("first")
-    with Connections(keys, [first.address]) as connections:
+    with Connections(keys, [first.addresses]) as connections:
         for _ in range(num_before):
             connections.ask(0, Message("x"))
         first.may_answer.clear()
@@ -232,7 +230,7 @@ def test_lost_server_is_noticed_while_another_works(start, keys, impatient) -> N
 @pytest.mark.parametrize("num_before", [0, 1])
 def test_all_threads_follow_a_server_that_moves(start, keys, pool, num_before) -> None:
     first, second = start("first"), start("second")
-    with Connections(keys, [first.address, first.address]) as connections:
+    with Connections(keys, [first.addresses, first.addresses]) as connections:
         for _ in range(num_before):
             connections.ask(0, Message("x"))
         first.may_answer.clear()
@@ -315,7 +313,7 @@ def test_messages_of_what_was_given_up_are_sent_by_no_later_connection(
     server = start("done")
     port = int(server.address.rpartition(":")[2])
     server.close()
-    with Connections(keys, [server.address]) as connections:
+    with Connections(keys, [server.addresses]) as connections:
         with pytest.raises(UnavailableError, match="gave no answer"):
             connections.ask(0, Message("given up"))
         again = start("again", port=port)
@@ -334,10 +332,10 @@ def test_thread_that_was_woken_waits_on_without_turning(start, keys, pool, monke
 
     monkeypatch.setattr(ConnectionSet, "note_woken", note)
     server = start("server", answers=False)
-    with Connections(keys, [server.address]) as connections:
+    with Connections(keys, [server.addresses]) as connections:
         asked = pool.submit(connections.ask, 0, Message("a"))
         assert server.has_heard.wait(_LIMIT_S)
-        connections.move(0, server.address)
+        connections.move(0, server.addresses)
         assert taken.wait(_LIMIT_S)
         server.may_answer.set()
         assert asked.result(_LIMIT_S).kind == "server"
@@ -346,7 +344,7 @@ def test_thread_that_was_woken_waits_on_without_turning(start, keys, pool, monke
 @pytest.mark.parametrize("num_before", [0, 1])
 def test_closing_connections_ends_what_waits(start, keys, pool, num_before) -> None:
     server = start("done")
-    connections = Connections(keys, [server.address])
+    connections = Connections(keys, [server.addresses])
     for _ in range(num_before):
         connections.ask(0, Message("x"))
     server.may_answer.clear()
@@ -363,7 +361,7 @@ def test_closing_connections_ends_what_waits(start, keys, pool, num_before) -> N
 
 def test_closing_a_listener_ends_what_waits_for_it(start, keys, pool, impatient) -> None:
     server = start("done", answers=False)
-    with Connections(keys, [server.address]) as connections:
+    with Connections(keys, [server.addresses]) as connections:
         answer = asked(pool, connections)
         assert server.has_heard.wait(_LIMIT_S)
         server.close()
@@ -373,7 +371,7 @@ def test_closing_a_listener_ends_what_waits_for_it(start, keys, pool, impatient)
 
 _SERVER = """
 import sys
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.listener import Listener
 from stratagem.group.transport.wire import Message
 def handle(request):
@@ -381,15 +379,15 @@ def handle(request):
         print("held", flush=True)
     else:
         request.answer(Message(sys.argv[3]))
-listener = Listener(ClusterKeys.from_json(sys.argv[1]), handle, port=int(sys.argv[2]))
-print(listener.address, listener.local.path if listener.local else "", flush=True)
+listener = Listener(ClusterKeys(bytes.fromhex(sys.argv[1])), handle, port=int(sys.argv[2]))
+print(listener.addresses, flush=True)
 sys.stdin.read()
 """
 
 
 @contextlib.contextmanager
 def process(keys: ClusterKeys, port: int, name: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", _SERVER, keys.as_json(), str(port), name]
+    command = [sys.executable, "-c", _SERVER, keys.secret.hex(), str(port), name]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as started:
@@ -403,226 +401,79 @@ def test_process_that_is_killed_leaves_nothing_that_holds_clients(keys, pool, mo
     """As of the Unix socket, whose file stays."""
     monkeypatch.setattr(waiting, "_SILENCE_S", 0.5)
     with process(keys, 0, "first") as first:
-        address, _, path = first.stdout.readline().strip().partition(" ")
-        with Connections(keys, [address]) as connections:
+        addresses = first.stdout.readline().strip()
+        address, _, local = addresses.partition(" ")
+        with Connections(keys, [addresses]) as connections:
             assert connections.ask(0, Message("x")).kind == "first"
             answer = pool.submit(connections.ask, 0, Message("first"))
             assert first.stdout.readline() == "held\n"
             first.kill()
             first.wait()
-            assert not path or Path(path).exists()
+            assert Path(local.removeprefix("ipc://")).exists()
             with process(keys, int(address.rpartition(":")[2]), "second") as second:
                 assert second.stdout.readline().startswith(address)
                 assert answer.result(_LIMIT_S).kind == "second"
                 assert connections.ask(0, Message("x")).kind == "second"
                 second.stdin.close()
                 assert second.wait(_LIMIT_S) == 0
-    Path(path or "nothing").unlink(missing_ok=True)
+    assert not Path(local.removeprefix("ipc://")).exists()  # the second one has removed it
 
 
 # Unix sockets of servers: only where nobody else can come between, and only while one listens.
 
 
 @pytest.fixture
-def base(tmp_path, monkeypatch) -> Iterator[Path]:
+def base(tmp_path, monkeypatch) -> Path:
     """A folder of a short path, which pytest's own is not always."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(module, "_MAX_PATH_BYTES", 200)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "not there"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(endpoints, "_MAX_PATH_BYTES", 200)
     return tmp_path
 
 
-def made() -> LocalSocket:
-    local = LocalSocket.make()
-    assert local is not None
-    return local
-
-
-def test_folder_is_for_this_user_only_whatever_the_mask(base) -> None:
-    before = os.umask(0)
-    try:
-        local = made()
-    finally:
-        os.umask(before)
-    folder = Path(local.path).parent
-    assert folder.parent == base
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert not Path(local.path).exists()
-
-
-def test_names_and_passwords_are_new_each_time_and_passwords_are_not_shown(base) -> None:
-    one, other = made(), made()
-    assert one.path != other.path
-    assert one.password != other.password
-    assert one.password.decode() not in repr(one)
-
-
-def _open_to_others(folder: Path) -> None:
-    folder.mkdir()
-    folder.chmod(0o750)
-
-
-def _link(folder: Path) -> None:
-    private = folder.with_name("private")
-    private.mkdir(mode=0o700)
-    folder.symlink_to(private)
-
-
-def _file(folder: Path) -> None:
-    folder.write_text("")
-
-
-def _in_a_shared_folder(folder: Path) -> None:
-    folder.mkdir(mode=0o700)
-    folder.parent.chmod(0o777)
-
-
-@pytest.mark.parametrize("spoil", [_open_to_others, _link, _file, _in_a_shared_folder])
-def test_folder_that_others_can_enter_or_replace_is_not_used(base, spoil) -> None:
-    spoil(base / f"stratagem-{os.geteuid()}")
-    assert LocalSocket.make() is None
-
-
-@pytest.mark.parametrize("whose", ["stratagem-", "above"])
-def test_folder_of_another_user_is_not_used(base, monkeypatch, whose) -> None:
-    folder = Path(made().path).parent if whose == "stratagem-" else base
-    own = Path.lstat
-
-    def lstat(path: Path) -> os.stat_result:
-        status = list(own(path))
-        if path == folder:
-            status[stat.ST_UID] = os.geteuid() + 1
-        return os.stat_result(status)
-
-    monkeypatch.setattr(Path, "lstat", lstat)
-    assert LocalSocket.make() is None
-
-
-def test_folder_with_sticky_files_is_used_though_all_can_write_to_it(base) -> None:
-    base.chmod(0o1777)
-    assert LocalSocket.make() is not None
-
-
 def test_path_that_is_too_long_is_not_used(base, monkeypatch) -> None:
-    monkeypatch.setattr(module, "_MAX_PATH_BYTES", len(made().path))
-    assert LocalSocket.make() is not None
-    monkeypatch.setattr(module, "_MAX_PATH_BYTES", len(made().path) - 1)
-    (folder,) = base.iterdir()
-    folder.rmdir()
-    assert LocalSocket.make() is None
+    with endpoints.make_local_folder() as folder:
+        length = len(str(folder.path / "socket"))
+    monkeypatch.setattr(endpoints, "_MAX_PATH_BYTES", length)
+    with endpoints.make_local_folder() as folder:
+        assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    monkeypatch.setattr(endpoints, "_MAX_PATH_BYTES", length - 1)
+    assert endpoints.make_local_folder() is None
     assert list(base.iterdir()) == []
 
 
-def test_other_folder_is_used_where_the_first_is_not_there(base, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(base / "gone"))
-    monkeypatch.setattr("tempfile.tempdir", str(base))
-    assert Path(made().path).parent.parent == base
+def test_only_one_at_which_somebody_listens_is_reachable(base, monkeypatch) -> None:
+    with endpoints.make_local_folder() as folder:
+        address, path = endpoints.local_address(folder), folder.path / "socket"
+        assert not is_reachable(address)
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(path))
+            assert not is_reachable(address)
+            listening.listen()
+            assert is_reachable(address)
+            folder.path.chmod(0o755)
+            assert not is_reachable(address)
+            folder.path.chmod(0o700)
+            with monkeypatch.context() as patch:
+                patch.setattr("os.geteuid", lambda: os.getuid() + 1)
+                assert not is_reachable(address)
+        assert path.exists()
+        assert not is_reachable(address)  # what a process that was killed leaves
+        path.unlink()
+        path.write_text("")
+        assert not is_reachable(address)
+        assert not is_reachable("")
 
 
-def test_only_one_at_which_somebody_listens_is_reachable(base) -> None:
-    local = made()
-    assert not local.is_reachable()
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(local.path)
-        assert not local.is_reachable()
-        listening.listen()
-        assert local.is_reachable()
-        Path(local.path).parent.chmod(0o755)
-        assert not local.is_reachable()
-        Path(local.path).parent.chmod(0o700)
-    assert Path(local.path).exists()
-    assert not local.is_reachable()  # what a process that was killed leaves
-    local.remove()
-    local.remove()
-    Path(local.path).parent.mkdir(mode=0o700)
-    Path(local.path).write_text("")
-    assert not local.is_reachable()
-
-
-def test_sockets_of_dead_processes_are_removed_and_no_others(base) -> None:
-    old, future, young, living = made(), made(), made(), made()
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(living.path)
-        listening.listen()
-        for dead in (old, future, young):
-            with socket.socket(socket.AF_UNIX) as ended:
-                ended.bind(dead.path)
-        note = Path(old.path).with_name("note")
-        note.write_text("")
-        # Of a process that was killed a moment ago: its successor sweeps.
-        for path in (old.path, living.path, note):
-            os.utime(path, (time.time() - 5, time.time() - 5))
-        # The clock was set back after another one was killed.
-        os.utime(future.path, (time.time() + 60, time.time() + 60))
-        os.utime(young.path)
-        made()
-        assert sorted(map(str, note.parent.iterdir())) == sorted(
-            map(str, [young.path, living.path, note])
-        )
-
-
-def test_folder_that_another_server_removes_meanwhile_is_no_error(base, monkeypatch) -> None:
-    """Another server's sweep comes between the making of the folder and its use."""
-    find = module._folder
-
-    def find_and_lose() -> Path | None:
-        folder = find()
-        assert folder is not None
-        folder.rmdir()
-        return folder
-
-    monkeypatch.setattr(module, "_folder", find_and_lose)
-    with Listener(ClusterKeys.make(), print) as listener:
-        assert listener.local is not None
-        assert listener.local.is_reachable()
-
-
-def test_server_that_refuses_its_journal_sweeps_before(base, tmp_path) -> None:
-    dead = made()
-    with socket.socket(socket.AF_UNIX) as ended:
-        ended.bind(dead.path)
-    os.utime(dead.path, (time.time() - 5, time.time() - 5))
-    journal = tmp_path / "journal"
-    journal.write_bytes(b"no journal")
-    with pytest.raises(DataLossError):
-        ParameterServer(ClusterKeys.make(), journal=journal)
-    assert not Path(dead.path).parent.exists()
-
-
-def test_listener_has_one_while_it_is_open_for_who_has_the_password(base) -> None:
+def test_listener_has_one_while_it_is_open_without_keys(base) -> None:
     def handle(request) -> None:
         request.answer(request.message)
 
-    folder = base / f"stratagem-{os.geteuid()}"
     with Listener(ClusterKeys.make(), handle) as listener, zmq.Context() as context:
-        assert listener.local is not None
-        assert [str(path) for path in folder.iterdir()] == [listener.local.path]
-        assert listener.local.is_reachable()
-        for password, is_heard in [(None, False), (b"x", False), (listener.local.password, True)]:
+        assert is_reachable(listener.local)
+        for address, is_heard in [(listener.local, True), (listener.address, False)]:
             with context.socket(zmq.DEALER) as client:
                 client.linger = 0
-                if password is not None:
-                    LocalSocket(listener.local.path, password).unlock(client)
-                client.connect(listener.local.address)
-                with contextlib.suppress(zmq.Again):  # it was refused before
-                    client.send_multipart([b"12345678", b"no message"], zmq.NOBLOCK)
+                client.connect(address)
+                client.send_multipart([b"12345678", b"no message"])
                 assert bool(client.poll(30_000 if is_heard else 300)) == is_heard
-    assert list(base.iterdir()) == []
-
-
-def test_folder_that_another_listener_removes_before_the_socket_is_bound_is_made_again(
-    base, monkeypatch
-) -> None:
-    make = LocalSocket.make
-
-    def make_and_lose_folder() -> LocalSocket | None:
-        local = make()
-        assert local is not None
-        os.rmdir(os.path.dirname(local.path))
-        return local
-
-    monkeypatch.setattr(LocalSocket, "make", make_and_lose_folder)
-    with Listener(ClusterKeys.make(), lambda request: None) as listener:
-        assert listener.local is not None
-        assert listener.local.is_reachable()
     assert list(base.iterdir()) == []

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import stratagem as sg
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.wire import Message
-from stratagem.input import snapshots
+from stratagem.input import batch_messages as snapshots
 from stratagem.input.batch_messages import unpack_batch
 from stratagem.input.service import distribution
 from stratagem.input.service.address_book import service_keys

@@ -15,8 +15,13 @@ import pytest
 
 import stratagem as sg
 from stratagem.input.sources.adapters import as_source, batched_source
-from stratagem.input.sources.repeated import RepeatedSource, repeated_cardinality
-from stratagem.input.sources.source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Source
+from stratagem.input.sources.source import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    RepeatedSource,
+    Source,
+    repeated_cardinality,
+)
 from tests.unit.input.sources.batches import Batches, values_of
 
 # Loaded once, before any test: TensorFlow sets environment variables.

@@ -23,7 +23,7 @@ from stratagem.keras.variables.requests import (
     current_source,
     variables_from,
 )
-from stratagem.parameter_server.keras.initial_rows import InitialRows
+from stratagem.parameter_server.keras.variable import InitialRows
 from stratagem.planning.targets import parse_target
 from stratagem.variables.registry import VariableKind
 from tests.parity.comparison import (

@@ -283,7 +283,7 @@ def test_start_is_that_of_the_process(tmp_path) -> None:
 
 
 _LEAVES = """
-from stratagem.checkpoint.preemption_exit import PreemptionExit
+from stratagem.checkpoint.preemption import PreemptionExit
 manager = sg.train.CheckpointManager(sg.train.Checkpoint(), os.environ["STRATAGEM_RUN_DIR"], None)
 PreemptionExit(sg.TerminationConfig(), manager, "test")._leave()
 """

@@ -10,7 +10,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.group.transport.connection import Connections, ServerError
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout, ShardPlacer

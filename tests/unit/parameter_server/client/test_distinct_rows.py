@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from stratagem.parameter_server.client import distinct_rows
-from stratagem.parameter_server.client import distinct_rows as distinct_keys
-from stratagem.parameter_server.client.distinct_rows import (
+from stratagem.parameter_server.client import row_requests as distinct_keys
+from stratagem.parameter_server.client import row_requests as distinct_rows
+from stratagem.parameter_server.client.row_requests import (
     DistinctIds,
     DistinctKeys,
     representatives,

@@ -10,7 +10,6 @@ import pytest
 import stratagem as sg
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.lost_updates import LostUpdates
 from stratagem.parameter_server.client.remote_steps import StepKeys, as_keys
 from stratagem.parameter_server.client.shard_layout import (
     KeyLayout,
@@ -18,8 +17,9 @@ from stratagem.parameter_server.client.shard_layout import (
     ShardPlacer,
     layout_of_keys,
 )
+from stratagem.parameter_server.server.changes import LostUpdates
+from stratagem.parameter_server.server.shards import Pushed
 from stratagem.parameter_server.server.tables.row_formats import BUCKET_COUNT, buckets_of, mix64
-from stratagem.parameter_server.server.updates import Pushed
 
 KEYS = np.random.default_rng(0).integers(-(2**63), 2**63, 20_000)
 TABLE = {"initializer": {"kind": "uniform", "seed": 3}, "max_rows": 100}

@@ -13,9 +13,9 @@ import pytest
 
 from stratagem.errors import UnavailableError
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.client import request_partitioning
+from stratagem.parameter_server.client import row_requests as request_partitioning
 from stratagem.parameter_server.client.client import NeededRules, SentRules, ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.server import ParameterServer

@@ -12,9 +12,9 @@ import pytest
 from stratagem.errors import DataLossError
 from stratagem.group.transport.connection import ServerError
 from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.server.tables import table_copies
-from stratagem.parameter_server.server.tables.policies import LeastFrequent, NotSeenFor
-from stratagem.parameter_server.server.tables.table_versions import TableVersions
+from stratagem.parameter_server.server import table_requests as table_copies
+from stratagem.parameter_server.server.tables.saved_tables import TableVersions
+from stratagem.parameter_server.server.tables.table_options import LeastFrequent, NotSeenFor
 from tests.unit.parameter_server.table_clusters import table_cluster
 
 ADMITTING = {"admission": {"kind": "AfterSightings", "sightings": 2}}

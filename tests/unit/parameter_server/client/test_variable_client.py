@@ -12,7 +12,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
-from stratagem.parameter_server.server.updates import UpdateMode
+from stratagem.parameter_server.server.shards import UpdateMode
 from tests.unit.parameter_server.clusters import coordinated
 from tests.unit.parameter_server.shared_with_workers import forget, go_on, started, wait_to_go_on
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.parameter_server.cluster.cluster_plan import ClusterPlan
+from stratagem.parameter_server.cluster_plan import ClusterPlan
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 
 pytestmark = [

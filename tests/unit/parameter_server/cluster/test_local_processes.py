@@ -16,7 +16,7 @@ import pytest
 
 from stratagem.errors import DeadlineExceededError, UnavailableError, take_reported
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.wire import Message
 from stratagem.launch.prefork.fork_server import ForkedProcess
 from stratagem.launch.processes import restarts

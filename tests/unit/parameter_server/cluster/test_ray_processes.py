@@ -16,7 +16,7 @@ import ray
 
 from stratagem.errors import DeadlineExceededError, UnavailableError, take_reported
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.wire import Message
 from stratagem.launch.processes import restarts
 from stratagem.launch.processes.ray_processes import RayProcesses

@@ -21,13 +21,12 @@ from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import DeadlineExceededError
 from stratagem.launch.remote.ray.server_registry import ServerRegistry
-from stratagem.parameter_server.cluster import coordinated_cluster as placing
-from stratagem.parameter_server.cluster.cluster_plan import (
+from stratagem.parameter_server import clusters as placing
+from stratagem.parameter_server.cluster_plan import (
     checked_cluster,
     checked_options,
 )
-from stratagem.parameter_server.cluster.coordinated_cluster import Placing
-from stratagem.parameter_server.cluster.shared_cluster import SharedCluster
+from stratagem.parameter_server.clusters import Placing, SharedCluster
 from stratagem.parameter_server.coordinator.coordinated_workers import WorkerLink
 from tests.multiprocess.namespaces import can_make_hosts
 from tests.unit.parameter_server.clusters import coordinated, local_strategy

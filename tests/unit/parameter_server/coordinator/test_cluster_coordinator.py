@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import threading
@@ -17,6 +18,7 @@ from rich.console import Console
 
 import stratagem as sg
 from stratagem.errors import CancelledError, ClosureInputError, UnavailableError
+from stratagem.parameter_server.coordinator import cluster_coordinator as module
 from stratagem.parameter_server.coordinator.cluster_coordinator import (
     ClusterCoordinator,
     drawn_progress,
@@ -24,7 +26,7 @@ from stratagem.parameter_server.coordinator.cluster_coordinator import (
 from stratagem.parameter_server.coordinator.remote_value import RemoteValueStatus
 from stratagem.parameter_server.coordinator.shipping import PerWorkerValues
 from stratagem.parameter_server.coordinator.worker import get_current_worker_index
-from stratagem.parameter_server.server.updates import UpdateMode
+from stratagem.parameter_server.server.shards import UpdateMode
 from tests.unit.parameter_server.clusters import coordinated, local_strategy
 from tests.unit.parameter_server.shared_with_workers import (
     LIMIT_S,
@@ -492,9 +494,21 @@ def test_where_there_is_no_terminal_the_end_is_reported() -> None:
     assert len(text.strip().splitlines()) == 1
 
 
-def test_join_draws_and_raises_as_ever(coordinator, capsys) -> None:
+def note_later(number: int) -> None:
+    assert go_on.wait(60)
+    note(number)
+
+
+def test_join_draws_and_raises_as_ever(coordinator, capsys, monkeypatch) -> None:
+    @contextlib.contextmanager
+    def begun(*arguments):
+        with drawn_progress(*arguments) as draw:
+            go_on.set()  # functions that ended before are not counted
+            yield draw
+
+    monkeypatch.setattr(module, "drawn_progress", begun)
     for number in range(5):
-        coordinator.schedule(note, args=(number,))
+        coordinator.schedule(note_later, args=(number,))
     coordinator.join(progress=True)
     assert sorted(seen) == [0, 1, 2, 3, 4]
     assert "5/5" in capsys.readouterr().err

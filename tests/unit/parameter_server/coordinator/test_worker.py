@@ -26,8 +26,8 @@ from stratagem.parameter_server.coordinator.shipping import (
 )
 from stratagem.parameter_server.coordinator.worker import get_current_worker_index
 from stratagem.parameter_server.keras.pickling import KERAS_PACKING
-from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.parameter_server.strategy.entry_points import make_worker
+from stratagem.parameter_server.server.shards import UpdateMode
+from stratagem.parameter_server.strategy import make_worker
 from tests.unit.parameter_server.clusters import coordinated, local_strategy
 from tests.unit.parameter_server.shared_with_workers import (
     LIMIT_S,

@@ -40,25 +40,23 @@ from stratagem.parameter_server.coordinator.coordinated_workers import (
 from stratagem.parameter_server.coordinator.remote_value import Closure, leaves_of, map_structure
 from stratagem.parameter_server.coordinator.shipping import (
     MAX_UNANSWERED,
+    DatasetVariableError,
     Ended,
     Packing,
     RecentDuration,
     Resource,
     Scheduling,
     SentCall,
+    WorkerReport,
     calls_in,
     ended_in,
+    failed_message,
+    merge_reports,
     pack_calls,
     pack_ended,
 )
-from stratagem.parameter_server.coordinator.worker_errors import (
-    DatasetVariableError,
-    WorkerReport,
-    failed_message,
-    merge_reports,
-)
 from stratagem.parameter_server.keras.pickling import KERAS_PACKING, KerasPacking
-from stratagem.parameter_server.server.updates import UpdateMode
+from stratagem.parameter_server.server.shards import UpdateMode
 from stratagem.variables.distributed import PerReplica
 from tests.unit.launch.waiting import until
 from tests.unit.parameter_server.clusters import coordinated

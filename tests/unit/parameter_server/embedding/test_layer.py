@@ -14,7 +14,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.group.transport.connection import Connections
-from stratagem.parameter_server.server.updates import UpdateMode
+from stratagem.parameter_server.server.shards import UpdateMode
 from tests.unit.parameter_server.clusters import ThreadCluster, local_strategy
 from tests.unit.parameter_server.embedding.keyed_models import (
     FIT,

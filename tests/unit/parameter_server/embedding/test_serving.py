@@ -14,7 +14,7 @@ import pytest
 from stratagem.errors import DataLossError, NotFoundError
 from stratagem.parameter_server.embedding.saving import compact, publish, restore, rollback, save
 from stratagem.parameter_server.embedding.serving import Tables
-from stratagem.parameter_server.server.tables.table_versions import TableVersions
+from stratagem.parameter_server.server.tables.saved_tables import TableVersions
 from tests.unit.parameter_server.table_clusters import OPTIONS, TableCluster, table_cluster
 
 EVICTING = {"eviction": {"kind": "LeastFrequent"}, "max_rows": 60}

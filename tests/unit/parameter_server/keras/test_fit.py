@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.parameter_server.server.updates import UpdateMode
+from stratagem.parameter_server.server.shards import UpdateMode
 from tests.unit.parameter_server.clusters import local_strategy
 
 pytestmark = []

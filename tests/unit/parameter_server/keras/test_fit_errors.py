@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
+from stratagem.parameter_server.cluster_plan import RemoteStateStrategy
 from tests.unit.parameter_server.clusters import coordinated, local_strategy
 from tests.unit.parameter_server.keras.trained_models import (
     NUM_STEPS,

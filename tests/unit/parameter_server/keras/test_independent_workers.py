@@ -16,11 +16,11 @@ import stratagem as sg
 from stratagem.group.transport.connection import ServerError
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.client.variable_client import Stored
-from stratagem.parameter_server.cluster.remote_state_strategy import RemoteStateStrategy
+from stratagem.parameter_server.cluster_plan import RemoteStateStrategy
 from stratagem.parameter_server.keras.pickling import KerasPacking
 from stratagem.parameter_server.keras.worker_data import BatchAssignment, WorkerBatches
-from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.parameter_server.strategy.process_parts import independent_parts, worker_parts
+from stratagem.parameter_server.server.shards import UpdateMode
+from stratagem.parameter_server.strategy import independent_parts, worker_parts
 from stratagem.variables.store import is_remote
 from tests.unit.parameter_server.clusters import OneThatDies, ThreadCluster, local_strategy
 
@@ -193,7 +193,7 @@ def test_each_worker_makes_its_own_part_of_the_data(cluster, mode, num_in_sync) 
 
 # Variables that a step creates under placement rules, compared with NumPy.
 
-MAKER = "stratagem.parameter_server.strategy.hybrid.start_cluster"
+MAKER = "stratagem.parameter_server.strategy.start_cluster"
 RATE = 0.1
 
 

@@ -17,7 +17,7 @@ from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCo
 from stratagem.parameter_server.keras import variable as served_variable
 from stratagem.parameter_server.keras.variable import ParameterServerVariable
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.parameter_server.strategy.parameter_server_strategy import ParameterServerStrategy
+from stratagem.parameter_server.strategy import ParameterServerStrategy
 from tests.unit.parameter_server.clusters import coordinated
 
 VALUES = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")

@@ -13,8 +13,8 @@ import pytest
 
 import stratagem as sg
 from stratagem.errors import UnavailableError
-from stratagem.parameter_server.keras.fit import shares_of
-from stratagem.parameter_server.server.updates import UpdateMode
+from stratagem.parameter_server.keras.server_keras import shares_of
+from stratagem.parameter_server.server.shards import UpdateMode
 from tests.unit.parameter_server.clusters import local_strategy
 from tests.unit.parameter_server.shared_with_workers import LIMIT_S
 

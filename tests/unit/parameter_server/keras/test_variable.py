@@ -17,7 +17,7 @@ from stratagem.parameter_server.client.variable_client import Stored, Unplaced
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from stratagem.parameter_server.keras import variable as served_variable
 from stratagem.parameter_server.keras.variable import ParameterServerVariable
-from stratagem.parameter_server.strategy.parameter_server_strategy import ParameterServerStrategy
+from stratagem.parameter_server.strategy import ParameterServerStrategy
 from tests.unit.parameter_server.clusters import coordinated, local_strategy
 
 START = np.arange(6, dtype="float32").reshape(2, 3)

@@ -16,8 +16,8 @@ from jax.experimental import io_callback
 
 import stratagem as sg
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
-from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.parameter_server.strategy.parameter_server_strategy import ParameterServerStrategy
+from stratagem.parameter_server.server.shards import UpdateMode
+from stratagem.parameter_server.strategy import ParameterServerStrategy
 from tests.unit.parameter_server.clusters import coordinated
 
 START = np.arange(6, dtype="float32").reshape(2, 3)

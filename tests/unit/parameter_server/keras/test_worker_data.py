@@ -13,8 +13,8 @@ import pytest
 
 import stratagem as sg
 from stratagem.keras.training.datasets import adapted
-from stratagem.parameter_server.server.updates import UpdateMode
-from stratagem.parameter_server.strategy.entry_points import make_worker
+from stratagem.parameter_server.server.shards import UpdateMode
+from stratagem.parameter_server.strategy import make_worker
 from tests.unit.parameter_server.clusters import local_strategy
 from tests.unit.parameter_server.shared_with_workers import (
     LIMIT_S,

@@ -23,12 +23,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem.errors import DataLossError, UnavailableError
-from stratagem.group.transport import journal_folders as module
+from stratagem.group.transport import journal as module
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.journal import _RECORD, MARK, Journal, frames_in
-from stratagem.group.transport.journal_folders import remove_journal, sweep_journals
-from stratagem.group.transport.journal_lock import JournalLock
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
+from stratagem.group.transport.journal import (
+    _RECORD,
+    MARK,
+    Journal,
+    JournalLock,
+    frames_in,
+    remove_journal,
+    sweep_journals,
+)
 from stratagem.group.transport.wire import Message, pack
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
@@ -401,7 +407,7 @@ def test_forged_journal_is_restored_or_refused(journal_of_damaged_journal, tmp_p
 _KEEP = (
     "import sys\n"
     "from pathlib import Path\n"
-    "from stratagem.group.transport.journal_lock import JournalLock\n"
+    "from stratagem.group.transport.journal import JournalLock\n"
     "lock = JournalLock(Path(sys.argv[1]))\n"
     "print('there', flush=True)\n"
     "sys.stdin.read()\n"

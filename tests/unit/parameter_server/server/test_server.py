@@ -17,14 +17,14 @@ import pytest
 
 from stratagem.errors import DataLossError, UnavailableError
 from stratagem.group.transport.connection import Connections, ServerError
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.journal import Journal
-from stratagem.group.transport.keys import ClusterKeys
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import RunningFunction, ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.changes import by_kind
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.parameter_server.server.updates import UpdateMode
+from stratagem.parameter_server.server.shards import UpdateMode
 from tests.unit.parameter_server.server.update_rules import Momentum
 
 V = ShardLayout("v", (3,), "float32", (0,), (3,))
@@ -51,7 +51,7 @@ class Server:
         before, self.path = self.path, self.path.with_name(f"{self.path.name}+")
         shutil.copyfile(before, self.path)
         self.running.close()
-        self.running = self._start(int(self.running.address.rpartition(":")[2]))
+        self.running = self._start(int(self.running.address.partition(" ")[0].rpartition(":")[2]))
 
     def _start(self, port: int) -> ParameterServer:
         return ParameterServer(

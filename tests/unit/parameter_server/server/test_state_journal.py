@@ -24,11 +24,9 @@ from stratagem.parameter_server.server import server as state_journal
 from stratagem.parameter_server.server import shards
 from stratagem.parameter_server.server.changes import Changes
 from stratagem.parameter_server.server.pushes import Pushes
-from stratagem.parameter_server.server.server import StateJournal
-from stratagem.parameter_server.server.shards import ShardSpec
-from stratagem.parameter_server.server.state import ServerState, next_lifetime
+from stratagem.parameter_server.server.server import ServerState, StateJournal, next_lifetime
+from stratagem.parameter_server.server.shards import ShardSpec, UpdateMode
 from stratagem.parameter_server.server.store import Marks, ServerVariables
-from stratagem.parameter_server.server.updates import UpdateMode
 from tests.unit.parameter_server.server.update_rules import Momentum
 
 NAMES = ["v", "b", "table", "v:v", "table:v"]
@@ -416,7 +414,7 @@ def test_later_run_has_the_larger_number_whatever_the_clock_says(
         entry.fields["lifetime"] = 2**62
         assert next_lifetime([entry]).number == 2**62 + 1
     clock = types.SimpleNamespace(time_ns=itertools.count(1).__next__)
-    monkeypatch.setattr("stratagem.parameter_server.server.state.time", clock)
+    monkeypatch.setattr("stratagem.parameter_server.server.server.time", clock)
     first, second = next_lifetime([]), next_lifetime([])
     assert second.number > first.number
     assert first.restored_version is None

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stratagem.parameter_server.server.shards import ShardSpec
+from stratagem.parameter_server.server.shards import ShardSpec, State
 from stratagem.parameter_server.server.store import ServerVariables
-from stratagem.parameter_server.server.updates import State
 from tests.unit.parameter_server.server.update_rules import Momentum
 
 

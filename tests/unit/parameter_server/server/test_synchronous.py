@@ -15,10 +15,10 @@ from stratagem.parameter_server.server.pushes import (
     SynchronousSums,
     SynchronousUpdates,
 )
-from stratagem.parameter_server.server.store import Rules, ServerVariables
-from stratagem.parameter_server.server.updates import (
+from stratagem.parameter_server.server.shards import (
     stored_name,
 )
+from stratagem.parameter_server.server.store import Rules, ServerVariables
 from tests.unit.parameter_server.server.test_store import make_store
 from tests.unit.parameter_server.server.update_rules import Momentum
 

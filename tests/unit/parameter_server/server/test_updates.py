@@ -13,21 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem.group.transport.connection import Connections, ServerError
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server import shards
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.shards import (
+    Pushed,
     Shard,
     ShardSpec,
+    UpdateMode,
     aligned_empty,
     combine_rows,
     made_in_pieces,
     sum_rows,
 )
-from stratagem.parameter_server.server.updates import Pushed, UpdateMode
 from tests.unit.parameter_server.server.update_rules import Momentum
 
 NUM_SERVERS = 2

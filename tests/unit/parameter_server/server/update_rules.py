@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.parameter_server.server.updates import Slot, State
+from stratagem.parameter_server.server.shards import Slot, State
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.parameter_server.cluster.cluster_plan import ClusterPlan
+from stratagem.parameter_server.cluster_plan import ClusterPlan
 from tests.unit.parameter_server.clusters import OneThatDies, ThreadCluster
 
 TWO = ["cpu:0", "cpu:1"]
@@ -75,7 +75,7 @@ def hybrid(
         cluster = cluster or Watched(plan.num_servers)
         return cluster
 
-    with mock.patch("stratagem.parameter_server.strategy.hybrid.start_cluster", make):
+    with mock.patch("stratagem.parameter_server.strategy.start_cluster", make):
         made = sg.HybridStrategy(
             devices, placement=placement, parameter_device="cpu:3", **arguments
         )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from stratagem.errors import DataLossError, explain
-from stratagem.group.transport.journal_lock import JournalLock
+from stratagem.group.transport.journal import JournalLock
 from stratagem.parameter_server.server.tables.key_slots import SavedKeys
 from stratagem.parameter_server.server.tables.row_formats import GOLDEN, mix64
 from stratagem.resources import Closing

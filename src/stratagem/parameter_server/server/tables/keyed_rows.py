@@ -6,19 +6,18 @@ import dataclasses
 
 import numpy as np
 
-from stratagem.parameter_server.server.tables.dirty_rows import DirtyRows
-from stratagem.parameter_server.server.tables.key_slots import KeySlots
-from stratagem.parameter_server.server.tables.policies import (
+from stratagem.parameter_server.server.tables.key_slots import DirtyRows, KeySlots
+from stratagem.parameter_server.server.tables.table_options import (
     AfterSightings,
     Eviction,
     LeastFrequent,
     LeastRecent,
     NotSeenFor,
+    TableOptions,
     WithProbability,
     are_drawn,
     victims,
 )
-from stratagem.parameter_server.server.tables.table_options import TableOptions
 
 COUNTERS: tuple[str, ...] = ("created", "evicted", "evicted_updates", "refused_updates")
 

@@ -16,16 +16,21 @@ from stratagem.parameter_server.server.shards import SavedPart
 from stratagem.parameter_server.server.tables.key_slots import SavedKeys, SlotOrder
 from stratagem.parameter_server.server.tables.keyed_rows import COUNTERS, KeyedRows
 from stratagem.parameter_server.server.tables.keyed_shard import KeyedShard, SavedTable
-from stratagem.parameter_server.server.tables.policies import LeastFrequent, LeastRecent, victims
 from stratagem.parameter_server.server.tables.row_formats import RowFormat, buckets_of
-from stratagem.parameter_server.server.tables.table_files import (
+from stratagem.parameter_server.server.tables.saved_tables import (
     SavedRows,
     TableEnd,
     TableFile,
     TableFileWriter,
+    TableVersions,
     damaged,
+    file_name,
 )
-from stratagem.parameter_server.server.tables.table_versions import TableVersions, file_name
+from stratagem.parameter_server.server.tables.table_options import (
+    LeastFrequent,
+    LeastRecent,
+    victims,
+)
 from stratagem.resources import Closing
 
 

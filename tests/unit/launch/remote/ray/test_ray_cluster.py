@@ -40,7 +40,7 @@ before = signal.getsignal(signal.SIGTERM)
 cluster = start_local_ray()
 cluster.wait()
 from stratagem.launch.processes.ray_processes import RayProcesses
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from tests.unit.parameter_server import forked_objects as served
 from tests.unit.launch.remote.living import descendants
 processes = RayProcesses("worker", served.serve_told, [(ClusterKeys.make(), sys.argv[1])])

@@ -84,7 +84,7 @@ from stratagem.launch.remote.ray.ray_cluster import start_local_ray
 from stratagem.launch.remote.ray.ray_nodes import start_head
 from stratagem.launch.processes.ray_processes import RayProcesses
 from stratagem.group.transport.connection import Connections
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.wire import Message
 from tests.unit.parameter_server import forked_objects as served
 

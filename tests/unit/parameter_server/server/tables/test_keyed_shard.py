@@ -15,12 +15,10 @@ import pytest
 
 from stratagem.parameter_server.server import server as state_journal
 from stratagem.parameter_server.server import shards
-from stratagem.parameter_server.server.server import StateJournal
-from stratagem.parameter_server.server.shards import ShardSpec
-from stratagem.parameter_server.server.state import ServerState
+from stratagem.parameter_server.server.server import ServerState, StateJournal
+from stratagem.parameter_server.server.shards import ShardSpec, Slot, State
 from stratagem.parameter_server.server.store import ServerVariables
 from stratagem.parameter_server.server.tables.table_options import RowInitializer
-from stratagem.parameter_server.server.updates import Slot, State
 from tests.unit.parameter_server.server.test_state_journal import read
 from tests.unit.parameter_server.server.update_rules import Momentum
 

@@ -12,9 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratagem.errors import DataLossError
-from stratagem.parameter_server.server.tables import key_slots, save_history
+from stratagem.parameter_server.server.tables import key_slots, keyed_shard
 from stratagem.parameter_server.server.tables.key_slots import KeySlots, SavedKeys, SlotOrder
-from stratagem.parameter_server.server.tables.policies import (
+from stratagem.parameter_server.server.tables.keyed_shard import SaveHistory
+from stratagem.parameter_server.server.tables.saved_tables import (
+    SavedRows,
+    TableEnd,
+    TableFile,
+    TableFileWriter,
+    TableHead,
+)
+from stratagem.parameter_server.server.tables.table_chains import TableChain
+from stratagem.parameter_server.server.tables.table_options import (
     AfterSightings,
     LeastFrequent,
     LeastRecent,
@@ -23,15 +32,6 @@ from stratagem.parameter_server.server.tables.policies import (
     are_drawn,
     policy_from,
     victims,
-)
-from stratagem.parameter_server.server.tables.save_history import SaveHistory
-from stratagem.parameter_server.server.tables.table_chains import TableChain
-from stratagem.parameter_server.server.tables.table_files import (
-    SavedRows,
-    TableEnd,
-    TableFile,
-    TableFileWriter,
-    TableHead,
 )
 from tests.unit.parameter_server.server.tables.scalar_hash import (
     GOLDEN,
@@ -406,7 +406,7 @@ def test_saves_of_another_folder_stay() -> None:
 
 
 def test_table_that_changes_as_a_whole_forgets_its_first_saves(monkeypatch) -> None:
-    monkeypatch.setattr(save_history, "_LEAST_SLOTS", 0)
+    monkeypatch.setattr(keyed_shard, "_LEAST_SLOTS", 0)
     rows = slots_in_use()
     history = SaveHistory(rows, KeySlots(100))
     for save in ("a", "b", "c"):

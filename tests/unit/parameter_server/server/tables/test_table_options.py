@@ -15,27 +15,25 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from stratagem.errors import DataLossError, UnavailableError
-from stratagem.parameter_server.server.tables import dirty_rows as growing_array
-from stratagem.parameter_server.server.tables.dirty_rows import (
+from stratagem.parameter_server.server.tables import key_slots as growing_array
+from stratagem.parameter_server.server.tables.disk_rows import DiskRows, RowFile
+from stratagem.parameter_server.server.tables.key_slots import (
     DirtyRows,
     GrowingArray,
+    SavedKeys,
     most_rows_in_memory,
 )
-from stratagem.parameter_server.server.tables.disk_rows import DiskRows, RowFile
-from stratagem.parameter_server.server.tables.key_slots import SavedKeys
 from stratagem.parameter_server.server.tables.keyed_rows import KeyedRows
-from stratagem.parameter_server.server.tables.policies import (
+from stratagem.parameter_server.server.tables.table_options import (
     AfterSightings,
     LeastFrequent,
     LeastRecent,
     NotSeenFor,
-    WithProbability,
-    are_drawn,
-)
-from stratagem.parameter_server.server.tables.table_options import (
     RowInitializer,
     TableOptions,
     TierOptions,
+    WithProbability,
+    are_drawn,
 )
 from stratagem.parameter_server.server.tables.tiered_shard import RowFrames, RowStates
 from tests.unit.parameter_server.server.tables.scalar_hash import (

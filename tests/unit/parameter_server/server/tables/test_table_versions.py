@@ -14,19 +14,19 @@ import pytest
 
 from stratagem.errors import DataLossError, NotFoundError
 from stratagem.group.transport.connection import Connections, ServerError
-from stratagem.group.transport.keys import ClusterKeys
+from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server import shards
 from stratagem.parameter_server.server.server import ParameterServer
-from stratagem.parameter_server.server.tables.table_chains import compact
-from stratagem.parameter_server.server.tables.table_files import TableFileWriter
-from stratagem.parameter_server.server.tables.table_versions import (
+from stratagem.parameter_server.server.tables.saved_tables import (
     CHECKPOINT,
+    TableFileWriter,
     TableVersions,
     base_of_next,
     file_name,
     remove_unneeded,
 )
+from stratagem.parameter_server.server.tables.table_chains import compact
 from tests.unit.parameter_server.server.tables.test_keyed_messages import Client, push_of
 from tests.unit.parameter_server.server.test_server import Server
 from tests.unit.parameter_server.table_clusters import TableCluster, table_cluster

@@ -17,8 +17,7 @@ from stratagem.group.transport.journal import Journal
 from stratagem.parameter_server.server import server as state_journal
 from stratagem.parameter_server.server.changes import Changes, Lifetime
 from stratagem.parameter_server.server.pushes import Pushes
-from stratagem.parameter_server.server.server import StateJournal
-from stratagem.parameter_server.server.state import ServerState
+from stratagem.parameter_server.server.server import ServerState, StateJournal
 from stratagem.parameter_server.server.store import ServerVariables
 from stratagem.parameter_server.server.tables.disk_rows import DiskRows, RowFile
 from stratagem.parameter_server.server.tables.tiered_shard import TieredShard

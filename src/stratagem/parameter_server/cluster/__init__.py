@@ -1,1 +1,0 @@
-"""Processes of a cluster with parameter servers: start, watch, and restart."""

@@ -1,1 +1,0 @@
-"""`ParameterServerStrategy`: its four parts in each kind of process."""
