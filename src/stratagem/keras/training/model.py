@@ -492,7 +492,10 @@ def building_metrics(original: Callable[..., Any]) -> Any:
         if data_batch is None and (data_batch := first_batch(iterator)) is None:
             return original(self, iterator=iterator)
         x, y, sample_weight = unpack_x_y_sample_weight(keras.tree.map_structure(_spec, data_batch))
-        num_examples = keras.tree.flatten(x)[0].shape[0]
+        sizes = [one.shape[0] for one in keras.tree.flatten(x) if one is not None]
+        if not sizes:  # Keras names the input that is required
+            return original(self, data_batch=data_batch)
+        num_examples = sizes[0]
         y_pred = keras.tree.map_structure(
             lambda output: keras.KerasTensor((num_examples, *output.shape[1:]), output.dtype),
             outputs,

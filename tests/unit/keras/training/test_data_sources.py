@@ -162,6 +162,54 @@ def test_weights_come_as_an_array_or_with_the_batches() -> None:
     assert differences(measured, weighted) == []
 
 
+class _AddIfGiven(keras.layers.Layer):
+    def call(self, x: Any, added: Any = None) -> Any:
+        return x if added is None else x + added
+
+    def compute_output_shape(self, x_shape: Any, added_shape: Any = None) -> Any:
+        return x_shape
+
+
+def _optional_input(scope: Scope, *, is_first: bool) -> Any:
+    with scope():
+        left = keras.Input((2,), name="left")
+        added = keras.Input((2,), name="added", optional=True)
+        outputs = keras.layers.Dense(1, kernel_initializer="ones")(_AddIfGiven()(left, added))
+        model = keras.Model([added, left] if is_first else [left, added], outputs)
+        model.compile(optimizer=keras.optimizers.SGD(0.05), loss="mse", weighted_metrics=["mae"])
+    return model
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+@pytest.mark.parametrize("is_generator", [False, True])
+def test_optional_input_that_is_none(is_first: bool, is_generator: bool) -> None:
+    def of(left: Any) -> Any:
+        return [None, left] if is_first else [left, None]
+
+    def job(scope: Scope) -> dict[str, Any]:
+        model = _optional_input(scope, is_first=is_first)
+        if is_generator:
+            batches = ((tuple(of(_LEFT[rows])), _Y[rows]) for rows in _slices())
+            history = model.fit(batches, verbose=0, shuffle=False, steps_per_epoch=len(_slices()))
+        else:
+            arguments = {"batch_size": _BATCH_SIZE, "verbose": 0}
+            history = model.fit(of(_LEFT), _Y, shuffle=False, **arguments)
+        return {f"fit {key}": value for key, value in history.history.items()} | {
+            f"weight {index}": value for index, value in enumerate(values_of(model.weights))
+        }
+
+    assert differences(_under_two(job), plain_keras(job)) == []
+
+
+def test_required_input_that_is_none_is_named_by_keras() -> None:
+    with mirrored(2).scope():
+        needed = keras.Input((2,), name="needed")
+        model = keras.Model(needed, keras.layers.Dense(1)(needed))
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="not optional"):
+        model.fit([None], _Y, verbose=0)
+
+
 def test_torch_data_loader(expected: dict[str, np.ndarray]) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
