@@ -498,9 +498,9 @@ class _Session:
         communicator = (
             SoleCommunicator() if alone else EagerCommunicator(self, replica, device, everyone)
         )
-        context = ReplicaContext(
-            self._strategy, index, communicator, true_batch(self._batch, index)
-        )
+        batch = true_batch(self._batch, index)
+        context = ReplicaContext(self._strategy, index, communicator, batch)
+        self.scopes[place].replica = index, self.num_replicas, batch
         summaries = Collector()
         if index == 0:
             self.summaries = summaries

@@ -13,10 +13,11 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Generator, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import keras
+import numpy as np
 from jax.extend.core import ClosedJaxpr, get_opaque_trace_state
 
 from stratagem.devices.mesh import Topology
@@ -77,6 +78,26 @@ _key_of_jits = jax.make_user_context()
 _keys = itertools.count()
 
 
+class _OpByOp:
+    """Keys where each operation runs by itself: by replica and rows, the same in each step.
+
+    A new key would compile every operation again: a step of one dense layer took 1 to 2.6 s of a
+    core, for 0.02 in Keras. Each step has a new one, too, once a function that JAX traces even
+    there, and finds again by its identity, has read a variable: that of `jax.checkpoint`.
+    """
+
+    keys: ClassVar[dict[object, int]] = {}
+    has_traced_reads = False
+
+
+def _is_op_by_op() -> bool:
+    return jax.config.jax_disable_jit and not _OpByOp.has_traced_reads
+
+
+def _is_in_a_jaxpr() -> bool:
+    return isinstance(jax.lax.neg(np.float32(0.0)), jax.core.Tracer)
+
+
 class _OfThread(threading.local):
     scope: ReplicaScope | None = None
     is_on_global_model = False
@@ -133,6 +154,7 @@ class ReplicaScope(keras.StatelessScope):
         self.preparations: list[Callable[[], None]] = []
         self.added_to: set[int] = set()  # added to, not set
         self.num_writes: collections.Counter[int] = collections.Counter()
+        self.replica: object = None  # in eager mode, what its context tells: hashable
         self.early: list[tuple[Any, Any]] = []  # assignments to variables without a value
         self.read_in_jits: set[int] = set()  # read inside a `jax.jit` or the like
         self.row_counts: dict[int, int] = {}  # rows present of a variable that holds only some
@@ -142,7 +164,7 @@ class ReplicaScope(keras.StatelessScope):
 
     def __enter__(self) -> ReplicaScope:
         super().__enter__()
-        self._key = _key_of_jits(next(_keys))
+        self._key = self._key_of_its_jits()
         self._key.__enter__()
         self._trace = get_opaque_trace_state(convention="nnx")
         self._outer = _current.scope
@@ -154,6 +176,14 @@ class ReplicaScope(keras.StatelessScope):
         self._key.__exit__(*args)
         super().__exit__(*args)
 
+    def _key_of_its_jits(self) -> contextlib.AbstractContextManager[Any]:
+        if _is_op_by_op():
+            if self.replica is not None:
+                return _key_of_jits(_OpByOp.keys.setdefault(self.replica, next(_keys)))
+            if _current.scope is not None:
+                return contextlib.nullcontext()  # the replica's
+        return _key_of_jits(next(_keys))
+
     def get_current_value(self, variable: object) -> Any:
         """Returns this replica's value of a variable; None if it is not held here."""
         self.read_ids.add(id(variable))
@@ -161,6 +191,9 @@ class ReplicaScope(keras.StatelessScope):
         self.read_ids.add(id(variable))
         if _current.scope is self and not self.is_at_its_own_level:
             self.read_in_jits.add(id(variable))
+            if _is_op_by_op() and _is_in_a_jaxpr():
+                _OpByOp.has_traced_reads = True
+                _key_of_jits(next(_keys)).__enter__()  # until the replica's scope ends
         value = self.state_mapping.get(id(variable))
         if value is None:
             value = self._unwritten(variable)

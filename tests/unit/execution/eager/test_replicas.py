@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 
 import stratagem as sg
 from stratagem.execution import eager as replicas
+from stratagem.execution.tracing.functionalize import _OpByOp
 
 
 @pytest.fixture(params=[2, 3])
@@ -289,3 +292,100 @@ def test_replicas_that_span_processes_are_refused(strategy, monkeypatch) -> None
     monkeypatch.setattr(replicas, "replicas_span_processes", lambda topology: True)
     with pytest.raises(NotImplementedError, match="op by op on replicas that span several"):
         strategy.run(own_id)
+
+
+class _Compiled(logging.Handler):
+    """Counts the programs that XLA compiles, or finds in the cache of a folder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count += record.getMessage().startswith("Compiling ")
+
+
+@pytest.fixture
+def compiled():
+    logger, handler = logging.getLogger("jax"), _Compiled()
+    logger.addHandler(handler)
+    with jax.log_compiles():
+        yield handler
+    logger.removeHandler(handler)
+
+
+@pytest.fixture
+def has_traced_reads(monkeypatch) -> None:
+    monkeypatch.setattr(_OpByOp, "has_traced_reads", False)  # and afterward as before
+
+
+@pytest.mark.usefixtures("has_traced_reads")
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_second_step_compiles_nothing(num_replicas, compiled) -> None:
+    """A key of `jax.jit` for each step once compiled every operation of every step again."""
+    strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(num_replicas)])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+        model.compile("adam", "mse", metrics=["mae"], run_eagerly=True)
+    counts: list[int] = []
+    noted = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: counts.append(compiled.count)
+    )
+    x, y = np.ones((24, 4), "float32"), np.ones((24, 1), "float32")
+    model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[noted])
+    assert counts[0] > 0
+    assert counts[7:] == counts[7:8] * 5  # of the second epoch: the first builds, and ends, too
+
+
+_INNER = {
+    "jit": lambda inner: jax.jit(inner),
+    "checkpoint": lambda inner: jax.checkpoint(inner),
+    "vmap": lambda inner: lambda x: jax.vmap(inner)(jnp.full(1, x))[0],
+    "scan": lambda inner: lambda x: jax.lax.scan(lambda c, _: (inner(c), None), x, None, 1)[0],
+    "cond": lambda inner: lambda x: jax.lax.cond(x > 0, inner, lambda x: x, x),
+    "while": lambda inner: lambda x: jax.lax.fori_loop(0, 1, lambda _, c: inner(c), x),
+    "grad": lambda inner: lambda x: jax.grad(lambda y: inner(y) * y / 2)(x),
+}
+
+
+@pytest.mark.usefixtures("has_traced_reads")
+@pytest.mark.parametrize("kind", _INNER)
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_inner_function_sees_the_variable_and_the_rows_of_its_own_step(kind, num_replicas) -> None:
+    """JAX finds what it traced by the function, which is the same in each step."""
+    strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(num_replicas)])
+    with strategy.scope():
+        variable = sg.Variable(1.0, aggregation=sg.VariableAggregation.MEAN)
+    inner = _INNER[kind](lambda x: x * variable.value * own_id())
+
+    def step():
+        results = []
+        for _ in range(2):
+            results.append(inner(jnp.asarray(3.0)))
+            variable.assign_add(1.0)
+        return results
+
+    for before in (1.0, 3.0):
+        first, second = map(strategy.local_results, strategy.run(step))
+        for replica_id in range(num_replicas):
+            assert float(first[replica_id]) == 3.0 * before * replica_id
+            assert float(second[replica_id]) == 3.0 * (before + 1.0) * replica_id
+    assert _OpByOp.has_traced_reads == (kind == "checkpoint")
+
+
+@pytest.mark.usefixtures("has_traced_reads")
+def test_gradient_through_an_inner_function_that_was_traced_before() -> None:
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        variable = sg.Variable(2.0, aggregation=sg.VariableAggregation.MEAN)
+    inner = jax.checkpoint(lambda x: x * variable.value**2)
+
+    def step():
+        before = inner(jnp.asarray(3.0))
+        value, (gradient,) = sg.value_and_grad(lambda: inner(jnp.asarray(3.0)), [variable])
+        variable.assign_add(1.0)
+        return before, value, gradient
+
+    for at in (2.0, 3.0):
+        for results in zip(*map(strategy.local_results, strategy.run(step)), strict=True):
+            assert [*map(float, results)] == [3.0 * at**2, 3.0 * at**2, 6.0 * at]
