@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import keras
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, get_opaque_trace_state
 
 from stratagem.devices.mesh import Topology
@@ -91,11 +92,12 @@ class _OpByOp:
 
 
 def _is_op_by_op() -> bool:
-    return jax.config.jax_disable_jit and not _OpByOp.has_traced_reads
+    config: Any = jax.config
+    return config.jax_disable_jit and not _OpByOp.has_traced_reads
 
 
 def _is_in_a_jaxpr() -> bool:
-    return isinstance(jax.lax.neg(np.float32(0.0)), jax.core.Tracer)
+    return isinstance(jax.lax.neg(np.float32(0.0)), Tracer)
 
 
 class _OfThread(threading.local):
@@ -173,7 +175,7 @@ class ReplicaScope(keras.StatelessScope):
 
     def __exit__(self, *args: object) -> None:
         _current.scope = self._outer
-        self._key.__exit__(*args)
+        self._key.__exit__(None, None, None)
         super().__exit__(*args)
 
     def _key_of_its_jits(self) -> contextlib.AbstractContextManager[Any]:
@@ -233,7 +235,7 @@ class ReplicaScope(keras.StatelessScope):
                     code="SG203",
                 )
             )
-        if id(variable) in self.read_in_jits:
+        if id(variable) in self.read_in_jits and not _is_op_by_op():
             _key_of_jits(next(_keys)).__enter__()  # until this scope ends
         self.state_mapping[id(variable)] = value
         self.writes[id(variable)] = variable
