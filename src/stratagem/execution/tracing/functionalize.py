@@ -80,11 +80,11 @@ _keys = itertools.count()
 
 
 class _OpByOp:
-    """Keys where each operation runs by itself: by replica and rows, the same in each step.
+    """Keys of eager steps: one for each replica and its rows, the same in every step.
 
-    A new key would compile every operation again: a step of one dense layer took 1 to 2.6 s of a
-    core, for 0.02 in Keras. Each step has a new one, too, once a function that JAX traces even
-    there, and finds again by its identity, has read a variable: that of `jax.checkpoint`.
+    With a new key in each step, JAX compiled every operation again: a step of one dense layer took
+    1 to 2.6 s of a core, for 0.02 in Keras. `jax.checkpoint` traces its function even in eager
+    mode, and caches the trace. Once such a function has read a variable, each step gets a new key.
     """
 
     keys: ClassVar[dict[object, int]] = {}

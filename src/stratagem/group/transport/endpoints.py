@@ -1,4 +1,4 @@
-"""Where a listener is reached, and who may talk to it.
+"""Addresses and keys of listeners.
 
 Between machines, ZeroMQ's CURVE encrypts all traffic and authenticates clients before any message
 is read. Processes of one user on one machine use a Unix socket without encryption: any process that

@@ -237,7 +237,7 @@ class Listener(Closing):
 
     @property
     def addresses(self) -> str:
-        """What clients need: the TCP address, and that of the Unix socket if there is one."""
+        """TCP address, then that of the Unix socket if there is one, for `Connections`."""
         return f"{self.address} {self.local}".rstrip()
 
     def _bind(self, keys: ClusterKeys, address: str) -> None:
