@@ -15,8 +15,8 @@ from jax.extend import backend
 from jax.profiler import ProfileData
 
 from stratagem.observe.profiling.trace import DeviceOperation, read_trace
-from stratagem.planning.accelerators import Accelerator
 from stratagem.planning.schedule import OperationCost, Schedule, operation_costs
+from stratagem.planning.targets import Accelerator
 
 __all__ = ["Kernel", "by_kind", "costs_of_program", "host_calls", "kernels_of", "step_gaps"]
 

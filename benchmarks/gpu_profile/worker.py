@@ -18,8 +18,8 @@ import keras
 
 from benchmarks.gpu_profile.kernels import Kernel, by_kind, host_calls, kernels_of, step_gaps
 from stratagem.keras.training.model import lower_training_step
-from stratagem.planning.accelerators import ACCELERATORS, Accelerator
 from stratagem.planning.step_time import Assumptions
+from stratagem.planning.targets import ACCELERATORS, Accelerator
 
 __all__ = ["accelerator_here", "profile_case", "trained", "write_profile"]
 

@@ -12,10 +12,9 @@ from typing import Any
 
 from benchmarks.published_scaling.figures import Group, PublishedRow
 from benchmarks.published_scaling.report import ScaledRow
-from stratagem.planning.accelerators import ACCELERATORS
 from stratagem.planning.schedule import Reduction
 from stratagem.planning.step_time import Assumptions, predict_step
-from stratagem.planning.targets import Target
+from stratagem.planning.targets import ACCELERATORS, Target
 
 __all__ = [
     "Program",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.variables.store import is_remote
+from stratagem.variables.layouts import is_remote
 from tests.contract.parts import split
 
 _START = np.asarray([1.0, -2.0, 3.0, 0.5], "float32")

@@ -3,8 +3,8 @@
 from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.in_memory import MemoryBackup
 from stratagem.checkpoint.latest import checkpoints_iterator, latest_checkpoint
-from stratagem.checkpoint.load_status import LoadStatus
 from stratagem.checkpoint.manager import CheckpointManager
+from stratagem.checkpoint.objects import LoadStatus
 from stratagem.checkpoint.policies import (
     Any,
     KeepEveryHours,

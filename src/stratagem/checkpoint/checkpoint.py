@@ -10,8 +10,7 @@ from typing import Any
 import keras
 
 from stratagem.checkpoint.latest import is_first, run_on_first
-from stratagem.checkpoint.load_status import LoadStatus
-from stratagem.checkpoint.objects import Part, part_of, state_of
+from stratagem.checkpoint.objects import LoadStatus, Part, part_of, state_of
 from stratagem.checkpoint.remote_tables import SavedTables, location_of, save_tables
 from stratagem.checkpoint.restoration import (
     COMPONENTS,

@@ -20,7 +20,7 @@ from stratagem.cluster.preemption.notices import Notice
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import task_count
 from stratagem.contexts import get_strategy
-from stratagem.devices.process_exit import expect_exit
+from stratagem.devices.processes import expect_exit
 from stratagem.errors import DeadlineExceededError, InvalidArgumentError, explain
 from stratagem.group.current import current_group
 from stratagem.group.member import Group

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stratagem.checkpoint.latest import agree_on_all, is_first, run_on_all, run_on_first
-from stratagem.checkpoint.load_status import Consumption
-from stratagem.checkpoint.objects import Part, part_of
+from stratagem.checkpoint.objects import Consumption, Part, part_of
 from stratagem.checkpoint.remote_tables import check_tables, restore_tables
 from stratagem.checkpoint.restoring import (
     METRICS,
@@ -47,8 +46,8 @@ from stratagem.devices.shards import copied_to_device
 from stratagem.environment import release_freed_memory
 from stratagem.errors import explain
 from stratagem.group.current import current_group
+from stratagem.variables.layouts import store_of
 from stratagem.variables.registry import VariableKind, home_of
-from stratagem.variables.store import store_of
 
 # Broadcast of arrays read by process 0, so that no other process needs access to the folder.
 

@@ -28,9 +28,8 @@ from stratagem.errors import explain
 from stratagem.execution.tracing.functionalize import is_uninitialized
 from stratagem.variables.components import store_components
 from stratagem.variables.distributed import PerReplica
-from stratagem.variables.layouts import is_in_parts
+from stratagem.variables.layouts import is_in_parts, is_keyed, store_of
 from stratagem.variables.registry import VariableKind, home_of
-from stratagem.variables.store import is_keyed, store_of
 
 if TYPE_CHECKING:
     import keras

@@ -17,7 +17,6 @@ from stratagem.cli.doctor.command import env_command
 from stratagem.cli.explain import command as explain_command
 from stratagem.cli.goodput import command as goodput_command
 from stratagem.cli.input_service import command as input_service_command
-from stratagem.cli.kubernetes import kubernetes_group
 from stratagem.cli.launch import command as launch_command
 from stratagem.cli.migrate.command import command as migrate_command
 from stratagem.cli.plan import command as plan_command
@@ -26,7 +25,7 @@ from stratagem.cli.report import command as report_command
 from stratagem.cli.secret import command as secret_command
 from stratagem.cli.selftest.command import command as test_command
 from stratagem.cli.server import command as server_command
-from stratagem.cli.slurm import slurm_group
+from stratagem.cli.templates import kubernetes_group, slurm_group
 from stratagem.cli.watch import command as watch_command
 
 __all__ = ["main"]

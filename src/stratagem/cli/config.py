@@ -63,7 +63,7 @@ def command(
     if schema:
         print_json(file_schema())
     elif show:
-        _show(list(effective_values(file)), as_json=as_json)
+        show_values(list(effective_values(file)), as_json=as_json)
     else:
         _write(file or _FILE, default_text if is_default else _asked_text, force=force)
 
@@ -136,14 +136,18 @@ def default_text() -> str:
     return "\n".join([*options, *others])
 
 
-def _show(values: list[EffectiveValue], *, as_json: bool) -> None:
+def show_values(values: list[EffectiveValue], *, as_json: bool) -> None:
+    """Prints values as a table whose cells are shown as they are, or as JSON."""
     if as_json:
         print_json([dataclasses.asdict(one) for one in values])
         return
-    from stratagem.cli.tables import show_table
+    from rich.console import Console
+    from rich.table import Table
 
-    rows = [(one.name, _shown(one.value), one.source) for one in values]
-    show_table(("name", "value", "source"), rows)
+    table = Table("name", "value", "source")
+    for one in values:
+        table.add_row(one.name, _shown(one.value), one.source)
+    Console(highlight=False, markup=False).print(table)
 
 
 def _shown(value: object) -> str:

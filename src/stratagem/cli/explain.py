@@ -41,8 +41,6 @@ def command(code: str | None, *, as_json: bool) -> None:
 
     Errors whose cause needs more words end with a code. Without CODE, list all codes.
     """
-    from stratagem.cli.markdown import show
-
     pages = load_pages()
     if not pages:
         raise click.ClickException("The pages of the error codes are not installed.")
@@ -118,3 +116,15 @@ def _path_in_docs(target: str) -> str:
         else:
             parts.append(part)
     return "/".join(parts)
+
+
+def show(text: str) -> None:
+    """Prints Markdown: rendered in a terminal with colors, otherwise as it is."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    console = Console()
+    if console.is_terminal and not console.no_color:
+        console.print(Markdown(text))
+    else:
+        click.echo(text.rstrip())

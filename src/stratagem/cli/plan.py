@@ -75,7 +75,7 @@ def command(
     environment.set_defaults({"JAX_PLATFORMS": "cpu"})
     try:
         environment.require_jax_choice()
-        from stratagem.planning import report
+        from stratagem.planning.result import show_plan
 
         step = _captured(script, arguments, target, global_batch, shard_state, shard_size)
         if num_results is not None:
@@ -88,7 +88,7 @@ def command(
     if as_json:
         print_json(plan.to_dict())
         return
-    report.show(plan)
+    show_plan(plan)
 
 
 def _write(output: Path | None, fields: object) -> None:

@@ -23,8 +23,8 @@ def command(trace: Path, top: int, *, as_json: bool) -> None:
     # Reading needs no accelerator.
     environment.set_defaults({"JAX_PLATFORMS": "cpu"})
     try:
-        from stratagem.observe.profiling import report
         from stratagem.observe.profiling.recorder import read_profiles
+        from stratagem.observe.profiling.summary import show_profile
 
         summaries = read_profiles(trace)
     except (ImportError, OSError, ValueError) as error:
@@ -34,7 +34,7 @@ def command(trace: Path, top: int, *, as_json: bool) -> None:
         click.echo(json.dumps(found, indent=2))
         return
     for path, summary in summaries.items():
-        report.show(summary, _title(path, trace), top=top)
+        show_profile(summary, _title(path, trace), top=top)
 
 
 def _title(path: Path, folder: Path) -> str:

@@ -1,5 +1,6 @@
 """Cluster specifications, task roles, and resolvers that detect them. Loads no JAX."""
 
+from stratagem.cluster.accelerators import TPUSystemMetadata
 from stratagem.cluster.detection import ENVIRONMENTS, detect
 from stratagem.cluster.kubernetes_services import resolve_cluster
 from stratagem.cluster.processes import Processes, check_cluster, processes_of_task
@@ -8,11 +9,14 @@ from stratagem.cluster.resolvers.kubernetes import (
     KubernetesClusterResolver,
     KubernetesExecutableLocation,
 )
-from stratagem.cluster.resolvers.process import ProcessClusterResolver
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.resolvers.sagemaker import SageMakerClusterResolver
-from stratagem.cluster.resolvers.simple import SimpleClusterResolver
-from stratagem.cluster.resolvers.slurm import SlurmClusterResolver
+from stratagem.cluster.resolvers.simple import ProcessClusterResolver, SimpleClusterResolver
+from stratagem.cluster.resolvers.slurm import (
+    SlurmClusterResolver,
+    expand_hostlist,
+    expand_tasks_per_node,
+)
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 from stratagem.cluster.resolvers.tpu import TPUClusterResolver
 from stratagem.cluster.resolvers.union import UnionResolver
@@ -25,9 +29,7 @@ from stratagem.cluster.roles import (
     task_count,
     worker_count,
 )
-from stratagem.cluster.slurm_expressions import expand_hostlist, expand_tasks_per_node
 from stratagem.cluster.spec import ClusterDef, ClusterSpec, JobDef
-from stratagem.cluster.tpu_metadata import TPUSystemMetadata
 
 __all__ = [
     "ClusterDef",

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from stratagem import environment
-from stratagem.cluster.addresses import join_address
 from stratagem.cluster.launchers import (
     kubeflow_jax,
     kubeflow_torch,
@@ -20,14 +19,13 @@ from stratagem.cluster.launchers import (
     torchrun,
 )
 from stratagem.cluster.processes import Processes
-from stratagem.cluster.resolvers.process import ProcessClusterResolver
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.resolvers.sagemaker import SageMakerClusterResolver
-from stratagem.cluster.resolvers.slurm import SlurmClusterResolver
+from stratagem.cluster.resolvers.simple import ProcessClusterResolver
+from stratagem.cluster.resolvers.slurm import SlurmClusterResolver, expand_tasks_per_node
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver, tf_config
 from stratagem.cluster.resolvers.tpu import TPUClusterResolver
-from stratagem.cluster.slurm_expressions import expand_tasks_per_node
-from stratagem.cluster.spec import parse_task_index
+from stratagem.cluster.spec import join_address, parse_task_index
 
 # Workers of Ray Train: their ranks from its context, address and secret of the run from rank 0.
 

@@ -45,9 +45,8 @@ from stratagem.group.current import current_group
 from stratagem.options import ReduceOp
 from stratagem.variables.components import agree_on_initial_values
 from stratagem.variables.distributed import Mirrored, PerReplica, is_array, regroup, select_replica
-from stratagem.variables.layouts import put_stored, require_layouts_used
+from stratagem.variables.layouts import put_stored, require_layouts_used, store_of
 from stratagem.variables.registry import VariableKind, home_of
-from stratagem.variables.store import store_of
 
 if TYPE_CHECKING:
     import keras

@@ -38,7 +38,7 @@ from stratagem.variables.distributed import (
     PerReplica,
     is_array,
 )
-from stratagem.variables.store import is_keyed
+from stratagem.variables.layouts import is_keyed
 
 if TYPE_CHECKING:
     import keras

@@ -30,8 +30,8 @@ from stratagem.execution.replica_context import get_replica_context
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.execution.tracing.remote_state import Ids, Lookup
 from stratagem.variables.distributed import IndexedSlices
+from stratagem.variables.layouts import is_keyed, store_of
 from stratagem.variables.sharded_variable import ShardedVariable, shards_of
-from stratagem.variables.store import is_keyed, store_of
 
 # Measured on two CPU devices: below 64 Ki elements rows gain nothing. If all replicas together look
 # up half as many rows as the table has, both ways take the same time.

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
+import importlib.util
+import inspect
+import io
 import linecache
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, cast
 
+from stratagem.environment import load
 from stratagem.errors import explain
 from stratagem.launch.nodes.launch_nodes import launch_nodes
 from stratagem.launch.nodes.ssh_launch import hold_lease, launch_over_ssh
@@ -23,7 +29,6 @@ from stratagem.launch.plan.elastic import ElasticConfig
 from stratagem.launch.plan.options import LaunchArguments, LaunchOptions
 from stratagem.launch.plan.task_plan import TaskPlan
 from stratagem.launch.restart.launcher import Outcome, launch
-from stratagem.launch.tasks.command import command_of
 from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.function_task import (
     CALL,
@@ -34,13 +39,185 @@ from stratagem.launch.tasks.function_task import (
     task_command,
 )
 from stratagem.launch.tasks.output.tracebacks import failure_lines
-from stratagem.launch.tasks.pickling import (
-    captured_values,
-    dumps_without_state,
-    find_unpicklable,
-    live_kind,
-)
 from stratagem.resources import TemporaryFolder
+
+# Pickling by value with cloudpickle, and search for objects that cannot be pickled.
+
+
+_MAX_DEPTH = 8
+
+
+def dumps(value: object) -> bytes:
+    """Pickles an object for another machine, functions and classes of a script by value."""
+    return _cloudpickle().dumps(value)
+
+
+def dumps_without_state(value: object) -> bytes:
+    """Pickles like `dumps`; raises TypeError for strategies, models and variables.
+
+    Another process would train a copy of a model, without its strategy, and lose it.
+    """
+    file = io.BytesIO()
+    _stateless_pickler()(file).dump(value)
+    return file.getvalue()
+
+
+def live_kind(value: object) -> Literal["strategy", "state"] | None:
+    """Returns "state" for a Keras object with variables of this process; None for others."""
+    if hasattr(type(value), "num_replicas_in_sync"):
+        return "strategy"
+    keras: Any = sys.modules.get("keras")  # not loaded: there is none of its objects
+    if keras is None or not hasattr(keras, "Model"):
+        return None
+    state = (keras.Model, keras.Variable, keras.optimizers.Optimizer, keras.metrics.Metric)
+    is_layer = isinstance(value, keras.layers.Layer)
+    is_built = is_layer and bool(getattr(value, "variables", ()))
+    return "state" if is_built or isinstance(value, state) else None
+
+
+def find_unpicklable(
+    parts: Mapping[str, Any], depth: int = _MAX_DEPTH, pickled: Callable[[object], bytes] = dumps
+) -> tuple[str, Any] | None:
+    """Returns the innermost part that cannot be pickled, with its description; None without one.
+
+    `parts` are objects by description; `depth` limits the search inside them.
+    """
+    for name, value in parts.items():
+        try:
+            pickled(value)
+        except Exception:  # noqa: BLE001 - __reduce__ may raise anything
+            parts = _parts_of(name, value) if depth and live_kind(value) is None else {}
+            return find_unpicklable(parts, depth - 1, pickled) or (name, value)
+    return None
+
+
+def captured_values(fn: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the variables that a callable captures, by description."""
+    with contextlib.suppress(TypeError, ValueError):
+        captured = inspect.getclosurevars(fn)
+        both = {**captured.nonlocals, **captured.globals}
+        return {f"Variable {name!r}": value for name, value in both.items()}
+    return {}
+
+
+def _parts_of(name: str, value: object) -> dict[str, Any]:
+    if inspect.isfunction(value):
+        return {f"{part} of {name}": one for part, one in captured_values(value).items()}
+    if isinstance(value, Mapping):
+        return {f"{name}[{key!r}]": one for key, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return {f"{name}[{index}]": one for index, one in enumerate(value)}
+    state: Any = None
+    if hasattr(value, "__dict__"):
+        with contextlib.suppress(Exception):  # that of an open file raises, since Python 3.12
+            state = value.__getstate__()
+    if not isinstance(state, dict) or inspect.ismodule(value):
+        return {}
+    return {f"{name}.{part}": one for part, one in cast("dict[str, Any]", state).items()}
+
+
+def _cloudpickle() -> Any:
+    return load("cloudpickle", needed_by="a function that is sent", install="cloudpickle")
+
+
+@functools.cache
+def _stateless_pickler() -> Any:
+    cloudpickle = _cloudpickle()
+
+    class StatelessPickler(cloudpickle.Pickler):
+        """Pickler that sees every object first."""
+
+        def reducer_override(self, obj: object) -> Any:
+            if live_kind(obj) is not None:
+                raise TypeError(
+                    explain(
+                        f"A {type(obj).__name__} belongs to this process.",
+                        expected="a function that creates its strategy and model itself.",
+                        fix="create them inside the function.",
+                    )
+                )
+            return super().reducer_override(obj)
+
+    return StatelessPickler
+
+
+# `spawn`: calls a function in every task of a cluster on this machine.
+
+
+# Command line of a script, a module or a program.
+
+
+def command_of(
+    script: str | os.PathLike[str], args: Sequence[str] = (), *, module: bool = False
+) -> tuple[str, ...]:
+    """Returns the program to execute, and its arguments.
+
+    `script` is a Python file (`.py`), which runs on this interpreter; any other program, by path or
+    by name on PATH; or, with `module`, a module. Raises FileNotFoundError if it does not exist,
+    PermissionError if it is not executable.
+
+    Example:
+        >>> import sys
+        >>> command_of("json.tool", ["--indent", "2"], module=True)[1:]
+        ('-m', 'json.tool', '--indent', '2')
+    """
+    name = os.fspath(script)
+    if module:
+        _check_module(name)
+        return (sys.executable, "-m", name, *args)
+    path = Path(name)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise FileNotFoundError(
+                explain(
+                    f"There is no file {name!r} in {Path.cwd()}.",
+                    expected="a Python script.",
+                    fix="correct the path, or pass module=True (-m) to run a module.",
+                )
+            )
+        return (sys.executable, name, *args)
+    return (_find_program(name), *args)
+
+
+def _find_program(name: str) -> str:
+    path = Path(name)
+    program = os.path.join(os.curdir, name) if path.is_file() and path.parent == Path() else name
+    found = shutil.which(program)
+    if found is None and path.is_file():
+        raise PermissionError(
+            explain(
+                f"The file {name!r} is not executable.",
+                expected="a Python script whose name ends in .py, or a program.",
+                fix=f"run `chmod +x {name}`, or put `python` in front of it.",
+            )
+        )
+    if found is None:
+        raise FileNotFoundError(
+            explain(
+                f"There is no program {name!r} in {Path.cwd()} or on PATH.",
+                expected="a Python script (.py), a program, or a module with module=True (-m).",
+                fix="correct the name.",
+            )
+        )
+    return found
+
+
+def _check_module(name: str) -> None:
+    # Does not import packages: that is up to the script.
+    top = name.partition(".")[0]
+    here = Path(top).is_dir() or Path(f"{top}.py").is_file()
+    if not name or not (here or importlib.util.find_spec(top)):
+        raise FileNotFoundError(
+            explain(
+                f"There is no module {name!r} on the path of this interpreter or in {Path.cwd()}.",
+                expected="the name of a module or package, as for `python -m`.",
+                fix="correct the name, or omit module=True (-m) to run a file.",
+            )
+        )
+
+
+# `spawn`: calls a function in every task of a cluster on this machine.
+
 
 # `run`: runs a script as every task of a cluster.
 

@@ -17,9 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from stratagem import environment, settings
-from stratagem.cluster.addresses import split_address
 from stratagem.cluster.roles import id_in_cluster
-from stratagem.cluster.spec import ClusterSpec
+from stratagem.cluster.spec import ClusterSpec, split_address
 from stratagem.environment import load
 from stratagem.errors import DeadlineExceededError, explain
 from stratagem.group.transport.endpoints import ClusterKeys
@@ -32,14 +31,20 @@ from stratagem.launch.processes.local_processes import (
 from stratagem.launch.processes.ray_processes import RayProcesses
 from stratagem.launch.remote.ray.leader import leader_of
 from stratagem.launch.remote.ray.node_process import RayNode
-from stratagem.launch.remote.ray.ray_cluster import is_connected, load_ray, start_local_ray
+from stratagem.launch.remote.ray.ray_cluster import (
+    ACTOR,
+    NAMESPACE,
+    ServerRegistry,
+    is_connected,
+    load_ray,
+    start_local_ray,
+)
 from stratagem.launch.remote.ray.ray_nodes import (
     expect_token,
     join_as_node,
     resource_of_task,
     start_head,
 )
-from stratagem.launch.remote.ray.server_registry import ACTOR, NAMESPACE, ServerRegistry
 from stratagem.parameter_server.cluster_plan import ClusterPlan, EntryPoints, JournalPlan
 from stratagem.resources import Closing, TemporaryFolder, cache_dir
 

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from stratagem.logs import as_text, size_text
 from stratagem.planning.candidates import Estimate, PlanCandidate
-from stratagem.planning.report import time_text
-from stratagem.planning.result import Plan
+from stratagem.planning.result import Plan, time_text
 from stratagem.planning.targets import Target
 
 

@@ -15,11 +15,10 @@ from stratagem.devices.mesh import Topology
 from stratagem.execution.programs.lockstep import program_of
 from stratagem.execution.programs.steps import StepProgram
 from stratagem.execution.tracing.functionalize import CapturedStep, Trace
-from stratagem.planning.accelerators import Accelerator
-from stratagem.variables.layouts import stored_sharding
+from stratagem.planning.targets import Accelerator
+from stratagem.variables.layouts import Store, store_of, stored_sharding
 from stratagem.variables.placement import ShardedState, ShardedStore
 from stratagem.variables.registry import VariableKind, home_of
-from stratagem.variables.store import Store, store_of
 
 # Programs of a step on given devices, and the sizes of its variables there.
 

@@ -1,15 +1,263 @@
-"""Planning targets by name: "8xH100", "v5e:4x4", "2xv5e:4x4"."""
+"""Planning targets by name ("8xH100", "v5e:4x4"), and what vendors publish of accelerators."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from stratagem.devices.finding import AbstractDevice, AbstractTopology
 from stratagem.errors import explain
-from stratagem.planning.accelerators import ACCELERATORS, Accelerator
+
+# Specifications of accelerators as published by their vendors; nothing here is measured.
+#
+# Sources, cited at each figure:
+#
+# - [XLA] openxla/xla, xla/backends/gpu/target_config/specs: device properties reported by drivers.
+# - [H100] NVIDIA H100 data sheet, SXM5, without sparsity. [H200], [A100], [B200], [L4]: likewise.
+# - [DGX] NVIDIA DGX A100, DGX H100 and DGX B200 data sheets: network adapters of a host.
+# - [TPU] cloud.google.com/tpu/docs, the pages v4, v5e, v5p and v6e, "key chip specifications".
+# - [BOOK] jax-ml.github.io/scaling-book, "How to think about TPUs": network bytes per chip.
+
+
+_GIB = 2**30
+_TERA = 1e12
+_GIGA = 1e9
+
+# On GPUs, JAX's pool takes three quarters of the memory (XLA_PYTHON_CLIENT_MEM_FRACTION). On TPUs,
+# XLA leaves all but about one fortieth to the program (15.75 of 16 GiB on a v5e).
+_GPU_POOL_SHARE = 0.75
+_TPU_POOL_SHARE = 0.975
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """Specifications of one device; link and network rates are per direction.
+
+    Args:
+        name: name used in targets, such as "H100".
+        platform: "gpu" or "tpu".
+        device_kind: `jax.Device.device_kind`.
+        memory_bytes: memory of one device.
+        pool_share: fraction of the memory that JAX gives to programs by default.
+        flops_per_s: peak rate of matrix products by operand dtype. float32 runs as JAX runs it by
+            default: TF32 on GPUs, bfloat16 on TPUs.
+        memory_bytes_per_s: bandwidth of the device memory.
+        link_bytes_per_s: bandwidth to the devices of the same host (GPU) or slice (TPU).
+        network_bytes_per_s: one device's share of the network between hosts or slices.
+        devices_per_host: number of devices per host.
+        gpu_info: device properties that XLA needs to compile for a GPU without one; empty for
+            TPUs.
+
+    Example:
+        >>> h100 = sg.planning.ACCELERATORS["H100"]
+        >>> h100.platform, h100.devices_per_host, h100.peak_flops_per_s("bfloat16") / 1e12
+        ('gpu', 8, 989.4)
+
+    Source: specific to Stratagem.
+    """
+
+    name: str
+    platform: str
+    device_kind: str
+    memory_bytes: int
+    pool_share: float
+    flops_per_s: Mapping[str, float]
+    memory_bytes_per_s: float
+    link_bytes_per_s: float
+    network_bytes_per_s: float
+    devices_per_host: int
+    gpu_info: Mapping[str, int | float] = dataclasses.field(default_factory=dict[str, float])
+
+    @property
+    def pool_bytes(self) -> int:
+        """Memory that JAX gives to programs by default."""
+        return int(self.memory_bytes * self.pool_share)
+
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """Returns the peak rate of matrix products of a dtype; unlisted dtypes use float32's."""
+        return self.flops_per_s.get(dtype, self.flops_per_s["float32"])
+
+
+def _gpu(
+    name: str,
+    device_kind: str,
+    memory_bytes: int,
+    *,
+    bfloat16: float,
+    tf32: float,
+    memory: float,
+    link: float,
+    network: float,
+    info: Mapping[str, int | float],
+) -> Accelerator:
+    """Returns a GPU; matrix rates are in TFLOP/s, memory and link rates in GB/s."""
+    return Accelerator(
+        name=name,
+        platform="gpu",
+        device_kind=device_kind,
+        memory_bytes=memory_bytes,
+        pool_share=_GPU_POOL_SHARE,
+        flops_per_s={
+            "bfloat16": bfloat16 * _TERA,
+            "float16": bfloat16 * _TERA,
+            "float32": tf32 * _TERA,
+        },
+        memory_bytes_per_s=memory * _GIGA,
+        link_bytes_per_s=link * _GIGA,
+        network_bytes_per_s=network * _GIGA,
+        devices_per_host=8,
+        gpu_info=info,
+    )
+
+
+def _tpu(
+    name: str,
+    device_kind: str,
+    memory_bytes: int,
+    *,
+    bfloat16: float,
+    memory: float,
+    link: float,
+    network: float,
+    devices_per_host: int,
+) -> Accelerator:
+    """Returns a TPU chip; matrix rates are in TFLOP/s, memory and link rates in GB/s."""
+    rate = bfloat16 * _TERA
+    return Accelerator(
+        name=name,
+        platform="tpu",
+        device_kind=device_kind,
+        memory_bytes=memory_bytes,
+        pool_share=_TPU_POOL_SHARE,
+        flops_per_s={"bfloat16": rate, "float16": rate, "float32": rate},
+        memory_bytes_per_s=memory * _GIGA,
+        link_bytes_per_s=link * _GIGA,
+        network_bytes_per_s=network * _GIGA,
+        devices_per_host=devices_per_host,
+    )
+
+
+def _info(
+    major: int, minor: int, cores: int, fpus: int, clock_ghz: float, l2_bytes: int, shared: int
+) -> dict[str, int | float]:
+    """Returns [XLA] properties of a GPU; `shared` is shared memory per multiprocessor, in bytes."""
+    return {
+        "major": major,
+        "minor": minor,
+        "core_count": cores,
+        "fpus_per_core": fpus,
+        "clock_rate_ghz": clock_ghz,
+        "l2_cache_size": l2_bytes,
+        "shared_memory_per_core": shared,
+    }
+
+
+_ALL = (
+    _gpu(
+        "H100",
+        "NVIDIA H100 80GB HBM3",
+        84_942_979_072,  # [XLA] h100_sxm
+        bfloat16=989.4,  # [H100]
+        tf32=494.7,  # [H100]
+        memory=3352.3,  # [XLA]; [H100] says 3.35 TB/s
+        link=450,  # [H100] NVLink: 900 GB/s for both directions
+        network=50,  # [DGX] H100: one 400 Gb/s adapter per GPU
+        info=_info(9, 0, 132, 128, 1.98, 52_428_800, 233_472),
+    ),
+    _gpu(
+        "H200",
+        "NVIDIA H200",  # as the card says it
+        151_397_597_184,  # [XLA] h200
+        bfloat16=989.4,  # [H200]
+        tf32=494.7,  # [H200]
+        memory=4800,  # [H200]
+        link=450,  # [H200] NVLink: 900 GB/s for both directions
+        network=50,  # as in a DGX H100
+        info=_info(9, 0, 132, 128, 1.98, 52_428_800, 233_472),
+    ),
+    _gpu(
+        "A100",
+        "NVIDIA A100-SXM4-80GB",
+        85_100_068_864,  # [XLA] a100_sxm_80
+        bfloat16=312,  # [A100]
+        tf32=156,  # [A100]
+        memory=2039,  # [A100], 80 GB
+        link=300,  # [A100] NVLink: 600 GB/s for both directions
+        network=25,  # [DGX] A100: one 200 Gb/s adapter per GPU
+        info=_info(8, 0, 108, 64, 1.41, 41_943_040, 167_936),
+    ),
+    _gpu(
+        "B200",
+        "NVIDIA B200",
+        191_514_411_008,  # [XLA] b200
+        bfloat16=2250,  # [B200]: half of the 4.5 PFLOP/s of FP8, without sparsity
+        tf32=1125,  # [B200]
+        memory=7672.3,  # [XLA]; [B200] says up to 8 TB/s
+        link=900,  # [B200] NVLink: 1.8 TB/s for both directions
+        network=50,  # [DGX] B200: one 400 Gb/s adapter per GPU
+        info=_info(10, 0, 148, 128, 1.965, 132_644_864, 233_472),
+    ),
+    _gpu(
+        "L4",
+        "NVIDIA L4",
+        24_000_000_000,  # [L4] 24 GB
+        bfloat16=121,  # [L4]: half of the 242 TFLOP/s with sparsity
+        tf32=60,  # [L4]: half of the 120 TFLOP/s with sparsity
+        memory=300,  # [L4]
+        link=32,  # [L4] has no NVLink: PCIe 4.0 x16
+        network=1.5625,  # assumed: the 100 Gb/s of a g2-standard-96 of Google Cloud for 8 GPUs
+        info=_info(8, 9, 58, 128, 2.04, 50_331_648, 102_400),
+    ),
+    _tpu(
+        "v4",
+        "TPU v4",
+        32 * _GIB,  # [TPU]
+        bfloat16=275,  # [TPU]
+        memory=1200,  # [TPU]
+        link=300,  # [TPU] interconnect: 2400 Gb/s per chip
+        network=6.25,  # assumed as v5p
+        devices_per_host=4,  # [TPU]
+    ),
+    _tpu(
+        "v5e",
+        "TPU v5 lite",
+        16 * _GIB,  # [TPU]
+        bfloat16=197,  # [TPU]
+        memory=819,  # [TPU]
+        link=200,  # [TPU] interconnect: 1600 Gb/s per chip
+        network=3.125,  # [TPU] two adapters of 100 Gb/s for the 8 chips of a host
+        devices_per_host=8,  # [TPU]
+    ),
+    _tpu(
+        "v5p",
+        "TPU v5",
+        95 * _GIB,  # [TPU]
+        bfloat16=459,  # [TPU]
+        memory=2765,  # [TPU]
+        link=600,  # [TPU] interconnect: 4800 Gb/s per chip
+        network=6.25,  # [BOOK]
+        devices_per_host=4,  # [TPU]
+    ),
+    _tpu(
+        "v6e",
+        "TPU v6 lite",
+        32 * _GIB,  # [TPU]
+        bfloat16=918,  # [TPU]
+        memory=1600,  # [TPU]; an older edition says 1640
+        link=400,  # [TPU] interconnect: 800 GB/s for both directions
+        network=12.5,  # [TPU] four adapters of 200 Gb/s for the 8 chips of a host
+        devices_per_host=8,  # [TPU]
+    ),
+)
+
+ACCELERATORS: Mapping[str, Accelerator] = {accelerator.name: accelerator for accelerator in _ALL}
+
+
+# Planning targets by name: "8xH100", "v5e:4x4", "2xv5e:4x4".
+
 
 _GPUS = re.compile(r"(?:(\d+)x)?([a-z]\w*)", re.IGNORECASE)
 _SLICES = re.compile(r"(?:(\d+)x)?(v\d\w*):(\d+(?:x\d+)*)", re.IGNORECASE)

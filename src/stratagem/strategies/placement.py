@@ -16,7 +16,7 @@ from stratagem.devices.mesh import Topology
 from stratagem.errors import explain
 from stratagem.execution.lookups import is_worth_rows
 from stratagem.logs import warn_on_one_worker
-from stratagem.variables.layouts import VariableLayouts
+from stratagem.variables.layouts import Store, VariableLayouts, store_of
 from stratagem.variables.placement import (
     Placement,
     Replicated,
@@ -25,7 +25,6 @@ from stratagem.variables.placement import (
     SingleDeviceStore,
     is_worth_sharding,
 )
-from stratagem.variables.store import Store, store_of
 
 if TYPE_CHECKING:
     from stratagem.execution.tracing.remote_state import RemoteState

@@ -18,9 +18,9 @@ from stratagem.errors import explain
 from stratagem.execution.programs.lockstep import compilations_of
 from stratagem.logs import PublicDir, as_html, as_text, new_table, size_text
 from stratagem.strategies.cross_device_ops import CrossDeviceOps
+from stratagem.variables.layouts import is_remote, store_of
 from stratagem.variables.placement import ShardedStore, SingleDeviceStore
 from stratagem.variables.registry import VariableKind, home_of
-from stratagem.variables.store import is_remote, store_of
 
 # `StrategyDescription`: devices, variables and programs of a strategy, as data.
 

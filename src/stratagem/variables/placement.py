@@ -17,8 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from stratagem.devices.lockstep import compute_on_every_process, is_multi_process, replicate_to_all
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shards import put_shards, same_shards
-from stratagem.variables.layouts import Division, VariableLayouts
-from stratagem.variables.store import Store
+from stratagem.variables.layouts import Division, Store, VariableLayouts
 
 # Exchange of rows between the shards of a table and the replicas that look them up.
 

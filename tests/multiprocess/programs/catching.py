@@ -8,9 +8,9 @@ import signal
 import jax.numpy as jnp
 
 import stratagem as sg
-from stratagem.devices import process_exit
+from stratagem.devices import processes
 
-process_exit._REPORTED_GRACE_S = 2.0
+processes._REPORTED_GRACE_S = 2.0
 # Sums of the compiler's wait inside JAX; those in shared memory end with an error.
 strategy = sg.MultiWorkerMirroredStrategy(
     communication_options=sg.CommunicationOptions(implementation="NCCL")

@@ -17,11 +17,10 @@ import pytest
 
 import stratagem as sg
 from stratagem.cli import main
-from stratagem.cli.config import file_schema
+from stratagem.cli.config import EffectiveValue, file_schema, show_values
 from stratagem.cli.devices import device_names, memory_text
+from stratagem.cli.explain import show
 from stratagem.cli.launch import command, read_file
-from stratagem.cli.markdown import show
-from stratagem.cli.tables import show_table
 from stratagem.settings import SETTINGS
 from tests.command_runner import CliRunner
 from tests.fresh_process import run_fresh
@@ -232,7 +231,7 @@ def _in_terminal(**variables: str) -> str:
     reader, writer = pty.openpty()
     environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
     environment |= {"TERM": "xterm-256color", "COLUMNS": "100"} | variables
-    program = f"from stratagem.cli.markdown import show; show({TEXT!r})"
+    program = f"from stratagem.cli.explain import show; show({TEXT!r})"
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdout=writer, env=environment) as process:
         os.close(writer)
@@ -299,9 +298,13 @@ def test_unknown_case_is_a_usage_error() -> None:
 
 
 def test_cells_are_shown_as_they_are(capsys) -> None:
-    show_table(("name", "value"), [("a", "[bold]1[/bold]"), ("b", "-")])
+    values = [
+        EffectiveValue(name="a", value="[bold]1[/bold]", source="file", variable="A"),
+        EffectiveValue(name="b", value=None, source="default", variable="B"),
+    ]
+    show_values(values, as_json=False)
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     assert [[cell.strip() for cell in row.strip("│").split("│")] for row in rows] == [
-        ["a", "[bold]1[/bold]"],
-        ["b", "-"],
+        ["a", '"[bold]1[/bold]"', "file"],
+        ["b", "-", "default"],
     ]

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem.cluster import google_cloud
-from stratagem.cluster.addresses import is_loopback, join_address, split_address
 from stratagem.cluster.detection import ENVIRONMENTS, detect, detect_with_servers, ray_train
 from stratagem.cluster.kubernetes_services import parse_task_name, resolve_cluster
 from stratagem.cluster.processes import Processes
-from stratagem.cluster.slurm_expressions import expand_hostlist, expand_tasks_per_node
+from stratagem.cluster.resolvers import gce
+from stratagem.cluster.resolvers.slurm import expand_hostlist, expand_tasks_per_node
+from stratagem.cluster.spec import is_loopback, join_address, split_address
 from tests.unit.cluster.test_launchers import KUBEFLOW_JAX, KUBEFLOW_TORCH, OPEN_MPI, TORCHRUN
 
 _TF_CONFIG = {
@@ -388,19 +388,19 @@ def test_without_ray_train_there_are_no_workers(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("metadata_server")
 def test_metadata_server_is_asked() -> None:
-    assert google_cloud.metadata("project/project-id", instead="project=") == "my-project"
+    assert gce.metadata("project/project-id", instead="project=") == "my-project"
 
 
 @pytest.mark.usefixtures("metadata_server")
 def test_answer_that_is_missing_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"did not return 'instance/x'(?s:.)*pass zone="):
-        google_cloud.metadata("instance/x", instead="zone=")
+        gce.metadata("instance/x", instead="zone=")
 
 
 def test_machine_elsewhere_has_no_metadata_server(variables) -> None:
     variables(GCE_METADATA_IP="127.0.0.1:1")
     with pytest.raises(RuntimeError, match=r"metadata server 127.0.0.1:1 did not return"):
-        google_cloud.metadata("project/project-id", instead="project=")
+        gce.metadata("project/project-id", instead="project=")
 
 
 @pytest.fixture
@@ -430,7 +430,7 @@ def libraries(monkeypatch) -> list[tuple]:
 
 
 def test_client_is_built_with_the_machine_s_credentials(libraries) -> None:
-    assert google_cloud.build_service("compute", "default", needed_by="a test") == "client"
+    assert gce.build_service("compute", "default", needed_by="a test") == "client"
     assert libraries == [
         ("default", "https://www.googleapis.com/auth/cloud-platform"),
         ("compute", "v1", {"credentials": "own credentials", "cache_discovery": False}),
@@ -438,7 +438,7 @@ def test_client_is_built_with_the_machine_s_credentials(libraries) -> None:
 
 
 def test_client_is_built_with_given_credentials_and_address(libraries) -> None:
-    google_cloud.build_service("tpu", "mine", needed_by="a test", discovery_url="https://x")
+    gce.build_service("tpu", "mine", needed_by="a test", discovery_url="https://x")
     ((api, version, options),) = libraries
     assert (api, version) == ("tpu", "v1")
     assert options == {
@@ -456,7 +456,7 @@ def test_libraries_that_are_missing_are_named(monkeypatch) -> None:
         match=r"GCEClusterResolver needs googleapiclient.discovery, which cannot be imported"
         r"(?s:.)*pip install google-api-python-client google-auth",
     ):
-        google_cloud.build_service("compute", "default", needed_by="GCEClusterResolver")
+        gce.build_service("compute", "default", needed_by="GCEClusterResolver")
 
 
 # Slurm's compact lists of hosts and tasks.

@@ -13,7 +13,7 @@ import pytest
 from stratagem.devices import elastic_rounds
 from stratagem.devices.elastic_rounds import RoundOperation, Rounds, serve_rounds
 from stratagem.group.elastic.group import ElasticGroup
-from stratagem.launch.plan.ports import free_ports
+from stratagem.launch.plan.task_plan import free_ports
 from tests.unit.group.elastic.members import Cluster
 
 

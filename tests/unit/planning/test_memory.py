@@ -16,8 +16,7 @@ from stratagem.devices.finding import planning_for
 from stratagem.devices.mesh import Topology
 from stratagem.keras.training.planned_models import training_step
 from stratagem.planning.memory import CompilerMemory, device_bytes, step_programs
-from stratagem.planning.report import show
-from stratagem.planning.result import Plan
+from stratagem.planning.result import Plan, show_plan
 from stratagem.planning.targets import parse_target
 
 _WIDTH, _HIDDEN, _CLASSES = 64, 512, 8
@@ -283,7 +282,7 @@ def test_device_copies_its_shard_of_pinned_variables(count, target) -> None:
     # Gathered arrays, or gradients; a full copy would be three times as large.
     assert plan.memory.total_bytes < 2.5 * kernels
     text = io.StringIO()
-    show(plan, Console(file=text, width=400))
+    show_plan(plan, Console(file=text, width=400))
     assert "host memory for variables" in text.getvalue()
     assert "per device from pinned host memory" in text.getvalue()
 

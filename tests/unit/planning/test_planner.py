@@ -14,14 +14,14 @@ from rich.console import Console
 
 import stratagem as sg
 from stratagem.logs import size_text
-from stratagem.planning.report import (
+from stratagem.planning.result import (
+    Plan,
     count_text,
     headline,
-    show,
+    show_plan,
     time_text,
     verdict,
 )
-from stratagem.planning.result import Plan
 from stratagem.planning.schedule import Reduction
 from stratagem.planning.targets import parse_target
 from tests.unit.test_rendering import require_plain
@@ -308,7 +308,7 @@ def _with_temporaries(plan_of_report: Plan, num_bytes: int, **fields) -> Plan:
 
 def _shown(plan_of_report: Plan) -> str:
     text = io.StringIO()
-    show(plan_of_report, Console(width=160, file=text))
+    show_plan(plan_of_report, Console(width=160, file=text))
     return text.getvalue()
 
 

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from stratagem.planning.accelerators import ACCELERATORS
 from stratagem.planning.schedule import (
     OperationCost,
     Reduction,
@@ -23,7 +22,7 @@ from stratagem.planning.step_time import (
     predict_scaling,
     predict_step,
 )
-from stratagem.planning.targets import Target, parse_target
+from stratagem.planning.targets import ACCELERATORS, Target, parse_target
 from stratagem.planning.traced_costs import product_flops
 
 _PROGRAM = """

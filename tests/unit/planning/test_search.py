@@ -20,10 +20,9 @@ from stratagem import planning
 from stratagem.devices.finding import planning_for
 from stratagem.execution.tracing.functionalize import CapturedStep
 from stratagem.planning import compilers
+from stratagem.planning.captured_steps import capture_script, with_global_batch
 from stratagem.planning.compilers import compile_step, missing_compiler
-from stratagem.planning.global_batch import with_global_batch
 from stratagem.planning.planner import plan_step
-from stratagem.planning.script_capture import capture_script
 from stratagem.planning.targets import parse_target
 
 _PROGRAMS = Path(__file__).parent / "programs"

@@ -30,9 +30,9 @@ from stratagem.variables.layouts import (
     devices_per_replica_of,
     groups_of_mesh,
     require_layouts_used,
+    store_of,
 )
 from stratagem.variables.placement import ShardedState, ShardedStore
-from stratagem.variables.store import store_of
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from stratagem.devices.finding import find_devices, find_groups
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.devices.shards import local_shards, put_local_shards
 from stratagem.variables import placement as row_exchange
-from stratagem.variables.layouts import Division
+from stratagem.variables.layouts import Division, Store, is_compressed
 from stratagem.variables.placement import ShardedStore, SingleDeviceStore, exchanged_rows
 from stratagem.variables.sharded_variable import (
     as_slice,
@@ -26,7 +26,6 @@ from stratagem.variables.sharded_variable import (
     select_rows,
     sets_rows,
 )
-from stratagem.variables.store import Store, is_compressed
 from tests.unit.variables.row_methods import CHANGES
 
 VALUES = np.arange(60).reshape(10, 3, 2)

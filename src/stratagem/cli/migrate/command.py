@@ -41,7 +41,7 @@ def command(paths: tuple[Path, ...], *, writes: bool, check: bool, as_json: bool
         load("libcst", needed_by="stratagem migrate", install="'stratagem[migrate]'")
     except ImportError as error:
         raise click.ClickException(str(error)) from error
-    from stratagem.cli.migrate import files, report
+    from stratagem.cli.migrate import files
 
     try:
         found = files.find_files(paths)
@@ -54,11 +54,11 @@ def command(paths: tuple[Path, ...], *, writes: bool, check: bool, as_json: bool
             one = files.write(one)
         reports.append(one)
         if not as_json and not writes and one.is_changed:
-            report.show_diff(one)
+            files.show_diff(one)
     if as_json:
-        print_json(report.as_dict(reports))
+        print_json(files.as_dict(reports))
     else:
-        report.show_summary(reports, written=writes)
+        files.show_summary(reports, written=writes)
     raise SystemExit(_exit_code(reports, check=check))
 
 

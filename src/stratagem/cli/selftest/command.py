@@ -18,8 +18,7 @@ def command(only: tuple[str, ...], *, as_json: bool) -> None:
     Compares the weights of a small model with gradient descent in NumPy. Takes about a
     minute on two cores. Exit codes: 0 if all that can run passed, 1 if one failed.
     """
-    from stratagem.cli.selftest.cases import CASES, run_case
-    from stratagem.cli.selftest.report import run_shown
+    from stratagem.cli.selftest.cases import CASES, run_case, run_shown
 
     names = [case.name for case in CASES]
     if unknown := sorted(set(only) - set(names)):

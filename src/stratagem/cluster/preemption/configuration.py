@@ -16,9 +16,9 @@ from typing import Any
 from stratagem import environment, settings
 from stratagem import errors as exit_codes
 from stratagem.cluster.accelerators import local_gpus
-from stratagem.cluster.google_cloud import metadata
 from stratagem.cluster.preemption.notices import AnySource, Notice, NoticeSource
 from stratagem.cluster.preemption.signals import SignalSource
+from stratagem.cluster.resolvers.gce import metadata
 from stratagem.errors import explain
 
 # Notice source that polls a user's function.

@@ -5,10 +5,9 @@ from stratagem.cluster.resolvers.kubernetes import (
     KubernetesClusterResolver,
     KubernetesExecutableLocation,
 )
-from stratagem.cluster.resolvers.process import ProcessClusterResolver
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.resolvers.sagemaker import SageMakerClusterResolver
-from stratagem.cluster.resolvers.simple import SimpleClusterResolver
+from stratagem.cluster.resolvers.simple import ProcessClusterResolver, SimpleClusterResolver
 from stratagem.cluster.resolvers.slurm import SlurmClusterResolver
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 from stratagem.cluster.resolvers.tpu import TPUClusterResolver

@@ -25,8 +25,8 @@ from stratagem.execution.programs.steps import (
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.remote_state import Lookup
+from stratagem.variables.layouts import Store, store_of
 from stratagem.variables.placement import take_rows
-from stratagem.variables.store import Store, store_of
 
 if TYPE_CHECKING:
     import keras

@@ -46,9 +46,8 @@ from stratagem.execution.programs.steps import (
 from stratagem.execution.row_effects import LINEAR
 from stratagem.execution.tracing.arguments import Arguments
 from stratagem.execution.tracing.functionalize import Trace
-from stratagem.variables.layouts import stored_sharding
+from stratagem.variables.layouts import store_of, stored_sharding
 from stratagem.variables.placement import ShardedStore
-from stratagem.variables.store import store_of
 
 if TYPE_CHECKING:
     import keras

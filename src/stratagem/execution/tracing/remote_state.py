@@ -15,7 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from stratagem.devices.mesh import Topology
 from stratagem.execution.jaxprs import without_unused
-from stratagem.variables.store import is_keyed
+from stratagem.variables.layouts import is_keyed
 
 if TYPE_CHECKING:
     import keras

@@ -9,7 +9,7 @@ import logging
 import socket
 from collections.abc import Collection
 
-from stratagem.cluster.addresses import is_loopback
+from stratagem.cluster.spec import is_loopback
 
 _logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from stratagem import settings
-from stratagem.cluster.addresses import is_loopback, split_address, without_scheme
+from stratagem.cluster.spec import is_loopback, split_address, without_scheme
 from stratagem.errors import NotFoundError, explain
 from stratagem.group.authentication.secret import Secret, key_of, new_secret, required_secret
 from stratagem.group.transport.connection import Connections

@@ -27,7 +27,7 @@ from typing import Any
 import jax
 
 from stratagem import environment, logs, settings
-from stratagem.cluster.addresses import is_loopback, join_address, split_address, without_scheme
+from stratagem.cluster.spec import is_loopback, join_address, split_address, without_scheme
 from stratagem.environment import load
 from stratagem.errors import PoisonExampleError, UnavailableError, explain
 from stratagem.group.authentication.secret import find_secret

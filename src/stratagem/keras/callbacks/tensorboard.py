@@ -23,9 +23,8 @@ from stratagem.errors import explain
 from stratagem.execution import summary
 from stratagem.keras.training.active_fit import call_after_fit
 from stratagem.keras.training.model import observe_steps, strategy_of
-from stratagem.observe.profiling import report
 from stratagem.observe.profiling.recorder import StepRecorder, observe
-from stratagem.observe.profiling.summary import ProfileSummary
+from stratagem.observe.profiling.summary import ProfileSummary, show_profile
 from stratagem.resources import checked_folder
 
 # TensorBoard summaries of a model: weights, embeddings, and the graph of layers.
@@ -576,7 +575,7 @@ class StepProfile(keras.callbacks.Callback):
             first = self._recorder.num_before
             last = first + max(summary.num_steps, 1) - 1
             title = f"Worker {jax.process_index()}, steps {first} to {last}"
-            report.show(summary, title, top=self.top, console=console)
+            show_profile(summary, title, top=self.top, console=console)
             console.print(Text(f"Trace: {trace.parent}"), soft_wrap=True)
 
 

@@ -27,8 +27,8 @@ from stratagem.keras.variables.requests import annotated
 from stratagem.observe.profiling.summary import every_steps
 from stratagem.options import ReduceOp
 from stratagem.variables.distributed import is_indexed_slices
+from stratagem.variables.layouts import is_compressed
 from stratagem.variables.registry import home_of
-from stratagem.variables.store import is_compressed
 
 if TYPE_CHECKING:
     from stratagem.devices.compression import Compression

@@ -47,8 +47,8 @@ from stratagem.keras.variables.creation import adopting
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.options import ReduceOp
 from stratagem.variables.distributed import IndexedSlices, Mirrored, PerReplica, is_indexed_slices
+from stratagem.variables.layouts import is_remote
 from stratagem.variables.registry import home_of
-from stratagem.variables.store import is_remote
 
 if TYPE_CHECKING:
     from stratagem.strategies.strategy import Strategy

@@ -20,8 +20,8 @@ from stratagem.execution.replica_context import get_replica_context
 from stratagem.keras.patches import wraps_methods
 from stratagem.keras.variables.creation import adopt_new
 from stratagem.keras.variables.variable import reading_as_stored
+from stratagem.variables.layouts import is_remote, store_of
 from stratagem.variables.registry import home_of
-from stratagem.variables.store import is_remote, store_of
 
 if TYPE_CHECKING:
     from jax.sharding import NamedSharding

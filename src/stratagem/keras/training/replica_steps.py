@@ -41,7 +41,7 @@ from stratagem.keras.private import (
     total_loss,
     unpack_x_y_sample_weight,
 )
-from stratagem.variables.store import is_remote
+from stratagem.variables.layouts import is_remote
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike

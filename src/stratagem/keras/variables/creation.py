@@ -34,6 +34,7 @@ from stratagem.keras.variables.requests import (
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.logs import warn_on_one_worker
 from stratagem.options import VariableAggregation, VariableSynchronization
+from stratagem.variables.layouts import is_remote
 from stratagem.variables.registry import (
     Home,
     VariableKind,
@@ -42,7 +43,6 @@ from stratagem.variables.registry import (
     parse_aggregation,
     parse_synchronization,
 )
-from stratagem.variables.store import is_remote
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike

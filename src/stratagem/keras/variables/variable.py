@@ -54,7 +54,7 @@ from stratagem.variables.components import (
     stored_components,
 )
 from stratagem.variables.distributed import Mirrored, PerReplica
-from stratagem.variables.layouts import Division, is_in_parts, put_stored
+from stratagem.variables.layouts import Division, Store, is_in_parts, put_stored
 from stratagem.variables.placement import sole_device, take_rows
 from stratagem.variables.registry import (
     Home,
@@ -63,7 +63,6 @@ from stratagem.variables.registry import (
     parse_aggregation,
     parse_synchronization,
 )
-from stratagem.variables.store import Store
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike

@@ -23,9 +23,9 @@ from stratagem.group.authentication.secret import Credentials
 from stratagem.group.protocol import frame, read_frame
 from stratagem.launch.nodes.rendezvous import LIMIT_OPTION, PURPOSE, MeetingPoint, beat_s
 from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.plan.ports import free_ports
 from stratagem.launch.plan.task_plan import (
     RestartFolders,
+    free_ports,
     make_restart_folders,
     plan_own_tasks,
     uses_gpus,

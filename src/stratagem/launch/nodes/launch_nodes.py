@@ -11,15 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from stratagem import settings
-from stratagem.cluster.addresses import join_address
+from stratagem.cluster.spec import join_address
 from stratagem.errors import UnavailableError, explain
 from stratagem.group.authentication.secret import Credentials
 from stratagem.launch.nodes.agent import run_node
 from stratagem.launch.nodes.rendezvous import MeetingPoint, Node, Rendezvous, find_meeting_point
 from stratagem.launch.plan.elastic import ElasticConfig
 from stratagem.launch.plan.options import LaunchOptions, tasks_of_nodes
-from stratagem.launch.plan.ports import free_ports
-from stratagem.launch.plan.task_plan import TaskPlan
+from stratagem.launch.plan.task_plan import TaskPlan, free_ports
 from stratagem.launch.restart.launcher import Outcome, launch
 from stratagem.launch.restart.running_tasks import RunningTask
 from stratagem.launch.restart.task_group import end_summary

@@ -13,10 +13,9 @@ from types import NoneType
 from typing import Any
 
 from stratagem import environment
-from stratagem.cluster.addresses import join_address, split_address
 from stratagem.cluster.launchers import port_of_job
 from stratagem.cluster.resolvers.slurm import SlurmClusterResolver
-from stratagem.cluster.spec import parse_task_index
+from stratagem.cluster.spec import join_address, parse_task_index, split_address
 from stratagem.errors import explain
 from stratagem.group.authentication.connections import close_now, open_streams
 from stratagem.group.authentication.listening import listening_sockets

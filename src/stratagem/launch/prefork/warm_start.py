@@ -2,20 +2,69 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 from stratagem.errors import UnavailableError
-from stratagem.launch.plan.environment_writes import writes_environment
 from stratagem.launch.plan.task_plan import INPUT, TaskPlan
 from stratagem.launch.prefork.fork_server import ForkedProcess, ForkServer
 from stratagem.launch.prefork.forked_script import script_job
+
+# Static check for scripts that set environment variables.
+
+
+_ENVIRONMENT = "environ"
+_SETTERS = ("putenv", "unsetenv")
+_READERS = ("copy", "get", "items", "keys", "values")
+
+
+def writes_environment(text: str) -> bool:
+    """Returns False only if the script does not use `os.environ`, or only reads it.
+
+    Reads are `os.environ["A"]`, `os.environ.get("A")` and `"A" in os.environ`.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return True
+    reads = {id(node) for node in _reads(tree)}
+    return any(_names_environment(node) and id(node) not in reads for node in ast.walk(tree))
+
+
+def _names_environment(node: ast.AST) -> bool:
+    names: list[object] = []
+    if isinstance(node, ast.Attribute):
+        names = [node.attr]
+    elif isinstance(node, ast.Name):
+        names = [node.id]
+    elif isinstance(node, ast.Constant):
+        names = [node.value]  # getattr(os, "environ")
+    elif isinstance(node, ast.alias):
+        # Imported under its own name, it is found at its uses.
+        names = [node.name] if node.asname or node.name in _SETTERS else []
+    return any(name in (_ENVIRONMENT, *_SETTERS) for name in names)
+
+
+def _reads(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yields the nodes through which the environment is only read."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            yield from node.comparators
+        elif (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load)) or (
+            isinstance(node, ast.Attribute) and node.attr in _READERS
+        ):
+            yield node.value
+
+
+# Forking tasks from a process that has already loaded JAX and Keras.
+
 
 # By then the tasks have loaded their own modules, so the server takes no core from them.
 WARM_UP_AFTER_S = 20.0

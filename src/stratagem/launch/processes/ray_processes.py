@@ -23,6 +23,7 @@ from stratagem.environment import load
 from stratagem.errors import DeadlineExceededError, UnavailableError, explain
 from stratagem.launch.prefork.fork_server import ServedProcess
 from stratagem.launch.processes.local_processes import (
+    Restarts,
     Watchers,
     announce_failed_restart,
     cannot_start,
@@ -31,7 +32,6 @@ from stratagem.launch.processes.local_processes import (
     not_started,
     watched_twice,
 )
-from stratagem.launch.processes.restarts import Restarts
 from stratagem.launch.remote.ray.ray_cluster import (
     RayWatch,
     is_ray_lost,

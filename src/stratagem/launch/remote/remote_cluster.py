@@ -20,12 +20,17 @@ from types import ModuleType
 from typing import Any, TypedDict, Unpack
 
 from stratagem import environment, logs, settings
-from stratagem.cluster.addresses import join_address, split_address
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import task_count
-from stratagem.cluster.spec import ClusterDef, ClusterSpec
+from stratagem.cluster.spec import ClusterDef, ClusterSpec, join_address, split_address
 from stratagem.errors import DeadlineExceededError, UnavailableError, explain
-from stratagem.launch.functions import RemoteError, require_callable
+from stratagem.launch.functions import (
+    RemoteError,
+    captured_values,
+    dumps,
+    find_unpicklable,
+    require_callable,
+)
 from stratagem.launch.remote.jobs.job_log import (
     HEARTBEATS_PER_LIMIT,
     JobOutput,
@@ -33,8 +38,7 @@ from stratagem.launch.remote.jobs.job_log import (
     follow,
     verified,
 )
-from stratagem.launch.remote.jobs.jobs_client import JobsClient
-from stratagem.launch.remote.jobs.lease import Lease
+from stratagem.launch.remote.jobs.jobs_client import JobsClient, Lease
 from stratagem.launch.remote.jobs.local_code import Package, local_modules, pack
 from stratagem.launch.remote.jobs.lockstep import JOB_VARIABLE, JobPlan, answer_key
 from stratagem.launch.remote.ray.leader import leader_of, tasks_of
@@ -42,7 +46,6 @@ from stratagem.launch.remote.ray.ray_nodes import resource_of_task
 from stratagem.launch.restart.task_group import CaughtSignals
 from stratagem.launch.tasks.exit_status import exit_code
 from stratagem.launch.tasks.function_task import CALL, PROGRAM, pack_call, read_result
-from stratagem.launch.tasks.pickling import captured_values, dumps, find_unpicklable
 
 _logger = logging.getLogger(__name__)
 

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from stratagem import settings
-from stratagem.cluster.addresses import split_address
 from stratagem.cluster.detection import detect_with_servers
 from stratagem.cluster.roles import check_task
-from stratagem.cluster.spec import ClusterDef, ClusterSpec
+from stratagem.cluster.spec import ClusterDef, ClusterSpec, split_address
 from stratagem.errors import UnavailableError, explain
-from stratagem.launch.plan.ports import free_ports
+from stratagem.launch.plan.task_plan import free_ports
 from stratagem.launch.remote.ray.leader import leader_of, tasks_of
 from stratagem.launch.remote.ray.node_process import RayNode
 from stratagem.launch.remote.ray.ray_cluster import make_token

@@ -15,11 +15,11 @@ from stratagem.cluster.preemption.configuration import EXIT_CODE
 from stratagem.group.authentication.secret import with_ray_token, with_secret
 from stratagem.launch.plan.elastic import Discovery, ElasticConfig
 from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.plan.ports import free_ports
 from stratagem.launch.plan.task_plan import (
     INPUT,
     RestartFolders,
     TaskPlan,
+    free_ports,
     make_restart_folders,
     plan_own_tasks,
     plan_tasks,
@@ -27,12 +27,12 @@ from stratagem.launch.plan.task_plan import (
 )
 from stratagem.launch.prefork.warm_start import WarmStart, can_fork
 from stratagem.launch.restart.policy import (
+    RestartCount,
     cause_of_failure,
     failed_by_themselves,
     have_saved_and_left,
     have_survivors,
 )
-from stratagem.launch.restart.restart_count import RestartCount
 from stratagem.launch.restart.task_group import (
     CaughtSignals,
     LaunchEvents,

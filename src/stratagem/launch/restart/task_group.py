@@ -18,13 +18,15 @@ from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import TRAINERS, TaskPlan
 from stratagem.launch.prefork.warm_start import WARM_UP_AFTER_S, WarmStart
 from stratagem.launch.restart.policy import (
+    MAX_SHORT_STARTS,
+    SHORT_S,
+    RestartCount,
     cause_of_failure,
     have_saved_and_left,
     have_survivors,
     tasks_to_kill,
     tasks_to_stop,
 )
-from stratagem.launch.restart.restart_count import MAX_SHORT_STARTS, SHORT_S, RestartCount
 from stratagem.launch.restart.running_tasks import RunningTask, RunningTasks
 from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.guardian import Guardian

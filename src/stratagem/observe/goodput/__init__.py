@@ -1,7 +1,7 @@
 """Goodput: event logs and the useful share of a run's wall time. Does not import JAX."""
 
 from stratagem.observe.goodput.account import Account, account_for
-from stratagem.observe.goodput.failures import Failure
+from stratagem.observe.goodput.history import Failure
 from stratagem.observe.goodput.time_spans import CAUSES, MemberChange, Span
 from stratagem.observe.run_events.process_writer import close_events, current_events, progress, step
 from stratagem.observe.run_events.reader import RunEvents, RunFollower, read_run

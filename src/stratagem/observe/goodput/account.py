@@ -7,12 +7,13 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from stratagem.observe.goodput.failures import Failure, failures_of
 from stratagem.observe.goodput.history import (
+    Failure,
     History,
     RetainedSteps,
     StepInterval,
     StepTimes,
+    failures_of,
     history_of,
 )
 from stratagem.observe.goodput.time_spans import (

@@ -1,18 +1,23 @@
-"""Steps, checkpoint stalls and startups of each process, derived from its events."""
+"""History of each process: steps, checkpoint stalls, startups, and failures with their recovery."""
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from stratagem.observe.run_events.reader import ProcessEvents
 from stratagem.observe.run_events.records import (
+    EndEvent,
     FailureEvent,
+    NoticeEvent,
+    RestartEvent,
     RestoredEvent,
     SaveEndedEvent,
     SaveStartedEvent,
+    StartEvent,
     StepEvent,
 )
 
@@ -216,3 +221,189 @@ class StepTimes:
 def _spacing(interval: StepInterval, time_s: float) -> tuple[float, int]:
     spacing_s = (interval.end_s - interval.begin_s) / interval.num_steps
     return spacing_s, int((time_s - interval.begin_s) / spacing_s)
+
+
+# Failures of a run, with their detection and recovery times.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A failure of the group, however many processes reported it.
+
+    Args:
+        told_s: time of the first report.
+        what: the lost task, or the error.
+        sign_of_life_s: end of the last step before it, or of a checkpoint after that step; None if
+            no step finished since the previous failure.
+        resumed_s: end of the first step after it; None without one.
+        silence_s: seconds since the last sign of life, as reported; None if unknown.
+
+    Example:
+        >>> failure = sg.goodput.Failure(
+        ...     told_s=50.0, what="worker 3", sign_of_life_s=45.0, resumed_s=80.0)
+        >>> failure.detect_s, failure.resume_s
+        (5.0, 30.0)
+
+    Source: specific to Stratagem.
+    """
+
+    told_s: float
+    what: str
+    sign_of_life_s: float | None
+    resumed_s: float | None
+    silence_s: float | None = None
+
+    @property
+    def detect_s(self) -> float | None:
+        """Seconds until the failure was detected, or None if unknown."""
+        if self.sign_of_life_s is None:
+            return self.silence_s
+        return self.told_s - self.sign_of_life_s
+
+    @property
+    def resume_s(self) -> float | None:
+        """Seconds from detection to the end of the next step; None without one."""
+        return None if self.resumed_s is None else self.resumed_s - self.told_s
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _FailureReport:
+    at_s: float
+    what: str
+    # Time when the process started to train, or the launcher started the tasks.
+    life_s: float
+    silence_s: float | None = None
+    lost: str | None = None
+
+
+def failures_of(
+    processes: Sequence[ProcessEvents],
+    steps: StepTimes,
+    stalls: Iterable[CheckpointStall],
+    *,
+    lost: Collection[StartEvent] = (),
+) -> tuple[Failure, ...]:
+    """Finds the failures of a run, in order.
+
+    Failures are reported by `failure` events and by `end` events with a nonzero code. Reports
+    without a step in between count as one failure, unless the reporting process restored or started
+    since. A process that restarts without any report also counts as a failure. `processes` are the
+    training processes and the launcher, ordered by start time. The ends of the `lost` ones, without
+    which others continue, are no failures.
+    """
+    saves_s = sorted(stall.end_s for stall in stalls if not stall.failed)
+    starts_s: dict[str, list[float]] = {}
+    for process in processes:
+        bisect.insort(starts_s.setdefault(process.task, []), process.at_s(process.start))
+    failures: list[Failure] = []
+    lost_s: dict[str, float] = {}
+    for report in _reports(processes, lost):
+        last = failures[-1] if failures else None
+        if _is_known_loss(report, lost_s, starts_s):
+            continue
+        if report.lost is not None:
+            lost_s[report.lost] = report.at_s
+        is_over = last is None or (last.resumed_s is not None and last.resumed_s <= report.at_s)
+        if last is None or is_over or report.life_s > last.told_s:
+            sign_s = steps.last_s(report.at_s) if is_over else None
+            num_saved = bisect.bisect_right(saves_s, report.at_s)
+            saved_s = saves_s[num_saved - 1 : num_saved]  # the last one; empty without one
+            failures.append(
+                Failure(
+                    told_s=report.at_s,
+                    what=report.what,
+                    sign_of_life_s=None if sign_s is None else max([sign_s, *saved_s]),
+                    resumed_s=steps.next_s(report.at_s),
+                    silence_s=report.silence_s,
+                )
+            )
+    return tuple(failures)
+
+
+def _reports(
+    processes: Sequence[ProcessEvents], lost: Collection[StartEvent]
+) -> list[_FailureReport]:
+    """Returns the failures that processes report, and those without a report, in order."""
+    reports = [
+        report
+        for process in processes
+        if process.start not in lost
+        for report in _reported_failures(process)
+    ]
+    times_s = sorted(report.at_s for report in reports)
+    for report, since_s in sorted(_implied_failures(processes, lost), key=lambda one: one[0].at_s):
+        if not _has_any(times_s, since_s, report.at_s):
+            reports.append(report)
+        bisect.insort(times_s, report.at_s)
+    return sorted(reports, key=lambda report: report.at_s)
+
+
+def _is_known_loss(
+    report: _FailureReport,
+    lost_s: Mapping[str, float],
+    starts_s: Mapping[str, Sequence[float]],
+) -> bool:
+    """Returns True if the task was already reported lost and has not started since."""
+    if report.lost is None or report.lost not in lost_s:
+        return False
+    after_s = math.nextafter(lost_s[report.lost], math.inf)
+    return not _has_any(starts_s.get(report.lost, ()), after_s, report.at_s)
+
+
+def _has_any(times_s: Sequence[float], first_s: float, last_s: float) -> bool:
+    """Returns True if ascending times have one from `first_s` to `last_s`."""
+    index = bisect.bisect_left(times_s, first_s)
+    return index < len(times_s) and times_s[index] <= last_s
+
+
+def _reported_failures(process: ProcessEvents) -> Iterator[_FailureReport]:
+    life_s, notice = process.at_s(process.start), None
+    for event in process.events:
+        at_s = process.at_s(event)
+        if isinstance(event, RestoredEvent | RestartEvent):
+            life_s = at_s
+        elif isinstance(event, NoticeEvent):
+            notice = event.reason
+        elif isinstance(event, FailureEvent):
+            what = f"{event.lost} lost" if event.lost else f"{process.task}: {event.reason}"
+            yield _FailureReport(
+                at_s=at_s, what=what, life_s=life_s, silence_s=event.silence_s, lost=event.lost
+            )
+        elif isinstance(event, EndEvent) and event.code != 0:
+            why = event.reason or notice or f"exit code {event.code}"
+            # Other processes report the loss too, possibly a step later.
+            yield _FailureReport(
+                at_s=at_s, what=f"{process.task}: {why}", life_s=life_s, lost=process.task
+            )
+
+
+def _implied_failures(
+    processes: Sequence[ProcessEvents], lost: Collection[StartEvent]
+) -> Iterator[tuple[_FailureReport, float]]:
+    """Yields implied failures, each with the earliest time of a report that would explain it."""
+    latest: dict[str, ProcessEvents] = {}
+    for process in processes:
+        restarted_s = process.at_s(process.start)
+        for event in process.events:
+            if isinstance(event, RestartEvent):
+                at_s = process.at_s(event)
+                what = f"restart {event.attempt}: {event.cause}"
+                yield _FailureReport(at_s=at_s, what=what, life_s=at_s), restarted_s
+                restarted_s = at_s
+        before = latest.get(process.task)
+        is_unexplained = before is not None and before.start not in lost
+        if before is not None and is_unexplained and process.trains and not _exited_cleanly(before):
+            at_s = process.at_s(process.start)
+            what = f"{process.task} exited without reporting"
+            yield _FailureReport(at_s=at_s, what=what, life_s=at_s), _last_work_s(before)
+        latest[process.task] = process
+
+
+def _exited_cleanly(process: ProcessEvents) -> bool:
+    return any(isinstance(event, EndEvent) and event.code == 0 for event in process.events)
+
+
+def _last_work_s(process: ProcessEvents) -> float:
+    """Returns the time of the last sign of work; a later report may explain the failure."""
+    is_work = StartEvent | StepEvent | RestoredEvent
+    return max(process.at_s(event) for event in process.events if isinstance(event, is_work))

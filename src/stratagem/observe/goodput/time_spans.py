@@ -8,9 +8,9 @@ import heapq
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from stratagem.observe.goodput.failures import Failure
 from stratagem.observe.goodput.history import (
     CheckpointStall,
+    Failure,
     History,
     RetainedSteps,
     Startup,

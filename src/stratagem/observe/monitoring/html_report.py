@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stratagem.environment import load
 from stratagem.observe.goodput.account import Account, account_for
-from stratagem.observe.goodput.failures import Failure
+from stratagem.observe.goodput.history import Failure
 from stratagem.observe.goodput.report import (
     CAUSE_COLORS,
     CAUSE_MEANINGS,

@@ -36,7 +36,7 @@ from stratagem.parameter_server.client.variable_client import (
 )
 from stratagem.parameter_server.server.changes import LostUpdates
 from stratagem.parameter_server.server.shards import Pushed, aligned_empty, sum_rows
-from stratagem.variables.store import is_keyed, is_remote
+from stratagem.variables.layouts import is_keyed, is_remote
 
 if TYPE_CHECKING:
     import keras

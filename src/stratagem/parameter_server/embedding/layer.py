@@ -26,7 +26,7 @@ from stratagem.parameter_server.server.tables.table_options import (
     policy_from,
     tier_options,
 )
-from stratagem.variables.store import is_keyed
+from stratagem.variables.layouts import is_keyed
 
 if TYPE_CHECKING:
     import jax

@@ -35,7 +35,7 @@ from stratagem.parameter_server.keras.update_rule import KerasUpdate, other_shap
 from stratagem.parameter_server.keras.variable import KeyedVariable, making_slot, whole_gradient
 from stratagem.parameter_server.server.shards import stored_name
 from stratagem.variables.distributed import IndexedSlices, is_indexed_slices
-from stratagem.variables.store import is_keyed, is_remote
+from stratagem.variables.layouts import is_keyed, is_remote
 
 if TYPE_CHECKING:
     import jax

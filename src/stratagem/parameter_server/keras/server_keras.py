@@ -62,7 +62,7 @@ from stratagem.parameter_server.keras.worker_data import (
 )
 from stratagem.parameter_server.server.shards import stored_name
 from stratagem.variables.distributed import IndexedSlices, is_indexed_slices
-from stratagem.variables.store import is_remote
+from stratagem.variables.layouts import is_remote
 
 if TYPE_CHECKING:
     import jax

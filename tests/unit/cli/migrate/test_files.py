@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stratagem.cli.migrate import files, report
+from stratagem.cli.migrate import files
 from stratagem.cli.migrate.files import FileReport, UnreadableSourceError, rewrite, rewrite_notebook
 from tests.unit.cli.migrate.programs import SG
 
@@ -380,21 +380,21 @@ BROKEN = FileReport(Path("b.py"), error="Line 1 does not parse.")
 
 
 def test_diff_is_plain_without_a_terminal(capsys) -> None:
-    report.show_diff(ONE)
+    files.show_diff(ONE)
     assert capsys.readouterr().out == "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x\n+y\n"
 
 
 def test_diff_is_colored_on_a_terminal(capsys, monkeypatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
-    report.show_diff(ONE)
+    files.show_diff(ONE)
     shown = capsys.readouterr().out
     assert "\x1b[" in shown
     assert "+y" in shown
 
 
 def test_summary(capsys) -> None:
-    report.show_summary([ONE, BROKEN], written=False)
+    files.show_summary([ONE, BROKEN], written=False)
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err == (
@@ -406,6 +406,6 @@ def test_summary(capsys) -> None:
 
 
 def test_dictionary_has_the_files_with_something_to_say() -> None:
-    found = report.as_dict([ONE, BROKEN, FileReport(Path("c.py"), "x", "x")])
+    found = files.as_dict([ONE, BROKEN, FileReport(Path("c.py"), "x", "x")])
     assert found["files"] == 3
     assert [one["path"] for one in found["reports"]] == ["a.py", "b.py"]

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from stratagem.cli.doctor.settings import Level
-from stratagem.cli.selftest import cases, report, trial
+from stratagem.cli.selftest import cases, trial
 from stratagem.cli.selftest import cases as reference
 from stratagem.cli.selftest.cases import CASES, Case, CaseOutcome, trained_weights
 from stratagem.cli.selftest.measurements import MEASUREMENTS
@@ -185,9 +185,9 @@ def test_table_shows_each_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
         del case
         return next(outcomes)
 
-    monkeypatch.setattr(report, "run_case", run_case)
+    monkeypatch.setattr(cases, "run_case", run_case)
     console = Console(file=io.StringIO(), width=300)
-    assert len(report.run_shown(CASES[:3], console)) == 3
+    assert len(cases.run_shown(CASES[:3], console)) == 3
     text = console.file.getvalue()
     assert "1.0e-08" in text
     assert "skipped: zmq is not installed" in text

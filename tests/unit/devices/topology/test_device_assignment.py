@@ -10,10 +10,10 @@ import re
 import numpy as np
 import pytest
 
-from stratagem.devices import process_exit
+from stratagem.devices import processes
 from stratagem.devices.device_assignment import DeviceAssignment, DeviceOrderMode, ring_of
 from stratagem.devices.tpu_topology import TPUTopology
-from stratagem.launch.plan.ports import free_ports
+from stratagem.launch.plan.task_plan import free_ports
 from tests.fresh_process import run_fresh
 
 
@@ -252,12 +252,12 @@ def test_planned_code_is_kept_unless_the_program_saw_the_loss(
     planned, is_reported, code, monkeypatch
 ) -> None:
     ends: list[int] = []
-    monkeypatch.setattr(process_exit, "_state", process_exit._ExitState())
-    monkeypatch.setattr(process_exit, "_exit", ends.append)
-    monkeypatch.setattr(process_exit, "current_group", lambda: Broken(is_reported))
+    monkeypatch.setattr(processes, "_state", processes._ExitState())
+    monkeypatch.setattr(processes, "_exit", ends.append)
+    monkeypatch.setattr(processes, "current_group", lambda: Broken(is_reported))
     for one in planned:
-        process_exit.expect_exit(one)
-    process_exit._exit_with_group()
+        processes.expect_exit(one)
+    processes._exit_with_group()
     assert ends == [code]
 
 

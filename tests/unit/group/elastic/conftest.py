@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stratagem.group.elastic.group import ElasticGroup
-from stratagem.launch.plan.ports import free_ports
+from stratagem.launch.plan.task_plan import free_ports
 from tests.unit.group.elastic.members import Cluster
 
 

@@ -27,7 +27,7 @@ from stratagem.group.elastic.peers import (
     receive_message,
 )
 from stratagem.group.elastic.views import View
-from stratagem.launch.plan.ports import free_ports
+from stratagem.launch.plan.task_plan import free_ports
 from tests.unit.group.process_group.members import together
 
 # Connections that wait in an inbox, each with its other side in this process.

@@ -13,7 +13,7 @@ from stratagem.group.current import Identity
 from stratagem.group.member import Group
 from stratagem.group.protocol import frame
 from stratagem.group.verdict import GroupLimits
-from stratagem.launch.plan.ports import free_ports
+from stratagem.launch.plan.task_plan import free_ports
 from tests.unit.group.authentication.peers import dialed, key, prove
 
 

@@ -23,7 +23,7 @@ from stratagem.group.hub import Hub
 from stratagem.group.member import Group
 from stratagem.group.protocol import frame, read_answer, read_message
 from stratagem.group.verdict import GroupLimits
-from stratagem.launch.plan.ports import free_ports
+from stratagem.launch.plan.task_plan import free_ports
 from tests.fuzzing import JSON, fuzz
 from tests.unit.group.authentication import peers
 from tests.unit.group.process_group.members import (

@@ -13,7 +13,7 @@ import pytest
 from keras import ops
 
 import stratagem as sg
-from stratagem.variables.store import is_compressed
+from stratagem.variables.layouts import is_compressed
 from tests.parity.comparison import mirrored
 
 DEVICES = ["cpu:0", "cpu:1"]

@@ -29,8 +29,7 @@ from stratagem.launch.nodes.rendezvous import (
     beat_s,
 )
 from stratagem.launch.nodes.ssh_launch import VARIABLE
-from stratagem.launch.plan.ports import free_ports
-from stratagem.launch.plan.task_plan import TaskPlan
+from stratagem.launch.plan.task_plan import TaskPlan, free_ports
 from tests.fuzzing import JSON, fuzz
 from tests.unit.group.authentication.certificates import make_certificates
 from tests.unit.group.authentication.peers import admit, dialed, key, prove

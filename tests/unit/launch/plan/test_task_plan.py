@@ -14,9 +14,7 @@ import pytest
 
 from stratagem import cluster
 from stratagem.environment import num_forced_cpu_devices, size_cpu_thread_pool
-from stratagem.launch.plan import ports as ports_module
-from stratagem.launch.plan import task_plan as module
-from stratagem.launch.plan.environment_writes import writes_environment
+from stratagem.launch.plan import task_plan
 from stratagem.launch.plan.options import (
     Host,
     LaunchArguments,
@@ -27,15 +25,16 @@ from stratagem.launch.plan.options import (
     remote_variables,
     tasks_of_nodes,
 )
-from stratagem.launch.plan.ports import free_ports
 from stratagem.launch.plan.task_plan import (
     RestartFolders,
     assign_devices,
+    free_ports,
     make_restart_folders,
     plan_own_tasks,
     plan_tasks,
     uses_gpus,
 )
+from stratagem.launch.prefork.warm_start import writes_environment
 
 EVERYTHING = LaunchOptions(workers=2, chief=True, ps=2, evaluator=True)
 JOBS = {
@@ -446,8 +445,8 @@ def test_port_in_use_on_any_address_is_not_chosen(monkeypatch, tmp_path, host) -
         taken = server.getsockname()[1]
         file = tmp_path / "range"
         file.write_text(f"{taken + 1}\t60999\n")
-        monkeypatch.setattr(ports_module, "_RANGE_FILE", file)
-        monkeypatch.setattr(ports_module, "_FIRST_PORT", taken)
+        monkeypatch.setattr(task_plan, "_RANGE_FILE", file)
+        monkeypatch.setattr(task_plan, "_FIRST_PORT", taken)
         (other,) = free_ports(1)
         assert other != taken
 
@@ -471,7 +470,7 @@ def test_a_port_that_may_not_be_used_is_an_error(monkeypatch) -> None:
 
 
 def test_without_the_file_of_the_range_ports_are_free_too(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(ports_module, "_RANGE_FILE", tmp_path / "missing")
+    monkeypatch.setattr(task_plan, "_RANGE_FILE", tmp_path / "missing")
     assert 20_000 <= free_ports(1)[0] < 32_768
 
 
@@ -529,7 +528,7 @@ def bases(tmp_path, monkeypatch) -> tuple[Path, Path]:
     for folder in (files, memory):
         folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(files))
-    monkeypatch.setattr(module, "_MEMORY", str(memory))
+    monkeypatch.setattr(task_plan, "_MEMORY", str(memory))
     return files, memory
 
 

@@ -16,13 +16,13 @@ from stratagem.launch.restart import policy
 from stratagem.launch.restart.launcher import Outcome, launch, notice_after_s, workers_after
 from stratagem.launch.restart.policy import (
     SETTLE_S,
+    RestartCount,
     TaskState,
     cause_of_failure,
     have_saved_and_left,
     tasks_to_kill,
     tasks_to_stop,
 )
-from stratagem.launch.restart.restart_count import RestartCount
 from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.observe.run_events.reader import read_run
 from stratagem.observe.run_events.records import NoticeEvent, RestartEvent

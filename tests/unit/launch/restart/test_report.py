@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stratagem.launch.restart.restart_count import MAX_SHORT_STARTS, SHORT_S, RestartCount
+from stratagem.launch.restart.policy import MAX_SHORT_STARTS, SHORT_S, RestartCount
 from stratagem.launch.restart.task_group import (
     CaughtSignals,
     WorkerRestarts,

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from stratagem.launch.tasks.command import command_of
+from stratagem.launch.functions import command_of
 
 
 def output_of(command) -> str:

@@ -19,6 +19,13 @@ import numpy as np
 import pytest
 
 import stratagem as sg
+from stratagem.launch.functions import (
+    captured_values,
+    dumps,
+    dumps_without_state,
+    find_unpicklable,
+    live_kind,
+)
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import plan_tasks
 from stratagem.launch.tasks import guardian as guardian_module
@@ -26,13 +33,6 @@ from stratagem.launch.tasks import tied_process
 from stratagem.launch.tasks.exit_status import ExitStatus, describe_exit, exit_code
 from stratagem.launch.tasks.function_task import CALL, CallResult, main, pack_call, read_result
 from stratagem.launch.tasks.guardian import Guardian
-from stratagem.launch.tasks.pickling import (
-    captured_values,
-    dumps,
-    dumps_without_state,
-    find_unpicklable,
-    live_kind,
-)
 from stratagem.launch.tasks.task_process import TaskProcess
 from stratagem.launch.tasks.tied_process import tied_command
 from tests.unit.launch.waiting import is_running, until

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stratagem.observe.goodput.account import Account, account_for
-from stratagem.observe.goodput.failures import Failure
 from stratagem.observe.goodput.history import (
     CheckpointStall,
+    Failure,
     History,
     ResumePoint,
     RetainedSteps,

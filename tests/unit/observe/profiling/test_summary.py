@@ -15,7 +15,6 @@ from jax.profiler import ProfileData
 from rich.console import Console
 
 from stratagem.observe.profiling.recorder import find_traces
-from stratagem.observe.profiling.report import show
 from stratagem.observe.profiling.summary import (
     PARTS,
     ProfiledOperation,
@@ -24,6 +23,7 @@ from stratagem.observe.profiling.summary import (
     instructions_of,
     layer_of,
     period_of,
+    show_profile,
     summarize,
 )
 from stratagem.observe.profiling.trace import (
@@ -404,7 +404,7 @@ def summary() -> ProfileSummary:
 
 def _shown(summary: ProfileSummary, top: int = 10, width: int = 80) -> list[str]:
     text = io.StringIO()
-    show(summary, "Worker 0", top=top, console=Console(width=width, file=text))
+    show_profile(summary, "Worker 0", top=top, console=Console(width=width, file=text))
     return text.getvalue().splitlines()
 
 

@@ -19,9 +19,13 @@ from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.wire import Message
 from stratagem.launch.prefork.fork_server import ForkedProcess
-from stratagem.launch.processes import restarts
-from stratagem.launch.processes.local_processes import LocalProcesses, SharedStandby
-from stratagem.launch.processes.restarts import MAX_FAILED_STARTS, Restarts
+from stratagem.launch.processes import local_processes
+from stratagem.launch.processes.local_processes import (
+    MAX_FAILED_STARTS,
+    LocalProcesses,
+    Restarts,
+    SharedStandby,
+)
 from tests.unit.launch.remote.living import descendants, wait_for_end
 from tests.unit.parameter_server import forked_objects as served
 
@@ -189,7 +193,7 @@ def test_process_that_does_not_start_in_time_is_named(keys, standby, monkeypatch
 def test_process_that_cannot_start_again_is_given_up(
     keys, standby, tmp_path, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setattr(restarts, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(local_processes, "_FIRST_DELAY_S", 0.01)
     arguments = [(keys, str(tmp_path))]
     with LocalProcesses("ps", served.serve_once, arguments, standby=standby) as processes:
         watched = Watched(processes)
@@ -198,9 +202,9 @@ def test_process_that_cannot_start_again_is_given_up(
         what, index, error = watched.next()
         assert (what, index) == ("given up", 0)
         assert "no second time" in str(error)
-        assert tmp_path.joinpath("started").read_text() == "x" * (1 + restarts.MAX_FAILED_STARTS)
+        assert tmp_path.joinpath("started").read_text() == "x" * (1 + MAX_FAILED_STARTS)
     told = capsys.readouterr().err  # before it is given up: why callers get no answer
-    assert told.count("ps 0 did not start again; next try in ") == restarts.MAX_FAILED_STARTS - 1
+    assert told.count("ps 0 did not start again; next try in ") == MAX_FAILED_STARTS - 1
     assert "no second time" in told
 
 
@@ -230,13 +234,11 @@ class FailingStandby:
         return self.standby.start(pickled, outputs)
 
 
-@pytest.mark.parametrize(
-    ("failures", "last"), [(1, "returned"), (restarts.MAX_FAILED_STARTS, "given up")]
-)
+@pytest.mark.parametrize(("failures", "last"), [(1, "returned"), (MAX_FAILED_STARTS, "given up")])
 def test_restart_that_the_system_refuses_is_tried_again(
     keys, standby, monkeypatch, failures, last
 ) -> None:
-    monkeypatch.setattr(restarts, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(local_processes, "_FIRST_DELAY_S", 0.01)
     failing: Any = FailingStandby(standby)
     with LocalProcesses("ps", served.serve_parameters, [(keys,)], standby=failing) as processes:
         watched = Watched(processes)

@@ -18,7 +18,8 @@ from stratagem.errors import DeadlineExceededError, UnavailableError, take_repor
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.wire import Message
-from stratagem.launch.processes import restarts
+from stratagem.launch.processes import local_processes
+from stratagem.launch.processes.local_processes import MAX_FAILED_STARTS
 from stratagem.launch.processes.ray_processes import RayProcesses
 from stratagem.launch.remote.ray.ray_cluster import RayCluster
 from stratagem.parameter_server.client.client import ServerClient
@@ -179,7 +180,7 @@ def test_process_without_a_place_is_named(keys, monkeypatch) -> None:
 
 @pytest.mark.slow
 def test_process_that_cannot_start_again_is_given_up(keys, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(restarts, "_FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(local_processes, "_FIRST_DELAY_S", 0.01)
     with RayProcesses("ps", served.serve_once, [(keys, str(tmp_path))]) as processes:
         watched = Watched(processes)
         processes.kill(0)
@@ -190,7 +191,7 @@ def test_process_that_cannot_start_again_is_given_up(keys, tmp_path, monkeypatch
         assert "no second time" in str(error)
         assert tmp_path.joinpath("started").read_text() == "x" * 6
     told = capsys.readouterr().err  # before it is given up: why callers get no answer
-    assert told.count("ps 0 did not start again; next try in ") == restarts.MAX_FAILED_STARTS - 1
+    assert told.count("ps 0 did not start again; next try in ") == MAX_FAILED_STARTS - 1
     assert "no second time" in told
 
 

@@ -21,7 +21,7 @@ from stratagem.parameter_server.keras.pickling import KerasPacking
 from stratagem.parameter_server.keras.worker_data import BatchAssignment, WorkerBatches
 from stratagem.parameter_server.server.shards import UpdateMode
 from stratagem.parameter_server.strategy import independent_parts, worker_parts
-from stratagem.variables.store import is_remote
+from stratagem.variables.layouts import is_remote
 from tests.unit.parameter_server.clusters import OneThatDies, ThreadCluster, local_strategy
 
 RNG = np.random.default_rng(0)

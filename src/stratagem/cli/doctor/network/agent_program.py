@@ -7,16 +7,50 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
+import platform
 import sys
+from collections.abc import Sequence
 from typing import Any
 
+from stratagem.cli.doctor.accelerators import counted_devices, probe_devices
 from stratagem.cli.doctor.clusters import check_own_address
+from stratagem.cli.doctor.examination import examine
 from stratagem.cli.doctor.network.agent import Agent
-from stratagem.cli.doctor.network.facts import gather_facts
 from stratagem.cli.doctor.network.survey import SurveyedHost
-from stratagem.cluster.addresses import join_address
+from stratagem.cli.doctor.settings import Finding, Level
+from stratagem.cli.doctor.versions import installed_versions
+from stratagem.cluster.spec import join_address
 from stratagem.group.protocol import frame, read_frame
+
+# Facts about this machine that a survey compares between hosts.
+
+
+# Packages that must be equal on all hosts.
+COMPARED = ("stratagem", "jax", "jaxlib", "keras")
+
+
+def gather_facts(made_before: Sequence[Finding] = ()) -> dict[str, Any]:
+    """Returns versions, devices, and the warnings and errors of `stratagem doctor`.
+
+    Args:
+        made_before: findings about this host's address, made before an agent listened there.
+    """
+    probe = probe_devices()
+    findings = [*made_before, *examine(probe=probe, has_cluster=False)]
+    problems = [one for one in findings if one.level in (Level.WARNING, Level.ERROR)]
+    return {
+        "versions": {"Python": platform.python_version(), **installed_versions(COMPARED)},
+        "devices": ", ".join(counted_devices(probe.devices)) or "none",
+        "findings": [dataclasses.asdict(one) for one in problems],
+    }
+
+
+# Agent on a host, with the leader at the other end of stdin and stdout.
+#
+# `python -m stratagem.cli.doctor.network.agent_program`, as `stratagem doctor --hosts` starts it.
+
 
 # Written first, after whatever the login shell prints.
 MARKER = b"\nSTRATAGEM-DOCTOR-AGENT\n"

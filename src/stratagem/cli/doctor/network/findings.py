@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from stratagem.cli.doctor.network.probes import Reason
 from stratagem.cli.doctor.network.survey import Survey
 from stratagem.cli.doctor.settings import Finding, Level
-from stratagem.cluster.addresses import is_loopback
+from stratagem.cluster.spec import is_loopback
 
 _TOPIC = "cluster"
 # Logs, events and files of one run are ordered by their hosts' clocks.

@@ -16,8 +16,7 @@ from typing import Any
 from stratagem import environment
 from stratagem.errors import explain
 from stratagem.launch.remote.jobs.job_log import FrameWriter, signed
-from stratagem.launch.remote.jobs.jobs_client import JobsClient
-from stratagem.launch.remote.jobs.lease import LeaseWatch
+from stratagem.launch.remote.jobs.jobs_client import JobsClient, LeaseWatch
 from stratagem.launch.remote.jobs.lockstep import JobPlan, answer_key, run_in_lockstep
 from stratagem.launch.remote.ray.ray_cluster import dashboard_url
 from stratagem.launch.remote.ray.streamed_process import StreamedProcess

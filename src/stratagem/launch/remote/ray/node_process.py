@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import IO
 
 from stratagem import environment, settings
-from stratagem.cluster.addresses import split_address
+from stratagem.cluster.spec import split_address
 from stratagem.errors import DeadlineExceededError, UnavailableError, explain
-from stratagem.launch.plan.ports import free_ports
+from stratagem.launch.plan.task_plan import free_ports
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.tied_process import tied_command
 from stratagem.resources import Closing

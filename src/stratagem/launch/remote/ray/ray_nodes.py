@@ -13,9 +13,9 @@ import sys
 import time
 
 from stratagem import environment, settings
-from stratagem.cluster.addresses import split_address
+from stratagem.cluster.spec import split_address
 from stratagem.errors import UnavailableError, explain
-from stratagem.launch.plan.ports import free_ports
+from stratagem.launch.plan.task_plan import free_ports
 from stratagem.launch.remote.ray.node_process import RayNode
 from stratagem.launch.remote.ray.ray_cluster import (
     OBJECT_STORE_BYTES,

@@ -19,8 +19,8 @@ import pytest
 from rich.console import Console
 
 from stratagem.cli.doctor.accelerators import Probe
-from stratagem.cli.doctor.network import facts, surveyor
-from stratagem.cli.doctor.network.facts import gather_facts
+from stratagem.cli.doctor.network import agent_program, surveyor
+from stratagem.cli.doctor.network.agent_program import gather_facts
 from stratagem.cli.doctor.network.findings import check_survey
 from stratagem.cli.doctor.network.joining import survey_as_task
 from stratagem.cli.doctor.network.probes import Reason
@@ -38,7 +38,7 @@ from stratagem.cli.doctor.network.surveyor import Surveyor
 from stratagem.cli.doctor.settings import Finding, Level
 from stratagem.cluster.resolvers.simple import SimpleClusterResolver
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.launch.plan.ports import free_ports
+from stratagem.launch.plan.task_plan import free_ports
 
 _FACTS: dict[str, Any] = {
     "versions": {"Python": "3.11.7", "jax": "0.10.2"},
@@ -574,7 +574,7 @@ _PROBE = Probe([{"platform": "cpu", "kind": "cpu", "process": 0, "memory_bytes":
 
 
 def test_facts_are_json_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "probe_devices", lambda: _PROBE)
+    monkeypatch.setattr(agent_program, "probe_devices", lambda: _PROBE)
     monkeypatch.setenv("JAX_DISABLE_JIT", "true")
     monkeypatch.setenv("TF_CONFIG", "{")
     before = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.cli.doctor.network.picture import draw, figure_of
+from stratagem.cli.doctor.cluster_command import draw, figure_of
 from stratagem.cli.doctor.network.survey import Survey, SurveyedHost
 
 pytest.importorskip("matplotlib")

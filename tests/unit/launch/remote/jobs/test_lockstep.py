@@ -22,8 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem.errors import UnavailableError
-from stratagem.launch.plan.ports import free_ports
-from stratagem.launch.remote.jobs import job, lease, lockstep
+from stratagem.launch.plan.task_plan import free_ports
+from stratagem.launch.remote.jobs import job, jobs_client, lockstep
 from stratagem.launch.remote.jobs.job_log import (
     FrameReader,
     FrameWriter,
@@ -31,8 +31,7 @@ from stratagem.launch.remote.jobs.job_log import (
     signed,
     verified,
 )
-from stratagem.launch.remote.jobs.jobs_client import JobsClient
-from stratagem.launch.remote.jobs.lease import Lease, LeaseWatch
+from stratagem.launch.remote.jobs.jobs_client import JobsClient, Lease, LeaseWatch
 from stratagem.launch.remote.jobs.local_code import pack
 from stratagem.launch.remote.jobs.lockstep import JobPlan, answer_key, run_in_lockstep
 from tests.fuzzing import JSON, fuzz
@@ -354,7 +353,7 @@ class Packages:
 @pytest.fixture
 def clock(monkeypatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(lease.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(jobs_client.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -22,12 +22,17 @@ import ray
 
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.launch.plan.ports import free_ports
+from stratagem.launch.plan.task_plan import free_ports
 from stratagem.launch.remote.ray import ray_cluster
 from stratagem.launch.remote.ray import ray_cluster as ray_watch
 from stratagem.launch.remote.ray.leader import leader_of, tasks_of
-from stratagem.launch.remote.ray.ray_cluster import RayCluster, RayWatch, has_token, start_local_ray
-from stratagem.launch.remote.ray.server_registry import ServerRegistry
+from stratagem.launch.remote.ray.ray_cluster import (
+    RayCluster,
+    RayWatch,
+    ServerRegistry,
+    has_token,
+    start_local_ray,
+)
 from stratagem.launch.remote.ray.streamed_process import StreamedProcess, TaskActor, TaskMessage
 from tests.unit.launch.remote.living import name_of, wait_for_end
 from tests.unit.launch.remote.ray.answering import answering, listening

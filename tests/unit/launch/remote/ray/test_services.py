@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from stratagem.launch.plan.ports import free_ports
+from stratagem.launch.plan.task_plan import free_ports
 from stratagem.launch.remote.ray import node_process as module
 from stratagem.launch.remote.ray.node_process import HTTP, Service, probe
 from tests.unit.launch.remote.ray.answering import answering, listening
