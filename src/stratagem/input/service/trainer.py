@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import dataclasses
 import hashlib
 import threading
@@ -163,7 +164,10 @@ class _Workers(Closing):
         self._away_until_s: dict[str, float] = {}
         self._heard_s = 0.0
         self._is_closed = False
-        threading.Thread(target=self._watch, name="input workers", daemon=True).start()
+        self._watching = threading.Thread(
+            target=self._watch, name="stratagem-input-workers", daemon=True
+        )
+        self._watching.start()
 
     def _watch(self) -> None:
         limit_s = None
@@ -211,7 +215,7 @@ class _Workers(Closing):
         with self._changed:
             while not (self._has_asked and self._connections):
                 if self._book_error is not None and not self._connections:
-                    raise self._book_error.with_traceback(None)
+                    raise copy.copy(self._book_error)  # its traceback would keep this object
                 self.require(since_s)
                 self._changed.wait(_FIRST_POLL_S)
             return {**self._known}
@@ -292,7 +296,8 @@ class _Workers(Closing):
                 with contextlib.suppress(UnavailableError, ServerError):
                     connections.ask(0, Message("close", {"trainer": self._trainer}), timeout_s=1.0)
             connections.close()
-        self._book.close()
+        self._book.close()  # ends a question of the thread, too
+        self._watching.join()
 
 
 _LEAST_AHEAD, _AHEAD_PER_LANE = 4, 2
@@ -345,7 +350,7 @@ class EpochReading(Closing):
         self._is_closed = False
         self.identity = 0, 0  # split and index of the last batch
         for _ in range(max(2, min(_MOST_THREADS, self._num_lanes))):
-            threading.Thread(target=self._work, name="input fetch", daemon=True).start()
+            threading.Thread(target=self._work, name="stratagem-input-fetch", daemon=True).start()
 
     def _begin(self, state: dict[str, Any] | None) -> None:
         wanted, facts = self._wanted, self._dataset.facts
@@ -405,7 +410,9 @@ class EpochReading(Closing):
                 self._warn()
                 lane = self._lanes[self._turn]
                 if lane.places and (error := lane.places[0].error) is not None:
-                    raise error.with_traceback(None)
+                    raise copy.copy(
+                        error
+                    )  # the traceback of one that is kept would keep the reader
                 if lane.places and lane.places[0].is_ready:
                     return self._take(lane)
                 if not lane.places and self._has_ended(lane):
@@ -512,6 +519,8 @@ class EpochReading(Closing):
             if answer is not None and answer.kind != "wait":
                 batch = unpack_batch(answer) if "structure" in answer.fields else None
                 with self._changed:
+                    if self._is_closed:  # nobody would wake it
+                        return
                     if fields["run"] not in (None, reading.run):
                         continue  # It is from a reading that was given up.
                     if self._waits_for_others(lane, place, answer):

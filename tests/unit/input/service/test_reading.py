@@ -44,12 +44,6 @@ def servers() -> Iterator[InputServers]:
         yield servers
 
 
-@pytest.fixture(scope="module")
-def mortal_servers() -> Iterator[InputServers]:
-    with input_servers(2) as servers:
-        yield servers
-
-
 def _files(num_files: int, batches_per_file: int = 3) -> sg.input.Dataset:
     def read(files: list[int]) -> list[np.ndarray]:
         return [
@@ -105,34 +99,34 @@ def expected_order(dataset: sg.input.Dataset, state: dict[str, Any], epoch: int)
     ),
 )
 def test_any_mix_of_reads_kills_saves_and_restores_is_the_plain_list(
-    mortal_servers, kind, consumer, actions
+    kind, consumer, actions
 ) -> None:
-    servers = mortal_servers
     dataset, epoch = _KINDS[kind], 3
     index, count = consumer
     share = {} if count == 1 else {"consumer_index": index, "num_consumers": count}
-    source = servers.distribute(dataset, exactly_once=True, **share).as_source()
-    reader, found = source.open(epoch), []
-    saved: tuple[Any, int] = (None, 0)
-    for action in [1, *actions, 1000]:
-        if isinstance(action, int):
-            found += values(itertools.islice(reader, action))
-        elif action == "save":
-            saved = json.loads(json.dumps(reader.state())), len(found)
-        elif action == "restore":
-            reader.close()
-            reader = source.open(epoch)
-            reader.restore(saved[0])
-            del found[saved[1] :]
-        elif action == "add" and len(servers.workers) < 4:
-            servers.workers.append(servers.add_worker())
-        elif action == "kill":
-            servers.kill_worker(0)
-            if not servers.workers:
+    with input_servers(2) as servers:
+        source = servers.distribute(dataset, exactly_once=True, **share).as_source()
+        reader, found = source.open(epoch), []
+        saved: tuple[Any, int] = (None, 0)
+        for action in [1, *actions, 1000]:
+            if isinstance(action, int):
+                found += values(itertools.islice(reader, action))
+            elif action == "save":
+                saved = json.loads(json.dumps(reader.state())), len(found)
+            elif action == "restore":
+                reader.close()
+                reader = source.open(epoch)
+                reader.restore(saved[0])
+                del found[saved[1] :]
+            elif action == "add" and len(servers.workers) < 4:
                 servers.workers.append(servers.add_worker())
-        elif action == "restart the address book":
-            servers.restart_dispatcher()
-    assert found == expected_order(dataset, reader.state(), epoch)
+            elif action == "kill":
+                servers.kill_worker(0)
+                if not servers.workers:
+                    servers.workers.append(servers.add_worker())
+            elif action == "restart the address book":
+                servers.restart_dispatcher()
+        assert found == expected_order(dataset, reader.state(), epoch)
 
 
 @hypothesis_settings(max_examples=25, deadline=None)
