@@ -36,7 +36,7 @@ import numpy as np
 import pytest
 
 import stratagem
-from stratagem.launch.plan import task_plan
+from stratagem.cluster import addresses
 from tests.process_state import ProcessState
 
 # Background jobs of a shell and of nohup ignore some signals, and so would what a test starts.
@@ -135,7 +135,7 @@ class _PortsInTurn:
         return next(self._numbers) % end
 
 
-task_plan.secrets = _PortsInTurn()  # type: ignore[attr-defined]
+addresses.secrets = _PortsInTurn()  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,7 +14,7 @@ import pytest
 
 import stratagem
 from stratagem import logs
-from stratagem.launch.plan.task_plan import free_ports
+from stratagem.cluster.addresses import free_ports
 from stratagem.observe.run_events.wait_clock import wait_clock
 from tests.other_machine import floored, shuffled
 from tests.process_state import ProcessState

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from stratagem.launch.plan.task_plan import free_ports
+from stratagem.cluster.addresses import free_ports
 
 PROGRAMS = Path(__file__).parent / "programs"
 _ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stratagem.launch.plan.task_plan import free_ports
+from stratagem.cluster.addresses import free_ports
 from tests.multiprocess.cluster import addresses
 from tests.multiprocess.test_estimator_cluster import metrics_of
 from tests.unit.launch.remote.living import descendants, wait_for_end

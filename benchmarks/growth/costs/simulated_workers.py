@@ -16,7 +16,7 @@ from benchmarks.growth.costs.serving import Answer, serve_costs
 from stratagem.group import hub as hub_module
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.hub import MEMBER, Hub
-from stratagem.group.protocol import frame
+from stratagem.group.authentication.connections import frame
 from stratagem.group.verdict import GroupLimits
 
 __all__ = ["measure"]

@@ -11,7 +11,6 @@ import keras
 
 from stratagem.checkpoint.latest import is_first, run_on_first
 from stratagem.checkpoint.objects import LoadStatus, Part, part_of, state_of
-from stratagem.checkpoint.remote_tables import SavedTables, location_of, save_tables
 from stratagem.checkpoint.restoration import (
     COMPONENTS,
     Restoration,
@@ -23,10 +22,13 @@ from stratagem.checkpoint.restoring import gathered_components_of, on_host, whol
 from stratagem.checkpoint.saving import (
     CheckpointLocation,
     CheckpointOptions,
+    SavedTables,
     load_manifest,
+    location_of,
     prepare,
     record_restore,
     save,
+    save_tables,
     step_of_run,
     wait_for_writing,
 )

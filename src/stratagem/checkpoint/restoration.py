@@ -18,7 +18,6 @@ import numpy as np
 
 from stratagem.checkpoint.latest import agree_on_all, is_first, run_on_all, run_on_first
 from stratagem.checkpoint.objects import Consumption, Part, part_of
-from stratagem.checkpoint.remote_tables import check_tables, restore_tables
 from stratagem.checkpoint.restoring import (
     METRICS,
     OPTIMIZER,
@@ -29,7 +28,7 @@ from stratagem.checkpoint.restoring import (
     may_create_variables,
     receiver,
 )
-from stratagem.checkpoint.saving import check_arrays, load_arrays
+from stratagem.checkpoint.saving import check_arrays, check_tables, load_arrays, restore_tables
 from stratagem.checkpoint.storage.files import portions
 from stratagem.checkpoint.storage.process import fits_in_memory, wait_for_writing
 from stratagem.checkpoint.storage.shard_reader import Region, ShardReader

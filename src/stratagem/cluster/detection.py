@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import importlib
 import secrets
-import socket
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from stratagem import environment
+from stratagem.cluster.addresses import free_ports, join_address
 from stratagem.cluster.launchers import (
     kubeflow_jax,
     kubeflow_torch,
@@ -25,7 +25,7 @@ from stratagem.cluster.resolvers.simple import ProcessClusterResolver
 from stratagem.cluster.resolvers.slurm import SlurmClusterResolver, expand_tasks_per_node
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver, tf_config
 from stratagem.cluster.resolvers.tpu import TPUClusterResolver
-from stratagem.cluster.spec import join_address, parse_task_index
+from stratagem.cluster.spec import parse_task_index
 
 # Workers of Ray Train: their ranks from its context, address and secret of the run from rank 0.
 
@@ -68,10 +68,7 @@ def _meet(collective: Any, *, is_leader: bool) -> str:
 def _own_address() -> str:
     host = str(importlib.import_module("ray.util").get_node_ip_address())
     port = environment.lookup("JAX_COORDINATOR_PORT")
-    if port is None:
-        with socket.create_server((host, 0)) as server:
-            port = server.getsockname()[1]
-    return join_address(host, port)
+    return join_address(host, free_ports(1)[0] if port is None else port)
 
 
 _SLURM_STEP = (

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from stratagem.cluster.addresses import join_address
 from stratagem.cluster.resolvers.kubernetes import KubernetesExecutableLocation, core_api
 from stratagem.cluster.roles import TASK_TYPES
-from stratagem.cluster.spec import ClusterSpec, join_address, parse_task_index
+from stratagem.cluster.spec import ClusterSpec, parse_task_index
 from stratagem.errors import explain
 
 

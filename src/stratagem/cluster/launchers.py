@@ -6,8 +6,9 @@ import re
 import zlib
 
 from stratagem import environment
+from stratagem.cluster.addresses import join_address, split_address
 from stratagem.cluster.processes import Processes
-from stratagem.cluster.spec import join_address, parse_task_index, split_address
+from stratagem.cluster.spec import parse_task_index
 from stratagem.errors import explain
 
 # High ports, above the usual ephemeral range.

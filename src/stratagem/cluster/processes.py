@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from stratagem.cluster.addresses import is_loopback, split_address, without_scheme
 from stratagem.cluster.roles import check_task, id_in_cluster, task_count, worker_count
-from stratagem.cluster.spec import ClusterSpec, is_loopback, split_address, without_scheme
+from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import explain
 
 # Validation of cluster specifications, before any process waits for an unreachable task.

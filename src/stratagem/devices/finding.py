@@ -17,7 +17,6 @@ import math
 import os
 import pkgutil
 import re
-import socket
 import stat
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -32,6 +31,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from stratagem import environment, settings
 from stratagem.cluster.accelerators import local_gpus
+from stratagem.cluster.addresses import free_ports
 from stratagem.devices.mesh import Topology, adjacent_groups, check_groups
 from stratagem.devices.private import SeparateNodes, write_cache_entries_whole
 from stratagem.errors import explain
@@ -466,10 +466,7 @@ def start_separately(num_processes: int, process_id: int) -> tuple[jax.Device, .
     """
     settings: Any = jax.config
     check_platform(settings.jax_platforms)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    nodes = SeparateNodes(port, num_processes, process_id)
+    nodes = SeparateNodes(free_ports(1)[0], num_processes, process_id)
     with concurrent.futures.ThreadPoolExecutor(num_processes) as pool:
         others = [pool.submit(nodes.start_other, one) for one in nodes.others]
         own = local_devices()

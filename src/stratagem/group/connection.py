@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import ipaddress
 import os
 import socket
@@ -12,16 +13,101 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from stratagem.cluster.addresses import free_ports
 from stratagem.errors import explain
-from stratagem.group.authentication.connections import Streams, UnansweredError, close_now, connect
-from stratagem.group.authentication.listening import listening_sockets
+from stratagem.group.authentication.connections import (
+    Streams,
+    UnansweredError,
+    close_now,
+    connect,
+    frame,
+    listening_sockets,
+    open_streams,
+    read_answer,
+)
 from stratagem.group.authentication.secret import Credentials, Gate, HandshakeLimits
 from stratagem.group.current import Identity
 from stratagem.group.hub import MEMBER, TUNNEL, Hub
-from stratagem.group.notices import listen_for_notice, notify, read_notice
-from stratagem.group.protocol import frame, read_answer
 from stratagem.group.tunnel import open_coordination_port
 from stratagem.group.verdict import GroupLimits, ProgramPosition, Verdict
+
+# Notice to the processes that wait for process 0, if it cannot listen for them.
+#
+# Until it has joined, each process listens for this alone at its own address in the cluster.
+
+
+_NOTICE_PURPOSE = "notice"
+# Processes that start later than this wait for process 0 until their limit.
+_NOTICE_LIMIT_S = 5.0
+_NOTICE_RETRY_S = 0.1
+
+
+async def notify(identity: Identity, credentials: Credentials, verdict: Verdict) -> None:
+    """Sends the verdict of process 0 to all others that listen within some seconds."""
+    data = frame({"kind": "verdict", **dataclasses.asdict(verdict)})
+
+    async def send(process_id: int) -> None:
+        host, port = identity.addresses[process_id]
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await connect(
+                    host,
+                    port,
+                    credentials,
+                    identity.label,
+                    purpose=_NOTICE_PURPOSE,
+                    server=identity.labels[process_id],
+                    limit_s=_NOTICE_LIMIT_S,
+                )
+                try:
+                    writer.write(data)
+                    await writer.drain()
+                finally:
+                    close_now(writer)
+                return
+            await asyncio.sleep(_NOTICE_RETRY_S)
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_NOTICE_LIMIT_S):
+            sending = map(send, range(1, len(identity.addresses)))
+            await asyncio.gather(*sending, return_exceptions=True)
+
+
+def listen_for_notice(
+    identity: Identity,
+    credentials: Credentials,
+    on_admitted: Callable[[socket.socket, str], None],
+    limits: HandshakeLimits,
+) -> Gate | None:
+    """Returns the gate of a process that waits for process 0; None if it cannot have one."""
+    if not identity.process_id or not identity.addresses:
+        return None
+    host, port = identity.addresses[identity.process_id]
+    try:
+        listeners = listening_sockets(host, port, identity.hosts, may_be_everywhere=False)
+    except OSError:
+        return None
+    return Gate(listeners, credentials, on_admitted, purpose=_NOTICE_PURPOSE, limits=limits)
+
+
+async def read_notice(
+    connection: socket.socket, credentials: Credentials, identity: Identity, limit_s: float
+) -> dict[str, Any] | None:
+    """Returns the verdict that a connection brings, or None."""
+    with contextlib.suppress(OSError):
+        async with asyncio.timeout(limit_s):
+            reader, writer = await open_streams(connection, credentials, is_server=True)
+            try:
+                message = await read_answer(reader, identity.num_processes)
+            finally:
+                close_now(writer)
+        if message["kind"] == "verdict":
+            return message
+    return None
+
+
+# Background thread that connects a process to its group and, on process 0, runs the hub.
+
 
 _PURPOSE = "group"
 _RETRY_S = 0.2
@@ -55,7 +141,7 @@ class Connection:
         self._on_message = on_message
         self._on_lost = on_lost
         self._on_error = on_error
-        self._service_port = _free_port() if identity.process_id == 0 else 0
+        self._service_port = free_ports(1)[0] if identity.process_id == 0 else 0
         self._received_at = time.monotonic()
         self._writer: asyncio.StreamWriter | None = None
         self._hub: Hub | None = None
@@ -287,9 +373,3 @@ class Connection:
     def _write(self, message: dict[str, Any]) -> None:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(frame(message))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -14,9 +14,14 @@ from typing import Any
 
 from stratagem.errors import explain
 from stratagem.group.assignments import Assignments
-from stratagem.group.authentication.connections import close_now, open_streams
+from stratagem.group.authentication.connections import (
+    MAX_HELLO_BYTES,
+    close_now,
+    frame,
+    open_streams,
+    read_message,
+)
 from stratagem.group.authentication.secret import Credentials
-from stratagem.group.protocol import MAX_HELLO_BYTES, frame, read_message
 from stratagem.group.tunnel import forward
 from stratagem.group.verdict import (
     Activity,

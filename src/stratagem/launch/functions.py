@@ -141,9 +141,6 @@ def _stateless_pickler() -> Any:
     return StatelessPickler
 
 
-# `spawn`: calls a function in every task of a cluster on this machine.
-
-
 # Command line of a script, a module or a program.
 
 

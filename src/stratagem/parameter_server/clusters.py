@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from stratagem import environment, settings
+from stratagem.cluster.addresses import split_address
 from stratagem.cluster.roles import id_in_cluster
-from stratagem.cluster.spec import ClusterSpec, split_address
+from stratagem.cluster.spec import ClusterSpec
 from stratagem.environment import load
 from stratagem.errors import DeadlineExceededError, explain
 from stratagem.group.transport.endpoints import ClusterKeys

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import jax
 
 from stratagem import environment, settings
+from stratagem.cluster.addresses import split_address
 from stratagem.cluster.detection import RAY_TRAIN
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.cluster.spec import split_address
 from stratagem.devices.finding import (
     AbstractDevice,
     DeviceLike,

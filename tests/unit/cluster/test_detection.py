@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stratagem.cluster.addresses import is_loopback, join_address, split_address
 from stratagem.cluster.detection import ENVIRONMENTS, detect, detect_with_servers, ray_train
 from stratagem.cluster.kubernetes_services import parse_task_name, resolve_cluster
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.resolvers import gce
 from stratagem.cluster.resolvers.slurm import expand_hostlist, expand_tasks_per_node
-from stratagem.cluster.spec import is_loopback, join_address, split_address
 from tests.unit.cluster.test_launchers import KUBEFLOW_JAX, KUBEFLOW_TORCH, OPEN_MPI, TORCHRUN
 
 _TF_CONFIG = {

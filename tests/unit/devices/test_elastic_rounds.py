@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from stratagem.cluster.addresses import free_ports
 from stratagem.devices import elastic_rounds
 from stratagem.devices.elastic_rounds import RoundOperation, Rounds, serve_rounds
 from stratagem.group.elastic.group import ElasticGroup
-from stratagem.launch.plan.task_plan import free_ports
 from tests.unit.group.elastic.members import Cluster
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stratagem.group.protocol import frame, read_frame
+from stratagem.group.authentication.connections import frame, read_frame
 
 
 def _read(data: bytes) -> Any:

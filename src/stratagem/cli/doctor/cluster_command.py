@@ -18,8 +18,6 @@ from rich.table import Table
 from stratagem.cli.doctor.clusters import check_own_address, examine_resolvers
 from stratagem.cli.doctor.network.agent_program import gather_facts
 from stratagem.cli.doctor.network.findings import check_survey
-from stratagem.cli.doctor.network.joining import survey_as_task
-from stratagem.cli.doctor.network.ssh import survey_over_ssh
 from stratagem.cli.doctor.network.survey import (
     MAX_COLUMNS,
     Matrix,
@@ -31,9 +29,10 @@ from stratagem.cli.doctor.network.survey import (
     parse_hosts,
     survey_tables,
 )
+from stratagem.cli.doctor.network.surveyor import survey_as_task, survey_over_ssh
 from stratagem.cli.doctor.settings import Finding, Level
+from stratagem.cluster.addresses import join_address
 from stratagem.cluster.detection import ENVIRONMENTS
-from stratagem.cluster.spec import join_address
 from stratagem.environment import load
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from stratagem import environment
 from stratagem.cli.doctor.settings import Finding, Level
+from stratagem.cluster.addresses import split_address
 from stratagem.cluster.detection import ENVIRONMENTS
 from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.cluster.spec import split_address
 
 _TOPIC = "cluster"
 _CONNECT_LIMIT_S = 3.0

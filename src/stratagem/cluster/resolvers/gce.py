@@ -7,8 +7,9 @@ import urllib.request
 from typing import Any
 
 from stratagem import environment
+from stratagem.cluster.addresses import join_address
 from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.cluster.spec import ClusterSpec, join_address, parse_task_index
+from stratagem.cluster.spec import ClusterSpec, parse_task_index
 from stratagem.environment import load
 from stratagem.errors import explain
 

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from stratagem.cluster.addresses import join_address
 from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.cluster.spec import ClusterSpec, join_address
+from stratagem.cluster.spec import ClusterSpec
 from stratagem.environment import load
 from stratagem.errors import explain
 

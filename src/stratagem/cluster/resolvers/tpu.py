@@ -9,16 +9,11 @@ from typing import Any
 
 from stratagem import environment
 from stratagem.cluster.accelerators import TPUSystemMetadata, metadata_of
+from stratagem.cluster.addresses import join_address, split_address, without_scheme
 from stratagem.cluster.processes import Processes, processes_of_task
 from stratagem.cluster.resolvers.gce import build_service, metadata
 from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.cluster.spec import (
-    ClusterSpec,
-    join_address,
-    parse_task_index,
-    split_address,
-    without_scheme,
-)
+from stratagem.cluster.spec import ClusterSpec, parse_task_index
 from stratagem.errors import NotFoundError, explain
 
 _PORT = 8470

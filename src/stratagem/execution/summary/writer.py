@@ -9,7 +9,7 @@ import dataclasses
 import io
 import itertools
 import os
-import socket
+import platform
 import threading
 import time
 import types
@@ -62,7 +62,7 @@ class EventFile:
         self._num_waiting, self._flushed_at = 0, time.monotonic()
         files.makedirs(logdir)
         name = (
-            f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}."
+            f"events.out.tfevents.{int(time.time()):010d}.{platform.node()}."
             f"{os.getpid()}.{next(_numbers)}{suffix}"
         )
         path = os.path.join(logdir, name)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import final
 
 from stratagem import environment, settings
-from stratagem.cluster.spec import is_loopback, join_address
+from stratagem.cluster.addresses import is_loopback, join_address
 from stratagem.errors import explain
 from stratagem.resources import Closing
 

@@ -47,7 +47,7 @@ from typing import Any, NoReturn, TypeVar
 
 from stratagem import logs
 from stratagem.errors import DeadlineExceededError, explain
-from stratagem.group.authentication.listening import listening_sockets
+from stratagem.group.authentication.connections import listening_sockets
 from stratagem.group.authentication.secret import Credentials, Gate
 from stratagem.group.current import Identity
 from stratagem.group.elastic.changes import GroupRunsError, TrainingPauses, ViewChanges

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from stratagem.errors import explain
-from stratagem.group.authentication.connections import reach
+from stratagem.group.authentication.connections import MAX_FRAME_BYTES, frame, reach
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.elastic.peer_connections import (
     Brokenness,
@@ -24,7 +24,6 @@ from stratagem.group.elastic.peer_connections import (
     PeerLostError,
 )
 from stratagem.group.elastic.views import View
-from stratagem.group.protocol import MAX_FRAME_BYTES, frame
 
 # Framed messages over blocking sockets between members of an elastic group.
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import platform
 import shutil
-import socket
 import struct
 import sys
 import threading
@@ -380,9 +380,7 @@ class JournalLock(Closing):
         try:
             self._wait()
             os.ftruncate(self._descriptor, 0)
-            os.pwrite(
-                self._descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0
-            )
+            os.pwrite(self._descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
         except BaseException:
             self.close()
             raise

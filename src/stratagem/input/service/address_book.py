@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import ipaddress
 import os
-import socket
+import platform
 import threading
 import time
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from stratagem import settings
-from stratagem.cluster.spec import is_loopback, split_address, without_scheme
+from stratagem.cluster.addresses import ip_address, is_loopback, split_address, without_scheme
 from stratagem.errors import NotFoundError, explain
 from stratagem.group.authentication.secret import Secret, key_of, new_secret, required_secret
 from stratagem.group.transport.connection import Connections
@@ -47,7 +47,7 @@ def service_keys(address: str) -> ClusterKeys:
     host = split_address(address)[0]
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(host).is_unspecified:  # All networks of this machine.
-            host = socket.gethostname()
+            host = platform.node()
     secret = required_secret(_WHO, [host])
     if secret is None and is_loopback(host):
         secret = _secret_of_user()
@@ -77,14 +77,6 @@ def tcp_address(address: str) -> str:
     """Returns `tcp://host:port`; raises ValueError for an invalid address."""
     host, port = split_address(address)
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-
-
-def bind_host(host: str) -> str:
-    """Returns the address of this machine to listen on. Raises OSError for an unknown host."""
-    try:
-        return str(ipaddress.ip_address(host))
-    except ValueError:
-        return socket.gethostbyname(host)
 
 
 _REFUSALS: dict[str, type[Exception]] = {"NotFoundError": NotFoundError, "ValueError": ValueError}
@@ -247,7 +239,7 @@ class DispatchServer(Closing):
         if self._listener is None:
             config = self._config
             keys = service_keys(f"{config.host}:{config.port or 1}")
-            host = bind_host(config.host)
+            host = ip_address(config.host)
             self._listener = Listener(keys, self._handle, host=host, port=config.port)
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.cluster.spec import split_address, without_scheme
+from stratagem.cluster.addresses import split_address, without_scheme
 from stratagem.environment import load
 from stratagem.errors import explain
 from stratagem.group.current import current_group

@@ -27,7 +27,13 @@ from typing import Any
 import jax
 
 from stratagem import environment, logs, settings
-from stratagem.cluster.spec import is_loopback, join_address, split_address, without_scheme
+from stratagem.cluster.addresses import (
+    ip_address,
+    is_loopback,
+    join_address,
+    split_address,
+    without_scheme,
+)
 from stratagem.environment import load
 from stratagem.errors import PoisonExampleError, UnavailableError, explain
 from stratagem.group.authentication.secret import find_secret
@@ -39,7 +45,6 @@ from stratagem.input.service.address_book import (
     BookClient,
     DispatcherConfig,
     DispatchServer,
-    bind_host,
     check_protocol,
     service_keys,
     tcp_address,
@@ -393,7 +398,7 @@ class WorkerServer(Closing):
         )
         self._book = BookClient(config.dispatcher_address)
         keys = service_keys(join_address(host, config.port or 1))
-        self._listener = Listener(keys, self._handle, host=bind_host(host), port=config.port)
+        self._listener = Listener(keys, self._handle, host=ip_address(host), port=config.port)
         self._local = self._listener.local
         port = split_address(self._listener.address)[1]
         self.address = tcp_address(join_address(host, port))

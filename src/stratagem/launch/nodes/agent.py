@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import platform
 import queue
 import signal
-import socket
 import threading
 import time
 import uuid
@@ -17,15 +17,14 @@ from typing import Any
 
 from stratagem import environment, settings
 from stratagem.cluster.accelerators import local_gpus
+from stratagem.cluster.addresses import free_ports
 from stratagem.errors import UnavailableError, explain
-from stratagem.group.authentication.connections import connect
+from stratagem.group.authentication.connections import connect, frame, read_frame
 from stratagem.group.authentication.secret import Credentials
-from stratagem.group.protocol import frame, read_frame
 from stratagem.launch.nodes.rendezvous import LIMIT_OPTION, PURPOSE, MeetingPoint, beat_s
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import (
     RestartFolders,
-    free_ports,
     make_restart_folders,
     plan_own_tasks,
     uses_gpus,
@@ -145,7 +144,7 @@ class NodeLink(Closing):
             await asyncio.sleep(_RETRY_S)
         self._writer = writer
         address = writer.get_extra_info("sockname")[0]
-        own = {"host": socket.gethostname(), "pid": os.getpid(), "address": address}
+        own = {"host": platform.node(), "pid": os.getpid(), "address": address}
         self._write({"kind": "hello", **own, **self._hello})
         return reader
 

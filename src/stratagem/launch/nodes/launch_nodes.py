@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import platform
 import signal
-import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from stratagem import settings
-from stratagem.cluster.spec import join_address
+from stratagem.cluster.addresses import free_ports, join_address
 from stratagem.errors import UnavailableError, explain
 from stratagem.group.authentication.secret import Credentials
 from stratagem.launch.nodes.agent import run_node
 from stratagem.launch.nodes.rendezvous import MeetingPoint, Node, Rendezvous, find_meeting_point
 from stratagem.launch.plan.elastic import ElasticConfig
 from stratagem.launch.plan.options import LaunchOptions, tasks_of_nodes
-from stratagem.launch.plan.task_plan import TaskPlan, free_ports
+from stratagem.launch.plan.task_plan import TaskPlan
 from stratagem.launch.restart.launcher import Outcome, launch
 from stratagem.launch.restart.running_tasks import RunningTask
 from stratagem.launch.restart.task_group import end_summary
@@ -120,7 +120,7 @@ class JobNodes:
         self._point = point
         self._options = options
         self._say = say
-        self._label = f"node 0 ({socket.gethostname()})"
+        self._label = f"node 0 ({platform.node()})"
         self._num_starts = 0
         self._members: list[Node] = []
 

@@ -13,14 +13,19 @@ from types import NoneType
 from typing import Any
 
 from stratagem import environment
+from stratagem.cluster.addresses import join_address, split_address
 from stratagem.cluster.launchers import port_of_job
 from stratagem.cluster.resolvers.slurm import SlurmClusterResolver
-from stratagem.cluster.spec import join_address, parse_task_index, split_address
+from stratagem.cluster.spec import parse_task_index
 from stratagem.errors import explain
-from stratagem.group.authentication.connections import close_now, open_streams
-from stratagem.group.authentication.listening import listening_sockets
+from stratagem.group.authentication.connections import (
+    close_now,
+    frame,
+    listening_sockets,
+    open_streams,
+    read_frame,
+)
 from stratagem.group.authentication.secret import Credentials, Gate, HandshakeLimits
-from stratagem.group.protocol import frame, read_frame
 from stratagem.launch.plan.options import LaunchOptions, node_range
 from stratagem.resources import Closing
 

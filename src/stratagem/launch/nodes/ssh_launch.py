@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from stratagem import environment
-from stratagem.cluster.spec import join_address
+from stratagem.cluster.addresses import join_address
 from stratagem.errors import explain
 from stratagem.group.authentication.secret import Secret, find_secret, new_secret
 from stratagem.launch.nodes.rendezvous import DEFAULT_PORT

@@ -7,10 +7,10 @@ import dataclasses
 import getpass
 import io
 import logging
+import platform
 import secrets
 import shlex
 import signal
-import socket
 import sys
 import threading
 import time
@@ -20,9 +20,10 @@ from types import ModuleType
 from typing import Any, TypedDict, Unpack
 
 from stratagem import environment, logs, settings
+from stratagem.cluster.addresses import join_address, split_address
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import task_count
-from stratagem.cluster.spec import ClusterDef, ClusterSpec, join_address, split_address
+from stratagem.cluster.spec import ClusterDef, ClusterSpec
 from stratagem.errors import DeadlineExceededError, UnavailableError, explain
 from stratagem.launch.functions import (
     RemoteError,
@@ -237,7 +238,7 @@ class RemoteCluster:
                     "working_dir": f"gcs://{package.name}",
                     "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_S, JOB_VARIABLE: plan.nonce},
                 },
-                **{_CLIENT: f"{getpass.getuser()} at {socket.gethostname()}"},
+                **{_CLIENT: f"{getpass.getuser()} at {platform.node()}"},
             )
             with self._stopped_on_error(job):
                 output = JobOutput([f"{kind} {index}" for kind, index in plan.tasks])

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
-import socket
 from collections.abc import Mapping
 from typing import Any
 
 from stratagem import settings
+from stratagem.cluster.addresses import free_ports, is_in_use, split_address
 from stratagem.cluster.detection import detect_with_servers
 from stratagem.cluster.roles import check_task
-from stratagem.cluster.spec import ClusterDef, ClusterSpec, split_address
+from stratagem.cluster.spec import ClusterDef, ClusterSpec
 from stratagem.errors import UnavailableError, explain
-from stratagem.launch.plan.task_plan import free_ports
 from stratagem.launch.remote.ray.leader import leader_of, tasks_of
 from stratagem.launch.remote.ray.node_process import RayNode
 from stratagem.launch.remote.ray.ray_cluster import make_token
@@ -267,20 +264,13 @@ def _only(name: str, given: object, known: list[Any]) -> Any:
 
 def _require_free(address: str) -> None:
     """Raises if an address of this machine is in use."""
-    host, port = split_address(address)
-    with contextlib.closing(socket.socket()) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                return  # not an address of this machine: Ray reports it
-            raise RuntimeError(
-                explain(
-                    f"The port of {address} is in use on this machine.",
-                    expected="a free port.",
-                    fix="stop the other server, or choose another port in TF_CONFIG, or in "
-                    "STRATAGEM_JOBS_PORT for jobs.",
-                    code="SG509",
-                )
-            ) from error
+    if is_in_use(address):
+        raise RuntimeError(
+            explain(
+                f"The port of {address} is in use on this machine.",
+                expected="a free port.",
+                fix="stop the other server, or choose another port in TF_CONFIG, or in "
+                "STRATAGEM_JOBS_PORT for jobs.",
+                code="SG509",
+            )
+        )

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from stratagem import environment
 from stratagem.cluster.accelerators import local_gpus
+from stratagem.cluster.addresses import free_ports
 from stratagem.cluster.preemption.configuration import EXIT_CODE
 from stratagem.group.authentication.secret import with_ray_token, with_secret
 from stratagem.launch.plan.elastic import Discovery, ElasticConfig
@@ -19,7 +20,6 @@ from stratagem.launch.plan.task_plan import (
     INPUT,
     RestartFolders,
     TaskPlan,
-    free_ports,
     make_restart_folders,
     plan_own_tasks,
     plan_tasks,

@@ -185,17 +185,8 @@ class RemoteVariable(Protocol):
         ...
 
 
-class _Named(Protocol):
-    """A remote variable that is on the servers."""
-
-    @property
-    def place(self) -> Any:
-        """Its place, a `Stored` or `Scalar`."""
-        ...
-
-
-def name_of(variable: _Named) -> str:
-    """Returns the server-side name of a variable or optimizer scalar."""
+def name_of(variable: Any) -> str:
+    """Returns the server-side name of a variable or optimizer scalar that has a place."""
     return variable.place.name
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -40,16 +39,6 @@ from stratagem.parameter_server.server.tables.tiered_shard import TieredShard
 # Copied at once while no update is made, unless more rounds than this do not suffice.
 _MOST_COPIED_BYTES = 2**22
 _MOST_ROUNDS = 8
-
-
-class ChangingStore(Protocol):
-    """Variables of a server."""
-
-    version: int
-
-    def changing(self) -> AbstractContextManager[object]:
-        """Returns a context without updates."""
-        ...
 
 
 class TableCopy:
@@ -106,7 +95,7 @@ class TableCopy:
 
 
 def copied(
-    store: ChangingStore, copies: Sequence[TableCopy], save: str
+    store: ServerVariables, copies: Sequence[TableCopy], save: str
 ) -> Iterator[tuple[TableCopy, SavedRows]]:
     """Yields the parts of all tables, as they are at one moment, when the last round begins.
 

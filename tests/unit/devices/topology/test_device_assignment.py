@@ -10,10 +10,10 @@ import re
 import numpy as np
 import pytest
 
+from stratagem.cluster.addresses import free_ports
 from stratagem.devices import processes
 from stratagem.devices.device_assignment import DeviceAssignment, DeviceOrderMode, ring_of
 from stratagem.devices.tpu_topology import TPUTopology
-from stratagem.launch.plan.task_plan import free_ports
 from tests.fresh_process import run_fresh
 
 

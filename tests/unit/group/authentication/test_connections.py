@@ -12,9 +12,14 @@ from typing import Any
 
 import pytest
 
-from stratagem.group.authentication import listening
-from stratagem.group.authentication.connections import UnansweredError, connect, open_streams
-from stratagem.group.authentication.listening import listening_sockets, local_addresses
+from stratagem.group.authentication import connections as module
+from stratagem.group.authentication.connections import (
+    UnansweredError,
+    connect,
+    listening_sockets,
+    local_addresses,
+    open_streams,
+)
 from stratagem.group.authentication.secret import Credentials, Gate, Secret
 from tests.unit.group.authentication.certificates import make_certificates
 
@@ -155,9 +160,9 @@ _HOSTS = {"here": ["127.0.1.1"], "there": ["192.0.2.7"], "service": ["192.0.2.9"
 @pytest.fixture
 def names(monkeypatch) -> None:
     """Names as Debian's /etc/hosts and a cluster's DNS have them."""
-    resolved = listening._resolved
+    resolved = module._resolved
     monkeypatch.setattr(
-        listening, "_resolved", lambda host: _HOSTS[host] if host in _HOSTS else resolved(host)
+        module, "_resolved", lambda host: _HOSTS[host] if host in _HOSTS else resolved(host)
     )
 
 
@@ -188,7 +193,7 @@ def test_loopback_stays_on_loopback(host) -> None:
 
 @pytest.mark.parametrize("resolved", [[], ["192.0.2.7"], ["0.0.0.0"]])
 def test_localhost_is_loopback_whatever_it_resolves_to(monkeypatch, resolved) -> None:
-    monkeypatch.setattr(listening, "_resolved", lambda _: resolved)
+    monkeypatch.setattr(module, "_resolved", lambda _: resolved)
     assert local_addresses("localhost") == ["127.0.0.1"]
 
 
@@ -248,7 +253,7 @@ def test_name_that_is_elsewhere_listens_everywhere() -> None:
 
 
 def test_taken_port_is_an_error_and_leaves_nothing(monkeypatch) -> None:
-    monkeypatch.setattr(listening, "local_addresses", lambda *_: ["127.0.0.2", "127.0.0.1"])
+    monkeypatch.setattr(module, "local_addresses", lambda *_: ["127.0.0.2", "127.0.0.1"])
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match="in use"):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from stratagem.cluster.addresses import free_ports
 from stratagem.group.elastic.group import ElasticGroup
-from stratagem.launch.plan.task_plan import free_ports
 from tests.unit.group.elastic.members import Cluster
 
 

@@ -9,12 +9,12 @@ import time
 import numpy as np
 import pytest
 
+from stratagem.cluster.addresses import free_ports
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.elastic.group import ElasticGroup
 from stratagem.group.elastic.peer_connections import DivergedError, PeerConnections, PeerLostError
 from stratagem.group.elastic.views import View
-from stratagem.launch.plan.task_plan import free_ports
 from tests.unit.group.elastic.members import LIMITS
 from tests.unit.group.process_group.members import listed, together
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stratagem.cluster.addresses import free_ports
 from stratagem.group.authentication.secret import Credentials, Gate
 from stratagem.group.elastic import peers as peers_module
 from stratagem.group.elastic.peer_connections import PeerConnections, PeerLostError
@@ -27,7 +28,6 @@ from stratagem.group.elastic.peers import (
     receive_message,
 )
 from stratagem.group.elastic.views import View
-from stratagem.launch.plan.task_plan import free_ports
 from tests.unit.group.process_group.members import together
 
 # Connections that wait in an inbox, each with its other side in this process.

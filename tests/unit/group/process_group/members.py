@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from stratagem.cluster.addresses import free_ports
+from stratagem.group.authentication.connections import frame
 from stratagem.group.current import Identity
 from stratagem.group.member import Group
-from stratagem.group.protocol import frame
 from stratagem.group.verdict import GroupLimits
-from stratagem.launch.plan.task_plan import free_ports
 from tests.unit.group.authentication.peers import dialed, key, prove
 
 

@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem.group.authentication import secret as gate
+from stratagem.group.authentication.connections import frame, read_frame
 from stratagem.group.authentication.secret import Credentials, Secret
 from stratagem.group.hub import Hub
 from stratagem.group.member import Group
-from stratagem.group.protocol import frame, read_frame
 from stratagem.group.tunnel import open_coordination_port
 from stratagem.group.verdict import GroupLimits
 from stratagem.group.wire import decode, encode

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stratagem.cluster.addresses import free_ports
 from stratagem.errors import UnavailableError
-from stratagem.group import notices
+from stratagem.group import connection as module
 from stratagem.group.assignments import AssignmentNotes, Assignments
+from stratagem.group.authentication.connections import frame, read_answer, read_message
 from stratagem.group.authentication.secret import Credentials, HandshakeLimits, Secret
 from stratagem.group.hub import Hub
 from stratagem.group.member import Group
-from stratagem.group.protocol import frame, read_answer, read_message
 from stratagem.group.verdict import GroupLimits
-from stratagem.launch.plan.task_plan import free_ports
 from tests.fuzzing import JSON, fuzz
 from tests.unit.group.authentication import peers
 from tests.unit.group.process_group.members import (
@@ -509,7 +509,7 @@ def test_port_of_process_0_that_is_taken_ends_all_with_its_error(listens) -> Non
 
 
 def test_process_0_does_not_wait_long_for_others(monkeypatch) -> None:
-    monkeypatch.setattr(notices, "_LIMIT_S", 0.2)
+    monkeypatch.setattr(module, "_NOTICE_LIMIT_S", 0.2)
     ports = free_ports(2)
     with (
         socket.create_server(("127.0.0.1", ports[0])),
@@ -568,4 +568,4 @@ def test_only_a_verdict_of_the_run_ends_the_wait(secret, sent) -> None:
 
 def test_cluster_without_addresses_has_no_notices() -> None:
     limits = HandshakeLimits()
-    assert notices.listen_for_notice(identity(1, 2, 1), _CREDENTIALS, print, limits) is None
+    assert module.listen_for_notice(identity(1, 2, 1), _CREDENTIALS, print, limits) is None

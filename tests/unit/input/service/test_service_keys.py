@@ -6,8 +6,9 @@ import os
 
 import pytest
 
+from stratagem.cluster.addresses import ip_address
 from stratagem.group.authentication.secret import new_secret
-from stratagem.input.service.address_book import bind_host, service_keys, tcp_address
+from stratagem.input.service.address_book import service_keys, tcp_address
 
 
 @pytest.fixture(autouse=True)
@@ -48,4 +49,4 @@ def test_other_hosts_need_the_secret_of_the_run(address, monkeypatch) -> None:
 def test_addresses() -> None:
     assert tcp_address("host:1") == tcp_address("grpc://host:1") == "tcp://host:1"
     assert tcp_address("[::1]:2") == "tcp://[::1]:2"
-    assert bind_host("127.0.0.1") == bind_host("localhost") == "127.0.0.1"
+    assert ip_address("127.0.0.1") == ip_address("localhost") == "127.0.0.1"

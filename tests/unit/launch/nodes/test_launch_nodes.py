@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 import stratagem as sg
-from stratagem.launch.plan.task_plan import free_ports
+from stratagem.cluster.addresses import free_ports
 from tests.unit.launch.waiting import is_running, number_in, until
 
 LAUNCH = (sys.executable, "-m", "stratagem", "launch")

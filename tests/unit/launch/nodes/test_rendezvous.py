@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stratagem.cluster.addresses import free_ports
+from stratagem.group.authentication.connections import frame
 from stratagem.group.authentication.secret import Credentials, Secret
-from stratagem.group.protocol import frame
 from stratagem.launch.nodes.agent import NodeLink
 from stratagem.launch.nodes.launch_nodes import NodeTask
 from stratagem.launch.nodes.rendezvous import (
@@ -29,7 +30,7 @@ from stratagem.launch.nodes.rendezvous import (
     beat_s,
 )
 from stratagem.launch.nodes.ssh_launch import VARIABLE
-from stratagem.launch.plan.task_plan import TaskPlan, free_ports
+from stratagem.launch.plan.task_plan import TaskPlan
 from tests.fuzzing import JSON, fuzz
 from tests.unit.group.authentication.certificates import make_certificates
 from tests.unit.group.authentication.peers import admit, dialed, key, prove

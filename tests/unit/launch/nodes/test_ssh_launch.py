@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import stratagem as sg
-from stratagem.launch.plan.task_plan import free_ports
+from stratagem.cluster.addresses import free_ports
 from tests.unit.launch.waiting import is_running, number_in, until
 
 # Notes its arguments; the command is the last one. A host "down" cannot be reached.

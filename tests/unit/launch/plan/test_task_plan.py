@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from stratagem import cluster
+from stratagem.cluster import addresses
+from stratagem.cluster.addresses import free_ports
 from stratagem.environment import num_forced_cpu_devices, size_cpu_thread_pool
-from stratagem.launch.plan import task_plan
 from stratagem.launch.plan.options import (
     Host,
     LaunchArguments,
@@ -28,7 +29,6 @@ from stratagem.launch.plan.options import (
 from stratagem.launch.plan.task_plan import (
     RestartFolders,
     assign_devices,
-    free_ports,
     make_restart_folders,
     plan_own_tasks,
     plan_tasks,
@@ -445,8 +445,8 @@ def test_port_in_use_on_any_address_is_not_chosen(monkeypatch, tmp_path, host) -
         taken = server.getsockname()[1]
         file = tmp_path / "range"
         file.write_text(f"{taken + 1}\t60999\n")
-        monkeypatch.setattr(task_plan, "_RANGE_FILE", file)
-        monkeypatch.setattr(task_plan, "_FIRST_PORT", taken)
+        monkeypatch.setattr(addresses, "_RANGE_FILE", file)
+        monkeypatch.setattr(addresses, "_FIRST_PORT", taken)
         (other,) = free_ports(1)
         assert other != taken
 
@@ -470,7 +470,7 @@ def test_a_port_that_may_not_be_used_is_an_error(monkeypatch) -> None:
 
 
 def test_without_the_file_of_the_range_ports_are_free_too(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(task_plan, "_RANGE_FILE", tmp_path / "missing")
+    monkeypatch.setattr(addresses, "_RANGE_FILE", tmp_path / "missing")
     assert 20_000 <= free_ports(1)[0] < 32_768
 
 
@@ -528,7 +528,7 @@ def bases(tmp_path, monkeypatch) -> tuple[Path, Path]:
     for folder in (files, memory):
         folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(files))
-    monkeypatch.setattr(task_plan, "_MEMORY", str(memory))
+    monkeypatch.setattr("stratagem.launch.plan.task_plan._MEMORY", str(memory))
     return files, memory
 
 

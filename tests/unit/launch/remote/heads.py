@@ -18,7 +18,7 @@ from typing import Any
 
 from aiohttp import web
 
-from stratagem.launch.plan.task_plan import free_ports
+from stratagem.cluster.addresses import free_ports
 
 __all__ = ["TOKEN", "Head", "head"]
 

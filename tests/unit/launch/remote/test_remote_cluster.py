@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from stratagem.cluster.addresses import free_ports
 from stratagem.cluster.resolvers.simple import SimpleClusterResolver
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import DeadlineExceededError
 from stratagem.launch.functions import RemoteError
-from stratagem.launch.plan.task_plan import free_ports
 from stratagem.launch.remote import remote_cluster
 from stratagem.launch.remote.jobs.local_code import local_modules
 from stratagem.launch.remote.remote_cluster import RemoteCluster

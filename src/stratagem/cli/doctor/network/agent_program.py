@@ -21,8 +21,8 @@ from stratagem.cli.doctor.network.agent import Agent
 from stratagem.cli.doctor.network.survey import SurveyedHost
 from stratagem.cli.doctor.settings import Finding, Level
 from stratagem.cli.doctor.versions import installed_versions
-from stratagem.cluster.spec import join_address
-from stratagem.group.protocol import frame, read_frame
+from stratagem.cluster.addresses import join_address
+from stratagem.group.authentication.connections import frame, read_frame
 
 # Facts about this machine that a survey compares between hosts.
 

@@ -6,10 +6,10 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from stratagem.cli.doctor.network.probes import Reason
+from stratagem.cli.doctor.network.agent import Reason
 from stratagem.cli.doctor.network.survey import Survey
 from stratagem.cli.doctor.settings import Finding, Level
-from stratagem.cluster.spec import is_loopback
+from stratagem.cluster.addresses import is_loopback
 
 _TOPIC = "cluster"
 # Logs, events and files of one run are ordered by their hosts' clocks.

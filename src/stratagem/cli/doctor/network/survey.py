@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
+from stratagem.cluster.addresses import split_address
 from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.cluster.spec import split_address
 from stratagem.errors import explain
 
 # Hosts of a survey: from a cluster's description, or from a list of names.

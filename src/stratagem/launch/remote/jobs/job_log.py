@@ -15,12 +15,11 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
 
 from stratagem import settings
 from stratagem.errors import UnavailableError, explain
-from stratagem.launch.remote.jobs.jobs_client import JobState
+from stratagem.launch.remote.jobs.jobs_client import JobsClient, JobState
 from stratagem.launch.tasks.output.screen import STDERR, STDOUT, Screen
 from stratagem.launch.tasks.output.task_output import LineBuffer
 from stratagem.resources import Closing
@@ -175,14 +174,6 @@ HEARTBEATS_PER_LIMIT = 3
 """Number of heartbeats of a job within `STRATAGEM_PEER_TIMEOUT_S`."""
 
 
-class _JobsApi(Protocol):
-    def state(self, job: str) -> JobState: ...
-
-    def resources(self) -> list[dict[str, float]]: ...  # of each machine
-
-    def log(self, job: str) -> AsyncIterator[str]: ...  # begins with "" once it is connected
-
-
 @dataclasses.dataclass(frozen=True)
 class JobResult:
     """Result of a job: exit code of its program, signed answer ("" without one), and notes."""
@@ -193,7 +184,7 @@ class JobResult:
 
 
 def follow(
-    jobs: _JobsApi,
+    jobs: JobsClient,
     job: str,
     nonce: str,
     output: JobOutput,
@@ -286,7 +277,7 @@ class _Heartbeats:
 class _JobLog(Closing):
     """Reads a log in another thread, so that this one notices an interruption at once."""
 
-    def __init__(self, jobs: _JobsApi, job: str) -> None:
+    def __init__(self, jobs: JobsClient, job: str) -> None:
         self._jobs = jobs
         self._job = job
         self._items: queue.SimpleQueue[str | JobState | Exception] = queue.SimpleQueue()

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from stratagem.environment import load
 from stratagem.errors import UnavailableError, explain
@@ -191,16 +191,10 @@ _RENEWALS = 6
 _CLOSING_S = 2.0
 
 
-class _Packages(Protocol):
-    def has_package(self, name: str) -> bool: ...
-
-    def upload(self, name: str, content: bytes) -> None: ...
-
-
 class Lease(Closing):
     """Renews the lease of a job until it is closed; without it the job ends after `limit_s`."""
 
-    def __init__(self, jobs: _Packages, nonce: str, limit_s: float) -> None:
+    def __init__(self, jobs: JobsClient, nonce: str, limit_s: float) -> None:
         self._jobs = jobs
         self._nonce = nonce
         self._pause_s = limit_s / _RENEWALS
@@ -228,7 +222,7 @@ class Lease(Closing):
 class LeaseWatch:
     """Checks in a job whether its client renews the lease."""
 
-    def __init__(self, jobs: _Packages, nonce: str, limit_s: float) -> None:
+    def __init__(self, jobs: JobsClient, nonce: str, limit_s: float) -> None:
         self._jobs = jobs
         self._nonce = nonce
         self._limit_s = limit_s

@@ -10,7 +10,8 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from stratagem.cluster.spec import ClusterSpec, join_address, split_address
+from stratagem.cluster.addresses import join_address, split_address
+from stratagem.cluster.spec import ClusterSpec
 from stratagem.group.authentication.secret import with_secret
 from stratagem.launch.remote.jobs.job_log import FrameWriter
 from stratagem.launch.remote.ray.ray_cluster import (

@@ -7,7 +7,6 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,9 +16,8 @@ from pathlib import Path
 from typing import IO
 
 from stratagem import environment, settings
-from stratagem.cluster.spec import split_address
+from stratagem.cluster.addresses import GRPC, HTTP, free_ports, probe
 from stratagem.errors import DeadlineExceededError, UnavailableError, explain
-from stratagem.launch.plan.task_plan import free_ports
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.tied_process import tied_command
 from stratagem.resources import Closing
@@ -28,31 +26,8 @@ from stratagem.resources import Closing
 #
 # A process that was stopped still accepts connections, because the kernel does.
 
-# The first bytes of a client, which a server answers without authentication: the preface of HTTP/2
-# with empty settings, and a request. A server with TLS closes the connection, which is an answer.
-GRPC = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
-HTTP = b"GET / HTTP/1.0\r\n\r\n"
-
-_PROBE_S = 1.0
 # A service that refuses connections this long has ended; a slow one refuses none.
 _REFUSED_S = 3.0
-
-
-def probe(address: str, greeting: bytes = GRPC) -> str:
-    """Greets a service at host:port; returns "there", "refused", or why the result is unknown."""
-    try:
-        with socket.create_connection(split_address(address), timeout=_PROBE_S) as connection:
-            connection.sendall(greeting)
-            connection.recv(1)
-    except ConnectionRefusedError:
-        return "refused"
-    except (ConnectionResetError, BrokenPipeError):
-        return "there"
-    except TimeoutError:
-        return f"no answer within {_PROBE_S:g} s"
-    except OSError as error:
-        return str(error)
-    return "there"
 
 
 class Service:

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stratagem import environment, settings
+from stratagem.cluster.addresses import probe
 from stratagem.cluster.preemption.signals import has_foreign_handler
 from stratagem.environment import load
 from stratagem.errors import FAILURE, DeadlineExceededError, UnavailableError, explain
 from stratagem.group.authentication.secret import has_ray_token, ray_token_file
 from stratagem.launch.prefork.fork_server import HOST_VARIABLE
-from stratagem.launch.remote.ray.node_process import probe
 from stratagem.observe.run_events.process_writer import close_events
 from stratagem.resources import Closing
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 
 from stratagem import environment, settings
-from stratagem.cluster.spec import split_address
+from stratagem.cluster.addresses import free_ports, ip_address, split_address
 from stratagem.errors import UnavailableError, explain
-from stratagem.launch.plan.task_plan import free_ports
 from stratagem.launch.remote.ray.node_process import RayNode
 from stratagem.launch.remote.ray.ray_cluster import (
     OBJECT_STORE_BYTES,
@@ -171,7 +169,7 @@ def _options(host: str | None, task_type: str, task_index: int) -> list[str]:
 
 def _ip_address(host: str, task_type: str, task_index: int) -> str:
     try:
-        return socket.gethostbyname(host)
+        return ip_address(host)
     except OSError as error:
         raise UnavailableError(
             explain(

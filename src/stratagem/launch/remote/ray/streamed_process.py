@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from stratagem import environment
-from stratagem.launch.plan.task_plan import free_ports
+from stratagem.cluster.addresses import free_ports
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.tied_process import tied_command
 from stratagem.resources import Closing, TemporaryFolder

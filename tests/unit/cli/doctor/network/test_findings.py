@@ -20,10 +20,9 @@ from rich.console import Console
 
 from stratagem.cli.doctor.accelerators import Probe
 from stratagem.cli.doctor.network import agent_program, surveyor
+from stratagem.cli.doctor.network.agent import Reason
 from stratagem.cli.doctor.network.agent_program import gather_facts
 from stratagem.cli.doctor.network.findings import check_survey
-from stratagem.cli.doctor.network.joining import survey_as_task
-from stratagem.cli.doctor.network.probes import Reason
 from stratagem.cli.doctor.network.survey import (
     Survey,
     SurveyedHost,
@@ -34,11 +33,11 @@ from stratagem.cli.doctor.network.survey import (
     square,
     survey_tables,
 )
-from stratagem.cli.doctor.network.surveyor import Surveyor
+from stratagem.cli.doctor.network.surveyor import Surveyor, survey_as_task
 from stratagem.cli.doctor.settings import Finding, Level
+from stratagem.cluster.addresses import free_ports
 from stratagem.cluster.resolvers.simple import SimpleClusterResolver
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.launch.plan.task_plan import free_ports
 
 _FACTS: dict[str, Any] = {
     "versions": {"Python": "3.11.7", "jax": "0.10.2"},

@@ -10,20 +10,21 @@ from typing import Any
 
 import pytest
 
-from stratagem.cli.doctor.network import probes
-from stratagem.cli.doctor.network.agent import Agent, listen
-from stratagem.cli.doctor.network.probes import (
+from stratagem.cli.doctor.network import agent as module
+from stratagem.cli.doctor.network.agent import (
+    Agent,
     Reason,
     answer_echo,
     attempt,
     close_writer,
     detect_loss,
+    listen,
     measure_echo,
     measure_transfer,
     receive,
 )
 from stratagem.cli.doctor.network.survey import SurveyedHost
-from stratagem.group.protocol import frame, read_frame
+from stratagem.group.authentication.connections import frame, read_frame
 from tests.unit.observe.run_events.test_wait_clock import ticking
 
 _LIMIT_S = 120.0
@@ -110,7 +111,7 @@ def test_offset_of_the_other_clock_is_within_its_uncertainty(
 ) -> None:
     """The answering side reads a clock that is off; the machine's own one is the reference."""
     clock = ticking()
-    monkeypatch.setattr(probes, "time", clock)
+    monkeypatch.setattr(module, "time", clock)
     true = clock.time
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -202,7 +203,7 @@ async def _answers_of_first(*orders: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_orders_are_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "time", ticking())
+    monkeypatch.setattr(module, "time", ticking())
     facts, reach, owns, echo, sent = asyncio.run(
         _answers_of_first(
             {"kind": "facts"},

@@ -15,9 +15,9 @@ from typing import IO, Any
 import pytest
 
 from stratagem.cli.doctor.network.agent_program import MARKER
-from stratagem.cli.doctor.network.ssh import survey_over_ssh
 from stratagem.cli.doctor.network.survey import Survey, SurveySettings, parse_hosts
-from stratagem.group.protocol import frame, read_frame
+from stratagem.cli.doctor.network.surveyor import survey_over_ssh
+from stratagem.group.authentication.connections import frame, read_frame
 
 pytestmark = pytest.mark.slow
 

@@ -21,8 +21,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stratagem.cluster.addresses import free_ports
 from stratagem.errors import UnavailableError
-from stratagem.launch.plan.task_plan import free_ports
 from stratagem.launch.remote.jobs import job, jobs_client, lockstep
 from stratagem.launch.remote.jobs.job_log import (
     FrameReader,

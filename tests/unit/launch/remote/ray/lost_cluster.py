@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 
 from stratagem import environment
-from stratagem.launch.plan.task_plan import free_ports
+from stratagem.cluster.addresses import free_ports
 from stratagem.launch.remote.ray.ray_nodes import start_head
 
 

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 import ray
 
+from stratagem.cluster.addresses import free_ports
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.launch.plan.task_plan import free_ports
 from stratagem.launch.remote.ray import ray_cluster
 from stratagem.launch.remote.ray import ray_cluster as ray_watch
 from stratagem.launch.remote.ray.leader import leader_of, tasks_of

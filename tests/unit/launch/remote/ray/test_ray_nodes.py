@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from stratagem.cluster.addresses import free_ports
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.launch.plan.task_plan import free_ports
 from stratagem.launch.remote.ray import node_process
 from stratagem.launch.remote.ray.node_process import RayNode
 from stratagem.launch.remote.ray.ray_nodes import join_as_node, start_head

@@ -9,15 +9,16 @@ from collections.abc import Callable
 
 import pytest
 
-from stratagem.launch.plan.task_plan import free_ports
+from stratagem.cluster import addresses
+from stratagem.cluster.addresses import HTTP, free_ports, probe
 from stratagem.launch.remote.ray import node_process as module
-from stratagem.launch.remote.ray.node_process import HTTP, Service, probe
+from stratagem.launch.remote.ray.node_process import Service
 from tests.unit.launch.remote.ray.answering import answering, listening
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch) -> None:
-    monkeypatch.setattr(module, "_PROBE_S", 120.0)
+    monkeypatch.setattr(addresses, "_PROBE_S", 120.0)
     monkeypatch.setattr(module, "_REFUSED_S", 0.2)
     monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "1")
 
@@ -25,7 +26,7 @@ def quick(monkeypatch) -> None:
 @pytest.fixture
 def give_up_early(quick, monkeypatch) -> Callable[[], None]:
     """From then on, a service that says nothing is given up after 0.2 s."""
-    return lambda: monkeypatch.setattr(module, "_PROBE_S", 0.2)
+    return lambda: monkeypatch.setattr(addresses, "_PROBE_S", 0.2)
 
 
 def looks(service: Service, limit_s: float = 120.0) -> bool:
@@ -92,7 +93,7 @@ def test_service_that_may_still_start_has_more_time(monkeypatch) -> None:
 
 def test_service_that_answers_again_in_time_is_not_lost(monkeypatch) -> None:
     with listening() as stopped, monkeypatch.context() as silent:
-        silent.setattr(module, "_PROBE_S", 0.2)
+        silent.setattr(addresses, "_PROBE_S", 0.2)
         service = Service("raylet", stopped)
         service.look()
     with answering(int(stopped.rpartition(":")[2])):
