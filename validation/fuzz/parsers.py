@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stratagem.group.authentication.connections import frame, read_answer, read_message
 from stratagem.group.authentication.secret import PLAIN, Credentials, admit, prove
 from stratagem.group.hub import Hub
-from stratagem.group.authentication.connections import frame, read_answer, read_message
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.listener import ClientMemories, Request
 from stratagem.group.transport.shared_memory import ClientMemory, is_placed

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.cluster.addresses import (free_ports)
+from stratagem.cluster.addresses import free_ports
 
 _ROOT = Path(__file__).parents[2]
 _LIBRARIES = ("pandas", "pyarrow", "ray", "tensorboardX")

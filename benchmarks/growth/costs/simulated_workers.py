@@ -14,9 +14,9 @@ from typing import Any
 
 from benchmarks.growth.costs.serving import Answer, serve_costs
 from stratagem.group import hub as hub_module
+from stratagem.group.authentication.connections import frame
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.hub import MEMBER, Hub
-from stratagem.group.authentication.connections import frame
 from stratagem.group.verdict import GroupLimits
 
 __all__ = ["measure"]
