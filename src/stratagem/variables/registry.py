@@ -182,9 +182,10 @@ class VariableRegistry:
         """Registers the home of a value that steps use like a variable, without listing it."""
         key = id(variable)
         registry = weakref.ref(self)  # Weak, because self holds the callback.
+        homes = _homes  # at exit, variables outlive the names of this module
 
         def forget(_: object) -> None:
-            _homes.pop(key, None)
+            homes.pop(key, None)
             remaining = registry()
             if remaining is not None:
                 remaining._references.pop(key, None)

@@ -358,3 +358,21 @@ def test_digests_of_the_host_are_those_of_its_devices() -> None:
     on_device = jax.device_put(value, jax.devices("cpu")[0])
     assert _digest(value) == _digest(on_device) == _digest(np.asfortranarray(value))
     assert _digest(None) is None
+
+
+_KEPT_UNTIL_EXIT = """
+import os
+os.dup2(1, 2)
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+import numpy as np
+import stratagem as sg
+strategy = sg.MirroredStrategy(shard_state="all")
+with strategy.scope():
+    table = sg.Variable(np.zeros((1024, 256), "float32"))
+print("made")
+"""
+
+
+def test_variables_that_live_until_exit_say_nothing() -> None:
+    assert run_fresh(_KEPT_UNTIL_EXIT, JAX_PLATFORMS="cpu") == ["made"]
