@@ -215,7 +215,8 @@ class _Workers(Closing):
         with self._changed:
             while not (self._has_asked and self._connections):
                 if self._book_error is not None and not self._connections:
-                    raise copy.copy(self._book_error)  # its traceback would keep this object
+                    # A copy, as in `EpochReading.next`.
+                    raise copy.copy(self._book_error)
                 self.require(since_s)
                 self._changed.wait(_FIRST_POLL_S)
             return {**self._known}
@@ -410,9 +411,8 @@ class EpochReading(Closing):
                 self._warn()
                 lane = self._lanes[self._turn]
                 if lane.places and (error := lane.places[0].error) is not None:
-                    raise copy.copy(
-                        error
-                    )  # the traceback of one that is kept would keep the reader
+                    # Each call raises a copy: the traceback of the kept one would keep the reader.
+                    raise copy.copy(error)
                 if lane.places and lane.places[0].is_ready:
                     return self._take(lane)
                 if not lane.places and self._has_ended(lane):
