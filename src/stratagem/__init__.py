@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from typing import Any
 
 from stratagem import environment as _environment
@@ -38,12 +39,12 @@ if _settings.read("keep_freed_memory"):
 
 
 @functools.cache
-def public_names() -> dict[str, tuple[str, str]]:
-    """Returns the module of each public name, and its name there; read at the first use of one."""
+def public_names(file: str = __file__) -> dict[str, tuple[str, str]]:
+    """Returns the module of each public name, and its name there, from the stub of a package."""
     import ast
     from pathlib import Path
 
-    stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text())
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text())
     names: dict[str, tuple[str, str]] = {}
     for node in stub.body:
         if isinstance(node, ast.ImportFrom):
@@ -55,28 +56,34 @@ def public_names() -> dict[str, tuple[str, str]]:
     return names
 
 
+def load_name(package: str, file: str, name: str) -> Any:
+    """Returns a public name of a package, which is loaded at its first use."""
+    names = public_names(file)
+    if name == "__all__":
+        return sorted(names)
+    if name.startswith("_") or name not in names:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    module, attribute = names[name]
+    full_name = f"{module}.{attribute}"
+    if not full_name.startswith(_WITHOUT_JAX):
+        # Every name that needs JAX also needs the Keras integration and the default strategy.
+        importlib.import_module("stratagem.keras")
+    value = None
+    if module != package:
+        value = getattr(importlib.import_module(module), attribute, None)
+    if value is None:
+        value = importlib.import_module(full_name)
+    setattr(sys.modules[package], name, value)
+    return value
+
+
 def __getattr__(name: str) -> Any:
     if name in _OLD_NAMES:
         raise AttributeError(
             f"module 'stratagem' has no attribute {name!r}\nExpected a name of this library.\n"
             f"Fix: use {_OLD_NAMES[name]}."
         )
-    if name == "__all__":
-        return sorted(public_names())
-    if name.startswith("_") or name not in public_names():
-        raise AttributeError(f"module 'stratagem' has no attribute {name!r}")
-    package, attribute = public_names()[name]
-    full_name = f"{package}.{attribute}"
-    if not full_name.startswith(_WITHOUT_JAX):
-        # Every name that needs JAX also needs the Keras integration and the default strategy.
-        importlib.import_module("stratagem.keras")
-    value = None
-    if package != __name__:
-        value = getattr(importlib.import_module(package), attribute, None)
-    if value is None:
-        value = importlib.import_module(full_name)
-    globals()[name] = value
-    return value
+    return load_name(__name__, __file__, name)
 
 
 def __dir__() -> list[str]:

@@ -29,6 +29,7 @@ LIGHT_STATEMENTS = [
     *(
         f"import stratagem.{name}"
         for name in (
+            "checkpoint.storage.process_main",
             "cluster",
             "cluster.preemption",
             "cli.manifests",

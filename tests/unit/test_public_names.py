@@ -427,13 +427,25 @@ def test_no_part_can_be_left_out(parts) -> None:
 # The stub of public names: each leads to the object of that name, in the module that it states.
 
 
-@pytest.mark.parametrize("name", sg.public_names())
-def test_name_leads_to_the_object_at_its_home(name) -> None:
-    module, attribute = sg.public_names()[name]
-    assert getattr(sg, name) is getattr(importlib.import_module(module), attribute)
+LAZY = {sg: sg.public_names(), sg.checkpoint: sg.public_names(sg.checkpoint.__file__)}
 
 
-def test_all_names_are_offered() -> None:
+@pytest.mark.parametrize(
+    ("package", "name"), [(package, name) for package in LAZY for name in LAZY[package]]
+)
+def test_name_leads_to_the_object_at_its_home(package, name) -> None:
+    module, attribute = LAZY[package][name]
+    assert getattr(package, name) is getattr(importlib.import_module(module), attribute)
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_all_names_are_offered(package) -> None:
     names: dict[str, object] = {}
-    exec("from stratagem import *", names)
-    assert set(sg.public_names()) == set(names) - {"__builtins__"} == set(dir(sg))
+    exec(f"from {package.__name__} import *", names)
+    assert set(LAZY[package]) == set(names) - {"__builtins__"} == set(dir(package))
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_a_name_that_is_not_public_is_no_attribute(package) -> None:
+    with pytest.raises(AttributeError, match=f"'{package.__name__}' has no attribute 'Nothing'"):
+        _ = package.Nothing

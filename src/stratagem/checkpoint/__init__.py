@@ -1,52 +1,19 @@
-"""Checkpoints: saving, restoring, retention policies, and saving before preemption."""
+"""Checkpoints: saving, restoring, retention policies, and saving before preemption.
 
-from stratagem.checkpoint.checkpoint import Checkpoint
-from stratagem.checkpoint.in_memory import MemoryBackup
-from stratagem.checkpoint.latest import checkpoints_iterator, latest_checkpoint
-from stratagem.checkpoint.manager import CheckpointManager
-from stratagem.checkpoint.objects import LoadStatus
-from stratagem.checkpoint.policies import (
-    Any,
-    KeepEveryHours,
-    KeepLatest,
-    KeepPolicy,
-    Kept,
-    Moment,
-    RetainedCheckpoint,
-    SaveEverySeconds,
-    SaveEverySteps,
-    SavePolicy,
-)
-from stratagem.checkpoint.preemption import PreemptionCheckpointHandler
-from stratagem.checkpoint.saving import (
-    CheckpointOptions,
-    CheckpointReader,
-    list_variables,
-    load_checkpoint,
-    load_variable,
-)
+`__init__.pyi` lists the public names. Each is loaded at its first use, so that the storage process,
+below this package, starts without JAX and Keras.
+"""
 
-__all__ = [
-    "Any",
-    "Checkpoint",
-    "CheckpointManager",
-    "CheckpointOptions",
-    "CheckpointReader",
-    "KeepEveryHours",
-    "KeepLatest",
-    "KeepPolicy",
-    "Kept",
-    "LoadStatus",
-    "MemoryBackup",
-    "Moment",
-    "PreemptionCheckpointHandler",
-    "RetainedCheckpoint",
-    "SaveEverySeconds",
-    "SaveEverySteps",
-    "SavePolicy",
-    "checkpoints_iterator",
-    "latest_checkpoint",
-    "list_variables",
-    "load_checkpoint",
-    "load_variable",
-]
+from __future__ import annotations
+
+import typing  # `Any` is a public name here
+
+from stratagem import load_name, public_names
+
+
+def __getattr__(name: str) -> typing.Any:
+    return load_name(__name__, __file__, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(public_names(__file__))
