@@ -7,24 +7,12 @@ import sys
 
 import pytest
 
-from stratagem import environment
 from stratagem.cluster import accelerators
 from stratagem.cluster.accelerators import local_gpus
 
 
-@pytest.fixture(autouse=True)
-def all_gpus_visible(monkeypatch) -> None:
-    monkeypatch.setattr(environment, "_assigned_gpus", {})
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
 def _command(monkeypatch, program: str) -> None:
     monkeypatch.setattr(accelerators, "_COMMAND", (sys.executable, "-c", program))
-
-
-def test_gpus_that_are_left_to_the_process_count(monkeypatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert local_gpus() == ("2", "5")
 
 
 def test_gpus_are_listed_by_the_driver_s_tool(monkeypatch) -> None:

@@ -232,12 +232,9 @@ def test_names_of_another_form_are_read_by_a_function() -> None:
     ("services", "message"),
     [
         (
-            [],
-            r"No load balancer belongs to a task; the others are \[\](?s:.)*<name>-<type>-<index>",
-        ),
-        (
             _OTHERS,
-            r"No load balancer belongs to a task; the others are \['nginx', 'my-own-web-1'\]",
+            r"No load balancer belongs to a task; the others are \['nginx', 'my-own-web-1'\]"
+            r"(?s:.)*<name>-<type>-<index>",
         ),
         (_TASKS[1:], r"Load balancers are missing: worker \[0\] of 11"),
         (
@@ -267,11 +264,8 @@ def test_cluster_that_is_not_whole_is_refused(services, message) -> None:
     [
         ("dist-strat-example-worker-0", ("worker", 0)),
         ("a-ps-12", ("ps", 12)),
-        ("a-chief-0", ("chief", 0)),
-        ("a-evaluator-0", ("evaluator", 0)),
         ("a-tensorboard-0", (None, None)),
         ("train-worker", (None, None)),
-        ("kubernetes", (None, None)),
         ("", (None, None)),
     ],
 )
@@ -292,22 +286,7 @@ def test_credentials_are_those_of_the_user(monkeypatch) -> None:
     assert calls == ["load_kube_config"]
 
 
-def test_library_that_is_missing_is_named(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "kubernetes", None)
-    monkeypatch.setitem(sys.modules, "kubernetes.config", None)
-    with pytest.raises(ImportError, match=r"resolve_cluster needs kubernetes.config"):
-        resolve_cluster()
-
-
 # Workers of Ray Train, by a context that says what Ray's says.
-
-
-class Context:
-    """The context of a training function."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.get_world_rank = lambda: rank
-        self.get_world_size = lambda: size
 
 
 @pytest.fixture
@@ -319,7 +298,8 @@ def in_worker(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def make(rank: int, size: int, heard: Any = None) -> None:
         train: Any = types.ModuleType("ray.train")
-        train.get_context = lambda: Context(rank, size)
+        context = {"get_world_rank": lambda: rank, "get_world_size": lambda: size}
+        train.get_context = lambda: types.SimpleNamespace(**context)
         collective: Any = types.ModuleType("ray.train.collective")
         collective.broadcast_from_rank_zero = lambda value: heard if value is None else value
         util: Any = types.ModuleType("ray.util")
@@ -386,17 +366,6 @@ def test_without_ray_train_there_are_no_workers(monkeypatch) -> None:
 # Google Cloud's clients, and the metadata server of its machines.
 
 
-@pytest.mark.usefixtures("metadata_server")
-def test_metadata_server_is_asked() -> None:
-    assert gce.metadata("project/project-id", instead="project=") == "my-project"
-
-
-@pytest.mark.usefixtures("metadata_server")
-def test_answer_that_is_missing_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match=r"did not return 'instance/x'(?s:.)*pass zone="):
-        gce.metadata("instance/x", instead="zone=")
-
-
 def test_machine_elsewhere_has_no_metadata_server(variables) -> None:
     variables(GCE_METADATA_IP="127.0.0.1:1")
     with pytest.raises(RuntimeError, match=r"metadata server 127.0.0.1:1 did not return"):
@@ -448,17 +417,6 @@ def test_client_is_built_with_given_credentials_and_address(libraries) -> None:
     }
 
 
-def test_libraries_that_are_missing_are_named(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "googleapiclient", None)
-    monkeypatch.setitem(sys.modules, "googleapiclient.discovery", None)
-    with pytest.raises(
-        ImportError,
-        match=r"GCEClusterResolver needs googleapiclient.discovery, which cannot be imported"
-        r"(?s:.)*pip install google-api-python-client google-auth",
-    ):
-        gce.build_service("compute", "default", needed_by="GCEClusterResolver")
-
-
 # Slurm's compact lists of hosts and tasks.
 
 # TF 2.21 slurm_cluster_resolver.expand_hostlist.
@@ -471,6 +429,11 @@ HOSTLISTS = [
     ("[1-3]", ["1", "2", "3"]),
     ("", []),
 ]
+# Not recorded: ranges may stand anywhere in a name.
+RANGES_ANYWHERE = [
+    ("rack[1-2]n[1-2]", ["rack1n1", "rack1n2", "rack2n1", "rack2n2"]),
+    ("n[1-2]-ib,m1", ["n1-ib", "n2-ib", "m1"]),
+]
 # TF 2.21 slurm_cluster_resolver.expand_tasks_per_node.
 TASKS = [
     ("3(x2),2,1", [3, 3, 2, 1]),
@@ -480,19 +443,8 @@ TASKS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "hosts"), HOSTLISTS)
+@pytest.mark.parametrize(("text", "hosts"), [*HOSTLISTS, *RANGES_ANYWHERE])
 def test_host_list_is_expanded_as_in_tensorflow(text, hosts) -> None:
-    assert expand_hostlist(text) == hosts
-
-
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("rack[1-2]n[1-2]", ["rack1n1", "rack1n2", "rack2n1", "rack2n2"]),
-        ("n[1-2]-ib,m1", ["n1-ib", "n2-ib", "m1"]),
-    ],
-)
-def test_ranges_may_stand_anywhere_in_a_name(text, hosts) -> None:
     assert expand_hostlist(text) == hosts
 
 

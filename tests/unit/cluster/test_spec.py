@@ -241,24 +241,6 @@ def test_roles_are_tensorflow_s(cluster, task_type, task_id, expected) -> None:
         ) == expected
 
 
-def test_index_as_a_string_is_the_same_task() -> None:
-    assert is_chief(_WORKERS, "worker", "0")
-    assert id_in_cluster(_FULL, "worker", "1") == 2
-
-
-def test_ids_of_the_workers_are_all_numbers_below_their_count() -> None:
-    tasks = [("chief", 0), ("worker", 0), ("worker", 1)]
-    ids = [id_in_cluster(_FULL, *task) for task in tasks]
-    assert ids == list(range(worker_count(_FULL, "worker")))
-
-
-def test_sparse_job_has_the_indices_it_has() -> None:
-    sparse = {"worker": {0: "a:1", 2: "b:1"}}
-    assert id_in_cluster(sparse, "worker", 2) == 2
-    with pytest.raises(ValueError, match=r"Task id 1 of 'worker' is not in the cluster"):
-        id_in_cluster(sparse, "worker", 1)
-
-
 def test_tasks_of_a_type_are_counted() -> None:
     spec = ClusterSpec(_FULL)
     assert [task_count(spec, job) for job in ("worker", "ps", "evaluator")] == [2, 1, 0]
@@ -341,7 +323,6 @@ def test_processes_are_the_chief_and_the_workers(cluster, task_type, task_id, ex
     ("cluster", "task_type", "task_id", "message"),
     [
         (_FULL_OF_PROCESSES, "ps", 0, "A task of type 'ps' has no rank"),
-        (_FULL_OF_PROCESSES, "worker", 2, "Task id 2 of 'worker' is not in the cluster"),
         ({"worker": {0: "a:1", 2: "b:1"}}, "worker", 0, r"The cluster lists only workers \[0, 2\]"),
         ({"worker": ["a:1", "a:1"]}, "worker", 0, "worker 0 and worker 1 have the same address"),
     ],
@@ -389,8 +370,6 @@ RIGHT = [
 WRONG = [
     ({"worker": ["a:1", "b:1", "A:1"]}, "worker", 0, "worker 0 and worker 2 have the same addr"),
     ({"worker": ["a:1"], "ps": ["grpc://a:1"]}, "ps", 0, "worker 0 and ps 0 have the same addre"),
-    ({"worker": ["a:1", "b:1"]}, "worker", 2, "Task id 2 of 'worker' is not in the cluster"),
-    ({"worker": ["a:1", "b:1"]}, "chief", 0, "Task type 'chief' is not in the cluster"),
     ({"worker": {1: "a:1"}}, "worker", 0, "Task id 0 of 'worker' is not in the cluster"),
     (
         {"worker": ["a:1", "b:1"]},
@@ -402,8 +381,6 @@ WRONG = [
     ({"worker": ["127.0.0.1:1", "a:1"]}, "worker", 1, "worker 0 has the loopback address '127"),
     ({"worker": ["a:1"], "ps": ["0.0.0.0:1"]}, "worker", 0, "ps 0 has the loopback address '0."),
     ({"worker": ["a:1", "b"]}, "worker", 0, "Address 'b' is not of the form host:port"),
-    ({"chief": ["a:1", "b:1"]}, "chief", 0, "has 2 tasks in job 'chief'"),
-    ({"boss": ["a:1"]}, None, None, r"The cluster has unknown jobs \['boss'\]"),
 ]
 
 

@@ -55,10 +55,6 @@ def test_task_without_an_exception_to_raise_is_named(kind, how, last) -> None:
     assert str(caught.value.__cause__).splitlines()[-1] == last
 
 
-def test_task_that_leaves_well_returns_nothing() -> None:
-    assert sg.launch.spawn(task_functions.leave_well) == [None]
-
-
 def test_value_that_cannot_be_sent_back_is_named() -> None:
     with pytest.raises(TypeError, match="returned a function that cannot be sent back") as caught:
         sg.launch.spawn(task_functions.unsendable_value)
@@ -77,11 +73,7 @@ def test_answers_are_those_of_the_last_start() -> None:
 @pytest.mark.parametrize(
     ("fn", "args", "words"),
     [
-        (
-            len,
-            (threading.Lock(),),
-            "Argument 0 of len, of type lock, cannot be sent",
-        ),
+        (len, (threading.Lock(),), "Argument 0 of len, of type lock, cannot be sent"),
         (len, (Stubborn(),), "of type Stubborn, cannot be sent to another process: not me"),
         (3, (), "fn=3 is of type int(?s:.)*spawn\\(train"),
     ],
@@ -118,9 +110,10 @@ if __name__ == "__main__":
 """
 
 
-def run_script(path, folder) -> subprocess.CompletedProcess:
+def run_script(path, folder, program=None) -> subprocess.CompletedProcess:
+    command = [sys.executable, path]
     return subprocess.run(
-        [sys.executable, path], capture_output=True, text=True, cwd=folder, timeout=60, check=False
+        command, input=program, capture_output=True, text=True, cwd=folder, timeout=60, check=False
     )
 
 
@@ -157,11 +150,8 @@ print(sg.launch.spawn(lambda: WorkError.__name__))
 def test_function_of_a_program_without_a_guard_is_sent_by_value(folder, how) -> None:
     """The tasks do not run the program: each would start tasks of its own."""
     (folder / "main.py").write_text(UNGUARDED)
-    command = [sys.executable, *(["main.py"] if how == "script" else ["-"])]
-    program = UNGUARDED if how == "prompt" else None
-    ended = subprocess.run(
-        command, input=program, capture_output=True, text=True, cwd=folder, timeout=60, check=False
-    )
+    path, program = ("main.py", None) if how == "script" else ("-", UNGUARDED)
+    ended = run_script(path, folder, program)
     assert ended.returncode == 0, ended.stderr
     line = "True 5 __main__"
     assert ended.stdout.splitlines() == [line, line, "caught here", "['WorkError']"]

@@ -17,7 +17,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.launch import functions as packing
-from stratagem.launch.functions import pack_function_call, require_callable
+from stratagem.launch.functions import pack_function_call
 from tests.unit.launch import task_functions
 
 
@@ -139,8 +139,3 @@ def test_script_that_cannot_be_read_has_no_guard(tmp_path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("if __name__ ==")
     assert packing._guards(broken) == packing._guards(Path("missing.py")) == []
-
-
-def test_no_function_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"fn=3 is of type int(?s:.)*: run\(train\)"):
-        require_callable(3, "run(train)")

@@ -50,33 +50,6 @@ def test_every_task_prints_its_place_behind_its_name(capfd, script) -> None:
     assert err == ""
 
 
-def test_tasks_find_their_cluster_and_can_meet(script, folder) -> None:
-    """Each asks the library where it is; worker 1 reaches worker 0 at the address it was told."""
-    path = script(
-        """
-        import socket
-        from stratagem import cluster
-        resolver = cluster.detect()
-        own = resolver.cluster_spec().task_address(resolver.task_type, resolver.task_id)
-        first = resolver.processes().coordinator_address
-        host, port = first.split(":")
-        if own == first:
-            with socket.create_server((host, int(port))) as server:
-                print("met", server.accept()[0].recv(10).decode(), file=open("met", "w"))
-        else:
-            while True:
-                try:
-                    with socket.create_connection((host, int(port))) as client:
-                        client.sendall(str(resolver.task_id).encode())
-                    break
-                except ConnectionRefusedError:
-                    pass
-        """
-    )
-    sg.launch.run(path, workers=2)
-    assert (folder / "met").read_text() == "met 1\n"
-
-
 def test_module_and_program_run_too(capfd, folder) -> None:
     (folder / "tool.py").write_text("print('module')")
     sg.launch.run("tool", module=True)
@@ -106,19 +79,14 @@ def test_first_failure_is_raised_with_its_own_traceback(capfd, script) -> None:
     assert "[launch] Stopped: worker 0 (killed by SIGTERM), worker 2 (killed by SIGTERM).\n" in err
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
-def test_task_that_a_signal_kills_is_named_with_it(script, signum) -> None:
+def test_task_that_a_signal_kills_is_named_with_it(script) -> None:
     path = script(
         f"""
         if task["type"] == "ps":
-            import resource
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            os.kill(os.getpid(), {int(signum)})
+            os.kill(os.getpid(), 9)
         {WAIT}"""
     )
-    with pytest.raises(
-        RuntimeError, match=rf"ps 0 failed first of 2 tasks: killed by {signum.name}"
-    ):
+    with pytest.raises(RuntimeError, match="ps 0 failed first of 2 tasks: killed by SIGKILL"):
         sg.launch.run(path, ps=1)
 
 
@@ -141,20 +109,7 @@ if task["index"] == 1:
     assert str(caught.value.__cause__).endswith("ValueError: the cause")
 
 
-def test_task_that_lost_its_peer_is_the_cause_if_nobody_else_fails(script, monkeypatch) -> None:
-    monkeypatch.setattr(policy, "SETTLE_S", 0.0)
-    path = script(
-        f"""
-        if task["index"] == 1:
-            raise ConnectionResetError("reset by nobody knows whom")
-        {WAIT}"""
-    )
-    with pytest.raises(RuntimeError, match="worker 1 failed first of 2"):
-        sg.launch.run(path, workers=2)
-
-
-@pytest.mark.parametrize("grace_s", [0, 0.01])
-def test_task_that_does_not_stop_is_killed(capfd, script, grace_s) -> None:
+def test_task_that_does_not_stop_is_killed(capfd, script) -> None:
     path = script(
         f"""{AFTER}
 import signal
@@ -170,30 +125,8 @@ raise SystemExit(7)
     )
     ready = path.replace("task_script.py", "ready")
     with pytest.raises(RuntimeError, match="worker 1 failed first of 2 tasks: exit code 7"):
-        sg.launch.run(path, [ready], workers=2, grace_s=grace_s)
+        sg.launch.run(path, [ready], workers=2, grace_s=0.01)
     assert "Stopped: worker 0 (killed by SIGKILL)." in capfd.readouterr().err
-
-
-def test_task_that_saves_when_it_is_stopped_has_time_for_it(script, folder) -> None:
-    path = script(
-        f"""{AFTER}{SELF}
-import signal
-def save(signum, frame):
-    time.sleep(0.05)
-    Path("saved").write_text("all")
-    raise SystemExit(5)
-if task["index"] == 0:
-    signal.signal(signal.SIGTERM, save)
-    say_pid("ready")
-    {WAIT}
-while not Path("ready").exists():
-    time.sleep(0.01)
-raise SystemExit(7)
-"""
-    )
-    with pytest.raises(RuntimeError, match="worker 1 failed first of 2 tasks: exit code 7"):
-        sg.launch.run(path, workers=2)
-    assert (folder / "saved").read_text() == "all"
 
 
 def test_servers_end_with_the_workers_and_the_evaluator_goes_on(script, folder) -> None:
@@ -240,19 +173,6 @@ def test_evaluator_that_goes_on_too_long_is_stopped(script) -> None:
     assert outcome.exit_code == 0
 
 
-def test_worker_that_has_ended_well_does_not_end_the_others(script, folder) -> None:
-    path = script(
-        f"""{AFTER}{SELF}
-say_pid(name)
-if task["index"] == 1:
-    wait_for("worker-0")
-    Path("done").touch()
-"""
-    )
-    sg.launch.run(path, workers=2)
-    assert (folder / "done").exists()
-
-
 GRANDCHILD = """
 import subprocess
 child = subprocess.Popen([sys.executable, "-c", {program!r}])
@@ -263,7 +183,7 @@ IGNORES = (
 )
 
 
-@pytest.mark.parametrize("how", ["pass", "raise SystemExit(3)", "os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize("how", ["pass", "os.kill(os.getpid(), 9)"])
 def test_what_a_task_leaves_running_goes_with_it(script, folder, how) -> None:
     head = f"{AFTER}{GRANDCHILD.format(program=IGNORES)}"
     path = script(f"{head}\nwhile not Path('child').exists():\n    time.sleep(0.01)\n{how}\n")
@@ -341,19 +261,6 @@ def test_run_in_another_thread_works_without_signals(capfd, script) -> None:
 def test_tasks_read_nothing_from_the_terminal(capfd, script) -> None:
     sg.launch.run(script("print(repr(sys.stdin.read()))"))
     assert capfd.readouterr().out == "[worker 0] ''\n"
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "words"),
-    [
-        ({"workers": -1}, ValueError, "workers=-1 is too small"),
-        ({"workers": "2"}, TypeError, "workers='2' is of type str"),
-        ({"worker": 2}, TypeError, "unexpected keyword argument 'worker'"),
-    ],
-)
-def test_wrong_option_is_refused_before_anything_starts(script, given, error, words) -> None:
-    with pytest.raises(error, match=words):
-        sg.launch.run(script("open('started', 'w')"), **given)
 
 
 def test_gpus_are_dealt_to_real_tasks(capfd, script, monkeypatch) -> None:

@@ -54,25 +54,6 @@ def line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().rstrip("\n")
 
 
-NOTE_AND_LEAVE = """
-import sys
-from stratagem.cluster.preemption import TerminationConfig
-config = TerminationConfig().for_environment()
-with config.source() as source:
-    print("ready")
-    notice = source.wait(timeout_s=60)
-    print(notice.source, notice.message)
-    config.exit()
-"""
-
-
-def test_sigterm_is_noted_and_the_program_leaves_with_its_code(child) -> None:
-    process = child(NOTE_AND_LEAVE)
-    os.kill(process.pid, signal.SIGTERM)
-    assert line(process) == f"SIGTERM SIGTERM was sent to process {process.pid}."
-    assert process.wait(TIMEOUT_S) == 42
-
-
 WORK_UNTIL_KILLED = """
 import os, threading, time
 from stratagem.cluster.preemption import SignalSource
@@ -368,13 +349,6 @@ def test_chosen_values_are_kept(monkeypatch, variables) -> None:
     assert notice.source == "termination_watcher_fn"
 
 
-def test_grace_of_one_s_own_needs_no_count_of_gpus(monkeypatch) -> None:
-    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    config = TerminationConfig(grace_period=60).for_environment()
-    assert (config.grace_period, code_of(config)) == (60, 143)
-
-
 def test_configuration_without_an_environment_exits_with_42() -> None:
     assert code_of(TerminationConfig()) == EXIT_CODE == 42
 
@@ -392,13 +366,6 @@ def test_function_and_sources_are_listened_to_together() -> None:
         notice = source.wait(timeout_s=60)
     assert notice is not None
     assert notice.source == "SIGTERM"
-
-
-def test_interval_of_the_function_is_that_of_the_configuration() -> None:
-    answers = [False, False, True]
-    config = TerminationConfig(lambda: answers.pop(0), poll_interval_s=0.001)
-    with config.source() as source:
-        assert source.wait(timeout_s=60) is not None
 
 
 def test_empty_list_of_sources_is_refused() -> None:
@@ -514,11 +481,6 @@ FIRST = Notice(source="a", message="First.", heard_at_s=10.0, grace_s=5.0)
 SECOND = Notice(source="b", message="Second.", heard_at_s=11.0)
 
 
-def test_deadline_is_known_where_the_grace_is() -> None:
-    assert FIRST.deadline_s == 15.0
-    assert SECOND.deadline_s is None
-
-
 def test_first_notice_stays_and_all_are_kept() -> None:
     with Told() as source:
         assert (source.notice, source.notices) == (None, ())
@@ -617,8 +579,3 @@ def test_sources_that_had_started_are_stopped_where_one_cannot() -> None:
     with pytest.raises(OSError, match="no"):
         AnySource(sources).start()
     assert [source.calls for source in sources] == [["listen", "end"], ["listen"], []]
-
-
-def test_no_source_at_all_is_refused() -> None:
-    with pytest.raises(ValueError, match="The list of notice sources is empty"):
-        AnySource([])

@@ -325,11 +325,6 @@ def test_variable_is_read_again_at_each_question(variables) -> None:
     assert resolver.processes() == Processes(2, 1, "w0:1")
 
 
-def test_evaluator_outside_of_the_cluster_is_alone(variables) -> None:
-    variables(TF_CONFIG=json.dumps({"cluster": _WORKERS, "task": {"type": "evaluator"}}))
-    assert TFConfigClusterResolver(task_id=0).processes() == Processes(1, 0)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -554,7 +549,11 @@ def test_group_without_running_instances_is_an_error() -> None:
 def test_gce_library_that_is_missing_is_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "googleapiclient", None)
     monkeypatch.setitem(sys.modules, "googleapiclient.discovery", None)
-    with pytest.raises(ImportError, match=r"GCEClusterResolver needs googleapiclient.discovery"):
+    with pytest.raises(
+        ImportError,
+        match=r"GCEClusterResolver needs googleapiclient.discovery, which cannot be imported"
+        r"(?s:.)*pip install google-api-python-client google-auth",
+    ):
         GCEClusterResolver("p", "z", "g", 1)
 
 

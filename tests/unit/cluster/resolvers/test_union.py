@@ -86,12 +86,6 @@ def test_resolvers_that_know_nothing_leave_it_unknown() -> None:
     assert (union.environment, union.master(), union.num_accelerators()) == ("", "", {})
 
 
-def test_address_that_stands_twice_is_kept_until_processes_are_to_join() -> None:
-    union = _union({"worker": ["a:1"]}, {"worker": ["a:1"]}, task_type="worker", task_id=0)
-    with pytest.raises(ValueError, match="worker 0 and worker 1 have the same address"):
-        union.processes()
-
-
 def test_other_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="UnionResolver received no resolver"):
         UnionResolver()
@@ -224,11 +218,6 @@ def test_other_types_are_refused() -> None:
         SimpleClusterResolver({"worker": ["a:1"]})
     with pytest.raises(TypeError, match=r"master=3 is of type int(?s:.)*pass an address"):
         SimpleClusterResolver(_SPEC, master=3)
-
-
-def test_task_that_is_not_there_has_no_master() -> None:
-    with pytest.raises(ValueError, match="No task with index 2 in job 'worker'"):
-        SimpleClusterResolver(_SPEC).master("worker", 2)
 
 
 # Resolver of a process count, rank and coordinator.

@@ -239,6 +239,19 @@ class _Writer:
         pass
 
 
+def _node(writer: Any) -> Node:
+    return Node(
+        rank=1,
+        host="b",
+        address="",
+        workers=1,
+        input_workers=0,
+        token="",
+        writer=writer,
+        received_s=0.0,
+    )
+
+
 def _changed(messages: list[dict], names: list[str]) -> st.SearchStrategy[dict]:
     return st.builds(
         lambda message, name, value: {**message, name: value},
@@ -271,16 +284,7 @@ def test_any_message_is_recorded_or_invalid(rendezvous, hellos, records) -> None
         with contextlib.suppress(*_INVALID):
             rendezvous._admit(hello, _Writer())
     rendezvous._nodes.clear()
-    node = Node(
-        rank=1,
-        host="h",
-        address="a",
-        workers=1,
-        input_workers=0,
-        token="t",
-        writer=_Writer(),
-        received_s=0.0,
-    )
+    node = _node(_Writer())
     for record in records:
         with contextlib.suppress(*_INVALID):
             _record(node, record)
@@ -307,8 +311,7 @@ def connected(timeout_s: float) -> Iterator[tuple[NodeLink, socket.socket]]:
 
 def test_absence_of_node_0_is_reported_after_the_limit() -> None:
     with NodeLink(point_of(*free_ports(1)), {}, timeout_s=60.0, join_s=0.0) as link:
-        message = link.take(60.0)
-    assert message is not None
+        message = next_of(link)
     assert message["kind"] == "absent"
     assert "refused" in message["reason"] or "Connect call failed" in message["reason"]
 
@@ -324,8 +327,7 @@ def test_end_of_the_connection_or_an_invalid_frame_is_a_loss(data) -> None:
     with connected(timeout_s=60.0) as (link, other):
         other.sendall(data)
         other.shutdown(socket.SHUT_RDWR)
-        message = link.take(60.0)
-    assert message is not None
+        message = next_of(link)
     assert message["kind"] == "lost"
     assert "node 0 closed the connection" in message["reason"]
 
@@ -343,8 +345,7 @@ def test_other_program_at_the_address_is_named_at_once() -> None:
             other, _ = server.accept()
             with other:
                 other.sendall(b"220 mail.example.org\r\n")
-                message = link.take(60.0)
-    assert message is not None
+                message = next_of(link)
     assert (message["kind"], message["is_final"]) == ("refused", True)
     assert f"Another program has taken port {point.port} of node 0" in message["text"]
 
@@ -356,9 +357,8 @@ def test_node_with_another_secret_is_refused_at_once() -> None:
         Rendezvous(point, 60.0, print, Credentials(Secret("b" * 32))) as rendezvous,
         NodeLink(point, {}, credentials, timeout_s=60.0, join_s=60.0) as link,
     ):
-        message = link.take(60.0)
+        message = next_of(link)
         assert rendezvous.members() == []
-    assert message is not None
     assert "do not have the same secret" in message["text"]
 
 
@@ -382,17 +382,7 @@ PLAN = TaskPlan(task_type="worker", index=2, command=(), variables={}, node="nod
 
 @pytest.fixture
 def node() -> Node:
-    writer: Any = mock.Mock()
-    return Node(
-        rank=1,
-        host="b",
-        address="",
-        workers=1,
-        input_workers=0,
-        token="",
-        writer=writer,
-        received_s=0.0,
-    )
+    return _node(mock.Mock())
 
 
 @pytest.fixture

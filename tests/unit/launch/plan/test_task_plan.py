@@ -45,9 +45,9 @@ JOBS = {
 }
 
 
-def planned(options, *, base=None, gpus=(), restart=0):
+def planned(options, *, gpus=(), **more):
     ports = range(2001, 2001 + len(options.task_types))
-    return plan_tasks(options, ["run"], ports=ports, gpus=gpus, base=base or {}, restart=restart)
+    return plan_tasks(options, ["run"], ports=ports, gpus=gpus, base={}, **more)
 
 
 @pytest.mark.parametrize("place", range(6))
@@ -81,9 +81,7 @@ def test_first_task_leads_and_all_train_together(monkeypatch, workers, chief) ->
 
 def test_input_workers_are_a_task_outside_the_cluster(monkeypatch) -> None:
     options = LaunchOptions(workers=2, input_workers=3)
-    *workers, service = plan_tasks(
-        options, ["run"], ports=[2001, 2002, 2003], gpus=["0", "1"], base={}, restart=1
-    )
+    *workers, service = planned(options, gpus=["0", "1"], restart=1)
     assert [plan.variables for plan in workers] == [
         {**plan.variables, "STRATAGEM_INPUT_SERVICE": "127.0.0.1:2003"}
         for plan in planned(LaunchOptions(workers=2), gpus=["0", "1"], restart=1)
@@ -131,15 +129,8 @@ def test_folder_for_events_is_reported_as_one_that_stays(monkeypatch, tmp_path) 
 
 def test_compiled_programs_are_kept_where_there_is_a_folder_for_them() -> None:
     options = LaunchOptions(workers=2)
-    plans = plan_tasks(
-        options,
-        ["x"],
-        ports=[1, 2],
-        gpus=(),
-        base={},
-        folders=RestartFolders(programs="/cache", memory="/memory"),
-    )
-    for plan in plans:
+    folders = RestartFolders(programs="/cache", memory="/memory")
+    for plan in planned(options, folders=folders):
         assert plan.variables["JAX_COMPILATION_CACHE_DIR"] == "/cache"
         assert plan.variables["STRATAGEM_PROGRAM_DIR"] == "/cache"
         assert plan.variables["STRATAGEM_MEMORY_DIR"] == "/memory"
@@ -166,11 +157,6 @@ def test_log_level_is_in_the_environment_if_it_was_asked_for() -> None:
     assert worker.variables["STRATAGEM_LOG_LEVEL"] == "debug"
     (worker,) = planned(LaunchOptions())
     assert "STRATAGEM_LOG_LEVEL" not in worker.variables
-
-
-def test_too_few_gpus_are_found_before_anything_starts() -> None:
-    with pytest.raises(ValueError, match="need 2 GPUs, but there are 1"):
-        planned(LaunchOptions(devices_per_worker=2), gpus=["0"])
 
 
 # Devices assigned to each task.
@@ -383,7 +369,6 @@ def test_those_that_lead_come_first() -> None:
         ),
         ({"node_rank": -1}, "node_rank=-1 is too small"),
         ({"nnodes": "4:2"}, "nnodes='4:2' is not a number of nodes"),
-        ({"nnodes": 0}, "nnodes=0 is not a number of nodes"),
         ({"node_timeout_s": 0.0}, "node_timeout_s=0.0 is not a valid number of seconds"),
         ({"show": "none"}, "show='none' is not a valid choice(?s:.)*'all', 'leader'"),
         ({"grace_s": -0.5}, "grace_s=-0.5 is not a valid number of seconds"),
@@ -538,6 +523,9 @@ def test_folders_exist_during_a_launch_with_restarts_only(bases) -> None:
         Path(str(made.programs), "program").touch()
     with make_restart_folders(LaunchOptions(), {}) as made:
         assert made.variables == {}
+    base = {"JAX_ENABLE_COMPILATION_CACHE": "0"}
+    with make_restart_folders(LaunchOptions(max_restarts=1), base) as made:
+        assert made.programs is None
     assert [list(base.iterdir()) for base in bases] == [[], []]
 
 

@@ -25,6 +25,7 @@ from tests.unit.launch.waiting import until
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 _VARIABLES = {**os.environ, "SERVED_OBJECTS": "yes"}
+_ROOT = Path(__file__).parents[4]
 _SERVE = pickle.dumps((served_objects.serve, ()))
 
 
@@ -65,9 +66,8 @@ def test_closing_closes_the_object_and_ends_the_process(server, tmp_path) -> Non
     assert not wait_for_end([process.pid])
 
 
-def test_object_that_cannot_be_closed_is_reported(tmp_path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
+def test_object_that_cannot_be_closed_is_reported() -> None:
+    program = (
         "import os, pickle\n"
         "from stratagem.launch.prefork.fork_server import ForkServer\n"
         "from tests.unit.launch.prefork import served_objects\n"
@@ -75,10 +75,8 @@ def test_object_that_cannot_be_closed_is_reported(tmp_path) -> None:
         "server.fork('object', pickle.dumps((served_objects.serve, ()))).close()\n"
         "server.close()\n"
     )
-    root = Path(__file__).parents[4]
-    variables = {**os.environ, "PYTHONPATH": f"{root}:{root / 'src'}"}
-    command = [sys.executable, str(program)]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "nowhere to leave a file" in done.stderr
 
@@ -185,13 +183,12 @@ def test_nothing_is_left_when_who_started_it_is_killed() -> None:
         "print('pid', process.pid, flush=True)\n"
         "sys.stdin.read()\n"
     )
-    root = str(Path(__file__).parents[4])
     with subprocess.Popen(
         [sys.executable, "-c", program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=root,
+        cwd=_ROOT,
     ) as starter:
         assert starter.stdout is not None
         assert starter.stdout.readline() == "made\n"

@@ -11,15 +11,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.multiprocess.namespaces import can_make_hosts, hosts
-from tests.unit.launch.remote.living import descendants, wait_for_end
+from tests.unit.launch.remote.living import PrintedLines, descendants, wait_for_end
 
 pytestmark = [
     pytest.mark.slow,
@@ -137,35 +135,6 @@ _PROGRAMS = {
 }
 
 
-class Client:
-    """A process on the laptop, and what it prints."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.lines: list[str] = []
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as pipe:
-            self.lines.extend(pipe)
-
-    def end(self) -> tuple[int, str]:
-        code = self.process.wait(timeout=300)
-        self._thread.join()
-        return code, "".join(self.lines)
-
-    def wait_for(self, start: str) -> str:
-        deadline_s = time.monotonic() + 200
-        while time.monotonic() < deadline_s:
-            for line in self.lines:
-                if line.startswith(start):
-                    return line
-            threading.Event().wait(0.05)
-        raise AssertionError(self.lines)
-
-
 class Machines:
     """The laptop, and servers that run."""
 
@@ -182,7 +151,7 @@ class Machines:
         self._variables = variables
 
     @contextlib.contextmanager
-    def client(self, script: str, *arguments: str) -> Iterator[Client]:
+    def client(self, script: str, *arguments: str) -> Iterator[PrintedLines]:
         process = subprocess.Popen(
             [*self._laptop, sys.executable, script, self._cluster, *arguments],
             cwd=self._folder,
@@ -191,12 +160,8 @@ class Machines:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        client = Client(process)
-        try:
+        with contextlib.closing(PrintedLines(process)) as client:
             yield client
-        finally:
-            process.kill()
-            client.end()
 
 
 @contextlib.contextmanager

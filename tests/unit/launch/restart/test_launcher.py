@@ -135,16 +135,10 @@ def test_tasks_that_leave_at_once_for_ever_fail(capfd, script) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "variables", "kept"),
-    [
-        ({"max_restarts": 1}, {}, True),
-        ({}, {}, False),
-        ({"max_restarts": 1}, {"JAX_ENABLE_COMPILATION_CACHE": "0"}, False),
-        ({"max_restarts": 1}, {"JAX_COMPILATION_CACHE_DIR": "own"}, False),
-    ],
+    ("variables", "kept"), [({}, True), ({"JAX_COMPILATION_CACHE_DIR": "own"}, False)]
 )
 def test_folder_for_compiled_programs_lives_as_long_as_the_launch(
-    capfd, script, monkeypatch, options, variables, kept
+    capfd, script, monkeypatch, variables, kept
 ) -> None:
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     for name, text in variables.items():
@@ -156,7 +150,7 @@ def test_folder_for_compiled_programs_lives_as_long_as_the_launch(
         raise SystemExit(os.environ["STRATAGEM_RESTART_COUNT"] == "0")
         """
     )
-    launch([sys.executable, path], LaunchOptions(**options))
+    launch([sys.executable, path], LaunchOptions(max_restarts=1))
     printed = {line.removeprefix("[worker 0] ") for line in capfd.readouterr().out.splitlines()}
     (folder,) = printed  # the same for both starts
     assert (folder != "False") is kept
@@ -353,44 +347,28 @@ def test_tasks_that_do_not_end_are_killed(states, killed) -> None:
 
 FEWER = LaunchOptions(workers=4, min_workers=2, max_restarts=9)
 MORE = LaunchOptions(workers=4, min_workers=2, max_workers=6, max_restarts=9)
-
-
-def end_of_membership(name: str, returncode: int = 0, **more) -> ExitStatus:
-    return ExitStatus(name=name, returncode=returncode, at_s=1.0, **more)
-
-
-STOPPED = end_of_membership("worker 0", -15, was_stopped=True, signals=frozenset({15}))
+STOPPED = end("worker 0", -15, was_stopped=True, signals=frozenset({15}))
 
 
 @pytest.mark.parametrize(
     ("options", "num_workers", "statuses", "after"),
     [
-        (LaunchOptions(workers=4), 4, [end_of_membership("worker 1", -9)], 4),
-        (FEWER, 4, [end_of_membership("worker 1", -9), STOPPED], 3),
-        (
-            FEWER,
-            4,
-            [end_of_membership("worker 0", -9), end_of_membership("worker 1", 1, lines=LOST)],
-            3,
-        ),
-        (
-            FEWER,
-            4,
-            [end_of_membership("worker 1", -9), end_of_membership("worker 2", -9), STOPPED],
-            2,
-        ),
-        (FEWER, 3, [end_of_membership(f"worker {i}", -9) for i in range(3)], 2),
-        (FEWER, 2, [end_of_membership("worker 1", -9)], 2),
+        (LaunchOptions(workers=4), 4, [end("worker 1", -9)], 4),
+        (FEWER, 4, [end("worker 1", -9), STOPPED], 3),
+        (FEWER, 4, [end("worker 0", -9), end("worker 1", 1, lines=LOST)], 3),
+        (FEWER, 4, [end("worker 1", -9), end("worker 2", -9), STOPPED], 2),
+        (FEWER, 3, [end(f"worker {i}", -9) for i in range(3)], 2),
+        (FEWER, 2, [end("worker 1", -9)], 2),
         # What fails beside the workers takes none away.
-        (FEWER, 3, [end_of_membership("ps 0", -9), STOPPED], 3),
-        (FEWER, 3, [end_of_membership("chief 0", 1), STOPPED], 3),
+        (FEWER, 3, [end("ps 0", -9), STOPPED], 3),
+        (FEWER, 3, [end("chief 0", 1), STOPPED], 3),
         # All are there after a notice.
-        (FEWER, 2, [end_of_membership("worker 0", 42), end_of_membership("worker 1", 42)], 4),
+        (FEWER, 2, [end("worker 0", 42), end("worker 1", 42)], 4),
         (FEWER, 2, [STOPPED], 4),
-        (MORE, 4, [end_of_membership("worker 0", 42)], 6),
-        (MORE, 6, [end_of_membership("worker 0", -9)], 5),
+        (MORE, 4, [end("worker 0", 42)], 6),
+        (MORE, 6, [end("worker 0", -9)], 5),
         # Nobody is to be missed where there is no least number.
-        (LaunchOptions(workers=2, max_workers=3), 3, [end_of_membership("worker 0", -9)], 3),
+        (LaunchOptions(workers=2, max_workers=3), 3, [end("worker 0", -9)], 3),
     ],
 )
 def test_next_number_of_workers(options, num_workers, statuses, after) -> None:
@@ -405,26 +383,20 @@ def test_notice_is_given_while_some_are_missing() -> None:
 
 
 def test_tasks_that_were_asked_to_leave_are_started_again_at_no_charge() -> None:
-    statuses = [end_of_membership("worker 0", 42, was_stopped=True), STOPPED]
+    statuses = [end("worker 0", 42, was_stopped=True), STOPPED]
     before = RestartCount(failures=1, short_starts=2)
     after = before.next(statuses, ran_s=0.0, max_restarts=1, were_asked=True)
     assert after == RestartCount(failures=1, notices=1)
     # Unless they were done, or one failed by itself.
-    done = [
-        end_of_membership("worker 0", was_stopped=True),
-        dataclasses.replace(STOPPED, name="ps 0"),
-    ]
+    done = [end("worker 0", was_stopped=True), dataclasses.replace(STOPPED, name="ps 0")]
     assert before.next(done, ran_s=0.0, max_restarts=1, were_asked=True) is None
-    failed = [
-        *statuses,
-        end_of_membership("worker 1", -9, was_stopped=True, signals=frozenset({15})),
-    ]
+    failed = [*statuses, end("worker 1", -9, was_stopped=True, signals=frozenset({15}))]
     assert before.next(failed, ran_s=0.0, max_restarts=1, were_asked=True) is None
 
 
 def test_launcher_that_ends_when_tasks_left_says_so() -> None:
     asked = {"was_stopped": True, "signals": frozenset({15})}
-    statuses = (end_of_membership("ps 0", -15, **asked), end_of_membership("worker 0", 42, **asked))
+    statuses = (end("ps 0", -15, **asked), end("worker 0", 42, **asked))
     assert Outcome(statuses=statuses, signum=None, restart=1, were_asked=True).exit_code == 42
     assert Outcome(statuses=statuses, signum=None, restart=1).exit_code == 0
 

@@ -79,10 +79,6 @@ def test_tasks_that_saved_and_left_are_not_called_failed() -> None:
     assert notice_report(statuses, None) == left + short
 
 
-def test_task_that_failed_is_called_so() -> None:
-    assert stop_report(LOST, [LOST]) == ["worker 0 failed (exit code 3): stopping the others."]
-
-
 # The error of worker 0 when worker 1 is stopped (SIGSTOP), and when the disk of worker 1 is full.
 SILENT = ExitStatus(
     name="worker 0",
@@ -219,14 +215,6 @@ def test_first_signal_that_ends_is_the_one_to_tell(handlers) -> None:
     assert caught.ending is signal.SIGTERM
 
 
-def test_ignored_signal_stays_ignored(handlers) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with CaughtSignals() as caught:
-        signal.raise_signal(signal.SIGHUP)
-        assert caught.take() == []
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-
-
 def test_other_thread_catches_nothing_and_changes_nothing(handlers) -> None:
     before, inside = signal.getsignal(signal.SIGTERM), []
 
@@ -278,10 +266,6 @@ def statuses(*returncodes: int, lines: tuple[str, ...] = ()) -> list[ExitStatus]
 )
 def test_next_start(before, returncodes, ran_s, after) -> None:
     assert before.next(statuses(*returncodes), ran_s=ran_s, max_restarts=2) == after
-
-
-def test_tasks_learn_all_starts() -> None:
-    assert RestartCount(failures=2, notices=3, short_starts=1).count == 5
 
 
 def test_tasks_that_leave_at_once_are_not_started_for_ever() -> None:

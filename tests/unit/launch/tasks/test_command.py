@@ -41,10 +41,6 @@ def test_program_in_the_working_folder_runs(tmp_path, monkeypatch, name) -> None
     assert output_of(command_of(name, ["7"])) == "run 7\n"
 
 
-def test_program_on_the_path_runs() -> None:
-    assert output_of(command_of("echo", ["a", "b"])) == "a b\n"
-
-
 @pytest.mark.parametrize(
     ("name", "module", "words"),
     [

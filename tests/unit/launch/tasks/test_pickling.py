@@ -21,7 +21,6 @@ import pytest
 import stratagem as sg
 from stratagem.launch.functions import (
     captured_values,
-    dumps,
     dumps_without_state,
     find_unpicklable,
     live_kind,
@@ -43,12 +42,6 @@ LOCK = threading.Lock()
 class Holder:
     def __init__(self, **members: Any) -> None:
         vars(self).update(members)
-
-
-def test_functions_are_pickled_with_what_they_capture() -> None:
-    factor = 3
-    again = pickle.loads(dumps(lambda x: x * factor))
-    assert again(2) == 6
 
 
 @pytest.mark.parametrize(

@@ -143,11 +143,16 @@ def test_other_errors_of_the_connection_are_raised_here() -> None:
         follow(Broken([], JobState("RUNNING")), "job", "n", JobOutput([]))
 
 
-@pytest.mark.parametrize("reading", [[""], [None], ["", None]], ids=["ends", "fails", "breaks"])
 @pytest.mark.parametrize(
-    ("status", "machines", "join_s"),
-    [("RUNNING", [{"CPU": 1.0}], 60), ("PENDING", [], 60), ("PENDING", [{"CPU": 1.0}], 0.2)],
-    ids=["running", "no machine", "never started"],
+    ("reading", "status", "machines", "join_s"),
+    [
+        ([""], "RUNNING", [{"CPU": 1.0}], 60),
+        ([None], "RUNNING", [{"CPU": 1.0}], 60),
+        (["", None], "RUNNING", [{"CPU": 1.0}], 60),
+        ([""], "PENDING", [], 60),
+        ([None], "PENDING", [{"CPU": 1.0}], 0.2),
+    ],
+    ids=["ends", "fails", "breaks", "no machine", "never started"],
 )
 def test_job_that_only_the_head_knows_is_lost(
     monkeypatch, reading, status, machines, join_s

@@ -243,6 +243,13 @@ async def _read(jobs: JobsClient, job: str) -> str:
     return "".join([text async for text in jobs.log(job)])
 
 
+def _submitted(jobs: JobsClient, command: str, **metadata: str) -> str:
+    """Sends a command with a file, and returns its job."""
+    package = pack(None, {}, more={"word.txt": b"hello"})
+    jobs.upload(package.name, package.content)
+    return jobs.submit(command, {"working_dir": f"gcs://{package.name}"}, **metadata)
+
+
 def test_cluster_tells_its_version_and_its_machines(fake_head) -> None:
     fake_head.machines = [{"CPU": 2.0, "chief:0": 1.0}, {"ps:0": 1.0}]
     jobs = JobsClient(fake_head.url + "/")
@@ -260,11 +267,7 @@ def test_package_is_there_once_it_was_uploaded(fake_head) -> None:
 
 def test_job_runs_and_its_log_is_followed_to_its_end(fake_head) -> None:
     jobs = JobsClient(fake_head.url)
-    package = pack(None, {}, more={"word.txt": b"hello"})
-    jobs.upload(package.name, package.content)
-    job = jobs.submit(
-        "cat word.txt; exit 3", {"working_dir": f"gcs://{package.name}"}, stratagem="job"
-    )
+    job = _submitted(jobs, "cat word.txt; exit 3", stratagem="job")
     assert asyncio.run(_read(jobs, job)) == "Runtime env is setting up.\nhello"
     state = jobs.state(job)
     assert (state.status, state.exit_code, state.has_ended) == ("FAILED", 3, True)
@@ -272,10 +275,7 @@ def test_job_runs_and_its_log_is_followed_to_its_end(fake_head) -> None:
 
 def test_job_can_be_stopped(fake_head) -> None:
     jobs = JobsClient(fake_head.url)
-    package = pack(None, {})
-    jobs.upload(package.name, package.content)
-    runtime_env = {"working_dir": f"gcs://{package.name}"}
-    job = jobs.submit("exec sleep 100", runtime_env, whose="mine")
+    job = _submitted(jobs, "exec sleep 100", whose="mine")
     assert not jobs.state(job).has_ended
     assert jobs.running() == {job: {"whose": "mine"}}
     jobs.stop(job)
@@ -313,9 +313,7 @@ def test_answer_that_is_none_of_ray_is_reported() -> None:
 
 def test_connection_that_is_cut_is_reported(fake_head) -> None:
     jobs = JobsClient(fake_head.url)
-    package = pack(None, {})
-    jobs.upload(package.name, package.content)
-    job = jobs.submit("exec sleep 100", {"working_dir": f"gcs://{package.name}"})
+    job = _submitted(jobs, "exec sleep 100")
     fake_head.cuts = 1
     with pytest.raises(UnavailableError, match="the connection was lost"):
         asyncio.run(_read(jobs, job))
@@ -483,10 +481,6 @@ def test_any_line_of_a_log_is_a_frame_or_not(lines) -> None:
 # The program of a job: it runs the client's command, and reports its output, answer and end.
 
 
-def own_python() -> str:
-    return ".".join(map(str, sys.version_info[:2]))
-
-
 @pytest.mark.parametrize(
     ("cluster", "expected"),
     [
@@ -506,12 +500,6 @@ def test_program_on_the_head_is_the_chief_of_its_cluster(cluster, expected) -> N
     plan = JobPlan(nonce="n0", command=("-c", ""), cluster=cluster)
     config = job._config(plan)
     assert (json.loads(config) if config else config) == expected
-
-
-def test_message_about_another_python_names_both_versions() -> None:
-    text = job._other_python("3.99", own_python())
-    assert "The client has Python 3.99, but this cluster has Python " + own_python() in text
-    assert "\nExpected the same version" in text
 
 
 def frames_of(plan: JobPlan) -> tuple[int, list[tuple[str, str]]]:
@@ -542,7 +530,10 @@ def test_another_python_is_refused_before_the_program_starts() -> None:
     code, frames = frames_of(JobPlan(nonce="n0", command=("-c", "print(1)"), python="2.7"))
     assert code == 1
     assert [kind for kind, _ in frames] == ["note", "end"]
-    assert "The client has Python 2.7" in frames[0][1]
+    own = ".".join(map(str, sys.version_info[:2]))
+    words = f"The client has Python 2.7, but this cluster has Python {own}"
+    assert words in frames[0][1]
+    assert "\nExpected the same version" in frames[0][1]
 
 
 def test_program_sends_heartbeats() -> None:

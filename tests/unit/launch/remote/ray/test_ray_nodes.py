@@ -20,7 +20,7 @@ from stratagem.launch.remote.ray import node_process
 from stratagem.launch.remote.ray.node_process import RayNode
 from stratagem.launch.remote.ray.ray_nodes import join_as_node, start_head
 from tests.multiprocess.namespaces import can_make_hosts, hosts
-from tests.unit.launch.remote.living import descendants, name_of, wait_for_end
+from tests.unit.launch.remote.living import PrintedLines, descendants, name_of, wait_for_end
 from tests.unit.launch.remote.ray.answering import answering
 
 pytestmark = pytest.mark.usefixtures("ray_settings")
@@ -134,39 +134,6 @@ def _run(host: list[str], program: str, *arguments: str, **variables: str) -> su
     )
 
 
-class Lines:
-    """What a program prints, line by line."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.read: list[str] = []
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.read.append(line.rstrip())
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()  # of a test that failed; what it has started ends with it
-            self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            self._thread.join(120)
-            pipe.close()
-
-    def wait_for(self, start: str, timeout_s: float = 120.0) -> str:
-        deadline_s = time.monotonic() + timeout_s
-        while time.monotonic() < deadline_s:
-            for line in self.read:
-                if line.startswith(start):
-                    return line
-            threading.Event().wait(0.05)
-        raise AssertionError(f"{start!r} is not among {self.read}")
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not can_make_hosts(), reason="no network namespaces can be made here")
 def test_machines_join_leave_and_return() -> None:
@@ -178,9 +145,9 @@ def test_machines_join_leave_and_return() -> None:
         head = machines[0][1]
         places = dict(zip(["ps:0", "worker:0"], addresses[1:], strict=True))
 
-        def join(place: int, task: str, **variables: str) -> Lines:
+        def join(place: int, task: str, **variables: str) -> PrintedLines:
             kind, _, index = task.partition(":")
-            lines = Lines(
+            lines = PrintedLines(
                 _run(machines[place][0], JOINER, head, kind, index, addresses[place], **variables)
             )
             stack.callback(lines.close)
@@ -188,7 +155,7 @@ def test_machines_join_leave_and_return() -> None:
 
         stranger = join(1, "ps:0", RAY_AUTH_TOKEN="f" * 64)
         server, worker = join(1, "ps:0"), join(2, "worker:0")  # which wait for the leader
-        leader = Lines(_run(machines[0][0], LEADER, head, json.dumps(places)))
+        leader = PrintedLines(_run(machines[0][0], LEADER, head, json.dumps(places)))
         stack.callback(leader.close)
         placed = json.loads(leader.wait_for("placed")[len("placed ") :])
         assert {task: one.split("/")[2].partition(":")[0] for task, one in placed.items()} == places
@@ -202,7 +169,7 @@ def test_machines_join_leave_and_return() -> None:
 
         assert leader.process.stdin is not None
         leader.process.stdin.close()
-        assert leader.process.wait(timeout=60) == 0, leader.read
+        assert leader.process.wait(timeout=60) == 0, leader.lines
         for one in (server, back):
             one.wait_for("over")
             assert one.process.wait(timeout=60) == 0

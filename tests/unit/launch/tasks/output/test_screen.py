@@ -371,11 +371,6 @@ def test_notebook_shows_lines_and_nothing_else(monkeypatch, capsys) -> None:
     assert (displayed, capsys.readouterr().out) == ([], "[worker 0] one\n")
 
 
-def test_launcher_speaks_on_stderr(capsys) -> None:
-    Screen([]).say(["one", "two"])
-    assert capsys.readouterr() == ("", "[launch] one\n[launch] two\n")
-
-
 # Log lines of JAX's libraries that are left out, and lines that only look like them.
 
 SERVICE = (
