@@ -1,4 +1,4 @@
-"""Fakes: a notice source under the test's control, and a group that delays messages."""
+"""Fakes: a notice source, a group that delays messages, an object with a JSON state."""
 
 from __future__ import annotations
 
@@ -14,6 +14,19 @@ from stratagem.group.member import Listener
 from stratagem.group.verdict import GroupLimits
 
 LIMIT_S = 120.0
+
+
+class Reader:
+    """An object with a JSON state."""
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = state
+
+    def get_state(self) -> Any:
+        return self.state
+
+    def set_state(self, state: Any) -> None:
+        self.state = state
 
 
 class Bell(NoticeSource):

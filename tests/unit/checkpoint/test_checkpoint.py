@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -211,15 +212,27 @@ BEHIND = sg.train.CheckpointOptions(enable_async=True)
 def test_asynchronous_save_writes_the_values_at_its_start(tmp_path: Path) -> None:
     model, total = build(make_strategy("two"), seed=1)
     train(model)
-    checkpoint = sg.train.Checkpoint(model=model, total=total)
-    wanted = [np.array(weight.value) for weight in model.weights]
+    numbers = np.arange(3)
+    tree = {"a": jnp.arange(5.0), "n": 7, "host": numbers, "key": jax.random.key(3)}
+    checkpoint = sg.train.Checkpoint(model=model, total=total, tree=tree)
+    checkpoint.prepare()
+    wanted = [np.array(one.value) for one in [*model.weights, *model.optimizer.variables]]
     path = checkpoint.save(tmp_path / "ckpt", BEHIND)
-    train(model)  # while it is written
+    train(model)  # while it is written; donates the variables
+    numbers += 1
+    trained = [np.array(one.value) for one in [*model.weights, *model.optimizer.variables]]
+    assert not all(map(np.array_equal, trained, wanted))
     checkpoint.sync()
     other, other_total = build(make_strategy("three"), seed=2)
-    sg.train.Checkpoint(model=other, total=other_total).restore(path)
-    for weight, value in zip(other.weights, wanted, strict=True):
-        np.testing.assert_allclose(np.asarray(weight.value), value, rtol=1e-6, atol=1e-7)
+    restored = sg.train.Checkpoint(model=other, total=other_total, tree=tree)
+    restored.restore(path).assert_consumed()
+    found = [np.asarray(one.value) for one in [*other.weights, *other.optimizer.variables]]
+    for one, value in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, value, rtol=1e-6, atol=1e-7)
+    assert restored.tree["n"] == 7
+    np.testing.assert_array_equal(restored.tree["host"], [0, 1, 2])
+    np.testing.assert_array_equal(restored.tree["a"], np.arange(5.0))
+    assert restored.tree["key"] == jax.random.key(3)
 
 
 def test_restore_waits_for_an_asynchronous_save(tmp_path: Path) -> None:
@@ -287,7 +300,8 @@ def test_parts_on_replicas_are_kept_where_there_are_as_many(tmp_path: Path) -> N
     strategy = make_strategy("two")
     variable = part(strategy)
     strategy.run(add, args=(variable,))
-    path = sg.train.Checkpoint(variable=variable).save(tmp_path / "ckpt")
+    path = sg.train.Checkpoint(variable=variable).save(tmp_path / "ckpt", BEHIND)
+    strategy.run(add, args=(variable,))  # while it is written
     whole, parts = sg.train.CheckpointOptions(), sg.train.CheckpointOptions(restore_components=True)
     for name, options, expected in (
         ("two", parts, [1.0, 2.0]),
@@ -359,22 +373,6 @@ def scarce(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     return read
 
 
-def build_of_restoration(strategy: sg.Strategy, seed: int) -> keras.Model:
-    with strategy.scope():
-        keras.utils.set_random_seed(seed)
-        model = keras.Sequential(
-            [
-                keras.layers.Input((4,)),
-                keras.layers.Dense(8),
-                keras.layers.BatchNormalization(),
-                keras.layers.Dense(1),
-            ]
-        )
-        model.compile("adam", "mse")
-    model.fit(np.ones((4, 4)), np.ones(4), verbose=0)
-    return model
-
-
 class Source:
     """Counts how often its state was set."""
 
@@ -390,12 +388,10 @@ class Source:
 
 @pytest.mark.slow
 def test_all_is_restored_in_portions(tmp_path: Path, scarce: list[set[str]]) -> None:
-    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-    saved, other, source = (
-        build_of_restoration(strategy, 1),
-        build_of_restoration(strategy, 2),
-        Source(),
-    )
+    strategy, source = make_strategy("two"), Source()
+    saved, other = (build(strategy, seed)[0] for seed in (1, 2))
+    for model in (saved, other):
+        train(model)
     tree = {"w": np.arange(60.0), "step": 5, "none": np.zeros((0, 2))}
     path = sg.train.Checkpoint(model=saved, tree=tree, source=source).save(tmp_path / "ckpt")
     zeros = {"w": np.zeros(60), "step": 0, "none": np.zeros((0, 2))}

@@ -20,6 +20,7 @@ from stratagem.checkpoint import latest as group_calls
 from stratagem.checkpoint.in_memory import MemoryBackup
 from stratagem.errors import DataLossError
 from stratagem.parameter_server.server.tables.saved_tables import TableVersions
+from tests.unit.checkpoint.groups import Reader
 from tests.unit.checkpoint.test_remote_tables import Objects, Table
 from tests.unit.parameter_server.table_clusters import table_cluster
 
@@ -238,17 +239,6 @@ def test_damaged_base_is_not_continued(objects, tmp_path) -> None:
 ROWS = np.random.default_rng(0).random((40, 3)).astype("float32")
 
 
-class Reader:
-    def __init__(self) -> None:
-        self.state: Any = {"at": 0}
-
-    def get_state(self) -> Any:
-        return self.state
-
-    def set_state(self, state: Any) -> None:
-        self.state = state
-
-
 def build(num_devices: int, seed: int) -> tuple[Any, keras.Model, Any, Reader]:
     keras.utils.set_random_seed(seed)
     strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(num_devices)])
@@ -263,7 +253,7 @@ def build(num_devices: int, seed: int) -> tuple[Any, keras.Model, Any, Reader]:
         )
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
         part = sg.Variable(0.0, synchronization="on_read", aggregation="sum")
-    reader = Reader()
+    reader = Reader({"at": 0})
     return strategy, model, sg.train.Checkpoint(model=model, part=part, reader=reader), reader
 
 

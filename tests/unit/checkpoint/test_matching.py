@@ -25,7 +25,7 @@ from stratagem.checkpoint.policies import (
     SaveEverySeconds,
     SaveEverySteps,
 )
-from stratagem.checkpoint.preemption import RunCalls, is_built, restore_latest
+from stratagem.checkpoint.preemption import RunCalls, restore_latest
 from stratagem.checkpoint.restoring import (
     call_after,
     infers_shapes,
@@ -212,12 +212,6 @@ def test_names_that_were_not_saved_are_refused_and_nothing_is_changed(tmp_path) 
     assert float(other["a"].value) == 0.0
 
 
-def test_another_shape_is_refused(tmp_path) -> None:
-    path = sg.train.Checkpoint(model=variables(a=1.0)).write(tmp_path / "ckpt")
-    with pytest.raises(ValueError, match=r"model/a has shape \(2,\) here but \(\) in"):
-        sg.train.Checkpoint(model=variables(a=[1.0, 2.0])).read(path)
-
-
 def dense(units: int = 3, inputs: int = 2, count: int = 1) -> keras.Model:
     layers = [keras.layers.Dense(units) for _ in range(count)]
     return keras.Sequential([keras.layers.Input((inputs,)), *layers])
@@ -284,14 +278,6 @@ def test_count_of_a_new_handler_takes_the_place_of_an_earlier_one(tmp_path) -> N
     again = RunCalls()
     restore_latest(manager_of(tmp_path), again)
     assert (again.count, earlier.count) == (6, 4)
-
-
-def test_checkpoint_is_built_once_all_its_models_are() -> None:
-    model = keras.Sequential([keras.layers.Dense(2)])
-    checkpoint = sg.train.Checkpoint(model=model)
-    assert not is_built(checkpoint)
-    model.build((None, 3))
-    assert is_built(checkpoint)
 
 
 # Reading arrays of a checkpoint by name.

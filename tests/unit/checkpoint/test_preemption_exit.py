@@ -29,6 +29,8 @@ from stratagem.group.verdict import GroupLimits
 from tests.unit.checkpoint.groups import LIMIT_S, Bell, Line
 from tests.unit.group.process_group.members import joined, together
 
+SAVE, EXIT = PreemptionAction.SAVE, PreemptionAction.EXIT
+
 
 class Several:
     """Agreed steps of the members of a line, each with its own bell."""
@@ -46,6 +48,10 @@ class Several:
     def begin(self, index: int, count: int) -> None:
         """Begins steps of one process."""
         assert [self.steps[index].next_step() for _ in range(count)] == [None] * count
+
+    def next_steps(self) -> list[PreemptionAction | None]:
+        """Returns what each process is to do."""
+        return [step.next_step() for step in self.steps]
 
     def deliver(self, count: int) -> list[tuple[int, list[int]]]:
         return [self.line.deliver() for _ in range(count)]
@@ -82,10 +88,7 @@ def test_largest_number_of_begun_steps_is_agreed_on(two, noticed) -> None:
     two.bells[noticed].ring()
     assert two.deliver(3) == [(noticed, [1]), (0, [1, 5, 1]), (1, [1, 6, 1])]
     two.begin(0, 1)
-    assert [step.next_step() for step in two.steps] == [
-        PreemptionAction.EXIT,
-        PreemptionAction.EXIT,
-    ]
+    assert two.next_steps() == [EXIT, EXIT]
 
 
 def test_no_process_begins_a_step_before_all_have_reported_theirs(two) -> None:
@@ -101,10 +104,7 @@ def test_no_process_begins_a_step_before_all_have_reported_theirs(two) -> None:
     assert two.deliver(2) == [(0, [1, 5, 1]), (1, [1, 6, 1])]
     thread.join(LIMIT_S)
     assert asked == [None]
-    assert [step.next_step() for step in two.steps] == [
-        PreemptionAction.EXIT,
-        PreemptionAction.EXIT,
-    ]
+    assert two.next_steps() == [EXIT, EXIT]
 
 
 def test_two_notices_at_once_are_one_agreement(two) -> None:
@@ -117,10 +117,7 @@ def test_two_notices_at_once_are_one_agreement(two) -> None:
     delivered = two.deliver(4)
     assert sorted(delivered) == [(0, [1]), (0, [1, 3, 1]), (1, [1]), (1, [1, 4, 1])]
     two.begin(0, 1)
-    assert [step.next_step() for step in two.steps] == [
-        PreemptionAction.EXIT,
-        PreemptionAction.EXIT,
-    ]
+    assert two.next_steps() == [EXIT, EXIT]
     for index in range(2):  # `exit_fn` has returned
         two.begin(index, 3)
     assert two.line.sent.empty()
@@ -129,10 +126,7 @@ def test_two_notices_at_once_are_one_agreement(two) -> None:
 def test_notice_before_the_first_step_is_agreed_on_at_none(two) -> None:
     two.bells[0].ring()
     two.deliver(3)
-    assert [step.next_step() for step in two.steps] == [
-        PreemptionAction.EXIT,
-        PreemptionAction.EXIT,
-    ]
+    assert two.next_steps() == [EXIT, EXIT]
 
 
 def test_process_that_stopped_or_ended_its_loop_still_reports_its_step(two) -> None:
@@ -150,20 +144,14 @@ def test_grace_is_trained_through_until_it_is_nearly_over(made) -> None:
     several.begin(1, 2)
     several.bells[1].ring()
     assert several.deliver(3)[1:] == [(0, [1, 2, 0]), (1, [1, 2, 0])]
-    assert [step.next_step() for step in several.steps] == [
-        PreemptionAction.SAVE,
-        PreemptionAction.SAVE,
-    ]
+    assert several.next_steps() == [SAVE, SAVE]
     several.begin(0, 10)
     several.begin(1, 11)
     assert several.line.sent.empty()
     several.bells[0].ring(ago_s=3600)  # a later notice to another process leaves no time
     assert several.deliver(3) == [(0, [2]), (0, [2, 12, 1]), (1, [2, 13, 1])]
     several.begin(0, 1)
-    assert [step.next_step() for step in several.steps] == [
-        PreemptionAction.EXIT,
-        PreemptionAction.EXIT,
-    ]
+    assert several.next_steps() == [EXIT, EXIT]
 
 
 def test_steps_and_saves_that_take_long_shorten_the_grace(made) -> None:
@@ -171,10 +159,7 @@ def test_steps_and_saves_that_take_long_shorten_the_grace(made) -> None:
     (several,) = made
     several.bells[0].ring()
     several.deliver(3)
-    assert [step.next_step() for step in several.steps] == [
-        PreemptionAction.SAVE,
-        PreemptionAction.SAVE,
-    ]
+    assert several.next_steps() == [SAVE, SAVE]
     several.begin(0, 1)
     assert several.line.sent.empty()
     several.steps[0].save_s = 1801.0
@@ -186,10 +171,7 @@ def test_notice_that_leaves_no_time_is_to_leave_at_once_whatever_the_grace(made)
     (several,) = made
     several.bells[0].ring(ago_s=60, grace_s=30)
     assert several.deliver(3)[1:] == [(0, [1, 0, 1]), (1, [1, 0, 0])]
-    assert [step.next_step() for step in several.steps] == [
-        PreemptionAction.EXIT,
-        PreemptionAction.EXIT,
-    ]
+    assert several.next_steps() == [EXIT, EXIT]
 
 
 def test_process_that_has_not_saved_yet_receives_the_last_agreement(made) -> None:
@@ -199,15 +181,12 @@ def test_process_that_has_not_saved_yet_receives_the_last_agreement(made) -> Non
     several.begin(1, 2)
     several.bells[1].ring()
     several.deliver(3)
-    assert several.steps[1].next_step() is PreemptionAction.SAVE
+    assert several.steps[1].next_step() is SAVE
     several.bells[1].ring(ago_s=3600)
     assert several.deliver(3) == [(1, [2]), (0, [2, 1, 1]), (1, [2, 2, 1])]
     several.begin(0, 1)
-    assert [several.steps[0].next_step() for _ in range(2)] == [
-        PreemptionAction.SAVE,
-        PreemptionAction.EXIT,
-    ]
-    assert several.steps[1].next_step() is PreemptionAction.EXIT
+    assert [several.steps[0].next_step() for _ in range(2)] == [SAVE, EXIT]
+    assert several.steps[1].next_step() is EXIT
 
 
 def test_one_that_does_not_say_how_far_it_is_is_named(made) -> None:
@@ -258,10 +237,10 @@ def test_alone_a_notice_is_acted_on_before_the_next_step() -> None:
     step.start()
     assert [step.next_step() for _ in range(3)] == [None] * 3
     bell.ring()
-    assert [step.next_step() for _ in range(3)] == [PreemptionAction.SAVE, None, None]
+    assert [step.next_step() for _ in range(3)] == [SAVE, None, None]
     assert step.notice.source == "bell"
     bell.ring(ago_s=3600)
-    assert [step.next_step() for _ in range(3)] == [PreemptionAction.EXIT, None, None]
+    assert [step.next_step() for _ in range(3)] == [EXIT, None, None]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -282,7 +261,7 @@ def test_all_leave_after_one_step_whose_parts_wait_for_each_other(seed) -> None:
         step.start()
         try:
             for number in range(100_000):
-                if step.next_step() is PreemptionAction.EXIT:
+                if step.next_step() is EXIT:
                     return number
                 if noticed.get(index) == number:
                     bells[index].ring()
@@ -352,15 +331,6 @@ def leaving(monkeypatch, *actions: PreemptionAction, error: BaseException | None
     return PreemptionExit(config, manager, "Backup"), manager
 
 
-SAVE, EXIT = PreemptionAction.SAVE, PreemptionAction.EXIT
-
-
-def test_without_a_notice_nothing_is_saved(monkeypatch) -> None:
-    exit_, manager = leaving(monkeypatch)
-    exit_.before_step(3, lambda: 1 / 0)
-    assert manager.num_syncs == 0
-
-
 def test_state_is_saved_once_then_written_and_the_process_exits(monkeypatch, capsys) -> None:
     exit_, manager = leaving(monkeypatch, SAVE, EXIT, error=SystemExit(42))
     saves = []
@@ -368,15 +338,6 @@ def test_state_is_saved_once_then_written_and_the_process_exits(monkeypatch, cap
         exit_.before_step(3, lambda: saves.append(3) is None)
     assert (saves, manager.num_syncs, caught.value.code) == ([3], 1, 42)
     assert capsys.readouterr().err == "Backup: saved after step 3: The node is going down.\n"
-
-
-def test_exit_at_a_later_step_saves_that_step_too(monkeypatch) -> None:
-    exit_, _ = leaving(monkeypatch, SAVE)
-    saves = []
-    exit_.before_step(3, lambda: saves.append(3) is None)
-    exit_._agreed_step.remaining.append(EXIT)
-    exit_.before_step(5, lambda: saves.append(5) is None)  # this exit function returns
-    assert saves == [3, 5]
 
 
 def test_nothing_to_save_prints_nothing_and_own_errors_come_out(monkeypatch, capsys) -> None:

@@ -117,18 +117,6 @@ def test_saves_whether_the_interval_says_so_or_not_under_the_number_of_the_step(
     assert names(tmp_path) == ["ckpt-3"]
 
 
-def test_checkpoint_of_this_very_step_is_replaced(tmp_path: Path, make) -> None:
-    training = Training(tmp_path)
-    manager = training.manager(step_counter=training.step)
-    handler = make(manager)
-    for _ in range(3):
-        handler.run(training.train, notice_at=3)
-        manager.save()
-    with pytest.raises(SystemExit):
-        handler.run(training.train)
-    assert names(tmp_path) == ["ckpt-1", "ckpt-2", "ckpt-3"]
-
-
 def test_count_is_in_every_checkpoint_and_ignored_by_other_readers(tmp_path: Path, make) -> None:
     training = Training(tmp_path)
     handler = make(training.checkpoint, tmp_path)
@@ -213,16 +201,6 @@ def test_loop_without_run_counts_steps_before_the_save(tmp_path: Path, make) -> 
     assert (make(again.manager()).total_run_calls, int(again.step)) == (5, 5)
 
 
-def test_asynchronous_save_is_complete_before_the_exit(tmp_path: Path, make) -> None:
-    training = Training(tmp_path)
-    handler = make(training.manager())
-    training.train(notice_at=1)
-    options = sg.train.CheckpointOptions(enable_async=True)
-    with pytest.raises(SystemExit):
-        handler.save_checkpoint_if_preempted(options=options)
-    assert names(tmp_path) == ["ckpt-1"]
-
-
 def test_arguments_of_a_loop_decide_whether_the_interval_counts(tmp_path: Path, make) -> None:
     training = Training(tmp_path)
     manager = training.manager(step_counter=training.step, checkpoint_interval=100)
@@ -292,13 +270,6 @@ def test_object_that_no_step_builds_raises(tmp_path: Path, make) -> None:
     handler.run(signal.raise_signal, signal.SIGTERM)
     with pytest.raises(ValueError, match=r"model=.* has no variables yet"):
         handler.run(signal.raise_signal, signal.SIGTERM)
-
-
-def test_notice_after_the_last_step_changes_nothing(tmp_path: Path, make) -> None:
-    training = Training(tmp_path)
-    handler = make(training.manager())
-    training.run(handler, notice_at=50)
-    assert names(tmp_path) == []
 
 
 def test_notice_in_the_last_step_of_a_scope(tmp_path: Path, make) -> None:
@@ -384,3 +355,68 @@ def test_restore_that_fails_leaves_signals_as_they_were(tmp_path: Path, make) ->
 def test_old_name() -> None:
     assert sg.experimental.PreemptionCheckpointHandler is sg.PreemptionCheckpointHandler
     assert sys.modules["stratagem.checkpoint"].PreemptionCheckpointHandler
+
+
+# Arguments and clusters that it rejects.
+
+
+@pytest.mark.parametrize("folder", [None, ""])
+def test_checkpoint_without_a_folder_is_refused(folder) -> None:
+    with pytest.raises(
+        sg.errors.InvalidArgumentError, match="Checkpoint was passed with checkpoint_dir="
+    ):
+        sg.PreemptionCheckpointHandler(None, sg.train.Checkpoint(step=sg.Variable(0)), folder)
+
+
+def test_parameter_servers_are_refused(tmp_path: Path) -> None:
+    spec = sg.ClusterSpec({"chief": ["a:1"], "ps": ["b:1"]})
+    resolver = sg.cluster_resolver.SimpleClusterResolver(spec, task_type="chief", task_id=0)
+    checkpoint = sg.train.Checkpoint(step=sg.Variable(0))
+    with pytest.raises(NotImplementedError, match="The cluster has parameter servers"):
+        sg.PreemptionCheckpointHandler(resolver, checkpoint, tmp_path)
+
+
+def test_processes_that_do_not_know_each_other_are_refused(tmp_path: Path) -> None:
+    spec = sg.ClusterSpec({"worker": ["a:1", "b:1"]})
+    resolver = sg.cluster_resolver.SimpleClusterResolver(spec, task_type="worker", task_id=1)
+    checkpoint = sg.train.Checkpoint(step=sg.Variable(0))
+    with pytest.raises(
+        RuntimeError, match="has 2 processes, but this one is not connected to the others"
+    ):
+        sg.PreemptionCheckpointHandler(resolver, checkpoint, tmp_path)
+
+
+def test_one_task_of_a_cluster_is_a_process_by_itself(tmp_path: Path) -> None:
+    spec = sg.ClusterSpec({"worker": ["a:1"]})
+    resolver = sg.cluster_resolver.SimpleClusterResolver(spec, task_type="worker", task_id=0)
+    handler = sg.PreemptionCheckpointHandler(
+        resolver, sg.train.Checkpoint(step=sg.Variable(0)), tmp_path
+    )
+    handler.stop()
+    assert handler.total_run_calls == 0
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_arguments_of_another_type_are_refused(tmp_path: Path, index: int) -> None:
+    checkpoint = sg.train.Checkpoint(step=sg.Variable(0))
+    arguments: list[Any] = [None, checkpoint, tmp_path, None]
+    arguments[(0, 1, 3)[index]] = "abc"
+    name = ("cluster_resolver", "checkpoint_or_checkpoint_manager", "termination_config")[index]
+    with pytest.raises(TypeError, match=f"{name}='abc' is of type str"):
+        sg.PreemptionCheckpointHandler(*arguments)
+
+
+def test_signals_are_heard_in_the_main_thread_only(tmp_path: Path) -> None:
+    checkpoint = sg.train.Checkpoint(step=sg.Variable(0))
+    errors: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            sg.PreemptionCheckpointHandler(None, checkpoint, tmp_path)
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert "Cannot listen to signals in thread" in str(errors[0])

@@ -1,4 +1,4 @@
-"""Asynchronous saves beside training, and checkpoints that are missing, damaged or foreign."""
+"""Checkpoints that are missing, damaged or foreign, and what saves need."""
 
 from __future__ import annotations
 
@@ -6,74 +6,13 @@ import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import jax
-import jax.numpy as jnp
-import keras
 import numpy as np
 import pytest
 
 import stratagem as sg
 
 BEHIND = sg.train.CheckpointOptions(enable_async=True)
-
-
-def trained_model() -> Any:
-    with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
-        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
-        model.compile("adam", "mse")
-        model.optimizer.build(model.trainable_variables)
-    return model
-
-
-@pytest.mark.slow
-def test_steps_that_follow_do_not_change_what_is_saved(tmp_path) -> None:
-    model = trained_model()
-    rows = np.random.default_rng(0).random((32, 4)).astype("float32")
-    model.fit(rows, rows[:, :3], epochs=1, verbose=0)
-    numbers = np.arange(3)
-    checkpoint = sg.train.Checkpoint(
-        model=model, tree={"a": jnp.arange(5.0), "n": 7, "host": numbers, "key": jax.random.key(3)}
-    )
-    checkpoint.prepare()
-    checkpoint.sync()
-    wanted = [np.array(one.value) for one in [*model.variables, *model.optimizer.variables]]
-    path = checkpoint.write(tmp_path / "ckpt", BEHIND)
-    model.fit(rows, rows[:, :3], epochs=2, verbose=0)  # donates the variables
-    numbers += 1
-    trained = [np.array(one.value) for one in [*model.variables, *model.optimizer.variables]]
-    assert not all(map(np.array_equal, trained, wanted))
-    checkpoint.sync()
-    checkpoint.read(path).assert_consumed()
-    found = [np.array(one.value) for one in [*model.variables, *model.optimizer.variables]]
-    for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_array_equal(one, other, strict=True)
-    assert checkpoint.tree["n"] == 7
-    np.testing.assert_array_equal(checkpoint.tree["host"], [0, 1, 2])
-    np.testing.assert_array_equal(checkpoint.tree["a"], np.arange(5.0))
-    assert checkpoint.tree["key"] == jax.random.key(3)
-
-
-def test_components_of_replicas_are_saved_as_they_were(tmp_path) -> None:
-    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-    with strategy.scope():
-        counts = sg.Variable(0.0, synchronization="on_read", aggregation="sum", trainable=False)
-
-    def add() -> None:
-        replica_id: Any = sg.get_replica_context().replica_id_in_sync_group
-        counts.assign_add(keras.ops.cast(replica_id, "float32") + 1)
-
-    strategy.run(add)
-    checkpoint = sg.train.Checkpoint(counts=counts)
-    path = checkpoint.write(tmp_path / "ckpt", BEHIND)
-    strategy.run(add)
-    checkpoint.sync()
-    checkpoint.read(path, sg.train.CheckpointOptions(restore_components=True)).assert_consumed()
-    assert np.asarray(counts.storage).tolist() == [1, 2]
-
-
-# Checkpoints that are missing, damaged or foreign, and folders that cannot be written.
 
 
 def test_unknown_object_name_tells_those_that_are_there(tmp_path: Path) -> None:
@@ -163,22 +102,13 @@ def test_name_that_is_taken_is_left_as_it_is(tmp_path: Path) -> None:
     assert int(step) == 1
 
 
-def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    checkpoint = sg.train.Checkpoint(step=sg.Variable(1))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="could not be written"):
-        checkpoint.save(tmp_path / "file" / "ckpt")
-    assert int(checkpoint.save_counter) == 0
-
-
 def test_training_waits_for_an_asynchronous_save_without_memory_for_the_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sizes_bytes: list[int] = []
     monkeypatch.setattr("stratagem.checkpoint.saving.has_room_for_copy", sizes_bytes.append)
     checkpoint = sg.train.Checkpoint(v=sg.Variable(np.arange(1000.0, dtype="float32")))
-    options = sg.train.CheckpointOptions(enable_async=True)
-    path = Path(checkpoint.write(tmp_path / "ckpt", options))
+    path = Path(checkpoint.write(tmp_path / "ckpt", BEHIND))
     assert (path / "commit_success.txt").is_file()  # without `sync`
     assert sizes_bytes == [4000 + 4]  # with the counter
     assert "Training waits until" in caplog.text
@@ -206,7 +136,7 @@ def test_prepared_save_writes_the_values(tmp_path: Path) -> None:
     variable = sg.Variable(np.arange(1000.0, dtype="float32"))
     checkpoint = sg.train.Checkpoint(v=variable)
     checkpoint.prepare()
-    path = checkpoint.save(tmp_path / "ckpt", sg.train.CheckpointOptions(enable_async=True))
+    path = checkpoint.save(tmp_path / "ckpt", BEHIND)
     checkpoint.sync()
     variable.assign(np.zeros(1000))
     checkpoint.restore(path).assert_consumed()

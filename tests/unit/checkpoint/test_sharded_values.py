@@ -17,7 +17,6 @@ import stratagem as sg
 from stratagem.checkpoint import latest as group_calls
 from stratagem.checkpoint import restoration as sharded_values
 from stratagem.checkpoint import saving
-from stratagem.checkpoint import saving as checkpoint_events
 from stratagem.checkpoint.objects import part_of
 from stratagem.checkpoint.restoration import (
     begin_sharded_write,
@@ -39,6 +38,7 @@ from stratagem.checkpoint.storage.shards import ShardedArray
 from stratagem.observe.run_events import writer
 from stratagem.observe.run_events.writer import EventWriter
 from stratagem.variables.registry import home_of
+from tests.unit.checkpoint.groups import Reader
 from tests.unit.checkpoint.test_group_calls import Group
 from tests.unit.observe.run_events.test_wait_clock import ticking
 
@@ -250,10 +250,8 @@ def test_value_assigned_while_a_step_is_traced_is_a_value_and_no_tracer(
 @pytest.fixture
 def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EventWriter]:
     with EventWriter(tmp_path / "run", "worker", 0, num_processes=1, interval_s=0) as made:
-        monkeypatch.setattr(checkpoint_events, "current_events", lambda: made)
-        clock = ticking()
-        for module in (checkpoint_events, saving):
-            monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(saving, "current_events", lambda: made)
+        monkeypatch.setattr(saving, "time", ticking())
         yield made
 
 
@@ -319,10 +317,10 @@ def test_duration_of_a_backup_is_recorded_with_the_next_step(
 ) -> None:
     memory = sg.checkpoint.MemoryBackup(sg.train.Checkpoint(value=sg.Variable(1.0)), tmp_path / "m")
     clock = ticking()
-    monkeypatch.setattr(checkpoint_events, "time", clock)
+    monkeypatch.setattr(saving, "time", clock)
     monkeypatch.setattr(writer, "time", clock)
     with EventWriter(tmp_path / "run", "worker", 0, num_processes=1) as events:
-        monkeypatch.setattr(checkpoint_events, "current_events", lambda: events)
+        monkeypatch.setattr(saving, "current_events", lambda: events)
         events.step(5)
         memory.save(1)
         events.step(6)
@@ -414,19 +412,6 @@ def test_object_without_variables_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no variables yet"):
         sg.train.Checkpoint(model=unbuilt).save(tmp_path / "ckpt")
     assert not list(tmp_path.iterdir())
-
-
-class Reader:
-    """An object with a JSON state."""
-
-    def __init__(self, state: Any) -> None:
-        self.state = state
-
-    def get_state(self) -> Any:
-        return self.state
-
-    def set_state(self, state: Any) -> None:
-        self.state = state
 
 
 def test_state_that_json_cannot_hold_is_refused(tmp_path: Path) -> None:

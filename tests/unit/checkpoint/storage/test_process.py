@@ -32,8 +32,6 @@ from stratagem.checkpoint.storage.files import (
     read_arrays,
     read_manifest,
 )
-from stratagem.checkpoint.storage.files import write as write_of_large_arrays
-from stratagem.checkpoint.storage.files import write as write_of_shard_reader
 from stratagem.checkpoint.storage.process import (
     StorageProcess,
     available_memory_bytes,
@@ -312,7 +310,7 @@ def saved(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _write(folder: Path) -> tuple[Path, dict[str, Any]]:
-    write_of_large_arrays(folder, ITEMS_OF_LARGE_ARRAYS, {})
+    files.write(folder, ITEMS_OF_LARGE_ARRAYS, {})
     return folder, read_manifest(folder)
 
 
@@ -430,8 +428,6 @@ def test_unreadable_index(saved: Any) -> None:
 
 # Parts of arrays: the same values as the whole, other files stay unread, damage is found.
 
-LARGE_OF_SHARD_READER = np.random.default_rng(1).standard_normal((512, 600), "float32")
-
 
 @pytest.fixture
 def saved_of_shard_reader(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
@@ -457,12 +453,8 @@ def test_any_part_of_an_array(path: str, saved_of_shard_reader: Any) -> None:
 
 
 def test_parts_of_an_array_that_was_saved_whole(tmp_path: Path) -> None:
-    arrays = {
-        "large": LARGE_OF_SHARD_READER,
-        "transposed": LARGE_OF_SHARD_READER.T,
-        "small": np.ones(3),
-    }
-    write_of_shard_reader(tmp_path / "one", {"state": arrays}, {})
+    arrays = {"large": NOISE, "transposed": NOISE.T, "small": np.ones(3)}
+    files.write(tmp_path / "one", {"state": arrays}, {})
     entries = read_manifest(tmp_path / "one")["items"]["state"]
     reader = ShardReader(tmp_path / "one")
     assert [reader.can_read("state", entry) for entry in entries] == [True, True, False]
@@ -573,22 +565,22 @@ def machine(folder: Path, **files: str) -> tuple[Path, Path]:
     return meminfo, folder
 
 
-def test_the_page_cache_of_the_machine_is_available(tmp_path: Path) -> None:
-    assert available_memory_bytes(*machine(tmp_path)) == 1000 * 1024
-
-
 @pytest.mark.parametrize(
     ("limit", "expected"),
-    [("500000\n", 500_000 - 300_000 + 50_000), ("100000\n", 0), ("9000000000\n", 1_024_000)],
+    [
+        (None, 1_024_000),  # no container; the page cache is available
+        ("500000\n", 500_000 - 300_000 + 50_000),
+        ("100000\n", 0),
+        ("9000000000\n", 1_024_000),
+        ("max\n", 1_024_000),
+    ],
 )
-def test_a_container_has_what_its_limit_leaves(tmp_path: Path, limit: str, expected: int) -> None:
-    files = {"max": limit, "current": "300000\n", "stat": "anon 1\ninactive_file 50000\n"}
+def test_a_container_has_what_its_limit_leaves_and_the_machine_has(
+    tmp_path: Path, limit: str | None, expected: int
+) -> None:
+    others = {"current": "300000\n", "stat": "anon 1\ninactive_file 50000\n"}
+    files = {} if limit is None else {"max": limit, **others}
     assert available_memory_bytes(*machine(tmp_path, **files)) == expected
-
-
-def test_a_container_without_a_limit_has_the_memory_of_the_machine(tmp_path: Path) -> None:
-    files = {"max": "max\n", "current": "300000\n"}
-    assert available_memory_bytes(*machine(tmp_path, **files)) == 1000 * 1024
 
 
 def test_nothing_is_known_without_the_files_of_linux(tmp_path: Path) -> None:
@@ -622,12 +614,7 @@ def test_errors_in_warnings_are_kept_once_and_not_printed(caplog) -> None:
         logging.getLogger("elsewhere").warning("passes")
     assert collected.causes == ["KeyError: 'shard 3'"]
     assert [record.message for record in caplog.records] == ["passes"]
-
-
-def test_afterwards_warnings_go_their_way_again(caplog) -> None:
-    with collect_warnings(OrbaxWarnings()):
-        pass
-    logging.getLogger("absl").warning("printed")
+    logging.getLogger("absl").warning("printed")  # afterwards they go their way again
     assert "printed" in caplog.text
 
 

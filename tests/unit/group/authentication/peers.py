@@ -25,6 +25,17 @@ def received(connection: socket.socket, size: int) -> bytes:
     return data
 
 
+def is_closed(connection: socket.socket) -> bool:
+    """True if the other side has closed, and False if nothing has arrived."""
+    connection.settimeout(0)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+    except BlockingIOError:
+        return False
+
+
 def opening(claim: str, nonce: bytes, mode: bytes = MODE) -> bytes:
     """Returns the first message of a client."""
     return mode + nonce + bytes([len(claim)]) + claim.encode() + b"\r\n\r\n"

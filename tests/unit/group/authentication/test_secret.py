@@ -1,9 +1,7 @@
-"""Secret of a run: where it is found, what is refused, and the keys derived from it."""
+"""Secret of a run and its keys, certificates of the settings, and what of them is refused."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import warnings
 from pathlib import Path
@@ -12,21 +10,26 @@ import pytest
 
 from stratagem.group.authentication import secret
 from stratagem.group.authentication.secret import (
+    PLAIN,
+    TLS,
+    Certificates,
+    Credentials,
     Secret,
     find_secret,
     has_ray_token,
-    new_secret,
     required_secret,
     with_ray_token,
     with_secret,
 )
+from tests.unit.group.authentication import peers
+from tests.unit.group.authentication.certificates import make_certificates
 
 _TEXT = "a" * 32
 
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch) -> None:
-    for name in ("SECRET", "SECRET_FILE", "ALLOW_UNAUTHENTICATED"):
+    for name in ("SECRET", "SECRET_FILE", "ALLOW_UNAUTHENTICATED", "TLS_DIR"):
         monkeypatch.delenv(f"STRATAGEM_{name}", raising=False)
     secret._warn_once.cache_clear()
 
@@ -38,19 +41,9 @@ def written(folder: Path, text: str = _TEXT, mode: int = 0o600) -> str:
     return str(path)
 
 
-def test_key_is_an_hmac_of_the_purpose() -> None:
-    expected = hmac.new(_TEXT.encode(), b"stratagem 1 group", hashlib.sha256).digest()
-    assert Secret(_TEXT).key("group") == expected
-
-
-def test_keys_differ_by_purpose_and_by_secret() -> None:
-    keys = {Secret(text).key(purpose) for text in (_TEXT, "b" * 32) for purpose in "xy"}
-    assert len(keys) == 4
-
-
-def test_no_secret_has_a_key_of_its_own() -> None:
-    assert secret.key_of(None, "x") == hmac.new(b"", b"stratagem 1 x", hashlib.sha256).digest()
-    assert secret.key_of(Secret(_TEXT), "x") == Secret(_TEXT).key("x")
+def test_keys_are_those_of_the_secret() -> None:
+    assert Credentials().key("group") == peers.key("group")
+    assert Credentials(Secret("a" * 32)).key("group") == peers.key("group", "a" * 32)
 
 
 def test_secret_is_not_printed() -> None:
@@ -61,11 +54,6 @@ def test_short_secret_is_refused_without_being_shown() -> None:
     with pytest.raises(ValueError, match="has a secret of 9 characters") as raised:
         Secret("short-one")
     assert "short-one" not in str(raised.value)
-
-
-def test_new_secrets_are_long_and_differ() -> None:
-    assert len({new_secret() for _ in range(3)}) == 3
-    assert len(bytes.fromhex(new_secret())) == 32
 
 
 def test_variable_comes_before_the_file(monkeypatch, tmp_path) -> None:
@@ -164,3 +152,32 @@ def test_a_token_of_ray_is_made_only_for_processes_that_would_lack_one(
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").touch()
     assert with_ray_token(empty) == empty
+
+
+# Certificates.
+
+
+def test_no_certificates_are_found_without_settings() -> None:
+    assert Certificates.find() is None
+    assert Credentials().mode == PLAIN
+
+
+def test_certificates_are_required_of_both_sides(monkeypatch, tmp_path) -> None:
+    for name, text in make_certificates(tmp_path).items():
+        monkeypatch.setenv(name, text)
+    found = Credentials.find("worker 0", ["127.0.0.1"])
+    assert found.mode == TLS
+    assert found.certificates is not None
+    for context in (found.certificates.client, found.certificates.server):
+        assert context.verify_mode.name == "CERT_REQUIRED"
+        assert context.minimum_version.name == "TLSv1_3"
+
+
+def test_missing_and_invalid_files_are_named(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("STRATAGEM_TLS_DIR", str(tmp_path))
+    with pytest.raises(ValueError, match=r"TLS cannot be set up with STRATAGEM_TLS_DIR=.*No such"):
+        Certificates.find()
+    make_certificates(tmp_path)
+    (tmp_path / "tls.crt").write_text("no certificate")
+    with pytest.raises(ValueError, match=r"TLS cannot be set up(?s:.)*unset the variable"):
+        Certificates.find()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +15,7 @@ import numpy as np
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.elastic.group import ElasticGroup
 from stratagem.group.elastic.joining import TrainingState, hand_over, receive
-from stratagem.group.elastic.peer_connections import PeerConnections
+from stratagem.group.elastic.peer_connections import ExchangeTimes, PeerConnections
 from stratagem.group.verdict import GroupLimits
 from stratagem.resources import Closing
 from tests.unit.group.process_group.members import listed, together
@@ -21,6 +23,19 @@ from tests.unit.group.process_group.members import listed, together
 # Far above what a busy machine needs: no test waits until they are over.
 LIMITS = GroupLimits(join_s=300, peer_s=120, stuck_s=300, barrier_s=300)
 PLACE = "loop"
+
+
+def connected_peers(
+    count: int, check: Callable[[float], None], times: Sequence[ExchangeTimes] = ()
+) -> list[PeerConnections]:
+    """Returns the connections of all members of a view, in one process."""
+    sockets: list[dict[int, socket.socket]] = [{} for _ in range(count)]
+    for one, other in itertools.combinations(range(count), 2):
+        sockets[one][other], sockets[other][one] = socket.socketpair()
+    return [
+        PeerConnections(0, range(count), own, sockets[own], check, *times[own : own + 1])
+        for own in range(count)
+    ]
 
 
 @dataclasses.dataclass

@@ -49,13 +49,6 @@ def test_listeners_hear_of_a_change_once_and_between_rounds(members) -> None:
     assert members[0].num_processes == 2
 
 
-def test_a_process_that_has_not_joined_begins_no_round(make_cluster) -> None:
-    cluster = make_cluster(2)
-    cluster.started(2)[1].close()
-    with pytest.raises(RuntimeError, match="'step' was called in a process that has not joined"):
-        cluster.member(1).begin_round("step")
-
-
 def test_operations_after_a_loss_do_nothing(members) -> None:
     members[1].close()
     members[0].begin_round("step")
@@ -182,7 +175,7 @@ def test_a_rehearsal_ends_its_rounds_at_once_and_counts_none(make_cluster) -> No
         assert not candidate.operate(called.append)
         assert not candidate.commit()
     assert not called
-    with pytest.raises(RuntimeError, match="has not joined"):
+    with pytest.raises(RuntimeError, match="'step' was called in a process that has not joined"):
         candidate.begin_round("step")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -32,7 +31,7 @@ from stratagem.group.elastic.peers import (
     send_message,
 )
 from stratagem.group.elastic.views import View
-from tests.unit.group.elastic.members import PLACE, Step, Training, members_of
+from tests.unit.group.elastic.members import PLACE, Step, Training, connected_peers, members_of
 from tests.unit.group.process_group.members import together
 
 _JOINED = View(5, (1, 2, 3), 7, (11, 12, 13), newcomers=(3,))
@@ -281,11 +280,11 @@ def test_a_candidate_of_a_group_that_ends_gets_the_reason(make_cluster) -> None:
 
 # What members say in commits, and when they admit others.
 
-_VIEW_OF_ADMISSIONS = View(1, (0, 2), 5, (10, 12))
+_VIEW = View(1, (0, 2), 5, (10, 12))
 
 
 @pytest.fixture
-def inbox_of_admissions():
+def fit_inbox():
     """An inbox in which process 1 waits to join `fit`."""
     made, (theirs, ours) = Inbox(), socket.socketpair()
     made.tell(stage=Stage.TRAINS)
@@ -295,57 +294,57 @@ def inbox_of_admissions():
     theirs.close()
 
 
-def _admissions(inbox_of_admissions: Inbox, own: int = 0, *, prepares: bool = False) -> Admissions:
-    made = Admissions(inbox_of_admissions, own, prepares=prepares)
+def _admissions(fit_inbox: Inbox, own: int = 0, *, prepares: bool = False) -> Admissions:
+    made = Admissions(fit_inbox, own, prepares=prepares)
     made.safe = SafePoint("fit:1", 5)
     return made
 
 
-def test_the_first_member_wants_a_change_that_all_agree_on(inbox_of_admissions) -> None:
-    first, second = _admissions(inbox_of_admissions), _admissions(Inbox(), own=2)
-    flags = [first.flag(_VIEW_OF_ADMISSIONS), second.flag(_VIEW_OF_ADMISSIONS)]
+def test_the_first_member_wants_a_change_that_all_agree_on(fit_inbox) -> None:
+    first, second = _admissions(fit_inbox), _admissions(Inbox(), own=2)
+    flags = [first.flag(_VIEW), second.flag(_VIEW)]
     for one in (first, second):
         one.note(flags)
         assert one.wanted_size == 3
         assert one.is_change_due
 
 
-def test_all_wait_for_one_that_is_not_prepared(inbox_of_admissions) -> None:
-    first, second = _admissions(inbox_of_admissions), _admissions(Inbox(), own=2, prepares=True)
-    first.note([first.flag(_VIEW_OF_ADMISSIONS), second.flag(_VIEW_OF_ADMISSIONS)])
+def test_all_wait_for_one_that_is_not_prepared(fit_inbox) -> None:
+    first, second = _admissions(fit_inbox), _admissions(Inbox(), own=2, prepares=True)
+    first.note([first.flag(_VIEW), second.flag(_VIEW)])
     assert first.wanted_size == 3
     assert not first.is_change_due
     second.prepared_for = 3
-    first.note([first.flag(_VIEW_OF_ADMISSIONS), second.flag(_VIEW_OF_ADMISSIONS)])
+    first.note([first.flag(_VIEW), second.flag(_VIEW)])
     assert first.is_change_due
 
 
 @pytest.mark.parametrize("change", ["elsewhere", "unsafe", "ended"])
-def test_nothing_is_wanted_without_a_process_at_this_place(inbox_of_admissions, change) -> None:
-    first = _admissions(inbox_of_admissions)
+def test_nothing_is_wanted_without_a_process_at_this_place(fit_inbox, change) -> None:
+    first = _admissions(fit_inbox)
     if change == "elsewhere":
         first.safe = SafePoint("fit:2", 5)
     if change == "unsafe":
         first.safe = None
     if change == "ended":
-        inbox_of_admissions.close()
-    first.note([first.flag(_VIEW_OF_ADMISSIONS), 2])
+        fit_inbox.close()
+    first.note([first.flag(_VIEW), 2])
     assert first.wanted_size is None
     assert not first.is_change_due
 
 
-def test_a_new_view_starts_again(inbox_of_admissions) -> None:
-    first = _admissions(inbox_of_admissions)
-    first.note([first.flag(_VIEW_OF_ADMISSIONS), 2])
+def test_a_new_view_starts_again(fit_inbox) -> None:
+    first = _admissions(fit_inbox)
+    first.note([first.flag(_VIEW), 2])
     first.begin_view(View(2, (0, 1, 2), 5, (10, 11, 12), newcomers=(1,)))
     assert not first.is_change_due
     assert first.newcomers == (1,)
     assert not first.is_new
 
 
-def test_a_round_that_is_no_step_adds_no_member_after_a_loss(inbox_of_admissions) -> None:
+def test_a_round_that_is_no_step_adds_no_member_after_a_loss(fit_inbox) -> None:
     """Those that join begin with a step, and would not take part in it."""
-    one = _admissions(inbox_of_admissions)
+    one = _admissions(fit_inbox)
     one.pass_by()
     assert one.safe is not None
     assert (one.safe.place, one.safe.num_rounds) == ("fit:1", -1)
@@ -356,7 +355,7 @@ def test_a_round_that_is_no_step_adds_no_member_after_a_loss(inbox_of_admissions
 
 # States that are sent to newcomers, over connections in one process.
 
-_COUNT_OF_HANDOVER = 4
+_COUNT = 4
 _STATE = TrainingState(
     {"step": 3},
     [
@@ -371,34 +370,28 @@ _STATE = TrainingState(
 
 
 @pytest.fixture
-def peers_of_handover() -> Iterator[list[PeerConnections]]:
-    sockets: list[dict[int, socket.socket]] = [{} for _ in range(_COUNT_OF_HANDOVER)]
-    for one, other in itertools.combinations(range(_COUNT_OF_HANDOVER), 2):
-        sockets[one][other], sockets[other][one] = socket.socketpair()
-    connections = [
-        PeerConnections(0, range(_COUNT_OF_HANDOVER), own, sockets[own], lambda waited_s: None)
-        for own in range(_COUNT_OF_HANDOVER)
-    ]
+def handover_peers() -> Iterator[list[PeerConnections]]:
+    connections = connected_peers(_COUNT, lambda waited_s: None)
     yield connections
     for one in connections:
         one.close()
 
 
 def _exchange(
-    peers_of_handover: list[PeerConnections], check: Any = lambda document: None
+    handover_peers: list[PeerConnections], check: Any = lambda document: None
 ) -> list[Any]:
     """Member 1 sends its state to members 0 and 3."""
 
     def act(own: int) -> Any:
         if own in (0, 3):
-            return receive(peers_of_handover[own], 1, [0, 3], check)
-        return hand_over(peers_of_handover[own], 1, [0, 3], (lambda: _STATE) if own == 1 else None)
+            return receive(handover_peers[own], 1, [0, 3], check)
+        return hand_over(handover_peers[own], 1, [0, 3], (lambda: _STATE) if own == 1 else None)
 
-    return together(_COUNT_OF_HANDOVER, act)
+    return together(_COUNT, act)
 
 
-def test_newcomers_receive_the_document_and_all_arrays(peers_of_handover) -> None:
-    received = _exchange(peers_of_handover)
+def test_newcomers_receive_the_document_and_all_arrays(handover_peers) -> None:
+    received = _exchange(handover_peers)
     for one in (received[0], received[3]):
         assert one.document == _STATE.document
         assert len(one.arrays) == len(_STATE.arrays)
@@ -407,17 +400,14 @@ def test_newcomers_receive_the_document_and_all_arrays(peers_of_handover) -> Non
             np.testing.assert_array_equal(mine, theirs)
 
 
-def test_all_can_go_on_with_the_round(peers_of_handover) -> None:
-    _exchange(peers_of_handover)
-    assert (
-        together(_COUNT_OF_HANDOVER, lambda own: peers_of_handover[own].barrier(own))
-        == [[0, 1, 2, 3]] * _COUNT_OF_HANDOVER
-    )
+def test_all_can_go_on_with_the_round(handover_peers) -> None:
+    _exchange(handover_peers)
+    assert together(_COUNT, lambda own: handover_peers[own].barrier(own)) == [[0, 1, 2, 3]] * _COUNT
 
 
-def test_changed_data_is_an_error(peers_of_handover, monkeypatch) -> None:
+def test_changed_data_is_an_error(handover_peers, monkeypatch) -> None:
     monkeypatch.setattr(joining, "_check_sum", _check_all_but_one(joining._check_sum))
-    errors = _exchange(peers_of_handover)
+    errors = _exchange(handover_peers)
     for one in (errors[0], errors[3]):
         assert isinstance(one, DataLossError)
         assert "The CRC-32 of array 1 that a member sent is" in str(one)
@@ -430,21 +420,21 @@ def _check_all_but_one(original: Any) -> Any:
     return check
 
 
-def test_a_document_that_does_not_fit_is_an_error_before_arrays_are_sent(peers_of_handover) -> None:
+def test_a_document_that_does_not_fit_is_an_error_before_arrays_are_sent(handover_peers) -> None:
     def refuse(document: dict[str, Any]) -> None:
         raise ValueError(f"not {document}")
 
     def act(own: int) -> Any:
         if own == 3:
             with (
-                peers_of_handover[own]._sockets[1],
+                handover_peers[own]._sockets[1],
                 pytest.raises(ValueError, match=r"not \{'step': 3\}"),
             ):
-                receive(peers_of_handover[own], 1, [3], refuse)
+                receive(handover_peers[own], 1, [3], refuse)
             return None
-        return None if own != 1 else hand_over(peers_of_handover[own], 1, [3], lambda: _STATE)
+        return None if own != 1 else hand_over(handover_peers[own], 1, [3], lambda: _STATE)
 
-    error = together(_COUNT_OF_HANDOVER, act)[1]
+    error = together(_COUNT, act)[1]
     assert isinstance(error, ConnectionError)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import socket
 import threading
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from stratagem.group.elastic.peer_connections import (
     close_after_use,
 )
 from stratagem.observe.run_events.wait_clock import WaitClock
+from tests.unit.group.elastic.members import connected_peers
 from tests.unit.group.process_group.members import together
 from tests.unit.observe.run_events.test_wait_clock import FakeTime
 
@@ -33,12 +33,7 @@ def _never(waited_s: float) -> None:
 
 @pytest.fixture
 def peers() -> Iterator[list[PeerConnections]]:
-    sockets: list[dict[int, socket.socket]] = [{} for _ in range(_COUNT)]
-    for one, other in itertools.combinations(range(_COUNT), 2):
-        sockets[one][other], sockets[other][one] = socket.socketpair()
-    connections = [
-        PeerConnections(0, range(_COUNT), own, sockets[own], _never) for own in range(_COUNT)
-    ]
+    connections = connected_peers(_COUNT, _never)
     yield connections
     for one in connections:
         one.close()
@@ -126,8 +121,6 @@ def test_unlike_operations_are_noticed(peers, differs) -> None:
 
 # Waiting for members, and values in transit.
 
-_MEMBERS = (0, 1, 2)
-
 
 @pytest.fixture
 def clock(monkeypatch) -> FakeTime:
@@ -188,15 +181,9 @@ def test_broken_operation_counts_until_its_end(clock) -> None:
 
 def test_members_measure_who_came_late(clock, monkeypatch) -> None:
     """The late one computes for 300 seconds, of a clock that moves for nothing else."""
-    sockets: list[dict[int, socket.socket]] = [{} for _ in _MEMBERS]
-    for one, other in itertools.combinations(_MEMBERS, 2):
-        sockets[one][other], sockets[other][one] = socket.socketpair()
-    clocks = [WaitClock() for _ in _MEMBERS]
+    clocks = [WaitClock() for _ in range(_COUNT)]
     times = [ExchangeTimes(one) for one in clocks]
-    peers = [
-        PeerConnections(0, _MEMBERS, own, sockets[own], lambda waited_s: None, times[own])
-        for own in _MEMBERS
-    ]
+    peers = connected_peers(_COUNT, lambda waited_s: None, times)
     own = np.ones(300_000, np.float32)
     wait_for_late = {member: threading.Event() for member in (0, 2)}
     for member, begun in wait_for_late.items():

@@ -28,6 +28,7 @@ from stratagem.group.elastic.peers import (
     receive_message,
 )
 from stratagem.group.elastic.views import View
+from tests.unit.group.authentication.peers import is_closed
 from tests.unit.group.process_group.members import together
 
 # Connections that wait in an inbox, each with its other side in this process.
@@ -62,15 +63,6 @@ def admit(inbox) -> Iterator[Admit]:
         side.close()
 
 
-def _is_closed(side: socket.socket) -> bool:
-    """True if the inbox has closed a connection, and False if nothing has arrived on it."""
-    side.settimeout(0)
-    try:
-        return side.recv(1) == b""
-    except BlockingIOError:
-        return False
-
-
 def _is_refused(side: socket.socket) -> bool:
     expected = "The other members continued without this process"
     return receive_message(side, _LIMIT_S)["error"].startswith(expected)
@@ -90,14 +82,14 @@ def test_a_connection_for_a_view_is_taken_once(inbox, admit) -> None:
 @pytest.mark.parametrize("claim", [f"{DATA} 3 1", f"{REPORT} 1 7", f"{READY} 1 7 loop"])
 def test_another_attempt_of_a_process_replaces_the_one_before(inbox, admit, claim) -> None:
     first, second = admit(claim), admit(claim)
-    assert _is_closed(first)
-    assert not _is_closed(second)
+    assert is_closed(first)
+    assert not is_closed(second)
 
 
 def test_a_new_view_ends_the_connections_of_those_before(inbox, admit) -> None:
     earlier, present, later = (admit(f"{DATA} {view} 1") for view in (2, 3, 4))
     inbox.begin_view(3, {0: 70, 1: 7})
-    assert [_is_closed(one) for one in (earlier, present, later)] == [True, False, False]
+    assert [is_closed(one) for one in (earlier, present, later)] == [True, False, False]
 
 
 def test_before_the_first_view_any_process_reports(inbox, admit) -> None:
@@ -112,17 +104,17 @@ def test_before_the_first_view_any_process_reports(inbox, admit) -> None:
 def test_reports_of_processes_that_the_view_does_not_have_are_refused(inbox, admit) -> None:
     waiting = {claim: admit(f"{REPORT} {claim}") for claim in ("1 7", "2 8", "3 9")}
     inbox.begin_view(1, {0: 70, 1: 7, 2: 88})
-    assert not _is_closed(waiting["1 7"])
+    assert not is_closed(waiting["1 7"])
     assert _is_refused(waiting["2 8"])  # the process before the member
     assert _is_refused(waiting["3 9"])
     assert _is_refused(admit(f"{REPORT} 1 6"))
-    assert not _is_closed(admit(f"{REPORT} 2 88"))
+    assert not is_closed(admit(f"{REPORT} 2 88"))
 
 
 @pytest.mark.parametrize("stage", [Stage.STARTS, Stage.WAITS])
 def test_nobody_waits_to_join_one_that_does_not_train(inbox, admit, stage) -> None:
     inbox.tell(stage=stage)
-    assert _is_closed(admit(f"{READY} 1 7 loop"))
+    assert is_closed(admit(f"{READY} 1 7 loop"))
     assert not inbox.has_candidate("loop", ())
 
 
@@ -195,7 +187,7 @@ def test_a_closed_inbox_ends_all_connections_and_takes_no_more(inbox, admit) -> 
     before = [admit(claim) for claim in claims]
     inbox.close()
     after = [admit(claim) for claim in [*claims, PROBE]]
-    assert all(map(_is_closed, [*before, *after]))
+    assert all(map(is_closed, [*before, *after]))
     assert inbox.take_data(3, 1) is None
     assert inbox.take_report(1) is None
     assert not inbox.has_candidate("loop", ())

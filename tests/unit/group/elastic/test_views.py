@@ -17,11 +17,6 @@ def test_a_round_that_not_all_completed_does_not_count() -> None:
     assert next_view(reports) == View(1, (0, 2), 7, (0, 0))
 
 
-def test_a_round_that_all_completed_counts() -> None:
-    reports = [Report(2, 3, 7, is_complete=True), Report(1, 3, 7, is_complete=True)]
-    assert next_view(reports) == View(4, (1, 2), 8, (0, 0))
-
-
 @pytest.mark.parametrize("is_complete", [False, True])
 def test_a_round_that_one_has_committed_counts_for_all(is_complete) -> None:
     reports = [Report(0, 0, 8, is_complete=is_complete), Report(1, 0, 7, is_complete=True)]

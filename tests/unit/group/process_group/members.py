@@ -52,6 +52,17 @@ def joined(count: int, limits: GroupLimits) -> list[Group]:
     return together(count, lambda index: Group(identity(index, count, port), limits))
 
 
+@contextmanager
+def running(count: int, limits: GroupLimits) -> Iterator[list[Group]]:
+    """Joined members, which are abandoned at the end."""
+    groups = joined(count, limits)
+    try:
+        yield groups
+    finally:
+        for group in groups:
+            group.abandon()
+
+
 def as_bytes(message: dict[str, Any] | bytes) -> bytes:
     """Encodes a message as a frame; returns bytes unchanged."""
     return message if isinstance(message, bytes) else frame(message)

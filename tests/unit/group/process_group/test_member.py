@@ -20,7 +20,7 @@ from tests.unit.group.process_group.members import (
     end_joining,
     free_port,
     identity,
-    joined,
+    running,
     together,
 )
 from tests.unit.launch.waiting import until
@@ -29,19 +29,9 @@ from tests.unit.launch.waiting import until
 _LIMITS = GroupLimits(join_s=600, peer_s=600, stuck_s=600, barrier_s=600)
 
 
-@contextlib.contextmanager
-def _joined(limits: GroupLimits) -> Iterator[list[Group]]:
-    groups = joined(3, limits)
-    try:
-        yield groups
-    finally:
-        for group in groups:
-            group.abandon()
-
-
 @pytest.fixture
 def members() -> Iterator[list[Group]]:
-    with _joined(_LIMITS) as groups:
+    with running(3, _LIMITS) as groups:
         yield groups
 
 
@@ -90,7 +80,7 @@ def test_different_calls_are_reported_to_all(members) -> None:
 
 
 def test_one_that_makes_no_progress_is_named_to_all_that_wait() -> None:
-    with _joined(dataclasses.replace(_LIMITS, stuck_s=1.5)) as members:
+    with running(3, dataclasses.replace(_LIMITS, stuck_s=1.5)) as members:
         members[2].begin_step()
 
         def wait(index: int) -> None:
@@ -294,15 +284,6 @@ def test_difference_between_processes_ends_all_at_once() -> None:
 # Streams left early by this process, by another, or with an error.
 
 _LIMIT_S = 120.0
-_LIMITS_OF_STREAMS = GroupLimits(join_s=_LIMIT_S, peer_s=_LIMIT_S, stuck_s=600, barrier_s=_LIMIT_S)
-
-
-@pytest.fixture
-def members_of_streams() -> Iterator[list[Group]]:
-    groups = joined(3, _LIMITS_OF_STREAMS)
-    yield groups
-    for group in groups:
-        group.abandon()
 
 
 class _Waiting:
@@ -326,22 +307,14 @@ class _Waiting:
         return self._result[0]
 
 
-def _hub_knows(members_of_streams: list[Group]) -> tuple[int, int]:
+def _hub_knows(members: list[Group]) -> tuple[int, int]:
     """Returns the numbers of open exchanges and of partly closed streams on process 0."""
-    exchanges = members_of_streams[0]._connection._hub._exchanges
+    exchanges = members[0]._connection._hub._exchanges
     return len(exchanges._open), len(exchanges._left)
 
 
-def test_values_of_all_come_back_as_long_as_all_are_there(members_of_streams) -> None:
-    streams = [member.stream("dataset 0 (1)") for member in members_of_streams]
-    received = together(3, lambda i: [streams[i].exchange((i, step)) for step in range(3)])
-    assert received == [[[(0, step), (1, step), (2, step)] for step in range(3)]] * 3
-
-
-def test_closing_wakes_the_thread_that_waits_and_ends_the_stream_for_good(
-    members_of_streams,
-) -> None:
-    stream = members_of_streams[1].stream("dataset 0 (1)")
+def test_closing_wakes_the_thread_that_waits_and_ends_the_stream_for_good(members) -> None:
+    stream = members[1].stream("dataset 0 (1)")
     waiting = _Waiting(stream.exchange, 4)
     stream.close()
     stream.close()
@@ -349,10 +322,10 @@ def test_closing_wakes_the_thread_that_waits_and_ends_the_stream_for_good(
     assert stream.exchange(4) is None
 
 
-def test_all_that_leave_early_go_on_together_and_nothing_is_kept(members_of_streams) -> None:
+def test_all_that_leave_early_go_on_together_and_nothing_is_kept(members) -> None:
     """Each reads ahead by a different number of batches when its program stops."""
     for epoch in range(3):
-        streams = [member.stream(f"dataset 0 ({epoch})") for member in members_of_streams]
+        streams = [member.stream(f"dataset 0 ({epoch})") for member in members]
         received = together(
             3, lambda i, streams=streams: [streams[i].exchange(i) for _ in range(2)]
         )
@@ -361,20 +334,20 @@ def test_all_that_leave_early_go_on_together_and_nothing_is_kept(members_of_stre
         for stream in streams:
             stream.close()
         assert [one.result() for one in ahead] == [None, None]
-        assert together(3, lambda i: members_of_streams[i].exchange("after", i)) == [[0, 1, 2]] * 3
+        assert together(3, lambda i: members[i].exchange("after", i)) == [[0, 1, 2]] * 3
     # What was sent before an exchange has arrived before it was complete.
-    assert _hub_knows(members_of_streams) == (0, 0)
-    for member in members_of_streams:
+    assert _hub_knows(members) == (0, 0)
+    for member in members:
         assert list(member._streams._open) == ["main"]
         assert member._main.answers == {}
 
 
 @pytest.mark.parametrize("left_first", [False, True])
 def test_process_that_needs_a_batch_of_a_closed_loop_gets_the_name_of_the_other(
-    members_of_streams, left_first, monkeypatch
+    members, left_first, monkeypatch
 ) -> None:
     monkeypatch.setattr("stratagem.group.member._ERROR_REPORT_S", 0.05)
-    streams = [member.stream("dataset 3 (1)") for member in members_of_streams]
+    streams = [member.stream("dataset 3 (1)") for member in members]
     together(3, lambda i: streams[i].exchange(i))
     if left_first:
         streams[1].close()
@@ -389,25 +362,25 @@ def test_process_that_needs_a_batch_of_a_closed_loop_gets_the_name_of_the_other(
     ):
         raise waiting.result()
     # The group itself goes on.
-    assert together(3, lambda i: members_of_streams[i].exchange("after", i)) == [[0, 1, 2]] * 3
+    assert together(3, lambda i: members[i].exchange("after", i)) == [[0, 1, 2]] * 3
     for stream in streams:
         stream.close()
-    together(3, lambda i: members_of_streams[i].exchange("end", i))
-    assert _hub_knows(members_of_streams) == (0, 0)
+    together(3, lambda i: members[i].exchange("end", i))
+    assert _hub_knows(members) == (0, 0)
 
 
-def test_one_that_leaves_a_loop_by_an_error_is_known_by_its_error(members_of_streams) -> None:
-    streams = [member.stream("dataset 0 (1)") for member in members_of_streams]
+def test_one_that_leaves_a_loop_by_an_error_is_known_by_its_error(members) -> None:
+    streams = [member.stream("dataset 0 (1)") for member in members]
     waiting = _Waiting(streams[0].exchange, 0)
     streams[2].close()
-    members_of_streams[2].report_error("Traceback: ValueError: a bug")
+    members[2].report_error("Traceback: ValueError: a bug")
     error = waiting.result()
     assert isinstance(error, UnavailableError)
     assert "ValueError: a bug" in str(error)
 
 
-def test_loop_left_here_too_needs_no_word_of_the_other(members_of_streams) -> None:
-    streams = [member.stream("dataset 0 (1)") for member in members_of_streams]
+def test_loop_left_here_too_needs_no_word_of_the_other(members) -> None:
+    streams = [member.stream("dataset 0 (1)") for member in members]
     waiting = _Waiting(streams[0].exchange, 0)
     streams[2].close()
     streams[0].close()
@@ -415,18 +388,6 @@ def test_loop_left_here_too_needs_no_word_of_the_other(members_of_streams) -> No
 
 
 # Announcements: receivers, order, and announcements before a listener exists.
-
-_LIMITS_OF_ANNOUNCEMENTS = GroupLimits(
-    join_s=_LIMIT_S, peer_s=_LIMIT_S, stuck_s=600, barrier_s=_LIMIT_S
-)
-
-
-@pytest.fixture
-def members_of_announcements() -> Iterator[list[Group]]:
-    groups = joined(3, _LIMITS_OF_ANNOUNCEMENTS)
-    yield groups
-    for group in groups:
-        group.abandon()
 
 
 def heard_by(member: Group, topic: str) -> queue.Queue[tuple[int, list[int]]]:
@@ -436,45 +397,40 @@ def heard_by(member: Group, topic: str) -> queue.Queue[tuple[int, list[int]]]:
     return heard
 
 
-def test_all_hear_all_in_one_order(members_of_announcements) -> None:
-    heard = [heard_by(member, "topic") for member in members_of_announcements]
-    together(
-        3, lambda i: [members_of_announcements[i].announce("topic", [i, n]) for n in range(10)]
-    )
+def test_all_hear_all_in_one_order(members) -> None:
+    heard = [heard_by(member, "topic") for member in members]
+    together(3, lambda i: [members[i].announce("topic", [i, n]) for n in range(10)])
     (first, *others) = [[one.get(timeout=_LIMIT_S) for _ in range(30)] for one in heard]
     assert sorted(first) == [(i, [i, n]) for i in range(3) for n in range(10)]
     assert [other == first for other in others] == [True, True]
 
 
-def test_earlier_announcements_reach_a_later_listener(members_of_announcements) -> None:
-    early = heard_by(members_of_announcements[0], "topic")
-    members_of_announcements[2].announce("topic", (7,))
-    members_of_announcements[2].announce("another", [])
+def test_earlier_announcements_reach_a_later_listener(members) -> None:
+    early = heard_by(members[0], "topic")
+    members[2].announce("topic", (7,))
+    members[2].announce("another", [])
     assert early.get(timeout=_LIMIT_S) == (2, [7])
-    together(3, lambda i: members_of_announcements[i].exchange("all have heard it", None))
-    late, another = (
-        heard_by(members_of_announcements[1], "topic"),
-        heard_by(members_of_announcements[1], "another"),
-    )
+    together(3, lambda i: members[i].exchange("all have heard it", None))
+    late, another = heard_by(members[1], "topic"), heard_by(members[1], "another")
     assert (late.get_nowait(), another.get_nowait()) == ((2, [7]), (2, []))
     assert late.empty()
     assert another.empty()
 
 
-def test_announcements_reach_processes_that_are_alive(members_of_announcements) -> None:
-    heard = [heard_by(members_of_announcements[index], "topic") for index in (0, 2)]
-    members_of_announcements[1].abandon()
+def test_announcements_reach_processes_that_are_alive(members) -> None:
+    heard = [heard_by(members[index], "topic") for index in (0, 2)]
+    members[1].abandon()
     for index in (0, 2):
-        members_of_announcements[index].wait_for_verdict()
-    members_of_announcements[2].announce("topic", [1])
+        members[index].wait_for_verdict()
+    members[2].announce("topic", [1])
     assert [one.get(timeout=_LIMIT_S) for one in heard] == [(2, [1])] * 2
 
 
-def test_announcing_does_not_block_without_a_connection(members_of_announcements) -> None:
-    members_of_announcements[0].abandon()
-    members_of_announcements[1].wait_for_verdict()
-    heard = heard_by(members_of_announcements[1], "topic")
-    members_of_announcements[1].announce("topic", [1])
-    members_of_announcements[1].abandon()
-    members_of_announcements[1].announce("topic", [2])
+def test_announcing_does_not_block_without_a_connection(members) -> None:
+    members[0].abandon()
+    members[1].wait_for_verdict()
+    heard = heard_by(members[1], "topic")
+    members[1].announce("topic", [1])
+    members[1].abandon()
+    members[1].announce("topic", [2])
     assert heard.empty()

@@ -32,8 +32,8 @@ from tests.unit.group.process_group.members import (
     free_port,
     hello,
     identity,
-    joined,
     listed,
+    running,
     together,
 )
 
@@ -69,6 +69,12 @@ def test_messages_are_read_as_they_were_written(message) -> None:
 @pytest.mark.parametrize(
     ("message", "words"),
     [
+        (b"", "closed by the other side"),
+        (b"\x00\x00\x00\x09{", "closed by the other side"),
+        (b"\x00\x00\x00\x03abc", "closed by the other side"),
+        (b"\x00\x01\x00\x00" + b"[" * 2**16, "closed by the other side"),
+        (b"GET / HTTP/1.1\r\n\r\n", r"received a frame of \d+ bytes, which is too large"),
+        (b"\x00\x00\x00\x02[]", "a frame that holds no JSON object"),
         ({"kind": "dance"}, "received an unknown message: {'kind': 'dance'}"),
         ({**_BEAT, "step": True}, "received an unknown message"),
         ({**_BEAT, "position": "nowhere"}, "received a message of kind 'beat' with invalid fields"),
@@ -84,11 +90,39 @@ def test_other_messages_are_taken_for_a_broken_connection(message, words) -> Non
         _read(message)
 
 
-def _read(message: dict[str, Any]) -> Any:
+@pytest.mark.parametrize(
+    "message",
+    [
+        *_NO_MESSAGES,
+        {**_BEAT, "name": None},
+        {**_BEAT, "step": "one"},
+        {**_BEAT, "moves": [1]},
+        {**_EXCHANGE, "stream": ["main"]},
+        {**_EXCHANGE, "number": None},
+        {**_EXCHANGE, "name": {}},
+        {**_EXCHANGE, "limit_s": "soon"},
+        {**_EXCHANGE, "setting": 3},
+        {key: _EXCHANGE[key] for key in _EXCHANGE if key != "value"},
+        {"kind": "leave", "stream": 3},
+        {**_ANNOUNCE, "topic": None},
+        {**_ANNOUNCE, "numbers": 1},
+        {**_ANNOUNCE, "numbers": [1, "2"]},
+        {**_ANNOUNCE, "numbers": [[1]]},
+        {"kind": "error", "text": None},
+    ],
+    ids=str,
+)
+def test_messages_with_other_fields_are_taken_for_a_broken_connection(message) -> None:
+    with pytest.raises(ConnectionError):
+        _read(message)
+
+
+def _read(message: dict[str, Any] | bytes, parse: Callable[..., Any] = read_message) -> Any:
     async def read() -> Any:
         reader = asyncio.StreamReader()
         reader.feed_data(as_bytes(message))
-        return await read_message(reader)
+        reader.feed_eof()
+        return await parse(reader)
 
     return asyncio.run(read())
 
@@ -103,10 +137,8 @@ def asyncio_is_silent(caplog) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[list[Group]]:
-    groups = joined(2, _LIMITS)
-    yield groups
-    for group in groups:
-        group.abandon()
+    with running(2, _LIMITS) as groups:
+        yield groups
 
 
 @pytest.mark.usefixtures("asyncio_is_silent")
@@ -134,27 +166,7 @@ def test_unknown_client_is_disconnected_and_the_group_continues(two, message) ->
 
 @pytest.mark.usefixtures("asyncio_is_silent")
 @pytest.mark.parametrize(
-    "message",
-    [
-        *_NO_MESSAGES,
-        {**_BEAT, "position": "nowhere"},
-        {**_BEAT, "name": None},
-        {**_BEAT, "step": "one"},
-        {**_BEAT, "moves": [1]},
-        {**_EXCHANGE, "stream": ["main"]},
-        {**_EXCHANGE, "number": None},
-        {**_EXCHANGE, "name": {}},
-        {**_EXCHANGE, "limit_s": "soon"},
-        {**_EXCHANGE, "setting": 3},
-        {key: _EXCHANGE[key] for key in _EXCHANGE if key != "value"},
-        {"kind": "leave", "stream": 3},
-        {**_ANNOUNCE, "topic": None},
-        {**_ANNOUNCE, "numbers": 1},
-        {**_ANNOUNCE, "numbers": [1, "2"]},
-        {**_ANNOUNCE, "numbers": [[1]]},
-        {"kind": "error", "text": None},
-    ],
-    ids=str,
+    "message", [_NO_MESSAGES[0], {"kind": "dance"}, {**_EXCHANGE, "number": None}], ids=str
 )
 def test_member_that_says_nonsense_is_named_as_lost(message) -> None:
     port = free_port()
@@ -212,13 +224,7 @@ def test_other_answers_are_taken_for_a_broken_connection(answer) -> None:
 
 
 def _answer(message: dict[str, Any] | bytes) -> Any:
-    async def read() -> Any:
-        reader = asyncio.StreamReader()
-        reader.feed_data(as_bytes(message))
-        reader.feed_eof()
-        return await read_answer(reader, 2)
-
-    return asyncio.run(read())
+    return _read(message, lambda reader: read_answer(reader, 2))
 
 
 _VALID = [_BEAT, _EXCHANGE, _ANNOUNCE, {"kind": "leave", "stream": "main"}, *_ANSWERS]
@@ -290,8 +296,6 @@ def test_hub_survives_any_message_of_a_member(frames) -> None:
 
 
 # Notes of assignments outside steps: equal ones pass, and all others end every process.
-
-_LIMITS_OF_ASSIGNMENTS = GroupLimits(join_s=60, peer_s=60, stuck_s=600, barrier_s=60)
 
 # What each of three members assigns before a call, and before the next: number, digest before, and
 # digest of the new value.
@@ -371,11 +375,9 @@ def _act(member: Group, assigned: tuple[Assigned, Assigned], call: str) -> None:
 
 @pytest.fixture(scope="module")
 def members():
-    groups = joined(3, _LIMITS_OF_ASSIGNMENTS)
-    yield groups
-    assert together(3, lambda index: groups[index].leave()) == [True] * 3
-    for group in groups:
-        group.abandon()
+    with running(3, _LIMITS) as groups:
+        yield groups
+        assert together(3, lambda index: groups[index].leave()) == [True] * 3
 
 
 @pytest.mark.parametrize("call", _CALLS)
@@ -388,11 +390,20 @@ def test_equal_assignments_pass(members, every, call) -> None:
     assert together(3, act) == [[None] * 3] * 3
 
 
-@pytest.mark.parametrize("call", [*_CALLS, "none"])
-@pytest.mark.parametrize(("every", "words"), _DIFFERENT.values(), ids=_DIFFERENT)
-def test_other_assignments_end_all(every, words, call) -> None:
+@pytest.mark.parametrize(
+    ("case", "call"),
+    [
+        *((case, "program") for case in _DIFFERENT),
+        *(
+            (case, call)
+            for case in ("by the last alone", "another value", "a call later")
+            for call in ("exchange", "none")
+        ),
+    ],
+)
+def test_other_assignments_end_all(case, call) -> None:
     """In the next exchange, in the program after the next one, or at the end of the processes."""
-    members = joined(3, _LIMITS_OF_ASSIGNMENTS)
+    every, words = _DIFFERENT[case]
 
     def act(index: int) -> bool:
         if call in _CALLS:
@@ -401,9 +412,9 @@ def test_other_assignments_end_all(every, words, call) -> None:
             _note(members[index], [*every[index][0], *every[index][1]])
         return members[index].leave()
 
-    try:
+    with running(3, _LIMITS) as members:
         ends = together(3, act)
-        if call == "none" and words == _DIFFERENT["a call later"][1]:
+        if call == "none" and case == "a call later":
             assert ends == [True] * 3  # nothing was between
             return
         assert all(end is False or type(end) is RuntimeError for end in ends), ends
@@ -414,31 +425,24 @@ def test_other_assignments_end_all(every, words, call) -> None:
             assert member.verdict.error == "RuntimeError"
             assert re.match(words, member.verdict.message), member.verdict.message
             assert "broadcast_object" in member.verdict.message
-    finally:
-        for member in members:
-            member.abandon()
 
 
 def test_notes_of_a_program_that_did_not_start_belong_to_the_next_try() -> None:
     """One process fails to start a program, and tries again; the others wait in it."""
-    members = joined(2, _LIMITS_OF_ASSIGNMENTS)
-    try:
 
-        def act(index: int) -> Any:
-            member = members[index]
+    def act(index: int) -> Any:
+        member = members[index]
+        member.begin_step()
+        if index == 1:
+            member.return_to_step(0)
             member.begin_step()
-            if index == 1:
-                member.return_to_step(0)
-                member.begin_step()
-            for digest in range(3):
-                member.assignments.add(1, "v", before=9, digest=digest, place="a")
-                member.begin_step()
-            return member.exchange("end", None)
+        for digest in range(3):
+            member.assignments.add(1, "v", before=9, digest=digest, place="a")
+            member.begin_step()
+        return member.exchange("end", None)
 
+    with running(2, _LIMITS) as members:
         assert together(2, act) == [[None] * 2] * 2
-    finally:
-        for member in members:
-            member.abandon()
 
 
 def test_memory_of_notes_does_not_grow_with_steps() -> None:
@@ -465,7 +469,6 @@ def test_memory_of_notes_does_not_grow_with_steps() -> None:
 @pytest.mark.parametrize("lacks", [False, True], ids=["another value", "none"])
 def test_one_of_assignments_in_every_step_is_found_while_steps_go_on(lacks: bool) -> None:
     """They go together; a process that waits for the answer stops all."""
-    members = joined(2, _LIMITS_OF_ASSIGNMENTS)
 
     def act(index: int) -> None:
         member = members[index]
@@ -475,14 +478,11 @@ def test_one_of_assignments_in_every_step_is_found_while_steps_go_on(lacks: bool
                 member.assignments.add(1, "v1", before=step, digest=digest, place="train.py:1")
             member.begin_step()
 
-    try:
+    with running(2, _LIMITS) as members:
         for error in together(2, act):
             assert type(error) is RuntimeError
             assert "assigned 'v1' outside a step, at train.py:1" in str(error)
             assert 64 < members[0].num_steps <= 3 * 64
-    finally:
-        for member in members:
-            member.abandon()
 
 
 # Processes that wait for process 0 hear that it cannot listen.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 import json
 import types
 from typing import Any
@@ -27,7 +26,7 @@ from stratagem.group.verdict import (
     judge,
     named,
 )
-from tests.unit.group.process_group.members import connected, free_port, hello, identity, joined
+from tests.unit.group.process_group.members import connected, free_port, hello, identity
 
 _LIMITS = GroupLimits(join_s=300, peer_s=30, stuck_s=120, barrier_s=300)
 
@@ -151,16 +150,11 @@ def test_one_that_waits_for_batches_is_not_left_alone_by_one_that_ended() -> Non
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        (Activity.PYTHON, "in your code after shared program 7"),
-        (Activity.COMPILE, "compiling after shared program 7"),
-        (Activity.STEP, "in shared program 7 (train)"),
-        (Activity.EXCHANGE, "at 'train' after shared program 7"),
         (Activity.AGREEMENT, "agreeing on train after shared program 7"),
         (Activity.INPUT, "waiting for a batch of train after shared program 7"),
-        (Activity.EXIT, "at its end after shared program 7"),
     ],
 )
-def test_positions_are_described_in_words(kind, text) -> None:
+def test_positions_that_no_verdict_here_names_are_described_in_words(kind, text) -> None:
     assert str(ProgramPosition(kind, "train", 7)) == text
 
 
@@ -417,15 +411,6 @@ def test_process_on_the_host_of_process_0_gets_a_reachable_address(links, wanted
     assert reachable_addresses(links) == wanted
 
 
-def test_group_on_one_host_stays_on_loopback() -> None:
-    members = joined(3, GroupLimits(join_s=120))
-    try:
-        assert [member.own_address for member in members] == ["127.0.0.1"] * 3
-    finally:
-        for member in members:
-            member.abandon()
-
-
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.7"])
 def test_process_0_keeps_its_address_without_other_hosts(address) -> None:
     port, limits = free_port(), GroupLimits(join_s=120)
@@ -437,30 +422,6 @@ def test_process_0_keeps_its_address_without_other_hosts(address) -> None:
             for member in members:
                 member.abandon()
     assert [member.own_address for member in members] == ["127.0.0.1"] * 2
-
-
-# Identity of a process: its label and the size of its group.
-
-
-def test_label_is_that_of_the_process() -> None:
-    identity = Identity(1, ("chief", "worker 0", "worker 1"), "10.0.0.1", 2222)
-    assert (identity.label, identity.num_processes) == ("worker 0", 3)
-
-
-def test_values_that_must_agree_are_not_shared_between_identities() -> None:
-    first, second = (Identity(0, ("a",), "h", 1) for _ in range(2))
-    assert first.same == {}
-    assert first.same is not second.same
-    assert first == second
-    assert first != Identity(0, ("a",), "h", 1, {"version": 2})
-
-
-def test_identity_is_fixed_and_a_process_outside_the_group_has_no_label() -> None:
-    identity = Identity(2, ("a", "b"), "h", 1)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        identity.port = 2
-    with pytest.raises(IndexError):
-        _ = identity.label
 
 
 # The group of this process, and the name that its log records get.

@@ -30,6 +30,7 @@ from stratagem.group.transport.endpoints import ClusterKeys, Place
 from stratagem.group.transport.journal import frames_in, last_frame_offset, record_at, write_record
 from stratagem.group.transport.listener import Listener, Request
 from stratagem.group.transport.wire import Message, pack
+from tests.unit.group.process_group.members import together
 from tests.unit.group.transport.cut_connection import CutLine
 
 Starts = Callable[..., Listener]
@@ -91,35 +92,18 @@ def test_threads_with_a_server_each_need_a_connection_each(listen, keys, monkeyp
             for _ in range(20):
                 connections.ask(server, Message("x"), timeout_s=120.0)
 
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(num_servers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        assert together(num_servers, ask) == [None] * num_servers
     assert sorted(opened) == sorted(f"Parameter server {i}" for i in range(num_servers))
 
 
 def test_threads_ask_at_the_same_time(listen, keys) -> None:
-    listener = listen(_echo)
-    got: dict[int, list[float]] = {}
-    with Connections(keys, [listener.addresses]) as connections:
+    with Connections(keys, [listen(_echo).addresses]) as connections:
 
-        def ask(thread: int) -> None:
-            got[thread] = [
-                float(
-                    connections.ask(
-                        0, Message("x", {}, [np.array([100.0 * thread + i])]), timeout_s=30.0
-                    ).arrays[0][0]
-                )
-                for i in range(20)
-            ]
+        def ask(thread: int) -> list[float]:
+            asked = [Message("x", {}, [np.array([100.0 * thread + i])]) for i in range(20)]
+            return [float(connections.ask(0, one, timeout_s=30.0).arrays[0][0]) for one in asked]
 
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert got == {t: [100.0 * t + i + 1 for i in range(20)] for t in range(4)}
+        assert together(4, ask) == [[100.0 * t + i + 1 for i in range(20)] for t in range(4)]
 
 
 def test_requests_of_different_connections_are_not_taken_for_each_other(listen, keys) -> None:
@@ -130,20 +114,12 @@ def test_requests_of_different_connections_are_not_taken_for_each_other(listen, 
         _echo(request)
 
     listener = listen(handle)
-    got: dict[int, Message] = {}
 
-    def ask(client: int) -> None:
+    def ask(client: int) -> dict[str, Any]:
         with Connections(keys, [listener.addresses]) as connections:
-            got[client] = connections.ask(0, Message("x", {"client": client}), timeout_s=120.0)
+            return connections.ask(0, Message("x", {"client": client}), timeout_s=120.0).fields
 
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {client: answer.fields for client, answer in got.items()} == {
-        client: {"client": client} for client in range(2)
-    }
+    assert together(2, ask) == [{"client": 0}, {"client": 1}]
 
 
 def test_answers_may_come_later_and_in_another_order(listen, keys) -> None:
@@ -158,21 +134,14 @@ def test_answers_may_come_later_and_in_another_order(listen, keys) -> None:
                 one.answer(Message("once more"))  # not sent
 
     listener = listen(handle, num_threads=1)
-    got: dict[int, Message] = {}
     with Connections(keys, [listener.addresses]) as connections:
 
-        def ask(thread: int) -> None:
-            message = Message("wait", {"thread": thread})
-            got[thread] = connections.ask(0, message, timeout_s=120.0)
+        def ask(thread: int) -> Message:
+            return connections.ask(0, Message("wait", {"thread": thread}), timeout_s=120.0)
 
-        threads = [threading.Thread(target=ask, args=(i,)) for i in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert {t: (one.kind, one.fields) for t, one in got.items()} == {
-            t: ("done", {"thread": t}) for t in range(3)
-        }
+        assert [(one.kind, one.fields) for one in together(3, ask)] == [
+            ("done", {"thread": thread}) for thread in range(3)
+        ]
 
 
 def test_error_of_a_server_is_raised_where_it_was_asked(listen, keys) -> None:
@@ -205,17 +174,6 @@ def test_late_answer_is_not_taken_for_that_of_the_next_question(listen, keys) ->
         with pytest.raises(UnavailableError, match=r"gave no answer for 0\.2 s"):
             connections.ask(0, Message("x"), timeout_s=0.2)
         assert connections.ask(0, Message("x"), timeout_s=120.0).kind == "right"
-
-
-def test_server_that_is_not_there_is_named(keys, monkeypatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.2")
-    with (
-        Connections(keys, [f"tcp://127.0.0.1:{port}"]) as connections,
-        pytest.raises(UnavailableError, match=f"server 0 at .*:{port} gave no answer for 0.2 s"),
-    ):
-        connections.ask(0, Message("x"))
 
 
 def test_limit_of_0_s_is_not_the_default(keys) -> None:
@@ -272,12 +230,6 @@ def test_address_that_is_taken_is_reported(listen) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"127.0.0.1:{port}"):
             listen(_echo, port=port)
-
-
-def test_listener_ends_twice_without_harm(listen) -> None:
-    listener = listen(_echo)
-    listener.close()
-    listener.close()
 
 
 # Lines to servers: by TCP first, then by the Unix socket that the server has told of.

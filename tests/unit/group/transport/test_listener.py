@@ -47,6 +47,24 @@ def client(keys) -> Iterator[zmq.Socket]:
         yield client
 
 
+class Holding:
+    """A handler that notes what it hears, and answers once it may."""
+
+    def __init__(self) -> None:
+        self.heard: list[Message] = []
+        self.is_heard, self.may_end = threading.Event(), threading.Event()
+
+    def __call__(self, request: Request) -> None:
+        self.heard.append(request.message)
+        self.is_heard.set()
+        self.may_end.wait(_LIMIT_S)
+        request.answer(request.message)
+
+
+def _echo(request: Request) -> None:
+    request.answer(request.message)
+
+
 def _leave(request: Request) -> None:
     raise SystemExit("left")
 
@@ -119,13 +137,7 @@ def test_short_requests_are_handled_at_once_while_no_handler_is_busy(keys) -> No
 
 
 def test_request_that_comes_twice_is_handled_once_while_it_is_worked_on(keys, client) -> None:
-    numbers: list[int] = []
-    may_end = threading.Event()
-
-    def handle(request: Request) -> None:
-        numbers.append(request.message.fields["number"])
-        may_end.wait(_LIMIT_S)
-        request.answer(request.message)
+    handle = Holding()
 
     def send(number: int) -> None:
         header = b'{"kind":"x","fields":{"number":%d},"arrays":[]}' % number
@@ -143,27 +155,19 @@ def test_request_that_comes_twice_is_handled_once_while_it_is_worked_on(keys, cl
             send(number)
         for number in (1, 2, 1):
             assert ping(number) == [b"number %d" % number, b"known", b"token"]
-        may_end.set()
+        handle.may_end.set()
         answers = []
         for _ in range(2):
             assert client.poll(_LIMIT_S * 1000)
             answers.append(client.recv_multipart()[0])
         assert sorted(answers) == [b"number 1", b"number 2"]
         assert ping(1) == [b"number 1", b"unknown", b"token"]
-    assert sorted(numbers) == [1, 2]
+    assert sorted(message.fields["number"] for message in handle.heard) == [1, 2]
 
 
 @pytest.mark.parametrize("again", [[b"ping", b"token"], [_HEADER]])
 def test_answer_goes_where_its_number_was_last_heard_from(keys, client, again) -> None:
-    is_heard, may_end = threading.Event(), threading.Event()
-    num_heard = 0
-
-    def handle(request: Request) -> None:
-        nonlocal num_heard
-        num_heard += 1
-        is_heard.set()
-        may_end.wait(_LIMIT_S)
-        request.answer(request.message)
+    handle = Holding()
 
     with Listener(keys, handle) as listener, zmq.Context() as context:
         with context.socket(zmq.DEALER) as before:
@@ -171,7 +175,7 @@ def test_answer_goes_where_its_number_was_last_heard_from(keys, client, again) -
             keys.unlock(before)
             before.connect(listener.address)
             before.send_multipart([b"number", _HEADER])
-            assert is_heard.wait(_LIMIT_S)
+            assert handle.is_heard.wait(_LIMIT_S)
         client.connect(listener.address)
         client.send_multipart([b"number", *again])
         client.send_multipart([b"other", b"ping", b"last"])
@@ -179,10 +183,10 @@ def test_answer_goes_where_its_number_was_last_heard_from(keys, client, again) -
         while received[:1] != [b"other"]:
             assert client.poll(_LIMIT_S * 1000)
             received = client.recv_multipart()
-        may_end.set()
+        handle.may_end.set()
         assert client.poll(_LIMIT_S * 1000)
         assert client.recv_multipart()[0] == b"number"
-    assert num_heard == 1
+    assert len(handle.heard) == 1
 
 
 @pytest.mark.parametrize("again", [[b"ping", b"token"], [_HEADER]])
@@ -191,15 +195,7 @@ def test_answer_whose_connection_is_gone_waits_for_who_asks_for_it(
     keys, client, again, keep_s, monkeypatch
 ) -> None:
     monkeypatch.setattr("stratagem.group.transport.listener._KEEP_S", keep_s)
-    is_heard, may_end = threading.Event(), threading.Event()
-    num_heard = 0
-
-    def handle(request: Request) -> None:
-        nonlocal num_heard
-        num_heard += 1
-        is_heard.set()
-        may_end.wait(_LIMIT_S)
-        request.answer(request.message)
+    handle = Holding()
 
     def receive() -> list[bytes]:
         assert client.poll(_LIMIT_S * 1000)
@@ -213,10 +209,10 @@ def test_answer_whose_connection_is_gone_waits_for_who_asks_for_it(
             keys.unlock(before)
             before.connect(line.address)
             before.send_multipart([b"number", _HEADER])
-            assert is_heard.wait(_LIMIT_S)
+            assert handle.is_heard.wait(_LIMIT_S)
             assert line.hang_up(_LIMIT_S)
         line.close()
-        may_end.set()
+        handle.may_end.set()
         client.connect(listener.address)
         client.send_multipart([b"after", _HEADER])
         assert receive() == [b"after", _HEADER]
@@ -225,16 +221,13 @@ def test_answer_whose_connection_is_gone_waits_for_who_asks_for_it(
         assert receive() == [b"number", *([b"unknown", b"token"] if is_forgotten else [_HEADER])]
         client.send_multipart([b"number", b"ping", b"token"])
         assert receive() == [b"number", b"unknown", b"token"]
-    assert num_heard == (3 if again == [_HEADER] and not keep_s else 2)
+    assert len(handle.heard) == (3 if again == [_HEADER] and not keep_s else 2)
 
 
 @pytest.mark.parametrize("frames", [[], [b""], [b"", b""], [b"1", b"ping"], [b"1", b"known", b"2"]])
 def test_frames_of_strangers_do_not_stop_it(keys, client, frames) -> None:
-    def handle(request: Request) -> None:
-        request.answer(request.message)
-
     with (
-        Listener(keys, handle) as listener,
+        Listener(keys, _echo) as listener,
         Connections(keys, [listener.address]) as connections,
     ):
         client.connect(listener.address)
@@ -352,13 +345,8 @@ with ParameterServer(ClusterKeys(bytes.fromhex(sys.stdin.readline()))) as server
 """
 
 
-@pytest.fixture
-def keys_of_strangers() -> ClusterKeys:
-    return ClusterKeys.make()
-
-
-@pytest.fixture
-def server(keys_of_strangers) -> Iterator[tuple[int, str]]:
+@pytest.fixture(scope="module")
+def server(keys) -> Iterator[tuple[int, str]]:
     """Process id and address of a server in a process of its own."""
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM],
@@ -369,7 +357,7 @@ def server(keys_of_strangers) -> Iterator[tuple[int, str]]:
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(f"{keys_of_strangers.secret.hex()}\n")
+    process.stdin.write(f"{keys.secret.hex()}\n")
     process.stdin.flush()
     yield process.pid, process.stdout.readline().strip()
     with contextlib.suppress(BrokenPipeError):
@@ -379,8 +367,8 @@ def server(keys_of_strangers) -> Iterator[tuple[int, str]]:
     process.stdout.close()
 
 
-def serves(keys_of_strangers: ClusterKeys, address: str) -> bool:
-    with Connections(keys_of_strangers, [address]) as connections:
+def serves(keys: ClusterKeys, address: str) -> bool:
+    with Connections(keys, [address]) as connections:
         answer = connections.ask(0, Message("describe"), timeout_s=60.0)
     return answer.kind == "ok"
 
@@ -400,9 +388,9 @@ def serves(keys_of_strangers: ClusterKeys, address: str) -> bool:
     ],
     ids=["1TiB", "CURVE", "message", "PLAIN", "NULL", "ZMTP1", "old", "HTTP", "ones"],
 )
-def test_frame_before_the_handshake_takes_no_memory(keys_of_strangers, server, begin) -> None:
+def test_frame_before_the_handshake_takes_no_memory(keys, server, begin) -> None:
     pid, address = server
-    assert serves(keys_of_strangers, address)
+    assert serves(keys, address)
     before_bytes = resident_bytes(pid)
     with contextlib.ExitStack() as stack:
         for _ in range(4):
@@ -412,20 +400,17 @@ def test_frame_before_the_handshake_takes_no_memory(keys_of_strangers, server, b
                 stranger.sendall(begin)
             flood(stranger, _FLOOD_BYTES // 4)
         assert resident_bytes(pid) - before_bytes < _MOST_GROWTH_BYTES
-    assert serves(keys_of_strangers, address)
+    assert serves(keys, address)
 
 
 def test_handshake_that_does_not_end_is_closed_and_clients_are_served_meanwhile(
-    keys_of_strangers, monkeypatch
+    keys, monkeypatch
 ) -> None:
     monkeypatch.setattr(module, "_HANDSHAKE_MS", 500)
 
-    def handle(request: Request) -> None:
-        request.answer(request.message)
-
     with (
-        Listener(keys_of_strangers, handle) as listener,
-        Connections(keys_of_strangers, [listener.address]) as connections,
+        Listener(keys, _echo) as listener,
+        Connections(keys, [listener.address]) as connections,
         contextlib.ExitStack() as stack,
     ):
         strangers = [stack.enter_context(connect(listener.address)) for _ in range(50)]

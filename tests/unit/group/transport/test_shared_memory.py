@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,6 +30,7 @@ from stratagem.group.transport.shared_memory import (
 )
 from stratagem.group.transport.wire import SHARED, Message, pack, unpack
 from stratagem.input.batch_messages import pack_batch, unpack_batch
+from tests.unit.launch.waiting import until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems go without")
 
@@ -194,10 +194,7 @@ def test_large_batches_use_memory_that_is_released(monkeypatch) -> None:
         is_alive = weakref.ref(held[-1]["large"])
         del held, batch, one, got, kept
         assert is_alive() is None
-    deadline_s = time.monotonic() + 120
-    while _mapped_bytes() > before_bytes:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    until(lambda: _mapped_bytes() <= before_bytes)
 
 
 def test_memory_that_is_not_the_offered_one_is_refused(client) -> None:
@@ -421,10 +418,7 @@ def test_memory_of_a_killed_client_is_released_though_no_other_one_comes(monkeyp
         assert _mapped_bytes() - before_bytes >= 400_000
         client.kill()
         client.communicate()
-        deadline_s = time.monotonic() + 120
-        while _mapped_bytes() > before_bytes:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
+        until(lambda: _mapped_bytes() <= before_bytes)
 
 
 def test_systems_without_such_memory_say_so(monkeypatch) -> None:
