@@ -177,7 +177,7 @@ def test_program_s_own_handlers_take_the_records(capsys, monkeypatch, asked) -> 
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", ["stratagem", "stratagem.estimator", LOGGER.name])
+@pytest.mark.parametrize("name", ["stratagem", LOGGER.name])
 def test_level_that_the_program_sets_counts(capsys, monkeypatch, name) -> None:
     own, logger = io.StringIO(), logging.getLogger(name)
     monkeypatch.setattr(logger, "level", logger.level)

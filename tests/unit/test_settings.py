@@ -186,12 +186,6 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("chosen", [None, ""])
-def test_import_before_keras_selects_jax(folder, chosen) -> None:
-    program = "import stratagem, keras; print(keras.config.backend())"
-    assert run_fresh(program, folder=folder, KERAS_BACKEND=chosen) == ["jax"]
-
-
 @pytest.mark.slow
 def test_real_keras_runs_on_jax_when_stratagem_was_imported_first() -> None:
     program = "import stratagem, keras; print(keras.config.backend())"
@@ -255,18 +249,6 @@ print(*({{'jax', 'keras'}} & set(sys.modules)))
     assert run_fresh(program) == [""]
 
 
-def test_each_name_is_listed_once() -> None:
-    assert all(hasattr(sg, name) for name in sg.__all__)
-    assert len(dir(sg)) == len(set(dir(sg)))
-
-
-@pytest.mark.parametrize("name", sg.__all__)
-def test_public_name_is_there_and_stays_the_same(name) -> None:
-    assert name in dir(sg)
-    assert getattr(sg, name) is getattr(sg, name)
-    assert name in vars(sg)
-
-
 def test_old_names_are_the_same_objects() -> None:
     assert sg.experimental_set_strategy is sg.set_strategy
     assert sg.run_standard_tensorflow_server is sg.run_standard_server
@@ -277,13 +259,6 @@ def test_old_names_are_the_same_objects() -> None:
         strategy.experimental_distribute_values_from_function
         is strategy.distribute_values_from_function
     )
-
-
-def test_unknown_name_raises_attribute_error() -> None:
-    with pytest.raises(
-        AttributeError, match="module 'stratagem' has no attribute 'MiroredStrategy'"
-    ):
-        _ = sg.MiroredStrategy
 
 
 # Tracebacks show all of the user's lines, and no others.
@@ -603,8 +578,3 @@ def test_error_comes_out_after_the_resource_is_closed() -> None:
     with pytest.raises(ValueError, match="a bug"), resource:
         raise ValueError("a bug")
     assert resource.num_closed == 1
-
-
-def test_class_without_close_cannot_be_made() -> None:
-    with pytest.raises(TypeError, match="abstract"):
-        type("Endless", (Closing,), {})()

@@ -146,10 +146,8 @@ def test_settings_of_a_file_reach_the_tasks(tmp_path, monkeypatch) -> None:
     ("arguments", "code", "words"),
     [
         (["--show", "--default"], 2, "--default, --show and --schema exclude each other"),
-        (["--show", "--schema"], 2, "--default, --show and --schema exclude each other"),
         (["--json"], 2, "--json needs --show: what is written is TOML"),
         (["--show", "none.toml"], 1, "none.toml cannot be read"),
-        (["--shw"], 2, "No such option"),
     ],
 )
 def test_wrong_use_is_explained(arguments, code, words) -> None:

@@ -19,7 +19,6 @@ import stratagem as sg
 from stratagem.cli import main
 from stratagem.cli.config import EffectiveValue, file_schema, show_values
 from stratagem.cli.devices import device_names, memory_text
-from stratagem.cli.explain import show
 from stratagem.cli.launch import command, read_file
 from stratagem.settings import SETTINGS
 from tests.command_runner import CliRunner
@@ -91,6 +90,8 @@ def test_schema_is_a_schema_and_the_stored_one() -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
     # Otherwise: stratagem config --schema > docs/reference/stratagem.schema.json
     assert json.loads(STORED.read_text(encoding="utf-8")) == schema
+    result = CliRunner().invoke(main, ["config", "--schema"])
+    assert (result.exit_code, result.stderr, json.loads(result.stdout)) == (0, "", schema)
 
 
 def test_schema_explains_every_key_in_both_spellings() -> None:
@@ -170,6 +171,7 @@ def test_strategies_show_their_replicas_and_devices(lines) -> None:
 
 def test_json_has_the_strategies_as_they_are() -> None:
     result = CliRunner().invoke(main, ["devices", "--json"])
+    assert (result.exit_code, result.stderr) == (0, "")
     values = json.loads(result.stdout)
     assert (values["jax"], values["backend"]) == (jax.__version__, jax.default_backend())
     names = device_names(jax.local_devices())
@@ -214,16 +216,11 @@ def test_another_backend_is_reported_in_one_message(monkeypatch) -> None:
     assert result.stderr.startswith("Error: KERAS_BACKEND is 'torch'.")
 
 
-# Markdown in a terminal with and without colors, and in a pipe.
+# Markdown in a terminal with and without colors.
 
 pty = pytest.importorskip("pty", reason="pseudo-terminals are of POSIX")
 
 TEXT = "# Title\n\nSome `code`.\n\n"
-
-
-def test_pipe_shows_the_text_itself(capsys) -> None:
-    show(TEXT)
-    assert capsys.readouterr().out == "# Title\n\nSome `code`.\n"
 
 
 def _in_terminal(**variables: str) -> str:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +15,10 @@ from typing import Any
 
 import pytest
 
+from stratagem.cli import main
+from tests.command_runner import CliRunner
 from tests.multiprocess.namespaces import can_make_hosts, hosts, knowing
+from tests.unit.cli.doctor.environments import closed_port, cluster
 
 pytestmark = pytest.mark.slow
 
@@ -30,20 +32,14 @@ def _variables(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": _SOURCE, "JAX_PLATFORMS": "cpu", **more}
 
 
-def _config(addresses: Sequence[str], index: int) -> str:
-    task = {"type": "worker", "index": index}
-    return json.dumps({"cluster": {"worker": list(addresses)}, "task": task})
-
-
 def _on_each(
-    machines: Sequence[tuple[list[str], str]], *arguments: str, addresses: Sequence[str] = ()
+    machines: Sequence[tuple[list[str], str]], *arguments: str, addresses: Sequence[str]
 ) -> list[tuple[int, dict[str, Any]]]:
     """Runs the command on the machines; returns exit codes and what was printed as JSON."""
-    addresses = addresses or [address for _, address in machines]
     processes = [
         subprocess.Popen(
             [*command, *_COMMAND, "--cluster", "--json", "--transfer", "0.05", *arguments],
-            env=_variables(TF_CONFIG=_config(addresses, index)),
+            env=_variables(TF_CONFIG=cluster(addresses, index)),
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -61,23 +57,18 @@ def _on_each(
     ]
 
 
+def _run(arguments: Sequence[str], *prefix: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*prefix, *_COMMAND, *arguments],
+        env=_variables(**more),
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+    )
+
+
 def _errors(printed: dict[str, Any]) -> list[str]:
     return [one["text"] for one in printed["findings"] if one["level"] == "error"]
-
-
-@_NAMESPACES
-def test_all_hosts_have_one_result() -> None:
-    with hosts(3, "10.86.0") as machines:
-        results = _on_each(machines)
-    assert [code for code, _ in results] == [0, 0, 0]
-    assert results[0][1] == results[1][1] == results[2][1]
-    survey = results[0][1]["survey"]
-    for one in range(3):
-        for other in range(3):
-            is_pair = one != other
-            assert (survey["bytes_per_s"][one][other] is not None) == is_pair
-            assert (survey["round_trip_s"][one][other] is not None) == is_pair
-    assert max(map(abs, survey["offset_s"])) < 0.1
 
 
 @_NAMESPACES
@@ -106,16 +97,10 @@ def test_each_reason_is_named_with_its_hosts() -> None:
 
 
 def test_host_that_never_answers_is_named_with_the_option(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        free = listener.getsockname()[1]
     picture = tmp_path / "cluster.png"
-    finished = subprocess.run(
-        [*_COMMAND, "--cluster", "--wait", "0.5", "--plot", str(picture)],
-        env=_variables(TF_CONFIG=_config([f"127.0.0.1:{free}", "127.0.0.1:9"], 0)),
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-    )
+    config = cluster([f"127.0.0.1:{closed_port()}", "127.0.0.1:9"])
+    arguments = ["--cluster", "--wait", "0.5", "--plot", str(picture)]
+    finished = _run(arguments, TF_CONFIG=config)
     assert finished.returncode == 1
     assert "worker 1 (127.0.0.1:9) did not answer within 0.5 s." in finished.stdout
     assert "--wait changes the limit" in finished.stdout
@@ -125,7 +110,6 @@ def test_host_that_never_answers_is_named_with_the_option(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--cluster", "train.py"], "does not exist"),
         (["--cluster", "--run"], "no speed of one machine"),
         (["--plot", "a.png"], "--plot needs --cluster or --hosts"),
         (["--hosts", "a"], "two or more different hosts"),
@@ -133,22 +117,17 @@ def test_host_that_never_answers_is_named_with_the_option(tmp_path: Path) -> Non
     ],
 )
 def test_mistake_of_the_command_line_is_a_usage_error(arguments: list[str], text: str) -> None:
-    finished = subprocess.run(
-        [*_COMMAND, *arguments], env=_variables(), capture_output=True, text=True, timeout=_LIMIT_S
-    )
-    assert finished.returncode == 2
-    assert text in finished.stderr
+    result = CliRunner().invoke(main, ["doctor", *arguments])
+    assert result.exit_code == 2
+    assert text in result.stderr
 
 
-def test_environment_without_a_cluster_is_an_error() -> None:
-    variables = _variables()
-    variables.pop("TF_CONFIG", None)
-    finished = subprocess.run(
-        [*_COMMAND, "--cluster"], env=variables, capture_output=True, text=True, timeout=_LIMIT_S
-    )
-    assert finished.returncode == 1
-    assert "describes no cluster of several hosts" in finished.stdout
-    assert "--hosts a,b,c" in finished.stdout
+def test_environment_without_a_cluster_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    result = CliRunner().invoke(main, ["doctor", "--cluster"])
+    assert result.exit_code == 1
+    assert "describes no cluster of several hosts" in result.stdout
+    assert "--hosts a,b,c" in result.stdout
 
 
 @contextlib.contextmanager
@@ -188,13 +167,7 @@ def test_one_terminal_examines_all_hosts_over_ssh(tmp_path: Path) -> None:
         names = "10.88.0.1:2222,10.88.0.2:2222,10.88.0.9"
         python = f"PYTHONPATH={_SOURCE} JAX_PLATFORMS=cpu {sys.executable}"
         options = ["--ssh", ssh, "--python", python, "--wait", "20", "--json"]
-        finished = subprocess.run(
-            [*machines[0][0], *_COMMAND, "--hosts", names, *options],
-            env=_variables(),
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-        )
+        finished = _run(["--hosts", names, *options], *machines[0][0])
     assert finished.returncode == 1, finished.stderr
     printed = json.loads(finished.stdout)
     (error,) = _errors(printed)

@@ -14,7 +14,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner as SecretCliRunner
 from click.testing import Result
 
 import stratagem
@@ -69,20 +68,12 @@ def test_k8s_is_short_for_kubernetes() -> None:
     assert CliRunner().invoke(main, ["k8s", *options]).stdout == _call(*options).stdout
 
 
-@pytest.mark.slow
 def test_template_is_printed_edited_and_rendered(tmp_path) -> None:
     printed = _call("template").stdout
     path = tmp_path / "mine.jinja"
-    path.write_text(
-        printed.replace("worker_replicas = 2", "worker_replicas = 3")
-        .replace("has_eval = False", "has_eval = True")
-        .replace('run_secret = ""', 'run_secret = "ours"')
-    )
-    assert len(list(started_pods(_call("render", str(path)).stdout))) == 4
-    assert len(list(started_pods(_call("render", str(path), "--workers", "5").stdout))) == 6
-    assert len(list(started_pods(_call("render", str(path), "--no-evaluator").stdout))) == 3
-    from_input = _call("render", "-", given=path.read_text()).stdout
-    assert from_input == _call("render", str(path)).stdout
+    path.write_text(printed.replace("has_eval = False", "has_eval = True"))
+    assert len(list(started_pods(_call("render", str(path)).stdout))) == 3
+    assert len(list(started_pods(_call("render", str(path), "--no-evaluator").stdout))) == 2
     ours = ("--set", "run_secret=ours")
     assert _call("render", *ours).stdout == _call("render", "-", *ours, given=printed).stdout
 
@@ -108,12 +99,7 @@ def test_last_assignment_wins_and_may_contain_an_equals_sign() -> None:
             "port is set by --set and by its flag: omit one of them",
         ),
         (["--name", "My_Train"], "name='My_Train' is not valid."),
-        (["--workers", "0"], "worker_replicas=0 is not valid."),
-        (["--workers", "two"], "Invalid value for '--workers': 'two' is not a valid integer."),
-        (["--port", "70000"], "Expected a port from 1 to 65535."),
-        (["--args", "'open"], "No closing quotation"),
         (["no-such-file"], "No such file or directory"),
-        (["--unknown"], "No such option"),
     ],
 )
 def test_invalid_arguments_exit_with_code_2(arguments, message) -> None:
@@ -134,6 +120,7 @@ def test_library_that_is_missing_is_named_without_a_traceback(monkeypatch) -> No
     monkeypatch.setitem(sys.modules, "jinja2", None)
     result = _call("render")
     assert (result.exit_code, result.stdout) == (1, "")
+    assert "Rendering needs jinja2" in result.stderr
     assert "Fix: pip install 'stratagem[clusters]'" in result.stderr
 
 
@@ -156,10 +143,9 @@ def test_ray_form_has_variables_of_its_own() -> None:
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gold"
 
 
-@pytest.mark.parametrize("workload", ["JobSet", "TrainJob"])
-def test_workload_is_chosen_by_a_flag(workload) -> None:
-    result = _call("render", "--workload", workload, "--queue", "gold")
-    (one,) = by_kind(result.stdout, workload).values()
+def test_workload_is_chosen_by_a_flag() -> None:
+    result = _call("render", "--workload", "TrainJob", "--queue", "gold")
+    (one,) = by_kind(result.stdout, "TrainJob").values()
     assert one["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gold"
     assert by_kind(result.stdout, "Job") == {}
 
@@ -167,14 +153,14 @@ def test_workload_is_chosen_by_a_flag(workload) -> None:
 # `stratagem watch`: frames, JSON, exports and exit codes.
 
 
-def _call_of_watch(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["watch", *map(str, arguments)])
+def _stratagem(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [*map(str, arguments)])
 
 
 @pytest.mark.parametrize("options", [["--once"], []])
 def test_one_frame_without_a_terminal(tmp_path, options) -> None:
     write(tmp_path, straggling())
-    result = _call_of_watch(tmp_path, *options)
+    result = _stratagem("watch", tmp_path, *options)
     assert (result.exit_code, result.stderr) == (0, "")
     assert "101 of 101" in result.stdout
     assert "Goodput after start-up: " in result.stdout
@@ -182,14 +168,14 @@ def test_one_frame_without_a_terminal(tmp_path, options) -> None:
 
 def test_json_is_the_state_and_the_account(tmp_path) -> None:
     write(tmp_path, straggling())
-    values = json.loads(_call_of_watch(tmp_path, "--json").stdout)
+    values = json.loads(_stratagem("watch", tmp_path, "--json").stdout)
     assert (values["step"], values["values"]["loss"]) == (101, 1.0)
     assert values["account"]["startup_s"] == pytest.approx(10)
 
 
-@pytest.mark.parametrize("options", [["--once"], ["--json"], []])
+@pytest.mark.parametrize("options", [["--once"], ["--json"]])
 def test_folder_without_events_ends_with_exit_code_1(tmp_path, options) -> None:
-    result = _call_of_watch(tmp_path / "missing", *options)
+    result = _stratagem("watch", tmp_path / "missing", *options)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "has no events." in result.stderr
 
@@ -198,13 +184,13 @@ def test_torn_line_and_unknown_event_are_reported_and_no_error(tmp_path) -> None
     write(tmp_path, straggling())
     with (tmp_path / "events" / "worker-0.0.jsonl").open("a") as file:
         file.write('{"version": 1, "kind": "coffee"}\n{"version": 1, "ki')
-    result = _call_of_watch(tmp_path, "--once")
+    result = _stratagem("watch", tmp_path, "--once")
     assert result.exit_code == 0
     assert "its kind is 'coffee'" in " ".join(result.stdout.split())
 
 
 def test_interval_that_is_no_time_is_refused(tmp_path) -> None:
-    assert _call_of_watch(tmp_path, "--interval", "0").exit_code == 2
+    assert _stratagem("watch", tmp_path, "--interval", "0").exit_code == 2
 
 
 @pytest.mark.slow
@@ -235,10 +221,6 @@ def test_terminal_is_followed_until_the_run_is_over(tmp_path) -> None:
 # `stratagem profile`: output and exit codes.
 
 
-def _call_of_profile(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["profile", *map(str, arguments)])
-
-
 @pytest.fixture
 def folder(tmp_path):
     for worker in (0, 1):
@@ -248,7 +230,7 @@ def folder(tmp_path):
 
 
 def test_tables_of_each_worker(folder) -> None:
-    result = _call_of_profile(folder, "--top", 1)
+    result = _stratagem("profile", folder, "--top", 1)
     assert (result.exit_code, result.stderr) == (0, "")
     titles = [line for line in result.stdout.splitlines() if line.startswith("worker-")]
     assert titles == [
@@ -259,29 +241,31 @@ def test_tables_of_each_worker(folder) -> None:
 
 
 def test_json_has_the_same(folder) -> None:
-    result = _call_of_profile(folder, "--json", "--top", 1)
+    result = _stratagem("profile", folder, "--json", "--top", 1)
     first, second = json.loads(result.stdout)
     assert (result.exit_code, result.stderr) == (0, "")
     assert first["trace"].endswith("worker-0/plugins/profile/a/vm.xplane.pb")
     assert first["parts_s"] == second["parts_s"]
     assert sum(first["parts_s"].values()) == pytest.approx(2e-6)
+    assert first["step_s"] == pytest.approx(1e-6)
     assert [one["layer"] for one in first["operations"]] == ["model/dense"]
 
 
 def test_file_is_named_in_its_title(folder) -> None:
-    result = _call_of_profile(folder / "worker-0" / "plugins" / "profile" / "a" / "vm.xplane.pb")
+    result = _stratagem(
+        "profile", folder / "worker-0" / "plugins" / "profile" / "a" / "vm.xplane.pb"
+    )
     assert result.stdout.startswith("vm.xplane.pb: 2 steps of")
 
 
-@pytest.mark.parametrize("name", ["", "missing"])
-def test_folder_without_a_trace_ends_with_exit_code_1(name, tmp_path) -> None:
-    result = _call_of_profile(tmp_path / name)
+def test_folder_without_a_trace_ends_with_exit_code_1(tmp_path) -> None:
+    result = _stratagem("profile", tmp_path)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "Expected a .xplane.pb file" in result.stderr
 
 
 def test_number_of_operations_below_zero_ends_with_exit_code_2(folder) -> None:
-    assert _call_of_profile(folder, "--top", -1).exit_code == 2
+    assert _stratagem("profile", folder, "--top", -1).exit_code == 2
 
 
 # `stratagem slurm`: output and exit codes.
@@ -325,22 +309,10 @@ def test_slurm_template_is_printed_edited_and_rendered(tmp_path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--set", "has_eval=1"], "has no variable 'has_eval'.\nExpected one of array"),
-        (
-            ["--nodes", "3", "--workers", "2"],
-            "2 workers at 1 per node need 2 nodes, but 3 were requested",
-        ),
-        (["--time", "soon"], "time='soon' is not valid."),
-        (["--set", "time=1", "--time", "2"], "time is set by --set and by its flag"),
-    ],
-)
-def test_slurm_invalid_arguments_exit_with_code_2(arguments, message) -> None:
-    result = _call_of_slurm("render", *arguments)
+def test_slurm_invalid_arguments_exit_with_code_2() -> None:
+    result = _call_of_slurm("render", "--time", "soon")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr
+    assert "time='soon' is not valid." in result.stderr
 
 
 # `stratagem doctor` and `stratagem env`, as a user runs them.
@@ -396,6 +368,15 @@ def test_env_is_a_table() -> None:
     assert "| keras | " in finished.stdout
 
 
+@pytest.mark.slow
+def test_env_is_json() -> None:
+    finished = _run("env", "--json")
+    values = json.loads(finished.stdout)
+    assert finished.returncode == 0
+    assert values["devices"]
+    assert values["versions"]["keras"]
+
+
 # `stratagem completion`: scripts of the shells, and what they complete.
 
 RUNNER = CliRunner()
@@ -406,12 +387,6 @@ def test_script_is_that_of_the_shell(shell) -> None:
     result = RUNNER.invoke(main, ["completion", shell])
     assert (result.exit_code, result.stderr) == (0, "")
     assert f"_STRATAGEM_COMPLETE={shell}_complete" in result.stdout
-
-
-def test_other_shell_is_refused() -> None:
-    result = RUNNER.invoke(main, ["completion", "csh"])
-    assert result.exit_code == 2
-    assert "'csh' is not one of" in result.stderr
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
@@ -432,7 +407,6 @@ def test_bash_accepts_the_script() -> None:
         ("stratagem launch --max-", ["--max-restarts", "--max-workers"]),
         ("stratagem launch --show ", ["all", "leader"]),
         ("stratagem explain sg20", [f"SG20{number}" for number in range(1, 9)]),
-        ("stratagem completion z", ["zsh"]),
     ],
 )
 def test_commands_options_and_values_are_completed(typed, completed) -> None:
@@ -448,20 +422,8 @@ def test_commands_options_and_values_are_completed(typed, completed) -> None:
 # `stratagem report`: the file, and exit codes.
 
 
-def _call_of_report(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["report", *map(str, arguments)])
-
-
-@pytest.mark.slow
-def test_report_is_in_the_folder_of_the_run_by_default(tmp_path) -> None:
-    write(tmp_path, straggling())
-    result = _call_of_report(tmp_path)
-    assert (result.exit_code, result.stdout) == (0, f"Wrote {tmp_path}/report.html.\n")
-    assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
-
-
 def test_report_folder_without_events_ends_with_exit_code_1(tmp_path) -> None:
-    result = _call_of_report(tmp_path / "none", "-o", tmp_path / "report.html")
+    result = _stratagem("report", tmp_path / "none", "-o", tmp_path / "report.html")
     assert (result.exit_code, result.stdout) == (1, "")
     assert f"{tmp_path}/none has no events." in result.stderr
     assert not list(tmp_path.rglob("*.html"))
@@ -471,14 +433,14 @@ def test_report_folder_without_events_ends_with_exit_code_1(tmp_path) -> None:
 
 
 def test_secret_is_printed() -> None:
-    results = [SecretCliRunner().invoke(main, ["secret"]) for _ in range(2)]
+    results = [CliRunner().invoke(main, ["secret"]) for _ in range(2)]
     assert [result.exit_code for result in results] == [0, 0]
     assert len({Secret(result.output.strip()).key("x") for result in results}) == 2
 
 
 def test_file_is_only_for_its_owner_and_is_accepted(monkeypatch, tmp_path) -> None:
     path = tmp_path / "run.secret"
-    result = SecretCliRunner().invoke(main, ["secret", "--file", str(path)])
+    result = CliRunner().invoke(main, ["secret", "--file", str(path)])
     assert (result.exit_code, result.output) == (0, "")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     monkeypatch.delenv("STRATAGEM_SECRET", raising=False)
@@ -491,7 +453,7 @@ def test_file_is_only_for_its_owner_and_is_accepted(monkeypatch, tmp_path) -> No
 def test_file_that_exists_is_not_replaced(tmp_path) -> None:
     path = tmp_path / "run.secret"
     path.write_text("mine")
-    result = SecretCliRunner().invoke(main, ["secret", "--file", str(path)])
+    result = CliRunner().invoke(main, ["secret", "--file", str(path)])
     assert result.exit_code == 1
     assert f"{path} cannot be created: File exists." in result.stderr
     assert path.read_text() == "mine"
@@ -516,9 +478,3 @@ def test_version_is_that_of_the_project() -> None:
     result = CliRunner().invoke(main, ["--version"])
     assert result.output == f"stratagem, version {version}\n"
     assert stratagem.__version__ == version
-
-
-def test_unknown_command_is_named_with_exit_code_2() -> None:
-    result = CliRunner().invoke(main, ["device"])
-    assert result.exit_code == 2
-    assert "No such command 'device'" in result.stderr

@@ -1,9 +1,11 @@
-"""`stratagem server`: the server it starts, and its exit."""
+"""`stratagem server` and `stratagem input-service`: what they start, and their exit."""
 
 from __future__ import annotations
 
 import json
 import signal
+import socket
+import threading
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from stratagem.errors import UnavailableError
 from stratagem.launch import remote
 from stratagem.launch.remote.server import Server
 from tests.command_runner import CliRunner
+from tests.unit.input.service.servers import input_servers
+from tests.unit.launch.waiting import until
 
 CLUSTER = {"chief": ["127.0.0.1:2222"], "worker": ["b:1"]}
 
@@ -83,3 +87,50 @@ def test_failure_is_a_message(served, monkeypatch) -> None:
     monkeypatch.setattr(remote.Server, "join", fail)
     result = _call("--cluster", json.dumps({"ps": ["a:1"]}))
     assert (result.exit_code, result.stderr) == (1, "Error: Ray has ended on this machine\n")
+
+
+# `stratagem input-service`: a dispatcher and workers until SIGTERM.
+
+
+def _input_service(*arguments: str, ends: bool = True) -> Result:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def end() -> None:  # once the command handles the signal, which would end this process
+        until(lambda: signal.getsignal(signal.SIGTERM) is not before)
+        signal.raise_signal(signal.SIGTERM)
+
+    thread = threading.Thread(target=end)
+    if ends:
+        thread.start()
+    try:
+        return CliRunner().invoke(main, ["input-service", *arguments])
+    finally:
+        if ends:
+            thread.join()
+
+
+def test_service_runs_until_sigterm() -> None:
+    result = _input_service("--workers", "0")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("Input service at tcp://127.0.0.1:")
+    assert result.stdout.endswith("has 0 workers.\n")
+
+
+def test_workers_join_another_dispatcher() -> None:
+    with input_servers(0) as servers:
+        result = _input_service("--workers", "0", "--dispatcher", servers.target)
+    assert (result.exit_code, result.stdout) == (
+        0,
+        f"0 input workers joined {servers.target}.\n",
+    )
+
+
+def test_failure_of_the_input_service_is_a_message() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = _input_service("--port", port, ends=False)
+    assert result.exit_code == 1
+    assert "Error:" in result.stderr
+    result = _input_service("--host", "10.0.0.1", ends=False)
+    assert result.exit_code == 1
+    assert "The input service has no secret" in result.stderr

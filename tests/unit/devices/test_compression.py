@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 import stratagem as sg
 from stratagem.devices.compression import Compression
 
 ALL = ["bfloat16", "float16", "int8", "float8", "power_sgd"]
-INT8, POWER_SGD = sg.compression.Int8, sg.compression.PowerSGD
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -62,23 +59,6 @@ def test_matrices_that_are_thin_already_have_no_factors() -> None:
     assert sg.compression.PowerSGD(rank=4).compresses((10_000, 10))
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "value", "error"),
-    [
-        (INT8, "block_elements", 0, ValueError),
-        (INT8, "block_elements", 2.0, TypeError),
-        (INT8, "stochastic", 1, TypeError),
-        (INT8, "error_feedback", None, TypeError),
-        (INT8, "min_elements", 0, ValueError),
-        (POWER_SGD, "rank", 0, ValueError),
-        (POWER_SGD, "rank", True, TypeError),
-    ],
-)
-def test_invalid_number_is_refused(kind, name, value, error) -> None:
-    with pytest.raises(error, match=f"{kind.__name__} received {name}={value!r}"):
-        kind(**{name: value})
-
-
 @pytest.mark.parametrize(("value", "error"), [("int4", ValueError), (8, TypeError)])
 def test_unknown_compression_is_refused(value, error) -> None:
     with pytest.raises(error, match=r'is not a known compression(?s:.)*"power_sgd"'):
@@ -90,10 +70,44 @@ def test_two_ways_to_send_are_refused() -> None:
         sg.CommunicationOptions(reduction_dtype="bfloat16", compression="int8")
 
 
-# Methods of training with local steps: defaults and bad input.
+# Methods of training with local steps: defaults, and bad numbers of these and of compression.
 
 LOCAL_SGD, DILOCO = sg.local_updates.LocalSGD, sg.local_updates.DiLoCo
 STREAMING, QUADRATIC = sg.local_updates.StreamingDiLoCo, sg.local_updates.QuadraticPeriod
+INT8, POWER_SGD = sg.compression.Int8, sg.compression.PowerSGD
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "error"),
+    [
+        (INT8, "block_elements", 0, ValueError),
+        (INT8, "block_elements", 2.0, TypeError),
+        (INT8, "stochastic", 1, TypeError),
+        (INT8, "error_feedback", None, TypeError),
+        (INT8, "min_elements", 0, ValueError),
+        (POWER_SGD, "rank", 0, ValueError),
+        (POWER_SGD, "rank", True, TypeError),
+        (LOCAL_SGD, "period", 0, ValueError),
+        (LOCAL_SGD, "period", 2.0, TypeError),
+        (LOCAL_SGD, "period", True, TypeError),
+        (LOCAL_SGD, "warmup_steps", -1, ValueError),
+        (DILOCO, "outer_momentum", 1.5, ValueError),
+        (DILOCO, "outer_learning_rate", "0.7", TypeError),
+        (STREAMING, "fragments", 0, ValueError),
+        (STREAMING, "overlap", 100, ValueError),
+        (STREAMING, "own_share", 2, ValueError),
+        (QUADRATIC, "base", 0, ValueError),
+        (QUADRATIC, "base", 2.5, TypeError),
+        (QUADRATIC, "growth", 0, ValueError),
+        (QUADRATIC, "growth", "0.1", TypeError),
+        (QUADRATIC, "total_steps", 0, ValueError),
+        (QUADRATIC, "total_steps", 1e3, TypeError),
+    ],
+)
+def test_invalid_number_is_refused(kind, name, value, error) -> None:
+    needed = {"base": 4, "growth": 0.1} if kind is QUADRATIC else {}
+    with pytest.raises(error, match=f"{kind.__name__} received {name}={value!r}"):
+        kind(**{**needed, name: value})
 
 
 def test_defaults_are_those_of_the_papers() -> None:
@@ -107,47 +121,6 @@ def test_defaults_are_those_of_the_papers() -> None:
     assert LOCAL_SGD(compression="int8").compression == sg.compression.Int8()
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "value", "error"),
-    [
-        (LOCAL_SGD, "period", 0, ValueError),
-        (LOCAL_SGD, "period", 2.0, TypeError),
-        (LOCAL_SGD, "period", True, TypeError),
-        (LOCAL_SGD, "warmup_steps", -1, ValueError),
-        (DILOCO, "outer_momentum", 1.5, ValueError),
-        (DILOCO, "outer_learning_rate", "0.7", TypeError),
-        (STREAMING, "fragments", 0, ValueError),
-        (STREAMING, "overlap", 100, ValueError),
-        (STREAMING, "own_share", 2, ValueError),
-    ],
-)
-def test_local_updates_invalid_number_is_refused(kind, name, value, error) -> None:
-    with pytest.raises(error, match=f"{kind.__name__} received {name}={value!r}"):
-        kind(**{name: value})
-
-
-def test_local_updates_unknown_compression_is_refused() -> None:
-    with pytest.raises(ValueError, match="compression='zip' is not a known compression"):
-        LOCAL_SGD(compression="zip")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "error"),
-    [
-        ("base", 0, ValueError),
-        ("base", 2.5, TypeError),
-        ("growth", 0, ValueError),
-        ("growth", -0.1, ValueError),
-        ("growth", "0.1", TypeError),
-        ("total_steps", 0, ValueError),
-        ("total_steps", 1e3, TypeError),
-    ],
-)
-def test_invalid_number_of_a_rule_is_refused(name, value, error) -> None:
-    with pytest.raises(error, match=f"QuadraticPeriod received {name}={value!r}"):
-        QUADRATIC(**{"base": 4, "growth": 0.1, name: value})
-
-
 def test_period_may_be_a_rule_but_for_fragments() -> None:
     rule = QUADRATIC(base=4, growth=0.1)
     assert LOCAL_SGD(period=rule).period is rule
@@ -159,13 +132,11 @@ def test_period_may_be_a_rule_but_for_fragments() -> None:
 # CommunicationOptions: valid and invalid values.
 
 
-def test_options_have_tensorflows_defaults_and_are_frozen() -> None:
+def test_options_have_tensorflows_defaults() -> None:
     options = sg.CommunicationOptions()
     assert options.bytes_per_pack == 0
     assert options.timeout_seconds is None
     assert options.implementation is sg.CommunicationImplementation.AUTO
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        options.bytes_per_pack = 1
 
 
 @pytest.mark.parametrize("name", ["NCCL", "nccl", sg.CommunicationImplementation.NCCL])
@@ -174,16 +145,16 @@ def test_implementation_may_be_named(name) -> None:
     assert options.implementation is sg.CommunicationImplementation.NCCL
 
 
-@pytest.mark.parametrize("size", [-1, 1.5, True, "4"])
-def test_invalid_size_is_refused(size) -> None:
-    with pytest.raises(ValueError, match=f"bytes_per_pack={size!r} is not a valid size"):
-        sg.CommunicationOptions(bytes_per_pack=size)
-
-
-@pytest.mark.parametrize("seconds", [-1, True, "4"])
-def test_invalid_time_limit_is_refused(seconds) -> None:
-    with pytest.raises(ValueError, match=f"timeout_seconds={seconds!r} is not a valid time limit"):
-        sg.CommunicationOptions(timeout_seconds=seconds)
+@pytest.mark.parametrize(
+    ("name", "value", "what"),
+    [
+        *(("bytes_per_pack", value, "size") for value in (-1, 1.5, True, "4")),
+        *(("timeout_seconds", value, "time limit") for value in (-1, True, "4")),
+    ],
+)
+def test_invalid_size_or_time_limit_is_refused(name, value, what) -> None:
+    with pytest.raises(ValueError, match=f"{name}={value!r} is not a valid {what}"):
+        sg.CommunicationOptions(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["STAR", 3, None])

@@ -70,10 +70,7 @@ def add(servers: list[SumServer], parts: list[Any], *, in_place: bool = True) ->
     [
         (2, True),
         (3, False),
-        pytest.param(2, False, marks=pytest.mark.slow),
-        pytest.param(3, True, marks=pytest.mark.slow),
         pytest.param(5, True, marks=pytest.mark.slow),
-        pytest.param(5, False, marks=pytest.mark.slow),
     ],
 )
 def test_all_replicas_have_the_sum_in_replica_order(count: int, in_place: bool) -> None:

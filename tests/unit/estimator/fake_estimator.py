@@ -15,6 +15,13 @@ from stratagem.estimator.saving_hooks import CheckpointSaverHook
 from tests.unit.estimator.fake_loop import FakeSession
 
 
+def in_cluster(monkeypatch: Any, task_type: str, index: int = 0, **jobs: int) -> None:
+    """Makes this process a task of a cluster with so many tasks of each job."""
+    cluster = {job: [f"{job}{i}:1" for i in range(number)] for job, number in jobs.items()}
+    task = {"type": task_type, "index": index}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+
+
 class FakeEstimator(Estimator):
     """Estimator with given losses per step; its checkpoints are files that contain the step."""
 

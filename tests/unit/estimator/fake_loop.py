@@ -24,6 +24,14 @@ class FakeClock:
     def __call__(self) -> float:
         return self.now_s
 
+    def passing(self, seconds: float) -> Callable[..., None]:
+        """Returns a function that lets so many seconds pass."""
+
+        def let_pass(*_: object) -> None:
+            self.now_s += seconds
+
+        return let_pass
+
 
 class FakeSession:
     """Fake session of a loop."""

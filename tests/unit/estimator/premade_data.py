@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import pytest
 
 import stratagem as sg
 
@@ -81,17 +80,6 @@ def inputs() -> dict[str, Any]:
 
 GLOBAL_BATCH = 8
 VOCABULARY = ["low", "middle", "high"]
-STRATEGIES = [
-    pytest.param(lambda: None, 1, id="no strategy", marks=pytest.mark.slow),
-    pytest.param(lambda: sg.MirroredStrategy(["cpu:0", "cpu:1"]), 2, id="mirrored 2"),
-    pytest.param(
-        lambda: sg.MirroredStrategy([f"cpu:{i}" for i in range(4)]),
-        4,
-        id="mirrored 4",
-        marks=pytest.mark.slow,
-    ),
-]
-of_strategies = pytest.mark.parametrize(("make", "num_replicas"), STRATEGIES)
 
 
 def config(strategy=None) -> sg.estimator.RunConfig:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import stratagem as sg
 from stratagem import estimator as est
-from stratagem.estimator import experimental
 from stratagem.estimator.experimental import EarlyStoppingHook
 from stratagem.estimator.exporters import BestExporter, FinalExporter, LatestExporter
 from stratagem.estimator.loops import write_eval_metrics
@@ -21,7 +19,7 @@ EVALUATIONS = [(10, 0.5), (20, 0.7), (30, 0.6), (40, 0.65)]
 
 
 @pytest.fixture
-def estimator_of_early_stopping(tmp_path) -> FakeEstimator:
+def evaluated(tmp_path) -> FakeEstimator:
     made = FakeEstimator(tmp_path)
     for step, value in EVALUATIONS:
         write_eval_metrics(made.eval_dir(), {"m": value, "global_step": step})
@@ -53,21 +51,16 @@ def stops(hook) -> bool:
         (est.stop_if_no_decrease_hook, 10, 30, True),
     ],
 )
-def test_stops_by_the_record(
-    estimator_of_early_stopping, make, argument, min_steps, wanted
-) -> None:
+def test_stops_by_the_record(evaluated, make, argument, min_steps, wanted) -> None:
     options = {"min_steps": min_steps, "run_every_secs": None, "run_every_steps": 5}
-    assert stops(make(estimator_of_early_stopping, "m", argument, **options)) == wanted
+    assert stops(make(evaluated, "m", argument, **options)) == wanted
 
 
-def test_other_folder_of_evaluations(estimator_of_early_stopping, tmp_path) -> None:
+def test_other_folder_of_evaluations(evaluated, tmp_path) -> None:
     write_eval_metrics(tmp_path / "other", {"m": 9.0, "global_step": 1})
     options = {"run_every_secs": None, "run_every_steps": 5}
-    hook = est.stop_if_higher_hook(
-        estimator_of_early_stopping, "m", 8, str(tmp_path / "other"), **options
-    )
-    assert stops(hook)
-    assert not stops(est.stop_if_higher_hook(estimator_of_early_stopping, "m", 8, **options))
+    assert stops(est.stop_if_higher_hook(evaluated, "m", 8, str(tmp_path / "other"), **options))
+    assert not stops(est.stop_if_higher_hook(evaluated, "m", 8, **options))
 
 
 def test_nothing_evaluated_yet_goes_on(tmp_path) -> None:
@@ -75,8 +68,8 @@ def test_nothing_evaluated_yet_goes_on(tmp_path) -> None:
     assert num_steps(hook) == 20
 
 
-def test_metric_that_is_missing_is_an_error(estimator_of_early_stopping) -> None:
-    hook = est.stop_if_lower_hook(estimator_of_early_stopping, "loss", 1.0)
+def test_metric_that_is_missing_is_an_error(evaluated) -> None:
+    hook = est.stop_if_lower_hook(evaluated, "loss", 1.0)
     with pytest.raises(ValueError, match="The evaluation of step 10 has no metric 'loss'"):
         num_steps(hook)
 
@@ -85,12 +78,8 @@ def test_metric_that_is_missing_is_an_error(estimator_of_early_stopping) -> None
     ("secs", "steps", "asked"), [(None, 3, [1, 4, 7, 10]), (4.5, None, [1, 6])]
 )
 def test_asks_every_so_often(secs, steps, asked) -> None:
-    clock, session, calls = FakeClock(), FakeSession(), []
-
-    def pass_a_second(step: int) -> None:
-        clock.now_s += 1
-
-    session = FakeSession(on_step=pass_a_second)
+    clock, calls = FakeClock(), []
+    session = FakeSession(on_step=clock.passing(1))
 
     def should_stop() -> bool:
         calls.append(session.global_step)
@@ -126,13 +115,13 @@ def test_second_run_asks_at_its_first_step() -> None:
     assert len(calls) == 2
 
 
-def test_wrong_arguments_are_errors(estimator_of_early_stopping) -> None:
+def test_wrong_arguments_are_errors(evaluated) -> None:
     with pytest.raises(TypeError, match="should_stop_fn=3 is of type int"):
-        est.make_early_stopping_hook(estimator_of_early_stopping, 3)
+        est.make_early_stopping_hook(evaluated, 3)
     with pytest.raises(TypeError, match="estimator='model' is of type str"):
         est.make_early_stopping_hook("model", lambda: True)
     with pytest.raises(ValueError, match="A timer received every_secs=60"):
-        est.make_early_stopping_hook(estimator_of_early_stopping, lambda: True, run_every_steps=1)
+        est.make_early_stopping_hook(evaluated, lambda: True, run_every_steps=1)
 
 
 # Exporters choose evaluations to export and remove old exports.
@@ -229,22 +218,6 @@ def test_exporters_wrong_arguments_are_errors() -> None:
         BestExporter(compare_fn=None)
     with pytest.raises(ValueError, match="exports_to_keep=0 is out of range"):
         BestExporter(exports_to_keep=0)
-
-
-# Names of `tf.estimator.experimental` that are offered, each the function of early stopping.
-
-
-def test_names_are_those_of_tensorflow_and_lead_to_early_stopping() -> None:
-    assert sg.estimator.experimental is experimental
-    assert set(experimental.__all__) == {
-        "make_early_stopping_hook",
-        "stop_if_higher_hook",
-        "stop_if_lower_hook",
-        "stop_if_no_decrease_hook",
-        "stop_if_no_increase_hook",
-    }
-    for name in experimental.__all__:
-        assert getattr(experimental, name) is getattr(est, name)
 
 
 @pytest.mark.parametrize("kind", [BestExporter, FinalExporter, LatestExporter])

@@ -144,18 +144,23 @@ def test_a_whole_training_runs_op_by_op(tmp_path) -> None:
         np.testing.assert_allclose(value, expected[name], atol=1e-5)
 
 
-@pytest.mark.parametrize("arguments", [{"steps": 0}, {"max_steps": -1}])
-def test_numbers_of_steps_are_positive(arguments, tmp_path) -> None:
-    estimator = estimator_of(dense_classifier, tmp_path)
-    with pytest.raises(ValueError, match=r"steps=(0|-1) is out of range"):
-        estimator.train(DATA, **arguments)
-    with pytest.raises(ValueError, match=r"steps=(0|-1) is out of range"):
-        estimator.evaluate(DATA, steps=0)
-
-
-def test_steps_and_max_steps_exclude_each_other(tmp_path) -> None:
-    with pytest.raises(ValueError, match="train received steps=1 and max_steps=2"):
-        estimator_of(dense_classifier, tmp_path).train(DATA, steps=1, max_steps=2)
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda e: e.train(DATA, steps=0), ValueError, "steps=0 is out of range"),
+        (lambda e: e.train(DATA, max_steps=-1), ValueError, "steps=-1 is out of range"),
+        (lambda e: e.evaluate(DATA, steps=0), ValueError, "steps=0 is out of range"),
+        (
+            lambda e: e.train(DATA, steps=1, max_steps=2),
+            ValueError,
+            "train received steps=1 and max_steps=2",
+        ),
+        (lambda e: e.train(DATA, hooks=[3]), TypeError, r"hooks=\(3,\) is not a list of Session"),
+    ],
+)
+def test_calls_that_cannot_be_are_refused(call, error, message, tmp_path) -> None:
+    with pytest.raises(error, match=message):
+        call(estimator_of(dense_classifier, tmp_path))
 
 
 def test_nothing_works_before_training(tmp_path) -> None:
@@ -211,11 +216,6 @@ def test_subclasses_may_not_override_members() -> None:
     with pytest.raises(ValueError, match=r"Own overrides the Estimator members \['train'\]"):
         Own(dense_classifier)
     assert Fine(dense_classifier).extra()
-
-
-def test_hooks_of_another_type_are_refused(tmp_path) -> None:
-    with pytest.raises(TypeError, match=r"hooks=\(3,\) is not a list of SessionRunHook objects"):
-        estimator_of(dense_classifier, tmp_path).train(DATA, hooks=[3])
 
 
 def test_a_loss_that_no_variable_changes_is_refused(tmp_path) -> None:
@@ -335,33 +335,28 @@ def test_a_folder_without_checkpoints_is_refused(tmp_path) -> None:
         warm_start(store_of(), Settings(str(tmp_path)))
 
 
-def test_an_expression_that_finds_nothing_is_refused(trained) -> None:
-    with pytest.raises(ValueError, match="matches no variable"):
-        warm_start(store_of(), Settings(trained.model_dir, "nothing"))
-
-
-def test_a_name_that_is_not_used_is_refused(trained) -> None:
-    settings = Settings(trained.model_dir, "hidden", var_name_to_prev_var_name={"other": "hidden"})
-    with pytest.raises(ValueError, match=r"name received the unknown names \['other'\]"):
-        warm_start(store_of(), settings)
-
-
-def test_a_variable_that_was_not_saved_is_named(trained) -> None:
-    with pytest.raises(ValueError, match="Not in the checkpoint: other/kernel"):
-        warm_start(store_of("other"), Settings(trained.model_dir))
+@pytest.mark.parametrize(
+    ("names", "chosen", "renamed", "message"),
+    [
+        ((), "nothing", None, "matches no variable"),
+        ((), "hidden", {"other": "hidden"}, r"name received the unknown names \['other'\]"),
+        (("other",), ".*", None, "Not in the checkpoint: other/kernel"),
+    ],
+)
+def test_what_a_folder_cannot_give_is_refused(trained, names, chosen, renamed, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        warm_start(store_of(*names), Settings(trained.model_dir, chosen, None, renamed))
 
 
 # add_metrics evaluates extra metrics in addition to existing ones.
 
-X_OF_ADD_METRICS = np.arange(6, dtype="float32")
-Y_OF_ADD_METRICS = (2 * X_OF_ADD_METRICS + 1)[:, None]
+ROWS = np.arange(6, dtype="float32")
+LINE = (2 * ROWS + 1)[:, None]
 WEIGHTS = np.array([1, 0, 1, 0, 2, 0], "float32")
 
 
 def _data() -> Any:
-    return sg.input.Dataset(
-        ({"x": X_OF_ADD_METRICS, "weight": WEIGHTS}, Y_OF_ADD_METRICS), batch_size=2
-    )
+    return sg.input.Dataset(({"x": ROWS, "weight": WEIGHTS}, LINE), batch_size=2)
 
 
 def _weighted_error(features: Any, labels: Any, predictions: Any) -> dict[str, Any]:
@@ -382,7 +377,7 @@ def test_metric_of_features_labels_and_predictions_under_a_strategy() -> None:
 
     results, before = estimator.evaluate(_data), plain.evaluate(_data)
     rows = np.stack([row["predictions"] for row in plain.predict(_data)])
-    expected = np.sum(WEIGHTS[:, None] * np.abs(rows - Y_OF_ADD_METRICS)) / WEIGHTS.sum()
+    expected = np.sum(WEIGHTS[:, None] * np.abs(rows - LINE)) / WEIGHTS.sum()
     assert results.pop("weighted") == pytest.approx(expected, rel=1e-5)
     assert results == pytest.approx(before)
     assert estimator.model_dir == plain.model_dir
@@ -399,10 +394,8 @@ def test_metric_of_a_keras_model_that_is_not_trained() -> None:
         return {"mae": mean}
 
     estimator = sg.estimator.add_metrics(sg.estimator.model_to_estimator(model), metric)
-    results = estimator.evaluate(lambda: (X_OF_ADD_METRICS[:, None], Y_OF_ADD_METRICS))
-    assert results["mae"] == pytest.approx(
-        np.mean(np.asarray(model(X_OF_ADD_METRICS[:, None]))), rel=1e-5
-    )
+    results = estimator.evaluate(lambda: (ROWS[:, None], LINE))
+    assert results["mae"] == pytest.approx(np.mean(np.asarray(model(ROWS[:, None]))), rel=1e-5)
 
 
 def test_metric_function_of_other_arguments_is_refused() -> None:

@@ -424,10 +424,7 @@ WRONG = [
         lambda: fc.categorical_column_with_vocabulary_list("x", ["a"], default_value=3),
         "and default_value=3",
     ),
-    (
-        lambda: fc.categorical_column_with_hash_bucket("x", 1),
-        "received hash_bucket_size=1",
-    ),
+    (lambda: fc.categorical_column_with_hash_bucket("x", 1), "received hash_bucket_size=1"),
     (lambda: fc.categorical_column_with_hash_bucket("x", None), "received hash_bucket_size=None"),
     (lambda: fc.crossed_column(["x", "y"], None), "received hash_bucket_size=None"),
     (lambda: fc.crossed_column(["x"], 10), r"crossed_column received keys=\['x'\]"),
@@ -440,10 +437,7 @@ WRONG = [
     (lambda: fc.indicator_column(AGE), "indicator_column received NumericColumn"),
     (lambda: fc.embedding_column(CITY, 0), "dimension=0 is out of range"),
     (lambda: fc.embedding_column(CITY, 2, "max"), r"combiner received the unknown names \['max'"),
-    (
-        lambda: fc.shared_embeddings([CITY, OTHER], 2),
-        r"shared_embeddings received columns with \[100, 10\] ids",
-    ),
+    (lambda: fc.shared_embeddings([CITY, OTHER], 2), r"received columns with \[100, 10\] ids"),
     (lambda: fc.weighted_categorical_column(AGE, "w"), "weighted_categorical_column received"),
     (lambda: fc.DenseFeatures([IDS]), "received the categorical column 'id'"),
     (lambda: fc.LinearModel([IDS], sparse_combiner="max"), "sparse_combiner received the unknown"),

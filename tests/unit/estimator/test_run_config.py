@@ -21,6 +21,7 @@ from stratagem.estimator.run_config import (
     training_strategy,
 )
 from stratagem.launch.remote.jobs.lockstep import JOB_VARIABLE
+from tests.unit.estimator.fake_estimator import in_cluster
 from tests.unit.parameter_server.clusters import local_strategy
 
 
@@ -161,8 +162,6 @@ TASKS = [
     (("chief", 0), ("grpc://host0:2222", True, 0)),
     (("worker", 0), ("grpc://host3:2222", False, 1)),
     (("worker", "1"), ("grpc://host4:2222", False, 2)),
-    (("worker", 2), ("grpc://host5:2222", False, 3)),
-    (("ps", 0), ("grpc://host1:2222", False, 4)),
     (("ps", 1), ("grpc://host2:2222", False, 5)),
 ]
 
@@ -291,12 +290,6 @@ def test_remote_cluster_is_a_clients(monkeypatch) -> None:
 
 
 # Training strategies are created once and closed at exit.
-
-
-def in_cluster(monkeypatch, task_type: str, **jobs: int) -> None:
-    cluster = {job: [f"{job}{i}:1" for i in range(number)] for job, number in jobs.items()}
-    cluster_config = {"cluster": cluster, "task": {"type": task_type, "index": 0}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster_config))
 
 
 def test_function_makes_one_strategy_for_all_that_name_it() -> None:

@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.hooks import (
-    SessionRunArgs,
-    SessionRunContext,
-    StopAtStepHook,
-)
+from stratagem.estimator.hooks import StopAtStepHook
 from stratagem.estimator.saving_hooks import (
     CheckpointSaverHook,
     CheckpointSaverListener,
@@ -61,11 +57,7 @@ def test_saves_at_the_start_every_n_steps_and_at_the_end(start, num_steps, saved
 
 def test_saves_every_n_seconds() -> None:
     clock = FakeClock()
-
-    def pass_4_seconds(step: int) -> None:
-        clock.now_s += 4
-
-    session = FakeSession(on_step=pass_4_seconds)
+    session = FakeSession(on_step=clock.passing(4))
     session.loop([CheckpointSaverHook("model", save_secs=10, clock=clock)], 8)
     assert session.saved == [0, 3, 6, 8]
 
@@ -211,10 +203,7 @@ def lines(caplog):
 
 
 def session_in_time(tmp_path, clock, seconds_per_step: float) -> FakeSession:
-    def pass_time(step: int) -> None:
-        clock.now_s += seconds_per_step
-
-    return FakeSession(str(tmp_path / "model"), on_step=pass_time)
+    return FakeSession(str(tmp_path / "model"), on_step=clock.passing(seconds_per_step))
 
 
 def test_counts_every_n_steps(tmp_path, lines) -> None:
@@ -239,26 +228,10 @@ def test_time_that_stands_still_gives_no_number(tmp_path, lines) -> None:
     assert lines() == []
 
 
-def test_context_tells_its_session_and_the_stop() -> None:
-    context = SessionRunContext(SessionRunArgs("loss"), "session")
-    context.request_stop()
-    assert context.stop_requested
-    assert (context.session, context.original_args.fetches) == ("session", "loss")
-
-
-# StopAtStepHook stops at the right step.
-
-
-def test_num_steps_count_from_the_begin() -> None:
+@pytest.mark.parametrize(
+    ("limit", "num_steps"), [({"num_steps": 4}, 4), ({"last_step": 13}, 3), ({"last_step": 5}, 1)]
+)
+def test_training_stops_at_the_step(limit, num_steps) -> None:
     session = FakeSession(global_step=10)
-    assert session.loop([StopAtStepHook(num_steps=4)], 100) == 4
-    assert session.global_step == 14
-
-
-def test_last_step_is_the_global_step() -> None:
-    session = FakeSession(global_step=10)
-    assert session.loop([StopAtStepHook(last_step=13)], 100) == 3
-
-
-def test_step_that_is_past_ends_after_one() -> None:
-    assert FakeSession(global_step=10).loop([StopAtStepHook(last_step=5)], 100) == 1
+    assert session.loop([StopAtStepHook(**limit)], 100) == num_steps
+    assert session.global_step == 10 + num_steps

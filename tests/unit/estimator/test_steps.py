@@ -32,12 +32,11 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_replicas", [1, 4])
-def test_metrics_and_loss_are_those_of_one_device(trained, num_replicas) -> None:
+def test_metrics_and_loss_are_those_of_one_device(trained) -> None:
     estimator, model = trained
     x, y = examples(37)  # neither the batches nor the replicas come out even
     expected = model.evaluate(x, y, verbose=0, return_dict=True)
-    strategy = sg.MirroredStrategy([f"cpu:{i}" for i in range(num_replicas)])
+    strategy = sg.MirroredStrategy([f"cpu:{i}" for i in range(4)])
     config = estimator.config.replace(eval_distribute=strategy)
     other = sg.estimator.Estimator(dense_classifier, config=config)
     results = other.evaluate(dataset_of(x, y, 3))
@@ -197,14 +196,9 @@ def test_modes_share_what_has_one_path_and_not_metrics(store) -> None:
 def test_two_variables_of_one_path_are_distinguished(store) -> None:
     one, other = make(store, "train", (1,), (1,))
     assert one is not other
-    assert {name: store.find(name) is v for name, v in {"w": one, "w#2": other}.items()} == {
-        "w": True,
-        "w#2": True,
-    }
-    assert [a is b for a, b in zip(make(store, "eval", (1,), (1,)), (one, other), strict=True)] == [
-        True,
-        True,
-    ]
+    for found in ((store.find("w"), store.find("w#2")), make(store, "eval", (1,), (1,))):
+        assert found[0] is one
+        assert found[1] is other
 
 
 def test_a_layer_that_one_mode_freezes_is_trainable_in_another(store) -> None:

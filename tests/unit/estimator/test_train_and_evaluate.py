@@ -33,7 +33,7 @@ from stratagem.estimator.tasks import (
     train_and_evaluate,
 )
 from stratagem.strategies.collectives import host
-from tests.unit.estimator.fake_estimator import FakeEstimator
+from tests.unit.estimator.fake_estimator import FakeEstimator, in_cluster
 from tests.unit.estimator.fake_loop import FakeClock
 from tests.unit.estimator.independent_workers import X, Y, model_fn
 from tests.unit.launch.remote.heads import Head, head
@@ -76,11 +76,7 @@ def test_throttled_checkpoints_are_passed_over_but_the_last_is_not(tmp_path) -> 
 
 def test_throttle_counts_from_the_start_of_an_evaluation(tmp_path) -> None:
     clock = FakeClock()
-
-    def pass_a_second(step: int) -> None:
-        clock.now_s += 1
-
-    estimator = FakeEstimator(tmp_path, save_steps=10, on_step=pass_a_second)
+    estimator = FakeEstimator(tmp_path, save_steps=10, on_step=clock.passing(1))
     evaluator = CheckpointEvaluator(estimator, EvalSpec(eval_fn), 60)
     listener = EvaluationListener(evaluator, throttle_secs=20, clock=clock)
     estimator.train(train_fn, max_steps=60, saving_listeners=[listener])
@@ -167,12 +163,6 @@ def test_other_types_are_errors(tmp_path, arguments, words) -> None:
     estimator = arguments[0] or FakeEstimator(tmp_path)
     with pytest.raises(TypeError, match=words):
         train_and_evaluate(estimator, *arguments[1:])
-
-
-def in_cluster(monkeypatch, task_type: str, index: int, **jobs) -> None:
-    cluster = {job: [f"{job}{i}:1" for i in range(number)] for job, number in jobs.items()}
-    task = {"type": task_type, "index": index}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
 
 
 class Group:
@@ -581,28 +571,16 @@ WRONG = [
     (TrainSpec, {"input_fn": 3}, TypeError, "input_fn=3 is of type int"),
     (EvalSpec, {"input_fn": None}, TypeError, "input_fn=None is of type NoneType"),
     (TrainSpec, {"max_steps": 0}, ValueError, "max_steps=0 is out of range"),
-    (TrainSpec, {"max_steps": 2.5}, TypeError, "max_steps=2.5 is of type float"),
     (EvalSpec, {"steps": -1}, ValueError, "steps=-1 is out of range"),
-    (EvalSpec, {"steps": True}, TypeError, "steps=True is of type bool"),
     (EvalSpec, {"name": 3}, TypeError, "name=3 is of type int"),
     (EvalSpec, {"start_delay_secs": -1}, ValueError, "start_delay_secs=-1 is out of range"),
     (EvalSpec, {"throttle_secs": -0.1}, ValueError, "throttle_secs=-0.1 is out of range"),
     (TrainSpec, {"hooks": [3]}, TypeError, r"hooks=\[3\] is not a list of SessionRunHook objects"),
     (EvalSpec, {"hooks": StopAtStepHook(1)}, TypeError, "is not a list of SessionRunHook objects"),
-    (
-        TrainSpec,
-        {"saving_listeners": [3]},
-        TypeError,
-        r"listeners=\[3\] is not a list of Checkpoint",
-    ),
+    (TrainSpec, {"saving_listeners": [3]}, TypeError, r"listeners=\[3\] is not a list of Check"),
     (EvalSpec, {"exporters": 3}, TypeError, "exporters=3 is of type int"),
     (EvalSpec, {"exporters": "best"}, TypeError, "exporters='best' is of type str"),
-    (
-        EvalSpec,
-        {"exporters": TWO_OF_ONE_NAME},
-        ValueError,
-        r"names \['a', 'a'\] are empty or not unique",
-    ),
+    (EvalSpec, {"exporters": TWO_OF_ONE_NAME}, ValueError, r"names \['a', 'a'\] are empty or no"),
     (EvalSpec, {"exporters": LatestExporter("", train_fn)}, ValueError, "are empty or not unique"),
 ]
 

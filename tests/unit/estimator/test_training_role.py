@@ -40,6 +40,12 @@ def values_of(estimator: sg.estimator.Estimator) -> dict[str, np.ndarray]:
     return {name: estimator.get_variable_value(name) for name in estimator.get_variable_names()}
 
 
+def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
 def data() -> Any:
     return sg.input.Dataset((X, Y), batch_size=32)
 
@@ -68,10 +74,8 @@ def test_one_worker_makes_the_updates_of_one_device(tmp_path) -> None:
     with own_strategies(1) as (strategy,):
         trained = estimator_of(tmp_path / "trained", strategy)
         trained.train(endless, max_steps=12)
-    expected = values_of(alone)
-    assert trained.get_variable_names() == sorted(expected)
-    for name, value in values_of(trained).items():
-        np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    assert trained.get_variable_names() == sorted(values_of(alone))
+    assert_same(values_of(trained), values_of(alone))
     assert trained.evaluate(data)["global_step"] == 12
 
 
@@ -93,10 +97,7 @@ def test_keras_model_is_trained_on_servers_as_on_one_device(tmp_path) -> None:
 
     expected = trained(tmp_path / "alone")
     with own_strategies(1) as (strategy,):
-        found = trained(tmp_path / "trained", strategy)
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
-        np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+        assert_same(trained(tmp_path / "trained", strategy), expected)
 
 
 @pytest.mark.slow
@@ -333,14 +334,7 @@ def test_coordinated_training_one_worker_makes_the_updates_of_one_device(tmp_pat
     for steps in (5, 1, 1):
         again.train(endless, steps=steps)
     assert trained.get_variable_names() == again.get_variable_names()
-    for name in again.get_variable_names():
-        np.testing.assert_allclose(
-            trained.get_variable_value(name),
-            again.get_variable_value(name),
-            rtol=1e-5,
-            atol=1e-6,
-            err_msg=name,
-        )
+    assert_same(values_of(trained), values_of(again))
     # The first step is waited for, and in the end all are.
     assert seen.losses[0] == pytest.approx(expected.losses[0], rel=1e-5)
     assert (seen.at_end[0], seen.is_chief, seen.num_workers) == (7, True, 1)

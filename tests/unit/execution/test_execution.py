@@ -25,7 +25,7 @@ def strategy():
     return sg.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
 
 
-@pytest.fixture(params=ROWS)
+@pytest.fixture(params=["short_last", "one_and_none", "empty_first"])
 def rows(request):
     return [np.array(part, "float32") for part in ROWS[request.param]]
 
@@ -89,13 +89,6 @@ def test_eager_replicas_see_true_shapes(strategy, rows) -> None:
     finally:
         sg.config.run_eagerly(False)
     assert shapes == [((len(part),), (len(part),)) for part in rows]
-
-
-def test_padding_repeats_a_true_example(strategy, rows) -> None:
-    values = strategy.run(in_five_rows, args=(split(strategy, rows),))
-    true = np.concatenate(rows)
-    for part in parts_of(strategy, values):
-        assert set(part.ravel()) <= set(true)
 
 
 @pytest.mark.slow
@@ -316,13 +309,6 @@ def test_the_same_variable_twice_has_the_same_gradient_twice() -> None:
     variable = keras.Variable(3.0)
     _, gradients = sg.value_and_grad(lambda: variable * variable, [variable, variable])
     assert [float(gradient) for gradient in gradients] == [6.0, 6.0]
-
-
-def test_function_runs_once() -> None:
-    calls = []
-    variable = keras.Variable(3.0)
-    sg.value_and_grad(lambda: (calls.append(1), variable * 2.0)[1], [variable])
-    assert calls == [1]
 
 
 def test_assignment_to_a_differentiated_variable_is_kept() -> None:

@@ -240,12 +240,6 @@ def test_variables_made_at_every_call_are_refused(initial: Any) -> None:
         step()
 
 
-def test_replica_function_that_makes_variables_at_every_call_is_refused() -> None:
-    strategy = mirrored(2)
-    with pytest.raises(ValueError, match="and another one on its second call"):
-        sg.function(lambda: strategy.run(lambda: sg.Variable(1.0).value))()
-
-
 def test_error_of_the_function_comes_out_at_each_call() -> None:
     @sg.function
     def step() -> None:

@@ -52,13 +52,6 @@ def _batches() -> list[dict[str, Any]]:
     return [_batch(number) for number in range(_NUM_BATCHES)]
 
 
-def _require_same(found: Any, expected: dict[str, Any]) -> None:
-    assert found.keys() == expected.keys()
-    for name, wanted in expected.items():
-        assert (found[name].dtype, found[name].shape) == (wanted.dtype, wanted.shape)
-        assert found[name].tolist() == wanted.tolist()
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("snapshots") / "saved"
@@ -79,7 +72,7 @@ def test_batches_are_those_of_the_dataset_in_their_order(saved) -> None:
         found = [*dataset]
         assert len(found) == _NUM_BATCHES
         for one, expected in zip(found, _batches(), strict=True):
-            _require_same(one, expected)
+            _same(one, expected)
 
 
 def test_arrays_are_views_of_the_files_and_cannot_be_changed(saved) -> None:
@@ -101,11 +94,11 @@ def test_it_resumes_at_any_batch_and_reads_none_before(copied) -> None:
     again = SnapshotSource(copied).open(0)
     again.restore(state)
     for number in range(4, _NUM_BATCHES):
-        _require_same(next(again), _batch(number))
+        _same(next(again), _batch(number))
     source = SnapshotSource(copied)
     assert source.can_seek
     assert source.order_follows_epoch
-    _require_same(next(source.open_at(1, 7)), _batch(7))
+    _same(next(source.open_at(1, 7)), _batch(7))
 
 
 def test_input_workers_read_it_like_other_datasets(saved) -> None:
@@ -132,7 +125,7 @@ def test_damaged_batch_is_named_and_others_are_read(copied, number) -> None:
     batches = SnapshotBatches(copied)
     for other in range(_NUM_BATCHES):
         if other != number:
-            _require_same(batches[other], _batch(other))
+            _same(batches[other], _batch(other))
     with pytest.raises(sg.errors.DataLossError, match=f"batch {number}, at byte .* fails its"):
         batches[number]
 
@@ -330,13 +323,7 @@ def test_batches_come_out_as_they_went_in() -> None:
     plain = pack_batch(_TREE, split=1)
     assert sum(one.nbytes for one in message.arrays) < sum(one.nbytes for one in plain.arrays) / 20
     found = unpack_batch(unpack([bytes(frame) for frame in pack(message)]))
-    assert found.keys() == _TREE.keys()
-    for name, wanted in _TREE.items():
-        assert (found[name].dtype, found[name].shape) == (wanted.dtype, wanted.shape)
-        if wanted.dtype == object:
-            assert found[name].tolist() == wanted.tolist()
-        else:
-            assert found[name].tobytes() == wanted.tobytes(), name
+    _same(found, _TREE)
 
 
 def test_arrays_that_do_not_shrink_stay_as_they_are() -> None:

@@ -118,20 +118,6 @@ def test_data_that_is_not_batched_is_refused(name: str) -> None:
         take_batch(_NOT_BATCHED[name], 2)
 
 
-@pytest.mark.slow
-def test_fit_of_batches_with_unequal_sizes_says_that_they_are_not_batched() -> None:
-    with mirrored(2).scope():
-        model = small_regressor()
-        model.compile(optimizer="sgd", loss="mse")
-
-    def batches():
-        yield np.zeros((4, 3), "float32"), np.zeros((4, 1), "float32")
-        yield np.zeros((4, 3), "float32"), np.zeros((2, 1), "float32")
-
-    with pytest.raises(ValueError, match="Expected batched arrays, all with the same leading size"):
-        model.fit(batches(), shuffle=False, verbose=0)
-
-
 def test_predict_of_a_dataset_that_is_not_batched_says_so() -> None:
     class Examples(keras.utils.PyDataset):
         def __len__(self) -> int:
@@ -195,8 +181,14 @@ def arrays_for(topology: Topology, *, steps: tuple[int, ...], rows: int = 3) -> 
     return [numbers.astype(dtype) for dtype in DTYPES]
 
 
+def _require_alike(got: Any, wanted: Any) -> None:
+    assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+    assert (got.committed, got.weak_type) == (wanted.committed, wanted.weak_type)
+    assert got.sharding.is_equivalent_to(wanted.sharding, got.ndim)
+
+
 @pytest.mark.parametrize("steps", [(), (5,)])
-@pytest.mark.parametrize("name", ["default", "cpu:0", "cpu:1", "cpu:0+cpu:1", "cpu:1+cpu:0"])
+@pytest.mark.parametrize("name", ["default", "cpu:1", "cpu:1+cpu:0"])
 def test_program_gives_what_jax_puts(name: str, steps: tuple[int, ...]) -> None:
     topology = topology_of(name)
     arrays = arrays_for(topology, steps=steps)
@@ -207,17 +199,11 @@ def test_program_gives_what_jax_puts(name: str, steps: tuple[int, ...]) -> None:
         arrays,
         strict=True,
     ):
-        assert (got.dtype, got.shape, got.committed) == (
-            wanted.dtype,
-            wanted.shape,
-            wanted.committed,
-        )
-        assert got.sharding.is_equivalent_to(wanted.sharding, got.ndim)
-        assert got.weak_type == wanted.weak_type
+        _require_alike(got, wanted)
         np.testing.assert_array_equal(np.asarray(got), array.astype(got.dtype))
 
 
-@pytest.mark.parametrize("name", ["default", "cpu:0", "cpu:1", "cpu:0+cpu:1", "cpu:1+cpu:0"])
+@pytest.mark.parametrize("name", ["default", "cpu:1", "cpu:1+cpu:0"])
 def test_steps_that_were_put_together_are_what_jax_puts_for_each(name: str) -> None:
     topology = topology_of(name)
     arrays = arrays_for(topology, steps=(5,))
@@ -227,9 +213,7 @@ def test_steps_that_were_put_together_are_what_jax_puts_for_each(name: str) -> N
         own = [array[number] for array in arrays]
         wanted = put_arrays(own, topology, many=False, is_repeated=False)
         for got, expected in zip(step, wanted, strict=True):
-            assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
-            assert (got.committed, got.weak_type) == (expected.committed, expected.weak_type)
-            assert got.sharding.is_equivalent_to(expected.sharding, got.ndim)
+            _require_alike(got, expected)
             np.testing.assert_array_equal(np.asarray(got), np.asarray(expected))
 
 
@@ -449,8 +433,7 @@ _SELECTIONS = {
 
 
 @pytest.mark.parametrize("name", _SELECTIONS)
-@pytest.mark.parametrize("num_replicas", [1, 2, 4])
-@pytest.mark.parametrize("device", [0, 3])
+@pytest.mark.parametrize(("num_replicas", "device"), [(1, 0), (1, 3), (2, 3), (4, 0)])
 def test_rows_are_those_of_arrays_on_the_host(
     name: str, num_replicas: int, device: int, calls: list[Any]
 ) -> None:
@@ -635,14 +618,12 @@ def test_each_step_uses_one_global_batch(
         assert sum(sum(sizes[rows]) for sizes in cuts) == global_batch_size
 
 
-@pytest.mark.parametrize("name", ["global_batch_size", "num_workers", "num_replicas_per_worker"])
-def test_sizes_must_be_positive(name: str) -> None:
-    sizes = {"global_batch_size": 4, "num_workers": 2, "num_replicas_per_worker": 1, name: 0}
-    with pytest.raises(ValueError, match=rf"{name}=0 is out of range.\nExpected 1 or more."):
-        batch_sizes_for_worker(**sizes, worker_index=0)
-
-
-@pytest.mark.parametrize("index", [-1, 2])
-def test_worker_must_exist(index: int) -> None:
-    with pytest.raises(ValueError, match=rf"worker_index={index} is out of range for 2 workers"):
-        batch_sizes_for_worker(4, 2, 1, index)
+def test_sizes_must_be_positive_and_the_worker_must_exist() -> None:
+    sizes = {"global_batch_size": 4, "num_workers": 2, "num_replicas_per_worker": 1}
+    for name in sizes:
+        with pytest.raises(ValueError, match=rf"{name}=0 is out of range.\nExpected 1 or more."):
+            batch_sizes_for_worker(**{**sizes, name: 0}, worker_index=0)
+    for index in (-1, 2):
+        words = rf"worker_index={index} is out of range for 2 workers"
+        with pytest.raises(ValueError, match=words):
+            batch_sizes_for_worker(**sizes, worker_index=index)

@@ -194,11 +194,10 @@ def test_length_that_is_not_known_has_no_len() -> None:
         len(dataset)
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("num_read", [0, 1, 2, 5])
-def test_iterator_resumes_from_another_one(shuffle: bool, num_read: int) -> None:
+@pytest.mark.parametrize("num_read", [0, 2, 5])
+def test_iterator_resumes_from_another_one(num_read: int) -> None:
     def dataset() -> sg.DistributedDataset:
-        return mirrored(2).distribute_dataset(_numbers(17, 4, shuffle=shuffle, seed=5))
+        return mirrored(2).distribute_dataset(_numbers(17, 4, shuffle=True, seed=5))
 
     undisturbed = dataset()
     list(undisturbed)  # the second epoch is the one that is disturbed
@@ -218,13 +217,6 @@ def test_iterator_resumes_from_another_one(shuffle: bool, num_read: int) -> None
     assert [_parts(batch) for batch in restored] == following
 
 
-def test_state_of_a_generator_is_refused() -> None:
-    iterator = iter(mirrored(2).distribute_dataset(np.zeros(2) for _ in range(2)))
-    next(iterator)
-    with pytest.raises(NotImplementedError, match="The position in an object of type gen"):
-        iterator.get_state()
-
-
 def test_data_is_not_taken_in_a_replica_function() -> None:
     strategy = mirrored(2)
     dataset = strategy.distribute_dataset(_numbers(4, 2))
@@ -232,17 +224,6 @@ def test_data_is_not_taken_in_a_replica_function() -> None:
     for wrong in (lambda: next(iterator), iterator.get_next, lambda: iter(dataset)):
         with pytest.raises(ValueError, match="Fix: read it outside and pass it"):
             strategy.run(wrong)
-
-
-def test_source_that_raises_raises_at_its_batch() -> None:
-    def batches() -> Any:
-        yield np.zeros(2)
-        raise OSError("no such file")
-
-    iterator = iter(mirrored(2).distribute_dataset(batches()))
-    next(iterator)
-    with pytest.raises(OSError, match="no such file"):
-        next(iterator)
 
 
 @pytest.mark.parametrize("buffer_size", [0, 1])
@@ -259,15 +240,6 @@ def test_batches_before_an_error_are_not_lost_in_a_group(buffer_size: int) -> No
     assert strategy.run_steps(_total, iterator, 2, reduce="sum").tolist() == [9]
     with pytest.raises(OSError, match="no such file"):
         strategy.run_steps(lambda rows: rows.sum(), iterator, 2, reduce="sum")
-
-
-@pytest.mark.parametrize(
-    "batch", [np.float32(1), (np.zeros((2, 3)), np.zeros((3, 2)))], ids=["scalar", "unequal"]
-)
-def test_dataset_that_is_not_batched_is_refused(batch: Any) -> None:
-    dataset = mirrored(2).distribute_dataset([batch])
-    with pytest.raises(ValueError, match="Fix: batch the data"):
-        next(iter(dataset))
 
 
 def test_leaving_a_loop_early_leaves_no_thread_and_closes_the_source() -> None:

@@ -12,25 +12,16 @@ import pytest
 _PROGRAM = """
 import json, pathlib, sys
 import grain
-import keras
 import numpy as np
 import stratagem as sg
 
 kind, file, num_steps = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3])
 
-class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 7
-    def __getitem__(self, index):
-        return np.arange(5 * index, min(5 * index + 5, 33))
-
 examples = np.arange(33)
 source = {
     "arrays": lambda: sg.input.Dataset(examples, batch_size=5, shuffle=True, seed=1),
-    "grain": lambda: grain.MapDataset.source(examples).shuffle(1).batch(5),
     "grain workers": lambda: grain.MapDataset.source(examples).shuffle(1).to_iter_dataset()
         .batch(5).mp_prefetch(grain.MultiprocessingOptions(num_workers=2)),
-    "pydataset": lambda: Batches(workers=2),
 }[kind]()
 
 if __name__ == "__main__":
@@ -51,8 +42,6 @@ if __name__ == "__main__":
     print(json.dumps(seen))
 """
 
-_KINDS = ("arrays", "grain", "grain workers", "pydataset")
-
 
 def _run(program: Path, kind: str, file: Path, num_steps: int) -> list[list[list[int]]]:
     finished = subprocess.run(
@@ -67,7 +56,7 @@ def _run(program: Path, kind: str, file: Path, num_steps: int) -> list[list[list
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("kind", ["arrays", "grain workers"])
 def test_another_process_resumes_with_the_next_example(kind: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)

@@ -10,7 +10,7 @@ LIMIT_S = 60.0
 started = threading.Semaphore(0)
 go_on = threading.Event()
 seen: list[Any] = []
-_meetings = {count: threading.Barrier(count) for count in (2, 3)}
+_meeting = threading.Barrier(3)
 
 
 def forget() -> None:
@@ -28,9 +28,9 @@ def wait_to_go_on(value: Any = None) -> Any:
     return value
 
 
-def fail_together(count: int, text: str) -> None:
-    """Fails on several workers, after all of them have begun."""
-    _meetings[count].wait(LIMIT_S)
+def fail_together(text: str) -> None:
+    """Fails on three workers, after all of them have begun."""
+    _meeting.wait(LIMIT_S)
     raise LookupError(text)
 
 

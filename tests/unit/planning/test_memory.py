@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from typing import Any
 
@@ -89,8 +90,6 @@ def _trained_arrays(strategy: sg.Strategy) -> tuple[keras.Model, dict[int, int]]
                 8 * ((_KERNELS + _HIDDEN) / 2 + _CLASSES) + 8,
             ),
         ),
-        (("optimizer", 4), "4xH100", (4 * (_KERNELS + _BIASES), 8 * (_KERNELS / 4 + _BIASES) + 8)),
-        (("all", 2), "2xH100", (4 * (_KERNELS / 2 + _BIASES), 8 * (_KERNELS / 2 + _BIASES) + 8)),
     ],
 )
 def test_held_bytes_match_arithmetic_and_arrays_after_fit(strategy, target, wanted) -> None:
@@ -247,9 +246,8 @@ def test_rule_for_nothing_is_reported() -> None:
         sg.plan(_table, _IDS, "2xH100", strategy=strategy)
 
 
-@pytest.mark.parametrize("host", [None, pytest.param("cpu:0", marks=pytest.mark.slow)])
-def test_device_holds_only_the_host_variables_it_receives(host) -> None:
-    strategy = sg.CentralStorageStrategy(_names(2), host)
+def test_device_holds_only_the_host_variables_it_receives() -> None:
+    strategy = sg.CentralStorageStrategy(_names(2))
     with strategy.scope():
         model = _model()
     plan = sg.plan(model, _BATCH, "2xH100")
@@ -319,20 +317,10 @@ def test_program_of_a_step_with_a_shared_table() -> None:
 # Memory of a compiled program, from the figures of the compiler.
 
 
-def test_peak_counts_results_that_take_no_arguments_place() -> None:
+def test_peak_and_passing_memory() -> None:
     memory = CompilerMemory(
         argument_bytes=100, output_bytes=60, alias_bytes=50, temp_bytes=7, code_bytes=2
     )
     assert memory.peak_bytes == 100 + 10 + 7 + 2
-
-
-def test_lasting_arguments_are_not_temporary_memory() -> None:
-    memory = CompilerMemory(
-        argument_bytes=100,
-        output_bytes=60,
-        alias_bytes=50,
-        temp_bytes=7,
-        code_bytes=2,
-        lasting_bytes=80,
-    )
-    assert memory.passing_bytes == 100 - 80 + 10 + 7
+    lasting = dataclasses.replace(memory, lasting_bytes=80)
+    assert lasting.passing_bytes == 100 - 80 + 10 + 7

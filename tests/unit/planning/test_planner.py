@@ -214,19 +214,6 @@ def test_large_model_takes_no_memory_here() -> None:
     assert plan.memory.optimizer_bytes == 8 * (4 * 10**8 + 401) + 8
 
 
-@pytest.mark.slow
-def test_too_large_for_the_device() -> None:
-    def build():
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2 * 10**8)])
-        model.compile("adam", "mse")
-        return model
-
-    batch = (np.zeros((1, 8), "float32"), jax.ShapeDtypeStruct((1, 2 * 10**8), "float32"))
-    plan = sg.plan(build, batch, "1xL4")
-    assert plan.memory.total_bytes > plan.memory.device_bytes
-    assert not plan.fits
-
-
 @pytest.mark.parametrize(
     ("what", "batch", "error", "message"),
     [
@@ -292,7 +279,7 @@ _GIB = 2**30
 
 
 @pytest.fixture(scope="module")
-def plan_of_report() -> Plan:
+def report() -> Plan:
     def build():
         model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(256)])
         model.compile("adam", "mse")
@@ -301,47 +288,45 @@ def plan_of_report() -> Plan:
     return sg.plan(build, (np.ones((8, 256)), np.ones((8, 256))), "2xH100")
 
 
-def _with_temporaries(plan_of_report: Plan, num_bytes: int, **fields) -> Plan:
-    memory = dataclasses.replace(plan_of_report.memory, temporary_bytes=num_bytes)
-    return dataclasses.replace(plan_of_report, memory=memory, **fields)
+def _with_temporaries(report: Plan, num_bytes: int, **fields) -> Plan:
+    memory = dataclasses.replace(report.memory, temporary_bytes=num_bytes)
+    return dataclasses.replace(report, memory=memory, **fields)
 
 
-def _shown(plan_of_report: Plan) -> str:
+def _shown(report: Plan) -> str:
     text = io.StringIO()
-    show_plan(plan_of_report, Console(width=160, file=text))
+    show_plan(report, Console(width=160, file=text))
     return text.getvalue()
 
 
-def test_tables_have_the_figures_of_the_plan(plan_of_report) -> None:
-    text = _shown(plan_of_report)
-    assert (
-        f"{plan_of_report.title} on 2xH100: 65.8 k parameters, global batch 8, 4 per device" in text
-    )
-    assert size_text(plan_of_report.memory.total_bytes) in text
+def test_tables_have_the_figures_of_the_plan(report) -> None:
+    text = _shown(report)
+    assert f"{report.title} on 2xH100: 65.8 k parameters, global batch 8, 4 per device" in text
+    assert size_text(report.memory.total_bytes) in text
     assert "all-reduce" in text
     assert "unknown" in text
     assert "0.5 of peak FLOP/s in matrix products" in text
     assert "pip install jax-cuda12-pjrt" in text
 
 
-def test_kernel_starts_are_in_the_computing_time(plan_of_report) -> None:
-    assert "kernel starts" not in _shown(plan_of_report)
-    (first, *_) = plan_of_report.scaling
+def test_kernel_starts_are_in_the_computing_time(report) -> None:
+    assert "kernel starts" not in _shown(report)
+    (first, *_) = report.scaling
     longer = dataclasses.replace(first, compute_s=1.5, launch_s=0.25)
-    text = _shown(dataclasses.replace(plan_of_report, num_launches=1234, scaling=(longer,)))
+    text = _shown(dataclasses.replace(report, num_launches=1234, scaling=(longer,)))
     assert "'compute' includes 1234 kernel starts per step, 250.0 ms." in text
     (row,) = [line for line in text.splitlines() if line.startswith("│       1 │")]
     assert "1.75 s" in row
 
 
-def test_messages_are_listed_by_where_they_go(plan_of_report) -> None:
+def test_messages_are_listed_by_where_they_go(report) -> None:
     reductions = (
         Reduction("a", 4000, (), "reduce-scatter", ((0, 1, 2, 3), (4, 5, 6, 7))),
         Reduction("b", 1000, ("dot.1",), leaves_slice=True),
         Reduction("c", 8, (), groups=((0, 1, 2, 3, 4, 5, 6, 7),)),
     )
     two_slices = dataclasses.replace(
-        plan_of_report, target=parse_target("2xv5e:2x2"), reductions=reductions, is_scheduled=True
+        report, target=parse_target("2xv5e:2x2"), reductions=reductions, is_scheduled=True
     )
     lines = _shown(two_slices).splitlines()
     (within,) = [line for line in lines if "reduce-scatter, within slices" in line]
@@ -360,24 +345,21 @@ def test_messages_are_listed_by_where_they_go(plan_of_report) -> None:
         (0, {"is_refused": True}, "Does not fit: the compiler rejects it"),
     ],
 )
-def test_verdict(plan_of_report, temporary_bytes, fields, text) -> None:
-    changed = _with_temporaries(plan_of_report, temporary_bytes, **fields)
+def test_verdict(report, temporary_bytes, fields, text) -> None:
+    changed = _with_temporaries(report, temporary_bytes, **fields)
     assert verdict(changed).startswith(text)
     assert changed.fits == text.startswith("Fits: ")
 
 
-def test_plan_that_does_not_fit_shows_sharded_sizes(plan_of_report) -> None:
+def test_plan_that_does_not_fit_shows_sharded_sizes(report) -> None:
     """Adam's moments and the weights of 256 x 256 in halves; 4 * 256 + 16 bytes in copies."""
-    assert "Sharded over" not in _shown(plan_of_report)
-    text = _shown(_with_temporaries(plan_of_report, 90 * _GIB))
+    assert "Sharded over" not in _shown(report)
+    text = _shown(_with_temporaries(report, 90 * _GIB))
     weights = 4 * 256 * 256
-    copied = size_text(plan_of_report.memory.state_bytes)
+    copied = size_text(report.memory.state_bytes)
     assert f"Variables take {copied} per device" in text
-    halves = [
-        plan_of_report.memory.state_bytes - weights,
-        plan_of_report.memory.state_bytes - 3 * weights // 2,
-    ]
-    assert list(plan_of_report.shared_state_bytes.values()) == halves
+    halves = [report.memory.state_bytes - weights, report.memory.state_bytes - 3 * weights // 2]
+    assert list(report.shared_state_bytes.values()) == halves
     told = " or ".join(
         f"{size_text(size)} (shard_state={name})"
         for name, size in zip(("optimizer", "all"), halves, strict=True)
@@ -385,42 +367,27 @@ def test_plan_that_does_not_fit_shows_sharded_sizes(plan_of_report) -> None:
     assert told in text.replace("\n", " ")
 
 
-def test_headline_says_how_replicas_are_placed(plan_of_report) -> None:
-    assert headline(dataclasses.replace(plan_of_report, shard_state="all")).startswith(
-        f"{plan_of_report.title} on 2xH100, shard_state=all: 65.8 k parameters"
+def test_headline_says_how_replicas_are_placed(report) -> None:
+    assert headline(dataclasses.replace(report, shard_state="all")).startswith(
+        f"{report.title} on 2xH100, shard_state=all: 65.8 k parameters"
     )
-    one = headline(dataclasses.replace(plan_of_report, num_replicas=1))
+    one = headline(dataclasses.replace(report, num_replicas=1))
     assert "1 replica of 2 devices: " in one
     assert one.endswith("8 per replica")
 
 
-def test_sizes_times_and_counts() -> None:
-    assert [size_text(size) for size in (5, 2000, 2**20, _GIB)] == [
-        "5 B",
-        "2.0 KiB",
-        "1.0 MiB",
-        "1.00 GiB",
-    ]
-    assert [time_text(seconds) for seconds in (0, 2e-6, 0.01, 2)] == [
-        "0 us",
-        "2 us",
-        "10.0 ms",
-        "2.00 s",
-    ]
+def test_times_and_counts() -> None:
+    times = [time_text(seconds) for seconds in (0, 2e-6, 0.01, 2)]
+    assert times == ["0 us", "2 us", "10.0 ms", "2.00 s"]
     assert [count_text(number) for number in (7, 1200, 2.5e15)] == ["7", "1.2 k", "2.5 P"]
 
 
-def test_plan_prints_its_tables(plan_of_report) -> None:
-    text = str(plan_of_report)
-    for line in (
-        headline(plan_of_report),
-        verdict(plan_of_report),
-        "Communication per step",
-        "all-reduce",
-    ):
+def test_plan_prints_its_tables(report) -> None:
+    text = str(report)
+    for line in (headline(report), verdict(report), "Communication per step", "all-reduce"):
         assert line in text
     assert max(map(len, text.splitlines())) <= 120
-    assert repr(plan_of_report) == f"<Plan: {headline(plan_of_report)}. {verdict(plan_of_report)}>"
-    texts = require_plain(plan_of_report._repr_html_()).texts
-    assert texts[:2] == [headline(plan_of_report), verdict(plan_of_report)]
-    assert size_text(plan_of_report.memory.total_bytes) in texts
+    assert repr(report) == f"<Plan: {headline(report)}. {verdict(report)}>"
+    texts = require_plain(report._repr_html_()).texts
+    assert texts[:2] == [headline(report), verdict(report)]
+    assert size_text(report.memory.total_bytes) in texts

@@ -249,29 +249,26 @@ def _sum(num_bytes: int, behind: tuple[str, ...] = (), **fields) -> Reduction:
     return Reduction("all-reduce.1", num_bytes, behind, **fields)
 
 
-def test_ring_on_one_host() -> None:
-    """A gigabyte over 450 GB/s: each device sends 2 x 7/8 of it."""
-    time_s = message_s(_sum(10**9), parse_target("8xH100"), _IDEAL)
-    assert time_s == pytest.approx(2 * 7 / 8 * 1e9 / 450e9)
-
-
-def test_two_hosts_send_an_eighth_each_over_the_network() -> None:
-    time_s = message_s(_sum(10**9), parse_target("16xH100"), _IDEAL)
-    assert time_s == pytest.approx(2 * 7 / 8 * 1e9 / 450e9 + 2 * 1 / 2 * (1e9 / 8) / 50e9)
-
-
-@pytest.mark.parametrize("kind", ["reduce-scatter", "all-gather", "all-to-all"])
-def test_half_an_all_reduce(kind) -> None:
-    time_s = message_s(_sum(10**9, kind=kind), parse_target("v5e:4x4"), _IDEAL)
-    assert time_s == pytest.approx(15 / 16 * 1e9 / 200e9)
-
-
-def test_groups_say_whether_a_message_leaves_its_slice() -> None:
-    target = parse_target("2xv5e:2x2")
-    inside = _sum(10**9, groups=((0, 1, 2, 3), (4, 5, 6, 7)))
-    between = _sum(10**9, groups=((0, 4), (1, 5), (2, 6), (3, 7)))
-    assert message_s(inside, target, _IDEAL) == pytest.approx(2 * 3 / 4 * 1e9 / 200e9)
-    assert message_s(between, target, _IDEAL) == pytest.approx(2 * 1 / 2 * 1e9 / 3.125e9)
+@pytest.mark.parametrize(
+    ("target", "fields", "seconds"),
+    [
+        # Over 450 GB/s: each device sends 2 x 7/8 of it.
+        ("8xH100", {}, 2 * 7 / 8 / 450),
+        # Two hosts send an eighth each over the network.
+        ("16xH100", {}, 2 * 7 / 8 / 450 + 2 * 1 / 2 / 8 / 50),
+        ("v5e:4x4", {"kind": "reduce-scatter"}, 15 / 16 / 200),  # half an all-reduce
+        ("v5e:4x4", {"kind": "all-gather"}, 15 / 16 / 200),
+        ("v5e:4x4", {"kind": "all-to-all"}, 15 / 16 / 200),
+        # Groups say whether a message leaves its slice.
+        ("2xv5e:2x2", {"groups": ((0, 1, 2, 3), (4, 5, 6, 7))}, 2 * 3 / 4 / 200),
+        ("2xv5e:2x2", {"groups": ((0, 4), (1, 5), (2, 6), (3, 7))}, 2 * 1 / 2 / 3.125),
+        ("8xH100", {"kind": "collective-permute"}, 1 / 450),  # one hop
+        ("16xH100", {"kind": "collective-permute"}, 1 / 50),
+    ],
+)
+def test_time_of_a_gigabyte(target, fields, seconds) -> None:
+    time_s = message_s(_sum(10**9, **fields), parse_target(target), _IDEAL)
+    assert time_s == pytest.approx(seconds)
 
 
 def test_slices_exchange_a_part_of_each_chip() -> None:
@@ -307,18 +304,6 @@ def test_groups_across_hosts_have_no_other_size() -> None:
     across = _sum(10**9, groups=tuple((first, first + 8) for first in range(8)))
     with pytest.raises(ValueError, match="groups of 2 devices of 2 hosts or slices, out of 16"):
         for_any_size([across], parse_target("16xH100"))
-
-
-def test_permutation_is_one_hop() -> None:
-    one = _sum(10**9, kind="collective-permute")
-    assert message_s(one, parse_target("8xH100"), _IDEAL) == pytest.approx(1e9 / 450e9)
-    assert message_s(one, parse_target("16xH100"), _IDEAL) == pytest.approx(1e9 / 50e9)
-
-
-def test_small_message_takes_its_latency() -> None:
-    assumed = Assumptions()
-    time_s = message_s(_sum(4), parse_target("8xH100"), assumed)
-    assert time_s == pytest.approx(2 * 7 * assumed.link_latency_s, rel=0.01)
 
 
 def test_computing_takes_products_and_bytes() -> None:

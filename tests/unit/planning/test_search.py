@@ -410,10 +410,10 @@ def test_mistakes() -> None:
 
 # Notes on the part of a machine that a step uses.
 
-_BATCH_OF_USED_MACHINE = (np.ones((32, 64), "float32"), np.zeros((32, 1), "float32"))
+_USED_BATCH = (np.ones((32, 64), "float32"), np.zeros((32, 1), "float32"))
 
 
-def _model_of_used_machine() -> keras.Model:
+def _used_model() -> keras.Model:
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(32)])
     model.compile("sgd", "mse")
     return model
@@ -423,7 +423,7 @@ def test_replicas_span_hosts() -> None:
     layout_map = {".*kernel": (None, "logical")}
     with planning_for(parse_target("16xH100").topology):
         strategy = sg.MultiWorkerMirroredStrategy(devices_per_replica=16, layout_map=layout_map)
-    plan = sg.plan(_model_of_used_machine, _BATCH_OF_USED_MACHINE, "16xH100", strategy=strategy)
+    plan = sg.plan(_used_model, _USED_BATCH, "16xH100", strategy=strategy)
     assert (plan.num_replicas, plan.devices_per_replica) == (1, 16)
     assert not any("process" in note for note in plan.notes)
 
@@ -431,7 +431,5 @@ def test_replicas_span_hosts() -> None:
 @pytest.mark.parametrize("place", ["sharded", "central"])
 def test_process_does_not_span_hosts(place: str) -> None:
     strategy = sg.HybridStrategy(["cpu:0", "cpu:1"], placement={"kernel": place})
-    notes = " ".join(
-        sg.plan(_model_of_used_machine, _BATCH_OF_USED_MACHINE, "16xH100", strategy=strategy).notes
-    )
+    notes = " ".join(sg.plan(_used_model, _USED_BATCH, "16xH100", strategy=strategy).notes)
     assert ("needs a process that has all devices" in notes) == (place == "central")

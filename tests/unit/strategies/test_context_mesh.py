@@ -190,7 +190,15 @@ _QUICK = {
 
 def _rows() -> Iterator[Any]:
     kinds = [f"{axes}_{where}" for axes in ("explicit", "auto") for where in _DEVICES]
-    for row in itertools.product(_STRATEGIES, kinds, _WAYS):
+    of_others = [
+        ("explicit_all", "around"),
+        ("auto_other", "in_scope"),
+        ("explicit_same", "for_good"),
+    ]
+    for row in (
+        *itertools.product(["mirrored"], kinds, _WAYS),
+        *((name, *one) for name in _STRATEGIES if name != "mirrored" for one in of_others),
+    ):
         for entry in _ENTRIES:
             marks = () if entry in _QUICK.get(row, ()) else (pytest.mark.slow,)
             yield pytest.param(*row, entry, id="-".join([*row, entry]), marks=marks)

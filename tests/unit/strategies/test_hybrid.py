@@ -52,16 +52,15 @@ def fitted(model: keras.Model) -> Any:
     return model.fit(x, Y, batch_size=8, epochs=2, verbose=0, shuffle=False).history
 
 
-CASES = [
-    (TWO, "Adagrad", 1),
-    pytest.param(TWO, "Adam", 3, marks=pytest.mark.slow),
-    pytest.param([*TWO, "cpu:2", "cpu:4"], "Adagrad", 1, marks=pytest.mark.slow),
-    pytest.param(["cpu:0"], "Adagrad", 1, marks=pytest.mark.slow),
-]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("devices", "optimizer", "steps"), CASES)
+@pytest.mark.parametrize(
+    ("devices", "optimizer", "steps"),
+    [
+        (TWO, "Adam", 3),
+        ([*TWO, "cpu:2", "cpu:4"], "Adagrad", 1),
+        (["cpu:0"], "Adagrad", 1),
+    ],
+)
 def test_fit_gives_what_one_device_gives(devices, optimizer, steps) -> None:
     # Of as many replicas: each draws numbers of its own for dropout.
     one, own = (

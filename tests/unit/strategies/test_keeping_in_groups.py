@@ -67,12 +67,15 @@ def made(scope: AbstractContextManager[Any], optimizer: str, steps: int) -> kera
 @pytest.mark.parametrize(
     ("name", "optimizer", "steps"),
     [
+        ("central", "Adagrad", 2),
+        ("central", "Adam", 1),
         ("hybrid", "Adagrad", 1),
-        *(
-            (name, optimizer, steps)
-            for name in STRATEGIES
-            for optimizer, steps in [("Adagrad", 2), ("Adam", 1)]
-        ),
+        ("hybrid", "Adagrad", 2),
+        ("hybrid", "Adam", 1),
+        ("all state", "Adagrad", 2),
+        ("all state", "Adam", 1),
+        ("state of the optimizer", "Adagrad", 2),
+        ("layouts", "Adam", 1),
     ],
 )
 def test_training_is_that_of_one_device(name, optimizer, steps) -> None:

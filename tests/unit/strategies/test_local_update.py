@@ -67,26 +67,21 @@ def test_size_of_islands(of_processes, given, size) -> None:
     assert (islands.num_replicas, islands.size) == (sum(of_processes), size)
 
 
-@pytest.mark.parametrize("given", [0, -2, 3, 16])
-def test_number_that_does_not_divide_the_replicas_is_refused(given) -> None:
-    with pytest.raises(ValueError, match='pass "process" to train in lockstep'):
-        islands_of(topology(4, 4), given)
+_UNEVEN = 'pass "process" to train in lockstep'
 
 
-@pytest.mark.parametrize("given", [2.0, True, None, "machine"])
-def test_number_of_another_type_is_refused(given) -> None:
-    with pytest.raises(TypeError, match='or "process"'):
-        islands_of(topology(4, 4), given)
-
-
-def test_island_of_parts_of_processes_is_refused() -> None:
-    with pytest.raises(ValueError, match="lockstep is for the fast links"):
-        islands_of(topology(3, 3), 2)
-
-
-def test_processes_of_unequal_size_are_refused() -> None:
-    with pytest.raises(ValueError, match="or pass replicas_per_island=1"):
-        islands_of(topology(4, 2), "process")
+@pytest.mark.parametrize(
+    ("of_processes", "given", "error", "message"),
+    [
+        *[((4, 4), given, ValueError, _UNEVEN) for given in (0, -2, 3, 16)],
+        *[((4, 4), given, TypeError, 'or "process"') for given in (2.0, True, None, "machine")],
+        ((3, 3), 2, ValueError, "lockstep is for the fast links"),  # parts of processes
+        ((4, 2), "process", ValueError, "or pass replicas_per_island=1"),
+    ],
+)
+def test_other_sizes_of_islands_are_refused(of_processes, given, error, message) -> None:
+    with pytest.raises(error, match=message):
+        islands_of(topology(*of_processes), given)
 
 
 def test_replicas_of_several_devices_are_refused() -> None:

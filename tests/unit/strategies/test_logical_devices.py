@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 from typing import Any
 
 import jax
@@ -109,27 +108,18 @@ def test_value_is_the_same_wherever_it_is_put(groups) -> None:
         np.testing.assert_allclose(part, value @ value.T, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("parts", "piece"),
-    [
-        ([2, 2], (2, 4)),
-        pytest.param([4, 1], (1, 8), marks=pytest.mark.slow),
-        pytest.param([1, 4], (4, 2), marks=pytest.mark.slow),
-    ],
-)
-def test_compiled_step_computes_with_the_pieces(parts, piece) -> None:
+def test_compiled_step_computes_with_the_pieces() -> None:
     """The program of a device has the shape of the piece, and not that of the value."""
     strategy = sg.MirroredStrategy(FOURS)
 
     def step(x):
-        return jnp.cos(strategy.split_to_logical_devices(x, parts))
+        return jnp.cos(strategy.split_to_logical_devices(x, [2, 2]))
 
     x = jnp.arange(32.0).reshape(4, 8)
     np.testing.assert_allclose(strategy.run(step, (x,)).components[1], np.cos(x), rtol=1e-6)
     (program,) = strategy.executor._programs.values()
     text = program.step.compiled(many=False).lower([], [], [], [x], [], []).compile().as_text()
-    rows, columns = piece
-    assert f"f32[{rows},{columns}]" in next(line for line in text.splitlines() if "cosine" in line)
+    assert "f32[2,4]" in next(line for line in text.splitlines() if "cosine" in line)
 
 
 @pytest.mark.parametrize("devices", [["cpu:0"], ["cpu:0", "cpu:1"]])
@@ -172,13 +162,6 @@ def test_axis_that_does_not_divide_is_refused() -> None:
     strategy = pairs()
     with pytest.raises(ValueError, match="divides axis 1 of a value of shape"):
         strategy.run(lambda: strategy.split_to_logical_devices(jnp.ones((4, 3)), [1, 2]))
-
-
-def test_assignment_under_spmd_partitioning_is_refused() -> None:
-    strategy = pairs()
-    strategy.refuses_assignment = True
-    with pytest.raises(ValueError, match="was called under SPMD partitioning"):
-        strategy.run(lambda: strategy.assign_to_logical_device(jnp.ones(2), 0))
 
 
 @pytest.mark.parametrize("method", ["assign", "split", "replicate"])
@@ -229,7 +212,7 @@ def test_variable_with_a_layout_is_stored_in_pieces() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adafactor", "muon"])
+@pytest.mark.parametrize("optimizer", ["adam", "adafactor", "muon"])
 def test_step_keeps_pieces_and_divides_what_the_optimizer_keeps(optimizer) -> None:
     strategy = pairs(layout_map=LAYOUTS)
     model = made(strategy, optimizer)
@@ -241,32 +224,6 @@ def test_step_keeps_pieces_and_divides_what_the_optimizer_keeps(optimizer) -> No
         slots = [s for s in model.optimizer.variables if tuple(s.shape) == (rows, columns)]
         assert all(pieces_of(slot) == {(rows, columns // 2)} for slot in slots)
         assert optimizer != "adam" or len(slots) == 2
-
-
-@pytest.mark.slow
-def test_bytes_of_a_device_are_divided() -> None:
-    """A matrix of 4 MB and two slots of Adam, on two devices a replica: half on each."""
-    num_bytes = 1024 * 1024 * 4
-    strategy = pairs(layout_map={".*/kernel": ("logical", None)})
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((1024,)), keras.layers.Dense(1024, use_bias=False)])
-        model.compile("adam", "mse")
-    model.fit(np.ones((4, 1024), "float32"), np.ones((4, 1024), "float32"), verbose=0)
-    held = dict.fromkeys(strategy.topology.all_devices, 0)
-    for variable in (*model.variables, *model.optimizer.variables):
-        for shard in variable.storage.addressable_shards:
-            held[shard.device] += shard.data.nbytes
-    for device in held:
-        assert 3 * num_bytes / 2 <= held[device] < 3 * num_bytes / 2 + 100
-    gc.collect()
-    live = dict.fromkeys(held, 0)
-    model_arrays = {id(v.storage) for v in (*model.variables, *model.optimizer.variables)}
-    for array in jax.live_arrays():
-        if array.nbytes >= num_bytes and id(array) not in model_arrays:
-            for shard in array.addressable_shards:
-                if shard.device in live:
-                    live[shard.device] += shard.data.nbytes
-    assert max(live.values()) <= 3 * num_bytes / 2  # views of the same arrays, and nothing beside
 
 
 def test_replicas_exchange_gradients_of_pieces() -> None:
@@ -319,7 +276,6 @@ def test_variable_that_became_the_strategy_s_is_divided() -> None:
     ("layouts", "steps", "count"),
     [
         (LAYOUTS, 1, 16),
-        pytest.param(LAYOUTS, 1, 22, marks=pytest.mark.slow),
         pytest.param(LAYOUTS, 3, 22, marks=pytest.mark.slow),
         pytest.param(None, 3, 22, marks=pytest.mark.slow),
     ],
@@ -361,10 +317,9 @@ def test_eager_replicas_give_what_compiled_ones_give() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_logical", [2, 4])
-def test_one_replica_of_several_devices_is_as_one_device(num_logical) -> None:
-    groups = [[f"cpu:{index}" for index in range(num_logical)]]
-    strategies = (sg.OneDeviceStrategy("cpu:0"), sg.MirroredStrategy(groups, layout_map=LAYOUTS))
+def test_one_replica_of_several_devices_is_as_one_device() -> None:
+    one_group = sg.MirroredStrategy(FOURS[:1], layout_map=LAYOUTS)
+    strategies = (sg.OneDeviceStrategy("cpu:0"), one_group)
     models = [made(strategy) for strategy in strategies]
     histories = [
         model.fit(X, Y, batch_size=8, epochs=2, verbose=0, shuffle=False).history
@@ -372,7 +327,7 @@ def test_one_replica_of_several_devices_is_as_one_device(num_logical) -> None:
     ]
     for name, values in histories[0].items():
         np.testing.assert_allclose(histories[1][name], values, rtol=2e-5, err_msg=name)
-    assert pieces_of(models[1].layers[0].kernel) == {(6, 8 // num_logical)}
+    assert pieces_of(models[1].layers[0].kernel) == {(6, 2)}
     predictions = [model.predict(X, batch_size=8, verbose=0) for model in models]
     np.testing.assert_allclose(predictions[1], predictions[0], rtol=1e-4, atol=1e-5)
 

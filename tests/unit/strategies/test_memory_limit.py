@@ -207,24 +207,3 @@ def test_table_of_given_numbers_goes_to_its_place_by_the_host(name, memory) -> N
     memory.look("made")
     assert memory.peak_bytes < LIMIT_BYTES, memory.where
     np.testing.assert_array_equal(table.numpy(), np.ones((NUM_ROWS, WIDTH)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "kept_tables"), [("central", 0), ("hybrid, central", 0), ("hybrid, sharded", 2 / 4)]
-)
-def test_training_keeps_to_the_limit(name, kept_tables, memory) -> None:
-    model = made((CENTRAL | PARTED)[name]().scope())
-    memory.look("built")
-    model.fit(IDS[:16], Y[:16], batch_size=8, verbose=0, callbacks=[Looking(memory)])
-    memory.look("fit")
-    assert memory.peak_bytes < LIMIT_BYTES < TABLE_BYTES, memory.where
-    # Of the table and of what Adagrad keeps for it.
-    table = model.get_layer("table").embeddings
-    held: Counter[jax.Device] = Counter()
-    for variable in [table, *(one for one in model.optimizer.variables if one.slot_of is table)]:
-        for shard in variable.stored.addressable_shards:
-            held[shard.device] += shard.data.nbytes
-    for device in memory.devices:
-        assert held[device] == kept_tables * TABLE_BYTES
-    assert sum(held.values()) == 2 * TABLE_BYTES

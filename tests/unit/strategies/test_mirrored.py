@@ -54,17 +54,10 @@ def test_one_name_alone_is_one_device() -> None:
     ("devices", "error", "words"),
     [
         ([], ValueError, r"devices=\[\] is empty"),
-        (["cpu:0", "cpu:0"], ValueError, "more than once"),
         (["cpu:0", 0], ValueError, "more than once"),
         (["cpu:99"], ValueError, r"(?s)device cpu:99 does not exist.*jax_num_cpu_devices"),
-        (["gpu:0"], ValueError, r"(?s)device gpu:0 does not exist\.\nExpected one of cpu:0"),
-        ([8], ValueError, "device number 8 does not exist"),
-        ([-1], ValueError, "device number -1 does not exist"),
         (["nonsense"], ValueError, "'nonsense' is not a device name"),
-        (["cpu:x"], ValueError, "'cpu:x' is not a device name"),
         ([None], TypeError, "device None is of type NoneType"),
-        ([1.0], TypeError, r"device 1\.0 is of type float"),
-        ([True], TypeError, "device True is of type bool"),
     ],
     ids=str,
 )
@@ -140,8 +133,6 @@ def test_one_device_takes_a_device(device) -> None:
     ("device", "error", "words"),
     [
         ("cpu:99", ValueError, "cpu:99 does not exist"),
-        ("tpu:0", ValueError, "tpu:0 does not exist"),
-        ("", ValueError, "is not a device name"),
         (None, TypeError, "device None is of type NoneType"),
         (["cpu:0"], TypeError, r"device \['cpu:0'\] is of type list"),
     ],
@@ -150,11 +141,6 @@ def test_one_device_takes_a_device(device) -> None:
 def test_one_device_refuses_what_names_no_device(device, error, words) -> None:
     with pytest.raises(error, match=words):
         sg.OneDeviceStrategy(device)
-
-
-def test_one_device_needs_a_device() -> None:
-    with pytest.raises(TypeError, match="device"):
-        sg.OneDeviceStrategy()
 
 
 def test_variables_and_results_of_one_device_lie_on_it() -> None:
@@ -166,17 +152,6 @@ def test_variables_and_results_of_one_device_lie_on_it() -> None:
 
 
 # Strategies of devices that are not here.
-
-
-def test_replicas_are_the_devices() -> None:
-    strategy = CompileOnlyStrategy(jax.devices()[:3])
-    assert strategy.num_replicas_in_sync == 3
-    assert strategy.topology.devices == tuple(jax.devices()[:3])
-
-
-def test_gradients_are_combined_as_requested() -> None:
-    ops = sg.RingAllReduce()
-    assert CompileOnlyStrategy(jax.devices()[:2], ops).cross_device_ops is ops
 
 
 def test_run_is_refused() -> None:

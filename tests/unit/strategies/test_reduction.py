@@ -47,7 +47,7 @@ def random_parts(*shapes):
     return [rng.normal(size=shape).astype("float32") for shape in shapes]
 
 
-@pytest.mark.parametrize("shape", [(), (4,), (2, 3), (2, 3, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(), (2, 3, 2)], ids=str)
 def test_over_replicas_only(shape, tolerance) -> None:
     parts = random_parts(*[shape] * 3)
     value = per_replica(parts)
@@ -57,17 +57,7 @@ def test_over_replicas_only(shape, tolerance) -> None:
         assert len(got.sharding.device_set) == 1
 
 
-@pytest.mark.parametrize("axes", [(0,), (1,), (2,), (0, 1), (0, 2), (-1,), (0, 1, 2)], ids=str)
-def test_over_axes_too(axes, tolerance) -> None:
-    parts = random_parts(*[(2, 3, 4)] * 3)
-    whole = np.stack(parts)
-    over = (0, *(axis % 3 + 1 for axis in axes))
-    for op, reduced in ((SUM, np.sum), (MEAN, np.mean)):
-        got = reduce(op, per_replica(parts), axes)
-        np.testing.assert_allclose(got, reduced(whole, axis=over), **tolerance("float32"))
-
-
-@pytest.mark.parametrize("lengths", [(2, 2, 1), (3, 0, 0), (0, 1, 2), (1, 4, 2)], ids=str)
+@pytest.mark.parametrize("lengths", [(3, 0, 0), (0, 1, 2), (1, 4, 2)], ids=str)
 def test_parts_of_unequal_length(lengths, tolerance) -> None:
     parts = random_parts(*[(length, 2) for length in lengths])
     value = per_replica(parts)
@@ -150,24 +140,10 @@ def test_axes_are_read(axis, axes) -> None:
     assert reduction.parse_axes(axis) == axes
 
 
-@pytest.mark.parametrize("axis", [1.0, "0", True, [None], (0, 1.0), {0}], ids=repr)
-def test_axes_of_another_type_are_refused(axis) -> None:
-    with pytest.raises(TypeError, match=r"(?s)reduce received axis=.*None, an int, or a tuple"):
-        reduction.parse_axes(axis)
-
-
 def test_repeated_axis_is_refused() -> None:
     value = per_replica(np.arange(6.0, dtype="float32").reshape(3, 2))
     with pytest.raises(ValueError, match=r"more than once|[Dd]uplicate"):
         reduce(MEAN, value, (0, -1))
-
-
-@pytest.mark.parametrize("axis", [0, 1, -1])
-def test_gather_is_concatenation(axis) -> None:
-    parts = random_parts((2, 3), (2, 3), (2, 3))
-    got = reduction.gather(per_replica(parts), axis, num_replicas=3)
-    np.testing.assert_array_equal(got, np.concatenate(parts, axis=axis))
-    assert len(got.sharding.device_set) == 1
 
 
 def test_gather_takes_parts_that_differ_along_its_axis_only() -> None:
@@ -283,8 +259,10 @@ _SMALL = (128 + 2 * 128 + 128 * 4 + 4) * 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-@pytest.mark.parametrize("shard_state", [None, "optimizer", "all"])
+@pytest.mark.parametrize(
+    ("shard_state", "optimizer"),
+    [(None, "adam"), ("optimizer", "adam"), ("optimizer", "sgd"), ("all", "sgd")],
+)
 def test_collectives_of_the_compiled_step_are_of_gradients_and_values(
     shard_state, optimizer
 ) -> None:
@@ -311,7 +289,7 @@ _OPS = {
     "bfloat16 sums": lambda: AutomaticOps(sg.CommunicationOptions(reduction_dtype="bfloat16")),
     **{
         name: lambda name=name: sg.CompressedAllReduce(name)
-        for name in ("bfloat16", "float16", "int8", "float8", "power_sgd")
+        for name in ("bfloat16", "int8", "power_sgd")
     },
     "odd blocks": lambda: sg.CompressedAllReduce(sg.compression.Int8(block_elements=100)),
 }
@@ -515,15 +493,3 @@ def test_structure_of_results_without_grouping_is_one_a_copy(pair) -> None:
         variable = sg.Variable(1.0)
     results = pair.extended.update(variable, lambda v: {"v": v.value}, group=False)
     assert [float(result["v"]) for result in results] == [1.0, 1.0]
-
-
-def test_variable_beside_one_in_replica_context_is_refused(pair) -> None:
-    with pair.scope():
-        variable = sg.Variable(1.0)
-
-    def step():
-        with pair.extended.colocate_vars_with(variable):
-            pass
-
-    with pytest.raises(RuntimeError, match="in replica context"):
-        pair.run(step)

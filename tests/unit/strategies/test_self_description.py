@@ -7,7 +7,6 @@ import copy
 import json
 from typing import Any
 
-import jax
 import keras
 import numpy as np
 import pytest
@@ -147,19 +146,13 @@ def test_default_strategy_has_one_replica() -> None:
     assert sg.get_strategy().describe().num_replicas == 1
 
 
-@pytest.mark.parametrize("make", _STRATEGIES.values(), ids=_STRATEGIES)
-def test_notebook_shows_a_small_table(make) -> None:
-    strategy = make()
-    html = strategy._repr_html_()
+def test_notebook_shows_a_small_table() -> None:
+    html = _STRATEGIES["mirrored"]()._repr_html_()
     texts = require_plain(html).texts
-    assert texts[0] == type(strategy).__name__
-    assert str(strategy.num_replicas_in_sync) in texts
+    assert texts[0] == "MirroredStrategy"
+    assert "4" in texts
+    assert "cpu:3" in html
     assert len(html) < 2000
-
-
-def test_many_devices_are_shortened() -> None:
-    devices = [jax.devices("cpu")[index] for index in range(4)]
-    assert "cpu:3" in sg.MirroredStrategy(devices)._repr_html_()
 
 
 # What distribute_dataset, distribute_datasets_from_function and run_steps refuse.
@@ -259,11 +252,6 @@ def test_copy_can_be_recreated() -> None:
 
 def test_strategy_without_a_recorded_call_has_none() -> None:
     assert sg.get_strategy().recreate is None
-
-
-def test_argument_of_tensorflow_names_the_new_one() -> None:
-    with pytest.raises(TypeError, match=r"received num_gpus=2.*\n.*\n?Fix: write"):
-        sg.MirroredStrategy(num_gpus=2)  # pyright: ignore[reportCallIssue]
 
 
 # A strategy in a task that does not train is an error at every entry, and names the task.

@@ -41,14 +41,6 @@ from stratagem.variables.registry import (
 NONE, SUM, MEAN, FIRST = VariableAggregation
 
 
-@pytest.mark.parametrize(("aggregation", "expected"), [(SUM, 23.0), (MEAN, 11.5), (FIRST, 11.0)])
-def test_components_stand_for_their_aggregate(aggregation, expected) -> None:
-    """The last row of the table of aggregations: components [11 | 12]."""
-    value = aggregate_components(jnp.asarray([11.0, 12.0]), aggregation, "v")
-    assert value.shape == ()
-    assert float(value) == expected
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "int8", "bool"])
 def test_aggregate_keeps_shape_and_dtype(dtype) -> None:
     components = np.array([[0, 1, 1], [0, 0, 1]]).astype(getattr(ml_dtypes, dtype, dtype))
@@ -58,13 +50,6 @@ def test_aggregate_keeps_shape_and_dtype(dtype) -> None:
         value = np.asarray(aggregate_components(jnp.asarray(components), aggregation, "v"))
         assert value.dtype == components.dtype
         np.testing.assert_array_equal(value, np.array(expected).astype(components.dtype))
-
-
-def test_components_without_aggregation_stand_for_nothing() -> None:
-    with pytest.raises(
-        ValueError, match=r"'a/count' is ON_READ with aggregation NONE(?s:.)*Fix: cr"
-    ):
-        aggregate_components(jnp.ones(2), NONE, "a/count")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +147,7 @@ def registry() -> VariableRegistry:
 
 @pytest.fixture
 def home() -> Home:
-    return Home("strategy", VariableKind.MIRRORED, VariableAggregation.SUM)
+    return Home("strategy", VariableKind.MIRRORED, SUM)
 
 
 def test_variable_knows_its_home_and_others_have_none(registry, home) -> None:
@@ -230,9 +215,9 @@ def test_registries_do_not_share_variables(registry, home) -> None:
     assert len(registry.live()) == 1
 
 
-# Which kind a variable is: the whole table, and what no kind fits.
+# Which kind a variable is, and which values there are.
 
-AUTO, NONE_OF_KIND, ON_WRITE, ON_READ = VariableSynchronization
+AUTO, _, ON_WRITE, ON_READ = VariableSynchronization
 KINDS = {
     AUTO: VariableKind.MIRRORED,
     ON_WRITE: VariableKind.MIRRORED,
@@ -261,30 +246,16 @@ def test_one_replica_has_plain_variables_and_no_rules() -> None:
         assert kind is VariableKind.PLAIN
 
 
-@pytest.mark.parametrize("aggregation", VariableAggregation)
-def test_synchronization_none_is_refused(aggregation) -> None:
-    with pytest.raises(
-        ValueError, match=r"'layer/v' has synchronization NONE under a strategy of 2(?s:.)*on_read"
-    ):
-        kind_of(NONE_OF_KIND, aggregation)
-
-
-@pytest.mark.parametrize("dtype", ["int8", "int32", "uint8", "int64", "bool"])
+@pytest.mark.parametrize("dtype", ["int8", "int64", "bool"])
 @pytest.mark.parametrize("synchronization", KINDS)
 def test_mean_of_whole_numbers_is_refused(synchronization, dtype) -> None:
     with pytest.raises(ValueError, match=f"'layer/v' has aggregation MEAN and dtype {dtype}"):
-        kind_of(synchronization, VariableAggregation.MEAN, dtype=dtype)
+        kind_of(synchronization, MEAN, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "complex64", "float8_e4m3fn"])
 def test_mean_of_fractional_numbers_is_fine(dtype) -> None:
-    assert kind_of(AUTO, VariableAggregation.MEAN, dtype=dtype) is VariableKind.MIRRORED
-
-
-@pytest.mark.parametrize("aggregation", ["SUM", "NONE", "ONLY_FIRST_REPLICA"])
-def test_whole_numbers_may_be_aggregated_otherwise(aggregation) -> None:
-    kind = kind_of(ON_READ, VariableAggregation[aggregation], dtype="int32")
-    assert kind is VariableKind.ON_READ
+    assert kind_of(AUTO, MEAN, dtype=dtype) is VariableKind.MIRRORED
 
 
 @pytest.mark.parametrize(
@@ -304,19 +275,19 @@ def test_member_name_and_number_are_understood(parse, kind) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["", "sometimes", 4, -1, True, 1.0, VariableAggregation.MEAN], ids=repr
+    ("parse", "value"),
+    [
+        *((parse_synchronization, one) for one in ("", "sometimes", 4, -1, True, 1.0, MEAN)),
+        *((parse_aggregation, one) for one in ("max", 4, False, ON_READ)),
+    ],
 )
-def test_unknown_synchronization_is_refused_with_those_there_are(value) -> None:
-    known = 'one of "auto", "none", "on_write", "on_read"'
-    with pytest.raises(ValueError, match=f"synchronization=.* is not a valid value(?s:.)*{known}"):
-        parse_synchronization(value)
-
-
-@pytest.mark.parametrize("value", ["max", 4, False, VariableSynchronization.ON_READ], ids=repr)
-def test_unknown_aggregation_is_refused_with_those_there_are(value) -> None:
-    known = 'one of "none", "sum", "mean", "only_first_replica"'
-    with pytest.raises(ValueError, match=f"aggregation=.* is not a valid value(?s:.)*{known}"):
-        parse_aggregation(value)
+def test_unknown_value_is_refused_with_those_there_are(parse, value) -> None:
+    name, known = {
+        parse_synchronization: ("synchronization", '"auto", "none", "on_write", "on_read"'),
+        parse_aggregation: ("aggregation", '"none", "sum", "mean", "only_first_replica"'),
+    }[parse]
+    with pytest.raises(ValueError, match=f"{name}=.* is not a valid value(?s:.)*one of {known}"):
+        parse(value)
 
 
 # Components of a variable, one on each replica's device, and their cached aggregate.
@@ -347,22 +318,13 @@ def test_each_component_is_on_the_device_of_its_replica() -> None:
         np.testing.assert_array_equal(by_device[device].reshape(2), part)
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "expected"),
-    [(VariableAggregation.SUM, PARTS.sum(0)), (VariableAggregation.MEAN, PARTS.mean(0))],
-)
-def test_whole_value_is_the_aggregate(aggregation, expected, gathered) -> None:
-    stored = stored_components(PARTS, TOPOLOGY)
-    np.testing.assert_allclose(WholeValue().of(stored, aggregation, "v"), expected)
-
-
 def test_components_are_gathered_once_until_they_change(gathered) -> None:
     whole, stored = WholeValue(), stored_components(PARTS, TOPOLOGY)
     for _ in range(2):
-        whole.of(stored, VariableAggregation.SUM, "v")
+        whole.of(stored, SUM, "v")
     assert gathered == [1]
     other = stored_components(PARTS + 1, TOPOLOGY)
-    total = whole.of(other, VariableAggregation.SUM, "v")
+    total = whole.of(other, SUM, "v")
     np.testing.assert_array_equal(total, PARTS.sum(0) + 3)
     assert gathered == [1, 1]
 
@@ -379,11 +341,7 @@ def test_many_variables_are_gathered_in_one_program_without_the_current_ones(gat
 
 # Components of ON_READ variables after members were lost: the value stays.
 
-_AGGREGATIONS = [
-    VariableAggregation.SUM,
-    VariableAggregation.MEAN,
-    VariableAggregation.ONLY_FIRST_REPLICA,
-]
+_AGGREGATIONS = [SUM, MEAN, FIRST]
 
 
 @pytest.mark.parametrize("aggregation", _AGGREGATIONS)
@@ -395,7 +353,7 @@ def test_value_of_the_members_that_are_left(aggregation, kept, dtype) -> None:
     assert rows.shape == (len(kept), 2)
     assert rows.dtype == components.dtype
     expected = components
-    if aggregation is VariableAggregation.MEAN:  # the mean of those that are left
+    if aggregation is MEAN:  # the mean of those that are left
         expected = components[kept]
     value = aggregate_components(rows, aggregation, "v")
     np.testing.assert_array_equal(value, aggregate_components(expected, aggregation, "v"))
@@ -404,13 +362,13 @@ def test_value_of_the_members_that_are_left(aggregation, kept, dtype) -> None:
 
 def test_arguments_are_not_changed() -> None:
     components = np.ones((3, 1))
-    components_of_members(components, VariableAggregation.SUM, [0, 1])
+    components_of_members(components, SUM, [0, 1])
     assert components.tolist() == [[1.0]] * 3
 
 
 def test_flags_are_not_added() -> None:
     components = np.array([[True], [True]])
-    rows = components_of_members(components, VariableAggregation.SUM, [1])
+    rows = components_of_members(components, SUM, [1])
     assert rows.tolist() == [[True]]
 
 
@@ -420,7 +378,7 @@ def test_new_members_do_not_change_the_value(aggregation, kept) -> None:
     components = np.array([[1.0, 2.0], [5.0, 8.0]], np.float32)
     present = [row for row in kept if row is not None]
     rows = components_of_members(components, aggregation, kept)
-    is_mean = aggregation is VariableAggregation.MEAN
+    is_mean = aggregation is MEAN
     expected = aggregate_components(
         components[present] if is_mean else components, aggregation, "v"
     )

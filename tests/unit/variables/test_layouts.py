@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import re
 import types
 import warnings
@@ -40,8 +42,9 @@ def topology() -> Topology:
     return Topology.of_groups(find_groups([["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]]))
 
 
-def keras_map(shape, names, layouts) -> keras.distribution.LayoutMap:
-    mesh = keras.distribution.DeviceMesh(shape, names, [f"cpu:{i}" for i in range(4)])
+def keras_map(shape, names, layouts=types.MappingProxyType({})) -> keras.distribution.LayoutMap:
+    devices = [f"cpu:{index}" for index in range(math.prod(shape))]
+    mesh = keras.distribution.DeviceMesh(shape, names, devices)
     layout_map = keras.distribution.LayoutMap(mesh)
     for pattern, layout in layouts.items():
         layout_map[pattern] = layout
@@ -222,6 +225,12 @@ def _trained(strategy: Any) -> keras.Model:
     return model
 
 
+@functools.cache
+def _trained_on_one() -> keras.Model:
+    """For tests that leave it as it is."""
+    return _trained(sg.OneDeviceStrategy("cpu:0"))
+
+
 def _message(model: keras.Model, monkeypatch: pytest.MonkeyPatch, **stats: int) -> str:
     """Returns the message of a failed step on a device with these numbers of its allocator."""
     monkeypatch.setattr(exhausted_memory, "_memory_stats", lambda _: stats)
@@ -235,7 +244,7 @@ def _message(model: keras.Model, monkeypatch: pytest.MonkeyPatch, **stats: int) 
 def test_error_lists_the_largest_variables_with_slots_and_says_what_the_rest_takes(
     monkeypatch,
 ) -> None:
-    model = _trained(sg.OneDeviceStrategy("cpu:0"))
+    model = _trained_on_one()
     message = _message(model, monkeypatch, bytes_limit=2 * GIB, bytes_in_use=GIB)
     kernel_bytes = 8 * 64 * 4
     assert f"JAX may use {2 * GIB:,} bytes of it; {GIB:,} are in use." in message
@@ -267,15 +276,12 @@ def test_requested_bytes_are_read_from_the_words_of_xla(message, asked_bytes, mo
 
 
 def test_options_of_several_replicas_name_sharded_state(monkeypatch) -> None:
-    one, two = sg.OneDeviceStrategy("cpu:0"), sg.MirroredStrategy(["cpu:0", "cpu:1"])
-    options = {}
-    for strategy in (one, two):
-        options[strategy] = _message(_trained(strategy), monkeypatch)
-        monkeypatch.undo()
-    assert "shard_state" not in options[one]
-    assert 'shard_state="optimizer" or shard_state="all"' in options[two]
-    assert "gradient_accumulation_steps" in options[one]
-    assert "mixed_bfloat16" in options[one]
+    of_two = _trained(sg.MirroredStrategy(["cpu:0", "cpu:1"]))
+    one = _message(_trained_on_one(), monkeypatch)
+    assert "shard_state" not in one
+    assert "gradient_accumulation_steps" in one
+    assert "mixed_bfloat16" in one
+    assert 'shard_state="optimizer" or shard_state="all"' in _message(of_two, monkeypatch)
 
 
 def test_half_precision_is_not_advised_if_it_is_used(monkeypatch) -> None:
@@ -288,7 +294,7 @@ def test_half_precision_is_not_advised_if_it_is_used(monkeypatch) -> None:
 
 
 def test_memory_of_other_processes_is_named_if_the_own_share_had_been_enough(monkeypatch) -> None:
-    model = _trained(sg.OneDeviceStrategy("cpu:0"))
+    model = _trained_on_one()
     enough = _message(model, monkeypatch, bytes_limit=4 * GIB, bytes_in_use=GIB)
     monkeypatch.undo()
     short = _message(model, monkeypatch, bytes_limit=2 * GIB, bytes_in_use=GIB)
@@ -532,14 +538,6 @@ def replicas_of_mesh_axes(count: int, size: int) -> Topology:
     return Topology.of_groups(find_groups(names))
 
 
-def layout_map(shape, names) -> keras.distribution.LayoutMap:
-    count = 1
-    for size in shape:
-        count *= size
-    mesh = keras.distribution.DeviceMesh(shape, names, [f"cpu:{i}" for i in range(count)])
-    return keras.distribution.LayoutMap(mesh)
-
-
 @pytest.mark.parametrize(
     ("shape", "names", "topology", "expected"),
     [
@@ -561,23 +559,23 @@ def test_names_of_a_mesh(shape, names, topology, expected) -> None:
         name: tuple(f"logical_{axis}" if isinstance(axis, int) else axis for axis in axes)
         for name, axes in expected.items()
     }
-    assert axis_names(layout_map(shape, names), own) == wanted
+    assert axis_names(keras_map(shape, names), own) == wanted
 
 
 def test_names_without_a_mesh() -> None:
     own = {"replica": ("replica",), "logical": ("logical_0", "logical_1")}
     assert axis_names({}, replicas_of_mesh_axes(2, 4)) == own
     assert axis_names(keras.distribution.LayoutMap(None), replicas_of_mesh_axes(2, 4)) == own
-    assert axis_names(layout_map((2, 4), ["batch", "logical"]), replicas_of_mesh_axes(2, 4)) == own
+    assert axis_names(keras_map((2, 4), ["batch", "logical"]), replicas_of_mesh_axes(2, 4)) == own
 
 
 def test_groups_of_a_mesh() -> None:
-    by_batch = layout_map((2, 2), ["batch", "model"])
+    by_batch = keras_map((2, 2), ["batch", "model"])
     assert groups_of_mesh(by_batch) == [["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]]
-    by_model = layout_map((2, 2), ["model", "batch"])
+    by_model = keras_map((2, 2), ["model", "batch"])
     assert groups_of_mesh(by_model) == [["cpu:0", "cpu:2"], ["cpu:1", "cpu:3"]]
-    assert groups_of_mesh(layout_map((2,), ["x"])) == [["cpu:0"], ["cpu:1"]]
+    assert groups_of_mesh(keras_map((2,), ["x"])) == [["cpu:0"], ["cpu:1"]]
     assert groups_of_mesh({}) is None
     assert groups_of_mesh(None) is None
-    assert devices_per_replica_of(layout_map((2, 1, 2), ["batch", "a", "b"])) == 2
+    assert devices_per_replica_of(keras_map((2, 1, 2), ["batch", "a", "b"])) == 2
     assert devices_per_replica_of({}) == 1

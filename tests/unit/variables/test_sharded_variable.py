@@ -62,21 +62,8 @@ def test_it_reads_as_one_array(made) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "index",
-    [
-        np.s_[2:9:3],
-        np.s_[::-1],
-        np.s_[8:0:-3, 1],
-        np.s_[5],
-        np.s_[-1],
-        np.s_[..., 1],
-        np.s_[None, 3:5],
-        np.s_[4:4],
-        VALUES[:, 0] > 0,
-        VALUES > 0,
-        np.s_[[1, 1, -1], [0, 2, 1]],
-        np.s_[np.array([[9, 0], [4, 4]])],
-    ],
-    ids=range(12),
+    [np.s_[8:0:-3, 1], -1, np.s_[4:4], VALUES > 0, np.s_[np.array([[9, 0], [4, 4]])]],
+    ids=range(5),
 )
 def test_slices_are_those_of_numpy(made, index) -> None:
     got = made[index]

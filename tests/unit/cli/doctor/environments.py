@@ -34,7 +34,6 @@ class Setup:
     arguments: Sequence[str] = ()
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     prefix: Sequence[str] = ()
-    folder: Path | None = None
 
 
 def mounted(script: str) -> list[str]:
@@ -61,11 +60,7 @@ def of(**fields: Any) -> Callable[[Path], contextlib.AbstractContextManager[Setu
     return lambda folder: contextlib.nullcontext(Setup(**fields))
 
 
-def tf_config(text: str) -> Callable[[Path], contextlib.AbstractContextManager[Setup]]:
-    return of(variables={"TF_CONFIG": text})
-
-
-def cluster(addresses: Sequence[str], index: object = 0, kind: str = "worker") -> str:
+def cluster(addresses: Sequence[str], index: int = 0, kind: str = "worker") -> str:
     task = {"type": kind, "index": index}
     return json.dumps({"cluster": {"worker": list(addresses)}, "task": task})
 
@@ -97,13 +92,6 @@ def without_nccl(folder: Path) -> Iterator[Setup]:
         f"echo '{driver}' > /proc/driver/nvidia/version"
     )
     yield Setup(variables={"PYTHONPATH": str(folder)}, prefix=mounted(script))
-
-
-@contextlib.contextmanager
-def taken_port(folder: Path) -> Iterator[Setup]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        own = f"127.0.0.1:{listener.getsockname()[1]}"
-        yield Setup(variables={"TF_CONFIG": cluster([own, "127.0.0.1:9"])})
 
 
 @contextlib.contextmanager
@@ -143,15 +131,6 @@ def skewed(folder: Path, offset_s: float = _SKEW_S) -> Iterator[Setup]:
     finally:
         other.kill()
         other.wait()
-
-
-def script(text: str) -> Callable[[Path], contextlib.AbstractContextManager[Setup]]:
-    @contextlib.contextmanager
-    def make(folder: Path) -> Iterator[Setup]:
-        (folder / "train.py").write_text(text)
-        yield Setup([str(folder / "train.py")])
-
-    return make
 
 
 @contextlib.contextmanager

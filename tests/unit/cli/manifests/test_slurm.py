@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stratagem.cli.manifests.rendering import Template, render_slurm, slurm_template
+from stratagem.cli.manifests.rendering import Template, render_slurm
 from stratagem.group.authentication.secret import Secret
 
 _BASH = shutil.which("bash") or "bash"
@@ -242,13 +242,11 @@ def test_nodes_and_workers_follow_from_each_other(overrides, nodes, tasks, on_a_
         ({"array": "0-"}, "indices such as 0-7, 1,3,5 or 0-15:4"),
         ({"array": "1", "heterogeneous": True}, "Slurm has no arrays of heterogeneous jobs"),
         ({"worker_replicas": 0}, "worker_replicas=0 is not valid"),
-        ({"name": "a b"}, "letters, digits, dots, dashes and underscores"),
         ({"name": "a\n#SBATCH --account=x"}, "letters, digits, dots, dashes and underscores"),
         ({"partition": "a b"}, "partition names separated by commas"),
         ({"time": "2 hours"}, "minutes, or a time such as 30:00"),
         ({"grace_period_s": 65536}, "at least 0 and at most 65535"),
         ({"python": ""}, "the path of a file"),
-        ({"cmdline_args": "'"}, "cannot be split into words"),
         ({"has_eval": True}, "slurm.sh.jinja has no variable 'has_eval'"),
     ],
 )
@@ -260,11 +258,6 @@ def test_value_that_cannot_work_is_named(overrides, message) -> None:
 @pytest.mark.parametrize("time", ["", "90", "30:00", "12:00:00", "1-12", "1-12:30", "UNLIMITED"])
 def test_valid_slurm_times_are_accepted(time) -> None:
     assert _directive(_render(time=time), "time") == (time or None)
-
-
-def test_edited_template_is_rendered() -> None:
-    edited = slurm_template().replace("worker_replicas = 2", "worker_replicas = 7")
-    assert _directive(render_slurm(template=edited), "ntasks") == "7"
 
 
 # Stands in for Python: tells its task and arguments. Task 0 trains until it gets a notice.
@@ -388,7 +381,6 @@ def test_variables_are_the_lines_at_the_top() -> None:
     ("overrides", "shown"),
     [
         ({}, "example 3 False example! a+b"),
-        ({"replicas": 7}, "example 8 False example! a+b"),
         ({"replicas": " -7 ", "big": "Yes"}, "example -6 True example! a+b"),
         ({"name": "7", "title": "t"}, "7 3 False t a+b"),
         ({"name": "x"}, "x 3 False x! a+b"),
@@ -439,7 +431,6 @@ def test_string_of_another_type_is_named(overrides, message) -> None:
         ("{{ missing }}", "mine: 'missing' is undefined"),
         ("{{ 1 / 0 }}", "mine: division by zero"),
         ("{{ 'a' + 1 }}", "mine: can only concatenate"),
-        ("{{ [][1] }}", "mine: "),
         ("{{ ''.__class__.__mro__ }}", "mine: access to attribute '__class__'"),
         ("{{ 'a \"' | shell_words }}", "mine: 'a \"' cannot be split into words"),
         ("{% include 'other' %}", "mine: "),
@@ -483,9 +474,3 @@ def test_value_too_long_for_a_process_is_refused() -> None:
         match=r"The environment variable NAME would be 131073 bytes long(?s:.)*at most 131072",
     ):
         template.render({"value": f"{fits}x"})
-
-
-def test_rendering_library_that_is_missing_is_named(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ImportError, match=r"Rendering needs jinja2(?s:.)*'stratagem\[clusters\]'"):
-        Template("")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import symtable
 from pathlib import Path
 
 import jax
@@ -16,14 +15,7 @@ from libcst.metadata import MetadataWrapper
 import stratagem as sg
 from stratagem.cli.migrate import tapes as name_uses
 from stratagem.cli.migrate.context import FileContext, dotted, module_names, with_marks
-from stratagem.cli.migrate.datasets import UnknownChainError, chain_of, converted_chain
-from stratagem.cli.migrate.names import (
-    ArgumentsRefusedError,
-    as_indices,
-    code_of,
-    device_list,
-    print_call,
-)
+from stratagem.cli.migrate.names import code_of, print_call
 from stratagem.cli.migrate.rules import Advice
 from stratagem.cli.migrate.tapes import UnusualTapeError, find_gradients, split_losses
 from tests.unit.cli.migrate.programs import SG, body, rewritten, same
@@ -53,22 +45,6 @@ def test_names(code, stored, read, first) -> None:
     assert sorted(name_uses.stores(nodes)) == sorted(stored)
     assert name_uses.free_loads(nodes) == read
     assert name_uses.read_first(nodes) == first
-
-
-# From Python 3.12 on, the table lists the names of comprehensions among those around them.
-@pytest.mark.parametrize(
-    "code",
-    [
-        code
-        for code, *_ in CODE
-        if not code.startswith(("class", "for", "if", "with")) and "[i for" not in code
-    ],
-)
-def test_assigned_names_are_those_of_the_symbol_table(code) -> None:
-    table = symtable.symtable(code, "<test>", "exec")
-    expected = {one.get_name() for one in table.get_symbols() if one.is_assigned()}
-    expected |= {one.get_name() for one in table.get_symbols() if one.is_imported()}
-    assert set(name_uses.stores(name_uses.parsed(code))) == expected
 
 
 @pytest.mark.parametrize(
@@ -102,16 +78,15 @@ PLAIN = [
 
 
 @pytest.mark.parametrize("code", PLAIN)
-@pytest.mark.parametrize("decorator", ["@tf.function", "@tf.function(jit_compile=True)"])
-def test_decorator_is_dropped(code, decorator) -> None:
-    same(f"# A step.\n{decorator}\n{code}", f"# A step.\n{code}")
+def test_decorator_is_dropped(code) -> None:
+    same(f"# A step.\n@tf.function\n{code}", f"# A step.\n{code}")
 
 
 def test_method_that_replicas_run() -> None:
     same(
         """
         class A:
-            @tf.function
+            @tf.function(jit_compile=True)
             def step(self, x):
                 return x
             def train(self, x):
@@ -206,64 +181,9 @@ def test_refused_call_stays(call) -> None:
     assert line == f"y = {call}"
 
 
-def test_sizes_that_are_not_written_out() -> None:
-    with pytest.raises(ArgumentsRefusedError, match="sizes like these"):
-        as_indices(cst.parse_expression("sizes()"))
-
-
 def test_comments_of_a_dropped_argument_do_not_break_the_call() -> None:
     text = "y = tf.zeros([2], name='z',  # zeros\n    dtype=tf.int32)\n"
     assert body(text) == 'y = keras.ops.zeros([2], dtype="int32")\n'
-
-
-# Chains of tf.data: their parts.
-
-
-def _chain(code: str):
-    return chain_of(cst.parse_expression(code), _name_of)
-
-
-def _name_of(node: cst.CSTNode) -> str | None:
-    return (dotted(node) or "").removeprefix("tf.") or None
-
-
-def test_parts() -> None:
-    chain = _chain("tf.data.Dataset.range(3).shuffle(9, seed=1).batch(batch_size=2)")
-    assert chain.source.name == "range"
-    assert chain.base is None
-    assert [one.name for one in chain.operations] == ["shuffle", "batch"]
-    assert chain.operations[0].argument(1, "seed") == "1"
-    assert chain.operations[1].argument(0, "batch_size") == "2"
-    assert chain.operations[1].argument(1, "drop_remainder") is None
-
-
-def test_chain_of_a_variable_continues_another() -> None:
-    first, second = _chain("tf.data.Dataset.range(3)"), _chain("d.batch(2)")
-    assert (second.source, second.base) == (None, "d")
-    assert converted_chain(first.then(second)) == (
-        "sg.input.Dataset",
-        ["np.arange(3)", "batch_size=2"],
-        "",
-    )
-    with pytest.raises(UnknownChainError, match="no source"):
-        converted_chain(second)
-
-
-@pytest.mark.parametrize(
-    ("operations", "words"),
-    [
-        ("range(3).batch(2).map(f)", "of batches"),
-        ("from_tensors(3).repeat().batch(2)", r"repeat\(\) without a count"),
-    ],
-)
-def test_unknown_chain(operations, words) -> None:
-    with pytest.raises(UnknownChainError, match=words):
-        converted_chain(_chain(f"tf.data.Dataset.{operations}"))
-
-
-@pytest.mark.parametrize("code", ["d", "f(x)", "f().batch(2)", "1"])
-def test_other_expressions(code) -> None:
-    assert _chain(code) is None
 
 
 # Calls of `gradient` and `minimize` in a list of statements.
@@ -286,11 +206,6 @@ def test_within_another_call() -> None:
     assert [code_of(one) for one in call.remaining] == ["o.apply_gradients(zip(gradients, v))\n"]
 
 
-def test_minimize() -> None:
-    (call,) = _find("o.minimize(loss, v, tape=t)\n")
-    assert [code_of(one) for one in call.remaining] == ["o.apply_gradients(zip(gradients, v))\n"]
-
-
 def test_other_tapes_and_statements() -> None:
     assert _find("g = u.gradient(loss, v)\no.minimize(f, v)\nt.stop()\n") == []
 
@@ -298,10 +213,8 @@ def test_other_tapes_and_statements() -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("if a:\n    g = t.gradient(l, v)\n", "nested statement"),
         ("g = t.gradient(l, v); x = 1\n", "nested statement"),
         ("g = t.gradient(l)\n", "other arguments"),
-        ("g = [t.gradient(l, v), t.gradient(k, v)]\n", "several calls"),
     ],
 )
 def test_unusual(code, words) -> None:
@@ -331,18 +244,6 @@ def test_print(code, in_step, expected) -> None:
     context = FileContext()
     assert code_of(print_call(_call(code), context, in_step=in_step)) == expected
     assert ("jax" in context.needed) == expected.startswith("jax")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ("", "jax.devices()"),
-        ("'TPU'", '[one for one in jax.devices() if one.platform == "tpu"]'),
-        ("device_type=k", "[one for one in jax.devices() if one.platform == k.lower()]"),
-    ],
-)
-def test_devices(arguments, expected) -> None:
-    assert code_of(device_list(_call(f"f({arguments})"), FileContext())) == expected
 
 
 # Counterparts of other libraries that belong to JAX or Keras, used as the migration table says.
@@ -414,7 +315,6 @@ def test_one_comment_for_a_cause() -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("keras = tf.keras", "import keras"),
         ("k = tf.keras", "import keras as k"),
         ("layers = tf.keras.layers", "from keras import layers"),
         ("L = tf.keras.layers", "from keras import layers as L"),

@@ -20,7 +20,6 @@ from tests.unit.cli.migrate.programs import SG, body, rewritten, same
 
 NAMES = [
     ("tf.distribute.MirroredStrategy()", "sg.MirroredStrategy()"),
-    ("tf.distribute.experimental.CentralStorageStrategy()", "sg.CentralStorageStrategy()"),
     (
         "tf.distribute.experimental.MultiWorkerMirroredStrategy()",
         "sg.experimental.MultiWorkerMirroredStrategy()",
@@ -35,18 +34,15 @@ NAMES = [
         "tf.distribute.experimental.partitioners.MinSizePartitioner()",
         "sg.partitioners.MinSizePartitioner()",
     ),
-    ("tf.distribute.coordinator.ClusterCoordinator(s)", "sg.coordinator.ClusterCoordinator(s)"),
     ("tf.keras.layers.Dense(3)", "keras.layers.Dense(3)"),
     ("tf.keras.losses.Reduction.NONE", '"none"'),
     ("tf.keras.optimizers.legacy.SGD(lr=0.1)", "keras.optimizers.SGD(learning_rate=0.1)"),
     ("tf.keras.callbacks.BackupAndRestore(d)", "sg.BackupAndRestore(d)"),
-    ("tf.keras.callbacks.TensorBoard(log_dir=d)", "sg.TensorBoard(log_dir=d)"),
     ("tf.keras.layers.experimental.preprocessing.Rescaling(2)", "keras.layers.Rescaling(2)"),
     ("tf.metrics.Mean()", "keras.metrics.Mean()"),
     ("tf.train.Checkpoint(model=m)", "sg.train.Checkpoint(model=m)"),
     ("tf.compat.v1.train.get_or_create_global_step()", "sg.train.get_or_create_global_step()"),
     ("tf.summary.scalar('a', 1, step=2)", "sg.summary.scalar('a', 1, step=2)"),
-    ("tf.estimator.RunConfig(model_dir=d)", "sg.estimator.RunConfig(model_dir=d)"),
     ("tf.nn.compute_average_loss(x)", "sg.nn.compute_average_loss(x)"),
     ("tf.config.run_functions_eagerly(True)", "sg.config.run_eagerly(True)"),
     ("tf.dtypes.float32", '"float32"'),
@@ -58,6 +54,10 @@ NAMES = [
     (
         "tf.config.list_physical_devices('GPU')",
         '[one for one in jax.devices() if one.platform == "gpu"]',
+    ),
+    (
+        "tf.config.list_physical_devices(device_type=k)",
+        "[one for one in jax.devices() if one.platform == k.lower()]",
     ),
     ("tf.io.gfile.rmtree(d)", "shutil.rmtree(d)"),
     ("tf.io.gfile.makedirs(d)", "os.makedirs(d, exist_ok=True)"),
@@ -217,7 +217,7 @@ CHAINS = [
         "from_tensor_slices(x).shard(n, i).batch(8).repeat()",
         "sg.input.Dataset(x, batch_size=8).shard(n, i).repeat()",
     ),
-    ("range(9).batch(2)", "sg.input.Dataset(np.arange(9), batch_size=2)"),
+    ("range(9).batch(batch_size=2)", "sg.input.Dataset(np.arange(9), batch_size=2)"),
     (
         "from_tensors((a, b)).repeat(9).batch(2)",
         "sg.input.Dataset((np.repeat([a], 9, axis=0), np.repeat([b], 9, axis=0)), batch_size=2)",
@@ -392,7 +392,7 @@ def test_advice_takes_its_text_from_the_table_of_symbols(monkeypatch, tmp_path) 
     rules._differences.cache_clear()
 
 
-def test_advice_without_a_table_of_symbols(monkeypatch, tmp_path) -> None:
+def test_advice_without_a_table_of_symbols() -> None:
     assert str(rules.advice("foo.bar")).startswith("tf.foo.bar: there is no counterpart")
 
 
@@ -416,10 +416,7 @@ def test_names_of_keras_are_those_that_it_has(module) -> None:
         ("sg.Missing", False),
         ("sg.summary.scalar", True),
         ("sg.summary.trace_on", False),
-        ("sg.nn.compute_average_loss", True),
-        ("sg.nn.relu", False),
         ("sg.cluster_resolver.SlurmClusterResolver", True),
-        ("sg.estimator.RunConfig", True),
         ("sg.estimator.experimental.stop_if_no_decrease_hook", True),
         ("sg.__version__", True),
         ("keras", True),

@@ -41,26 +41,6 @@ def test_usual_block() -> None:
     )
 
 
-def test_only_the_loss_is_used_afterwards() -> None:
-    same(
-        """
-        def step(x, y):
-            with tf.GradientTape() as tape:
-                p = model(x)
-                loss = tf.reduce_mean((p - y) ** 2)
-            g = tape.gradient(loss, v)
-        """,
-        """
-        def step(x, y):
-            def loss_fn():
-                p = model(x)
-                loss = keras.ops.mean((p - y) ** 2)
-                return loss
-            loss, g = sg.value_and_grad(loss_fn, v)
-        """,
-    )
-
-
 def test_several_values_are_used_afterwards() -> None:
     text = body(
         """
@@ -133,26 +113,14 @@ def test_variable_that_the_block_changes_is_a_parameter() -> None:
     )
 
 
-def test_variables_chosen_in_the_block_are_chosen_before() -> None:
+@pytest.mark.parametrize("indent", [8, 4], ids=["in the block", "after it"])
+def test_variables_are_chosen_before_the_function(indent) -> None:
     text = body(
-        """
+        f"""
         def step(x):
             with tf.GradientTape() as tape:
                 loss = f(x)
-                v = m.trainable_variables
-            g = tape.gradient(loss, v)
-        """
-    )
-    assert text.index("v = m.trainable_variables") < text.index("def loss_fn")
-
-
-def test_variables_chosen_after_the_block() -> None:
-    text = body(
-        """
-        def step(x):
-            with tf.GradientTape() as tape:
-                loss = f(x)
-            v = m.trainable_variables
+        {" " * indent}v = m.trainable_variables
             g = tape.gradient(loss, v)
         """
     )

@@ -206,11 +206,8 @@ def test_abstract_device_has_attributes_of_a_device() -> None:
     ("spec", "device_id"),
     [
         ("cpu:1", 1),
-        ("CPU:1", 1),
         ("/cpu:1", 1),
         ("device:CPU:1", 1),
-        ("/device:CPU:1", 1),
-        ("/job:localhost/device:CPU:1", 1),
         ("/job:localhost/replica:0/task:0/device:CPU:1", 1),
         ("cpu", 0),
         (7, 7),
@@ -235,9 +232,7 @@ def test_no_device_is_refused() -> None:
         find_devices([])
 
 
-@pytest.mark.parametrize(
-    "specs", [["cpu:1", "cpu:1"], ["cpu:1", "/device:CPU:1"], ["cpu:0", "cpu:1", 1]]
-)
+@pytest.mark.parametrize("specs", [["cpu:1", "/device:CPU:1"], ["cpu:0", "cpu:1", 1]])
 def test_repeated_device_is_refused_and_named(specs) -> None:
     with pytest.raises(ValueError, match=r"cpu:1 more than once(?s:.)*remove the duplicates"):
         find_devices(specs)
@@ -385,14 +380,6 @@ def test_replicate_on_the_default_topology_makes_an_ordinary_array() -> None:
     assert array.devices() == {jax.local_devices()[0]}
 
 
-def test_stack_puts_component_i_on_device_i(three) -> None:
-    values = [np.full((2,), index, np.float32) for index in range(3)]
-    stacked = three.stack(values)
-    np.testing.assert_array_equal(stacked, [[0, 0], [1, 1], [2, 2]])
-    parts = {device: part.tolist() for device, part in by_device(stacked).items()}
-    assert parts == {2: [[0, 0]], 0: [[1, 1]], 1: [[2, 2]]}
-
-
 def test_stack_on_the_default_topology_takes_components_from_different_devices() -> None:
     values = [jax.device_put(np.float32(index), jax.devices()[index]) for index in range(3)]
     np.testing.assert_array_equal(Topology(None).stack(values), [0, 1, 2])
@@ -440,10 +427,6 @@ def test_devices_that_are_no_tuple_are_refused() -> None:
 def test_empty_devices_are_refused() -> None:
     with pytest.raises(ValueError, match=r"devices=\(\) is empty"):
         Topology(())
-
-
-def test_platform_is_that_of_the_devices() -> None:
-    assert Topology(None).platform == Topology(tuple(jax.local_devices()[:2])).platform == "cpu"
 
 
 def test_replicas_with_several_copies_of_state_are_on_two_axes() -> None:

@@ -28,72 +28,48 @@ def digest(assignment: DeviceAssignment) -> str:
     return hashlib.sha256(assignment.core_assignment.astype("int32").tobytes()).hexdigest()[:16]
 
 
+MESH, RING = DeviceOrderMode.MESH, DeviceOrderMode.RING
+NAMES = {
+    "shape": "computation_shape",
+    "stride": "computation_stride",
+    "order": "device_order_mode",
+}
+
+
 @pytest.mark.parametrize(
-    ("shape", "arguments", "size", "wanted"),
+    ("shape", "num_replicas", "options", "num_cores", "wanted"),
     [
-        ([2, 2, 1, 2], {"num_replicas": 8}, (8, 1), "f090a4bbc1a3325a"),
-        ([2, 2, 1, 2], {"num_replicas": 4}, (4, 1), "161cdd43f4fd4196"),
-        (
-            [2, 2, 1, 2],
-            {"num_replicas": 4, "computation_shape": [1, 1, 1, 2]},
-            (4, 2),
-            "35bd8a62391eb3e2",
-        ),
-        (
-            [2, 2, 1, 2],
-            {
-                "num_replicas": 4,
-                "computation_shape": [1, 1, 1, 2],
-                "device_order_mode": DeviceOrderMode.MESH,
-            },
-            (4, 2),
-            "f090a4bbc1a3325a",
-        ),
-        ([4, 4, 1, 1], {"num_replicas": 16}, (16, 1), "0703a067f4d52143"),
-        ([4, 4, 1, 1], {"num_replicas": 5}, (5, 1), "2675fb1551387339"),
+        ([2, 2, 1, 2], 8, {}, 1, "f090a4bbc1a3325a"),
+        ([2, 2, 1, 2], 4, {}, 1, "161cdd43f4fd4196"),
+        ([2, 2, 1, 2], 4, {"shape": [1, 1, 1, 2]}, 2, "35bd8a62391eb3e2"),
+        ([2, 2, 1, 2], 4, {"shape": [1, 1, 1, 2], "order": MESH}, 2, "f090a4bbc1a3325a"),
+        ([4, 4, 1, 1], 16, {}, 1, "0703a067f4d52143"),
+        ([4, 4, 1, 1], 5, {}, 1, "2675fb1551387339"),
+        ([4, 4, 1, 1], 4, {"shape": [2, 2, 1, 1], "order": RING}, 4, "7cfe51dd66ce14a5"),
         (
             [4, 4, 1, 1],
-            {
-                "num_replicas": 4,
-                "computation_shape": [2, 2, 1, 1],
-                "device_order_mode": DeviceOrderMode.RING,
-            },
-            (4, 4),
-            "7cfe51dd66ce14a5",
-        ),
-        (
-            [4, 4, 1, 1],
-            {
-                "num_replicas": 8,
-                "computation_shape": [2, 1, 1, 1],
-                "computation_stride": [2, 1, 1, 1],
-            },
-            (8, 2),
+            8,
+            {"shape": [2, 1, 1, 1], "stride": [2, 1, 1, 1]},
+            2,
             "417330c8aa8f0ec8",
         ),
-        ([4, 4, 4, 1], {"num_replicas": 64}, (64, 1), "e58df8d14f91e58f"),
-        (
-            [4, 4, 4, 1],
-            {"num_replicas": 8, "computation_shape": [2, 2, 2, 1]},
-            (8, 8),
-            "15f0e7ea8480bd0b",
-        ),
-        ([3, 2, 1, 2], {"num_replicas": 12}, (12, 1), "c1f30905575a9a5d"),
-        (
-            [3, 2, 1, 2],
-            {"num_replicas": 6, "computation_shape": [1, 1, 1, 2]},
-            (6, 2),
-            "c1f30905575a9a5d",
-        ),
-        ([2, 4, 1, 1], {"num_replicas": 3}, (3, 1), "e0a6bf44ed273c37"),
-        ([8, 8, 1, 1], {"num_replicas": 27}, (27, 1), "094dedcf9507f3eb"),
+        ([4, 4, 4, 1], 64, {}, 1, "e58df8d14f91e58f"),
+        ([4, 4, 4, 1], 8, {"shape": [2, 2, 2, 1]}, 8, "15f0e7ea8480bd0b"),
+        ([3, 2, 1, 2], 12, {}, 1, "c1f30905575a9a5d"),
+        ([3, 2, 1, 2], 6, {"shape": [1, 1, 1, 2]}, 2, "c1f30905575a9a5d"),
+        ([2, 4, 1, 1], 3, {}, 1, "e0a6bf44ed273c37"),
+        ([8, 8, 1, 1], 27, {}, 1, "094dedcf9507f3eb"),
     ],
 )
-def test_replicas_are_laid_out_as_tensorflow_lays_them_out(shape, arguments, size, wanted) -> None:
+def test_replicas_are_laid_out_as_tensorflow_lays_them_out(
+    shape, num_replicas, options, num_cores, wanted
+) -> None:
     topology = full(shape)
+    arguments = {NAMES[name]: value for name, value in options.items()}
     for known in (topology, topology.serialized()):
-        assignment = DeviceAssignment.build(known, **arguments)
-        assert (assignment.num_replicas, assignment.num_cores_per_replica) == size
+        assignment = DeviceAssignment.build(known, num_replicas=num_replicas, **arguments)
+        assert assignment.num_replicas == num_replicas
+        assert assignment.num_cores_per_replica == num_cores
         assert digest(assignment) == wanted
 
 
@@ -135,7 +111,7 @@ def test_where_chips_are_missing_devices_are_taken_in_their_order() -> None:
         ({"computation_stride": [0, 1, 1, 1]}, "computation_stride=[0, 1, 1, 1] is not valid"),
         ({"computation_shape": [4, 4, 1, 2]}, "covers [4, 4, 1, 2]"),
         (
-            {"num_replicas": 5, "device_order_mode": DeviceOrderMode.RING},
+            {"num_replicas": 5, "device_order_mode": RING},
             "as device_order_mode=RING requires",
         ),
     ],
@@ -172,15 +148,9 @@ def topology() -> TPUTopology:
     return TPUTopology(mesh_shape=_SHAPE, device_coordinates=_COORDINATES)
 
 
-def test_devices_are_counted(topology) -> None:
-    assert topology.mesh_shape.tolist() == _SHAPE
-    assert topology.mesh_rank == 4
-    assert (topology.num_tasks, topology.num_tpus_per_task) == (2, 4)
-    assert topology.device_coordinates.tolist() == _COORDINATES
-    assert topology.missing_devices.tolist() == []
-
-
 def test_devices_are_found_by_their_place(topology) -> None:
+    assert topology.mesh_rank == 4
+    assert topology.missing_devices.tolist() == []
     assert topology.task_ordinal_at_coordinates([1, 1, 0, 0]) == 1
     assert topology.tpu_device_ordinal_at_coordinates([1, 1, 0, 1]) == 3
     name = topology.tpu_device_name_at_coordinates([1, 1, 0, 1], job="worker")

@@ -70,14 +70,6 @@ def test_other_devices_stand_for_chips_in_two_columns() -> None:
     assert tpu_topology_of(jax.devices()[:3]).mesh_shape.tolist() == [1, 3, 1, 1]
 
 
-def test_chips_of_a_host_stand_in_a_ring() -> None:
-    ring = in_ring_order(chips(2, 4, rows_a_host=4))
-    assert [chip.coords[:2] for chip in ring] == [
-        *[(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)],
-        *[(0, 3), (0, 2), (0, 1)],
-    ]
-
-
 def test_ring_of_a_host_is_that_of_jax() -> None:
     host = chips(4, 2, rows_a_host=2)
     of_jax = mesh_utils.create_device_mesh((8,), host).tolist()

@@ -26,12 +26,6 @@ SHAPE = (40_000, 2)  # large enough for rows to pay
 IDS = np.array([[3, 7, 3], [39_999, 7, 0]])
 
 
-@pytest.fixture
-def pair() -> sg.Strategy:
-    """A new strategy with two replicas."""
-    return sg.MirroredStrategy(["cpu:0", "cpu:1"])
-
-
 def table(strategy: sg.Strategy, seed: int = 0) -> Any:
     values = np.random.default_rng(seed).normal(size=SHAPE).astype("float32")
     with strategy.scope():

@@ -104,7 +104,7 @@ def _check(x, kernel, **options) -> list[str]:
 
 @pytest.mark.parametrize("strides", [(1, 1), (3, 2)], ids=str)
 @pytest.mark.parametrize("padding", [((0, 0), (0, 0)), ((2, 0), (0, 1))], ids=str)
-@pytest.mark.parametrize("size", [(1, 1), (3, 3), (2, 3), (4, 4)], ids=str)
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (4, 4)], ids=str)
 def test_sizes_strides_and_padding(size, strides, padding) -> None:
     x, kernel = _arrays((66, 9, 8, 3), (*size, 3, 5))
     _check(x, kernel, strides=strides, padding=padding)
@@ -174,11 +174,18 @@ def test_channels_first_and_second_derivatives(size) -> None:
 
 
 @pytest.mark.parametrize(
-    ("groups", "channels"), [("feature_group_count", 2), ("batch_group_count", 4)]
+    ("num_rows", "channels", "dtype", "options"),
+    [
+        (66, 2, "float32", {"feature_group_count": 2}),
+        (66, 4, "float32", {"batch_group_count": 2}),
+        (64, 4, "float16", {}),
+        (0, 4, "float32", {}),
+    ],
+    ids=["groups of features", "groups of rows", "half precision", "empty"],
 )
-def test_groups_are_left_alone(groups, channels) -> None:
-    x, kernel = _arrays((66, 6, 6, 4), (1, 1, channels, 10))
-    jaxpr = jax.make_jaxpr(functools.partial(_convolve, **{groups: 2}))(x, kernel)
+def test_others_are_left_alone(num_rows, channels, dtype, options) -> None:
+    x, kernel = _arrays((num_rows, 6, 6, 4), (1, 1, channels, 10), dtype=dtype)
+    jaxpr = jax.make_jaxpr(functools.partial(_convolve, **options))(x, kernel)
     assert _names(with_fast_convolutions(jaxpr).jaxpr) == ["conv_general_dilated"]
 
 
@@ -203,18 +210,6 @@ def test_small_batches_and_padded_gradients_are_left_alone() -> None:
     assert _names(with_fast_convolutions(jaxpr).jaxpr) == _names(jaxpr.jaxpr)
 
 
-def test_half_precision_is_left_alone() -> None:
-    x, kernel = _arrays((64, 9, 9, 4), (1, 1, 4, 8), dtype="float16")
-    jaxpr = jax.make_jaxpr(_convolve)(x, kernel)
-    assert _names(with_fast_convolutions(jaxpr).jaxpr) == ["conv_general_dilated"]
-
-
-def test_empty_arrays_are_left_alone() -> None:
-    x, kernel = _arrays((0, 9, 9, 4), (1, 1, 4, 8))
-    jaxpr = jax.make_jaxpr(_convolve)(x, kernel)
-    assert _names(with_fast_convolutions(jaxpr).jaxpr) == ["conv_general_dilated"]
-
-
 def test_inner_functions() -> None:
     def function(x, kernel):
         inner = jax.checkpoint(jax.jit(_convolve))
@@ -229,7 +224,7 @@ def test_inner_functions() -> None:
     assert "conv_general_dilated" not in _check_plain(function, x, kernel)
 
 
-def _arguments(part):
+def arguments_of(part):
     """Arguments of a step of the part of the batch for one replica."""
     structure = jax.tree.structure(((0,), {}))
     leaf = Leaf(True, part.shape, part.dtype)
@@ -252,7 +247,7 @@ def test_steps_of_a_strategy_use_them_unless_turned_off(monkeypatch, num_devices
             return value
 
         part = x if num_devices == 1 else x.reshape(2, 4, 5, 5, 2)
-        operations = strategy.executor.lower(step, _arguments(part)).as_text()
+        operations = strategy.executor.lower(step, arguments_of(part)).as_text()
         losses = [
             float(strategy.reduce("mean", strategy.run(step, args=(x,)), axis=None))
             for _ in range(2)
@@ -268,17 +263,12 @@ def test_steps_of_a_strategy_use_them_unless_turned_off(monkeypatch, num_devices
     assert fast[1] < fast[0]
 
 
-# Compiled programs: how they are kept, what they close over and donate, many steps a call.
+# Compiled programs: how they are kept, what they close over and donate.
 
 
 @pytest.fixture(params=[1, 2])
 def strategy(request):
     return sg.MirroredStrategy([f"cpu:{index}" for index in range(request.param)])
-
-
-@pytest.fixture
-def pair():
-    return sg.MirroredStrategy(["cpu:0", "cpu:1"])
 
 
 def first_part(strategy, value):
@@ -350,12 +340,6 @@ def test_bound_methods_and_unhashable_callables_are_found_again(strategy) -> Non
     assert (model.traces, trainer.traces) == (1, 1)
 
 
-def test_new_function_object_is_another_program(strategy) -> None:
-    """Closures look alike, but what they close over differs."""
-    scaled = [functools.partial(lambda scale: scale * jnp.ones(()), scale) for scale in (2.0, 3.0)]
-    assert [float(first_part(strategy, strategy.run(fn))) for fn in scaled] == [2.0, 3.0]
-
-
 def test_arrays_that_a_function_closes_over_are_its_constants(strategy) -> None:
     of_jax = jnp.arange(3.0)
     of_numpy = np.arange(3.0, dtype="float32") * 10
@@ -370,13 +354,6 @@ def test_arrays_that_a_function_closes_over_are_its_constants(strategy) -> None:
         np.testing.assert_array_equal(
             first_part(strategy, value), np.array([0.0, 11.0, 22.0]) + 1100 + factor
         )
-
-
-def test_shared_argument_on_another_device_is_moved(strategy) -> None:
-    elsewhere = jax.device_put(np.arange(2.0, dtype="float32"), jax.devices()[6])
-    value = strategy.run(lambda x: x * 2.0, args=(elsewhere,))
-    np.testing.assert_array_equal(first_part(strategy, value), [0.0, 2.0])
-    assert elsewhere.devices() == {jax.devices()[6]}
 
 
 def test_results_stay_on_the_devices_of_the_replicas(pair) -> None:
@@ -453,53 +430,3 @@ def test_constants_of_a_program_first_used_under_jit_stay_usable(strategy) -> No
         np.testing.assert_array_equal(under_jit(jnp.float32(factor)), [0.0, factor])
         value = strategy.run(step, args=(jnp.float32(factor),))
         np.testing.assert_array_equal(first_part(strategy, value), [0.0, factor])
-
-
-# Many steps in one call: the results of as many calls.
-
-
-def test_many_steps_in_one_call_are_as_many_calls(strategy) -> None:
-    n = strategy.num_replicas_in_sync
-    rows = np.random.default_rng(0).normal(size=(3, n, 2)).astype("float32")
-    if n == 1:
-        rows = rows[:, 0]  # one replica has no replica axis
-
-    def made():
-        with strategy.scope():
-            return (
-                sg.Variable(np.zeros(2, "float32"), aggregation="sum"),
-                sg.Variable(0.0, synchronization="on_read", aggregation="sum"),
-            )
-
-    def program_of(total, own):
-        def step(x, scale):
-            total.assign_add(x * scale)
-            own.assign_add(jnp.sum(x))
-            return total.value, x * scale, "done"
-
-        return strategy.executor.program(step, _arguments_of_multistep(rows[0]))
-
-    one_by_one, at_once = made(), made()
-    single = program_of(*one_by_one)
-    results = [single.run(_arguments_of_multistep(part)) for part in rows]
-    many = program_of(*at_once).run_many([jnp.asarray(rows)], [2.0])
-    for alone, together in zip(one_by_one, at_once, strict=True):
-        np.testing.assert_allclose(together.value, alone.value, rtol=1e-6)
-    np.testing.assert_allclose(at_once[0].value, 2 * rows.reshape(-1, 2).sum(0), rtol=1e-5)
-    np.testing.assert_allclose(at_once[1].value, rows.sum(), rtol=1e-5)
-    assert many[2] == "done"
-    for which in (0, 1):
-        # Behind the replica axis, where there is one.
-        expected = np.stack([_whole(result[which]) for result in results], axis=int(n > 1))
-        np.testing.assert_allclose(_whole(many[which]), expected, rtol=1e-6)
-
-
-def _arguments_of_multistep(part):
-    """What a step of `(part, 2.0)` is called with, the first of which is split."""
-    structure = jax.tree.structure(((0, 0), {}))
-    leaves = (Leaf(True, part.shape, part.dtype), Leaf(False, (), jnp.float32.dtype, True))
-    return Arguments(structure, leaves, [jnp.asarray(part)], [2.0], ReplicaBatch(size=2))
-
-
-def _whole(value):
-    return np.asarray(value.stacked if isinstance(value, sg.PerReplica) else value)

@@ -93,7 +93,6 @@ def _by_jax(step: Callable[[Any], Any], values: np.ndarray) -> list[Any]:
 _STEPS = {
     "psum": lambda x: jax.lax.psum(x * 2, REPLICA_AXIS),
     "psum of two": lambda x: jax.lax.psum((x, x.sum()), REPLICA_AXIS),
-    "pmean": lambda x: jax.lax.pmean(x, REPLICA_AXIS),
     "pmax": lambda x: jax.lax.pmax(x, REPLICA_AXIS),
     "pmin": lambda x: jax.lax.pmin(-x, REPLICA_AXIS),
     "index": lambda x: x + jax.lax.axis_index(REPLICA_AXIS).astype(x.dtype),

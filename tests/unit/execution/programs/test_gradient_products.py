@@ -8,18 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
-from stratagem.devices.mesh import REPLICA_AXIS, Topology
+from stratagem.devices.mesh import Topology
 from stratagem.execution.jaxprs import readers_of
 from stratagem.execution.programs import late_step
 from stratagem.execution.programs import late_weights as gradient_products
-from stratagem.execution.programs.late_step import LateStep
 from stratagem.execution.programs.late_weights import GradientProduct, Sharded, product_chain
+from tests.unit.execution.programs.test_late_step import late_function
 
-DEVICES = tuple(jax.devices()[:2])
-TOPOLOGY = Topology(DEVICES)
-MESH = Mesh(np.array(DEVICES), (REPLICA_AXIS,))
+TOPOLOGY = Topology(tuple(jax.devices()[:2]))
 
 
 @pytest.fixture(autouse=True)
@@ -87,39 +85,17 @@ CASES = [
 ]
 
 
-def summed(loss: Any, shape: tuple[int, ...], axis: int) -> tuple[Any, Any, Any]:
-    """The step whose weight comes and whose gradient leaves as shards, and its arguments."""
-    weight = jax.random.normal(jax.random.key(0), shape) / 4
-    batches = jax.random.normal(jax.random.key(1), (2, 8, 8))
-    closed = jax.make_jaxpr(jax.grad(loss))(weight, batches[0])
-    step = LateStep(
-        closed.jaxpr,
-        [sharded(axis), None],
-        [True, False],
-        {0: sharded(axis)},
-        [],
-        first_handed=1,
-        returned=[0],
-    )
-
-    def run(weight: Any, batch: Any) -> Any:
-        return step.outputs({0: weight, 1: batch[0]})[0][0]
-
-    spec = PartitionSpec(*[None] * axis, REPLICA_AXIS)
-    specs = (spec, PartitionSpec(REPLICA_AXIS))
-    mapped = jax.shard_map(run, mesh=MESH, in_specs=specs, out_specs=spec, check_vma=False)
-    return mapped, weight, batches
-
-
 def num_sums(function: Any, *args: Any) -> int:
     return str(jax.make_jaxpr(function)(*args)).count("reduce_scatter[")
 
 
 @pytest.mark.parametrize(("loss", "shape", "axis"), CASES)
 def test_sum_of_blocks_is_the_sum(loss, shape, axis) -> None:
-    function, weight, batches = summed(loss, shape, axis)
+    weight = jax.random.normal(jax.random.key(0), shape) / 4
+    batches = jax.random.normal(jax.random.key(1), (2, 8, 8))
+    function = late_function(jax.grad(loss), [weight, batches[0]], [axis], {0: axis})
     expected = sum(jax.grad(loss)(weight, batch) for batch in batches)
-    found = jax.jit(function)(weight, batches)
+    (found,) = jax.jit(function)(weight, batches)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     is_whole = loss in (used_twice, scanned)  # the sum of two products
     assert num_sums(function, weight, batches) == (1 if is_whole else shape[axis] // 2)

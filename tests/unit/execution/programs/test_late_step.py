@@ -91,13 +91,22 @@ LOSSES = [
 
 def late(step: Step, axes: list[int | None], sum_axes: dict[int, int] | None = None) -> Any:
     """The step with weights that come as shards along axes, and sums that leave as shards."""
-    closed = jax.make_jaxpr(step)(*[weight(0)] * 2, weight(0)[:4])
+    return late_function(step, [weight(0), weight(0), weight(0)[:4]], axes, sum_axes or {})
+
+
+def late_function(
+    function: Step, examples: list[Any], axes: list[int | None], sum_axes: dict[int, int]
+) -> Any:
+    """A function of weights, which come as shards along axes, and of a batch of each replica.
+
+    Results that `sum_axes` names leave as shards of their sums, and others by replica.
+    """
+    closed = jax.make_jaxpr(function)(*examples)
     num_outputs = len(closed.jaxpr.outvars)
-    sum_axes = sum_axes or {}
     of_replica = LateStep(
         closed.jaxpr,
         [*(None if axis is None else sharded(axis) for axis in axes), None],
-        is_steady=[True, True, False],
+        is_steady=[*[True] * len(axes), False],
         sums={place: sharded(axis) for place, axis in sum_axes.items()},
         updates=[],
         first_handed=num_outputs,
@@ -105,8 +114,9 @@ def late(step: Step, axes: list[int | None], sum_axes: dict[int, int] | None = N
     )
     assert not closed.consts
 
-    def run(first: Any, second: Any, batch: Any) -> list[Any]:
-        values = dict(enumerate([first, second, batch[0]]))
+    def run(*args: Any) -> list[Any]:
+        *weights, batch = args
+        values = [*weights, batch[0]]
         outputs, _ = of_replica.outputs({i: values[i] for i in of_replica.read_inputs})
         return [one if i in sum_axes else one[None] for i, one in enumerate(outputs)]
 

@@ -12,18 +12,12 @@ import keras
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.execution.programs import late_step
 from stratagem.execution.programs import late_weights as gradient_products
-from stratagem.execution.programs.late_step import LateStep
-from stratagem.execution.programs.late_weights import RowLookup, Sharded
+from stratagem.execution.programs.late_weights import RowLookup
+from tests.unit.execution.programs.test_late_step import late_function
 
-DEVICES = tuple(jax.devices()[:2])
-TOPOLOGY = Topology(DEVICES)
-MESH = Mesh(np.array(DEVICES), (REPLICA_AXIS,))
-SPLIT = PartitionSpec(REPLICA_AXIS)
 NUM_ROWS, WIDTH = 14, 3
 # Rows from both shards, one more than once, and none of the table.
 IDS = np.array([[[0, 13, 6], [7, 6, -1]], [[5, 8, 6], [12, 14, -15]]], "int32")
@@ -78,30 +72,13 @@ LOSSES = [taken, clipped, filled, cast, rematerialized, of_one_row, of_columns, 
 IN_BLOCKS = [taken, clipped, filled, cast, of_one_row]
 
 
-def late(loss: Any, axis: int = 0) -> tuple[Any, Any]:
-    """The step whose table comes and whose gradient leaves as shards, and a table."""
-    table = jax.random.normal(jax.random.key(0), (NUM_ROWS, WIDTH))
-    closed = jax.make_jaxpr(jax.value_and_grad(loss))(table, IDS[0])
-    sharded = Sharded(axis, PartitionSpec(), TOPOLOGY)
-    step = LateStep(
-        closed.jaxpr,
-        [sharded, None],
-        is_steady=[True, False],
-        sums={1: sharded},
-        updates=[],
-        first_handed=2,
-        returned=[0, 1],
-    )
+def table_of() -> jax.Array:
+    return jax.random.normal(jax.random.key(0), (NUM_ROWS, WIDTH))
 
-    def run(table: Any, ids: Any) -> Any:
-        values = dict(zip(range(2), (table, ids[0]), strict=True))
-        loss, gradient = step.outputs(values)[0]
-        return loss[None], gradient
 
-    mapped = jax.shard_map(
-        run, mesh=MESH, in_specs=(SPLIT, SPLIT), out_specs=(SPLIT, SPLIT), check_vma=False
-    )
-    return mapped, table
+def late(loss: Any) -> Any:
+    """The step whose table comes and whose gradient leaves as shards."""
+    return late_function(jax.value_and_grad(loss), [table_of(), IDS[0]], [0], {1: 0})
 
 
 def counts(function: Any, *args: Any) -> tuple[int, int]:
@@ -111,8 +88,8 @@ def counts(function: Any, *args: Any) -> tuple[int, int]:
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_rows_and_gradients_are_those_of_the_whole_table(loss) -> None:
-    function, table = late(loss)
-    losses, gradient = jax.jit(function)(table, IDS)
+    table = table_of()
+    losses, gradient = jax.jit(late(loss))(table, IDS)
     expected = [jax.value_and_grad(loss)(table, one) for one in IDS]
     np.testing.assert_allclose(losses, [one for one, _ in expected], rtol=1e-6)
     np.testing.assert_allclose(gradient, sum(one for _, one in expected), rtol=1e-6, atol=1e-6)
@@ -121,20 +98,17 @@ def test_rows_and_gradients_are_those_of_the_whole_table(loss) -> None:
 @pytest.mark.parametrize("loss", IN_BLOCKS)
 def test_table_and_gradient_are_exchanged_in_blocks(loss) -> None:
     num_blocks = 2 if loss is cast else 4
-    function, table = late(loss)
-    assert counts(function, table, IDS) == (num_blocks, 4)
+    assert counts(late(loss), table_of(), IDS) == (num_blocks, 4)
 
 
 def test_small_table_is_gathered_whole(monkeypatch) -> None:
     monkeypatch.setattr(gradient_products, "_MIN_BLOCK_BYTES", 4 * NUM_ROWS * WIDTH)
-    function, table = late(taken)
-    assert counts(function, table, IDS) == (1, 1)
+    assert counts(late(taken), table_of(), IDS) == (1, 1)
 
 
 def test_next_block_waits_for_the_rows_of_the_one_before() -> None:
     """Two blocks are in memory at once, however many there are."""
-    function, table = late(taken)
-    (eqn,) = jax.make_jaxpr(function)(table, IDS).jaxpr.eqns
+    (eqn,) = jax.make_jaxpr(late(taken))(table_of(), IDS).jaxpr.eqns
     names = [one.primitive.name for one in eqn.params["jaxpr"].eqns]
     gathers = [place for place, name in enumerate(names) if name == "all_gather"]
     barriers = [place for place, name in enumerate(names) if name == "optimization_barrier"]
@@ -145,20 +119,10 @@ def test_next_block_waits_for_the_rows_of_the_one_before() -> None:
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_rows_outside_a_table_of_integers_are_those_of_jax(dtype) -> None:
     table = jnp.arange(NUM_ROWS * 8).reshape(NUM_ROWS, 8).astype(dtype)
-    closed = jax.make_jaxpr(lambda table, ids: jnp.take(table, ids, axis=0))(table, IDS[0])
-    sharded = Sharded(0, PartitionSpec(), TOPOLOGY)
-    step = LateStep(
-        closed.jaxpr, [sharded, None], [True, False], {}, [], first_handed=1, returned=[0]
-    )
-
-    def run(table: Any, ids: Any) -> Any:
-        return step.outputs(dict(zip(range(2), (table, ids[0]), strict=True)))[0][0][None]
-
-    mapped = jax.shard_map(
-        run, mesh=MESH, in_specs=(SPLIT, SPLIT), out_specs=SPLIT, check_vma=False
-    )
-    assert counts(mapped, table, IDS)[0] > 1
-    np.testing.assert_array_equal(jax.jit(mapped)(table, IDS), jnp.take(table, IDS, axis=0))
+    function = late_function(lambda t, ids: jnp.take(t, ids, axis=0), [table, IDS[0]], [0], {})
+    assert counts(function, table, IDS)[0] > 1
+    (rows,) = jax.jit(function)(table, IDS)
+    np.testing.assert_array_equal(rows, jnp.take(table, IDS, axis=0))
 
 
 def test_rows_of_several_axes() -> None:
@@ -168,20 +132,9 @@ def test_rows_of_several_axes() -> None:
     def loss(table: Any, ids: Any) -> Any:
         return weighted(lax.square(jnp.take(table, ids, axis=0)))
 
-    closed = jax.make_jaxpr(jax.grad(loss))(table, ids[0])
-    sharded = Sharded(0, PartitionSpec(), TOPOLOGY)
-    step = LateStep(
-        closed.jaxpr, [sharded, None], [True, False], {0: sharded}, [], first_handed=1, returned=[0]
-    )
-
-    def run(table: Any, ids: Any) -> Any:
-        return step.outputs(dict(zip(range(2), (table, ids[0]), strict=True)))[0][0]
-
-    mapped = jax.shard_map(
-        run, mesh=MESH, in_specs=(SPLIT, SPLIT), out_specs=SPLIT, check_vma=False
-    )
-    expected = sum(jax.grad(loss)(table, one) for one in ids)
-    np.testing.assert_allclose(jax.jit(mapped)(table, ids), expected, rtol=1e-6)
+    function = late_function(jax.grad(loss), [table, ids[0]], [0], {0: 0})
+    (found,) = jax.jit(function)(table, ids)
+    np.testing.assert_allclose(found, sum(jax.grad(loss)(table, one) for one in ids), rtol=1e-6)
 
 
 def fitted_weights(strategy: Any) -> list[Any]:

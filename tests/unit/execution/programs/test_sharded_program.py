@@ -12,7 +12,6 @@ import keras
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
 
 import stratagem as sg
 from stratagem.devices.finding import find_groups
@@ -26,11 +25,12 @@ from stratagem.execution.programs.sharded_step import (
     store_for,
     stores_of_sums,
 )
-from stratagem.execution.programs.steps import StepProgram, shape_on
+from stratagem.execution.programs.steps import shape_on
 from stratagem.execution.tracing.arguments import flatten_arguments
 from stratagem.execution.tracing.functionalize import StepCaptured, capture
 from stratagem.variables.layouts import Division
 from stratagem.variables.placement import ShardedStore
+from tests.unit.execution.programs.test_update_part import jaxpr_of
 
 TWO = ["cpu:0", "cpu:1"]
 WIDTH, ROWS, ROW = 64, 8192, 8
@@ -183,13 +183,8 @@ def variable(store: ShardedStore | None, shape: tuple[int, ...] = SHAPE) -> Any:
 
 def parts_of(step: Any, num_written: int) -> StepParts:
     """Of a step that gets and returns variables, then gets a value of each replica."""
-    copied = PartitionSpec()
-    mesh = Mesh(np.array(jax.devices()[:2]), (REPLICA_AXIS,))
-    mapped = jax.shard_map(step, mesh=mesh, in_specs=copied, out_specs=copied, check_vma=False)
-    closed = jax.make_jaxpr(mapped)(*[jnp.ones(SHAPE)] * (num_written + 1))
-    (eqn,) = [eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "shard_map"]
-    differs = [*[False] * num_written, True]
-    return part_step(eqn.params["jaxpr"], differs, [True] * num_written)
+    jaxpr = jaxpr_of(step, *[jnp.ones(SHAPE)] * (num_written + 1))
+    return part_step(jaxpr, [*[False] * num_written, True], [True] * num_written)
 
 
 def test_gradient_belongs_to_the_variable_that_it_changes() -> None:
@@ -245,45 +240,38 @@ def test_replicated_variable_is_updated_as_its_slots_are_sharded() -> None:
 # Which replica function ends a program that is planned.
 
 
-@pytest.fixture
-def strategy_of_step_capture() -> sg.MirroredStrategy:
-    return sg.MirroredStrategy(["cpu:0", "cpu:1"])
-
-
-def test_first_function_that_changes_a_trainable_variable_is_taken(
-    strategy_of_step_capture,
-) -> None:
-    with strategy_of_step_capture.scope():
+def test_first_function_that_changes_a_trainable_variable_is_taken(pair) -> None:
+    with pair.scope():
         trained = sg.Variable(1.0, aggregation=sg.VariableAggregation.MEAN)
         counted = sg.Variable(0.0, trainable=False, aggregation=sg.VariableAggregation.MEAN)
     reached: list[str] = []
 
     def program() -> None:
-        strategy_of_step_capture.run(lambda: counted.assign_add(trained.value))
+        pair.run(lambda: counted.assign_add(trained.value))
         reached.append("counted")
-        strategy_of_step_capture.run(lambda x: trained.assign_add(x), args=(2.0,))
+        pair.run(lambda x: trained.assign_add(x), args=(2.0,))
         reached.append("trained")
 
     step = capture(program)
     assert reached == ["counted"]
     assert step is not None
     assert step.trace.written == [trained]
-    assert step.strategy is strategy_of_step_capture
+    assert step.strategy is pair
     assert (float(counted.value), float(trained.value)) == (1.0, 1.0)
 
 
-def test_any_function_may_be_wanted(strategy_of_step_capture) -> None:
-    step = capture(lambda: strategy_of_step_capture.run(jnp.negative, args=(1.0,)), takes_all=True)
+def test_any_function_may_be_wanted(pair) -> None:
+    step = capture(lambda: pair.run(jnp.negative, args=(1.0,)), takes_all=True)
     assert step is not None
     assert step.fn is jnp.negative
     assert step.optimizers == ()
 
 
-def test_program_that_trains_nothing(strategy_of_step_capture) -> None:
+def test_program_that_trains_nothing(pair) -> None:
     assert capture(lambda: None) is None
-    with strategy_of_step_capture.scope():
+    with pair.scope():
         trained = sg.Variable(1.0, aggregation=sg.VariableAggregation.MEAN)
-    strategy_of_step_capture.run(lambda: trained.assign(3.0))  # nothing is captured behind it
+    pair.run(lambda: trained.assign(3.0))  # nothing is captured behind it
     assert float(trained.value) == 3.0
 
 
@@ -291,12 +279,12 @@ def test_what_ends_the_program_is_no_error() -> None:
     assert not issubclass(StepCaptured, Exception)
 
 
-def test_error_of_the_program_goes_through(strategy_of_step_capture) -> None:
+def test_error_of_the_program_goes_through(pair) -> None:
     with pytest.raises(ZeroDivisionError):
-        capture(lambda: strategy_of_step_capture.run(lambda: 1 / 0))
-    with strategy_of_step_capture.scope():
+        capture(lambda: pair.run(lambda: 1 / 0))
+    with pair.scope():
         trained = sg.Variable(1.0, aggregation=sg.VariableAggregation.MEAN)
-    strategy_of_step_capture.run(lambda: trained.assign(2.0))  # and nothing is captured behind it
+    pair.run(lambda: trained.assign(2.0))  # and nothing is captured behind it
     assert float(trained.value) == 2.0
 
 
@@ -309,12 +297,3 @@ def test_shape_has_the_leading_axes_and_the_sharding() -> None:
     assert (shape.shape, shape.dtype, shape.sharding) == ((2, 3, 4), np.int8, topology.stacked)
     alone = shape_on(np.zeros((), np.float32), topology.replicated)
     assert (alone.shape, alone.sharding) == ((), topology.replicated)
-
-
-def test_program_is_lowered_for_its_shapes() -> None:
-    topology = Topology(tuple(jax.devices()[:2]))
-    shape = shape_on(np.zeros(4, np.float32), topology.stacked, (2,))
-    program = StepProgram("double", jax.jit(lambda x: x * 2), (shape,), ())
-    assert (program.num_donated, program.is_of_replicas, program.brought) == (0, True, ())
-    lowered = program.function.lower(*program.shapes)
-    assert lowered.out_info.shape == (2, 4)

@@ -69,6 +69,7 @@ def nothing_to_cut(weight, slot, rate, batch):
 STEPS = {one.__name__: one for one in (sgd, momentum, clipped, conditional, nothing_to_cut)}
 WEIGHT, SLOT, RATE = jnp.arange(1.0, 5.0), jnp.full(4, 0.5), jnp.float32(0.1)
 BATCH = jnp.arange(8.0).reshape(NUM_REPLICAS, 4)
+DIFFERS, MAY_UPDATE = [False, False, False, True], [True, True, True, False]
 
 
 def mapped(function: Callable[..., Any], num_stacked_results: int, num_copied: int) -> Any:
@@ -92,22 +93,16 @@ def whole(step: Step) -> list[np.ndarray]:
     return [np.asarray(value) for value in (*values, *results)]
 
 
-def jaxpr_of(step: Step) -> ClosedJaxpr:
-    mesh_step = jax.shard_map(
-        lambda weight, slot, rate, batch: step(weight, slot, rate, batch),
-        mesh=MESH,
-        in_specs=COPIED,
-        out_specs=COPIED,
-        check_vma=False,
-    )
-    closed = jax.make_jaxpr(mesh_step)(WEIGHT, SLOT, RATE, BATCH[0])
+def jaxpr_of(step: Step, *args: Any) -> Jaxpr:
+    mapped = jax.shard_map(step, mesh=MESH, in_specs=COPIED, out_specs=COPIED, check_vma=False)
+    closed = jax.make_jaxpr(mapped)(*args)
     (eqn,) = [eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "shard_map"]
-    return ClosedJaxpr(eqn.params["jaxpr"], [])
+    return eqn.params["jaxpr"]
 
 
 def parts_of(step: Step) -> StepParts:
-    differing = [False, False, False, True]
-    return part_step(jaxpr_of(step).jaxpr, differing, [True, True, True, False])
+    jaxpr = jaxpr_of(step, WEIGHT, SLOT, RATE, BATCH[0])
+    return part_step(jaxpr, DIFFERS, MAY_UPDATE)
 
 
 def in_parts(step: Step) -> list[np.ndarray]:
@@ -200,12 +195,6 @@ def test_what_nothing_depends_on_is_left_out() -> None:
 
 # Each step gets (weight, slot, count, batch) and returns a new weight, slot and count, and a result
 # of the replicas. Only the batch differs between replicas.
-WEIGHT_OF_CONDITIONAL_UPDATES, SLOT_OF_CONDITIONAL_UPDATES, BATCH_OF_CONDITIONAL_UPDATES = (
-    jnp.arange(1.0, 5.0),
-    jnp.full(4, 0.5),
-    jnp.arange(4.0),
-)
-DIFFERS, MAY_UPDATE = [False, False, False, True], [True, True, True, False]
 
 
 def accumulation(weight, slot, count, batch):
@@ -280,9 +269,7 @@ STEPS_OF_CONDITIONAL_UPDATES: dict[Step, tuple[int, int]] = {
 
 
 def jaxprs_of(step: Step) -> tuple[Jaxpr, Jaxpr]:
-    jaxpr = jax.make_jaxpr(step)(
-        WEIGHT_OF_CONDITIONAL_UPDATES, SLOT_OF_CONDITIONAL_UPDATES, 0, BATCH_OF_CONDITIONAL_UPDATES
-    ).jaxpr
+    jaxpr = jax.make_jaxpr(step)(WEIGHT, SLOT, 0, BATCH[0]).jaxpr
     return jaxpr, with_split_conditionals(jaxpr, differing_values(jaxpr, DIFFERS), MAY_UPDATE)
 
 
@@ -296,17 +283,8 @@ def count_of(jaxpr: Jaxpr, name: str) -> int:
 )
 def test_numbers_are_those_of_the_step(step: Step, count: int) -> None:
     jaxpr, split = jaxprs_of(step)
-    for slot in (
-        SLOT_OF_CONDITIONAL_UPDATES,
-        SLOT_OF_CONDITIONAL_UPDATES.at[2].set(np.nan),
-        -SLOT_OF_CONDITIONAL_UPDATES,
-    ):
-        inputs = [
-            WEIGHT_OF_CONDITIONAL_UPDATES,
-            slot,
-            jnp.int32(count),
-            BATCH_OF_CONDITIONAL_UPDATES,
-        ]
+    for slot in (SLOT, SLOT.at[2].set(np.nan), -SLOT):
+        inputs = [WEIGHT, slot, jnp.int32(count), BATCH[0]]
         got = jaxpr_as_fun(ClosedJaxpr(split, []))(*inputs)
         wanted = jaxpr_as_fun(ClosedJaxpr(jaxpr, []))(*inputs)
         for one, other in zip(got, wanted, strict=True):
@@ -340,20 +318,13 @@ def test_inputs_and_results_stay_in_their_order() -> None:
 
 # What replicas hand over to be added up in parts: only sums that nobody else reads.
 
-MESH_OF_REDUCE_SCATTER = Mesh(np.array(jax.devices()[:2]), (REPLICA_AXIS,))
 TOPOLOGY = Topology(tuple(jax.devices()[:2]))
 SHAPE = (4, 3)
 
 
-def parts_of_of_reduce_scatter(step: Callable[..., Any]) -> StepParts:
+def parts_of_pair(step: Callable[..., Any]) -> StepParts:
     """Of a step that gets a weight and a batch, and returns a new weight and a result."""
-    copied = PartitionSpec()
-    mapped = jax.shard_map(
-        step, mesh=MESH_OF_REDUCE_SCATTER, in_specs=copied, out_specs=copied, check_vma=False
-    )
-    closed = jax.make_jaxpr(mapped)(jnp.ones(SHAPE), jnp.ones(SHAPE))
-    (eqn,) = [eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "shard_map"]
-    jaxpr = ClosedJaxpr(eqn.params["jaxpr"], []).jaxpr
+    jaxpr = jaxpr_of(step, jnp.ones(SHAPE), jnp.ones(SHAPE))
     return part_step(jaxpr, [False, True], [True, False])
 
 
@@ -369,7 +340,7 @@ def of_weights(parts: StepParts) -> list[ShardedStore | None]:
 
 
 def test_sum_of_the_update_alone_is_handed_over_as_what_is_added_up() -> None:
-    parts = parts_of_of_reduce_scatter(
+    parts = parts_of_pair(
         lambda weight, batch: (weight - lax.psum(batch * weight, REPLICA_AXIS), batch)
     )
     assert sums(parts) == 1
@@ -404,7 +375,7 @@ def within_groups(weight, batch):
     "step", [read_by_replicas_too, returned_too, of_another_shape, within_groups]
 )
 def test_other_sums_stay(step) -> None:
-    before = parts_of_of_reduce_scatter(step)
+    before = parts_of_pair(step)
     parts, axes = scatter_sums(before, of_weights(before), TOPOLOGY)
     assert axes == [None]
     assert sums(parts) == 1
@@ -416,7 +387,7 @@ def test_of_several_sums_in_one_operation_the_others_stay() -> None:
         wide, narrow = lax.psum((batch, jnp.sum(batch)), REPLICA_AXIS)
         return weight - wide * narrow, batch
 
-    parts = parts_of_of_reduce_scatter(step)
+    parts = parts_of_pair(step)
     parts, axes = scatter_sums(parts, of_weights(parts), TOPOLOGY)
     assert sorted(axes, key=str) == [0, None]
     assert sums(parts) == 1

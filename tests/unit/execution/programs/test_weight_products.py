@@ -11,19 +11,13 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
 
-from stratagem.devices.mesh import REPLICA_AXIS, Topology
 from stratagem.execution.programs import late_gathers as weight_products
 from stratagem.execution.programs import late_step
 from stratagem.execution.programs import late_weights as gradient_products
 from stratagem.execution.programs.late_gathers import WeightProduct
-from stratagem.execution.programs.late_step import LateStep
-from stratagem.execution.programs.late_weights import Sharded
+from tests.unit.execution.programs.test_late_step import late_function
 
-DEVICES = tuple(jax.devices()[:2])
-TOPOLOGY = Topology(DEVICES)
-MESH = Mesh(np.array(DEVICES), (REPLICA_AXIS,))
 BLOCK = 4  # columns
 
 
@@ -94,32 +88,9 @@ def late(loss: Any, shape: tuple[int, ...], axis: int) -> tuple[Any, list[Any]]:
     weight = jax.random.normal(jax.random.key(0), shape) / 4
     inner = jax.random.normal(jax.random.key(1), (8, 8)) / 4
     batches = jax.random.normal(jax.random.key(2), (2, 6, 8))
-    closed = jax.make_jaxpr(jax.value_and_grad(loss, (0, 1)))(weight, inner, batches[0])
-    sharded = [Sharded(one, PartitionSpec(), TOPOLOGY) for one in (axis, 0)]
-    step = LateStep(
-        closed.jaxpr,
-        [*sharded, None],
-        is_steady=[True, True, False],
-        sums={1: sharded[0], 2: sharded[1]},
-        updates=[],
-        first_handed=3,
-        returned=[0, 1, 2],
-    )
-
-    def run(weight: Any, inner: Any, batch: Any) -> Any:
-        loss, *gradients = step.outputs({0: weight, 1: inner, 2: batch[0]})[0]
-        return loss[None], *gradients
-
-    spec = PartitionSpec(*[None] * axis, REPLICA_AXIS)
-    split = PartitionSpec(REPLICA_AXIS)
-    mapped = jax.shard_map(
-        run,
-        mesh=MESH,
-        in_specs=(spec, split, split),
-        out_specs=(split, spec, split),
-        check_vma=False,
-    )
-    return mapped, [weight, inner, batches]
+    step = jax.value_and_grad(loss, (0, 1))
+    function = late_function(step, [weight, inner, batches[0]], [axis, 0], {1: axis, 2: 0})
+    return function, [weight, inner, batches]
 
 
 def primitives(function: Any, args: Any) -> list[Any]:
@@ -200,8 +171,9 @@ def test_fit_is_that_of_one_device(monkeypatch) -> None:
     products: list[int] = []
     value = WeightProduct.value
     monkeypatch.setattr(WeightProduct, "value", lambda *args: (products.append(1), value(*args))[1])
-    found = fitted_weights(sg.MirroredStrategy([*DEVICES], shard_state="all"))
-    expected = fitted_weights(sg.OneDeviceStrategy(DEVICES[0]))
+    devices = jax.devices()[:2]
+    found = fitted_weights(sg.MirroredStrategy(devices, shard_state="all"))
+    expected = fitted_weights(sg.OneDeviceStrategy(devices[0]))
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
     assert products

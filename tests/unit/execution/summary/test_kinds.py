@@ -32,14 +32,7 @@ def read(writer, folder: Path) -> Read:
 
 @pytest.mark.parametrize(
     "number",
-    [
-        0.25,
-        7,
-        True,
-        np.float64(1e-3),
-        np.array(3, np.int32),
-        jnp.asarray(1.5, jnp.bfloat16),
-    ],
+    [0.25, True, np.float64(1e-3), np.array(3, np.int32), jnp.asarray(1.5, jnp.bfloat16)],
 )
 def test_scalar_is_a_float_of_32_bits(number, writer, tmp_path) -> None:
     assert sg.summary.scalar("loss", number, step=2, description="of *training*") is True
@@ -188,8 +181,7 @@ def test_host_function_that_is_differentiated_writes_at_once(tmp_path: Path) -> 
 # Buckets of histograms against NumPy, and pixels of images.
 
 
-@pytest.mark.parametrize("buckets", [None, 1, 7])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+@pytest.mark.parametrize(("buckets", "dtype"), [(None, np.float32), (1, np.float64), (7, np.int32)])
 def test_histogram_is_that_of_numpy(buckets, dtype, writer, tmp_path) -> None:
     data = (np.random.default_rng(0).normal(size=(20, 30)) * 100).astype(dtype)
     assert sg.summary.histogram("weights", data, step=1, buckets=buckets) is True

@@ -272,13 +272,10 @@ def test_lookups_are_alike_in_one_table_and_of_one_shape() -> None:
     assert not lookup.is_like(Lookup(two, (3, 2), "float32"))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "expected"),
-    [("uint8", "int32"), ("int8", "int32"), ("int16", "int32"), ("int32", "int32")],
-)
-def test_ids_of_few_bits_become_numbers_of_rows(dtype, expected) -> None:
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32"])
+def test_ids_of_few_bits_become_numbers_of_rows(dtype) -> None:
     ids = as_row_numbers(jnp.asarray([1, 100], dtype))
-    assert ids.dtype == expected
+    assert ids.dtype == "int32"
     assert ids.tolist() == [1, 100]
 
 

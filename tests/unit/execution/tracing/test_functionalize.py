@@ -96,15 +96,6 @@ def test_a_new_write_is_no_longer_unproven(variable) -> None:
         assert not scope.unproven
 
 
-def test_write_to_a_variable_of_no_strategy_is_still_to_be_proven() -> None:
-    plain = keras.Variable(1.0)
-    scope = ReplicaScope(lambda _: None)
-    with scope:
-        plain.assign(2.0)
-    assert list(scope.unproven.values()) == [plain]
-    assert float(plain.value) == 1.0
-
-
 def test_captured_writes_are_written_again_in_an_enclosing_scope(variable) -> None:
     plain = keras.Variable(1.0)
     with ReplicaScope(lambda _: jnp.float32(7.0)) as outer:
@@ -271,7 +262,6 @@ def numbers_of(model: keras.Model) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("replicas", "parts", "shard_state"),
     [
-        (1, 4, None),
         (2, 2, None),
         (2, 4, "optimizer"),
         (2, 4, "all"),

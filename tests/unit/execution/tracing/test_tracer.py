@@ -29,11 +29,6 @@ def strategy(request):
     return sg.MirroredStrategy([f"cpu:{index}" for index in range(request.param)])
 
 
-@pytest.fixture
-def pair():
-    return sg.MirroredStrategy(["cpu:0", "cpu:1"])
-
-
 def first_part(strategy, value):
     return np.asarray(strategy.local_results(value)[0])
 
@@ -100,18 +95,6 @@ def test_reading_variables_and_closures_works_under_jit(strategy) -> None:
     assert float(outer(jnp.float32(3.0))) == 9.0
 
 
-def test_assignment_in_an_inner_function_names_the_variable(strategy) -> None:
-    with strategy.scope():
-        weight = sg.Variable(1.0, aggregation="only_first_replica", name="weight")
-
-    def step(x):
-        return jax.lax.cond(x > 0, lambda: weight.assign_add(x), lambda: x)
-
-    with pytest.raises(ValueError, match=r"(?s)weight' was assigned inside .*return the value"):
-        strategy.run(step, args=(jnp.float32(1.0),))
-    assert float(weight.value) == 1.0
-
-
 def test_variable_made_on_every_call_is_refused(strategy, execution) -> None:
     kept = []
 
@@ -171,8 +154,14 @@ def test_layers_random_numbers_differ_by_replica_and_follow_the_seed(pair, execu
     np.testing.assert_allclose(first[0], keras.random.uniform((4,), seed=alone), rtol=1e-6)
 
 
-@pytest.mark.parametrize("value", [np.zeros(2, "float32"), [1.0, 2.0], 3.0])
-@pytest.mark.parametrize("annotations", [{}, {"synchronization": "on_read", "aggregation": "sum"}])
+@pytest.mark.parametrize(
+    ("value", "annotations"),
+    [
+        (np.zeros(2, "float32"), {}),
+        ([1.0, 2.0], {"synchronization": "on_read", "aggregation": "sum"}),
+        (3.0, {}),
+    ],
+)
 def test_variables_may_be_created_from_values(strategy, value, annotations) -> None:
     made: list[Any] = []
 
@@ -222,13 +211,8 @@ def test_program_does_not_depend_on_variables_that_it_does_not_touch(devices) ->
 # Which arguments are split, which are shared, and which are part of the program.
 
 
-@pytest.fixture
-def strategy_of_arguments():
-    return sg.MirroredStrategy(["cpu:0", "cpu:1"])
-
-
-def per_replica(strategy_of_arguments, *parts):
-    return strategy_of_arguments.distribute_values_from_function(
+def per_replica(pair, *parts):
+    return pair.distribute_values_from_function(
         lambda context: jnp.asarray(parts[context.replica_id_in_sync_group])
     )
 
@@ -237,9 +221,9 @@ def flatten(*args, num_replicas=2, **kwargs):
     return flatten_arguments(args, kwargs, num_replicas=num_replicas)
 
 
-def test_leaves_are_sorted_and_put_back_in_their_places(strategy_of_arguments) -> None:
-    own = per_replica(strategy_of_arguments, [1.0, 2.0], [3.0, 4.0])
-    mirrored = strategy_of_arguments.extended.broadcast_to(jnp.float32(5.0), None)
+def test_leaves_are_sorted_and_put_back_in_their_places(pair) -> None:
+    own = per_replica(pair, [1.0, 2.0], [3.0, 4.0])
+    mirrored = pair.extended.broadcast_to(jnp.float32(5.0), None)
     marker = object()
     arguments = flatten(own, {"a": 1.5, "b": ["text", None]}, mirrored, key=marker, flag=True)
     assert [value is own.stacked for value in arguments.split] == [True]
@@ -293,8 +277,8 @@ def test_arguments_of_different_programs(first, second) -> None:
     assert (one.structure, one.leaves) != (other.structure, other.leaves)
 
 
-def test_split_and_shared_are_different_programs(strategy_of_arguments) -> None:
-    own = per_replica(strategy_of_arguments, 1.0, 2.0)
+def test_split_and_shared_are_different_programs(pair) -> None:
+    own = per_replica(pair, 1.0, 2.0)
     assert flatten(own).leaves != flatten(own.stacked).leaves
 
 
@@ -314,35 +298,33 @@ def test_objects_are_compared_by_identity_and_need_no_hash() -> None:
     assert Static("a") != "a"
 
 
-def test_true_sizes_are_part_of_the_program(strategy_of_arguments) -> None:
-    full = per_replica(strategy_of_arguments, [1.0, 2.0], [3.0, 4.0])
-    short = per_replica(strategy_of_arguments, [1.0, 2.0], [3.0])
-    shorter = per_replica(strategy_of_arguments, [1.0, 2.0], np.zeros(0, "float32"))
+def test_true_sizes_are_part_of_the_program(pair) -> None:
+    full = per_replica(pair, [1.0, 2.0], [3.0, 4.0])
+    short = per_replica(pair, [1.0, 2.0], [3.0])
+    shorter = per_replica(pair, [1.0, 2.0], np.zeros(0, "float32"))
     leaves = [flatten(value).leaves for value in (full, short, shorter)]
     assert len(set(leaves)) == 3
     assert [one[0].lengths for one in leaves] == [None, (2, 1), (2, 0)]
 
 
-def test_the_batch_is_that_of_the_padded_argument_else_of_the_first_with_rows(
-    strategy_of_arguments,
-) -> None:
-    scalar = per_replica(strategy_of_arguments, 1.0, 2.0)
-    full = per_replica(strategy_of_arguments, np.ones((3, 2)), np.ones((3, 2)))
-    short = per_replica(strategy_of_arguments, [1.0, 2.0], [3.0])
+def test_the_batch_is_that_of_the_padded_argument_else_of_the_first_with_rows(pair) -> None:
+    scalar = per_replica(pair, 1.0, 2.0)
+    full = per_replica(pair, np.ones((3, 2)), np.ones((3, 2)))
+    short = per_replica(pair, [1.0, 2.0], [3.0])
     assert flatten(full, short).batch == ReplicaBatch(size=2, lengths=(2, 1))
     assert flatten(scalar, np.ones(5), full).batch == ReplicaBatch(size=3)
     assert flatten(1.0, "text", np.ones(5), np.ones(7)).batch == ReplicaBatch(size=5)
     assert flatten(1.0, scalar, None).batch == ReplicaBatch()
 
 
-def test_parts_that_one_program_cannot_take_are_refused(strategy_of_arguments) -> None:
-    ranks = per_replica(strategy_of_arguments, [1.0], [[1.0]])
+def test_parts_that_one_program_cannot_take_are_refused(pair) -> None:
+    ranks = per_replica(pair, [1.0], [[1.0]])
     with pytest.raises(
         ValueError, match=r"(?s)PerReplica with parts float32\[1\], float32\[1, 1\].*run_eagerly"
     ):
         flatten(ranks)
     with pytest.raises(ValueError, match="PerReplica with 2 replicas"):
-        flatten(per_replica(strategy_of_arguments, 1.0, 2.0), num_replicas=3)
+        flatten(per_replica(pair, 1.0, 2.0), num_replicas=3)
 
 
 # Results of a step: variables become values, containers pytrees, and rows keep their lengths.

@@ -26,6 +26,7 @@ import stratagem as sg
 from stratagem.input.service.address_book import BookClient, DispatcherConfig, DispatchServer
 from stratagem.input.service.splits import ShardingPolicy
 from stratagem.input.service.workers import WorkerConfig, WorkerServer
+from tests.unit.launch.waiting import until
 
 _NUM_FILES, _BATCHES_PER_FILE, _BATCH_SIZE = 8, 10, 4
 NUM_EXAMPLES = _NUM_FILES * _BATCHES_PER_FILE * _BATCH_SIZE
@@ -195,13 +196,12 @@ class ServiceProcesses:
 
     def wait_for_workers(self) -> None:
         with BookClient(self.target) as book:
-            end_s = time.monotonic() + _LIMIT_S
-            while True:
-                readers = book.ask("readers").fields["readers"]
-                if sum(one is not None for one in readers) == len(self.workers):
-                    return
-                assert time.monotonic() < end_s, "the workers did not join"
-                time.sleep(0.05)
+            until(
+                lambda: (
+                    sum(one is not None for one in book.ask("readers").fields["readers"])
+                    == len(self.workers)
+                )
+            )
 
     def close(self) -> None:
         for process in self._all:

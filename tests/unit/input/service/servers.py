@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,15 @@ def bucketed(num_buckets: int, sizes: list[int]) -> sg.input.Dataset:
     )
 
 
+def in_threads(consume: Callable[[int], None], count: int = 2) -> None:
+    """Calls a function with each index, in a thread of its own."""
+    threads = [threading.Thread(target=consume, args=(index,)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+
+
 def coordinated(servers: Any, dataset: sg.input.Dataset, name: str, **options: Any):
     """The batches of two consumers, step by step."""
     steps: list[list[Any]] = [[], []]
@@ -90,9 +99,5 @@ def coordinated(servers: Any, dataset: sg.input.Dataset, name: str, **options: A
         )
         steps[index] = list(distributed)
 
-    threads = [threading.Thread(target=consume, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
+    in_threads(consume)
     return list(zip(*steps, strict=True))

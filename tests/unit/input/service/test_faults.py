@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 import threading
 import time
 import warnings
@@ -21,10 +20,8 @@ import stratagem as sg
 from stratagem.input.service import trainer, workers
 from stratagem.input.service.address_book import DispatcherConfig
 from stratagem.input.service.workers import WorkerConfig
-from tests.unit.input.service.servers import input_servers, values
+from tests.unit.input.service.servers import LIMIT_S, in_threads, input_servers, values
 from tests.unit.launch.waiting import until
-
-_LIMIT_S = 120
 
 
 def _slow(number: int) -> np.ndarray:
@@ -50,16 +47,14 @@ def _numbers(batches: Any) -> list[int]:
     return [batch.item() for batch in batches]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_killed_workers_and_late_ones_change_nothing(seed) -> None:
-    chance = random.Random(seed)
+def test_killed_workers_and_late_ones_change_nothing() -> None:
     with input_servers(2) as servers:
         batches = iter(servers.distribute(_slow_dataset(), exactly_once=True))
         found = []
         for number, batch in enumerate(batches):
             found.append(batch.item())
             if number in (20, 90):
-                servers.kill_worker(chance.randrange(len(servers.workers)))
+                servers.kill_worker(1 if number == 20 else 0)
                 servers.workers.append(servers.add_worker())
         assert sorted(found) == list(range(300))
 
@@ -88,11 +83,7 @@ def test_coordinated_reads_go_on_after_the_loss_of_a_worker() -> None:
                 if index == 0 and len(steps[0]) == 9:
                     servers.kill_worker(1)
 
-        threads = [threading.Thread(target=consume, args=(index,)) for index in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(_LIMIT_S)
+        in_threads(consume)
     assert all(second == first + 1 for first, second in zip(*steps, strict=True))
     assert sorted([*itertools.chain.from_iterable(steps)]) == sorted(_numbers(dataset))
 
@@ -123,34 +114,33 @@ def soon_stuck(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("soon_stuck")
 def test_a_stuck_worker_loses_its_split_to_another() -> None:
-    released = threading.Event()
-    _StuckOnce.gate, _StuckOnce.num_stuck = released, 0
+    _Stuck.gate, _Stuck.num_left = threading.Event(), 1
     with input_servers(2) as servers:
-        found = _numbers(servers.distribute(_stuck_dataset(), exactly_once=True))
-        released.set()  # what it reads now comes too late
+        stuck = sg.input.Dataset(_Stuck(40, held=7), batch_size=1)
+        found = _numbers(servers.distribute(stuck, exactly_once=True))
+        _Stuck.gate.set()  # what it reads now comes too late
         assert sorted(found) == list(range(40))
         again = servers.distribute(_slow_dataset(), exactly_once=True)
         assert sorted(_numbers(again)) == list(range(300))
 
 
-class _StuckOnce:
-    """The first reading of batch 7 takes as long as it is held."""
+class _Stuck:
+    """The first readings of one batch take as long as they are held."""
 
     gate = threading.Event()
-    num_stuck = 0
+    num_left = 0
+
+    def __init__(self, num_batches: int, held: int) -> None:
+        self._num_batches, self._held = num_batches, held
 
     def __len__(self) -> int:
-        return 40
+        return self._num_batches
 
     def __getitem__(self, number: int) -> np.ndarray:
-        if number == 7 and not _StuckOnce.num_stuck:
-            _StuckOnce.num_stuck += 1
-            _StuckOnce.gate.wait(_LIMIT_S)
+        if number == self._held and _Stuck.num_left:
+            _Stuck.num_left -= 1
+            _Stuck.gate.wait(LIMIT_S)
         return np.array([number])
-
-
-def _stuck_dataset() -> sg.input.Dataset:
-    return sg.input.Dataset(_StuckOnce(), batch_size=1)
 
 
 @pytest.mark.usefixtures("soon_stuck")
@@ -268,26 +258,12 @@ def test_a_worker_that_comes_in_time_is_no_error_and_the_loss_of_the_last_one_is
 
 @pytest.mark.usefixtures("soon_stuck")
 def test_a_batch_that_no_worker_reads_is_an_error() -> None:
-    released = threading.Event()
-    _Stuck.gate = released
+    _Stuck.gate, _Stuck.num_left = threading.Event(), 1000
     with input_servers(2) as servers:
-        batches = servers.distribute(sg.input.Dataset(_Stuck(), batch_size=1))
+        batches = servers.distribute(sg.input.Dataset(_Stuck(1, held=0), batch_size=1))
         with pytest.raises(sg.errors.UnavailableError, match="split 0 were lost or stuck 8 times"):
             list(batches)
-        released.set()
-
-
-class _Stuck:
-    """Batches that take as long as they are held."""
-
-    gate = threading.Event()
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, number: int) -> np.ndarray:
-        _Stuck.gate.wait(_LIMIT_S)
-        return np.array([number])
+        _Stuck.gate.set()
 
 
 def test_iterators_that_are_dropped_end_what_is_read_for_them() -> None:

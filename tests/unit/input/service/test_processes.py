@@ -16,9 +16,9 @@ import stratagem as sg
 from stratagem.input.service.address_book import DispatcherConfig, DispatchServer
 from stratagem.input.service.workers import InputWorkers
 from tests.unit.launch.remote.living import descendants, wait_for_end
+from tests.unit.launch.waiting import until
 
 _NUM_BATCHES = 300
-_LIMIT_S = 60
 
 
 class Batches:
@@ -82,10 +82,8 @@ def test_a_killed_worker_is_replaced_and_its_splits_are_read_at_once(service, tm
     # What others read again was read ahead there, or asked for when it died.
     again = sum(read.values(), Counter()) - Counter(range(_NUM_BATCHES))
     assert again.total() < 50
-    deadline_s = time.monotonic() + _LIMIT_S
-    while len(workers := service.dispatcher.describe()["workers"]) < 2:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    until(lambda: len(service.dispatcher.describe()["workers"]) == 2)
+    workers = service.dispatcher.describe()["workers"]
     assert [worker["tags"] for worker in workers.values()] == [["here"]] * 2
     assert killed not in service.workers.pids
 
@@ -127,8 +125,5 @@ def test_ray_places_the_workers_and_starts_a_killed_one_again() -> None:
         assert _numbers(service) == list(range(90))
         service._workers.kill(0)
         assert _numbers(service) == list(range(90))
-        deadline_s = time.monotonic() + _LIMIT_S
-        while service._workers.pids[0] == pids[0]:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
+        until(lambda: service._workers.pids[0] != pids[0])
         assert _numbers(service) == list(range(90))

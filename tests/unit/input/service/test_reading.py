@@ -502,26 +502,6 @@ def test_snapshot_is_the_plain_iteration(servers, dataset, tmp_path) -> None:
     assert values(sg.input.Dataset.load(tmp_path / "saved")) == values(dataset.as_source().open(0))
 
 
-def test_strategies_resume_a_snapshot_at_the_next_batch(servers, tmp_path) -> None:
-    dataset = sg.input.Dataset(np.arange(21), batch_size=4, shuffle=True)
-    sg.input.service.save(dataset, tmp_path / "saved", servers.target)
-    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-
-    def sums(batches: Any) -> list[int]:
-        return [
-            sum(int(np.sum(part)) for part in strategy.experimental_local_results(batch))
-            for batch in batches
-        ]
-
-    expected = [int(batch.sum()) for batch in dataset.as_source().open(0)]
-    batches = iter(strategy.distribute_dataset(sg.input.Dataset.load(tmp_path / "saved")))
-    assert sums(itertools.islice(batches, 3)) == expected[:3]
-    state = batches.get_state()
-    again = iter(strategy.distribute_dataset(sg.input.Dataset.load(tmp_path / "saved")))
-    again.set_state(state)
-    assert sums(again) == expected[3:]
-
-
 def test_large_snapshots_have_several_files(servers, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(snapshots, "_MOST_FILE_BYTES", 3000)
     dataset = sg.input.Dataset(np.arange(4000), batch_size=100)

@@ -8,7 +8,6 @@ import importlib
 import importlib.util
 import itertools
 import random
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from tests.unit.input.service.fault_ledger import (
     ServiceProcesses,
     count_visits,
 )
-from tests.unit.input.service.servers import LIMIT_S, bucketed, coordinated, input_servers
+from tests.unit.input.service.servers import bucketed, coordinated, in_threads, input_servers
 
 # Loaded once, before any test: TensorFlow sets environment variables.
 _TENSORFLOW = (
@@ -140,11 +139,7 @@ def _shared(datasets: list[Any]) -> collections.Counter[str]:
     def consume(number: int) -> None:
         counts[number] = _counts(datasets[number])
 
-    threads = [threading.Thread(target=consume, args=(n,)) for n in range(len(datasets))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
+    in_threads(consume, len(datasets))
     return sum(counts, collections.Counter())
 
 
@@ -163,11 +158,7 @@ def test_coordinated_consumers_have_one_length_in_a_step_in_both(tf, tf_service,
         )
         steps[index] = [batch.shape[1] for batch in dataset.take(num_steps)]
 
-    threads = [threading.Thread(target=consume, args=(index,)) for index in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
+    in_threads(consume)
     assert len(steps[0]) == num_steps
     assert steps[0] == steps[1]
     ours = coordinated(servers, bucketed(3, [2, 2, 2]), "rounds")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from stratagem.observe.goodput.account import Account
+from stratagem.observe.goodput.account import Account, account_for
 from stratagem.observe.run_events.reader import ProcessEvents, RunEvents
 from stratagem.observe.run_events.records import (
     EndEvent,
@@ -54,6 +54,10 @@ def process(
 
 def run(*processes: ProcessEvents) -> RunEvents:
     return RunEvents(processes=tuple(sorted(processes, key=lambda one: one.start.time_s)))
+
+
+def account_of(*processes: ProcessEvents) -> Account:
+    return account_for(run(*processes))
 
 
 def steps(

@@ -25,15 +25,10 @@ from stratagem.observe.goodput.time_spans import (
     spans_of,
 )
 from stratagem.observe.run_events.reader import RunEvents
-from stratagem.observe.run_events.records import (
-    Event,
-    RestoredEvent,
-    SaveEndedEvent,
-    SaveStartedEvent,
-    StepEvent,
-)
+from stratagem.observe.run_events.records import Event, SaveEndedEvent, SaveStartedEvent
 from tests.unit.observe.goodput.runs import (
     EPOCH_S,
+    account_of,
     at,
     end,
     failure,
@@ -99,20 +94,15 @@ def test_processes_that_differ_count_as_the_longest_one() -> None:
 
     def lines(pause_s: float, resumed_s: float) -> tuple[Event, ...]:
         return (
-            first_step(1, 1),
-            steps(1, 10, 2, 10),
-            members(resumed_s, 1, 2, lost="1", pause_s=pause_s),
-            steps(10, resumed_s, 11, 11),
-            steps(resumed_s, 20, 12, 20),
-            end(20),
+            *(first_step(1, 1), steps(1, 10, 2, 10)),
+            *(members(resumed_s, 1, 2, lost="1", pause_s=pause_s), steps(10, resumed_s, 11, 11)),
+            *(steps(resumed_s, 20, 12, 20), end(20)),
         )
 
-    account = account_for(
-        run(
-            process("worker 0", 0, *lines(2.0, 12.5)),
-            process("worker 1", 0, *lines(2.0, 12.5)[:2]),
-            process("worker 2", 0, *lines(1.25, 12.0)),
-        )
+    account = account_of(
+        process("worker 0", 0, *lines(2.0, 12.5)),
+        process("worker 1", 0, *lines(2.0, 12.5)[:2]),
+        process("worker 2", 0, *lines(1.25, 12.0)),
     )
     assert parts(account) == {"starting": 1, "useful": 17, "members lost": 2}
     assert changes_of(account) == [(10, ("worker 1",), (), 2)]
@@ -121,13 +111,9 @@ def test_processes_that_differ_count_as_the_longest_one() -> None:
 def overlapping() -> RunEvents:
     """A loss from second 10 to 14 and a join from 13 to 16, as processes with two views see it."""
     both = (
-        first_step(1, 1),
-        steps(1, 10, 2, 10),
-        members(14.5, 1, 2, lost="1", pause_s=4.0),
-        members(16.5, 2, 3, joined="1", pause_s=3.0),
-        steps(10, 16.5, 11, 12),
-        steps(16.5, 20, 13, 19),
-        end(20),
+        *(first_step(1, 1), steps(1, 10, 2, 10), members(14.5, 1, 2, lost="1", pause_s=4.0)),
+        *(members(16.5, 2, 3, joined="1", pause_s=3.0), steps(10, 16.5, 11, 12)),
+        *(steps(16.5, 20, 13, 19), end(20)),
     )
     return run(
         process("worker 0", 0, *both),
@@ -149,19 +135,14 @@ def test_moments_of_two_pauses_count_for_the_loss() -> None:
 
 def test_process_that_joins_in_the_change_of_a_loss_belongs_to_the_loss() -> None:
     stayed = (
-        first_step(2, 1),
-        steps(2, 10, 2, 17),
-        members(11, 1, 2, lost="0", joined="2", pause_s=0.5),
-        steps(10, 11, 18, 18),
-        steps(11, 20, 19, 36),
-        end(20),
+        *(first_step(2, 1), steps(2, 10, 2, 17)),
+        *(members(11, 1, 2, lost="0", joined="2", pause_s=0.5), steps(10, 11, 18, 18)),
+        *(steps(11, 20, 19, 36), end(20)),
     )
-    account = account_for(
-        run(
-            process("worker 0", 0, *stayed[:2]),
-            process("worker 1", 0, *stayed),
-            process("worker 2", 0, first_step(11, 18), *stayed[-2:]),
-        )
+    account = account_of(
+        process("worker 0", 0, *stayed[:2]),
+        process("worker 1", 0, *stayed),
+        process("worker 2", 0, first_step(11, 18), *stayed[-2:]),
     )
     # It has waited from second 0 to 11, in which the others trained.
     assert parts(account) == {"starting": 2, "useful": 17.5, "members lost": 0.5}
@@ -172,23 +153,15 @@ def test_process_that_joins_in_the_change_of_a_loss_belongs_to_the_loss() -> Non
 def test_waiting_while_another_process_starts_is_no_start_of_the_run() -> None:
     """The survivor evaluates from second 20 to 24, and worker 1 starts from 12 to 26."""
     stayed = (
-        first_step(1, 1),
-        steps(1, 10, 2, 10),
-        members(11, 1, 1, lost="1", pause_s=0.5),
-        steps(10, 11, 11, 11),
-        steps(11, 15, 12, 15),
-        steps(15, 20, 16, 20),
-        steps(24, 25, 21, 21),
-        members(26, 2, 2, joined="1", pause_s=0.5),
-        steps(25, 26, 22, 22),
+        *(first_step(1, 1), steps(1, 10, 2, 10), members(11, 1, 1, lost="1", pause_s=0.5)),
+        *(steps(10, 11, 11, 11), steps(11, 15, 12, 15), steps(15, 20, 16, 20)),
+        *(steps(24, 25, 21, 21), members(26, 2, 2, joined="1", pause_s=0.5), steps(25, 26, 22, 22)),
         end(26),
     )
-    account = account_for(
-        run(
-            process("worker 0", 0, *stayed),
-            process("worker 1", 0, *stayed[:2]),
-            process("worker 1", 12, first_step(26, 22), end(26), attempt=1),
-        )
+    account = account_of(
+        process("worker 0", 0, *stayed),
+        process("worker 1", 0, *stayed[:2]),
+        process("worker 1", 12, first_step(26, 22), end(26), attempt=1),
     )
     assert parts(account) == {
         "starting": 1,
@@ -201,14 +174,11 @@ def test_waiting_while_another_process_starts_is_no_start_of_the_run() -> None:
 
 def test_member_that_fails_with_an_error_is_no_failure_of_the_run() -> None:
     stayed = (
-        first_step(1, 1),
-        steps(1, 10, 2, 10),
-        members(11, 1, 2, lost="1", pause_s=0.5),
-        steps(10, 11, 11, 11),
-        end(11),
+        *(first_step(1, 1), steps(1, 10, 2, 10), members(11, 1, 2, lost="1", pause_s=0.5)),
+        *(steps(10, 11, 11, 11), end(11)),
     )
     lost = process("worker 1", 0, *stayed[:2], end(10.25, 1, "ValueError: bad"))
-    account = account_for(run(process("worker 0", 0, *stayed), lost))
+    account = account_of(process("worker 0", 0, *stayed), lost)
     assert account.failures == ()
     without = run(process("worker 0", 0, *stayed[:2]), lost)
     assert [one.what for one in account_for(without).failures] == ["worker 1: ValueError: bad"]
@@ -216,32 +186,22 @@ def test_member_that_fails_with_an_error_is_no_failure_of_the_run() -> None:
 
 def test_end_of_all_members_is_a_failure() -> None:
     """Worker 1 is lost at 10; worker 0 dies at 20, and the launcher starts both again."""
-    account = account_for(
-        run(
-            process("launcher 0", 0, failure(20.5, "worker 0"), restart(21, 1), end(40)),
+    account = account_of(
+        process("launcher 0", 0, failure(20.5, "worker 0"), restart(21, 1), end(40)),
+        process(
+            *("worker 0", 0, first_step(1, 1), steps(1, 10, 2, 10)),
+            *(members(11, 1, 1, lost="1", pause_s=0.5), steps(10, 11, 11, 11)),
+            steps(11, 20, 12, 20),
+        ),
+        process("worker 1", 0, first_step(1, 1), steps(1, 10, 2, 10)),
+        *(
             process(
-                "worker 0",
-                0,
-                first_step(1, 1),
-                steps(1, 10, 2, 10),
-                members(11, 1, 1, lost="1", pause_s=0.5),
-                steps(10, 11, 11, 11),
-                steps(11, 20, 12, 20),
-            ),
-            process("worker 1", 0, first_step(1, 1), steps(1, 10, 2, 10)),
-            *(
-                process(
-                    f"worker {index}",
-                    22,
-                    restored(24, 20),
-                    first_step(25, 21),
-                    steps(25, 40, 22, 36),
-                    end(40),
-                    attempt=1,
-                )
-                for index in range(2)
-            ),
-        )
+                *(f"worker {index}", 22, restored(24, 20), first_step(25, 21)),
+                *(steps(25, 40, 22, 36), end(40)),
+                attempt=1,
+            )
+            for index in range(2)
+        ),
     )
     assert parts(account) == {
         "starting": 1,
@@ -278,10 +238,8 @@ def test_groups_of_two_launches_are_apart() -> None:
 def test_lost_process_is_the_one_before_a_process_that_joined_at_once() -> None:
     """Worker 1 starts again at 10.1, and both are in the step that ends at 12."""
     stayed = (
-        first_step(1, 1),
-        steps(1, 10, 2, 10),
-        members(12, 1, 2, lost="1", joined="1", pause_s=1.5),
-        steps(10, 12, 11, 11),
+        *(first_step(1, 1), steps(1, 10, 2, 10)),
+        *(members(12, 1, 2, lost="1", joined="1", pause_s=1.5), steps(10, 12, 11, 11)),
     )
     before = process("worker 1", 0, *stayed[:2])
     again = process("worker 1", 10.1, first_step(12, 11), attempt=1)
@@ -293,11 +251,8 @@ def test_lost_process_is_the_one_before_a_process_that_joined_at_once() -> None:
 
 def test_process_that_is_lost_before_its_first_step() -> None:
     stayed = (
-        first_step(1, 1),
-        steps(1, 10, 2, 10),
-        members(12, 1, 1, lost="1", pause_s=1.5),
-        steps(12, 13, 11, 11),
-        members(20, 3, 1, lost="1", joined="1", pause_s=1.5),
+        *(first_step(1, 1), steps(1, 10, 2, 10), members(12, 1, 1, lost="1", pause_s=1.5)),
+        *(steps(12, 13, 11, 11), members(20, 3, 1, lost="1", joined="1", pause_s=1.5)),
         steps(19, 20, 12, 12),
     )
     before = process("worker 1", 0, *stayed[:2])
@@ -307,12 +262,6 @@ def test_process_that_is_lost_before_its_first_step() -> None:
     changes = member_changes(events.processes)
     assert lost_processes(events.processes, changes) == {before.start, again.start}
     assert account_for(events).failures == ()
-
-
-def test_run_without_a_group_has_no_changes() -> None:
-    events = run(process("worker 0", 0, first_step(1, 1), end(2)))
-    assert account_for(events).member_changes == ()
-    assert lost_processes(events.processes, ()) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -326,17 +275,7 @@ def test_run_without_a_group_has_no_changes() -> None:
     ],
 )
 def test_cause_of_a_change(lost, joined, pause_s, cause) -> None:
-    change = MemberChange(
-        at_s=0.0,
-        lost=lost,
-        joined=joined,
-        num_members=2,
-        num_expected=3,
-        change_s=0.0,
-        pause_s=pause_s,
-        resumed_s=1.0,
-    )
-    assert change.cause == cause
+    assert change(0.0, pause_s, lost=lost, joined=joined).cause == cause
 
 
 # Spans of time with the cause that counts first, from layers given by hand.
@@ -362,10 +301,16 @@ def history(
     return History(intervals=intervals, resume_points=(), stalls=stalls, startups=startups)
 
 
-def change(at_s: float, pause_s: float | None, *, joined: tuple[str, ...] = ()) -> MemberChange:
+def change(
+    at_s: float,
+    pause_s: float | None,
+    *,
+    lost: tuple[str, ...] = ("worker 1",),
+    joined: tuple[str, ...] = (),
+) -> MemberChange:
     return MemberChange(
         at_s=at_s,
-        lost=() if joined else ("worker 1",),
+        lost=lost,
         joined=joined,
         num_members=2,
         num_expected=3,
@@ -379,7 +324,6 @@ def spans(
     *histories: History,
     failures: tuple[Failure, ...] = (),
     changes: tuple[MemberChange, ...] = (),
-    first_start_s: float = 0.0,
     end_s: float = 20.0,
 ) -> list[tuple[float, float, str]]:
     found = spans_of(
@@ -387,7 +331,7 @@ def spans(
         failures,
         changes,
         RetainedSteps(()),
-        times_s=(0.0, first_start_s, end_s),
+        times_s=(0.0, 0.0, end_s),
     )
     assert all(isinstance(one, Span) and one.cause in CAUSES for one in found)
     return [(one.begin_s, one.end_s, one.cause) for one in found]
@@ -398,15 +342,11 @@ def test_without_layers_all_is_waiting() -> None:
     assert spans(end_s=0.0) == []
 
 
-def test_time_before_the_first_task_is_starting() -> None:
-    assert spans(first_start_s=3.0) == [(0, 3, "starting"), (3, 20, "waiting")]
-
-
 def test_checkpoint_then_loss_then_join_then_step_count() -> None:
     stall = CheckpointStall(begin_s=4.0, end_s=6.0, failed=False)
     found = spans(
         history(interval(2, 18), stalls=(stall,)),
-        changes=(change(5, 4.0), change(7, 4.0, joined=("worker 1",))),
+        changes=(change(5, 4.0), change(7, 4.0, lost=(), joined=("worker 1",))),
     )
     assert found == [
         (0, 2, "waiting"),
@@ -417,10 +357,6 @@ def test_checkpoint_then_loss_then_join_then_step_count() -> None:
         (11, 18, "useful"),
         (18, 20, "waiting"),
     ]
-
-
-def test_change_of_unknown_length_takes_no_time() -> None:
-    assert spans(history(interval(0, 20)), changes=(change(5, None),)) == [(0, 20, "useful")]
 
 
 def test_start_while_others_train_counts_only_without_a_group() -> None:
@@ -450,27 +386,7 @@ def test_start_without_steps_in_it_is_one_of_the_run() -> None:
     ]
 
 
-def test_failure_without_a_step_after_it_lasts_to_the_end() -> None:
-    failure = Failure(told_s=12.0, what="worker 1", sign_of_life_s=10.0, resumed_s=None)
-    assert spans(history(interval(0, 10)), failures=(failure,)) == [
-        (0, 10, "useful"),
-        (10, 12, "detecting"),
-        (12, 20, "restarting"),
-    ]
-
-
 # Histories of hand-written processes: shares of steps, stalls, startups and lost steps.
-
-
-def step(second: float, number: int, *, elapsed: float, busy: float, count: int = 1) -> StepEvent:
-    return StepEvent(
-        **at(second),
-        step=number,
-        num_steps=count,
-        elapsed_s=elapsed,
-        duration_s=busy,
-        keeping_s=0.0,
-    )
 
 
 def interval_of_history(begin: float, end: float, last: int, count: int, **changes) -> StepInterval:
@@ -479,7 +395,7 @@ def interval_of_history(begin: float, end: float, last: int, count: int, **chang
 
 
 def test_startup_lasts_to_the_end_of_the_first_step_and_resumes_before_it() -> None:
-    history = history_of(process("worker 0", 2, step(5, 1, elapsed=2, busy=1)))
+    history = history_of(process("worker 0", 2, steps(3, 5, 1, 1, busy=1)))
     (startup,) = history.startups
     assert (startup.begin_s, startup.end_s, startup.is_start) == (EPOCH_S + 2, EPOCH_S + 5, True)
     assert history.resume_points == (ResumePoint(at_s=EPOCH_S + 2, step=0),)
@@ -489,10 +405,10 @@ def test_startup_lasts_to_the_end_of_the_first_step_and_resumes_before_it() -> N
 
 def test_restored_step_is_where_the_process_resumes() -> None:
     events = (
-        RestoredEvent(**at(1), step=7, source="memory"),
-        step(3, 8, elapsed=1, busy=1),
-        RestoredEvent(**at(4), step=5, source="memory"),
-        step(6, 6, elapsed=1, busy=1),
+        restored(1, 7),
+        steps(2, 3, 8, 8),
+        restored(4, 5),
+        steps(5, 6, 6, 6),
     )
     history = history_of(process("worker 0", 0, *events))
     assert [(p.at_s - EPOCH_S, p.step) for p in history.resume_points] == [(0, 7), (4, 5)]
@@ -501,7 +417,7 @@ def test_restored_step_is_where_the_process_resumes() -> None:
 
 
 def test_process_without_steps_is_starting_to_its_last_event() -> None:
-    history = history_of(process("worker 0", 0, RestoredEvent(**at(4), step=3, source="memory")))
+    history = history_of(process("worker 0", 0, restored(4, 3)))
     assert history == History(
         intervals=(),
         resume_points=(ResumePoint(at_s=EPOCH_S, step=3),),
@@ -513,12 +429,12 @@ def test_process_without_steps_is_starting_to_its_last_event() -> None:
 
 def test_stalls_are_no_longer_than_their_saves_and_do_not_count_in_steps() -> None:
     events = (
-        step(1, 1, elapsed=1, busy=1),
+        steps(0, 1, 1, 1),
         SaveStartedEvent(**at(2), step=1, is_asynchronous=False),
         SaveEndedEvent(
             **at(4), step=1, duration_s=2.0, stall_s=9.0, is_asynchronous=False, failed=None
         ),
-        step(5, 2, elapsed=4, busy=2),
+        steps(1, 5, 2, 2, busy=2),
     )
     history = history_of(process("worker 0", 0, *events))
     (stall,) = history.stalls

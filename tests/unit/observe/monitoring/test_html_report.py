@@ -9,7 +9,6 @@ import re
 import pytest
 
 from stratagem import environment as optional_libraries
-from stratagem.errors import NotFoundError
 from stratagem.observe.goodput.report import CAUSE_COLORS
 from stratagem.observe.monitoring.html_report import (
     Cell,
@@ -74,11 +73,12 @@ class Page(html.parser.HTMLParser):
         self.text += data
 
 
-@pytest.fixture
-def page(tmp_path) -> Page:
-    write(tmp_path / "run", straggling())
-    path = tmp_path / "new" / "report.html"
-    write_report(tmp_path / "run", path)
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Page:
+    folder = tmp_path_factory.mktemp("page")
+    write(folder / "run", straggling())
+    path = folder / "new" / "report.html"
+    write_report(folder / "run", path)
     return Page(path.read_text(encoding="utf-8"))
 
 
@@ -128,12 +128,6 @@ def test_text_has_the_contrast_of_wcag(page) -> None:
             assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, back)
 
 
-def test_folder_without_events_writes_no_file(tmp_path) -> None:
-    with pytest.raises(NotFoundError, match="has no events"):
-        write_report(tmp_path / "none", tmp_path / "report.html")
-    assert not (tmp_path / "report.html").exists()
-
-
 @pytest.mark.parametrize("missing", ["jinja2", "matplotlib"])
 def test_missing_library_is_named(tmp_path, monkeypatch, missing) -> None:
     real = optional_libraries.importlib.import_module
@@ -149,12 +143,30 @@ def test_missing_library_is_named(tmp_path, monkeypatch, missing) -> None:
         write_report(tmp_path, tmp_path / "report.html")
 
 
-# The cell about slow workers.
-
-
-def made(folder, events) -> Cell:
+def made(cell, folder, events) -> Cell:
     write(folder, events)
-    return straggler_cell(load_run(folder), TimeFrame(100.0, []))
+    return cell(load_run(folder), TimeFrame(100.0, []))
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        (straggler_cell, "one worker"),
+        (save_cell, "sg.BackupAndRestore"),
+        (plan_cell, "stratagem plan --target TARGET"),
+        (failure_cell, "No failure"),
+        (warning_cell, "No warning"),
+        (values_cell, "sg.goodput.progress"),
+        (speed_cell, "sg.goodput.step"),
+        (memory_cell, "STRATAGEM_RUN_DIR"),
+        (members_cell, "ElasticStrategy"),
+    ],
+)
+def test_empty_cell_says_why_and_how_to_fill_it(cell, words, tmp_path) -> None:
+    assert words in made(cell, tmp_path, run(process("worker 0", 0))).empty
+
+
+# The cell about slow workers.
 
 
 def simulated(group: Group):
@@ -169,7 +181,7 @@ def simulated(group: Group):
 
 def test_each_worker_has_a_row_and_the_slow_one_a_sentence(tmp_path) -> None:
     group = Group(num_workers=3, slow=1, cause="input", extra_s=0.25, noise=0.0)
-    found = made(tmp_path, simulated(group))
+    found = made(straggler_cell, tmp_path, simulated(group))
     assert found.charts
     assert found.headers[0] == "worker"
     assert [row[0] for row in found.rows] == ["worker 0", "worker 1", "worker 2"]
@@ -183,43 +195,34 @@ def test_each_worker_has_a_row_and_the_slow_one_a_sentence(tmp_path) -> None:
 
 
 def test_equal_workers_are_named_so(tmp_path) -> None:
-    found = made(tmp_path, simulated(Group(num_workers=3)))
+    found = made(straggler_cell, tmp_path, simulated(Group(num_workers=3)))
     assert found.note.startswith("No worker is slow.")
 
 
 def test_slow_workers_have_a_row_among_many(tmp_path) -> None:
     group = Group(num_workers=40, num_steps=60, slow=39, cause="compute", extra_s=0.5)
-    found = made(tmp_path, simulated(group))
+    found = made(straggler_cell, tmp_path, simulated(group))
     assert len(found.rows) == 32
     assert (found.rows[-1][0], found.rows[-1][5]) == ("worker 39", "compute")
 
 
 def test_longest_delay_and_unknown_times_are_shown(tmp_path) -> None:
-    found = made(tmp_path, straggling())
+    found = made(straggler_cell, tmp_path, straggling())
     assert found.note.endswith("Darkest: 200 ms per step.")
     assert found.rows[1][1:6] == ("-", "250 ms", "-", "-", "unknown")
     assert "worker 1 is slow: the others wait 200 ms of each 400 ms step for it" in found.note
 
 
 def test_unmeasured_waits_of_several_workers_are_named(tmp_path) -> None:
-    found = made(tmp_path, gang_restart())
+    found = made(straggler_cell, tmp_path, gang_restart())
     assert found.empty.startswith("8 lines of steps have no measured waits.")
 
 
-def test_one_worker_has_no_stragglers(tmp_path) -> None:
-    assert "one worker" in made(tmp_path, run(process("worker 0", 0))).empty
-
-
-# Cells with tables, and reasons for empty ones.
-
-
-def made_of_table_cells(cell, folder, events) -> Cell:
-    write(folder, events)
-    return cell(load_run(folder), TimeFrame(100.0, []))
+# Cells with tables.
 
 
 def test_failures_and_restarts_are_in_order(tmp_path) -> None:
-    assert made_of_table_cells(failure_cell, tmp_path, gang_restart()).rows == (
+    assert made(failure_cell, tmp_path, gang_restart()).rows == (
         ("45.0 s", "failure 1: worker 1 lost", "5.0 s", "13.0 s"),
         ("47.0 s", "restart 1: worker 1 failed", "", ""),
     )
@@ -227,20 +230,20 @@ def test_failures_and_restarts_are_in_order(tmp_path) -> None:
 
 def test_checkpoints_have_their_stalls(tmp_path) -> None:
     lines = (*save(3, 5, 7), *save(8, 9, 9, failed="disk full"), end(9))
-    found = made_of_table_cells(save_cell, tmp_path, run(process("worker 0", 0, *lines)))
+    found = made(save_cell, tmp_path, run(process("worker 0", 0, *lines)))
     assert found.rows[0] == ("5.0 s", "7", "2.0 s", "2.0 s", "written")
     assert found.rows[1][-1] == "failed: disk full"
     assert found.note.startswith("2 checkpoints, 3.0 s of stalls.")
 
 
 def test_warnings_name_their_processes(tmp_path) -> None:
-    (row,) = made_of_table_cells(warning_cell, tmp_path, straggling()).rows
+    (row,) = made(warning_cell, tmp_path, straggling()).rows
     assert row == ("12.0 s", "worker 0, worker 1", "UserWarning", "slow <data>", "train.py:3")
 
 
 def test_only_the_first_of_many_rows_are_shown(tmp_path) -> None:
     many = (warning(number, f"number {number}") for number in range(1, 31))
-    found = made_of_table_cells(warning_cell, tmp_path, run(process("worker 0", 0, *many)))
+    found = made(warning_cell, tmp_path, run(process("worker 0", 0, *many)))
     assert (len(found.rows), found.note) == (20, "10 more are left out.")
 
 
@@ -253,68 +256,32 @@ def test_plan_is_beside_the_measurement(tmp_path) -> None:
         "scaling": [{"num_devices": 1, "step_s": 9.0}, {"num_devices": 8, "step_s": 0.25}],
     }
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    rows = made_of_table_cells(plan_cell, tmp_path, straggling()).rows
+    rows = made(plan_cell, tmp_path, straggling()).rows
     assert rows[0][1] == "8xH100"
     assert rows[1] == ("time of a step", "250 ms", "200 ms")
     assert rows[2][:2] == ("examples", "3,200/s")
     assert rows[3] == ("memory per device", "2.0 GiB", "0 MiB")
 
 
-def test_empty_cells_say_why_and_how_to_fill_them(tmp_path) -> None:
-    alone = run(process("worker 0", 0))
-    assert "sg.BackupAndRestore" in made_of_table_cells(save_cell, tmp_path / "a", alone).empty
-    assert (
-        "stratagem plan --target TARGET"
-        in made_of_table_cells(plan_cell, tmp_path / "b", alone).empty
-    )
-    assert made_of_table_cells(failure_cell, tmp_path / "c", alone).empty
-    assert made_of_table_cells(warning_cell, tmp_path / "d", alone).empty
-
-
-# Cells with charts, and reasons for empty ones.
-
-
-def made_of_chart_cells(cell, folder, events) -> Cell:
-    write(folder, events)
-    return cell(load_run(folder), TimeFrame(100.0, []))
-
-
-CHARTS = (time_cell, values_cell, speed_cell, memory_cell)
-
-
-def test_cells_of_a_full_run_hold_charts(tmp_path) -> None:
-    for number, cell in enumerate(CHARTS):
-        found = made_of_chart_cells(cell, tmp_path / str(number), straggling())
-        assert found.charts
-        assert not found.empty
+# Cells with charts.
 
 
 def test_causes_are_in_a_table_with_their_colors(tmp_path) -> None:
-    found = made_of_chart_cells(time_cell, tmp_path, gang_restart())
+    found = made(time_cell, tmp_path, gang_restart())
     rows = {row[0]: row[1:3] for row in found.rows}
     assert rows["start-up"] == ("10.0 s", "12.8%")
     assert rows["repeated"] == ("10.0 s", "12.8%")
     assert (CAUSE_COLORS["starting"], "start-up") in found.legend
 
 
-def test_chart_cells_empty_cells_say_why_and_how_to_fill_them(tmp_path) -> None:
-    alone = run(process("worker 0", 0))
-    assert "sg.goodput.progress" in made_of_chart_cells(values_cell, tmp_path / "a", alone).empty
-    assert "sg.goodput.step" in made_of_chart_cells(speed_cell, tmp_path / "b", alone).empty
-    assert "STRATAGEM_RUN_DIR" in made_of_chart_cells(memory_cell, tmp_path / "d", alone).empty
-
-
 def test_changes_of_members_are_in_a_table(tmp_path) -> None:
-    found = made_of_chart_cells(members_cell, tmp_path / "a", members_come_and_go())
+    found = made(members_cell, tmp_path, members_come_and_go())
     assert len(found.charts) == 1
     assert found.rows[:2] == (
         ("20.0 s", "worker 1", "-", "2 of 3", "250 ms", "1.0 s"),
         ("30.0 s", "-", "worker 1", "3 of 3", "250 ms", "500 ms"),
     )
     assert len(found.rows) == 4
-    assert (
-        "ElasticStrategy" in made_of_chart_cells(members_cell, tmp_path / "b", gang_restart()).empty
-    )
 
 
 # Figures of a run, and its plan.
@@ -349,11 +316,6 @@ def test_plan_that_cannot_be_read_is_named(tmp_path, text, why) -> None:
     assert why in found.plan_problem
 
 
-def test_folder_without_events_is_named(tmp_path) -> None:
-    with pytest.raises(NotFoundError, match="has no events"):
-        load_run(tmp_path)
-
-
 def test_sections_have_unique_titles_and_say_if_they_are_empty(tmp_path) -> None:
     for name, events in (("a", straggling()), ("b", gang_restart())):
         write(tmp_path / name, events)
@@ -362,3 +324,6 @@ def test_sections_have_unique_titles_and_say_if_they_are_empty(tmp_path) -> None
     first, second = ({title: cell for title, _, cell in one} for one in found)
     assert first["Failures and restarts"].empty
     assert second["Failures and restarts"].rows
+    for title in ("Where the time went", "Loss and metrics", "Speed", "Memory"):
+        assert first[title].charts
+        assert not first[title].empty

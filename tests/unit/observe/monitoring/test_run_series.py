@@ -18,7 +18,6 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from stratagem import environment as optional_libraries
 from stratagem.cli import main
@@ -40,7 +39,7 @@ from stratagem.observe.monitoring.run_series import NUM_COLUMNS, Line, series_of
 from stratagem.observe.monitoring.run_state import LOST_AFTER_S, ProcessState, Watcher
 from stratagem.observe.run_events.reader import read_run
 from stratagem.observe.run_events.records import encode
-from tests.command_runner import CliRunner as RealRunCliRunner
+from tests.command_runner import CliRunner
 from tests.unit.observe.goodput.runs import (
     EPOCH_S,
     end,
@@ -114,16 +113,6 @@ def test_each_scrape_reads_what_is_new(tmp_path) -> None:
     assert math.isnan(found["metric", "loss"])
 
 
-def test_metrics_are_served(tmp_path) -> None:
-    write(tmp_path, straggling())
-    port, stop = serve(Watcher(tmp_path), 0)
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
-            assert samples(answer.read().decode())["step",] == 101
-    finally:
-        stop()
-
-
 def status(port: int, host: str, **headers: str) -> int:
     request = urllib.request.Request(f"http://{host}:{port}/metrics", headers=headers)
     try:
@@ -134,9 +123,12 @@ def status(port: int, host: str, **headers: str) -> int:
             return error.code
 
 
-def test_only_loopback_is_served_by_default(tmp_path) -> None:
+def test_metrics_are_served_on_loopback_only_by_default(tmp_path) -> None:
+    write(tmp_path, straggling())
     port, stop = serve(Watcher(tmp_path), 0)
     try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+            assert samples(answer.read().decode())["step",] == 101
         with pytest.raises(urllib.error.URLError, match="refused"):
             status(port, "127.0.0.2")
     finally:
@@ -429,7 +421,7 @@ def run_dir(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 def test_watch_shows_the_run_as_it_ended(run_dir) -> None:
-    result = RealRunCliRunner().invoke(main, ["watch", str(run_dir), "--json"])
+    result = CliRunner().invoke(main, ["watch", str(run_dir), "--json"])
     shown = json.loads(result.stdout)
     assert (shown["is_over"], shown["num_launches"], shown["num_restarts"]) == (True, 1, 1)
     assert (shown["step"], shown["total_steps"], shown["epoch"]) == (60, 60, 3)
@@ -459,8 +451,9 @@ def test_report_shows_who_held_up_whom(run_dir) -> None:
     assert sum(delay > 0.02 for delay in fast) < len(fast) / 4
     assert len(series.speed.values) == NUM_COLUMNS
     assert len(series.saves) >= 3
-    assert RealRunCliRunner().invoke(main, ["report", str(run_dir)]).exit_code == 0
-    assert "worker 1 failed (exit code 7)" in (run_dir / "report.html").read_text()
+    page = run_dir / "report.html"
+    assert CliRunner().invoke(main, ["report", str(run_dir)]).stdout == f"Wrote {page}.\n"
+    assert "worker 1 failed (exit code 7)" in page.read_text()
 
 
 # Charts are pictures in addresses: SVG that needs nothing from elsewhere.

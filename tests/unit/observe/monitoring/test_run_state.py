@@ -9,7 +9,6 @@ import json
 import pytest
 from rich.console import Console
 
-from stratagem.errors import NotFoundError
 from stratagem.observe.goodput.account import account_for
 from stratagem.observe.monitoring import terminal_view as live_view
 from stratagem.observe.monitoring.run_state import RunSnapshot, RunState, Watcher
@@ -177,21 +176,22 @@ def test_restarts_of_members_are_none_of_the_run() -> None:
     assert (other.num_members, other.num_restarts) == (None, 1)
 
 
+# Events of a worker that goes on after another one is lost at second 3.
+STAYED = (
+    *(first_step(2, 1), steps(2, 3, 2, 3), members(4, 1, 1, lost="1", pause_s=0.5)),
+    steps(3, 4, 4, 4),
+)
+
+
 def lost_for_good(*last) -> ProcessEvents:
     return process("worker 1", 0, first_step(2, 1), *last)
 
 
 @pytest.mark.parametrize("last", [(), (end(3.5, 1, "ValueError: bad"),)], ids=["killed", "failed"])
 def test_run_is_over_without_a_member_that_stays_lost(last) -> None:
-    stayed = (
-        first_step(2, 1),
-        steps(2, 3, 2, 3),
-        members(4, 1, 1, lost="1", pause_s=0.5),
-        steps(3, 4, 4, 4),
-    )
-    shown = snapshot(run(process("worker 0", 0, *stayed), lost_for_good(*last)), 5)
+    shown = snapshot(run(process("worker 0", 0, *STAYED), lost_for_good(*last)), 5)
     assert not shown.is_over
-    events = run(process("worker 0", 0, *stayed, end(5)), lost_for_good(*last))
+    events = run(process("worker 0", 0, *STAYED, end(5)), lost_for_good(*last))
     shown = snapshot(events, 6)
     assert shown.is_over
     lost = shown.tasks[1]
@@ -200,14 +200,8 @@ def test_run_is_over_without_a_member_that_stays_lost(last) -> None:
 
 def test_process_that_started_after_a_loss_is_not_the_lost_one() -> None:
     """Worker 1 starts at 3.25, before the others report that it was lost at 3."""
-    stayed = (
-        first_step(2, 1),
-        steps(2, 3, 2, 3),
-        members(4, 1, 1, lost="1", pause_s=0.5),
-        steps(3, 4, 4, 4),
-    )
     again = process("worker 1", 3.25, attempt=1)
-    shown = snapshot(run(process("worker 0", 0, *stayed), lost_for_good(), again), 5)
+    shown = snapshot(run(process("worker 0", 0, *STAYED), lost_for_good(), again), 5)
     assert [task.phase for task in shown.tasks] == ["running", "restarting"]
 
 
@@ -215,11 +209,9 @@ def test_process_that_started_after_a_loss_is_not_the_lost_one() -> None:
 
 
 def shown(events, second: float, account=None) -> str:
-    state = RunState()
-    state.add(events.processes, EPOCH_S + second)
     console = Console(file=io.StringIO(), width=140)
     account = account or account_for(events)
-    console.print(frame("runs/digits", state.snapshot(EPOCH_S + second), account))
+    console.print(frame("runs/digits", snapshot(events, second), account))
     return console.file.getvalue()
 
 
@@ -330,14 +322,6 @@ def test_members_of_a_group_are_counted() -> None:
 
 
 # Loops over a growing folder; tests/unit/cli/test_other_commands.py has one in a terminal.
-
-
-def test_frame_of_a_run(tmp_path, capsys) -> None:
-    with pytest.raises(NotFoundError, match="has no events"):
-        live_view.print_frame("run", Watcher(tmp_path))
-    write(tmp_path, straggling())
-    live_view.print_frame("run", Watcher(tmp_path))
-    assert "101 of 101" in capsys.readouterr().out
 
 
 def test_view_ends_with_the_run(tmp_path, capsys) -> None:

@@ -17,7 +17,6 @@ from rich.console import Console
 from stratagem.observe.profiling.recorder import find_traces
 from stratagem.observe.profiling.summary import (
     PARTS,
-    ProfiledOperation,
     ProfileSummary,
     every_steps,
     instructions_of,
@@ -189,39 +188,16 @@ def test_trace_without_marks_is_one_whole() -> None:
     assert summary.step_s == summary.whole_s
 
 
-def test_empty_summary_has_no_shares() -> None:
-    summary = ProfileSummary(
-        platform="cpu",
-        num_devices=1,
-        num_steps=0,
-        whole_s=0.0,
-        parts_s=dict.fromkeys(PARTS, 0.0),
-        collectives_s=0.0,
-        operations=(),
-    )
-    assert (summary.busy_share, summary.overlapped_share) == (0, 0)
+def test_empty_summary_has_no_shares(summary) -> None:
+    parts_s = dict.fromkeys(PARTS, 0.0)
+    empty = dataclasses.replace(summary, whole_s=0.0, parts_s=parts_s, collectives_s=0.0)
+    assert (empty.busy_share, empty.overlapped_share) == (0, 0)
 
 
-def test_dict_is_ready_for_json_and_has_the_longest_operations() -> None:
-    summary = summarize(parse_trace(ProfileData.from_serialized_xspace(two_steps())))
-    fields = summary.to_dict(top=1)
-    assert [one["name"] for one in fields["operations"]] == ["dot"]
-    assert fields["step_s"] == summary.step_s
-    assert len(summary.to_dict()["operations"]) == 2
-    assert isinstance(summary.operations[0], ProfiledOperation)
-
-
-def test_cores_are_those_for_the_same_work_without_waiting() -> None:
-    summary = ProfileSummary(
-        platform="gpu",
-        num_devices=1,
-        num_steps=10,
-        whole_s=10.0,
-        parts_s=dict.fromkeys(PARTS, 0.0) | {"compute": 4.0, "input": 6.0},
-        collectives_s=0.0,
-        operations=(),
-        processor_s=20.0,
-        num_cores=2.0,
+def test_cores_are_those_for_the_same_work_without_waiting(summary) -> None:
+    parts_s = dict.fromkeys(PARTS, 0.0) | {"compute": 4.0, "input": 6.0}
+    summary = dataclasses.replace(
+        summary, whole_s=10.0, parts_s=parts_s, processor_s=20.0, num_cores=2.0
     )
     assert (summary.is_input_bound, summary.needed_cores) == (True, 5.0)
     assert summary.to_dict()["needed_cores"] == 5.0
@@ -259,33 +235,7 @@ def test_marks_of_the_host() -> None:
     assert trace.end_ns == 30
 
 
-def test_streams_of_a_gpu() -> None:
-    gemm = {"hlo_op": "gemm_fusion.3", "hlo_module": "jit_step"}
-    reduce = {"hlo_op": "psum.1", "hlo_module": "jit_step"}
-    lines = {
-        "Stream #13(Compute)": [
-            Event("void cutlass::Kernel<128>(Params)", 100, 400, gemm),
-            Event("fusion_7", 400, 450),
-        ],
-        "Stream #20(MemcpyH2D)": [Event("MemcpyH2D", 50, 90)],
-        "Stream #21(Compute)": [Event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 300, 500, reduce)],
-        "XLA Ops": [Event("derived", 0, 1000)],
-        "Steps": [Event("0", 0, 1000)],
-    }
-    host = {"python": [step(0, 60)], "pool": cpu_operation("dot", 0, 9000)}
-    trace = _parsed(xspace({"/device:GPU:1": lines, "/host:CPU": host}))
-    assert trace.platform == "gpu"
-    assert trace.steps == [((0, 60), 1)]
-    assert [(one.name, one.kind, one.interval) for one in trace.devices["gpu:1"]] == [
-        ("gemm_fusion.3", "compute", (100, 400)),
-        ("fusion_7", "compute", (400, 450)),
-        ("MemcpyH2D", "copy", (50, 90)),
-        ("psum.1", "collective", (300, 500)),
-    ]
-    assert list(trace.devices) == ["gpu:1"]  # what the host runs for it is no other device
-
-
-def test_stream_of_a_gpu_as_cupti_writes_it() -> None:
+def test_streams_of_a_gpu_as_cupti_writes_them() -> None:
     program = {"hlo_module": "jit__one_step", "program_id": 12}
     details = "regs:32 static_shared:0 dynamic_shared:0 grid:8,1,1 block:128,1,1 occ_pct:100"
 
@@ -306,11 +256,15 @@ def test_stream_of_a_gpu_as_cupti_writes_it() -> None:
             Event("loop_add_fusion", 340, 360, planned),
         ],
         "Stream #21(MemcpyH2D)": [Event("MemcpyH2D", 10, 40, {"memcpy_details": copied})],
+        "Stream #22(Compute)": [
+            Event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 300, 500, of("psum.1", 4))
+        ],
+        "Steps": [Event("0", 0, 1000)],
         "CUPTI overhead": [Event("BUFFER_FLUSH", 0, 9000)],
         "XLA Modules": [Event("jit__one_step(12)", 100, 360)],
         "XLA Ops": [Event("cublas-gemm.4", 100, 320)],
     }
-    host = {"python": [step(0, 60), end_mark(400)]}
+    host = {"python": [step(0, 60), end_mark(400)], "pool": cpu_operation("dot", 0, 9000)}
     driver = {"Host Threads/77": [Event("cuLaunchKernel", 20, 30, {"correlation_id": 1})]}
     planes = {"/device:GPU:0": lines, "/host:CPU": host, "/host:CUPTI": driver}
     trace = _parsed(xspace(planes))
@@ -322,7 +276,9 @@ def test_stream_of_a_gpu_as_cupti_writes_it() -> None:
         ("Memset", "", "compute", (330, 335)),
         ("loop_add_fusion", "", "compute", (340, 360)),
         ("MemcpyH2D", "", "copy", (10, 40)),
+        ("psum.1", "jit__one_step", "collective", (300, 500)),
     ]
+    assert (trace.platform, list(trace.devices)) == ("gpu", ["gpu:0"])  # "pool" is no device
     assert (trace.steps, trace.end_ns) == ([((0, 60), 1)], 400)
 
 

@@ -17,18 +17,16 @@ from typing import Any
 import pytest
 
 from stratagem.observe.goodput.account import account_for
-from stratagem.observe.run_events import writer as event_log
 from stratagem.observe.run_events.reader import read_run
-from stratagem.observe.run_events.records import MembersEvent
 from stratagem.observe.run_events.wait_clock import StepWaits
 from stratagem.observe.run_events.writer import (
     NO_WAITS,
-    EventLog,
     EventWriter,
     StepAggregator,
     StepRecord,
     restart_count,
 )
+from tests.unit.observe.goodput.runs import members
 
 _KILLED = """
 import os, signal, sys
@@ -140,12 +138,6 @@ def test_file_is_named_after_task_attempt_and_process(tmp_path, monkeypatch) -> 
     open_writer(tmp_path, attempt=None).close()
     assert only_file(tmp_path).name == f"worker-2.attempt-7.pid-{os.getpid()}.jsonl"
     assert written(tmp_path)[0]["attempt"] == 7
-
-
-def test_restart_count_that_is_invalid_is_refused(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("STRATAGEM_RESTART_COUNT", "often")
-    with pytest.raises(ValueError, match="STRATAGEM_RESTART_COUNT='often' is not a count"):
-        open_writer(tmp_path, attempt=None)
 
 
 def test_two_processes_of_one_name_have_two_files(tmp_path) -> None:
@@ -299,20 +291,7 @@ def test_step_with_a_pause_is_written_by_itself(tmp_path) -> None:
     with open_writer(tmp_path, interval_s=1e9) as writer:
         for step in range(1, 4):
             writer.step(step)
-        writer.members(
-            MembersEvent(
-                time_s=time.time(),
-                monotonic_s=time.monotonic(),
-                view=1,
-                lost=["worker 1"],
-                joined=[],
-                num_members=2,
-                num_expected=3,
-                change_s=0.25,
-                pause_s=0.5,
-                step_s=1.0,
-            )
-        )
+        writer.members(members(time.monotonic(), 1, 2, lost="1", pause_s=0.5, step_s=1.0))
         for step in range(4, 7):
             writer.step(step, duration_s=0.5)
     _, _, before, event, *after = written(tmp_path)
@@ -422,45 +401,6 @@ def test_waits_that_one_step_lacks_are_unknown() -> None:
     record = lines.take()
     assert record is not None
     assert record.event(0.0).waited_s is None
-
-
-# Lines of an event file, and disks that take none.
-
-
-def test_lines_are_written_at_once_and_not_after_the_end(tmp_path) -> None:
-    log = EventLog(tmp_path / "new", "worker-0")
-    log.write("first")
-    assert (tmp_path / "new" / "worker-0.jsonl").read_text() == "first\n"
-    log.close()
-    log.close()
-    log.write("second")
-    assert (tmp_path / "new" / "worker-0.jsonl").read_text() == "first\n"
-
-
-def test_process_of_the_same_name_gets_a_file_of_its_own(tmp_path) -> None:
-    for _ in range(3):
-        EventLog(tmp_path, "worker-0").close()
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["worker-0.2.jsonl", "worker-0.3.jsonl", "worker-0.jsonl"]
-
-
-def test_torn_line_is_ended_before_the_next_one(tmp_path, monkeypatch) -> None:
-    log = EventLog(tmp_path, "worker-0")
-    real = os.write
-    monkeypatch.setattr(event_log.os, "write", lambda file, data: real(file, data[:3]))
-    with pytest.warns(RuntimeWarning, match="only part"):
-        log.write("first")
-    monkeypatch.setattr(event_log.os, "write", real)
-    log.write("second")
-    log.close()
-    assert (tmp_path / "worker-0.jsonl").read_text() == "fir\nsecond\n"
-
-
-def test_folder_that_cannot_be_made_warns_once(tmp_path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.warns(RuntimeWarning, match="Events of this run are lost"):
-        log = EventLog(tmp_path / "file", "worker-0")
-    log.write("lost without another warning, which would be an error here")
 
 
 # Number of earlier starts, read from the environment.

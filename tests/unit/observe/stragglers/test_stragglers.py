@@ -327,19 +327,10 @@ def test_run_of_one_worker_has_no_summaries() -> None:
 
 def test_first_lines_are_left_out() -> None:
     news = process(
-        "worker 1",
-        0,
-        first_step(10, 1),
-        steps(10, 11, 2, 9),
-        restored(12, 5),
-        steps(13, 14, 6, 7),
-        steps(14, 15, 8, 20),
-        failure(16, "worker 0"),
-        steps(17, 18, 21, 22),
-        steps(18, 19, 23, 30),
-        members(20, 1, 2, lost="0", pause_s=0.5),
-        steps(19, 20, 31, 31),
-        steps(20, 21, 32, 41),
+        *("worker 1", 0, first_step(10, 1), steps(10, 11, 2, 9), restored(12, 5)),
+        *(steps(13, 14, 6, 7), steps(14, 15, 8, 20), failure(16, "worker 0")),
+        *(steps(17, 18, 21, 22), steps(18, 19, 23, 30), members(20, 1, 2, lost="0", pause_s=0.5)),
+        *(steps(19, 20, 31, 31), steps(20, 21, 32, 41)),
     )
     found = SettledLines().pick(news)
     assert [(task, at_s - EPOCH_S, event.step) for task, at_s, event in found] == [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,14 +22,20 @@ from tests.unit.parameter_server.server.update_rules import Momentum, Slow
 NUM_SERVERS = 3
 
 
+@contextlib.contextmanager
+def connected(num_servers: int) -> Iterator[Connections]:
+    """Connections to new servers."""
+    keys = ClusterKeys.make()
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(ParameterServer(keys)) for _ in range(num_servers)]
+        addresses = [server.address for server in servers]
+        yield stack.enter_context(Connections(keys, addresses))
+
+
 @pytest.fixture
 def connections() -> Iterator[Connections]:
-    keys = ClusterKeys.make()
-    servers = [ParameterServer(keys) for _ in range(NUM_SERVERS)]
-    with Connections(keys, [server.address for server in servers]) as connections:
-        yield connections
-    for server in servers:
-        server.close()
+    with connected(NUM_SERVERS) as made:
+        yield made
 
 
 @pytest.fixture
@@ -40,8 +48,16 @@ def place(name: str, value: np.ndarray, num_shards: int = 4) -> ShardLayout:
     return placer.place(name, value.shape, value.dtype, has_rows=name.startswith("table"))
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (7,), (13, 2), (4, 2, 3)])
-@pytest.mark.parametrize("dtype", ["float32", "int64", "bool", "bfloat16"])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((), "float32"),
+        ((1,), "int64"),
+        ((7,), "bool"),
+        ((13, 2), "bfloat16"),
+        ((4, 2, 3), "float32"),
+    ],
+)
 def test_variables_come_back_whole(served, shape, dtype) -> None:
     value = (np.arange(np.prod(shape)).reshape(shape) % 2).astype(np.dtype(dtype))
     assert served.create(place("v", value), value)
@@ -115,29 +131,35 @@ def test_gradients_update_shards_rows_and_slots(served) -> None:
     assert [int(served.scalars(server)["count"]) for server in range(NUM_SERVERS)] == [5, 5, 5]
 
 
-def test_push_may_tell_what_an_optimizer_keeps_once(served) -> None:
+def server_of_one_variable(served: ServerClient, rule: Any) -> int:
+    """Makes the variable v in one piece, and returns its server."""
     value = np.zeros(3, np.float32)
     placement = place("v", value, 1)
     served.create(placement, value)
-    served.set_rule(Momentum(), ["v"])
+    served.set_rule(rule, ["v"])
+    (server,) = placement.servers
+    return server
+
+
+def first_push() -> Message:
+    fields = {"client": "c", "number": 1, "version": 0, "whole": ["v"], "rows": []}
+    return Message("push", fields, [np.ones(3, np.float32)])
+
+
+def test_push_may_tell_what_an_optimizer_keeps_once(served) -> None:
+    server = server_of_one_variable(served, Momentum())
     for count in (7, 2):
         pushed = served.push({"v": np.ones(3, np.float32)}, scalars={"count": count})
         assert pushed.is_used
-        (server,) = placement.servers
         assert int(served.scalars(server)["count"]) == count + 1  # set first, then counted
     with pytest.raises(ServerError, match="no scalar 'rate' on this server"):
         served.push({"v": np.ones(3, np.float32)}, scalars={"rate": 1.0})
 
 
 def test_push_that_is_sent_twice_counts_once(served, connections) -> None:
-    value = np.zeros(3, np.float32)
-    placement = place("v", value, 1)
-    served.create(placement, value)
-    served.set_rule(Momentum(), ["v"])
-    fields = {"client": "c", "number": 1, "version": 0, "whole": ["v"], "rows": []}
-    push = Message("push", fields, [np.ones(3, np.float32)])
+    server, push = server_of_one_variable(served, Momentum()), first_push()
     for _ in range(2):
-        answer = connections.ask(placement.servers[0], push)
+        answer = connections.ask(server, push)
         assert answer.fields["version"] == 1
     np.testing.assert_allclose(served.pull(["v"])["v"], -0.1, rtol=1e-6)
 
@@ -145,16 +167,8 @@ def test_push_that_is_sent_twice_counts_once(served, connections) -> None:
 def test_push_that_is_sent_again_while_the_first_is_applied_counts_once(
     served, connections
 ) -> None:
-    value = np.zeros(3, np.float32)
-    placement = place("v", value, 1)
-    served.create(placement, value)
-    served.set_rule(Slow(), ["v"])
-    fields = {"client": "c", "number": 1, "version": 0, "whole": ["v"], "rows": []}
-    push = Message("push", fields, [np.ones(3, np.float32)])
-    threads = [
-        threading.Thread(target=connections.ask, args=(placement.servers[0], push))
-        for _ in range(2)
-    ]
+    server, push = server_of_one_variable(served, Slow()), first_push()
+    threads = [threading.Thread(target=connections.ask, args=(server, push)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -163,9 +177,7 @@ def test_push_that_is_sent_again_while_the_first_is_applied_counts_once(
 
 
 def test_staleness_is_how_many_updates_came_between(served) -> None:
-    value = np.zeros(3, np.float32)
-    served.create(place("v", value, 1), value)
-    served.set_rule(Momentum(), ["v"])
+    server_of_one_variable(served, Momentum())
     steps = [threading.Event() for _ in range(2)]
 
     def other() -> None:

@@ -26,10 +26,11 @@ from stratagem.launch.processes.local_processes import (
     Restarts,
     SharedStandby,
 )
+from stratagem.parameter_server.cluster_plan import ClusterProcesses
 from tests.unit.launch.remote.living import descendants, wait_for_end
 from tests.unit.parameter_server import forked_objects as served
 
-_LIMIT_S = 60.0
+LIMIT_S = 60.0
 _MODULES = (
     "cloudpickle",
     "tests.unit.parameter_server.forked_objects",
@@ -52,7 +53,7 @@ def standby() -> Iterator[SharedStandby]:
 class Watched:
     """The events of processes."""
 
-    def __init__(self, processes: LocalProcesses) -> None:
+    def __init__(self, processes: ClusterProcesses) -> None:
         self.events: queue.SimpleQueue[tuple[str, int, Any]] = queue.SimpleQueue()
         processes.watch(
             lambda index, why: self.events.put(("lost", index, why)),
@@ -61,10 +62,10 @@ class Watched:
         )
 
     def next(self) -> tuple[str, int, Any]:
-        return self.events.get(timeout=_LIMIT_S)
+        return self.events.get(timeout=LIMIT_S)
 
 
-def _ask(keys: ClusterKeys, address: str, *variables: str) -> dict[str, Any]:
+def ask(keys: ClusterKeys, address: str, *variables: str) -> dict[str, Any]:
     with Connections(keys, [address]) as connections:
         return connections.ask(
             0, Message("tell", {"variables": list(variables)}), timeout_s=30.0
@@ -89,7 +90,7 @@ def test_stopped_standby_is_replaced_and_those_forked_from_it_go_on(
         assert watched.next()[:2] == ("lost", 0)
         assert watched.next()[:2] == ("returned", 0)
         assert processes.pids[0] != first
-        assert _ask(keys, processes.addresses[1], "SERVED")["pid"] == second
+        assert ask(keys, processes.addresses[1], "SERVED")["pid"] == second
     assert not wait_for_end({int(parent), *processes.pids})
 
 
@@ -112,7 +113,7 @@ def test_processes_serve_return_after_a_kill_and_close(keys, standby, tmp_path, 
         "worker", served.serve_told, arguments, standby=standby, variables=chosen
     ) as processes:
         before = processes.addresses
-        told = [_ask(keys, address, *chosen) for address in before]
+        told = [ask(keys, address, *chosen) for address in before]
         assert [one["index"] for one in told] == [0, 1]
         assert [one["pid"] for one in told] == processes.pids
         assert [one["variables"] for one in told] == [{"SERVED_THREADS": "3", "SERVED": "yes"}] * 2
@@ -125,7 +126,7 @@ def test_processes_serve_return_after_a_kill_and_close(keys, standby, tmp_path, 
         assert processes.addresses == [before[0], address]
         assert address != before[1]
         pids = processes.pids
-        assert pids[1] == _ask(keys, address)["pid"] != killed
+        assert pids[1] == ask(keys, address)["pid"] != killed
     processes.close()
     closed = [int(tmp_path.joinpath(f"closed-{index}").read_text()) for index in range(2)]
     assert closed == pids
@@ -196,13 +197,23 @@ def test_process_that_cannot_start_again_is_given_up(
     monkeypatch.setattr(local_processes, "_FIRST_DELAY_S", 0.01)
     arguments = [(keys, str(tmp_path))]
     with LocalProcesses("ps", served.serve_once, arguments, standby=standby) as processes:
-        watched = Watched(processes)
-        processes.kill(0)
-        assert watched.next()[0] == "lost"
-        what, index, error = watched.next()
-        assert (what, index) == ("given up", 0)
-        assert "no second time" in str(error)
-        assert tmp_path.joinpath("started").read_text() == "x" * (1 + MAX_FAILED_STARTS)
+        require_given_up(processes, tmp_path)
+    require_told_of_starts(capsys)
+
+
+def require_given_up(processes: Any, folder: Path) -> None:
+    """Kills a process that cannot start a second time."""
+    watched = Watched(processes)
+    processes.kill(0)
+    assert watched.next()[0] == "lost"
+    what, index, error = watched.next()
+    assert (what, index) == ("given up", 0)
+    assert isinstance(error, RuntimeError)
+    assert "no second time" in str(error)
+    assert folder.joinpath("started").read_text() == "x" * (1 + MAX_FAILED_STARTS)
+
+
+def require_told_of_starts(capsys: Any) -> None:
     told = capsys.readouterr().err  # before it is given up: why callers get no answer
     assert told.count("ps 0 did not start again; next try in ") == MAX_FAILED_STARTS - 1
     assert "no second time" in told
@@ -212,13 +223,18 @@ def test_process_that_may_not_start_again_is_given_up(keys, standby) -> None:
     with LocalProcesses(
         "ps", served.serve_parameters, [(keys,)], standby=standby, max_restarts=0
     ) as processes:
-        watched = Watched(processes)
-        processes.kill(0)
-        assert watched.next()[0] == "lost"
-        what, _, error = watched.next()
-        assert what == "given up"
-        with pytest.raises(UnavailableError, match="ps 0 ended and has no restarts left"):
-            raise error
+        require_no_restart_left(processes)
+
+
+def require_no_restart_left(processes: Any) -> None:
+    """Kills a process that may not start again."""
+    watched = Watched(processes)
+    processes.kill(0)
+    assert watched.next()[0] == "lost"
+    what, _, error = watched.next()
+    assert what == "given up"
+    with pytest.raises(UnavailableError, match="ps 0 ended and has no restarts left"):
+        raise error
 
 
 class FailingStandby:
@@ -254,16 +270,22 @@ def test_restart_that_the_system_refuses_is_tried_again(
 
 
 def test_errors_of_watchers_end_no_watching(keys, standby) -> None:
+    with LocalProcesses("ps", served.serve_parameters, [(keys,)], standby=standby) as processes:
+        require_watched_after_an_error(processes)
+
+
+def require_watched_after_an_error(processes: Any) -> None:
+    """Kills a process of which a watcher fails."""
+
     def fail(index: int, why: str) -> None:
         raise KeyError("a watcher failed")
 
     returned = threading.Event()
-    with LocalProcesses("ps", served.serve_parameters, [(keys,)], standby=standby) as processes:
-        processes.watch(fail, lambda *_: returned.set(), lambda *_: None)
-        processes.kill(0)
-        assert returned.wait(_LIMIT_S)
-        with pytest.raises(RuntimeError, match=r"watch\(\) was called twice"):
-            Watched(processes)
+    processes.watch(fail, lambda *_: returned.set(), lambda *_: None)
+    processes.kill(0)
+    assert returned.wait(LIMIT_S)
+    with pytest.raises(RuntimeError, match=r"watch\(\) was called twice"):
+        Watched(processes)
     (error,) = take_reported()
     assert isinstance(error, KeyError)
 

@@ -2,94 +2,35 @@
 
 from __future__ import annotations
 
-import os
-import queue
 import sys
-import threading
-import time
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import ray
 
-from stratagem.errors import DeadlineExceededError, UnavailableError, take_reported
-from stratagem.group.transport.connection import Connections
+from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.group.transport.endpoints import ClusterKeys
-from stratagem.group.transport.wire import Message
 from stratagem.launch.processes import local_processes
-from stratagem.launch.processes.local_processes import MAX_FAILED_STARTS
 from stratagem.launch.processes.ray_processes import RayProcesses
 from stratagem.launch.remote.ray.ray_cluster import RayCluster
-from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.shard_layout import ShardLayout
 from tests.unit.launch.remote.living import wait_for_end
+from tests.unit.launch.waiting import until
 from tests.unit.parameter_server import forked_objects as served
+from tests.unit.parameter_server.cluster.test_local_processes import (
+    Watched,
+    ask,
+    require_given_up,
+    require_no_restart_left,
+    require_told_of_starts,
+    require_watched_after_an_error,
+)
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
-
-_LIMIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
 def keys() -> ClusterKeys:
     return ClusterKeys.make()
-
-
-class Watched:
-    """What was told of processes."""
-
-    def __init__(self, processes: RayProcesses) -> None:
-        self.told: queue.SimpleQueue[tuple[str, int, Any, float]] = queue.SimpleQueue()
-        processes.watch(
-            lambda index, why: self._note("lost", index, why),
-            lambda index, address: self._note("returned", index, address),
-            lambda index, error: self._note("given up", index, error),
-        )
-
-    def _note(self, what: str, index: int, detail: Any) -> None:
-        self.told.put((what, index, detail, time.monotonic()))
-
-    def next(self) -> tuple[str, int, Any, float]:
-        return self.told.get(timeout=_LIMIT_S)
-
-
-def _ask(keys: ClusterKeys, address: str, *variables: str) -> dict[str, Any]:
-    with Connections(keys, [address]) as connections:
-        return connections.ask(
-            0, Message("tell", {"variables": list(variables)}), timeout_s=30.0
-        ).fields
-
-
-def _is_alive(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-@pytest.mark.slow
-def test_servers_hold_variables_and_one_that_was_killed_returns_empty(keys) -> None:
-    with RayProcesses("ps", served.serve_parameters, [(keys,)] * 2) as servers:
-        addresses = servers.addresses
-        assert len(set(servers.pids)) == 2
-        assert os.getpid() not in servers.pids
-        watched = Watched(servers)
-        with Connections(keys, addresses) as connections:
-            variables = ServerClient(connections)
-            variables.create(ShardLayout("a", (3,), "float32", (1,), (3,)), np.arange(3.0))
-            np.testing.assert_array_equal(variables.pull(["a"])["a"], [0.0, 1.0, 2.0])
-        killed = servers.pids[1]
-        servers.kill(1)
-        what, index, why, _ = watched.next()
-        assert (what, index) == ("lost", 1)
-        assert "died" in why
-        what, index, address, _ = watched.next()
-        assert (what, index) == ("returned", 1)
-        assert servers.addresses == [addresses[0], address]
-        assert address != addresses[1]
-        assert servers.pids[1] != killed
-        with Connections(keys, [address]) as connections:
-            assert connections.ask(0, Message("describe"), timeout_s=120.0).fields["names"] == []
 
 
 @pytest.mark.slow
@@ -98,7 +39,7 @@ def test_variables_are_set_before_jax_is_loaded(keys, tmp_path) -> None:
     with RayProcesses(
         "worker", served.serve_told, [(keys, str(tmp_path))] * 2, environment=chosen
     ) as processes:
-        told = [_ask(keys, address, *chosen) for address in processes.addresses]
+        told = [ask(keys, address, *chosen) for address in processes.addresses]
         assert [one["index"] for one in told] == [0, 1]
         assert [one["pid"] for one in told] == processes.pids
         assert all(one["variables"] == chosen for one in told)
@@ -133,10 +74,7 @@ def test_closing_closes_what_is_served_then_ends_the_processes(keys, tmp_path) -
     processes.close()
     closed = [int(tmp_path.joinpath(f"closed-{index}").read_text()) for index in range(2)]
     assert closed == pids
-    deadline_s = time.monotonic() + 120
-    while any(map(_is_alive, pids)) and time.monotonic() < deadline_s:
-        threading.Event().wait(0.01)
-    assert not any(map(_is_alive, pids))
+    assert not wait_for_end(pids, timeout_s=120)
 
 
 def test_closing_before_the_start_leaves_nothing(keys) -> None:
@@ -182,29 +120,14 @@ def test_process_without_a_place_is_named(keys, monkeypatch) -> None:
 def test_process_that_cannot_start_again_is_given_up(keys, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(local_processes, "_FIRST_DELAY_S", 0.01)
     with RayProcesses("ps", served.serve_once, [(keys, str(tmp_path))]) as processes:
-        watched = Watched(processes)
-        processes.kill(0)
-        assert watched.next()[0] == "lost"
-        what, index, error, _ = watched.next()
-        assert (what, index) == ("given up", 0)
-        assert isinstance(error, RuntimeError)
-        assert "no second time" in str(error)
-        assert tmp_path.joinpath("started").read_text() == "x" * 6
-    told = capsys.readouterr().err  # before it is given up: why callers get no answer
-    assert told.count("ps 0 did not start again; next try in ") == MAX_FAILED_STARTS - 1
-    assert "no second time" in told
+        require_given_up(processes, tmp_path)
+    require_told_of_starts(capsys)
 
 
 @pytest.mark.slow
 def test_process_that_may_not_start_again_is_given_up(keys) -> None:
     with RayProcesses("ps", served.serve_parameters, [(keys,)], max_restarts=0) as processes:
-        watched = Watched(processes)
-        processes.kill(0)
-        assert watched.next()[0] == "lost"
-        what, _, error, _ = watched.next()
-        assert what == "given up"
-        with pytest.raises(UnavailableError, match="ended and has no restarts left"):
-            raise error
+        require_no_restart_left(processes)
 
 
 @pytest.mark.slow
@@ -216,29 +139,18 @@ def test_process_that_cannot_be_reached_is_not_taken_for_dead(keys) -> None:
         life = processes._lives[0]
         cut_off = ray.exceptions.ActorUnavailableError("cut off", None)
         processes._events.put(lambda: processes._take_end(0, life, cut_off))
-        deadline_s = time.monotonic() + 120
         first = life.hold
-        while life.hold is first and time.monotonic() < deadline_s:
-            threading.Event().wait(0.01)
-        assert life.hold is not first
+        until(lambda: life.hold is not first)
         assert processes.pids == pids
         processes.kill(0)  # both calls fail, one loss is told
         assert [watched.next()[0] for _ in range(2)] == ["lost", "returned"]
-        assert watched.told.empty()
+        assert watched.events.empty()
 
 
 @pytest.mark.slow
 def test_error_of_a_watcher_ends_no_watching(keys) -> None:
-    def fail(index: int, why: str) -> None:
-        raise KeyError("who was told failed")
-
-    returned = threading.Event()
     with RayProcesses("ps", served.serve_parameters, [(keys,)]) as processes:
-        processes.watch(fail, lambda *_: returned.set(), lambda *_: None)
-        processes.kill(0)
-        assert returned.wait(_LIMIT_S)
-    (error,) = take_reported()
-    assert isinstance(error, KeyError)
+        require_watched_after_an_error(processes)
 
 
 @pytest.mark.slow
@@ -248,11 +160,11 @@ def test_process_is_forked_again_where_it_was_and_anew_where_its_keeper_died(
     with RayProcesses(
         "worker", served.serve_told, [(keys, str(tmp_path))], modules=["jax"]
     ) as processes:
-        assert _ask(keys, processes.addresses[0])["had_jax"]
+        assert ask(keys, processes.addresses[0])["had_jax"]
         watched = Watched(processes)
         keeper = processes._lives[0].actor
         processes.kill(0)
-        _, _, why, _ = watched.next()
+        _, _, why = watched.next()
         assert why == "it died: killed by SIGKILL"
         assert watched.next()[:2] == ("returned", 0)
         assert processes._lives[0].actor is keeper
@@ -260,18 +172,11 @@ def test_process_is_forked_again_where_it_was_and_anew_where_its_keeper_died(
         processes.kill_keeper(0)
         assert watched.next()[:2] == ("lost", 0)
         assert not wait_for_end([pid])
-        what, _, address, _ = watched.next()
+        what, _, address = watched.next()
         assert what == "returned"
         assert processes._lives[0].actor is not keeper
-        assert _ask(keys, address)["pid"] == processes.pids[0] != pid
-
-
-@pytest.mark.slow
-def test_processes_are_watched_once(keys) -> None:
-    with RayProcesses("ps", served.serve_parameters, [(keys,)]) as processes:
-        Watched(processes)
-        with pytest.raises(RuntimeError, match=r"watch\(\) was called twice"):
-            Watched(processes)
+        assert processes.addresses == [address]
+        assert ask(keys, address)["pid"] == processes.pids[0] != pid
 
 
 def test_resources_are_for_each_process(keys) -> None:

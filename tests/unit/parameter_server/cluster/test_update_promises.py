@@ -18,6 +18,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
+from tests.unit.launch.waiting import until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Parameter servers restarted:RuntimeWarning"),
@@ -95,10 +96,7 @@ def test_update_of_a_function_whose_worker_is_only_silent_counts_once(tmp_path) 
         values = [coordinator.schedule(work, args=(number,)) for number in range(20)]
         coordinator.join()
         os.kill(int(stopped.read_text()), signal.SIGCONT)
-        deadline_s = time.monotonic() + 60
-        while not ended.exists() and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        assert ended.exists()
+        until(ended.exists)
         assert coordinator.fetch(values) == list(range(20))
         np.testing.assert_array_equal(np.asarray(variable.value), 40)
 
@@ -134,12 +132,12 @@ def test_updates_lost_with_a_killed_server_are_reported(strategy) -> None:
 def _kill(servers: Any, coordinator: ClusterCoordinator) -> None:
     """Kills the server twice while functions run."""
     for num_done in (200, 600):
-        while coordinator._queue.counts["done"] < num_done:
-            time.sleep(0.005)
+        until(lambda num_done=num_done: coordinator._queue.counts["done"] >= num_done)
         servers.kill(0)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("strategy", [False], ids=["default"], indirect=True)
 def test_training_goes_on_with_an_optimizer_of_the_user(strategy) -> None:
     """Its class is defined here: a restarted server cannot import it."""
 

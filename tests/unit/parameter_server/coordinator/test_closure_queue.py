@@ -25,6 +25,17 @@ def closure(name: str = "step", **options) -> Closure:
     return Closure(None, name=name, **options)
 
 
+def numbered(count: int) -> list[Closure]:
+    return [closure(str(number)) for number in range(count)]
+
+
+def queue_of(*put: Closure, **options) -> ClosureQueue:
+    queue = ClosureQueue(**options)
+    for one in put:
+        queue.put(one)
+    return queue
+
+
 def in_thread(function: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
     """A thread that has begun, and what its function has returned or raised."""
     ended: list[object] = []
@@ -46,10 +57,8 @@ def get(queue: ClosureQueue, worker: int = 0) -> Closure:
 
 
 def test_closures_start_in_their_order_and_end_in_any() -> None:
-    queue = ClosureQueue()
-    put = [closure(str(i)) for i in range(3)]
-    for one in put:
-        queue.put(one)
+    put = numbered(3)
+    queue = queue_of(*put)
     assert queue.counts == {"queued": 3, "waiting": 0, "running": 0, "done": 0}
     got = [get(queue, worker) for worker in range(3)]
     assert got == put
@@ -67,9 +76,7 @@ def test_queue_holds_as_many_as_tensorflows() -> None:
 
 
 def test_put_waits_while_the_queue_is_full() -> None:
-    queue = ClosureQueue(capacity=2)
-    queue.put(closure())
-    queue.put(closure())
+    queue = queue_of(closure(), closure(), capacity=2)
     thread, ended = in_thread(lambda: queue.put(closure()))
     thread.join(0.1)
     assert thread.is_alive()
@@ -79,8 +86,7 @@ def test_put_waits_while_the_queue_is_full() -> None:
 
 
 def test_join_waits_for_what_runs() -> None:
-    queue = ClosureQueue()
-    queue.put(closure())
+    queue = queue_of(closure())
     running = get(queue)
     assert not queue.wait(timeout_s=0.05)
     thread, ended = in_thread(queue.wait)
@@ -90,10 +96,8 @@ def test_join_waits_for_what_runs() -> None:
 
 
 def test_closure_of_a_lost_worker_comes_first() -> None:
-    queue = ClosureQueue()
     first, second = closure("first"), closure("second")
-    queue.put(first)
-    queue.put(second)
+    queue = queue_of(first, second)
     queue.put_back(get(queue))
     assert first.result.status is RemoteValueStatus.ABORTED
     assert first.result.error is None  # it will run again
@@ -104,10 +108,8 @@ def test_closure_of_a_lost_worker_comes_first() -> None:
 
 
 def test_closures_of_one_worker_wait_for_it() -> None:
-    queue = ClosureQueue()
     own, any_worker = closure("own", worker=1), closure("any")
-    queue.put(own)
-    queue.put(any_worker)
+    queue = queue_of(own, any_worker)
     assert get(queue, 0) is any_worker
     got = get(queue, 1)
     assert got is own
@@ -123,10 +125,8 @@ def test_closures_of_one_worker_wait_for_it() -> None:
 
 @pytest.mark.parametrize("call", ["put", "wait"])
 def test_error_is_raised_once_when_nothing_runs_any_more(call) -> None:
-    queue = ClosureQueue()
-    put = [closure(str(i)) for i in range(4)]
-    for one in put:
-        queue.put(one)
+    put = numbered(4)
+    queue = queue_of(*put)
     failing, running = get(queue, 0), get(queue, 1)
     queue.fail(failing, ValueError("the first"))
     calls = {
@@ -158,9 +158,7 @@ def test_error_is_raised_once_when_nothing_runs_any_more(call) -> None:
 
 
 def test_closure_of_a_worker_lost_after_an_error_is_cancelled() -> None:
-    queue = ClosureQueue()
-    queue.put(closure("a"))
-    queue.put(closure("b"))
+    queue = queue_of(closure("a"), closure("b"))
     failing, lost = get(queue, 0), get(queue, 1)
     queue.fail(failing, ValueError("broken"))
     queue.put_back(lost)
@@ -172,8 +170,7 @@ def test_closure_of_a_worker_lost_after_an_error_is_cancelled() -> None:
 
 
 def test_put_that_waits_for_room_hears_of_an_error() -> None:
-    queue = ClosureQueue(capacity=1)
-    queue.put(closure())
+    queue = queue_of(closure(), capacity=1)
     running = get(queue)
     queue.put(closure())
     thread, ended = in_thread(lambda: queue.put(closure()))
@@ -184,11 +181,9 @@ def test_put_that_waits_for_room_hears_of_an_error() -> None:
 
 
 def test_input_that_is_not_there_is_waited_for() -> None:
-    queue = ClosureQueue()
     first = closure("first")
-    queue.put(first)
     second = closure("second", inputs=[first.result, first.result])
-    queue.put(second)
+    queue = queue_of(first, second)
     assert queue.counts["waiting"] == 1
     queue.put_back(get(queue))  # its worker is lost: the other goes on waiting
     assert queue.counts["waiting"] == 1
@@ -201,29 +196,10 @@ def test_input_that_is_not_there_is_waited_for() -> None:
     assert get(queue) is third  # at once
 
 
-def test_input_that_has_failed_is_an_error() -> None:
-    queue = ClosureQueue()
-    first = closure("first")
-    queue.put(first)
-    queue.fail(get(queue), KeyError("gone"))
-    with pytest.raises(KeyError):
-        queue.wait()
-    second = closure("second", inputs=[first.result])
-    queue.put(second)
-    with pytest.raises(ClosureInputError, match="An input of second failed: KeyError") as raised:
-        queue.wait()
-    assert isinstance(raised.value.__cause__, KeyError)
-    with pytest.raises(ClosureInputError):
-        second.result.fetch()
-    assert queue.is_done()
-
-
 def test_error_comes_before_what_follows_from_it() -> None:
-    queue = ClosureQueue()
     first = closure("first")
-    queue.put(first)
     second = closure("second", inputs=[first.result])
-    queue.put(second)
+    queue = queue_of(first, second)
     queue.fail(get(queue), KeyError("gone"))
     with pytest.raises(KeyError):
         queue.wait()
@@ -232,9 +208,7 @@ def test_error_comes_before_what_follows_from_it() -> None:
 
 
 def test_loss_of_a_server_ends_all() -> None:
-    queue = ClosureQueue()
-    queue.put(closure())
-    queue.put(closure())
+    queue = queue_of(closure(), closure())
     running = get(queue)
     queue.break_all(ConnectionError("server 0"))
     queue.put_back(running)
@@ -243,9 +217,7 @@ def test_loss_of_a_server_ends_all() -> None:
 
 
 def test_whether_all_is_done_is_answered_at_once() -> None:
-    queue = ClosureQueue()
-    for name in "ab":
-        queue.put(closure(name))
+    queue = queue_of(closure("a"), closure("b"))
     failing, running = get(queue, 0), get(queue, 1)
     queue.fail(failing, ValueError("the first"))
     thread, ended = in_thread(queue.is_done)
@@ -279,16 +251,6 @@ def lost_for_good(queue: ClosureQueue) -> None:
     queue.lose_worker(1, ConnectionError("worker 1"))
 
 
-def test_put_for_a_worker_that_is_gone_raises_why() -> None:
-    queue = ClosureQueue()
-    lost_for_good(queue)
-    with pytest.raises(ConnectionError, match="worker 1"):
-        queue.put(closure(worker=1))
-    queue.put(closure(worker=0))
-    queue.finish(get(queue, 0), None)
-    assert queue.wait(timeout_s=120)
-
-
 def test_put_after_the_loss_of_all_workers_raises_why() -> None:
     queue = ClosureQueue()
     queue.lose_worker(0, ConnectionError("worker 0"))
@@ -304,11 +266,9 @@ def test_put_after_the_loss_of_all_workers_raises_why() -> None:
 
 @pytest.mark.parametrize("state", ["queued", "running", "waiting"])
 def test_what_only_a_worker_that_is_gone_may_run_does_not_hang(state) -> None:
-    queue = ClosureQueue()
     first = closure("first", worker=0)
-    queue.put(first)
     own = closure("own", worker=1, inputs=[first.result] if state == "waiting" else [])
-    queue.put(own)
+    queue = queue_of(first, own)
     if state == "running":
         get(queue, 1)
     lost_for_good(queue)
@@ -326,18 +286,6 @@ def test_what_only_a_worker_that_is_gone_may_run_does_not_hang(state) -> None:
     assert queue.wait(timeout_s=120)
 
 
-def test_closed_queue_takes_nothing() -> None:
-    queue = ClosureQueue()
-    waiting = closure()
-    queue.put(waiting)
-    queue.close()
-    assert queue.take(0) == []
-    with pytest.raises(CancelledError):
-        waiting.result.fetch()
-    with pytest.raises(RuntimeError, match=r"Cannot schedule .*: the coordinator is closed"):
-        queue.put(closure())
-
-
 def test_many_workers_run_each_closure_once() -> None:
     queue = ClosureQueue(capacity=8)
 
@@ -350,7 +298,7 @@ def test_many_workers_run_each_closure_once() -> None:
                 queue.finish(one, int(one.name) ** 2)
 
     workers = [in_thread(lambda i=i: work(i))[0] for i in range(4)]
-    put = [closure(str(i)) for i in range(500)]
+    put = numbered(500)
     for one in put:
         queue.put(one)
     assert queue.wait(timeout_s=60)
@@ -378,11 +326,8 @@ def names(taken: list[Closure]) -> str:
 @pytest.mark.parametrize("worker", [None, 0])
 def test_short_closures_are_taken_together(worker) -> None:
     """Half of those left, as many as fit into 2 ms, and none after a long one."""
-    queue = ClosureQueue()
+    queue = queue_of(*(closure(name, worker=worker) for name in "aabacaaaaaaaaab"))
     queue.num_workers = 2
-    put = [closure(name, worker=worker) for name in "aabacaaaaaaaaab"]
-    for one in put:
-        queue.put(one)
 
     def take() -> str:
         taken = queue.take(0, expected_s=lambda one: {"a": 3e-4, "b": 1.0, "c": math.inf}[one.name])
@@ -400,9 +345,7 @@ def test_short_closures_are_taken_together(worker) -> None:
 
 
 def test_group_has_a_limit() -> None:
-    queue = ClosureQueue()
-    for _ in range(4 * MAX_GROUP):
-        queue.put(closure())
+    queue = queue_of(*numbered(4 * MAX_GROUP))
     assert len(queue.take(0, expected_s=lambda _: 0.0)) == MAX_GROUP
     assert len(queue.take(0)) == 1
 
@@ -418,19 +361,15 @@ def test_group_has_a_limit() -> None:
     ],
 )
 def test_longer_group_is_a_share_of_the_queue(duration_s, num_workers, sizes) -> None:
-    queue = ClosureQueue()
+    queue = queue_of(*numbered(16))
     queue.num_workers = num_workers
-    for _ in range(16):
-        queue.put(closure())
     taken = [queue.take(worker, expected_s=lambda _: duration_s) for worker in range(2)]
     assert [*map(len, taken)] == sizes
 
 
 def test_group_of_a_lost_worker_is_put_back_in_its_order() -> None:
-    queue = ClosureQueue()
-    put = [closure(str(i)) for i in range(8)]
-    for one in put:
-        queue.put(one)
+    put = numbered(8)
+    queue = queue_of(*put)
     for one in reversed(queue.take(0, expected_s=lambda _: 0.0)):
         queue.put_back(one)
     assert [get(queue) for _ in put] == put
@@ -460,7 +399,7 @@ def test_busy_worker_takes_more_than_idle_ones_can() -> None:
     queue = ClosureQueue()
     queue.num_workers = 2
     thread, ended = in_thread(lambda: queue.take(0, lambda: True))
-    put = [closure(str(i)) for i in range(3)]
+    put = numbered(3)
     for one in put:
         assert ended == []
         queue.put(one)

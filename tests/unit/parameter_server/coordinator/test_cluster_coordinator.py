@@ -6,7 +6,6 @@ import contextlib
 import functools
 import io
 import threading
-import time
 from typing import Any
 
 import jax
@@ -27,6 +26,7 @@ from stratagem.parameter_server.coordinator.remote_value import RemoteValueStatu
 from stratagem.parameter_server.coordinator.shipping import PerWorkerValues
 from stratagem.parameter_server.coordinator.worker import get_current_worker_index
 from stratagem.parameter_server.server.shards import UpdateMode
+from tests.unit.launch.waiting import until
 from tests.unit.parameter_server.clusters import coordinated, local_strategy
 from tests.unit.parameter_server.shared_with_workers import (
     LIMIT_S,
@@ -119,14 +119,6 @@ class Adder:
     def method(self, other: int) -> int:
         return self.number + other
 
-    @classmethod
-    def of_class(cls, other: int) -> int:
-        return cls(10).number + other
-
-    @staticmethod
-    def of_nobody(other: int) -> int:
-        return 10 + other
-
     __call__ = method
 
 
@@ -149,37 +141,20 @@ def local_class() -> Any:
     return Local(10)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        ten_more,
-        local_function(),
-        lambda other: other + 10,
-        Adder(10).method,
-        Adder.of_class,
-        Adder.of_nobody,
-        Adder(10),
-        local_class(),
-        functools.partial(lambda number, other: number + other, 10),
-        functools.partial(Adder(5).method),
-        jax.jit(lambda other: other + 10),
-        functools.wraps(ten_more)(lambda other: ten_more(other)),
-    ],
-    ids=[
-        "module",
-        "local",
-        "lambda",
-        "method",
-        "class method",
-        "static method",
-        "object",
-        "object of a local class",
-        "partial",
-        "partial of a method",
-        "jit",
-        "decorated",
-    ],
-)
+_FUNCTIONS: dict[str, Any] = {
+    "module": ten_more,
+    "local": local_function(),
+    "lambda": lambda other: other + 10,
+    "method": Adder(10).method,
+    "object": Adder(10),
+    "object of a local class": local_class(),
+    "partial": functools.partial(lambda number, other: number + other, 10),
+    "jit": jax.jit(lambda other: other + 10),
+    "decorated": functools.wraps(ten_more)(lambda other: ten_more(other)),
+}
+
+
+@pytest.mark.parametrize("function", _FUNCTIONS.values(), ids=_FUNCTIONS)
 def test_whatever_can_be_called_is_a_function(coordinator, function) -> None:
     expected = function(1)
     assert coordinator.schedule(function, args=(1,)).fetch() == expected
@@ -235,16 +210,11 @@ def test_method_is_sent_once_however_it_is_written(coordinator) -> None:
     assert [coordinator.schedule(other.step, worker=1).fetch() for _ in range(2)] == [6, 7]
 
 
-@pytest.mark.parametrize(
-    "thing", [threading.Lock(), (i for i in "ab"), open], ids=["lock", "generator", "in arguments"]
-)
-def test_what_cannot_leave_this_process_is_reported(coordinator, thing) -> None:
-    if thing is open:
+def test_what_cannot_leave_this_process_is_reported(coordinator) -> None:
+    thing = threading.Lock()
+    for function, args in ((lambda: thing, ()), (ten_more, (thing,))):
         with pytest.raises(TypeError, match="cannot be sent to a worker"):
-            coordinator.schedule(ten_more, args=(threading.Lock(),))
-    else:
-        with pytest.raises(TypeError, match="cannot be sent to a worker"):
-            coordinator.schedule(lambda: thing)
+            coordinator.schedule(function, args=args)
     assert coordinator.done()
 
 
@@ -288,28 +258,6 @@ def test_result_of_another_coordinator_is_refused(coordinator) -> None:
 
 
 # Many functions
-
-
-@pytest.mark.slow
-def test_each_of_many_functions_counts_once(coordinator) -> None:
-    with coordinator.strategy.scope():
-        metric = keras.metrics.Mean()
-        total = sg.Variable(np.zeros((), "int32"), trainable=False, aggregation="sum")
-
-    def step(i: Any) -> None:
-        metric.update_state(i)
-        total.assign_add(jnp.asarray(1))
-
-    def function(i: int) -> int:
-        sg.get_strategy().run(step, args=(np.float32(i),))
-        return i
-
-    values = [coordinator.schedule(function, args=(i,)) for i in range(1000)]
-    coordinator.join()
-    assert coordinator.fetch(values) == list(range(1000))
-    assert float(metric.count.value) == 1000
-    assert float(metric.result()) == pytest.approx(499.5)
-    assert int(total.value) == 1000
 
 
 def test_failed_function_counts_nothing(coordinator) -> None:
@@ -386,7 +334,7 @@ def test_closed_coordinator_takes_nothing() -> None:
 # Workers that are given up
 
 
-def _updates(coordinator: ClusterCoordinator) -> tuple[Any, Any]:
+def synchronous_step(coordinator: ClusterCoordinator) -> tuple[Any, Any]:
     """A step of synchronous training that adds up gradients of 1, and its variable."""
     with coordinator.strategy.scope():
         v = sg.Variable(np.zeros(2, "float32"))
@@ -405,15 +353,12 @@ def _updates(coordinator: ClusterCoordinator) -> tuple[Any, Any]:
 
 def _wait_until_servers_expect(coordinator: ClusterCoordinator, num_needed: int) -> None:
     servers = coordinator.strategy.cluster.servers
-    limit_s = time.monotonic() + LIMIT_S
-    while any(server._pushes.mode.num_needed != num_needed for server in servers):
-        assert time.monotonic() < limit_s
-        threading.Event().wait(0.01)
+    until(lambda: all(server._pushes.mode.num_needed == num_needed for server in servers))
 
 
 def test_synchronous_updates_wait_for_no_worker_that_was_given_up() -> None:
     with coordinated(num_workers=3, mode=UpdateMode(num_needed=3)) as coordinator:
-        step, v = _updates(coordinator)
+        step, v = synchronous_step(coordinator)
         workers = coordinator.workers
 
         def step_on(*indices: int) -> None:
@@ -444,7 +389,7 @@ def test_synchronous_updates_wait_for_no_worker_that_was_given_up() -> None:
 
 def test_backup_workers_are_lost_first() -> None:
     with coordinated(num_workers=3, mode=UpdateMode(num_needed=2)) as coordinator:
-        step, v = _updates(coordinator)
+        step, v = synchronous_step(coordinator)
         for index in range(2):
             coordinator.schedule(step, worker=index)
         coordinator.join()

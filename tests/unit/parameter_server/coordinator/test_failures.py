@@ -23,6 +23,7 @@ import pytest
 import stratagem as sg
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from tests.unit.launch.remote.living import descendants, name_of, wait_for_end
+from tests.unit.launch.waiting import until
 
 pytestmark = [
     pytest.mark.slow,
@@ -138,8 +139,7 @@ def test_function_that_never_ends_does_not_keep_a_cluster_open(ray_cluster) -> N
     coordinator = ClusterCoordinator(strategy)
     value = coordinator.schedule(time.sleep, args=(10**6,))
     coordinator.schedule(time.sleep, args=(10**6,))
-    while not coordinator._queue.counts["running"]:
-        threading.Event().wait(0.01)
+    until(lambda: coordinator._queue.counts["running"])
     pids = [*coordinator.workers.pids, *strategy.cluster.servers.pids]
     begun_s = time.monotonic()
     strategy.close()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
-import inspect
 import math
 import pickle
 import threading
@@ -42,9 +40,7 @@ from stratagem.parameter_server.coordinator.shipping import (
     MAX_UNANSWERED,
     DatasetVariableError,
     Ended,
-    Packing,
     RecentDuration,
-    Resource,
     Scheduling,
     SentCall,
     WorkerReport,
@@ -55,11 +51,11 @@ from stratagem.parameter_server.coordinator.shipping import (
     pack_calls,
     pack_ended,
 )
-from stratagem.parameter_server.keras.pickling import KERAS_PACKING, KerasPacking
+from stratagem.parameter_server.keras.pickling import KERAS_PACKING
 from stratagem.parameter_server.server.shards import UpdateMode
-from stratagem.variables.distributed import PerReplica
 from tests.unit.launch.waiting import until
 from tests.unit.parameter_server.clusters import coordinated
+from tests.unit.parameter_server.coordinator.test_cluster_coordinator import synchronous_step
 
 
 def test_counts_that_cannot_be_added_are_an_error_of_the_function(monkeypatch) -> None:
@@ -199,43 +195,28 @@ def test_stalled_is_where_all_who_run_wait(running, idle, num_queued, waiting, w
     assert is_stalled(running, idle, num_queued, waiting) is wanted
 
 
-def _step(strategy: Any) -> tuple[Any, Any]:
-    with strategy.scope():
-        variable = sg.Variable(np.zeros(3, "float32"))
-        optimizer = keras.optimizers.SGD(1.0)
-
-    def replica_step() -> None:
-        _, gradients = sg.value_and_grad(lambda: variable.value.sum(), [variable])
-        optimizer.apply_gradients(zip(gradients, [variable], strict=True))
-
-    def step() -> None:
-        strategy.run(replica_step)
-
-    return step, variable
-
-
 def test_step_that_is_left_alone_is_made_in_the_end() -> None:
     """Three steps on two workers: the last one has nobody to wait for."""
     with coordinated(num_workers=2, mode=UpdateMode(num_needed=2)) as coordinator:
-        step, variable = _step(coordinator.strategy)
+        step, variable = synchronous_step(coordinator)
         for _ in range(3):
             coordinator.schedule(step)
         coordinator.join()
         assert coordinator.stalls is not None
         assert coordinator.stalls.num_stalls >= 1
-        np.testing.assert_array_equal(np.asarray(variable.value), [-3.0] * 3)
+        np.testing.assert_array_equal(np.asarray(variable.value), [-3.0] * 2)
 
 
 @pytest.mark.slow
 def test_functions_that_only_one_worker_may_run_are_no_hope_for_it() -> None:
     with coordinated(num_workers=2, mode=UpdateMode(num_needed=2)) as coordinator:
-        step, variable = _step(coordinator.strategy)
+        step, variable = synchronous_step(coordinator)
         for _ in range(2):
             coordinator.schedule(step, worker=0)
         coordinator.join()
         assert coordinator.stalls is not None
         assert coordinator.stalls.num_stalls == 2
-        np.testing.assert_array_equal(np.asarray(variable.value), [-2.0] * 3)
+        np.testing.assert_array_equal(np.asarray(variable.value), [-2.0] * 2)
 
 
 def test_workers_that_wait_for_each_other_at_different_servers_go_on() -> None:
@@ -317,68 +298,55 @@ class Waiting:
 
 
 @pytest.fixture
-def waiting_of_waiting_workers() -> Waiting:
+def crew() -> Waiting:
     return Waiting()
 
 
-def test_last_idle_worker_comes_first_and_then_the_last_busy_one(
-    waiting_of_waiting_workers,
-) -> None:
-    workers = waiting_of_waiting_workers.workers
+def test_last_idle_worker_comes_first_and_then_the_last_busy_one(crew) -> None:
     for worker in (3, 1):
-        waiting_of_waiting_workers.begin(worker)
+        crew.begin(worker)
     for worker in (0, 2):
-        waiting_of_waiting_workers.begin(worker, lambda: True)
+        crew.begin(worker, lambda: True)
     for wanted in ([1], [3], [2], [0], []):
-        waiting_of_waiting_workers.require_woken(wanted, workers.wake_one, may_be_busy=True)
+        crew.require_woken(wanted, crew.workers.wake_one, may_be_busy=True)
 
 
-def test_busy_worker_is_left_alone_if_it_may_not_be_busy(waiting_of_waiting_workers) -> None:
-    waiting_of_waiting_workers.begin(0, lambda: True)
-    waiting_of_waiting_workers.require_woken(
-        [], waiting_of_waiting_workers.workers.wake_one, may_be_busy=False
-    )
-    waiting_of_waiting_workers.require_woken([0], waiting_of_waiting_workers.workers.wake, 0)
-    waiting_of_waiting_workers.require_woken([], waiting_of_waiting_workers.workers.wake, 0)
+def test_busy_worker_is_left_alone_if_it_may_not_be_busy(crew) -> None:
+    crew.begin(0, lambda: True)
+    crew.require_woken([], crew.workers.wake_one, may_be_busy=False)
+    crew.require_woken([0], crew.workers.wake, 0)
+    crew.require_woken([], crew.workers.wake, 0)
 
 
-def test_one_worker_is_woken_at_a_time(waiting_of_waiting_workers) -> None:
+def test_one_worker_is_woken_at_a_time(crew) -> None:
     for worker in (0, 1):
-        waiting_of_waiting_workers.begin(worker)
+        crew.begin(worker)
 
     def wake_twice() -> None:
         for _ in range(2):
-            waiting_of_waiting_workers.workers.wake_one(may_be_busy=True)
+            crew.workers.wake_one(may_be_busy=True)
 
-    waiting_of_waiting_workers.require_woken([1], wake_twice)
-    waiting_of_waiting_workers.require_woken(
-        [0], waiting_of_waiting_workers.workers.wake_one, may_be_busy=True
-    )
+    crew.require_woken([1], wake_twice)
+    crew.require_woken([0], crew.workers.wake_one, may_be_busy=True)
 
 
-def test_busy_worker_that_has_finished_is_idle(waiting_of_waiting_workers) -> None:
+def test_busy_worker_that_has_finished_is_idle(crew) -> None:
     is_busy = True
-    waiting_of_waiting_workers.begin(0, lambda: is_busy)
-    waiting_of_waiting_workers.workers.note_finished(0)
-    waiting_of_waiting_workers.require_woken(
-        [], waiting_of_waiting_workers.workers.wake_one, may_be_busy=False
-    )
+    crew.begin(0, lambda: is_busy)
+    crew.workers.note_finished(0)
+    crew.require_woken([], crew.workers.wake_one, may_be_busy=False)
     is_busy = False
-    waiting_of_waiting_workers.workers.note_finished(0)
-    waiting_of_waiting_workers.require_woken(
-        [0], waiting_of_waiting_workers.workers.wake_one, may_be_busy=False
-    )
+    crew.workers.note_finished(0)
+    crew.require_woken([0], crew.workers.wake_one, may_be_busy=False)
 
 
-def test_all_are_woken(waiting_of_waiting_workers) -> None:
-    waiting_of_waiting_workers.begin(0)
-    waiting_of_waiting_workers.begin(1, lambda: True)
-    with waiting_of_waiting_workers.lock:
-        waiting_of_waiting_workers.workers.wake_all()
-        waiting_of_waiting_workers._changed.wait_for(
-            lambda: len(waiting_of_waiting_workers.woken) == 2, 120
-        )
-    assert sorted(waiting_of_waiting_workers.woken) == [0, 1]
+def test_all_are_woken(crew) -> None:
+    crew.begin(0)
+    crew.begin(1, lambda: True)
+    with crew.lock:
+        crew.workers.wake_all()
+        crew._changed.wait_for(lambda: len(crew.woken) == 2, 120)
+    assert sorted(crew.woken) == [0, 1]
 
 
 # Messages of several calls, and how many travel together.
@@ -465,14 +433,6 @@ def test_what_is_declared_a_leaf_is_not_taken_apart() -> None:
     assert leaves_of({"b": (1, 2), "a": [3, None, LEAF]}, is_leaf) == [(1, 2), 3, LEAF]
 
 
-def test_values_of_replicas_are_taken_apart_as_jax_does() -> None:
-    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-    value = {"x": strategy.run(lambda: sg.get_replica_context().replica_id_in_sync_group)}
-    got = map_structure(lambda leaf: leaf + 1, value)
-    assert isinstance(got["x"], PerReplica)
-    assert [int(sg.select_replica(place, got["x"])) for place in (0, 1)] == [1, 2]
-
-
 # Errors of workers, as they are sent and as they are raised.
 
 
@@ -514,22 +474,6 @@ def test_only_variables_in_dataset_functions_are_value_errors() -> None:
 LOST = PSUnavailableError("server 0 is silent")
 
 
-def test_success_forgets_what_was_before() -> None:
-    failures = TransientFailures(2)
-
-    def is_tolerated() -> bool:
-        with pytest.warns(
-            RuntimeWarning, match="in a row; retrying the function: server 0 is silent"
-        ):
-            return failures.is_tolerated(LOST)
-
-    assert is_tolerated()
-    failures.note_success()
-    assert is_tolerated()
-    assert is_tolerated()
-    assert not failures.is_tolerated(LOST)  # and no warning
-
-
 def test_other_errors_are_never_tolerated() -> None:
     failures = TransientFailures(5)
     assert not failures.is_tolerated(ValueError("wrong"))
@@ -565,16 +509,3 @@ def test_nothing_is_settled_or_closed_without_a_coordinator() -> None:
 
 
 # The interface for pickling between coordinator and workers, and Keras's implementation of it.
-
-
-@pytest.mark.parametrize("name", ["pack", "unpack", "take_built", "collected", "build"])
-def test_implementation_takes_the_arguments_of_the_interface(name) -> None:
-    wanted = inspect.signature(getattr(Packing, name)).parameters
-    assert list(inspect.signature(getattr(KerasPacking, name)).parameters) == list(wanted)
-
-
-def test_resources_are_equal_by_their_number_in_every_process() -> None:
-    again = pickle.loads(pickle.dumps(Resource(3)))
-    assert {again, Resource(3), Resource(4)} == {Resource(3), Resource(4)}
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        again.number = 5

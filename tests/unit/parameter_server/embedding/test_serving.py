@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +14,12 @@ from stratagem.errors import DataLossError, NotFoundError
 from stratagem.parameter_server.embedding.saving import compact, publish, restore, rollback, save
 from stratagem.parameter_server.embedding.serving import Tables
 from stratagem.parameter_server.server.tables.saved_tables import TableVersions
+from tests.unit.launch.waiting import until
 from tests.unit.parameter_server.table_clusters import OPTIONS, TableCluster, table_cluster
 
 EVICTING = {"eviction": {"kind": "LeastFrequent"}, "max_rows": 60}
 # Keys of the training, one without a row, and one that was never seen.
 KEYS = np.append(np.arange(300) * 2**40 - 5, [0, 2**63 - 1, -(2**63)])
-LIMIT_S = 60.0
 
 
 def strategy_of(cluster: TableCluster) -> Any:
@@ -143,13 +142,10 @@ def test_reader_finds_a_new_version_by_itself(cluster, folder, caplog) -> None:
     with Tables(folder, poll_s=0.01) as tables:
         cluster.train(range(3))
         number = publish(folder, strategy=strategy)
-        end_s = time.monotonic() + LIMIT_S
-        while tables.version < number and time.monotonic() < end_s:
-            time.sleep(0.01)
+        until(lambda: tables.version >= number)
         np.testing.assert_array_equal(tables.lookup("t", KEYS), cluster.client.pull_rows("t", KEYS))
         TableVersions(folder).publish(77)
-        while "Lookups stay at version 2" not in caplog.text and time.monotonic() < end_s:
-            time.sleep(0.01)
+        until(lambda: "Lookups stay at version 2" in caplog.text)
         assert tables.version == number
     assert caplog.text.count("no version 77 of tables") == 1
 

@@ -176,39 +176,30 @@ def numbers(keys: np.ndarray) -> list[Any]:
     return [low + (high << 32) for low, high in halves]
 
 
-def test_integers_are_their_own_keys() -> None:
-    keys = sg.embedding.keys(np.array(EXTREMES))
-    assert numbers(keys) == [value % 2**64 for value in EXTREMES]
-    assert sg.embedding.keys(np.array([EXTREMES])).shape == (1, 7, 2)
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        (np.array([EXTREMES]), [value % 2**64 for value in EXTREMES]),
+        (np.array([-1], "int8"), [2**64 - 1]),
+        (7, [7]),
+        ([], []),
+        (np.empty((3, 0), "S4"), []),
+        (np.arange(12).reshape(3, 4)[::2, 1:3], [1, 2, 9, 10]),
+        (np.array([["a", "blue", ""]], "U"), [FINGERPRINTS["a"], FINGERPRINTS["blue"], 0]),
+        (np.array([["a", "blue", ""]], "S"), [FINGERPRINTS["a"], FINGERPRINTS["blue"], 0]),
+        (np.array([["a", "blue", ""]], "O"), [FINGERPRINTS["a"], FINGERPRINTS["blue"], 0]),
+    ],
+)
+def test_keys_are_the_integers_or_the_fingerprints_of_tensorflow(values, wanted) -> None:
+    keys = sg.embedding.keys(values)
+    assert numbers(keys) == wanted
+    assert keys.shape == (*np.shape(values), 2)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int32", "uint16", "uint64", ">i8"])
 def test_integers_of_every_dtype(dtype) -> None:
     largest = int(np.iinfo(np.dtype(dtype).newbyteorder("=")).max)
     assert numbers(sg.embedding.keys(np.array([0, 5, largest], dtype))) == [0, 5, largest]
-
-
-def test_small_negative_integers_are_those_of_64_bits() -> None:
-    assert numbers(sg.embedding.keys(np.array([-1], "int8"))) == [2**64 - 1]
-
-
-@pytest.mark.parametrize("dtype", ["U", "S", "O"])
-def test_strings_have_the_fingerprints_of_tensorflow(dtype) -> None:
-    keys = sg.embedding.keys(np.array([["a", "blue", ""]], dtype))
-    assert keys.shape == (1, 3, 2)
-    assert numbers(keys) == [FINGERPRINTS["a"], FINGERPRINTS["blue"], 0]
-
-
-def test_one_key_and_none() -> None:
-    assert numbers(sg.embedding.keys(7)) == [7]
-    assert sg.embedding.keys(7).shape == (2,)
-    assert sg.embedding.keys([]).shape == (0, 2)
-    assert sg.embedding.keys(np.empty((3, 0), "S4")).shape == (3, 0, 2)
-
-
-def test_part_of_an_array() -> None:
-    values = np.arange(12).reshape(3, 4)[::2, 1:3]
-    assert numbers(sg.embedding.keys(values)) == [1, 2, 9, 10]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import numpy as np
 from keras import layers, ops
 
 import stratagem as sg
+from tests.unit.parameter_server.keras.user_kinds import Signs
 from validation.third_party.programs.measuring import (
     Measurements,
     Place,
@@ -80,12 +81,6 @@ def _functional(kind: Any, shared: Any = None) -> Any:
 def functional_model_with_a_stateless_step(place: Place) -> Measurements:
     with place.scope():
         model = _functional(_StepWithState)
-    return _fitted(place, model, _adam())
-
-
-def functional_model_with_a_step(place: Place) -> Measurements:
-    with place.scope():
-        model = _functional(_StepWithVariables)
     return _fitted(place, model, _adam())
 
 
@@ -183,15 +178,6 @@ def augmentation(place: Place) -> Measurements:
     return measured(place, model, IMAGES, CLASSES, 4)
 
 
-def deep_graph(place: Place) -> Measurements:
-    with place.scope():
-        inputs = output = keras.Input((6,))
-        for _ in range(40):
-            output = layers.Add()([output, layers.Identity()(layers.Identity()(output))]) / 2.0
-        model = keras.Model(inputs, layers.Dense(1)(output))
-    return _fitted(place, model, keras.optimizers.SGD(0.01))
-
-
 def made_outside_and_filled_inside(place: Place) -> Measurements:
     model = keras.Sequential([layers.Dense(4, "tanh")])
     with place.scope():
@@ -235,38 +221,11 @@ def moved_by_compile(place: Place) -> Measurements:
     return measured(place, model, X, Y, 8)
 
 
-class _Falling(keras.optimizers.schedules.LearningRateSchedule):
-    """Without a config: it trains, though it cannot be saved."""
-
-    def __init__(self, peak: float) -> None:
-        self.peak = peak
-
-    def __call__(self, step: Any) -> Any:
-        return self.peak / (1 + ops.cast(step, "float32"))
-
-
-def schedule_without_a_config(place: Place) -> Measurements:
-    with place.scope():
-        model = _dense()
-    return _fitted(place, model, keras.optimizers.SGD(_Falling(0.1)))
-
-
-class _Powers(keras.optimizers.SGD):
-    """An argument of its own, without a `get_config`."""
-
-    def __init__(self, learning_rate: float, power: float = 1.0, **arguments: Any) -> None:
-        super().__init__(learning_rate, **arguments)
-        self.power = power
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        step = ops.sign(gradient) * ops.abs(gradient) ** self.power
-        self.assign_sub(variable, ops.cast(learning_rate, variable.dtype) * step)
-
-
 def optimizer_without_a_config(place: Place) -> Measurements:
+    """Of a class with an argument of its own."""
     with place.scope():
         model = _dense()
-    return _fitted(place, model, _Powers(0.05, power=0.5))
+    return _fitted(place, model, Signs(0.05, power=0.5))
 
 
 def settings_of_keras(place: Place) -> Measurements:
@@ -344,18 +303,15 @@ PROGRAMS: dict[str, Program] = {
     program.__name__: program
     for program in (
         functional_model_with_a_stateless_step,
-        functional_model_with_a_step,
         model_of_functional_submodels,
         adversaries,
         combined_adversaries,
         preprocessing,
         augmentation,
-        deep_graph,
         made_outside_and_filled_inside,
         compiled_outside,
         compiled_again_outside,
         moved_by_compile,
-        schedule_without_a_config,
         optimizer_without_a_config,
         settings_of_keras,
         layer_with_losses_and_state,

@@ -119,15 +119,12 @@ _OLD_EMITTERS = "xla_cpu_use_fusion_emitters=false"
 
 LOSSES: dict[str, tuple[Callable[[Any, Any, Any], Any], list[int]]] = {
     # How many different rows of each table two steps ask for.
-    "once": (lambda one, two, ids: squares(one, ids[0]), [4, 0]),
     "twice": (lambda one, two, ids: squares(one, ids[0]) + squares(one, ids[1, :2]), [6, 0]),
     "two_tables": (lambda one, two, ids: squares(one, ids) + squares(two, ids[1, 1]), [8, 2]),
-    "negative": (lambda one, two, ids: squares(one, -1 - ids), [8, 0]),
     "negative_and_not": (
         lambda one, two, ids: squares(one, jnp.concatenate([ids[1], -1 - ids[1]])),
         [8, 0],
     ),
-    "hashed": (lambda one, two, ids: squares(one, ids * 7919 % SHAPE[0]), [8, 0]),
     "of_floats": (
         lambda one, two, ids: squares(one, (ids.astype("float32") + 0.5).astype("int32")),
         [8, 0],
@@ -153,12 +150,9 @@ def test_only_the_rows_travel(name) -> None:
     assert compare(loss) == (num_rows, [0, 0])
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("twice", marks=pytest.mark.slow), "negative_and_not"]
-)
-def test_rows_of_several_devices_travel_together(name) -> None:
+def test_rows_of_several_devices_travel_together() -> None:
     ids = np.stack([IDS, IDS[::-1] + np.array([[0, 0, 1], [-1, 1, 0]])])
-    _, whole = compare(LOSSES[name][0], ids, num_devices=2)
+    _, whole = compare(LOSSES["negative_and_not"][0], ids, num_devices=2)
     assert whole == [0, 0]
 
 
@@ -310,7 +304,7 @@ def test_ids_that_follow_from_rows_are_refused(coordinator, table) -> None:
         coordinator.join()
 
 
-@pytest.mark.parametrize("ids", [[9000], [-9001], [0, 123_456]])
+@pytest.mark.parametrize("ids", [[0, 9000], [-9001]])
 def test_ids_that_the_table_does_not_have_are_refused(coordinator, table, ids) -> None:
     value = coordinator.schedule(
         lambda ids: sg.get_strategy().run(lambda ids: look_up(table, ids), args=(ids,)),

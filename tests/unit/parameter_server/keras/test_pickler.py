@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 import threading
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -49,9 +45,7 @@ def _moved(value: Any, known: dict[str, Any]) -> Any:
 
 
 @pytest.mark.compatibility
-@pytest.mark.parametrize(
-    "make", [pytest.param(_sequential, marks=pytest.mark.slow), _functional, Custom]
-)
+@pytest.mark.parametrize("make", [_functional, Custom])
 def test_model_comes_back_with_the_same_variables(make) -> None:
     model = make()
     model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
@@ -65,15 +59,6 @@ def test_model_comes_back_with_the_same_variables(make) -> None:
     np.testing.assert_array_equal(moved.predict(X, verbose=0), model.predict(X, verbose=0))
     moved.fit(X, Y, verbose=0)  # which trains the variables of both
     assert int(model.optimizer.iterations) == 2
-    np.testing.assert_array_equal(moved.predict(X, verbose=0), model.predict(X, verbose=0))
-
-
-def test_variables_that_nobody_knows_go_by_their_value() -> None:
-    model = _sequential()
-    moved = _moved(model, {})
-    assert all(
-        one is not other for one, other in zip(moved.variables, model.variables, strict=True)
-    )
     np.testing.assert_array_equal(moved.predict(X, verbose=0), model.predict(X, verbose=0))
 
 
@@ -130,11 +115,8 @@ def test_deep_graph_is_sent() -> None:
     "layer",
     [
         keras.layers.CategoryEncoding(num_tokens=10, output_mode="multi_hot"),
-        keras.layers.CenterCrop(2, 2),
         keras.layers.Discretization(bin_boundaries=[1.0, 3.0]),
         keras.layers.Normalization(mean=2.0, variance=4.0),
-        keras.layers.RandomBrightness(0.0),
-        keras.layers.RandomFlip(seed=1),
         keras.layers.RandomContrast(0.5, seed=1),
         keras.layers.Rescaling(0.5),
         keras.layers.Resizing(3, 3),
@@ -142,10 +124,7 @@ def test_deep_graph_is_sent() -> None:
     ids=lambda layer: layer.name,
 )
 def test_preprocessing_layers_are_sent(layer) -> None:
-    of_images = isinstance(
-        layer,
-        keras.layers.CenterCrop | keras.layers.Resizing,
-    ) or layer.name.startswith("random")
+    of_images = isinstance(layer, keras.layers.RandomContrast | keras.layers.Resizing)
     x = np.arange(48.0, dtype="float32").reshape(1, 4, 4, 3) if of_images else X.copy()
     moved = _moved(layer, {})
     np.testing.assert_array_equal(moved(x), layer(x))
@@ -186,14 +165,6 @@ def test_functions_take_along_what_they_refer_to() -> None:
     np.testing.assert_array_equal(output, model(X))
 
 
-def test_metrics_and_losses_go_too() -> None:
-    metric = keras.metrics.AUC()
-    metric.update_state([0, 1, 1], [0.2, 0.9, 0.4])
-    moved, loss = _moved((metric, keras.losses.MeanAbsoluteError()), {})
-    assert float(moved.result()) == float(metric.result())
-    assert float(loss(np.array([1.0]), np.array([3.0]))) == 2.0
-
-
 def test_what_cannot_leave_the_process_is_reported() -> None:
     lock = threading.Lock()
 
@@ -202,49 +173,6 @@ def test_what_cannot_leave_the_process_is_reported() -> None:
 
     with pytest.raises(TypeError, match=r"step.*cannot be sent to a worker: cannot pickle"):
         pack_object(step, lambda _: None)
-
-
-@pytest.mark.slow
-def test_class_of_a_script_runs_where_the_script_is_not(tmp_path: Path) -> None:
-    """Another process, which has neither the file nor its modules."""
-    script = """
-    import sys
-    from pathlib import Path
-    import stratagem
-    import keras
-    import numpy as np
-    from stratagem.parameter_server.keras.pickler import pack_object
-
-    class Mine(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(1, kernel_initializer="ones")
-        def call(self, x):
-            return self.dense(x)
-
-    model = Mine()
-    model(np.ones((1, 2)))
-    def predict(x):
-        return np.asarray(model(x)).tolist()
-    Path(sys.argv[1]).write_bytes(pack_object(predict, lambda _: None))
-    """
-    other = """
-    import sys
-    from pathlib import Path
-    import stratagem
-    import numpy as np
-    from stratagem.parameter_server.keras.pickler import unpack_object
-    print(unpack_object(Path(sys.argv[1]).read_bytes(), None)(np.array([[1.0, 2.0]])))
-    """
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "train.py").write_text(textwrap.dedent(script))
-    file = str(tmp_path / "packed")
-    subprocess.run([sys.executable, str(tmp_path / "here" / "train.py"), file], check=True)
-    (tmp_path / "here" / "train.py").unlink()
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(other), file], check=True, capture_output=True
-    )
-    assert ended.stdout.decode().strip() == "[[3.0]]"
 
 
 def test_plain_values_need_no_names() -> None:

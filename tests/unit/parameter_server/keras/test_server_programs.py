@@ -14,7 +14,6 @@ import pytest
 import stratagem as sg
 from tests.unit.parameter_server.keras import user_kinds
 from tests.unit.parameter_server.keras.server_programs import PROGRAMS
-from tests.unit.parameter_server.keras.user_kinds import KINDS
 from validation.third_party.comparison import assert_like_plain_keras
 from validation.third_party.programs.measuring import Place, run_program
 
@@ -47,36 +46,15 @@ def test_program_equals_one_device(servers: Any, name: str) -> None:
     assert_like_plain_keras(PROGRAMS[name], servers, expected)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=() if kind in {"metric", "schedule"} else pytest.mark.slow)
-        for kind in KINDS
-    ],
-)
+@pytest.mark.parametrize("kind", ["metric", "schedule"])
 def test_classes_of_no_module_equal_one_device(servers: Any, kind: str) -> None:
-    """They are sent by value, as those of a script."""
+    """They are sent by value, as those of a script, of which test_user_kinds.py has all kinds."""
     trained = runpy.run_path(user_kinds.__file__)["trained"]
     _, expected = trained(sg.OneDeviceStrategy("cpu:0"), kind)
     _, measured = trained(servers, kind)
     assert jax.tree.structure(measured) == jax.tree.structure(expected)
     for one, other in zip(jax.tree.leaves(measured), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
-class _Rows(keras.metrics.Metric):
-    """The number of rows, as any metric of a user may count them."""
-
-    def __init__(self, step: float = 1.0, name: str = "rows") -> None:
-        super().__init__(name=name)
-        self.step = step
-        self.count = self.add_weight(shape=(), initializer="zeros", name="count")
-
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        self.count.assign_add(self.step * keras.ops.sum(keras.ops.ones_like(y_pred)))
-
-    def result(self) -> Any:
-        return self.count + 0.0
 
 
 def _measured_by_every_kind(strategy: Any) -> dict[str, float]:
@@ -96,7 +74,7 @@ def _measured_by_every_kind(strategy: Any) -> dict[str, float]:
             keras.metrics.MeanMetricWrapper(keras.losses.mean_absolute_error, name="wrapped"),
             keras.metrics.Recall(name="recall"),
             keras.metrics.RootMeanSquaredError(),
-            _Rows(2.0),
+            user_kinds.Rows(2.0),
         ]
         model.compile("sgd", "mse", metrics=metrics, weighted_metrics=["mse"])
     fitted = model.fit(x, y, batch_size=4, shuffle=False, verbose=0).history

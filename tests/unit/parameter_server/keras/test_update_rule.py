@@ -80,28 +80,7 @@ def test_update_is_that_of_the_optimizer(name) -> None:
     assert int(np.asarray(store.scalars["iteration"])) == int(own.variables[0].value)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adagrad"])
-def test_rows_are_updated_as_the_table_would_be(name) -> None:
-    optimizer = OPTIMIZERS[name]
-    rng = np.random.default_rng(0)
-    table = rng.normal(size=(50, 3)).astype("float32")
-    store = ServerVariables()
-    store.create(ShardSpec("table", (50, 3), "float32", has_rows=True), lambda: table)
-    store.set_rule(KerasUpdate(optimizer), ["table"])
-    own, variable = type(optimizer).from_config(optimizer.get_config()), keras.Variable(table)
-    for count in (3, 0, 20):
-        rows = np.sort(rng.choice(50, count, replace=False))
-        grads = rng.normal(size=(count, 3)).astype("float32")
-        store.update({}, {"table": (rows, grads)})
-        whole = np.zeros((50, 3), np.float32)
-        whole[rows] = grads
-        own.apply([whole], [variable])
-    np.testing.assert_allclose(
-        store.pull(["table"])[0], np.asarray(variable.value), rtol=1e-5, atol=1e-6
-    )
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "amsgrad", "accumulated"])
 def test_rows_by_key_are_updated_as_numbered_rows_are(name) -> None:
     rng = np.random.default_rng(0)
     keys = rng.integers(-(2**63), 2**63 - 1, 50)
@@ -125,11 +104,10 @@ def test_rows_by_key_are_updated_as_numbered_rows_are(name) -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-7, err_msg=suffix)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adagrad"])
-def test_another_number_of_rows_compiles_nothing(name) -> None:
+def test_another_number_of_rows_compiles_nothing() -> None:
     store = ServerVariables()
     store.create(ShardSpec("table", (99, 7), "float32", has_rows=True), lambda: np.ones((99, 7)))
-    store.set_rule(KerasUpdate(OPTIMIZERS[name]), ["table"])
+    store.set_rule(KerasUpdate(OPTIMIZERS["adagrad"]), ["table"])
     compiled: list[str] = []
 
     def note(event: str, duration_s: float, **labels: object) -> None:
@@ -142,16 +120,6 @@ def test_another_number_of_rows_compiles_nothing(name) -> None:
     assert compiled == []
     jax.jit(lambda x: x + count)(1)
     assert any("compile" in event for event in compiled)
-
-
-def test_learning_rate_can_be_set() -> None:
-    store = ServerVariables()
-    store.create(ShardSpec("v", (2,), "float32"), lambda: np.zeros(2))
-    store.set_rule(KerasUpdate(keras.optimizers.SGD(0.1)), ["v"])
-    store.update({"v": np.ones(2, np.float32)}, {})
-    store.set_scalars({"learning_rate": 1.0})
-    store.update({"v": np.ones(2, np.float32)}, {})
-    np.testing.assert_allclose(store.pull(["v"])[0], -1.1, rtol=1e-6)
 
 
 def test_gradients_are_not_clipped_again() -> None:
@@ -218,20 +186,6 @@ def test_optimizer_that_servers_cannot_make_is_refused_at_once() -> None:
 
 # Rows of several tables updated as one array: the same bits as apart, and few programs.
 
-OPTIMIZERS_OF_UPDATE_GROUPS: dict[str, Any] = {
-    "adadelta": keras.optimizers.Adadelta(0.5),
-    "adagrad": keras.optimizers.Adagrad(0.1),
-    "adam": keras.optimizers.Adam(0.01, amsgrad=True, clipvalue=0.5),
-    "adamax": keras.optimizers.Adamax(0.01),
-    "adamw": keras.optimizers.AdamW(0.01, weight_decay=0.1),
-    "ftrl": keras.optimizers.Ftrl(0.1),
-    "lion": keras.optimizers.Lion(0.01),
-    "nadam": keras.optimizers.Nadam(0.01),
-    "rmsprop": keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True),
-    "sgd": keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-    "average": keras.optimizers.SGD(0.1, use_ema=True),
-    "accumulated": keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
-}
 TABLES = {"a/part_0": 5, "b": 5, "wide": 7, "c/part_1": 5, "undecayed/part_2": 5, "wide 2": 7}
 NUM_ROWS = 300
 
@@ -278,12 +232,9 @@ class Server:
         return dict(zip(names, self.store.pull(names), strict=True)) | self.store.scalars
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS_OF_UPDATE_GROUPS)
+@pytest.mark.parametrize("name", sorted({*OPTIMIZERS} - {"sgd", "adam", "schedule"}))
 def test_joined_rows_have_the_bits_of_separate_ones(name, monkeypatch) -> None:
-    joined, apart = (
-        Server(OPTIMIZERS_OF_UPDATE_GROUPS[name]),
-        Server(OPTIMIZERS_OF_UPDATE_GROUPS[name]),
-    )
+    joined, apart = Server(OPTIMIZERS[name]), Server(OPTIMIZERS[name])
     for seed, counts in enumerate([[3, 70, 64, 130, 2, 9], [0, 65, 60, 200, 1, 0]]):
         joined.push(counts, seed)
         with monkeypatch.context() as patch:

@@ -19,17 +19,16 @@ from stratagem.parameter_server.server.changes import (
     SeenVersions,
     UpdateCounts,
     by_kind,
-    kind_of,
 )
 
 
 class Asked:
     """A request, and what was answered to it."""
 
-    def __init__(self, client: str, number: int) -> None:
+    def __init__(self, client: str, number: int, kind: str = "x", **fields: object) -> None:
         self.answers: list[Message] = []
-        fields = {"client": client, "number": number}
-        self.request = Request(Message("x", fields), self.answers.append)
+        fields = {"client": client, "number": number, **fields}
+        self.request = Request(Message(kind, fields), self.answers.append)
 
     @property
     def told(self) -> list:
@@ -54,15 +53,6 @@ def test_change_that_is_asked_for_again_is_answered_and_not_carried_out() -> Non
     begin(owner, Asked("b", 1)).done(told="other client")
     begin(owner, Asked("a", 2)).done(told="two")
     assert owner.num_done == 3
-
-
-def test_who_asks_again_meanwhile_is_answered_when_the_first_is() -> None:
-    owner, first, again = make(), Asked("a", 1), Asked("a", 1)
-    change = begin(owner, first)
-    assert owner.begin(again.request) is None
-    assert again.told == []
-    change.done(told="one")
-    assert (first.told, again.told) == (["one"], ["one"])
 
 
 def test_what_failed_is_reported_and_tried_again() -> None:
@@ -159,19 +149,10 @@ class OfFunction(Asked):
         order: int = 0,
         first_open: int = 0,
     ) -> None:
-        super().__init__(client, number)
-        fields = {
-            "client": client,
-            "number": number,
-            "function": function,
-            "place": place,
-            "sign": 1,
-            "order": order,
-            "first_open": first_open,
-        }
-        if is_rerun:
-            fields["is_rerun"] = True
-        self.request = Request(Message("assign", fields), self.answers.append)
+        own = {"function": function, "place": place, "is_rerun": is_rerun}
+        super().__init__(
+            client, number, "assign", **own, sign=1, order=order, first_open=first_open
+        )
 
     @property
     def is_repeated(self) -> bool:
@@ -272,13 +253,6 @@ def test_functions_that_ran_again_longest_ago_are_forgotten(monkeypatch) -> None
     assert owner.saved()["reruns"] == {"2": 1, "3": 1}
 
 
-def test_updates_of_a_function_that_runs_for_the_first_time_are_all_made() -> None:
-    owner = make()
-    begin(owner, OfFunction("a", 1, 1)).done()
-    begin(owner, OfFunction("b", 1, 1)).done()
-    assert owner.counts.applied == {"assign_add": 2}
-
-
 def test_update_that_was_discarded_or_failed_is_made_when_the_function_runs_again() -> None:
     owner = make()
     begin(owner, OfFunction("a", 1, 1)).done(is_used=False)
@@ -288,11 +262,13 @@ def test_update_that_was_discarded_or_failed_is_made_when_the_function_runs_agai
     assert owner.counts.repeated == {}
 
 
-def test_requests_that_are_sent_again_are_counted() -> None:
-    owner, first = make(), OfFunction("a", 1, 1)
+def test_requests_that_are_sent_again_are_answered_with_the_first_and_counted() -> None:
+    owner, first, meanwhile = make(), OfFunction("a", 1, 1), OfFunction("a", 1, 1)
     change = begin(owner, first)
-    assert owner.begin(OfFunction("a", 1, 1).request) is None  # meanwhile
-    change.done()
+    assert owner.begin(meanwhile.request) is None
+    assert meanwhile.told == []
+    change.done(told="one")
+    assert (first.told, meanwhile.told) == (["one"], ["one"])
     assert owner.begin(OfFunction("a", 1, 1).request) is None
     assert (owner.counts.applied, owner.counts.resent) == ({"assign_add": 1}, {"assign_add": 2})
 
@@ -398,26 +374,6 @@ def test_each_thread_has_values_of_its_own() -> None:
     thread.start()
     thread.join()
     assert told == [{"lifetime": 0, "version": 0}]
-
-
-# Numbers of updates by kind, compared with plain counts.
-
-
-@pytest.mark.parametrize(
-    ("kind", "sign", "wanted"),
-    [
-        ("assign", 0, "assign"),
-        ("assign", 1, "assign_add"),
-        ("assign", -1, "assign_add"),
-        ("scatter", 0, "scatter"),
-        ("scatter", -1, "scatter_add"),
-        ("push", 0, "push"),
-        ("create", 0, None),
-        ("pull", 0, None),
-    ],
-)
-def test_each_request_has_its_kind(kind, sign, wanted) -> None:
-    assert kind_of(Message(kind, {"sign": sign})) == wanted
 
 
 def test_counts_are_there_again_after_a_restart() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import stat
 import struct
 import subprocess
@@ -41,6 +40,7 @@ from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.server import ParameterServer
 from tests.fuzzing import JSON, fuzz
 from tests.unit.parameter_server.fuzzing import damaged
+from tests.unit.parameter_server.server.test_server import full_disk
 from tests.unit.parameter_server.server.update_rules import Momentum
 
 
@@ -136,23 +136,15 @@ def test_last_record_of_which_pages_are_missing_is_cut_off(tmp_path) -> None:
         assert numbers(journal) == [0, 1]
 
 
-def test_record_that_was_changed_is_reported(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("place", "bits"), [*((place, 0x40) for place in range(20)), (30, 1)], ids=str
+)
+def test_changed_record_is_no_reason_to_drop_those_after_it(tmp_path, place, bits) -> None:
+    """Of its header, and of its contents."""
     path = tmp_path / "journal"
     sizes = write(path, 3)
     data = bytearray(path.read_bytes())
-    data[sizes[1] + 30] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(DataLossError, match=f"the record at byte {sizes[1]} fails its checksum"):
-        Journal(path)
-    assert path.read_bytes() == bytes(data)  # left as it is
-
-
-@pytest.mark.parametrize("place", range(20))
-def test_changed_header_is_no_reason_to_drop_the_records_after_it(tmp_path, place) -> None:
-    path = tmp_path / "journal"
-    sizes = write(path, 3)
-    data = bytearray(path.read_bytes())
-    data[sizes[1] + place] ^= 0x40
+    data[sizes[1] + place] ^= bits
     path.write_bytes(data)
     with pytest.raises(
         DataLossError, match=f"byte {sizes[1]} fails its checksum, after 1 intact ones"
@@ -289,14 +281,10 @@ def test_disk_that_is_full_in_the_middle_of_a_record_leaves_the_journal_as_it_wa
     path = tmp_path / "journal"
     with Journal(path) as journal:
         journal.append(message(1))
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (journal.size_bytes + 150, limits[1]))
-        try:
+        with full_disk(journal.size_bytes + 150):
             for _ in range(2):
                 with pytest.raises(OSError, match="File too large"):
                     journal.append(message(50))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         journal.append(message(3))
     with Journal(path) as journal:
         assert numbers(journal) == [1, 3]
@@ -308,9 +296,9 @@ _KEYS = ClusterKeys.make()
 
 
 @pytest.fixture(scope="module")
-def journal_of_damaged_journal(tmp_path_factory) -> Path:
+def whole_journal(tmp_path_factory) -> Path:
     """A journal of all that a server writes."""
-    path = tmp_path_factory.mktemp("journal_of_damaged_journal") / "journal_of_damaged_journal"
+    path = tmp_path_factory.mktemp("whole_journal") / "journal"
     with (
         ParameterServer(_KEYS, journal=path, journal_interval_s=1e6) as server,
         Connections(_KEYS, [server.address]) as connections,
@@ -337,13 +325,11 @@ def quietly():
 @pytest.mark.slow
 @fuzz
 @given(data=st.data())
-def test_damaged_journal_has_the_first_records_or_is_refused(
-    journal_of_damaged_journal, tmp_path, data
-) -> None:
-    path = tmp_path / "journal_of_damaged_journal"
-    changed = data.draw(damaged(journal_of_damaged_journal.read_bytes()))
+def test_damaged_journal_has_the_first_records_or_is_refused(whole_journal, tmp_path, data) -> None:
+    path = tmp_path / "journal"
+    changed = data.draw(damaged(whole_journal.read_bytes()))
     path.write_bytes(changed)
-    with Journal(journal_of_damaged_journal) as whole:
+    with Journal(whole_journal) as whole:
         wanted = [[bytes(frame) for frame in pack(one)] for one in whole.messages]
     try:
         with quietly(), Journal(path) as read:
@@ -352,18 +338,16 @@ def test_damaged_journal_has_the_first_records_or_is_refused(
     except DataLossError:
         assert path.read_bytes() == changed
         return
-    if changed.startswith(journal_of_damaged_journal.read_bytes()[:20]):
+    if changed.startswith(whole_journal.read_bytes()[:20]):
         # A record that was doubled is intact too.
         assert all(one in wanted for one in got)
     # The head of an earlier version is renewed.
     assert num_dropped or path.read_bytes()[20 : len(changed)] == changed[20:]
 
 
-def test_refused_journal_of_an_earlier_version_keeps_its_head(
-    journal_of_damaged_journal, tmp_path
-) -> None:
-    path = tmp_path / "journal_of_damaged_journal"
-    whole = journal_of_damaged_journal.read_bytes()
+def test_refused_journal_of_an_earlier_version_keeps_its_head(whole_journal, tmp_path) -> None:
+    path = tmp_path / "journal"
+    whole = whole_journal.read_bytes()
     changed = whole[:18] + b"2" + whole[19:21] + bytes([whole[21] ^ 1]) + whole[22:]
     path.write_bytes(changed)
     with pytest.raises(DataLossError, match="fails its checksum"):
@@ -373,10 +357,10 @@ def test_refused_journal_of_an_earlier_version_keeps_its_head(
 
 @fuzz
 @given(data=st.data())
-def test_forged_journal_is_restored_or_refused(journal_of_damaged_journal, tmp_path, data) -> None:
+def test_forged_journal_is_restored_or_refused(whole_journal, tmp_path, data) -> None:
     """All of its checksums are right."""
-    path = tmp_path / "journal_of_damaged_journal"
-    with Journal(journal_of_damaged_journal) as whole:
+    path = tmp_path / "journal"
+    with Journal(whole_journal) as whole:
         entry = whole.messages[0]
         frames = [bytes(frame) for frame in pack(entry)]
     head = frames[0].partition(b"\0")
@@ -396,7 +380,7 @@ def test_forged_journal_is_restored_or_refused(journal_of_damaged_journal, tmp_p
     lengths = struct.pack(f"<{len(frames)}Q", *map(len, frames))
     body = struct.pack("<I", len(frames)) + lengths + b"".join(frames)
     record = _RECORD.pack(MARK, len(body), zlib.crc32(body))
-    whole_head = journal_of_damaged_journal.read_bytes()[:20]
+    whole_head = whole_journal.read_bytes()[:20]
     path.write_bytes(whole_head + record + zlib.crc32(record).to_bytes(4, "little") + body)
     with contextlib.suppress(DataLossError), quietly():
         ParameterServer(_KEYS, journal=path, journal_interval_s=1e6).close()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import resource
 import threading
 import types
 from collections.abc import Iterator
@@ -16,7 +14,6 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from stratagem.errors import DataLossError
 from stratagem.group.transport.journal import Journal
 from stratagem.group.transport.listener import Request
 from stratagem.group.transport.wire import Message
@@ -27,6 +24,7 @@ from stratagem.parameter_server.server.pushes import Pushes
 from stratagem.parameter_server.server.server import ServerState, StateJournal, next_lifetime
 from stratagem.parameter_server.server.shards import ShardSpec, UpdateMode
 from stratagem.parameter_server.server.store import Marks, ServerVariables
+from tests.unit.parameter_server.server.test_server import full_disk
 from tests.unit.parameter_server.server.update_rules import Momentum
 
 NAMES = ["v", "b", "table", "v:v", "table:v"]
@@ -89,10 +87,14 @@ def assert_same(got: ServerState, wanted: ServerState) -> None:
     assert got.pushes.mode == wanted.pushes.mode
 
 
-def assert_read(path: Path, wanted: ServerState) -> None:
+def restored(path: Path) -> ServerState:
     state, journal = read(path)
     journal.close()
-    assert_same(state, wanted)
+    return state
+
+
+def assert_read(path: Path, wanted: ServerState) -> None:
+    assert_same(restored(path), wanted)
 
 
 def test_everything_is_there_again_after_each_entry(path, written) -> None:
@@ -120,8 +122,7 @@ def test_optimizers_are_there_again_and_those_that_were_dropped_are_not(path, wr
     rows = (np.array([3]), np.ones((1, 2)))
     state.store.update({"v": np.ones((4, 3))}, {"table": rows}, {"v": "second", "table": "second"})
     journal.write()
-    got, file = read(path)
-    file.close()
+    got = restored(path)
     assert_same(got, state)
     names = ["v:second.v", "table:second.v"]
     np.testing.assert_array_equal(got.store.pull(names)[1], state.store.pull(names)[1])
@@ -133,8 +134,7 @@ def test_optimizers_are_there_again_and_those_that_were_dropped_are_not(path, wr
     assert got.store.scalars == {"count": 1, "second.count": 1}
     state.store.drop_rule("")
     journal.write()
-    got, file = read(path)
-    file.close()
+    got = restored(path)
     assert got.store.scalars == {"second.count": 1}
     np.testing.assert_array_equal(got.store.pull(names)[0], np.ones((4, 3)))
     for name in ("v:v", "table:v"):
@@ -146,16 +146,15 @@ def test_training_goes_on_after_a_restart_as_if_there_had_been_none(path, writte
     state, journal = written
     update(state, 0)
     journal.write()
-    restored, file = read(path)
-    file.close()
-    restored.pushes.set_rule(RULE, ["v", "b", "table"])
-    for one in (state, restored):
+    after = restored(path)
+    after.pushes.set_rule(RULE, ["v", "b", "table"])
+    for one in (state, after):
         update(one, 1)
-    for one, other in zip(restored.store.pull(NAMES), state.store.pull(NAMES), strict=True):
+    for one, other in zip(after.store.pull(NAMES), state.store.pull(NAMES), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert restored.store.version == 2
+    assert after.store.version == 2
     with pytest.raises(ValueError, match=r"with {'name': 'other'}: the servers already have"):
-        restored.store.set_rule(Momentum("other"), ["v"])
+        after.store.set_rule(Momentum("other"), ["v"])
 
 
 def test_entry_holds_what_has_changed_only(path, written) -> None:
@@ -193,9 +192,7 @@ def test_entry_of_a_narrow_table_adds_what_has_changed(path, monkeypatch) -> Non
     file.close()
     assert after.st_ino == before.st_ino
     assert before.st_size < after.st_size < before.st_size + 5000
-    restored, again = read(path)
-    again.close()
-    (table,) = restored.store.pull(["table"])
+    (table,) = restored(path).store.pull(["table"])
     np.testing.assert_array_equal(table, np.arange(10_000)[:, None] < 3)
 
 
@@ -294,23 +291,10 @@ def test_slots_that_are_made_while_pieces_are_written_come_in_pieces_too(path, m
     with file:
         StateJournal(file, state, 1e6).write()
         assert most_rows_at_once(path) == {"piece": 10}
-        restored, other = read(path)
-        other.close()
-        for name in ("table", "table:v"):
-            np.testing.assert_array_equal(
-                *[one.store.pull([name])[0] for one in (restored, state)], err_msg=name
-            )
-
-
-@contextlib.contextmanager
-def full_disk(size_bytes: int) -> Iterator[None]:
-    """No file may grow beyond this."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        names = ["table", "table:v"]
+        after, wanted = (one.store.pull(names) for one in (restored(path), state))
+        for one, other in zip(after, wanted, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("is_anew", [False, True])
@@ -359,50 +343,15 @@ def test_entries_are_each_of_one_moment_while_others_update(path, written) -> No
         counts = set()
         while len(counts) < 20:
             journal.write()
-            restored, file = read(path)
-            file.close()
-            v, table = restored.store.pull(["v", "table"])
-            count = int(restored.store.scalars["count"])
+            after = restored(path)
+            v, table = after.store.pull(["v", "table"])
+            count = int(after.store.scalars["count"])
             counts.add(count)
             assert (v == count).all()
             assert (table == count).all()
     finally:
         is_over.set()
         thread.join()
-
-
-def test_thread_writes_by_itself_and_the_last_entry_at_the_end(path, written) -> None:
-    state, _ = written
-    with Journal(path) as file:
-        journal = StateJournal(file, state, 0.001)
-        journal.start()
-        update(state, 0)
-        limit = threading.Event()
-        for _ in range(3000):
-            if journal.journaled_version == 1:
-                break
-            limit.wait(0.01)
-        assert journal.journaled_version == 1
-        journal.close()
-        journal.close()
-    with Journal(path) as file:
-        journal = StateJournal(file, state, 1e6)
-        journal.start()
-        update(state, 1)
-        journal.close()
-    assert_read(path, state)
-
-
-def test_damaged_journal_is_reported(path, written) -> None:
-    state, journal = written
-    for seed in range(2):
-        update(state, seed)
-        journal.write()
-    data = bytearray(path.read_bytes())
-    data[100] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(DataLossError, match="the record at byte 20 fails its checksum"):
-        read(path)
 
 
 def test_later_run_has_the_larger_number_whatever_the_clock_says(

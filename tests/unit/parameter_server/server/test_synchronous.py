@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +14,7 @@ from stratagem.parameter_server.server.pushes import (
     SynchronousSums,
     SynchronousUpdates,
 )
-from stratagem.parameter_server.server.shards import (
-    stored_name,
-)
-from stratagem.parameter_server.server.store import Rules, ServerVariables
+from stratagem.parameter_server.server.store import ServerVariables
 from tests.unit.parameter_server.server.test_store import make_store
 from tests.unit.parameter_server.server.update_rules import Momentum
 
@@ -68,51 +64,6 @@ def test_sum_does_not_depend_on_who_comes_first() -> None:
     assert len(results) == 1
 
 
-def test_worker_that_is_too_late_learns_so_and_its_gradients_are_discarded() -> None:
-    """One backup worker of three."""
-    store, updates = make(2)
-    answers: list = []
-    updates.add(of("a", 0, answers))
-    updates.add(of("b", 0, answers))
-    updates.add(of("c", 0, answers, 100.0))
-    assert answers[2:] == [("c", 1, False)]
-    assert updates.num_discarded == 1
-    np.testing.assert_allclose(store.pull(["v"])[0], -0.2, rtol=1e-6)
-    updates.add(of("c", 1, answers))
-    updates.add(of("a", 1, answers))
-    assert answers[3:] == [("a", 2, True), ("c", 2, True)]
-
-
-def test_worker_that_was_started_again_counts_once() -> None:
-    store, updates = make(2)
-    answers: list = []
-    updates.add(of("a", 0, answers, 100.0))
-    updates.add(of("a", 0, answers))
-    assert answers == [("a", 0, False)]  # to who has died, or has given up
-    assert store.version == 0
-    updates.add(of("b", 0, answers))
-    assert answers[1:] == [("a", 1, True), ("b", 1, True)]
-    assert updates.num_discarded == 1
-    np.testing.assert_allclose(store.pull(["v"])[0], -0.2, rtol=1e-6)
-
-
-def test_fewer_workers_make_an_update_when_one_is_lost() -> None:
-    store, updates = make(3)
-    answers: list = []
-    updates.add(of("a", 0, answers))
-    updates.add(of("b", 0, answers))
-    updates.expect(2)
-    assert answers == [("a", 1, True), ("b", 1, True)]
-    updates.add(of("a", 1, answers))
-    updates.expect(3)
-    updates.add(of("b", 1, answers))
-    assert store.version == 1
-    updates.add(of("c", 1, answers))
-    assert store.version == 2
-    with pytest.raises(ValueError, match="is not a valid number of workers"):
-        updates.expect(0)
-
-
 def test_update_that_cannot_be_made_is_reported_to_all_and_the_next_one_is() -> None:
     store, updates = make(2)
     answers: list = []
@@ -126,17 +77,6 @@ def test_update_that_cannot_be_made_is_reported_to_all_and_the_next_one_is() -> 
     updates.add(of("a", 0, answers))
     updates.add(of("b", 0, answers))
     assert store.version == 1
-
-
-def test_rest_is_applied_when_no_more_will_come() -> None:
-    store, updates = make(3)
-    answers: list = []
-    updates.flush()
-    assert store.version == 0
-    updates.add(of("a", 0, answers))
-    updates.flush()
-    assert answers == [("a", 1, True)]
-    np.testing.assert_allclose(store.pull(["v"])[0], -0.1, rtol=1e-6)
 
 
 def test_workers_in_threads_make_as_many_updates_as_steps() -> None:
@@ -159,12 +99,6 @@ def test_workers_in_threads_make_as_many_updates_as_steps() -> None:
         thread.join()
     assert store.version == 25
     assert updates.num_discarded == 0
-
-
-@pytest.mark.parametrize("number", [0, -1])
-def test_update_of_nobody_is_refused(number) -> None:
-    with pytest.raises(ValueError, match="is not a valid number of workers"):
-        SynchronousUpdates(ServerVariables(), number)
 
 
 def test_counters_are_set_with_the_update_to_the_largest_of_all() -> None:
@@ -229,72 +163,3 @@ def test_sums_do_not_wait_for_lost_workers_nor_outlive_their_update() -> None:
     assert len(asked.answers) == 2
     asked.sums.flush()
     assert asked.answers[2:] == [("a", [10.0])]
-
-
-# Optimizers of a server by name, and their scalars.
-
-
-class Rule:
-    """A rule with a step count and a rate; it updates nothing."""
-
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
-
-    def scalars(self) -> dict[str, np.ndarray]:
-        return {"step": np.zeros((), np.int64), "rate": np.array(self.rate, np.float32)}
-
-    def slots(self, name: str, shape: tuple[int, ...], dtype: str) -> list[Any]:
-        return []
-
-    def apply(self, state: Any, grads: Any) -> Any:
-        return state
-
-    def describe(self) -> dict[str, Any]:
-        return {"rate": self.rate}
-
-
-@pytest.fixture
-def rules() -> Rules:
-    made = Rules()
-    made.set("sgd", Rule(0.1))
-    made.set("adam", Rule(0.01))
-    return made
-
-
-def test_scalars_are_listed_by_optimizer_and_name(rules) -> None:
-    assert rules.names == ["sgd", "adam"]
-    assert {name: float(value) for name, value in rules.scalars.items()} == {
-        stored_name("sgd", "step"): 0,
-        stored_name("sgd", "rate"): pytest.approx(0.1),
-        stored_name("adam", "step"): 0,
-        stored_name("adam", "rate"): pytest.approx(0.01),
-    }
-
-
-def test_same_rule_again_keeps_its_scalars_and_another_one_is_refused(rules) -> None:
-    rules.keep("sgd", {"step": np.array(5), "rate": np.array(0.2)})
-    same = Rule(0.1)
-    rules.set("sgd", same)
-    assert rules.find("sgd", []) is same
-    assert rules.scalars_of("sgd")["step"] == 5
-    with pytest.raises(ValueError, match="already have another optimizer with this name"):
-        rules.set("sgd", Rule(0.5))
-    assert rules.find("sgd", []) is same
-
-
-def test_scalar_is_set_in_its_own_dtype_for_its_optimizer_alone(rules) -> None:
-    rules.set_scalar(stored_name("adam", "step"), np.array(7.0))
-    assert rules.scalars_of("adam")["step"].dtype == np.int64
-    assert (rules.scalars_of("adam")["step"], rules.scalars_of("sgd")["step"]) == (7, 0)
-    for name in (stored_name("adam", "momentum"), stored_name("ftrl", "step"), "step"):
-        with pytest.raises(KeyError, match="no scalar"):
-            rules.set_scalar(name, np.array(1))
-
-
-def test_optimizer_that_is_missing_or_dropped_is_named_by_its_variables(rules) -> None:
-    rules.drop("sgd")
-    rules.drop("never there")
-    assert rules.names == ["adam"]
-    assert stored_name("sgd", "step") not in rules.scalars
-    with pytest.raises(RuntimeError, match=r"Gradients of \['kernel'\] were pushed before"):
-        rules.find("sgd", ["kernel"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -29,10 +28,10 @@ from stratagem.parameter_server.server.shards import (
     made_in_pieces,
     sum_rows,
 )
+from tests.unit.parameter_server.server.test_server import LIMIT_S, wait_until
 from tests.unit.parameter_server.server.update_rules import Momentum
 
 NUM_SERVERS = 2
-LIMIT_S = 120.0
 
 
 @pytest.fixture
@@ -88,13 +87,6 @@ def start(connections: Connections, mode: UpdateMode) -> ServerClient:
     return served
 
 
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not is_true():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.002)
-
-
 def wait_for(served: ServerClient, num_waiting: int) -> None:
     """Until so many workers wait at each server."""
     wait_until(
@@ -144,6 +136,8 @@ def test_late_worker_learns_so_and_gets_the_new_values(connections, worker) -> N
 
 def test_gradients_that_wait_are_applied_at_the_end(connections, worker) -> None:
     served = start(connections, UpdateMode(num_needed=2))
+    served.flush()
+    assert [state["version"] for state in served.describe().values()] == [0, 0]
     waiting = worker("a").push(1.0)
     wait_for(served, 1)
     assert not waiting.done()
@@ -478,13 +472,14 @@ def test_memory_is_aligned_for_jax(shape) -> None:
 # How updates are to be made.
 
 
-@pytest.mark.parametrize("numbers", [{"num_needed": -1}, {"max_staleness": -1}])
-def test_negative_numbers_are_refused(numbers) -> None:
-    with pytest.raises(ValueError, match="has a negative number"):
-        UpdateMode(**numbers)
-
-
-def test_synchronous_updates_have_no_other_bound() -> None:
-    with pytest.raises(ValueError, match="limits the staleness of synchronous updates"):
-        UpdateMode(num_needed=2, max_staleness=0)
-    assert UpdateMode(max_staleness=0).num_needed == 0
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ((-1, None), "has a negative number"),
+        ((0, -1), "has a negative number"),
+        ((2, 0), "limits the staleness of synchronous updates"),
+    ],
+)
+def test_modes_that_cannot_be_are_refused(numbers, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        UpdateMode(*numbers)

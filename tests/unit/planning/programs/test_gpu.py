@@ -13,7 +13,7 @@ import pytest
 
 from stratagem.devices.mesh import Topology
 from stratagem.planning.compilers import missing_compiler
-from tests.unit.planning.programs.schedule import Schedule, share_behind
+from stratagem.planning.schedule import Schedule, share_behind
 from tests.unit.planning.programs.training_steps import dense_step
 
 pytestmark = pytest.mark.skipif(

@@ -19,9 +19,9 @@ from stratagem.devices.mesh import Topology
 from stratagem.execution.programs.lockstep import program_of
 from stratagem.keras.training.planned_models import training_step
 from stratagem.planning.memory import step_programs
+from stratagem.planning.schedule import Schedule
 from stratagem.planning.targets import parse_target
 from tests.unit.planning.programs.absent_chips import QUICKLY, chips_of
-from tests.unit.planning.programs.schedule import Schedule
 
 pytest.importorskip("libtpu", reason="no libtpu: `make test-external NAME=tpu` has it")
 

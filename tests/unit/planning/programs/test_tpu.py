@@ -5,21 +5,17 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
 import pytest
 
 from stratagem.devices.mesh import Topology
+from stratagem.planning.schedule import Schedule, share_behind
 from tests.unit.planning.programs.absent_chips import chips_of
-from tests.unit.planning.programs.schedule import Schedule, share_behind
 from tests.unit.planning.programs.training_steps import dense_step
 
 pytest.importorskip("libtpu", reason="no libtpu: `make test-external NAME=tpu` has it")
-
-_REDUCTION = re.compile(r"= (.*) all-reduce(?:-start)?\(")
-_SHAPE = re.compile(r"f32\[([\d,]*)\]")
 
 # What docs/guides/many_workers.md tells users to set, and docs/design/core.md why we do not.
 _OVERLAP = {
@@ -37,23 +33,6 @@ def chips() -> Topology:
 @pytest.fixture(scope="module")
 def deep_step(chips: Topology) -> Any:
     return dense_step(chips, [2048] * 5, batch_size=2048, optimizer="sgd")
-
-
-def test_every_gradient_is_reduced_over_all_chips(chips: Topology) -> None:
-    model, step = dense_step(chips, [784, 256, 128], batch_size=128)
-    text = step.compile().as_text()
-    reductions = [line for line in text.splitlines() if _REDUCTION.search(line)]
-    assert reductions
-    for line in reductions:
-        groups = re.search(r"replica_groups=(\{\{0,1,2,3,4,5,6,7\}\}|\[1,8\]<=\[8\])", line)
-        assert groups, line
-    reduced = 0
-    for line in reductions:
-        for shape in _SHAPE.findall(_REDUCTION.search(line)[1]):
-            reduced += int(np.prod([int(size) for size in shape.split(",") if size]))
-    gradients = sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
-    assert reduced >= gradients
-    assert len(reductions) < len(model.trainable_variables)  # the compiler combines them
 
 
 def test_gradients_travel_during_the_backward_pass_where_the_compiler_is_set_to(

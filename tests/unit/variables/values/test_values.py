@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +18,6 @@ import stratagem as sg
 from stratagem.devices.finding import find_devices
 from stratagem.devices.mesh import Topology
 from stratagem.variables.distributed import (
-    DistributedValues,
     Mirrored,
     PerReplica,
     is_array,
@@ -97,9 +95,7 @@ def test_repr_of_what_jax_puts_into_a_pytree_does_not_fail(per_replica) -> None:
 
 AS_AN_ARRAY = {
     "np.asarray(x)": np.asarray,
-    "np.mean(x)": np.mean,
     "jnp.asarray(x)": jnp.asarray,
-    "jnp.sum(x)": jnp.sum,
     "np.ones(3) + x": lambda x: np.ones(3) + x,
     "jnp.ones(3) + x": lambda x: jnp.ones(3) + x,
     "jnp.ones(3) @ x": lambda x: jnp.ones(3) @ x,
@@ -114,7 +110,6 @@ AS_A_NUMBER = {
     "complex(x)": complex,
     "round(x)": round,
     "abs(x)": abs,
-    "math.sqrt(x)": math.sqrt,
     "range(x)": range,
     "-x": lambda x: -x,
     "x + 1": lambda x: x + 1,
@@ -125,7 +120,7 @@ AS_A_NUMBER = {
     "x < 1": lambda x: x < 1,
     "f'{x:.3f}'": lambda x: f"{x:.3f}",
 }
-AS_A_TRUTH_VALUE = {"bool(x)": bool, "1 if x else 2": lambda x: 1 if x else 2}
+AS_A_TRUTH_VALUE = {"bool(x)": bool}
 
 
 @pytest.mark.parametrize(
@@ -189,12 +184,6 @@ def test_mirrored_is_a_pytree() -> None:
     np.testing.assert_array_equal(doubled.value, 2 * ROWS)
 
 
-def test_both_are_distributed_values(per_replica) -> None:
-    assert isinstance(per_replica, DistributedValues)
-    assert isinstance(Mirrored(1.0), DistributedValues)
-    assert not isinstance(1.0, DistributedValues)
-
-
 def test_mirrored_counts_like_its_value() -> None:
     two, three = Mirrored(jnp.float32(2.0)), Mirrored(3.0)
     results = [two + 1, 1 - two, two * three, 6 / two, two**2, -two, abs(-two)]
@@ -250,11 +239,6 @@ def two() -> Topology:
     return Topology(find_devices(["cpu:0", "cpu:1"]))
 
 
-@pytest.fixture
-def three_of_regrouping() -> Topology:
-    return Topology(find_devices(["cpu:0", "cpu:1", "cpu:2"]))
-
-
 def test_structures_become_one_structure_of_per_replica_and_back(two) -> None:
     values = [
         Pair({"a": np.full(2, i), "b": [np.float32(i), (i + 0.5,)]}, collections.OrderedDict(c=-i))
@@ -272,11 +256,6 @@ def test_structures_become_one_structure_of_per_replica_and_back(two) -> None:
         jax.tree.map(np.testing.assert_array_equal, selected, value)
 
 
-def test_components_lie_on_the_devices_of_their_replicas(three_of_regrouping) -> None:
-    joined = regroup([np.float32(index) for index in range(3)], three_of_regrouping)
-    assert [part.devices().pop().id for part in joined.components] == [0, 1, 2]
-
-
 def test_numpy_values_get_the_dtype_that_jax_gives_them(two) -> None:
     assert regroup([np.float64(1), np.float64(2)], two).stacked.dtype == np.float32
     assert regroup([1, 2], two).stacked.dtype == np.int32
@@ -288,11 +267,9 @@ def test_numpy_values_get_the_dtype_that_jax_gives_them(two) -> None:
 @pytest.mark.parametrize(
     "value", [7, 2.5, 1 + 2j, True, "text", None, b"raw", print, frozenset({1})]
 )
-def test_object_that_is_the_same_on_all_replicas_comes_back_as_it_is(
-    three_of_regrouping, value
-) -> None:
-    assert regroup([value] * 3, three_of_regrouping) is value
-    assert regroup([{"a": [value]}] * 3, three_of_regrouping) == {"a": [value]}
+def test_object_that_is_the_same_on_all_replicas_comes_back_as_it_is(three, value) -> None:
+    assert regroup([value] * 3, three) is value
+    assert regroup([{"a": [value]}] * 3, three) == {"a": [value]}
 
 
 def test_equal_arrays_are_still_one_a_replica(two) -> None:
@@ -387,9 +364,9 @@ def test_different_structures_are_refused_with_the_place(two, first, second, pla
         regroup([first, second], two)
 
 
-def test_another_number_of_replicas_than_the_topology_has_is_refused(three_of_regrouping) -> None:
+def test_another_number_of_replicas_than_the_topology_has_is_refused(three) -> None:
     with pytest.raises(ValueError, match="Received 2 values for 3 replicas"):
-        regroup([np.ones(2), np.ones(2)], three_of_regrouping)
+        regroup([np.ones(2), np.ones(2)], three)
 
 
 def test_select_replica_reads_mirrored_and_plain_leaves_on_every_replica(two) -> None:

@@ -30,7 +30,6 @@ from stratagem.cli.doctor.network.survey import (
     hosts_of,
     own_index,
     parse_hosts,
-    square,
     survey_tables,
 )
 from stratagem.cli.doctor.network.surveyor import Surveyor, survey_as_task
@@ -601,9 +600,3 @@ def test_json_has_all_of_a_survey() -> None:
     survey.owned[0] = {"10.0.0.1": True}
     survey.own_address[0] = "10.0.0.1"
     assert Survey.from_dict(json.loads(json.dumps(survey.as_dict()))) == survey
-
-
-def test_rows_of_a_square_are_apart() -> None:
-    matrix = square(2)
-    matrix[0][1] = 1.0
-    assert matrix == [[None, 1.0], [None, None]]

@@ -153,9 +153,3 @@ def test_every_row_update_is_accounted_for_through_kills(server, client) -> None
 def test_options_that_the_server_does_not_have_are_refused(client) -> None:
     with pytest.raises(ServerError, match=r"the options \['storage'\], which servers do not have"):
         client.create(storage="int8")
-    with pytest.raises(ServerError, match=r"has the tiers \{.memory_bytes.: 1\}"):
-        client.create(tiers={"memory_bytes": 1})
-    with pytest.raises(ServerError, match="is not an initializer of a keyed table"):
-        client.create(initializer={"kind": "orthogonal"})
-    with pytest.raises(ServerError, match="has the policy 'Random'"):
-        client.create(eviction={"kind": "Random"})

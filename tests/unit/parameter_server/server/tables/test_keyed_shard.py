@@ -19,7 +19,7 @@ from stratagem.parameter_server.server.server import ServerState, StateJournal
 from stratagem.parameter_server.server.shards import ShardSpec, Slot, State
 from stratagem.parameter_server.server.store import ServerVariables
 from stratagem.parameter_server.server.tables.table_options import RowInitializer
-from tests.unit.parameter_server.server.test_state_journal import read
+from tests.unit.parameter_server.server.test_state_journal import read, restored
 from tests.unit.parameter_server.server.update_rules import Momentum
 
 UNIFORM: dict[str, Any] = {"kind": "uniform", "a": -1.0, "b": 1.0, "seed": 5}
@@ -115,20 +115,6 @@ def test_a_pull_makes_no_row() -> None:
     assert whole.shape == slot.shape == (0, DIM)
     store.assign("t", whole)
     assert store.tables["t"]["rows"] == 1
-
-
-def test_rows_are_the_same_on_three_servers_in_any_order() -> None:
-    keys = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 300)
-    one, others = made(), [made() for _ in range(3)]
-    for _ in range(3):
-        push(one, keys)
-        for place, store in enumerate(others):
-            push(store, keys[place::3][::-1])
-    push(others[0], np.arange(50))  # of no other server
-    for place, store in enumerate(others):
-        own = keys[place::3]
-        for name in ("t", "t:v"):
-            np.testing.assert_array_equal(store.pull_rows(name, own), one.pull_rows(name, own))
 
 
 def test_refused_rows_are_dropped_and_counted() -> None:
@@ -309,8 +295,7 @@ def update(state: ServerState, step: int) -> None:
 
 
 def assert_restored(path: Path, wanted: ServerState) -> ServerState:
-    state, journal = read(path)
-    journal.close()
+    state = restored(path)
     keys = np.arange(-110, 310)
     for name in ("t", "t:v"):
         np.testing.assert_array_equal(
@@ -336,13 +321,13 @@ def test_state_is_the_same_after_a_restart(tmp_path, started, options) -> None:
     assert state.store.tables["t"]["evicted"] > 0 or not options
     # Training continues as it would have.
     journal.write()
-    restored = assert_restored(tmp_path / "journal", state)
-    restored.pushes.set_rule(RULE, ["t"])
+    after = assert_restored(tmp_path / "journal", state)
+    after.pushes.set_rule(RULE, ["t"])
     for step in range(100, 110):
-        for one in (state, restored):
+        for one in (state, after):
             update(one, step)
     keys = np.arange(-110, 310)
-    got, wanted = restored.store, state.store
+    got, wanted = after.store, state.store
     np.testing.assert_array_equal(got.pull_rows("t", keys), wanted.pull_rows("t", keys))
     assert got.tables["t"]["evicted_updates"] == wanted.tables["t"]["evicted_updates"]
 
@@ -353,8 +338,8 @@ def test_refusals_alone_are_in_the_journal(tmp_path, started) -> None:
     journal.write()
     push(state.store, np.arange(10, 14))  # to a full table
     journal.write()
-    restored = assert_restored(tmp_path / "journal", state)
-    assert restored.store.tables["t"]["refused_updates"] == 4
+    after = assert_restored(tmp_path / "journal", state)
+    assert after.store.tables["t"]["refused_updates"] == 4
 
 
 def test_an_entry_has_the_changed_rows_alone(tmp_path, started) -> None:
@@ -425,8 +410,7 @@ def test_a_dropped_optimizer_takes_its_slots(tmp_path, started) -> None:
     state.store.drop_rule("second")
     assert_missing(state.store)
     journal.write()
-    restored = assert_restored(tmp_path / "journal", state)
-    assert_missing(restored.store)
+    assert_missing(assert_restored(tmp_path / "journal", state).store)
     push(state.store, np.arange(20))
 
 

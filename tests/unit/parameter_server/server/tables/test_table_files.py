@@ -280,12 +280,6 @@ def test_forged_slots_are_refused(slots, freed, error) -> None:
         KeySlots(10).restore(saved)
 
 
-def test_memory_is_that_of_the_arrays() -> None:
-    slots = made(20_000)
-    # A key, its count and version, two flags, and 5 bytes of a place in an index 0.4 to 0.8 full.
-    assert 18 + 5 / 0.8 < slots.size_bytes / 20_000 < 18 + 5 / 0.38
-
-
 @pytest.mark.parametrize("eviction", [LeastRecent(), LeastFrequent()])
 def test_large_table_evicts_the_first_of_a_window(monkeypatch, eviction) -> None:
     monkeypatch.setattr(key_slots, "_WINDOW", 128)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -28,6 +27,7 @@ from stratagem.parameter_server.server.tables.saved_tables import (
 )
 from stratagem.parameter_server.server.tables.table_chains import compact
 from tests.unit.parameter_server.server.tables.test_keyed_messages import Client, push_of
+from tests.unit.parameter_server.server.tables.test_tiered_journal import KilledError
 from tests.unit.parameter_server.server.test_server import Server
 from tests.unit.parameter_server.table_clusters import TableCluster, table_cluster
 
@@ -36,10 +36,6 @@ OPTIONS = {
     "eviction": {"kind": "LeastFrequent"},
     "max_rows": 40,
 }
-
-
-class KilledError(BaseException):
-    """What a process that is killed does not do."""
 
 
 class Disk:
@@ -89,7 +85,7 @@ def restored(cluster: TableCluster, versions: TableVersions, number: int) -> obj
     return cluster.state(), cluster.counters()
 
 
-@pytest.mark.parametrize("order", [*itertools.permutations([2, 3, 4])])
+@pytest.mark.parametrize("order", [(2, 3, 4), (3, 2, 4), (4, 3, 2)])
 def test_versions_are_the_same_in_any_order_of_compaction(versions, order) -> None:
     with table_cluster(1, **OPTIONS) as cluster:
         states = saved_versions(cluster, versions)
@@ -219,79 +215,75 @@ class Versions(TableVersions):
 
 
 @pytest.fixture
-def versions_of_version_series(tmp_path) -> Versions:
+def series(tmp_path) -> Versions:
     return Versions(tmp_path)
 
 
-def test_next_version_continues_until_it_is_time_for_all_rows(versions_of_version_series) -> None:
-    assert base_of_next(versions_of_version_series, None, 3) is None
-    assert base_of_next(versions_of_version_series, "ckpt-1", 3) is None
-    versions_of_version_series.add(100)
-    assert base_of_next(versions_of_version_series, "ckpt-1", 3) == 1
-    assert base_of_next(versions_of_version_series, "ckpt-1", 2) == 1
-    assert base_of_next(versions_of_version_series, "ckpt-1", 1) is None
-    versions_of_version_series.add(10, 1)
-    assert base_of_next(versions_of_version_series, "ckpt-2", 3) == 2
-    assert base_of_next(versions_of_version_series, "ckpt-2", 2) is None
-    versions_of_version_series.add(10, 2)
-    assert base_of_next(versions_of_version_series, "ckpt-3", 4) == 3
-    assert base_of_next(versions_of_version_series, "ckpt-3", 3) is None
-    assert (
-        base_of_next(versions_of_version_series, "ckpt-1", 3) == 1
-    )  # training continued from there
-    versions_of_version_series.add(10, 1, "ckpt-2")
-    assert base_of_next(versions_of_version_series, "ckpt-2", 3) == 4  # it was saved again
+def test_next_version_continues_until_it_is_time_for_all_rows(series) -> None:
+    assert base_of_next(series, None, 3) is None
+    assert base_of_next(series, "ckpt-1", 3) is None
+    series.add(100)
+    assert base_of_next(series, "ckpt-1", 3) == 1
+    assert base_of_next(series, "ckpt-1", 2) == 1
+    assert base_of_next(series, "ckpt-1", 1) is None
+    series.add(10, 1)
+    assert base_of_next(series, "ckpt-2", 3) == 2
+    assert base_of_next(series, "ckpt-2", 2) is None
+    series.add(10, 2)
+    assert base_of_next(series, "ckpt-3", 4) == 3
+    assert base_of_next(series, "ckpt-3", 3) is None
+    assert base_of_next(series, "ckpt-1", 3) == 1  # training continued from there
+    series.add(10, 1, "ckpt-2")
+    assert base_of_next(series, "ckpt-2", 3) == 4  # it was saved again
 
 
-def test_changes_larger_than_the_rows_are_not_continued(versions_of_version_series) -> None:
-    versions_of_version_series.add(100)
-    versions_of_version_series.add(60, 1)
-    assert base_of_next(versions_of_version_series, "ckpt-2", 9) == 2
-    versions_of_version_series.add(60, 2)
-    assert base_of_next(versions_of_version_series, "ckpt-3", 9) is None
+def test_changes_larger_than_the_rows_are_not_continued(series) -> None:
+    series.add(100)
+    series.add(60, 1)
+    assert base_of_next(series, "ckpt-2", 9) == 2
+    series.add(60, 2)
+    assert base_of_next(series, "ckpt-3", 9) is None
 
 
-def test_missing_or_damaged_version_is_not_continued(versions_of_version_series) -> None:
+def test_missing_or_damaged_version_is_not_continued(series) -> None:
     for size_bytes, base in ((100, None), (10, 1), (10, 2)):
-        versions_of_version_series.add(size_bytes, base)
-    assert base_of_next(versions_of_version_series, "ckpt-3", 9) == 3
-    file = versions_of_version_series.path(1) / "t-0.rows"
+        series.add(size_bytes, base)
+    assert base_of_next(series, "ckpt-3", 9) == 3
+    file = series.path(1) / "t-0.rows"
     file.write_bytes(b"torn")
-    assert base_of_next(versions_of_version_series, "ckpt-3", 9) is None
+    assert base_of_next(series, "ckpt-3", 9) is None
     file.unlink()
-    assert base_of_next(versions_of_version_series, "ckpt-3", 9) is None
-    versions_of_version_series.remove(1)
-    assert base_of_next(versions_of_version_series, "ckpt-3", 9) is None
+    assert base_of_next(series, "ckpt-3", 9) is None
+    series.remove(1)
+    assert base_of_next(series, "ckpt-3", 9) is None
 
 
-def test_versions_that_no_checkpoint_needs_are_removed(versions_of_version_series) -> None:
+def test_versions_that_no_checkpoint_needs_are_removed(series) -> None:
     for base in (None, 1, 2, None, 4, 3, 5):
-        versions_of_version_series.add(10, base)
-    remove_unneeded(versions_of_version_series, [])
-    assert (
-        len(versions_of_version_series.numbers) == 7
-    )  # their checkpoints may be about to be written
-    remove_unneeded(versions_of_version_series, ["ckpt-3", "ckpt-5", "ckpt-9"])
-    assert versions_of_version_series.numbers == [1, 2, 3, 4, 5, 6, 7]
-    remove_unneeded(versions_of_version_series, ["ckpt-5"])
-    assert versions_of_version_series.numbers == [4, 5, 6, 7]
-    (versions_of_version_series.path(7) / "manifest.json").write_bytes(b"torn")
-    remove_unneeded(versions_of_version_series, ["ckpt-6"])
-    assert versions_of_version_series.numbers == [4, 5, 6, 7]
-    versions_of_version_series.remove(7)
-    remove_unneeded(versions_of_version_series, ["ckpt-6"])
-    assert versions_of_version_series.numbers == [6]
+        series.add(10, base)
+    remove_unneeded(series, [])
+    assert len(series.numbers) == 7  # their checkpoints may be about to be written
+    remove_unneeded(series, ["ckpt-3", "ckpt-5", "ckpt-9"])
+    assert series.numbers == [1, 2, 3, 4, 5, 6, 7]
+    remove_unneeded(series, ["ckpt-5"])
+    assert series.numbers == [4, 5, 6, 7]
+    (series.path(7) / "manifest.json").write_bytes(b"torn")
+    remove_unneeded(series, ["ckpt-6"])
+    assert series.numbers == [4, 5, 6, 7]
+    series.remove(7)
+    remove_unneeded(series, ["ckpt-6"])
+    assert series.numbers == [6]
 
 
-def test_version_without_changes_needs_no_other(versions_of_version_series) -> None:
+def test_version_without_changes_needs_no_other(series) -> None:
     """A server that was restarted saved all rows, although changes were requested."""
-    versions_of_version_series.add(10)
-    number = versions_of_version_series.begin()
+    series.add(10)
+    number = series.begin()
     part = {"file": f"{number:08d}/t-0.rows", "size_bytes": 0, "base": None}
     fields = {"save": "2", "base": 1, CHECKPOINT: "ckpt-2", "tables": {"t": {"parts": [part]}}}
-    versions_of_version_series.write_manifest(number, fields)
-    remove_unneeded(versions_of_version_series, ["ckpt-2"])
-    assert versions_of_version_series.numbers == [2]
+    series.write_manifest(number, fields)
+    remove_unneeded(series, ["ckpt-2"])
+    assert series.numbers == [2]
 
 
 # Versions in a folder, and each kind of damage.
@@ -308,7 +300,7 @@ def fields_of(number: int, base: int | None) -> dict[str, object]:
 
 
 @pytest.fixture
-def versions_of_table_versions(tmp_path) -> TableVersions:
+def chained(tmp_path) -> TableVersions:
     versions = TableVersions(tmp_path / "saved")
     for base in (None, 1, 2):
         number = versions.begin()
@@ -316,49 +308,41 @@ def versions_of_table_versions(tmp_path) -> TableVersions:
     return versions
 
 
-def test_versions_count_up_and_continue_each_other(versions_of_table_versions) -> None:
-    assert versions_of_table_versions.numbers == [1, 2, 3]
-    assert versions_of_table_versions.chain(3, "a/b", 0) == {
+def test_versions_count_up_and_continue_each_other(chained) -> None:
+    assert chained.numbers == [1, 2, 3]
+    assert chained.chain(3, "a/b", 0) == {
         "files": [(f"{one:08d}/a%2Fb-0.rows", one, f"save {one}") for one in (3, 2, 1)],
         "buckets": [0, 4096],
     }
-    assert versions_of_table_versions.manifest(2)["base"] == 1
+    assert chained.manifest(2)["base"] == 1
 
 
-def test_unfinished_version_does_not_count(versions_of_table_versions) -> None:
-    assert versions_of_table_versions.begin() == 4
-    assert versions_of_table_versions.numbers == [1, 2, 3]
-    assert versions_of_table_versions.begin() == 5  # a server may still write to the former
-    assert not versions_of_table_versions.path(4).exists()
+def test_unfinished_version_does_not_count(chained) -> None:
+    assert chained.begin() == 4
+    assert chained.numbers == [1, 2, 3]
+    assert chained.begin() == 5  # a server may still write to the former
+    assert not chained.path(4).exists()
 
 
-def test_chosen_version(versions_of_table_versions, tmp_path) -> None:
-    assert (
-        versions_of_table_versions.latest,
-        versions_of_table_versions.chosen(None),
-        versions_of_table_versions.chosen(1),
-    ) == (None, 3, 1)
-    versions_of_table_versions.publish(2)
-    assert (
-        versions_of_table_versions.latest,
-        versions_of_table_versions.chosen(None),
-        versions_of_table_versions.chosen(3),
-    ) == (2, 2, 3)
-    assert TableVersions(versions_of_table_versions.folder).latest == 2
+def test_chosen_version(chained, tmp_path) -> None:
+    assert (chained.latest, chained.chosen(None), chained.chosen(1)) == (None, 3, 1)
+    chained.publish(2)
+    assert (chained.latest, chained.chosen(None), chained.chosen(3)) == (2, 2, 3)
+    assert TableVersions(chained.folder).latest == 2
     with pytest.raises(NotFoundError, match=r"no version 7 of tables.\nExpected one of its ver"):
-        versions_of_table_versions.chosen(7)
+        chained.chosen(7)
     with pytest.raises(NotFoundError, match="has no versions of tables"):
         TableVersions(tmp_path).chosen(None)
-    versions_of_table_versions.remove(2)
+    chained.remove(2)
     with pytest.raises(NotFoundError, match="no version 2 of tables"):
-        versions_of_table_versions.chosen(None)
-    (versions_of_table_versions.folder / "LATEST").write_text("two")
+        chained.chosen(None)
+    (chained.folder / "LATEST").write_text("two")
     with pytest.raises(DataLossError, match="LATEST cannot be read: it is no number"):
-        versions_of_table_versions.chosen(None)
+        chained.chosen(None)
 
 
-def test_damaged_manifest(versions_of_table_versions) -> None:
-    path = versions_of_table_versions.path(2) / "manifest.json"
+def test_damaged_manifest(chained) -> None:
+    path = chained.path(2) / "manifest.json"
     text = path.read_text()
     saved = json.loads(text)
     for wrong, how in (
@@ -369,18 +353,18 @@ def test_damaged_manifest(versions_of_table_versions) -> None:
     ):
         path.write_text(wrong)
         with pytest.raises(DataLossError, match=f"00000002/manifest.json cannot be read: {how}"):
-            versions_of_table_versions.chain(3, "a/b", 0)
+            chained.chain(3, "a/b", 0)
     path.unlink()
     with pytest.raises(
         DataLossError, match=r"00000002/manifest.json cannot be read: it is missing"
     ):
-        versions_of_table_versions.chain(3, "a/b", 0)
-    versions_of_table_versions.write_manifest(2, {**fields_of(2, 1), "save": "another"})
+        chained.chain(3, "a/b", 0)
+    chained.write_manifest(2, {**fields_of(2, 1), "save": "another"})
     with pytest.raises(DataLossError, match="the next version does not continue this one"):
-        versions_of_table_versions.chain(3, "a/b", 0)
-    (versions_of_table_versions.path(3) / "manifest.json").rename(path)
+        chained.chain(3, "a/b", 0)
+    (chained.path(3) / "manifest.json").rename(path)
     with pytest.raises(DataLossError, match="it is version 3 of format 1"):
-        versions_of_table_versions.manifest(2)
+        chained.manifest(2)
 
 
 # Tables with rows on disk on a running server, with and without a journal.
