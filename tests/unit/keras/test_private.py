@@ -16,11 +16,6 @@ def _model():
     return model
 
 
-def test_an_open_object_is_the_object() -> None:
-    model = _model()
-    assert private.as_open(model) is model
-
-
 def test_metrics_are_unbuilt_until_a_batch_is_known() -> None:
     model = _model()
     assert private.has_unbuilt_metrics(model)

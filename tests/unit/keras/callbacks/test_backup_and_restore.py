@@ -35,17 +35,22 @@ from tests.unit.keras.callbacks.backups import (
 
 
 def train(
-    *callbacks: Any, strategy: Any = None, folder: Any = None, freq: Any = 2, **options: Any
+    *callbacks: Any,
+    strategy: Any = None,
+    folder: Any = None,
+    freq: Any = 2,
+    saving: Any = None,
+    **options: Any,
 ) -> tuple[list[np.ndarray], Any]:
-    """What a program does; returns what is left in variables, and the history."""
+    """What a program does; returns what is left in variables, and the history.
+
+    `saving` has more arguments of `BackupAndRestore`.
+    """
     compiled = {
         name: options.pop(name) for name in ("optimizer", "steps_per_execution") if name in options
     }
     model = build(strategy, **compiled)
-    saving = {name: options.pop(name) for name in ("memory_save_freq", "saving") if name in options}
-    if "saving" in saving:
-        saving["options"] = saving.pop("saving")
-    backup = [] if folder is None else [sg.BackupAndRestore(folder, freq, **saving)]
+    backup = [] if folder is None else [sg.BackupAndRestore(folder, freq, **(saving or {}))]
     given = {"batch_size": BATCH_SIZE, "epochs": EPOCHS, "verbose": 0} | options
     history = model.fit(X, Y, callbacks=[*backup, *callbacks], **given)
     return values(model), history
@@ -200,10 +205,8 @@ def test_training_that_a_callback_stopped_stays_stopped(tmp_path: Path) -> None:
 
 def test_finished_training_is_not_done_again_and_more_epochs_are(tmp_path: Path) -> None:
     def fit(epochs: int) -> tuple[Any, Any]:
-        model = build(None)
-        kept = sg.BackupAndRestore(tmp_path, delete_checkpoint=False)
-        history = model.fit(X, Y, BATCH_SIZE, epochs, 0, [kept])
-        return values(model), history
+        kept = {"delete_checkpoint": False}
+        return train(folder=tmp_path, freq="epoch", saving=kept, epochs=epochs)
 
     first, expected = fit(2)
     again, history = fit(2)
@@ -256,11 +259,7 @@ def test_damaged_backup_falls_back_to_the_one_before(tmp_path: Path) -> None:
     folder = tmp_path / "backup"
 
     def fit(*callbacks: Any) -> Any:
-        model = build(None)
-        backup = sg.BackupAndRestore(folder, 2, double_checkpoint=True)
-        given = {"batch_size": BATCH_SIZE, "epochs": EPOCHS, "verbose": 0}
-        model.fit(X, Y, callbacks=[backup, *callbacks], **given)
-        return values(model)
+        return train(*callbacks, folder=folder, saving={"double_checkpoint": True})[0]
 
     with pytest.raises(AccidentError):
         fit(EndAt(10))
@@ -319,7 +318,7 @@ def test_frequency_that_is_none(freq: Any) -> None:
 
 @pytest.mark.slow
 def test_backups_are_written_while_training_goes_on(tmp_path: Path) -> None:
-    behind = sg.train.CheckpointOptions(enable_async=True)
+    behind = {"options": sg.train.CheckpointOptions(enable_async=True)}
 
     def run(*ends: Any) -> Any:
         return train(*ends, folder=tmp_path, freq=1, saving=behind, strategy=strategy_named("two"))
@@ -330,7 +329,7 @@ def test_backups_are_written_while_training_goes_on(tmp_path: Path) -> None:
 
 
 def test_backup_that_was_not_written_is_reported_at_the_end(tmp_path: Path) -> None:
-    behind = sg.train.CheckpointOptions(enable_async=True)
+    behind = {"options": sg.train.CheckpointOptions(enable_async=True)}
 
     class Harm(keras.callbacks.Callback):
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -446,7 +445,7 @@ def test_state_of_each_step_is_kept_in_memory(
             strategy=strategy_named(name),
             folder=tmp_path / "disk",
             freq="epoch",
-            memory_save_freq=freq,
+            saving={"memory_save_freq": freq},
         )[0]
 
     got = ended_and_again(run, EndAtBegin(3), EndAtBegin(NUM_BATCHES - 3), EndAtBegin(2))

@@ -242,19 +242,6 @@ class _Data:
         self.calls.append((state["read"], batch))
 
 
-class _Counter:
-    """A callback with a state."""
-
-    def __init__(self, count: int = 0) -> None:
-        self.count = count
-
-    def get_state(self) -> dict[str, int]:
-        return {"count": self.count}
-
-    def set_state(self, state: Mapping[str, int]) -> None:
-        self.count = state["count"]
-
-
 def _position(*callbacks: object) -> tuple[FitPosition, _Data]:
     data: Any = _Data()
     return FitPosition(data, callbacks), data
@@ -272,17 +259,17 @@ def _saved(position: FitPosition, *, is_stopped: bool = False, is_within: bool =
 def test_another_fit_begins_at_the_position_with_the_same_random_numbers() -> None:
     np.random.seed(6)
     random.seed(7)
-    state = _saved(_position(_Counter(11), object(), _Counter(12))[0])
+    state = _saved(_position(Counter(11), object(), Counter(12))[0])
     expected = np.random.random(3).tolist(), random.random()
     np.random.seed(60)
     random.seed(70)
-    callbacks = [_Counter(), object(), _Counter()]
+    callbacks = [Counter(), object(), Counter()]
     position, data = _position(*callbacks)
     model = _model_of_fit_position()
     position.go_to(model, 9, state)
     assert model._initial_epoch == 4
     assert data.calls == [(3, 3)]
-    assert [one.count for one in callbacks if isinstance(one, _Counter)] == [11, 12]
+    assert [one.count for one in callbacks if isinstance(one, Counter)] == [11, 12]
     assert (np.random.random(3).tolist(), random.random()) == expected
 
 
@@ -297,43 +284,6 @@ def test_the_position_of_the_data_is_of_the_same_moment_as_the_random_state() ->
     state = _saved(_position()[0], is_within=False)
     assert state["data"]["numpy"] == state["random"]["numpy"]
     assert not state["data"]["is_within"]
-
-
-def test_the_random_state_and_callbacks_can_be_set_again_without_moving() -> None:
-    """At the start of an epoch, after what Keras and callbacks have changed."""
-    counter = _Counter(5)
-    position, data = _position(counter)
-    state = _saved(position)
-    expected = np.random.random(3).tolist()
-    counter.count = 6
-    position.set_state(state)
-    assert np.random.random(3).tolist() == expected
-    assert counter.count == 5
-    assert data.calls == []
-
-
-def test_a_callback_that_the_other_run_did_not_have_stays_as_it_is() -> None:
-    state = _saved(_position(_Counter(11))[0])
-    first, second = _Counter(1), _Counter(2)
-    _position(first, second)[0].set_state(state)
-    assert (first.count, second.count) == (11, 2)
-
-
-def test_a_state_without_a_generator_is_refused() -> None:
-    position, _ = _position()
-    state = _saved(position)
-    del state["random"]["keras"]
-    with pytest.raises(ValueError, match=r"RandomState.set_state received"):
-        position.set_state(state)
-
-
-@pytest.mark.parametrize("missing", ["epoch", "data", "batch", "random", "callbacks"])
-def test_a_state_of_another_kind_is_refused(missing) -> None:
-    position, _ = _position()
-    state = _saved(position)
-    del state[missing]
-    with pytest.raises(KeyError, match=missing):
-        position.go_to(_model_of_fit_position(), 9, state)
 
 
 # How often the state is kept in memory, by a clock that the test sets.

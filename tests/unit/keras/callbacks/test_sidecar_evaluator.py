@@ -64,11 +64,11 @@ def folder(tmp_path: Path) -> Path:
 def write(trainer: Any, folder: Path) -> Write:
     """Writes the checkpoint of an epoch, as `ModelCheckpoint` does; `share` is how much of it."""
 
-    def written(epoch: int, *, name: str = "", share: float = 1.0) -> None:
+    def written(epoch: int, *, share: float = 1.0) -> None:
         folder.mkdir(exist_ok=True)
         trainer.set_weights(_weights(epoch))
         trainer.optimizer.iterations.assign(10 * epoch)
-        path = folder / (name or f"ckpt-{epoch:04d}.weights.h5")
+        path = folder / f"ckpt-{epoch:04d}.weights.h5"
         trainer.save_weights(path)
         if share < 1:
             whole = path.read_bytes()
@@ -176,15 +176,6 @@ def test_newest_is_evaluated_with_the_numbers_of_its_weights(write, folder, num_
     _assert_measured(evaluation, 11)
 
 
-@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
-def test_numbers_are_those_of_evaluate_on_the_same_file(write, folder, model) -> None:
-    write(3)
-    (evaluation,) = _evaluator(model, folder, max_evaluations=1).start()
-    plain = _model()
-    plain.load_weights(folder / "ckpt-0003.weights.h5")
-    assert evaluation.logs == plain.evaluate(_X, _Y, verbose=0, return_dict=True)
-
-
 def test_every_checkpoint_is_evaluated_in_order_where_asked(write, folder, model) -> None:
     for epoch in (1, 2, 3, 4):
         write(epoch)
@@ -210,21 +201,6 @@ def test_checkpoints_are_evaluated_as_they_appear(write, folder, model, between_
     assert _epochs(evaluations) == [1, 4, 5]
     for evaluation, epoch in zip(evaluations, (1, 4, 5), strict=True):
         _assert_measured(evaluation, epoch)
-
-
-def test_file_that_is_written_again_and_again_is_evaluated_each_time(
-    write, folder, model, between_looks
-) -> None:
-    name = "latest.weights.h5"
-    between_looks(
-        lambda: write(1, name=name), None, lambda: write(2, name=name), None, lambda: write(3)
-    )
-    evaluations = _evaluator(model, folder, max_evaluations=2).start()
-    assert [(one.checkpoint.name, one.epoch, one.step) for one in evaluations] == [
-        (name, None, 10),
-        (name, None, 20),
-    ]
-    assert evaluations[1].logs == pytest.approx(_by_hand(2), rel=1e-5)
 
 
 def test_half_written_file_is_evaluated_when_it_is_whole(
@@ -314,17 +290,6 @@ def test_folder_without_checkpoints_is_an_error_in_the_end(folder, model, monkey
         evaluator.start()
 
 
-def test_training_that_stops_writing_is_an_error_that_tells_the_last(write, folder, model) -> None:
-    write(1)
-    evaluator = _evaluator(model, folder, timeout_s=_SHORT_S)
-    with pytest.raises(
-        sg.errors.DeadlineExceededError, match=r"the last was ckpt-0001\.weights\.h5"
-    ):
-        evaluator.start()
-    assert _epochs(evaluator.evaluations) == [1]
-    assert not evaluator.was_stopped
-
-
 def test_limit_begins_again_while_a_file_grows(write, folder, model, between_looks, clock) -> None:
     def grow(share: float) -> None:
         clock.sleep(8)
@@ -351,11 +316,14 @@ def test_limit_begins_again_after_an_evaluation(write, folder, model, between_lo
 def test_limit_is_kept_to_the_second(write, folder, model, between_looks, clock) -> None:
     write(1)
     between_looks(None, lambda: clock.sleep(9), lambda: clock.sleep(1))
+    evaluator = _evaluator(model, folder, timeout_s=10)
     with pytest.raises(
         sg.errors.DeadlineExceededError, match=r"for 10 s; the last was ckpt-0001\.weights\.h5"
     ):
-        _evaluator(model, folder, timeout_s=10).start()
+        evaluator.start()
     assert clock.now_s == pytest.approx(110.001)
+    assert _epochs(evaluator.evaluations) == [1]
+    assert not evaluator.was_stopped
 
 
 def test_line_tells_where_checkpoints_are_expected(
@@ -405,16 +373,6 @@ def test_half_written_file_at_the_end_is_an_error(write, folder, model, between_
     between_looks(end)
     with pytest.raises(RuntimeError, match=r"ckpt-0001\.weights\.h5 cannot be read: OSError"):
         _evaluator(model, folder).start()
-
-
-def test_it_runs_in_a_thread_too(write, folder, model) -> None:
-    write(1)
-    found: list[Any] = []
-    evaluator = _evaluator(model, folder, max_evaluations=1)
-    thread = threading.Thread(target=lambda: found.extend(evaluator.start()))
-    thread.start()
-    thread.join()
-    assert _epochs(found) == [1]
 
 
 def test_it_can_be_started_again(write, folder, model) -> None:
@@ -487,3 +445,107 @@ def test_evaluator_of_a_cluster_knows_what_it_is(monkeypatch) -> None:
     strategy = sg.MultiWorkerMirroredStrategy()
     assert strategy.cluster_resolver.task_type == "evaluator"
     assert strategy.num_replicas_in_sync == sg.MirroredStrategy().num_replicas_in_sync
+
+
+# SIGTERM as notice, and what there was before it.
+
+
+def test_notice_ends_a_wait_and_the_handler_goes() -> None:
+    with StopNotice() as notice:
+        assert not notice.is_given
+        sender = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGTERM))
+        sender.start()
+        notice.wait(60)
+        sender.join()
+        assert notice.is_given
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_wait_without_notice_ends_too() -> None:
+    with StopNotice() as notice:
+        notice.wait(0.01)
+        assert not notice.is_given
+
+
+def test_handler_goes_when_an_error_comes() -> None:
+    with pytest.raises(ZeroDivisionError, match="by zero"), StopNotice():
+        _ = 1 / 0
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_handler_of_the_program_stays() -> None:
+    seen = []
+    signal.signal(signal.SIGTERM, lambda signum, frame: seen.append(signum))
+    with StopNotice() as notice:
+        signal.raise_signal(signal.SIGTERM)
+        assert not notice.is_given
+    assert seen == [signal.SIGTERM]
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_thread_gets_no_notice_and_may_wait() -> None:
+    seen = []
+
+    def work() -> None:
+        with StopNotice() as notice:
+            notice.wait(0.01)
+            seen.append((notice.is_given, signal.getsignal(signal.SIGTERM)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(False, signal.SIG_DFL)]
+
+
+def test_second_one_would_end_the_process() -> None:
+    with StopNotice():
+        signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+# Arguments that an evaluator cannot work with, named before it waits for anything.
+
+
+def test_model_of_workers_that_train_together_is_refused(tmp_path, monkeypatch) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = _model()
+    monkeypatch.setitem(vars(strategy.topology), "spans_processes", True)
+    with pytest.raises(ValueError, match="which spans several processes"):
+        sg.SidecarEvaluator(model, (_X, _Y), tmp_path)
+
+
+_WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"model": 3}, TypeError, "model=3 is of type int"),
+    ({"model": keras.Sequential(name="bare")}, ValueError, "'bare' is not compiled"),
+    ({"data": (1, 2, 3, 4)}, ValueError, "data is a tuple of length 4"),
+    ({"data": iter([])}, ValueError, "list_iterator(?s:.)*read again for each checkpoint"),
+    ({"checkpoint_dir": 3}, TypeError, "checkpoint_dir=3 is of type int"),
+    ({"checkpoint_dir": "gs://bucket/a"}, ValueError, "'gs://bucket/a' is not a local folder"),
+    ({"checkpoint_dir": __file__}, ValueError, "test_sidecar_evaluator.py' is not a local folder"),
+    ({"steps": 0}, ValueError, "steps=0 leaves nothing to evaluate"),
+    ({"steps": 1.5}, TypeError, "steps=1.5 is of type float"),
+    ({"max_evaluations": -1}, ValueError, "max_evaluations=-1 leaves nothing to evaluate"),
+    ({"max_evaluations": True}, TypeError, "max_evaluations=True is of type bool"),
+    ({"timeout_s": 0}, ValueError, "timeout_s=0 is out of range"),
+    ({"timeout_s": float("inf")}, ValueError, "a finite number of seconds above 0"),
+    ({"poll_s": float("nan")}, ValueError, "poll_s=nan is out of range"),
+    ({"poll_s": "1"}, TypeError, "poll_s='1' is of type str"),
+    ({"callbacks": [print]}, TypeError, "of type builtin_function_or_method"),
+    (
+        {"callbacks": sg.SidecarEvaluatorModelExport("a/b.keras"), "checkpoint_dir": "a"},
+        ValueError,
+        "SidecarEvaluatorModelExport writes to checkpoint_dir, 'a'",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    _WRONG,
+    ids=lambda value: str(value).partition(" object at ")[0][:40],
+)
+def test_argument_that_cannot_be_right_is_named(wrong, error, words, tmp_path) -> None:
+    arguments = {"model": _model(), "data": (_X, _Y), "checkpoint_dir": tmp_path, **wrong}
+    with pytest.raises(error, match=words):
+        sg.SidecarEvaluator(**arguments)

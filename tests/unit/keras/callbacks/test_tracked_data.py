@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
-import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +16,6 @@ import pytest
 
 import stratagem as sg
 from stratagem.checkpoint.in_memory import MemoryBackup
-from tests.unit.execution.summary.events import Read
 from tests.unit.keras.callbacks.backups import (
     BATCH_SIZE,
     EPOCHS,
@@ -141,10 +140,6 @@ def arrays() -> Any:
     return sg.input.Dataset((X, Y), batch_size=BATCH_SIZE, shuffle=True, seed=1)
 
 
-def distributed(strategy: Any) -> Any:
-    return (strategy or sg.get_strategy()).distribute_dataset(arrays())
-
-
 SOURCES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "PyDataset": (Rows, {}),
     "PyDataset with a state": (StatefulRows, {}),
@@ -220,18 +215,6 @@ def test_replicas_go_on_with_the_next_batch(name: str, tmp_path: Path) -> None:
     assert_same(got, wanted)
 
 
-@pytest.mark.slow
-def test_distributed_dataset_goes_on(tmp_path: Path) -> None:
-    strategy = strategy_named("two")
-
-    def run(*ends: Any, folder: Any = tmp_path / "backup") -> Any:
-        return train("", strategy, lambda: distributed(strategy), {}, folder, "epoch", *ends)
-
-    wanted, _ = run(folder=None)
-    got, _ = ended_and_again(run, EndAt(NUM_BATCHES + 3))
-    assert_same(got, wanted)
-
-
 def test_data_that_end_before_the_backup_are_reported(tmp_path: Path) -> None:
     def fit(count: int, *ends: Any) -> None:
         data = ((X[:8], Y[:8]) for _ in range(count))
@@ -272,6 +255,24 @@ def test_passing_over_asks_for_no_row_where_it_can() -> None:
 # `BackupAndRestore` on a notice: one backup, and the next program is the one never ended.
 
 
+def fitted_until_notice(folder: Path, name: str, source: str, *callbacks: Any) -> Any:
+    """What a program does that leaves at a notice; returns what is left in variables."""
+    config = sg.TerminationConfig(exit_fn=leave, grace_period=0)
+    backup = sg.BackupAndRestore(folder, termination_config=config)
+    model = build(strategy_named(name))
+    options = {"epochs": EPOCHS, "verbose": 0, "callbacks": [backup, *callbacks]}
+    try:
+        if source == "array":
+            model.fit(X, Y, batch_size=BATCH_SIZE, **options)
+        elif source == "dataset":
+            model.fit(Reordered(), **options)
+        else:
+            model.fit(endless(), steps_per_epoch=NUM_BATCHES, shuffle=False, **options)
+    finally:
+        backup.stop_listening()
+    return values(model)
+
+
 class Notice(keras.callbacks.Callback):
     """Tells this process that its machine will be taken away."""
 
@@ -295,24 +296,7 @@ def test_notice_leads_to_one_backup_and_the_next_program_goes_on(
     name: str, step: int, tmp_path: Path
 ) -> None:
     handler = signal.getsignal(signal.SIGTERM)
-    config = sg.TerminationConfig(exit_fn=leave, grace_period=0)
-
-    def run(*callbacks: Any) -> Any:
-        backup = sg.BackupAndRestore(tmp_path, termination_config=config)
-        model = build(strategy_named(name))
-        try:
-            model.fit(
-                X,
-                Y,
-                batch_size=BATCH_SIZE,
-                epochs=EPOCHS,
-                verbose=0,
-                callbacks=[backup, *callbacks],
-            )
-        finally:
-            backup.stop_listening()
-        return values(model)
-
+    run = functools.partial(fitted_until_notice, tmp_path, name, "array")
     with pytest.raises(AccidentError):
         run(Notice(step))
     assert len(list(tmp_path.glob("backup-*"))) == 1
@@ -327,7 +311,7 @@ class NoticeAtOnce(keras.callbacks.Callback):
         signal.raise_signal(signal.SIGTERM)
 
 
-class BackupOnNoticeShuffled(keras.utils.PyDataset):
+class Reordered(keras.utils.PyDataset):
     """Draws a new order before each epoch."""
 
     order = np.arange(NUM_BATCHES)
@@ -357,22 +341,7 @@ def endless() -> Any:
 def test_notice_before_the_first_step_of_a_program_or_an_epoch(
     source: str, step: int, tmp_path: Path
 ) -> None:
-    def run(*callbacks: Any) -> Any:
-        config = sg.TerminationConfig(exit_fn=leave, grace_period=0)
-        backup = sg.BackupAndRestore(tmp_path, termination_config=config)
-        model = build(strategy_named("two"))
-        options = {"epochs": EPOCHS, "verbose": 0, "callbacks": [*callbacks, backup]}
-        try:
-            if source == "array":
-                model.fit(X, Y, batch_size=BATCH_SIZE, **options)
-            elif source == "dataset":
-                model.fit(BackupOnNoticeShuffled(), **options)
-            else:
-                model.fit(endless(), steps_per_epoch=NUM_BATCHES, shuffle=False, **options)
-        finally:
-            backup.stop_listening()
-        return values(model)
-
+    run = functools.partial(fitted_until_notice, tmp_path, "two", source)
     for notice in (Notice(step), NoticeAtOnce(), NoticeAtOnce()):
         with pytest.raises(AccidentError):
             run(notice)
@@ -386,133 +355,6 @@ def test_notice_saves_the_backup_and_nothing_else() -> None:
         sg.BackupAndRestore(
             "runs/backup", termination_config=sg.TerminationConfig(save_fn=lambda: None)
         )
-
-
-# Summaries of weights, embeddings and the graph of a model.
-
-NUM_ROWS, BATCH_SIZE_OF_WEIGHT_SUMMARIES, EPOCHS_OF_WEIGHT_SUMMARIES = 40, 8, 2
-
-X_OF_WEIGHT_SUMMARIES = np.random.default_rng(0).random((NUM_ROWS, 4), np.float32)
-Y_OF_WEIGHT_SUMMARIES = X_OF_WEIGHT_SUMMARIES.sum(axis=1, keepdims=True)
-
-STRATEGIES = {
-    "none": lambda: None,
-    "one_device": lambda: sg.OneDeviceStrategy("cpu:0"),
-    "mirrored": lambda: sg.MirroredStrategy(["cpu:0", "cpu:1"]),
-    "all_in_parts": lambda: sg.MirroredStrategy(["cpu:0", "cpu:1"], shard_state="all"),
-    "central_storage": lambda: sg.CentralStorageStrategy(["cpu:0", "cpu:1"]),
-}
-
-
-def build_of_weight_summaries(
-    strategy: Any = None, layers: Any = None, **compiled: Any
-) -> keras.Model:
-    keras.utils.set_random_seed(0)
-
-    def make() -> keras.Model:
-        model = keras.Sequential([keras.layers.Input((4,)), *(layers or [keras.layers.Dense(1)])])
-        model.compile("sgd", "mse", metrics=["mae"], **compiled)
-        return model
-
-    if strategy is None:
-        return make()
-    with strategy.scope():
-        return make()
-
-
-def fit(model: keras.Model, *callbacks: Any, **options: Any) -> dict[str, list[float]]:
-    given = {
-        "batch_size": BATCH_SIZE_OF_WEIGHT_SUMMARIES,
-        "epochs": EPOCHS_OF_WEIGHT_SUMMARIES,
-        "verbose": 0,
-        "shuffle": False,
-    } | options
-    return model.fit(
-        X_OF_WEIGHT_SUMMARIES, Y_OF_WEIGHT_SUMMARIES, callbacks=[*callbacks], **given
-    ).history
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param("none", marks=pytest.mark.slow), "mirrored", "all_in_parts"]
-)
-def test_weights_are_those_of_the_model(name: str, tmp_path: Path) -> None:
-    layers = [keras.layers.Dense(6, name="wide"), keras.layers.Dense(1, name="out")]
-    model = build_of_weight_summaries(STRATEGIES[name](), layers)
-    fit(model, sg.TensorBoard(tmp_path, histogram_freq=2, write_images=True), epochs=3)
-    train = Read(tmp_path / "train")
-    assert sum(tag.endswith("/histogram") for tag in train.tags) == 4
-    for weight in model.weights:
-        ((_, first), (step, table)) = train.tensors(f"{weight.path}/histogram")
-        value = np.asarray(weight.value, np.float64)
-        counts, edges = np.histogram(value, bins=30)
-        assert step == 2
-        assert first[:, 2].sum() == value.size
-        if value.size > 1:
-            np.testing.assert_array_equal(table[:, 2], counts)
-            np.testing.assert_allclose(table[:, 0], edges[:-1], rtol=1e-9)
-    kernel = np.asarray(model.layers[0].kernel.value)
-    ((_, _), (_, (picture,))) = train.images(f"{model.layers[0].kernel.path}/image")
-    np.testing.assert_array_equal(picture, (np.clip(kernel, 0, 1) * np.float32(255.5)).astype("u1"))
-
-
-def test_images_of_weights_have_the_shapes_that_keras_gives_them(tmp_path: Path) -> None:
-    model = keras.Sequential(
-        [
-            keras.layers.Input((8, 8, 1)),
-            keras.layers.Conv2D(3, 2, name="conv"),
-            keras.layers.Conv2D(5, 2, name="deep"),
-            keras.layers.Flatten(),
-            keras.layers.Dense(7, name="dense"),
-        ]
-    )
-    model.compile("sgd", "mse")
-    callback = sg.TensorBoard(tmp_path, histogram_freq=1, write_images=True)
-    model.fit(np.zeros((2, 8, 8, 1)), np.zeros((2, 7)), callbacks=[callback], verbose=0)
-    train = Read(tmp_path / "train")
-    shapes = {
-        tag.split("/", 1)[1]: [one.shape for one in train.images(tag)[0][1]]
-        for tag in train.tags
-        if tag.endswith("/image")
-    }
-    assert shapes == {
-        "conv/kernel/image": [(2, 2)] * 3,
-        "conv/bias/image": [(3, 1)],
-        "deep/bias/image": [(5, 1)],
-        "dense/kernel/image": [(7, 180)],
-        "dense/bias/image": [(7, 1)],
-    }
-
-
-def test_graph_is_the_model_as_json(tmp_path: Path) -> None:
-    model = build_of_weight_summaries()
-    fit(model, sg.TensorBoard(tmp_path, write_graph=True), epochs=1)
-    train = Read(tmp_path / "train")
-    assert train.plugin("keras") == "graph_keras_model"
-    assert json.loads(train.tensors("keras")[0][1].item()) == json.loads(model.to_json())
-
-
-def test_embeddings_are_written_for_the_projector(tmp_path: Path) -> None:
-    from google.protobuf import text_format
-    from tensorboard.plugins.projector.projector_config_pb2 import ProjectorConfig
-
-    strategy = STRATEGIES["all_in_parts"]()
-    table = keras.layers.Embedding(5, 2, name="words")
-    layers = [table, keras.layers.Flatten(), keras.layers.Dense(1)]
-    model = build_of_weight_summaries(strategy, layers)
-    callback = sg.TensorBoard(
-        tmp_path, embeddings_freq=1, embeddings_metadata={"words": "words.txt"}
-    )
-    model.fit(np.zeros((4, 4), np.int32), np.zeros((4, 1)), callbacks=[callback], verbose=0)
-    text = (tmp_path / "projector_config.pbtxt").read_text()
-    (told,) = text_format.Parse(text, ProjectorConfig()).embeddings
-    assert (told.tensor_name, told.metadata_path) == ("words", "words.txt")
-    rows = np.loadtxt(tmp_path / told.tensor_path, delimiter="\t")
-    np.testing.assert_allclose(rows, np.asarray(table.embeddings.value), rtol=1e-5)
-    wrong = sg.TensorBoard(tmp_path, embeddings_freq=1, embeddings_metadata={"word": "words.txt"})
-    with pytest.raises(
-        ValueError, match="embeddings_metadata names layers that are not embeddings"
-    ):
-        model.fit(np.zeros((4, 4), np.int32), np.zeros((4, 1)), callbacks=[wrong], verbose=0)
 
 
 # A training whose state no longer fits into memory.

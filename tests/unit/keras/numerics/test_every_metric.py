@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from typing import Any
 
 import jax
@@ -14,7 +15,6 @@ from stratagem.keras.numerics.step_mode import StepMode, step_mode
 from tests.parity.comparison import differences, mirrored
 
 _NUM_ROWS = 7  # parts of 4 and 3 rows, the second padded
-_RANKS = [1, 2, 3, 4]
 _NUM_CLASSES = 3
 
 # What a metric needs besides a name.
@@ -85,19 +85,15 @@ def _plain_results(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return results
 
 
-def _rows_of_test(quick: int, num_modes: int) -> list[Any]:
-    """Each rank in `fit` and in a loop; a metric of rank 1 is one number a batch, of no loop."""
-    modes = [StepMode.SHARE, StepMode.OWN][:num_modes]
-    rows = [(rank, mode) for rank in _RANKS for mode in modes if rank > 1 or mode is modes[0]]
-    slow = pytest.mark.slow
-    return [
-        pytest.param(*row, marks=() if row == (quick, StepMode.SHARE) else slow) for row in rows
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype int64")  # in Keras's own code
-@pytest.mark.parametrize(("rank", "mode"), _rows_of_test(quick=3, num_modes=2))
+@pytest.mark.parametrize(
+    ("rank", "mode"),
+    [  # In `fit` and in a loop; a metric of rank 1 is one number a batch, of no loop.
+        (1, StepMode.SHARE),
+        *itertools.product((2, 3, 4), (StepMode.SHARE, StepMode.OWN)),
+    ],
+)
 def test_metric_of_a_padded_part(rank: int, mode: StepMode) -> None:
     rows = _rows(rank)
     expected = _plain_results(rows)
@@ -117,8 +113,8 @@ def test_metric_of_a_padded_part(rank: int, mode: StepMode) -> None:
     assert differences(measured, expected) == []
 
 
-@pytest.mark.parametrize(("rank", "mode"), _rows_of_test(quick=3, num_modes=1))
-def test_loss_of_a_padded_part(rank: int, mode: StepMode) -> None:
+@pytest.mark.parametrize("rank", [3, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 4))])
+def test_loss_of_a_padded_part(rank: int) -> None:
     rows = _rows(rank)
     losses, expected = {}, {}
     for name in _classes(keras.losses, keras.losses.Loss):
@@ -131,7 +127,7 @@ def test_loss_of_a_padded_part(rank: int, mode: StepMode) -> None:
     assert len(losses) > 12, sorted(losses)
 
     def step(batch: dict[str, Any]) -> dict[str, Any]:
-        with step_mode(mode):
+        with step_mode(StepMode.SHARE):
             return {name: loss(*_arguments_of(name, batch)) for name, loss in losses.items()}
 
     strategy = mirrored(2)

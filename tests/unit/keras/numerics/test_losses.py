@@ -40,11 +40,25 @@ def _on_replicas(parts: list[Any], **arguments: Any) -> tuple[list[float], float
     return [float(share) for share in strategy.local_results(shares)], float(total)
 
 
-def test_average_loss_outside_every_scope() -> None:
-    losses = _rows(1, 2, 3)
-    assert float(sg.compute_average_loss(losses, global_batch_size=8)) == 0.75
-    assert float(sg.compute_average_loss(losses)) == 2.0
-    assert float(sg.compute_average_loss(losses, sample_weight=_rows(1, 0, 1))) == np.float32(4 / 3)
+@pytest.mark.parametrize(
+    ("losses", "weights", "size", "expected"),
+    [
+        (_rows(1, 2, 3), None, 8, 0.75),
+        (_rows(1, 2, 3), None, None, 2.0),
+        (_rows(1, 2, 3), _rows(1, 0, 1), None, np.float32(4 / 3)),
+        (_rows(1, 2), None, 0, 0.0),
+        (_rows(), None, None, 0.0),
+        (_rows(0, 1, 2, 3, 4, 5).reshape(2, 3), _rows(2, 1)[:, None], 2, (2 * 3 + 12) / 2),
+        # A batch size may be any integer scalar.
+        (_rows(1, 2, 3), None, np.int64(8), 0.75),
+        (_rows(1, 2, 3), None, np.asarray(8, "int32"), 0.75),
+        (_rows(1, 2, 3), None, jnp.asarray(8), 0.75),
+    ],
+)
+def test_average_loss_outside_every_scope(
+    losses: Any, weights: Any, size: Any, expected: float
+) -> None:
+    assert float(sg.compute_average_loss(losses, weights, size)) == expected
 
 
 def test_average_loss_with_weights_on_two_replicas(execution: str) -> None:
@@ -70,25 +84,9 @@ def test_average_loss_of_a_replica_without_examples_is_zero(execution: str) -> N
     assert total == 4.0
 
 
-def test_average_loss_of_nothing_is_zero() -> None:
-    assert float(sg.compute_average_loss(_rows(1, 2), global_batch_size=0)) == 0.0
-    assert float(sg.compute_average_loss(_rows())) == 0.0
-
-
-def test_average_loss_adds_up_all_axes() -> None:
-    losses = np.arange(6, dtype="float32").reshape(2, 3)
-    weights = np.asarray([[2.0], [1.0]], "float32")
-    assert float(sg.compute_average_loss(losses, weights, 2)) == (2 * 3 + 12) / 2
-
-
 def test_average_loss_keeps_a_small_dtype() -> None:
     loss = sg.compute_average_loss(jnp.ones(4, "bfloat16"), _rows(1, 1, 0, 0), global_batch_size=8)
     assert (loss.dtype, float(loss)) == ("bfloat16", 0.25)
-
-
-@pytest.mark.parametrize("size", [np.int64(8), np.asarray(8, "int32"), jnp.asarray(8)])
-def test_batch_size_may_be_any_integer_scalar(size: Any) -> None:
-    assert float(sg.compute_average_loss(_rows(1, 2, 3), global_batch_size=size)) == 0.75
 
 
 def test_batch_size_may_be_traced() -> None:
@@ -206,12 +204,6 @@ def test_functions_of_keras_are_known_by_their_module() -> None:
     assert is_of_keras(keras.losses.MeanSquaredError())
     assert not is_of_keras(own_loss)
     assert not is_of_keras(own_loss(len))
-
-
-def test_functions_of_keras_that_mix_rows_are_the_exceptions() -> None:
-    assert is_by_rows(keras.losses.mean_squared_error)
-    assert not is_by_rows(keras.losses.dice)
-    assert not is_by_rows(own_loss)
 
 
 @pytest.mark.parametrize(

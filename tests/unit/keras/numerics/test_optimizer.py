@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,6 +27,13 @@ def _variables(**arguments: Any) -> list[Any]:
     return [keras.Variable(value, **arguments) for value in _START]
 
 
+def _made(make_optimizer: Callable[[], Any], num_replicas: int = 2) -> tuple[Any, list[Any], Any]:
+    """A strategy, and variables and an optimizer of its scope."""
+    strategy = mirrored(num_replicas)
+    with strategy.scope():
+        return strategy, _variables(), make_optimizer()
+
+
 def _apply(
     strategy: Any, optimizer: Any, variables: list[Any], gradients: Any = _GRADIENTS
 ) -> None:
@@ -43,19 +51,22 @@ def _on_one_device(optimizer: Any, num_steps: int, gradients: Any = _GRADIENTS) 
 
 
 _OPTIMIZERS: dict[str, Any] = {
-    "clipnorm": lambda: keras.optimizers.SGD(0.1, clipnorm=1.5),
-    "global_clipnorm": lambda: keras.optimizers.SGD(0.1, global_clipnorm=1.5),
     "clipvalue": lambda: keras.optimizers.SGD(0.1, clipvalue=2.5),
     "accumulation": lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=2),
     "adam_weight_decay": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.1, clipnorm=1.0),
 }
 
 
-def _assert_like_one_device(make_optimizer: Any) -> None:
-    strategy = mirrored(2)
-    with strategy.scope():
-        variables = _variables()
-        optimizer = make_optimizer()
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "clipvalue" else pytest.mark.slow)
+        for name in _OPTIMIZERS
+    ],
+)
+def test_steps_are_those_of_one_device_with_the_summed_gradients(name: str) -> None:
+    make_optimizer = _OPTIMIZERS[name]
+    strategy, variables, optimizer = _made(make_optimizer)
     columns = [per_replica(strategy, column) for column in zip(*_GRADIENTS, strict=True)]
 
     def step(*grads: Any) -> None:
@@ -69,32 +80,8 @@ def _assert_like_one_device(make_optimizer: Any) -> None:
             np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "clipvalue" else pytest.mark.slow)
-        for name in _OPTIMIZERS
-    ],
-)
-def test_steps_are_those_of_one_device_with_the_summed_gradients(name: str) -> None:
-    _assert_like_one_device(_OPTIMIZERS[name])
-
-
-def test_moving_average_of_the_weights_is_that_of_one_device() -> None:
-    # Keras multiplies float weights by an int flag here, which strict promotion forbids.
-    with jax.numpy_dtype_promotion("standard"):
-        _assert_like_one_device(
-            lambda: keras.optimizers.SGD(
-                0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
-            )
-        )
-
-
 def test_clipping_sees_the_sum_and_not_the_part_of_a_replica() -> None:
-    strategy = mirrored(2)
-    with strategy.scope():
-        variables = _variables()
-        optimizer = keras.optimizers.SGD(1.0, clipvalue=2.5)
+    strategy, variables, optimizer = _made(lambda: keras.optimizers.SGD(1.0, clipvalue=2.5))
     _apply(strategy, optimizer, variables)
     # The sums are [2, 4.5] and 3; the parts, clipped before, would give [1.5, 3] and 3.
     np.testing.assert_allclose(np.asarray(variables[0]), [1.0 - 2.0, -2.0 - 2.5])
@@ -105,10 +92,9 @@ def test_clipping_sees_the_sum_and_not_the_part_of_a_replica() -> None:
     "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
 )
 def test_eager_step_is_the_compiled_one(execution: str) -> None:
-    strategy = mirrored(2)
-    with strategy.scope():
-        variables = _variables()
-        optimizer = keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=1.5)
+    strategy, variables, optimizer = _made(
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=1.5)
+    )
     for _ in range(2):
         _apply(strategy, optimizer, variables)
     expected = _on_one_device(keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=1.5), 2)
@@ -116,25 +102,14 @@ def test_eager_step_is_the_compiled_one(execution: str) -> None:
         np.testing.assert_allclose(value, wanted, rtol=1e-5)
 
 
-def test_one_step_is_counted_once() -> None:
-    strategy = mirrored(3)
-    with strategy.scope():
-        variables = _variables()
-        optimizer = keras.optimizers.SGD(0.1)
+def test_all_copies_take_the_same_update_which_counts_once() -> None:
+    strategy, variables, optimizer = _made(lambda: keras.optimizers.Adam(0.1), 3)
     for _ in range(2):
         _apply(strategy, optimizer, variables, [*_GRADIENTS, _GRADIENTS[0]])
-    assert [int(copy) for copy in copies_of(optimizer.iterations)] == [2, 2, 2]
-
-
-def test_all_copies_take_the_same_update() -> None:
-    strategy = mirrored(2)
-    with strategy.scope():
-        variables = _variables()
-        optimizer = keras.optimizers.Adam(0.1)
-    _apply(strategy, optimizer, variables)
     for variable in [*variables, *optimizer.variables]:
-        first, second = copies_of(variable)
-        np.testing.assert_array_equal(first, second)
+        first, *others = copies_of(variable)
+        np.testing.assert_array_equal(others, [first, first])
+    assert [int(copy) for copy in copies_of(optimizer.iterations)] == [2, 2, 2]
 
 
 def test_training_step_of_ones_own_is_traced_once() -> None:
@@ -186,10 +161,7 @@ def test_optimizer_built_before_is_traced_once_in_all() -> None:
 
 
 def test_variable_without_a_gradient_is_left_alone() -> None:
-    strategy = mirrored(2)
-    with strategy.scope():
-        variables = _variables()
-        optimizer = keras.optimizers.SGD(0.1)
+    strategy, variables, optimizer = _made(lambda: keras.optimizers.SGD(0.1))
     first = per_replica(strategy, [gradients[0] for gradients in _GRADIENTS])
 
     def step(grad: Any) -> None:
@@ -251,14 +223,6 @@ def test_mirrored_gradients_outside_the_replicas_are_applied_as_they_are() -> No
     assert int(optimizer.iterations.value) == 1
 
 
-def test_gradients_with_one_replica_are_applied_anywhere() -> None:
-    with sg.OneDeviceStrategy("cpu:0").scope():
-        variables = _variables()
-        optimizer = keras.optimizers.SGD(0.1)
-        optimizer.apply([jnp.asarray(grad) for grad in _GRADIENTS[0]], variables)
-    np.testing.assert_allclose(np.asarray(variables[0]), [0.7, -2.05], rtol=1e-6)
-
-
 @pytest.mark.parametrize("owner", ["another strategy", "no strategy"])
 def test_variables_that_do_not_belong_are_refused(owner: str) -> None:
     strategy, other = mirrored(2), mirrored(3)
@@ -281,10 +245,7 @@ def _with_loss_scale() -> Any:
 
 
 def test_overflow_on_one_replica_skips_the_step_on_all() -> None:
-    strategy = mirrored(2)
-    with strategy.scope():
-        variables = _variables()
-        optimizer = _with_loss_scale()
+    strategy, variables, optimizer = _made(_with_loss_scale)
     overflow = [_GRADIENTS[0], [np.asarray([1.0, np.inf], "float32"), _GRADIENTS[1][1]]]
     _apply(strategy, optimizer, variables, overflow)
     np.testing.assert_array_equal(np.asarray(variables[0]), _START[0])
@@ -319,22 +280,6 @@ def test_scaled_loss_in_a_step_of_ones_own_trains_as_one_device_does() -> None:
     np.testing.assert_allclose(np.asarray(variable), expected, rtol=1e-5)
 
 
-def test_learning_rate_set_outside_the_scope_is_used() -> None:
-    strategy = mirrored(2)
-    with strategy.scope():
-        variables = _variables()
-        optimizer = keras.optimizers.SGD(0.1)
-    _apply(strategy, optimizer, variables)
-    optimizer.learning_rate = 1.0
-    _apply(strategy, optimizer, variables)
-    np.testing.assert_allclose(np.asarray(variables[1]), 0.5 - 0.3 - 3.0, rtol=1e-6)
-
-
-def test_optimizer_of_no_strategy_is_that_of_keras() -> None:
-    measured = _on_one_device(keras.optimizers.SGD(0.1), 1)
-    np.testing.assert_allclose(measured[0], [0.8, -2.45], rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -346,10 +291,7 @@ def test_optimizer_of_no_strategy_is_that_of_keras() -> None:
     "execution", ["compiled", pytest.param("eager", marks=pytest.mark.slow)], indirect=True
 )
 def test_gradients_that_are_reduced_already_are_taken_as_they_are(how: str, execution: str) -> None:
-    strategy = mirrored(2)
-    with strategy.scope():
-        variables = _variables()
-        optimizer = keras.optimizers.Adam(0.1)
+    strategy, variables, optimizer = _made(lambda: keras.optimizers.Adam(0.1))
     columns = [per_replica(strategy, column) for column in zip(*_GRADIENTS, strict=True)]
 
     def step(*grads: Any) -> None:
@@ -364,10 +306,7 @@ def test_gradients_that_are_reduced_already_are_taken_as_they_are(how: str, exec
 
 
 def test_gradients_that_are_not_reduced_are_summed_or_refused(execution: str) -> None:
-    strategy = mirrored(2)
-    with strategy.scope():
-        variables = _variables()
-        optimizer = keras.optimizers.SGD(0.1)
+    strategy, variables, optimizer = _made(lambda: keras.optimizers.SGD(0.1))
     columns = [per_replica(strategy, column) for column in zip(*_GRADIENTS, strict=True)]
 
     def step(*grads: Any, **how: Any) -> None:

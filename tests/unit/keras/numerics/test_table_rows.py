@@ -154,11 +154,8 @@ def test_table_with_a_constraint_is_updated_whole() -> None:
     assert whole_tables_made(program.updates[0].jaxpr)
 
 
-@pytest.mark.parametrize(
-    "devices", [pytest.param(["cpu:0"], marks=pytest.mark.slow), ["cpu:0", "cpu:1"]]
-)
-def test_replicas_see_no_table(devices) -> None:
-    _, (program,) = trained(sg.CentralStorageStrategy(devices, "cpu:2"), OPTIMIZERS["adagrad"][0])
+def test_replicas_see_no_table() -> None:
+    _, (program,) = trained(sg.CentralStorageStrategy(TWO, "cpu:2"), OPTIMIZERS["adagrad"][0])
     assert [variable.path for variable in program.trace.read_only] == []
     shapes = {
         variable.aval.shape
@@ -229,14 +226,6 @@ def test_state_of_the_seed_stays_the_same_on_all_replicas() -> None:
     assert (after[0] != before[0]).any()
 
 
-def test_layers_of_one_seed_draw_alike_and_of_another_seed_do_not() -> None:
-    strategy = mirrored(2)
-    first, again = (_dropped(strategy, _dropout(strategy))[0] for _ in range(2))
-    other = _dropped(strategy, _dropout(strategy, seed=12))[0]
-    np.testing.assert_array_equal(first, again)
-    assert (np.asarray(first) != np.asarray(other)).any()
-
-
 @pytest.mark.slow
 def test_one_seed_gives_one_run_however_many_steps_a_call() -> None:
     def job(steps_per_execution: int) -> dict[str, Any]:
@@ -301,7 +290,6 @@ def test_random_numbers_without_a_seed_are_refused_in_a_compiled_step() -> None:
 _SHAPES_AND_WINDOWS = [
     ((3, 9, 3), (2,)),
     pytest.param((1, 30, 2), (15,), marks=pytest.mark.slow),
-    pytest.param((2, 8, 8, 4), (2, 2), marks=pytest.mark.slow),
     pytest.param((2, 7, 9, 3), (2, 3), marks=pytest.mark.slow),
     pytest.param((2, 6, 5, 4, 2), (2, 2, 2), marks=pytest.mark.slow),
     # More places than a byte counts.
@@ -386,11 +374,8 @@ def test_outside_a_strategy_pooling_is_keras_own() -> None:
     assert "select_and_scatter" in str(jax.make_jaxpr(gradient)(jnp.ones((1, 4, 4, 1))))
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
 @pytest.mark.slow
-def test_convolutional_model_with_pooling_trains_as_one_device_does(
-    steps_per_execution: int,
-) -> None:
+def test_convolutional_model_with_pooling_trains_as_one_device_does() -> None:
     def job(scope: Scope) -> dict[str, Any]:
         draw = np.random.default_rng(3)
         x, y = draw.normal(size=(10, 9, 8, 1)).astype("float32"), np.arange(10, dtype="int32") % 3
@@ -407,7 +392,6 @@ def test_convolutional_model_with_pooling_trains_as_one_device_does(
             model.compile(
                 optimizer=keras.optimizers.SGD(0.1),
                 loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-                steps_per_execution=steps_per_execution,
             )
         return fitted(model, x, y, batch_size=5)
 
@@ -553,7 +537,6 @@ def _by_hand(make: Any) -> tuple[list[float], list[Any], list[Any]]:
         (keras.layers.LSTM, 2, False),
         pytest.param(keras.layers.GRU, 2, True, marks=pytest.mark.slow),
         pytest.param(keras.layers.GRU, 1, False, marks=pytest.mark.slow),
-        pytest.param(keras.layers.LSTM, 3, True, marks=pytest.mark.slow),
     ],
 )
 def test_state_of_a_batch_goes_on_in_the_next(make, num_replicas, run_eagerly) -> None:
@@ -616,13 +599,6 @@ def test_what_was_drawn_is_drawn_again(has_drawn: bool, tmp_path: Path) -> None:
     assert draw() != first
     checkpoint.restore(path)
     assert [draw(), draw()] == [first, second]
-
-
-def test_state_is_json_and_survives_another_process() -> None:
-    state = sg.train.RandomState().get_state()
-    wanted = draw()
-    sg.train.RandomState().set_state(json.loads(json.dumps(state)))
-    assert draw() == wanted
 
 
 def test_torch_is_asked_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

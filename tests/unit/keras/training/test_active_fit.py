@@ -157,21 +157,18 @@ class Call:
         ]
 
 
-def test_total_is_steps_left_in_all_epochs(tmp_path) -> None:
-    assert Call(tmp_path).run(0, 0) == [(0, 40, 0, 4), (10, 40, 1, 4)]
-
-
-def test_second_fit_counts_on(tmp_path) -> None:
-    assert Call(tmp_path).run(0, 100) == [(100, 140, 0, 4), (110, 140, 1, 4)]
-
-
-def test_epoch_that_a_restart_interrupted_counts_once(tmp_path) -> None:
-    """25 of 40 steps are done: the third epoch has 5 left."""
-    assert Call(tmp_path).run(2, 25)[0] == (25, 40, 2, 4)
-
-
-def test_total_is_unknown_for_data_without_a_length(tmp_path) -> None:
-    assert Call(tmp_path, steps=None).run(0, 0) == [(0, None, 0, 4), (3, None, 1, 4)]
+@pytest.mark.parametrize(
+    ("steps", "epoch", "num_done", "expected"),
+    [
+        (10, 0, 0, [(0, 40, 0, 4), (10, 40, 1, 4)]),
+        (10, 0, 100, [(100, 140, 0, 4), (110, 140, 1, 4)]),
+        (10, 2, 25, [(25, 40, 2, 4), (35, 45, 3, 4)]),  # 25 of 40 are done, 5 of the third epoch
+        (None, 0, 0, [(0, None, 0, 4), (3, None, 1, 4)]),
+    ],
+    ids=["first fit", "second fit", "after a restart", "data without a length"],
+)
+def test_total_is_steps_left_in_all_epochs(tmp_path, steps, epoch, num_done, expected) -> None:
+    assert Call(tmp_path, steps=steps).run(epoch, num_done) == expected
 
 
 def test_values_that_are_no_numbers_are_left_out(tmp_path) -> None:

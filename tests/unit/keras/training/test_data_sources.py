@@ -17,7 +17,6 @@ from tests.unit.keras.replicas import values_of
 
 _X, _Y = regression(10)
 _LEFT, _RIGHT = _X[:, :2], _X[:, 2:]
-_WEIGHTS = np.linspace(0.2, 2.0, 10, dtype="float32")
 _BATCH_SIZE = 4
 
 
@@ -37,10 +36,14 @@ def _job(model: Any, make: Callable[[], Any]) -> dict[str, Any]:
     steps = len(_slices())  # a generator that ends before it has to would be warned about
     history = model.fit(make(), shuffle=False, verbose=0, steps_per_epoch=steps)
     evaluated = model.evaluate(make(), verbose=0, return_dict=True, steps=steps)
+    return _measured(model, history, evaluated, model.predict(make(), verbose=0, steps=steps))
+
+
+def _measured(model: Any, history: Any, evaluated: Any, predicted: Any) -> dict[str, Any]:
     return (
         {f"fit {key}": value for key, value in history.history.items()}
         | {f"evaluate {key}": value for key, value in evaluated.items()}
-        | {"predict": model.predict(make(), verbose=0, steps=steps)}
+        | {"predict": predicted}
         | {f"weight {index}": value for index, value in enumerate(values_of(model.weights))}
     )
 
@@ -50,15 +53,15 @@ def _slices() -> list[slice]:
 
 
 class _Batches(keras.utils.PyDataset):
-    def __init__(self, make: Callable[[slice], Any], **arguments: Any) -> None:
+    def __init__(self, batches: list[Any], **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._make = make
+        self._batches = batches
 
     def __len__(self) -> int:
-        return len(_slices())
+        return len(self._batches)
 
     def __getitem__(self, index: int) -> Any:
-        return self._make(_slices()[index])
+        return self._batches[index]
 
 
 @pytest.fixture(scope="module")
@@ -67,17 +70,12 @@ def expected() -> dict[str, np.ndarray]:
     return plain_keras(lambda scope: _array_job(scope, [_LEFT, _RIGHT], _Y))
 
 
-def _array_job(scope: Scope, x: Any, y: Any, sample_weight: Any = None) -> dict[str, Any]:
+def _array_job(scope: Scope, x: Any, y: Any, **arguments: Any) -> dict[str, Any]:
     model = _two_inputs(scope)
-    weighted = {"sample_weight": sample_weight, "batch_size": _BATCH_SIZE}
-    history = model.fit(x, y, shuffle=False, verbose=0, **weighted)
-    evaluated = model.evaluate(x, y, verbose=0, return_dict=True, **weighted)
-    return (
-        {f"fit {key}": value for key, value in history.history.items()}
-        | {f"evaluate {key}": value for key, value in evaluated.items()}
-        | {"predict": model.predict(x, batch_size=_BATCH_SIZE, verbose=0)}
-        | {f"weight {index}": value for index, value in enumerate(values_of(model.weights))}
-    )
+    whole = {"batch_size": _BATCH_SIZE, "verbose": 0}
+    history = model.fit(x, y, shuffle=False, **whole, **arguments)
+    evaluated = model.evaluate(x, y, return_dict=True, **whole)
+    return _measured(model, history, evaluated, model.predict(x, **whole))
 
 
 def _under_two(job: Callable[[Scope], dict[str, Any]]) -> dict[str, np.ndarray]:
@@ -107,7 +105,9 @@ def test_arrays_of_double_precision_are_made_single(expected: dict[str, np.ndarr
 
 
 def _make_py_dataset() -> Any:
-    return _Batches(lambda rows: ({"left": _LEFT[rows], "right": _RIGHT[rows]}, _Y[rows], None))
+    return _Batches(
+        [({"left": _LEFT[rows], "right": _RIGHT[rows]}, _Y[rows], None) for rows in _slices()]
+    )
 
 
 def _make_generator() -> Any:
@@ -119,8 +119,13 @@ def _make_generator_of_jax_arrays() -> Any:
         yield {"left": jnp.asarray(_LEFT[rows]), "right": jnp.asarray(_RIGHT[rows])}, _Y[rows], None
 
 
+def _make_threads() -> Any:
+    return _Batches(list(_make_generator()), workers=2)
+
+
 _SOURCES = {
     "py_dataset": _make_py_dataset,
+    "threads": _make_threads,
     "generator": _make_generator,
     "generator_of_jax_arrays": _make_generator_of_jax_arrays,
 }
@@ -136,30 +141,6 @@ _SOURCES = {
 def test_source_of_batches(name: str, expected: dict[str, np.ndarray]) -> None:
     measured = _under_two(lambda scope: _job(_two_inputs(scope), _SOURCES[name]))
     assert differences(measured, expected) == []
-
-
-@pytest.mark.slow
-def test_source_read_by_threads() -> None:
-    def job(scope: Scope) -> dict[str, Any]:
-        def make() -> Any:
-            return _Batches(lambda rows: ((_LEFT[rows], _RIGHT[rows]), _Y[rows]), workers=2)
-
-        return _job(_two_inputs(scope), make)
-
-    assert differences(_under_two(job), plain_keras(job)) == []
-
-
-@pytest.mark.slow
-def test_weights_come_as_an_array_or_with_the_batches() -> None:
-    weighted = plain_keras(lambda scope: _array_job(scope, [_LEFT, _RIGHT], _Y, _WEIGHTS))
-    measured = _under_two(lambda scope: _array_job(scope, [_LEFT, _RIGHT], _Y, _WEIGHTS))
-    assert differences(measured, weighted) == []
-
-    def make() -> Any:
-        return _Batches(lambda rows: ((_LEFT[rows], _RIGHT[rows]), _Y[rows], _WEIGHTS[rows]))
-
-    measured = _under_two(lambda scope: _job(_two_inputs(scope), make))
-    assert differences(measured, weighted) == []
 
 
 class _AddIfGiven(keras.layers.Layer):
@@ -244,7 +225,7 @@ def test_predict_takes_inputs_alone_in_every_form(expected: dict[str, np.ndarray
         value.assign(expected[name])
     forms = [
         [_LEFT, _RIGHT],
-        _Batches(lambda rows: ((_LEFT[rows], _RIGHT[rows]),)),
+        _Batches([((_LEFT[rows], _RIGHT[rows]),) for rows in _slices()]),
         (((_LEFT[rows], _RIGHT[rows]),) for rows in _slices()),
     ]
     for form in forms:
@@ -271,16 +252,13 @@ def test_outputs_of_predict_keep_their_structure_dtype_and_order() -> None:
     np.testing.assert_array_equal(predicted["pair"][1], _X.argmax(-1))
 
 
-def _fit_on_dataset(scope: Scope, wrap: Callable[[Any, Any], Any], **arguments: Any) -> Any:
+def _fit_on_dataset(scope: Scope, wrap: Callable[[Any, Any], Any]) -> Any:
     """Two epochs on the batches of `wrap(model, dataset)`, validated on them; a model's numbers."""
     model = _two_inputs(scope)
     data = wrap(model, sg.input.Dataset(((_LEFT, _RIGHT), _Y), batch_size=_BATCH_SIZE))
-    history = model.fit(data, epochs=2, verbose=0, validation_data=data, **arguments)
-    return (
-        {f"fit {key}": value for key, value in history.history.items()}
-        | {f"evaluate {k}": v for k, v in model.evaluate(data, verbose=0, return_dict=True).items()}
-        | {"predict": model.predict(data, verbose=0)}
-    )
+    history = model.fit(data, epochs=2, verbose=0, validation_data=data)
+    evaluated = model.evaluate(data, verbose=0, return_dict=True)
+    return _measured(model, history, evaluated, model.predict(data, verbose=0))
 
 
 def _distributed(model: Any, dataset: Any) -> Any:
@@ -289,21 +267,10 @@ def _distributed(model: Any, dataset: Any) -> Any:
 
 @pytest.mark.slow
 def test_datasets_of_ours_need_no_number_of_steps() -> None:
-    def of_arrays(scope: Scope) -> dict[str, Any]:
-        model = _two_inputs(scope)
-        whole = {"batch_size": _BATCH_SIZE, "verbose": 0}
-        x = [_LEFT, _RIGHT]
-        history = model.fit(x, _Y, epochs=2, shuffle=False, validation_data=(x, _Y), **whole)
-        return (
-            {f"fit {key}": value for key, value in history.history.items()}
-            | {
-                f"evaluate {k}": v
-                for k, v in model.evaluate(x, _Y, return_dict=True, **whole).items()
-            }
-            | {"predict": model.predict(x, **whole)}
-        )
-
-    expected = plain_keras(of_arrays)
+    x = [_LEFT, _RIGHT]
+    expected = plain_keras(
+        lambda scope: _array_job(scope, x, _Y, epochs=2, validation_data=(x, _Y))
+    )
     for wrap in (lambda _, dataset: dataset, _distributed):
         measured = _under_two(lambda scope, wrap=wrap: _fit_on_dataset(scope, wrap))
         assert differences(measured, expected) == []
@@ -382,18 +349,6 @@ class _SemiSupervised(keras.Model):
         return super().compute_loss(x, *args, **kwargs) + keras.ops.mean(self.dense(unlabeled) ** 2)
 
 
-class _GivenBatches(keras.utils.PyDataset):
-    def __init__(self, batches: list[Any]) -> None:
-        super().__init__()
-        self._batches = batches
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._batches[index]
-
-
 def _uneven_batches(unlabeled: str) -> list[Any]:
     """Batches of labeled and unlabeled rows; Keras counts the rows of the first key."""
     draw = np.random.default_rng(0).normal
@@ -416,9 +371,6 @@ def _float(array: Any) -> Any:
     [
         ("more", {}),
         ("extra", {"steps_per_execution": 2}),
-        pytest.param("extra", {}, marks=pytest.mark.slow),
-        pytest.param("more", {"steps_per_execution": 2}, marks=pytest.mark.slow),
-        pytest.param("more", {"run_eagerly": True}, marks=pytest.mark.slow),
         pytest.param("extra", {"run_eagerly": True}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -432,9 +384,9 @@ def test_arrays_of_a_batch_may_differ_in_their_rows_on_one_device(unlabeled, opt
             model = _SemiSupervised()
             model.compile("sgd", "mse", metrics=["mae"], weighted_metrics=["mse"], **options)
         fitted = model.fit((one for one in batches), steps_per_epoch=4, verbose=0, shuffle=False)
-        again = model.fit(_GivenBatches(batches), verbose=0, shuffle=False)
-        logs = model.evaluate(_GivenBatches(batches), verbose=0)
-        outputs = model.predict(_GivenBatches(batches), verbose=0)
+        again = model.fit(_Batches(batches), verbose=0, shuffle=False)
+        logs = model.evaluate(_Batches(batches), verbose=0)
+        outputs = model.predict(_Batches(batches), verbose=0)
         return [*fitted.history.values(), *again.history.values(), logs, outputs]
 
     expected = results(contextlib.nullcontext())

@@ -26,7 +26,7 @@ from tests.parity.comparison import (
     regression,
 )
 from tests.unit.keras.replicas import kind_of, values_of
-from tests.unit.keras.training.small_decoder import DEVICES, STRATEGIES
+from tests.unit.keras.training.small_decoder import DEVICES, STRATEGIES, Sampler
 
 _COMPILE = {"optimizer": "sgd", "loss": "mse"}
 
@@ -197,20 +197,6 @@ def test_model_built_late_follows_the_strategy(make: Callable[[Scope], Any]) -> 
     assert {kind_of(variable) for variable in made} >= {VariableKind.MIRRORED}
 
 
-@pytest.mark.slow
-def test_model_is_called_as_a_function_in_and_outside_the_scope() -> None:
-    strategy, (x, _) = mirrored(2), regression()
-    with strategy.scope():
-        model = _model()
-        inside = np.asarray(model(x))
-    expected = x.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(inside, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(np.asarray(model(x)), expected, rtol=1e-5, atol=1e-6)
-    outputs = strategy.run(model, args=(x,))
-    for part in strategy.local_results(outputs):
-        np.testing.assert_allclose(np.asarray(part), expected, rtol=1e-5, atol=1e-6)
-
-
 def _every_method(scope: Scope, **compile_arguments: Any) -> dict[str, Any]:
     x, y = regression()
     with scope():
@@ -296,23 +282,6 @@ def test_batch_size_in_the_input_is_the_global_one() -> None:
     assert model.predict(x, batch_size=4, verbose=0).shape == (8, 1)
 
 
-@pytest.mark.slow
-def test_compiling_again_is_seen_by_the_next_fit() -> None:
-    def job(scope: Scope) -> dict[str, Any]:
-        x, y = regression()
-        with scope():
-            model = _model()
-            model.compile(optimizer=keras.optimizers.SGD(0.01), loss="mse")
-        first = fitted(model, x, y, batch_size=4)
-        with scope():
-            model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mae", metrics=["mse"])
-        second = fitted(model, x, y, batch_size=4)
-        return first | {f"again {key}": value for key, value in second.items()}
-
-    expected = plain_keras(job)
-    assert differences(plain_keras(lambda _: job(_in_scope(2))), expected) == []
-
-
 def test_variables_are_checked_once_a_fit_and_not_in_each_epoch(monkeypatch) -> None:
     module = importlib.import_module("stratagem.keras.training.model")
     checked: list[Any] = []
@@ -335,17 +304,6 @@ def test_variables_are_checked_once_a_fit_and_not_in_each_epoch(monkeypatch) -> 
 _VOCABULARY_SIZE, _WIDTH, _LENGTH = 32, 64, 2
 
 
-class _Sampler:
-    """Adds noise to logits; its seeds are not layers' variables."""
-
-    def __init__(self) -> None:
-        self.seeds = keras.random.SeedGenerator(3)
-
-    @property
-    def variables(self) -> list[Any]:
-        return [self.seeds.state]
-
-
 class _Decoder(keras.Model):
     """Generates the next token from the last one."""
 
@@ -357,7 +315,7 @@ class _Decoder(keras.Model):
             1.0, trainable=False, synchronization="on_read", aggregation="mean", name="scale"
         )
         self.output_layer = keras.layers.Dense(_VOCABULARY_SIZE, name="output")
-        self.sampler = _Sampler()
+        self.sampler = Sampler(3)  # whose seeds are not layers' variables
         self.generate_function: Any = None
         self.received: list[Any] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import stratagem as sg
 from tests.parity.comparison import (
     Scope,
+    assert_like_plain_keras,
     differences,
     evaluated,
     fitted,
@@ -49,10 +51,7 @@ def _job(
     return job
 
 
-def _assert_like_one_device(job: Callable[[Scope], dict[str, Any]]) -> dict[str, np.ndarray]:
-    expected = plain_keras(job)
-    assert differences(plain_keras(lambda _: job(mirrored(2).scope)), expected) == []
-    return expected
+_assert_like_one_device = functools.partial(assert_like_plain_keras, replicas=(2,))
 
 
 class _AddsToLogs(keras.Model):
@@ -147,41 +146,13 @@ def test_metrics_of_ones_own_count_true_examples() -> None:
     assert "fit largest" in measured
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
 @pytest.mark.slow
-def test_entries_made_of_metrics_are_reported(steps_per_execution: int) -> None:
-    job = _job(_DerivedMetrics, metrics=_METRICS, steps_per_execution=steps_per_execution)
+def test_entries_made_of_metrics_are_reported() -> None:
+    job = _job(_DerivedMetrics, metrics=_METRICS, steps_per_execution=3)
     measured = _assert_like_one_device(job)
     np.testing.assert_allclose(
         measured["fit twice"], 2 * measured["fit mean_absolute_error"], rtol=1e-5
     )
-
-
-class _WholeStep(keras.Model):
-    """A training step that holds everything: gradients, the update and a metric without weights."""
-
-    def train_step(self, state: Any, data: Any) -> Any:
-        trainable, non_trainable, optimizer_state, metrics = state
-        x, y = data
-
-        def loss_of(values: Any) -> Any:
-            predicted, _ = self.stateless_call(values, non_trainable, x, training=True)
-            return keras.ops.mean(keras.ops.square(y - predicted))
-
-        loss, gradients = jax.value_and_grad(loss_of)(trainable)
-        trainable, optimizer_state = self.optimizer.stateless_apply(
-            optimizer_state, gradients, trainable
-        )
-        return {"own_loss": loss}, (trainable, non_trainable, optimizer_state, metrics)
-
-
-@pytest.mark.slow
-def test_step_that_returns_logs_of_its_own() -> None:
-    def job(scope: Scope) -> dict[str, Any]:
-        measured = _job(_WholeStep)(scope)
-        return {key: value for key, value in measured.items() if not key.startswith("evaluate")}
-
-    assert set(_assert_like_one_device(job)) >= {"fit own_loss", "predict"}
 
 
 @pytest.mark.compatibility
@@ -295,21 +266,14 @@ def _logs_job(model_class: Any, steps_per_execution: int = 1) -> Callable[[Scope
     return job
 
 
-def _slow(*values: Any) -> Any:
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_class", "num_replicas", "steps_per_execution"),
     [
-        (_PlainLogs, 2, 1),
         (_GuideStep, 2, 1),
-        _slow(_PlainLogs, 1, 1),
-        _slow(_GuideStep, 1, 1),
-        _slow(_PlainLogs, 2, 2),
-        _slow(_GuideStep, 2, 2),
-        _slow(_PlainLogs, 3, 1),
+        (_PlainLogs, 1, 1),
+        (_GuideStep, 2, 2),
+        (_PlainLogs, 3, 1),
     ],
 )
 def test_logs_of_a_step_of_ones_own_are_those_of_plain_keras(
@@ -322,26 +286,11 @@ def test_logs_of_a_step_of_ones_own_are_those_of_plain_keras(
 
 
 @pytest.mark.compatibility
-@pytest.mark.parametrize("num_replicas", [2, _slow(1)])
+@pytest.mark.parametrize("num_replicas", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_step_with_variables_is_that_with_the_state(num_replicas: int) -> None:
     expected = plain_keras(_logs_job(_PlainLogs))
     job = _logs_job(_StepWithVariables)
     assert differences(plain_keras(lambda _: job(mirrored(num_replicas).scope)), expected) == []
-
-
-@pytest.mark.slow
-def test_early_stopping_watches_the_loss_of_a_step_of_ones_own() -> None:
-    def job(scope: Scope) -> dict[str, Any]:
-        x, y = regression(8)
-        with scope():
-            inputs = keras.Input((3,))
-            model = _PlainLogs(inputs, keras.layers.Dense(1, kernel_initializer="zeros")(inputs))
-            model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
-        stopping = keras.callbacks.EarlyStopping("loss", patience=1)
-        return fitted(model, x, y, batch_size=8, epochs=6, callbacks=[stopping])
-
-    measured = _assert_like_one_device(job)
-    assert len(measured["fit loss"]) == 6
 
 
 @pytest.mark.slow
@@ -351,9 +300,7 @@ def test_numbers_made_of_results_in_a_step_of_ones_own_are_of_all_replicas() -> 
             logs, new = super()._measure(metrics_variables, loss, y, y_pred)
             return {"squared": logs["compile_metrics"]["mae"] ** 2}, new
 
-    expected = plain_keras(_logs_job(Squares))
-    job = _logs_job(Squares)
-    assert differences(plain_keras(lambda _: job(mirrored(2).scope)), expected) == []
+    _assert_like_one_device(_logs_job(Squares))
 
 
 class _AnyId(set[int]):

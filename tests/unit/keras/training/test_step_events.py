@@ -17,7 +17,6 @@ import keras
 import numpy as np
 import pytest
 
-import stratagem as sg
 from stratagem.devices.lockstep import last_program, wait_for_program
 from stratagem.keras.training import active_fit as step_events
 from stratagem.observe.run_events import process_writer
@@ -31,7 +30,6 @@ from tests.unit.launch.waiting import until
 ROWS = 22
 STRATEGIES = {
     "none": contextlib.nullcontext,
-    "one device": lambda: sg.OneDeviceStrategy("cpu:0").scope(),
     "mirrored": lambda: mirrored(2).scope(),
 }
 
@@ -389,14 +387,3 @@ def test_progress_bar_shows_the_numbers_of_one_device(
     assert shown[0] == shown[1]
     assert "3/3" in shown[0]
     assert any(number.startswith("val_mae: ") for number in shown[0])
-
-
-def test_training_that_a_callback_ends_after_an_epoch_keeps_its_history() -> None:
-    class Stops(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            self.model.stop_training = epoch == 1
-
-    model = _model_of_callbacks(_two)
-    history = model.fit(_X, _Y, batch_size=4, epochs=5, verbose=0, callbacks=[Stops()])
-    assert history.epoch == [0, 1]
-    assert all(isinstance(loss, float) for loss in history.history["loss"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -121,31 +120,6 @@ def test_dtype_of_variable_is_that_of_its_value() -> None:
 
 
 @pytest.mark.compatibility
-def test_variable_made_from_another_variable_has_its_value() -> None:
-    with mirrored(2).scope():
-        first = sg.Variable([1.0, 2.0])
-        second = keras.Variable(first)
-    first.assign([5.0, 5.0])
-    np.testing.assert_array_equal(np.asarray(second), [1.0, 2.0])
-
-
-@pytest.mark.compatibility
-def test_random_initial_value_is_the_same_on_all_copies_and_as_on_one_device() -> None:
-    def kernel() -> Any:
-        keras.utils.set_random_seed(5)
-        layer = keras.layers.Dense(4)
-        layer.build((None, 3))
-        return layer.kernel
-
-    with mirrored(3).scope():
-        distributed = kernel()
-    expected = np.asarray(kernel())
-    assert np.ptp(expected) > 0
-    for copy in copies_of(distributed):
-        np.testing.assert_array_equal(copy, expected)
-
-
-@pytest.mark.compatibility
 def test_each_component_of_on_read_starts_with_the_whole_value() -> None:
     with mirrored(3).scope():
         variable = sg.Variable(2.0, synchronization="on_read", aggregation="sum")
@@ -216,8 +190,10 @@ _FIRST_USES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize(
     ("make", "use"),
     [
-        *itertools.product((_filled_inside, _made_before_filled_inside), _FIRST_USES),
-        (_subclassed, "fit"),
+        (_filled_inside, "fit"),
+        (_filled_inside, "build"),
+        (_made_before_filled_inside, "fit"),
+        (_made_before_filled_inside, "call"),
         (_subclassed, "call"),
     ],
 )
@@ -230,13 +206,6 @@ def test_model_belongs_to_the_scope_that_it_was_filled_in(make, use) -> None:
     assert model.distribute_strategy is strategy
     for variable in [*model.variables, *model.optimizer.variables]:
         assert strategy.extended.variable_created_in_scope(variable)
-
-
-def test_model_of_no_scope_belongs_to_none() -> None:
-    model = keras.Sequential(_layers())
-    model.compile("rmsprop", "mse")
-    model.fit(_X, _Y, batch_size=4, verbose=0)
-    assert model.distribute_strategy is sg.get_strategy()
 
 
 def _quantized(model: Any) -> None:
