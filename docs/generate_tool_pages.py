@@ -6,7 +6,7 @@ python docs/generate_tool_pages.py --list
 
 A page has the text in the block below the line `<!-- recorded: NAME -->`. The name of the
 machine and its paths are left out. To add a command, add a row, and that line with an empty text
-block to its page. Commands that need a long run are recorded by scripts of `pictures/`.
+block to its page.
 """
 
 from __future__ import annotations
@@ -180,9 +180,6 @@ ROWS = {
         **_PLANNED,
     ),
 }
-
-# Blocks that other scripts record, by name.
-RECORDED_BY = {"four_hosts": "pictures/draw_four_hosts.py"}
 
 
 def can_record(row: Row) -> bool:

@@ -21,13 +21,11 @@ from stratagem.errors import explain
 LOG_LEVELS = ("auto", "debug", "info", "warning", "error")
 
 # JSON type of a Python type, and its name in messages.
-_TYPES: dict[Any, tuple[str | list[str], str]] = {
+_TYPES: dict[Any, tuple[str, str]] = {
     bool: ("boolean", "true or false"),
     int: ("integer", "an integer"),
     int | float: ("number", "a number"),
     str: ("string", "a string"),
-    int | str: (["integer", "string"], "a number or a string"),
-    list: ("array", "a list of strings"),
 }
 _SWITCHES = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
@@ -178,8 +176,6 @@ DELAY = Kind(
 TEXT = Kind(type=str, noun="a string")
 FOLDER = Kind(type=str, noun="a string")
 FILE = Kind(type=str, noun="a string")
-TEXTS = Kind(type=list, limits={"items": {"type": "string"}})
-NODES = Kind(type=int | str)
 _SHOWN = choice("a choice", ("all", "leader"))
 _LEVEL = choice("a log level", LOG_LEVELS, any_case=True)
 _FORMAT = choice("a log format", ("text", "json"))
@@ -228,18 +224,13 @@ _OPTIONS = {
         "Lowest level of log records that tasks show.",
         in_process="Lowest level of log records shown; `auto`: INFO on the leader, else WARNING.",
     ),
-    "nnodes": NODES(
+    "nnodes": COUNT(
         None,
-        "Number of nodes (machines), each of which runs this command; MIN:MAX continues without "
-        "lost ones. By default 1, or the nodes of a Slurm step.",
+        "Number of nodes (machines), each of which runs this command. By default 1, or those of a "
+        "Slurm step or of `mpirun`.",
     ),
-    "node_rank": NUMBER(None, "Rank of this node. Node 0 starts and watches all tasks."),
-    "rdzv_endpoint": TEXT(None, "Address of node 0, where the nodes meet.", metavar="HOST:PORT"),
-    "node_timeout_s": SECONDS(15.0, "Seconds without an answer after which a node is lost."),
-    "hosts": TEXT(None, "Hosts on which `ssh` starts this command.", metavar="A,B,C"),
-    "hostfile": FILE(None, "File with one host per line, optionally with slots=N for its workers."),
-    "ssh_options": TEXT(None, "Options of the `ssh` program, as in a shell."),
-    "env": TEXTS(None, "Variable for all hosts. May be repeated.", metavar="NAME[=VALUE]"),
+    "node_rank": NUMBER(None, "Rank of this node. Process 0 runs on node 0."),
+    "coordinator": TEXT(None, "Address of node 0 at which process 0 listens.", metavar="HOST:PORT"),
 }
 # Settings of every process of the library.
 _OF_PROCESSES = {

@@ -46,16 +46,7 @@ def test_page_has_the_output_and_the_command(name: str) -> None:
 def test_every_recorded_block_has_a_row() -> None:
     for path in _DOCS.rglob("*.md"):
         names = re.findall(r"<!-- recorded: (\w+) -->", path.read_text())
-        names = [name for name in names if name not in _GENERATOR.RECORDED_BY]
         assert [_ROWS[name].page for name in names] == [str(path.relative_to(_DOCS))] * len(names)
-
-
-@pytest.mark.parametrize(("name", "script"), _GENERATOR.RECORDED_BY.items())
-def test_block_of_another_script_is_recorded(name: str, script: str) -> None:
-    assert f'"{name}"' in (_DOCS / script).read_text()
-    pages = [_GENERATOR.recorded(path.read_text(), name) for path in _DOCS.rglob("*.md")]
-    (text,) = (text for text in pages if text is not None)
-    assert text, f"run docs/{script}"
 
 
 @pytest.mark.parametrize("name", [name for name, row in _ROWS.items() if row.picture])

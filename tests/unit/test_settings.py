@@ -39,7 +39,6 @@ from stratagem.settings import (
     SETTINGS,
     SWITCH,
     TEXT,
-    TEXTS,
     Kind,
     Setting,
     choice,
@@ -144,7 +143,7 @@ def accepts(kind: Kind, value: object) -> bool:
     return True
 
 
-@pytest.mark.parametrize("kind", [SWITCH, COUNT, NUMBER, SECONDS, DELAY, TEXT, TEXTS, COLORS])
+@pytest.mark.parametrize("kind", [SWITCH, COUNT, NUMBER, SECONDS, DELAY, TEXT, COLORS])
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_schema_accepts_what_is_accepted(kind, value) -> None:
     valid = jsonschema.Draft202012Validator(kind.schema).is_valid(value)

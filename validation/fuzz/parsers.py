@@ -21,7 +21,6 @@ from stratagem.group.transport.wire import Message, is_message, pack, unpack
 from stratagem.group.verdict import GroupLimits
 from stratagem.group.wire import decode, encode
 from stratagem.input.batch_messages import is_available, pack_batch, unpack_batch
-from stratagem.launch.nodes.rendezvous import _INVALID, Node, _record
 from stratagem.launch.remote.jobs.job_log import FrameReader
 from stratagem.parameter_server.server.server import ParameterServer
 
@@ -162,15 +161,6 @@ def parse_member(data: bytes) -> None:
     _LOOP.run_until_complete(handle())
 
 
-def parse_node(data: bytes) -> None:
-    """Records a message of another launcher."""
-    node = Node(rank=1, host="h", address="a", workers=1, token="t", writer=_Writer(), received_s=0)  # type: ignore[arg-type]
-    with contextlib.suppress(*_INVALID, RecursionError):
-        message = json.loads(data)
-        if isinstance(message, dict):
-            _record(node, message)
-
-
 def parse_job_log(data: bytes) -> None:
     """Reads the log of a remote job."""
     reader = FrameReader("n")
@@ -260,7 +250,7 @@ _GROUP = (
      "setting": "S"},
     {"kind": "announce", "topic": "leaving", "numbers": [1, 20, 0]},
     {"kind": "leave", "stream": "main"},
-    {"kind": "hello", "process_id": 1, "num_processes": 2,
+    {"kind": "hello", "process_id": 1, "num_processes": 2, "restart": 0,
      "facts": {"host": "h", "pid": 1, "address": "a", "same": {}}},
     {"kind": "error", "text": "x"},
     {"kind": "gone"},
@@ -273,12 +263,6 @@ _ANSWERS = (
     {"kind": "announced", "announcements": [["leaving", 1, [1]]]},
     {"kind": "gone"},
     {"kind": "verdict", "error": "e", "message": "m", "lost": None, "silent_s": 1.0},
-)
-_NODE = (
-    {"kind": "ports", "start": 0, "ports": [1]},
-    {"kind": "exited", "start": 0, "task": "worker 1", "returncode": 1, "lines": []},
-    {"kind": "gone", "start": 0, "task": "worker 1"},
-    {"kind": "leaving"},
 )
 _FIELDS = {
     "client": "c", "number": 1, "names": ["v"], "sign": 1, "whole": ["v"], "rows": [],
@@ -310,7 +294,6 @@ PARSERS: dict[str, tuple[Callable[[bytes], None], list[bytes]]] = {
     "group_answer": (parse_group_answer, [*_json(*_ANSWERS), *map(frame, _ANSWERS)]),
     "group_values": (parse_group_values, _json(*map(encode, _VALUES))),
     "member": (parse_member, _json(*_GROUP)),
-    "node": (parse_node, _json(*_NODE)),
     "job_log": (parse_job_log, _json([1, "out", "worker 0", "text"], [2, "answer", "", "x"])),
     "server_frames": (parse_server_frames, [*_REQUESTS, _LARGE]),
     "server_request": (parse_server_request, _REQUESTS),

@@ -6,7 +6,7 @@ import dataclasses
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -17,19 +17,11 @@ from stratagem.errors import explain
 from stratagem.settings import (
     FILE,
     FOLDER,
-    NODES,
     SETTINGS,
     SWITCH,
-    TEXTS,
     Kind,
     Setting,
 )
-
-# Not generic before click 8.2.
-if TYPE_CHECKING:
-    _TextType = click.ParamType[str]
-else:
-    _TextType = click.ParamType
 
 _VARIABLES = "stratagem.variables_of_file"
 _EPILOG = """Options accept underscores instead of dashes. Each can also be set by the environment
@@ -39,24 +31,6 @@ environment, which takes precedence over the file."""
 
 def _with_dashes(token: str) -> str:
     return token.replace("_", "-")
-
-
-class _NumNodes(_TextType):
-    """A number of nodes, or MIN:MAX."""
-
-    name = "N|MIN:MAX"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
-        """Returns a valid text unchanged."""
-        from stratagem.launch.plan.options import node_range
-
-        try:
-            node_range(str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        return str(value)
 
 
 def _launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,12 +64,8 @@ def _attributes_of(kind: Kind) -> dict[str, Any]:
     limits = kind.limits
     if kind is SWITCH:
         return {"is_flag": True, "default": None}
-    if kind is TEXTS:
-        return {"multiple": True}
     if kind in (FOLDER, FILE):
         return {"type": click.Path(file_okay=kind is FILE, dir_okay=kind is FOLDER)}
-    if kind is NODES:
-        return {"type": _NumNodes()}
     if "enum" in limits:
         words = dict.fromkeys(word.lower() for word in limits["enum"])
         return {"type": click.Choice([*words], case_sensitive=[*words] == limits["enum"])}

@@ -30,6 +30,7 @@ from stratagem.group.current import Identity
 from stratagem.group.hub import MEMBER, TUNNEL, Hub
 from stratagem.group.tunnel import open_coordination_port
 from stratagem.group.verdict import GroupLimits, ProgramPosition, Verdict
+from stratagem.observe.run_events.writer import restart_count
 
 # Notice to the processes that wait for process 0, if it cannot listen for them.
 #
@@ -238,7 +239,11 @@ class Connection:
             while True:
                 message = await read_answer(reader, self._identity.num_processes)
                 self._received_at = time.monotonic()
-                self._on_message(message)
+                if message["kind"] == "busy":  # process 0 is that of the start before
+                    await asyncio.sleep(_RETRY_S)
+                    reader = await self._connect()
+                else:
+                    self._on_message(message)
         except ConnectionError:
             self._on_lost("died: its connection closed")
         finally:
@@ -320,6 +325,8 @@ class Connection:
             await asyncio.sleep(_RETRY_S)
         if self._notice_gate is not None:
             self._notice_gate.close()
+        if self._writer is not None:
+            close_now(self._writer)
         self._writer = writer
         facts = {
             "host": socket.gethostname(),
@@ -332,6 +339,7 @@ class Connection:
                 "kind": "hello",
                 "process_id": self._identity.process_id,
                 "num_processes": self._identity.num_processes,
+                "restart": restart_count(),
                 "facts": facts,
             }
         )

@@ -368,6 +368,11 @@ class Hub:
     async def _serve_member(
         self, hello: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        if self._is_complete and hello["restart"]:
+            # The launcher of another node was the first to see that this group is lost.
+            writer.write(frame({"kind": "busy"}))
+            await writer.drain()
+            return
         refusal = self._refusal(hello)
         if refusal is None and self._verdict is None:
             self._compare(hello)

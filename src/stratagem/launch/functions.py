@@ -23,9 +23,8 @@ from typing import Any, Literal, Unpack, cast
 
 from stratagem.environment import load
 from stratagem.errors import explain
-from stratagem.launch.nodes.launch_nodes import launch_nodes
-from stratagem.launch.nodes.ssh_launch import hold_lease, launch_over_ssh
 from stratagem.launch.plan.elastic import ElasticConfig
+from stratagem.launch.plan.nodes import find_node
 from stratagem.launch.plan.options import LaunchArguments, LaunchOptions
 from stratagem.launch.plan.task_plan import TaskPlan
 from stratagem.launch.restart.launcher import Outcome, launch
@@ -248,7 +247,8 @@ def run(
 
     Each task finds the cluster and its own task in `TF_CONFIG`. Its output appears here. When one
     task fails, the others are stopped. Called in the main thread, this passes signals on to the
-    tasks. No task outlives this process. With `nnodes` or `hosts` the cluster has several machines.
+    tasks. No task outlives this process. With `nnodes` the cluster has several machines, each of
+    which calls this.
 
     Args:
         script: a Python file, a program, or a module.
@@ -261,7 +261,7 @@ def run(
         RuntimeError: a task failed. The cause has the last lines of that task.
         FileNotFoundError: there is no such script.
         ValueError: an option is out of range, or there are fewer GPUs than requested.
-        UnavailableError: too few workers could run for longer than the limit, or a node is lost.
+        UnavailableError: too few workers could run for longer than the limit.
 
     Example:
         >>> sg.launch.run("echo", ["hello"])
@@ -284,13 +284,9 @@ def run_script(
     **options: Unpack[LaunchArguments],
 ) -> Outcome:
     """Runs a script as `run` does, but returns failures and signals instead of raising them."""
-    if options.get("hosts") is not None or options.get("hostfile") is not None:
-        words = (*(["-m"] if module else []), os.fspath(script), *args)
-        return launch_over_ssh(words, LaunchOptions(**options))
     command = command_of(script, args, module=module)
     launch_options = LaunchOptions(**options)
-    hold_lease(launch_options.grace_s)
-    return launch_nodes(command, launch_options, elastic=elastic)
+    return launch(command, launch_options, elastic=elastic, node=find_node(launch_options))
 
 
 def raise_received_signal(outcome: Outcome) -> ExitStatus | None:
@@ -495,12 +491,10 @@ def _require_loaded_script() -> None:
 
 
 def _require_one_machine(options: LaunchOptions) -> None:
-    given = [options.hosts, options.hostfile, options.nnodes]
-    if any(one is not None for one in given) and given != [None, None, 1]:
+    if options.nnodes not in (None, 1):
         raise ValueError(
             explain(
-                f"spawn with nnodes={options.nnodes!r}, hosts={options.hosts!r} and "
-                f"hostfile={options.hostfile!r}.",
+                f"spawn with nnodes={options.nnodes!r}.",
                 expected="one machine: the function is sent to processes of this machine.",
                 fix="call it in a script, and start that with sg.launch.run or stratagem launch.",
             )

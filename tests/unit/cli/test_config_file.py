@@ -59,7 +59,6 @@ INVALID_FOR_CLICK = [
     "show = 'some'",
     "log-level = 'loud'",
     "grace-s = -0.5",
-    "node-timeout-s = 0",
 ]
 
 

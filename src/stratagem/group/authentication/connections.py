@@ -62,7 +62,7 @@ MAX_HELLO_BYTES = 2**20
 
 _ANYTHING = (NoneType, bool, int, float, str, list, dict)
 _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
-    "hello": {"process_id": (int,), "num_processes": (int,), "facts": (dict,)},
+    "hello": {"process_id": (int,), "num_processes": (int,), "restart": (int,), "facts": (dict,)},
     "beat": {
         "position": (str,),
         "name": (str,),
@@ -92,6 +92,7 @@ _FACTS: dict[str, tuple[type, ...]] = {
 }
 _ANSWERS: dict[str, dict[str, tuple[type, ...]]] = {
     "welcome": {"address": (str,)},
+    "busy": {},
     "progress": {"num_missing": (int,), "missing": (str,)},
     "beat": {},
     "exchanged": {"stream": (str,), "number": (int,), "runs": (list,)},

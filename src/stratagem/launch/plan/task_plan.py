@@ -12,6 +12,7 @@ from collections.abc import Generator, Mapping, Sequence
 
 from stratagem.cluster.addresses import split_address
 from stratagem.errors import explain
+from stratagem.launch.plan.nodes import Node
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.resources import TemporaryFolder
 
@@ -165,14 +166,12 @@ class TaskPlan:
 
     `task_type` is chief, worker, ps, evaluator or input; `variables` extend the inherited
     environment.
-    `node` names its machine if there are several.
     """
 
     task_type: str
     index: int
     command: tuple[str, ...]
     variables: Mapping[str, str]
-    node: str = ""
 
     @property
     def name(self) -> str:
@@ -204,12 +203,14 @@ def plan_tasks(
     base: Mapping[str, str],
     restart: int = 0,
     folders: RestartFolders = _NO_FOLDERS,
+    node: Node | None = None,
 ) -> tuple[TaskPlan, ...]:
     """Plans the processes of one start, the leader first.
 
     All tasks inherit the environment `base`. `ports` has one port per task; `gpus` are named as in
-    `CUDA_VISIBLE_DEVICES`, and `restart` counts earlier starts. Raises ValueError if there are
-    fewer GPUs than requested.
+    `CUDA_VISIBLE_DEVICES`, and `restart` counts earlier starts. `node` is this machine, if there
+    are several: its workers know only process 0. All tasks get the address of input workers, who
+    are one task. Raises ValueError if there are fewer GPUs than requested.
 
     Example:
         >>> (task,) = plan_tasks(LaunchOptions(), ["true"], ports=[2222], gpus=[], base={})
@@ -220,16 +221,40 @@ def plan_tasks(
     cluster: dict[str, list[str]] = {}
     for (task_type, _), port in zip(tasks, ports, strict=True):
         cluster.setdefault(task_type, []).append(f"{_HOST}:{port}")
-    return plan_own_tasks(
-        tasks,
-        options,
-        command,
-        cluster=cluster,
+    devices = assign_devices(
+        [task_type for task_type, _ in tasks],
+        devices_per_worker=options.devices_per_worker,
         gpus=gpus,
         base=base,
-        restart=restart,
-        folders=folders,
     )
+    shared = _shared_variables(options, restart, folders)
+    services = cluster.pop(INPUT, ())
+    if services:
+        shared["STRATAGEM_INPUT_SERVICE"] = services[0]
+    plans: list[TaskPlan] = []
+    for (task_type, index), visible in zip(tasks, devices, strict=True):
+        own, at = tuple(command), {"TF_CONFIG": ""}
+        if task_type == INPUT:
+            own = _input_command(options.input_workers, services[0])
+            visible = {**visible, **NO_GPU}
+        elif node is not None:
+            index += node.rank * options.workers
+            at |= _variables_of_process(node, index, options.workers)
+        else:
+            task = {"type": task_type, "index": index}
+            at = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+        variables = {**at, **shared, **visible}
+        plans.append(TaskPlan(task_type=task_type, index=index, command=own, variables=variables))
+    return tuple(plans)
+
+
+def _variables_of_process(node: Node, process_id: int, num_workers: int) -> dict[str, str]:
+    """Returns what a worker of one of several nodes knows of the others, in Kubeflow's names."""
+    return {
+        "JAX_NUM_PROCESSES": str(node.count * num_workers),
+        "JAX_PROCESS_ID": str(process_id),
+        "JAX_COORDINATOR_ADDRESS": node.coordinator,
+    }
 
 
 def numbered(task_types: Sequence[str]) -> list[tuple[str, int]]:
@@ -240,55 +265,6 @@ def numbered(task_types: Sequence[str]) -> list[tuple[str, int]]:
         [('chief', 0), ('worker', 0), ('worker', 1)]
     """
     return [(kind, task_types[:at].count(kind)) for at, kind in enumerate(task_types)]
-
-
-def plan_own_tasks(
-    tasks: Sequence[tuple[str, int]],
-    options: LaunchOptions,
-    command: Sequence[str],
-    *,
-    cluster: Mapping[str, Sequence[str]],
-    gpus: Sequence[str],
-    base: Mapping[str, str],
-    restart: int,
-    folders: RestartFolders,
-    node: str = "",
-) -> tuple[TaskPlan, ...]:
-    """Plans those processes of a cluster that run on this machine, which is called `node`.
-
-    `cluster` may have input workers: one task on each machine that has some, the first of them with
-    the dispatcher. All tasks get its address.
-    """
-    devices = assign_devices(
-        [task_type for task_type, _ in tasks],
-        devices_per_worker=options.devices_per_worker,
-        gpus=gpus,
-        base=base,
-    )
-    shared = _shared_variables(options, restart, folders)
-    services = cluster.get(INPUT, ())
-    if services:
-        shared["STRATAGEM_INPUT_SERVICE"] = services[0]
-    trainers = {name: one for name, one in cluster.items() if name != INPUT}
-    plans: list[TaskPlan] = []
-    for (task_type, index), visible in zip(tasks, devices, strict=True):
-        own, config = tuple(command), ""
-        if task_type == INPUT:
-            own = _input_command(options.input_workers, services, index)
-            visible = {**visible, **NO_GPU}
-        else:
-            task = {"type": task_type, "index": index}
-            config = json.dumps({"cluster": trainers, "task": task})
-        plans.append(
-            TaskPlan(
-                task_type=task_type,
-                index=index,
-                command=own,
-                variables={"TF_CONFIG": config, **shared, **visible},
-                node=node,
-            )
-        )
-    return tuple(plans)
 
 
 def _shared_variables(
@@ -304,13 +280,11 @@ def _shared_variables(
     }
 
 
-def _input_command(count: int, addresses: Sequence[str], index: int) -> tuple[str, ...]:
-    """Returns the command of the input workers of a machine."""
-    host, port = split_address(addresses[index])
-    words = ("-m", "stratagem", "input-service", "--workers", str(count), "--host", host)
-    if index == 0:
-        return (sys.executable, *words, "--port", str(port))
-    return (sys.executable, *words, "--dispatcher", addresses[0])
+def _input_command(count: int, address: str) -> tuple[str, ...]:
+    """Returns the command of the input workers."""
+    host, port = split_address(address)
+    words = ("-m", "stratagem", "input-service", "--workers", str(count))
+    return (sys.executable, *words, "--host", host, "--port", str(port))
 
 
 def _run_dir(run_dir: str | os.PathLike[str] | None) -> dict[str, str]:

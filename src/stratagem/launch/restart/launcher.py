@@ -7,21 +7,20 @@ import functools
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from stratagem import environment
 from stratagem.cluster.accelerators import local_gpus
-from stratagem.cluster.addresses import free_ports
+from stratagem.cluster.addresses import free_ports, split_address
 from stratagem.cluster.preemption.configuration import EXIT_CODE
-from stratagem.group.authentication.secret import with_ray_token, with_secret
+from stratagem.group.authentication.secret import Credentials, with_ray_token, with_secret
 from stratagem.launch.plan.elastic import Discovery, ElasticConfig
+from stratagem.launch.plan.nodes import Node
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import (
     INPUT,
     RestartFolders,
     TaskPlan,
     make_restart_folders,
-    plan_own_tasks,
     plan_tasks,
     uses_gpus,
 )
@@ -36,7 +35,6 @@ from stratagem.launch.restart.policy import (
 from stratagem.launch.restart.task_group import (
     CaughtSignals,
     LaunchEvents,
-    OtherNodes,
     SlowTasks,
     failure_report,
     notice_report,
@@ -117,24 +115,6 @@ class Outcome:
         return 0 if cause is None else exit_code(cause.returncode)
 
 
-class Nodes(OtherNodes, Protocol):
-    """All nodes of a job, from the one that starts and watches the tasks."""
-
-    def num_workers(self) -> int:
-        """Returns the number of workers of the nodes that have joined."""
-        ...
-
-    def wait(self, wanted: int, is_over: Callable[[], bool]) -> int:
-        """Waits for the nodes, and returns the number of workers to start; 0 once `is_over()`."""
-        ...
-
-    def begin(
-        self, restart: int, plan_own: Callable[..., tuple[TaskPlan, ...]], *, is_warm: bool
-    ) -> tuple[TaskPlan, ...]:
-        """Asks the others to start their tasks; returns the plans of all, the leader first."""
-        ...
-
-
 def launch(
     command: Sequence[str],
     options: LaunchOptions,
@@ -142,13 +122,13 @@ def launch(
     finish: Callable[[TaskPlan], TaskPlan] | None = None,
     elastic: ElasticConfig | None = None,
     kills_interrupted: bool = False,
-    nodes: Nodes | None = None,
+    node: Node | None = None,
 ) -> Outcome:
-    """Runs a command as every task of a cluster, on this machine or with other nodes.
+    """Runs a command as every task of a cluster on this machine, or as those of this node of many.
 
     `finish` completes the plan of each task before it starts; `elastic` replaces `min_workers` and
-    `max_workers` of the options, and `nodes` decides by itself. `kills_interrupted` kills tasks
-    that still run `grace_s` after a signal to end. Raises UnavailableError if too few workers could
+    `max_workers` of the options. `kills_interrupted` kills tasks that still run `grace_s` after a
+    signal to end. Raises UnavailableError if too few workers could
     run for longer than the limit, ValueError with fewer GPUs than requested, OSError for a failed
     start or write.
     """
@@ -158,14 +138,16 @@ def launch(
     else:
         elastic = ElasticConfig(options.min_workers or 1)
     base = environment.snapshot()
-    if nodes is None:  # all tasks are here; several launchers need one that all of them have
+    if node is None:
         base = with_secret(base)
         if len(options.task_types) > 1:  # the leader of a cluster with servers starts Ray's head
             base = with_ray_token(base)
+    else:  # an error of one launcher, and not of each task
+        Credentials.find("This launcher", [split_address(node.coordinator)[0]])
     with (
         CaughtSignals() as caught,
         Guardian() as guardian,
-        LaunchEvents(options) as events,
+        LaunchEvents(options, node) as events,
         make_restart_folders(options, base) as folders,
         WarmStart(base) as warm_start,
     ):
@@ -181,8 +163,8 @@ def launch(
             guardian=guardian,
             events=events,
             folders=folders,
-            discovery=nodes or Discovery(elastic, options.full_workers),
-            nodes=nodes,
+            discovery=Discovery(elastic, options.full_workers),
+            node=node,
             kills_interrupted=kills_interrupted,
             slow=None if options.run_dir is None else SlowTasks(options.run_dir),
         )
@@ -202,8 +184,8 @@ class _Job:
     guardian: Guardian
     events: LaunchEvents
     folders: RestartFolders
-    discovery: Discovery | Nodes
-    nodes: Nodes | None
+    discovery: Discovery
+    node: Node | None
     kills_interrupted: bool
     slow: SlowTasks | None
 
@@ -237,9 +219,7 @@ class _Job:
 
     def is_notice_due(self, num_workers: int, ran_s: float) -> bool:
         """Returns True if the tasks should exit so that more workers can start."""
-        after_s = self.options.rejoin_after_s
-        if self.nodes is None:
-            after_s = notice_after_s(self.options, num_workers)
+        after_s = notice_after_s(self.options, num_workers)
         if after_s is None or ran_s < after_s:
             return False
         can_run = self.discovery.num_workers()
@@ -248,7 +228,16 @@ class _Job:
     def run_once(self, restart: int, num_workers: int, warm: WarmStart | None) -> Outcome:
         """Runs all tasks once, until the last one has ended."""
         options = self.options.with_workers(num_workers)
-        plans = self.plans(options, restart, is_warm=warm is not None)
+        plans = plan_tasks(
+            options,
+            self.command,
+            ports=free_ports(len(options.task_types)),
+            gpus=self.gpus,
+            base=self.base,
+            restart=restart,
+            folders=self.folders,
+            node=self.node,
+        )
         if self.finish is not None:
             plans = tuple(plan if plan.task_type == INPUT else self.finish(plan) for plan in plans)
         if self.slow is not None:
@@ -264,7 +253,6 @@ class _Job:
             warm=warm,
             is_notice_due=functools.partial(self.is_notice_due, num_workers),
             kills_interrupted=self.kills_interrupted,
-            nodes=self.nodes,
             slow=self.slow,
         )
         return Outcome(
@@ -274,29 +262,6 @@ class _Job:
             were_asked=were_asked,
             may_survive=options.survivors,
         )
-
-    def plans(self, options: LaunchOptions, restart: int, *, is_warm: bool) -> tuple[TaskPlan, ...]:
-        """Plans all tasks; asks the other nodes to start theirs."""
-        if self.nodes is None:
-            return plan_tasks(
-                options,
-                self.command,
-                ports=free_ports(len(options.task_types)),
-                gpus=self.gpus,
-                base=self.base,
-                restart=restart,
-                folders=self.folders,
-            )
-        plan_own = functools.partial(
-            plan_own_tasks,
-            options=options,
-            command=self.command,
-            gpus=self.gpus,
-            base=self.base,
-            restart=restart,
-            folders=self.folders,
-        )
-        return self.nodes.begin(restart, plan_own, is_warm=is_warm)
 
 
 def _report(

@@ -7,8 +7,7 @@ import dataclasses
 import selectors
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from typing import IO, Protocol
+from collections.abc import Mapping
 
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import TaskPlan
@@ -23,46 +22,12 @@ from stratagem.launch.tasks.task_process import TaskForker, TaskProcess
 _POLL_S = 0.05
 
 
-class _Process(Protocol):
-    """The process of a task, here or on another node; see `TaskProcess`."""
-
-    plan: TaskPlan
-    signals: set[int]
-    is_gone: bool
-
-    @property
-    def group(self) -> int: ...
-    @property
-    def streams(self) -> Sequence[IO[bytes]]: ...
-    @property
-    def reason(self) -> str: ...
-    def returncode(self) -> int | None: ...
-    def read(self, stream: IO[bytes]) -> bytes | None: ...
-    def read_all(self, stream: IO[bytes]) -> bytes: ...
-    def send(self, signum: int) -> None: ...
-    def look_for_members(self) -> bool: ...
-    def wait(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class _Output(Protocol):
-    """The output of a task, here or on another node; see `TaskOutput`."""
-
-    @property
-    def is_shown(self) -> bool: ...
-    def take(self, data: bytes, now_s: float, *, stream: int) -> None: ...
-    def show_overdue(self, now_s: float) -> None: ...
-    def show_rest(self, now_s: float) -> None: ...
-    def last_lines(self) -> tuple[str, ...]: ...
-    def close(self) -> None: ...
-
-
 @dataclasses.dataclass(kw_only=True)
 class RunningTask:
     """One task: its process, its output and, once it has ended, its exit status."""
 
-    process: _Process
-    output: _Output
+    process: TaskProcess
+    output: TaskOutput
     status: ExitStatus | None = None
     stopped_at_s: float | None = None
     started_s: float = dataclasses.field(default_factory=time.monotonic)
@@ -178,8 +143,6 @@ class RunningTasks:
                 signals=frozenset(process.signals),
                 lines=task.output.last_lines(),
                 was_shown=task.output.is_shown,
-                node=process.plan.node,
-                reason=process.reason,
             )
         if process.look_for_members():
             self._show_rest(task, now_s)

@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType, TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from stratagem.errors import NOT_NEEDED
+from stratagem.launch.plan.nodes import Node
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import TRAINERS, TaskPlan
 from stratagem.launch.prefork.warm_start import WARM_UP_AFTER_S, WarmStart
@@ -150,13 +151,14 @@ class CaughtSignals:
 
 
 class LaunchEvents:
-    """Records events of the launcher. Does nothing if the run has no folder."""
+    """Records events of the launcher. Does nothing if the run has no folder, or on other nodes."""
 
-    def __init__(self, options: LaunchOptions) -> None:
+    def __init__(self, options: LaunchOptions, node: Node | None = None) -> None:
         self._writer: EventWriter | None = None
         self._has_failed = False
-        if options.run_dir is not None:
+        if options.run_dir is not None and (node is None or node.rank == 0):
             num_processes = sum(task_type in TRAINERS for task_type in options.task_types)
+            num_processes *= 1 if node is None else node.count
             self._writer = EventWriter(options.run_dir, "launcher", 0, num_processes=num_processes)
 
     def __enter__(self) -> LaunchEvents:
@@ -268,7 +270,7 @@ def failure_report(
     last_lines = error_lines(cause.lines) if cause.was_shown else failure_lines(cause.lines)
     lines = [f"{cause.culprit} failed first: {cause.why}."]
     if last_lines:
-        whose = "Its last lines" if cause.lost_peer is None else f"Last lines of {cause.title}"
+        whose = "Its last lines" if cause.lost_peer is None else f"Last lines of {cause.name}"
         lines += [f"{whose}:", *(f"    {line}" for line in last_lines)]
     others = [status for status in statuses if status is not cause]
     for heading, group in (
@@ -283,13 +285,6 @@ def failure_report(
     return lines
 
 
-def end_summary(cause: ExitStatus | None, signum: signal.Signals | None) -> str:
-    """Returns the end of a job in one line, for its other nodes."""
-    if signum is not None:
-        return signum.name
-    return "all workers are done" if cause is None else f"{cause.culprit} failed first: {cause.why}"
-
-
 def signal_report(signum: int, statuses: Sequence[ExitStatus]) -> list[str]:
     """Returns lines about the end of all tasks after a signal to the launcher."""
     return [f"Ended after {signal.Signals(signum).name}: {_each(statuses)}."]
@@ -298,10 +293,10 @@ def signal_report(signum: int, statuses: Sequence[ExitStatus]) -> list[str]:
 def stop_report(cause: ExitStatus, statuses: Sequence[ExitStatus]) -> list[str]:
     """Returns lines that say why the remaining tasks are stopped."""
     if (peer := cause.lost_peer) is not None:
-        reason = f"{peer.name} {peer.how}, and so {cause.title} failed"
+        reason = f"{peer.name} {peer.how}, and so {cause.name} failed"
         return [f"{reason} ({cause.how}): stopping the others."]
     verb = "saved and left after notice" if have_saved_and_left(statuses) else "failed"
-    return [f"{cause.title} {verb} ({cause.how}): stopping the others."]
+    return [f"{cause.name} {verb} ({cause.how}): stopping the others."]
 
 
 def notice_report(statuses: Sequence[ExitStatus], after: RestartCount | None) -> list[str]:
@@ -323,15 +318,7 @@ def restart_report(before: RestartCount, after: RestartCount, max_restarts: int)
 
 
 def _each(statuses: Sequence[ExitStatus]) -> str:
-    return ", ".join(f"{status.title} ({status.how})" for status in statuses)
-
-
-class OtherNodes(Protocol):
-    """Tasks that other nodes have been asked to start."""
-
-    def running_task(self, plan: TaskPlan) -> RunningTask | None:
-        """Returns the task on its node, or None for a task of this machine."""
-        ...
+    return ", ".join(f"{status.name} ({status.how})" for status in statuses)
 
 
 def run_group(
@@ -346,7 +333,6 @@ def run_group(
     warm: WarmStart | None = None,
     is_notice_due: Callable[[float], bool] | None = None,
     kills_interrupted: bool = False,
-    nodes: OtherNodes | None = None,
     slow: SlowTasks | None = None,
 ) -> tuple[tuple[ExitStatus, ...], bool]:
     """Starts tasks, shows their output, and returns when none of their processes is left.
@@ -355,17 +341,16 @@ def run_group(
     is killed. `warm` forks tasks if possible: several tasks wait until it is ready, for a single
     one it is prepared after a while. `is_notice_due` is called with the seconds since the start;
     True asks the tasks to save and exit. `kills_interrupted` kills tasks that still run `grace_s`
-    after a signal to end. `nodes` has the tasks of other nodes, and `slow` finds the slow tasks to
-    report. Returns the exit statuses, and True if the tasks were asked to exit. After an OSError,
-    no task is left.
+    after a signal to end. `slow` finds the slow tasks to report. Returns the exit statuses, and
+    True if the tasks were asked to exit. After an OSError, no task is left.
     """
     made = _TaskGroup(options, screen, caught, guardian, events, kills_interrupted, slow)
-    made.restarts_with(base, warm if nodes is None else None, is_alone=nodes is None)
+    made.restarts_with(base, warm)
     with contextlib.closing(made) as group:
         if warm is not None:
             warm.load(plans, lambda: caught.ending is not None)
         for plan in plans:
-            group.start(plan, base, warm, nodes)
+            group.start(plan, base, warm)
         started_s = time.monotonic()
         while not group.is_gone:
             group.step()
@@ -413,18 +398,8 @@ class _TaskGroup:
     def statuses(self) -> tuple[ExitStatus, ...]:
         return self._running.statuses
 
-    def start(
-        self,
-        plan: TaskPlan,
-        base: Mapping[str, str],
-        warm: WarmStart | None,
-        nodes: OtherNodes | None,
-    ) -> None:
-        task = None if nodes is None else nodes.running_task(plan)
-        if task is None:
-            self._running.start(plan, base, warm, is_leader=not self._tasks)
-        else:
-            self._tasks.append(task)
+    def start(self, plan: TaskPlan, base: Mapping[str, str], warm: WarmStart | None) -> None:
+        self._running.start(plan, base, warm, is_leader=not self._tasks)
 
     def step(self) -> None:
         self._running.read()
@@ -435,12 +410,10 @@ class _TaskGroup:
         self._report_slow(now_s)
         self._stop_and_kill(now_s)
 
-    def restarts_with(
-        self, base: Mapping[str, str], warm: WarmStart | None, *, is_alone: bool
-    ) -> None:
-        """Allows restarts of workers that others have survived; of other nodes, none."""
+    def restarts_with(self, base: Mapping[str, str], warm: WarmStart | None) -> None:
+        """Allows restarts of workers that others have survived."""
         self._base, self._warm = base, warm
-        if self._options.survivors and is_alone:
+        if self._options.survivors:
             self._restarts = WorkerRestarts(self._options.max_restarts)
 
     def _note_lost(self, now_s: float) -> None:

@@ -16,7 +16,6 @@ class ExitStatus:
     `returncode` is minus the signal's number if one killed it; `at_s` is a time of
     `time.monotonic`. `was_stopped` means that the launcher had asked it to end, `signals` are those
     sent to it. `lines` are its last of stderr, else of stdout, and `was_shown` if on the screen.
-    `node` is its machine, if there are several, and `reason` explains the end better than the code.
     """
 
     name: str
@@ -26,18 +25,11 @@ class ExitStatus:
     signals: frozenset[int] = frozenset()
     lines: tuple[str, ...] = ()
     was_shown: bool = False
-    node: str = ""
-    reason: str = ""
-
-    @property
-    def title(self) -> str:
-        """The name of the task with its node, such as "worker 2 on node 1 (gpu-b)"."""
-        return f"{self.name} on {self.node}" if self.node else self.name
 
     @property
     def how(self) -> str:
         """The end in words, such as "exit code 3"."""
-        return self.reason or describe_exit(self.returncode)
+        return describe_exit(self.returncode)
 
     @property
     def lost_peer(self) -> LostPeer | None:
@@ -47,14 +39,14 @@ class ExitStatus:
     @property
     def culprit(self) -> str:
         """The task whose failure this is: the lost one, if this one reports a loss."""
-        return self.title if self.lost_peer is None else self.lost_peer.name
+        return self.name if self.lost_peer is None else self.lost_peer.name
 
     @property
     def why(self) -> str:
         """The failure of `culprit` in words."""
         if self.lost_peer is None:
             return self.how
-        return f"it {self.lost_peer.how}, as {self.title} reported ({self.how})"
+        return f"it {self.lost_peer.how}, as {self.name} reported ({self.how})"
 
     @property
     def trains(self) -> bool:

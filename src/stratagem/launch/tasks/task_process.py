@@ -69,8 +69,6 @@ class TaskProcess:
     system cannot start another process.
     """
 
-    reason = ""
-
     def __init__(
         self, plan: TaskPlan, base: Mapping[str, str], forker: TaskForker | None = None
     ) -> None:

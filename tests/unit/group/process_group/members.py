@@ -81,4 +81,10 @@ def connected(port: int, *messages: dict[str, Any] | bytes, claim: str) -> Itera
 def hello(index: int, count: int, **facts: Any) -> dict[str, Any]:
     """The first message of member `index` of `count`."""
     said = {"host": "h", "pid": 1, "address": "127.0.0.1", "same": {}, **facts}
-    return {"kind": "hello", "process_id": index, "num_processes": count, "facts": said}
+    return {
+        "kind": "hello",
+        "process_id": index,
+        "num_processes": count,
+        "restart": 0,
+        "facts": said,
+    }

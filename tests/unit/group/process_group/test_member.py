@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import queue
@@ -50,6 +51,24 @@ def test_streams_of_two_threads_do_not_disturb_each_other(members) -> None:
         return beside, members[index].exchange("place", index)
 
     assert together(3, act) == [([10, 11, 12], [0, 1, 2])] * 3
+
+
+def test_member_of_the_next_start_waits_until_the_group_before_has_ended(monkeypatch) -> None:
+    """Its launcher saw a loss that process 0 has not seen yet."""
+    port = free_port()
+    before = together(2, lambda index: Group(identity(index, 2, port), _LIMITS))
+    monkeypatch.setenv("STRATAGEM_RESTART_COUNT", "1")
+    with concurrent.futures.ThreadPoolExecutor() as executor:
+        waiting = executor.submit(Group, identity(1, 2, port), _LIMITS)
+        with pytest.raises(TimeoutError):
+            waiting.result(1.0)
+        assert together(2, lambda index: before[index].exchange("place", index)) == [[0, 1]] * 2
+        for group in reversed(before):
+            group.abandon()
+        after = [Group(identity(0, 2, port), _LIMITS), waiting.result()]
+    assert together(2, lambda index: after[index].exchange("place", index)) == [[0, 1]] * 2
+    for group in reversed(after):
+        group.abandon()
 
 
 @pytest.mark.parametrize("lost", [1, 2])

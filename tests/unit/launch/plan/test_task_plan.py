@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import socket
 import sys
@@ -17,20 +16,13 @@ from stratagem.cluster import addresses
 from stratagem.cluster.addresses import free_ports
 from stratagem.environment import num_forced_cpu_devices, size_cpu_thread_pool
 from stratagem.launch.plan.options import (
-    Host,
     LaunchArguments,
     LaunchOptions,
-    node_range,
-    read_hosts,
-    remote_flags,
-    remote_variables,
-    tasks_of_nodes,
 )
 from stratagem.launch.plan.task_plan import (
     RestartFolders,
     assign_devices,
     make_restart_folders,
-    plan_own_tasks,
     plan_tasks,
     uses_gpus,
 )
@@ -93,30 +85,6 @@ def test_input_workers_are_a_task_outside_the_cluster(monkeypatch) -> None:
     )
     hidden = {"TF_CONFIG": "", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
     assert service.variables.items() >= {**hidden, "STRATAGEM_RESTART_COUNT": "1"}.items()
-
-
-@pytest.mark.parametrize(
-    ("index", "place"),
-    [(0, ("--host", "10.0.0.1", "--port", "5050")), (1, ("--host", "::2", "--dispatcher"))],
-)
-def test_input_workers_of_other_machines_join_the_first_ones(index, place) -> None:
-    services = ["10.0.0.1:5050", "[::2]:7"]
-    cluster = {"worker": ["10.0.0.1:1", "[::2]:1"], "input": services}
-    worker, service = plan_own_tasks(
-        [("worker", index), ("input", index)],
-        LaunchOptions(input_workers=4),
-        ["run"],
-        cluster=cluster,
-        gpus=(),
-        base={},
-        restart=0,
-        folders=RestartFolders(),
-    )
-    assert json.loads(worker.variables["TF_CONFIG"])["cluster"] == {"worker": cluster["worker"]}
-    assert worker.command == ("run",)
-    assert worker.variables["STRATAGEM_INPUT_SERVICE"] == services[0]
-    assert service.command[3:] == ("input-service", "--workers", "4", *place, *services[:index])
-    assert service.variables["TF_CONFIG"] == ""
 
 
 def test_folder_for_events_is_reported_as_one_that_stays(monkeypatch, tmp_path) -> None:
@@ -257,86 +225,6 @@ def test_thread_pool_is_sized_as_the_library_does(monkeypatch, num_devices, chos
     assert dealt == (os.environ["NPROC"] if num_devices > 1 else None)
 
 
-# Hosts, flags and variables of a launch by SSH.
-
-
-@pytest.mark.parametrize("hosts", ["a, b,me@c", ["a", "b", "me@c"], ("a", "b", "me@c")])
-def test_hosts_are_a_list_or_text(hosts) -> None:
-    assert read_hosts(LaunchOptions(hosts=hosts)) == [Host("a"), Host("b"), Host("me@c")]
-
-
-def test_file_has_a_host_a_line_with_slots_and_comments(tmp_path) -> None:
-    path = tmp_path / "hosts"
-    path.write_text("# the rack\na slots=2\n\nb  # no slots\nme@10.0.0.3 slots = 4\n")
-    hosts = read_hosts(LaunchOptions(hostfile=path))
-    assert hosts == [Host("a", 2), Host("b"), Host("me@10.0.0.3", 4)]
-    assert read_hosts(LaunchOptions()) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("a slots=x", "has the line 'a slots=x'(?s:.)*slots=N"),
-        ("a b", "has the line 'a b'"),
-        ("a\na", r"The hosts are \['a', 'a'\](?s:.)*each once"),
-        ("# none", r"The hosts are \[\](?s:.)*at least one host"),
-        ("-oProxyCommand=x", "The hosts are"),
-    ],
-)
-def test_file_that_is_malformed_is_refused(tmp_path, text, words) -> None:
-    path = tmp_path / "hosts"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=words):
-        read_hosts(LaunchOptions(hostfile=path))
-
-
-def test_list_that_is_malformed_is_refused(tmp_path) -> None:
-    for hosts in ("", "a,,b", "a,a", "-v"):
-        with pytest.raises(ValueError, match="The hosts are"):
-            read_hosts(LaunchOptions(hosts=hosts))
-    with pytest.raises(ValueError, match="are both given"):
-        read_hosts(LaunchOptions(hosts="a", hostfile=tmp_path))
-
-
-def test_launchers_of_hosts_get_the_options_as_flags() -> None:
-    options = LaunchOptions(
-        workers=3, hosts="a,b", max_restarts=2, chief=True, show="leader", env=("A=1",)
-    )
-    common = ["--chief", "--max-restarts", "2", "--show", "leader"]
-    flags = remote_flags(options, Host("b"), rank=1, endpoint="a:1")
-    own = ["--workers", "3", "--nnodes", "2", "--node-rank", "1", "--rdzv-endpoint", "a:1"]
-    assert flags == [*own, *common]
-    flags = remote_flags(options, Host("a", 8), rank=0, endpoint="a:1")
-    assert flags[:6] == ["--workers", "8", "--nnodes", "2", "--node-rank", "0"]
-
-
-def test_settings_and_chosen_variables_are_forwarded() -> None:
-    base = {
-        "HOME": "/home/me",
-        "TOKEN": "3",
-        "JAX_PLATFORMS": "cpu",
-        "KERAS_BACKEND": "jax",
-        "XLA_FLAGS": "--x",
-        "STRATAGEM_PEER_TIMEOUT_S": "9",
-        # The launcher's own, which are flags there.
-        "STRATAGEM_HOSTS": "a,b",
-        "STRATAGEM_WORKERS": "2",
-        "STRATAGEM_CONFIG": "launch.toml",
-    }
-    assert remote_variables(LaunchOptions(env=("TOKEN", "A=b=c", "E=")), base) == {
-        "TOKEN": "3",
-        "A": "b=c",
-        "E": "",
-        "JAX_PLATFORMS": "cpu",
-        "KERAS_BACKEND": "jax",
-        "XLA_FLAGS": "--x",
-        "STRATAGEM_PEER_TIMEOUT_S": "9",
-    }
-    for one in ("MISSING", "=1"):
-        with pytest.raises(ValueError, match=r"has no value(?s:.)*NAME=VALUE"):
-            remote_variables(LaunchOptions(env=(one,)), base)
-
-
 # Options of a launch and their errors.
 
 
@@ -368,8 +256,6 @@ def test_those_that_lead_come_first() -> None:
             "log_level='loud' is not a log level(?s:.)*'debug', 'info'",
         ),
         ({"node_rank": -1}, "node_rank=-1 is too small"),
-        ({"nnodes": "4:2"}, "nnodes='4:2' is not a number of nodes"),
-        ({"node_timeout_s": 0.0}, "node_timeout_s=0.0 is not a valid number of seconds"),
         ({"show": "none"}, "show='none' is not a valid choice(?s:.)*'all', 'leader'"),
         ({"grace_s": -0.5}, "grace_s=-0.5 is not a valid number of seconds"),
         ({"survivors": True, "min_workers": 1}, "survivors=True was passed with min_workers=1"),
@@ -397,12 +283,8 @@ def test_value_out_of_range_is_refused(given, words) -> None:
         ({"evaluator": "yes"}, "evaluator='yes' is of type str"),
         ({"grace_s": "10"}, "grace_s='10' is of type str(?s:.)*a number of seconds"),
         ({"node_rank": "1"}, "node_rank='1' is of type str"),
-        ({"nnodes": 2.0}, "nnodes=2.0 is of type float(?s:.)*a number, or"),
-        ({"rdzv_endpoint": 29400}, "rdzv_endpoint=29400 is of type int(?s:.)*HOST:PORT"),
-        ({"hosts": 2}, "hosts=2 is of type int(?s:.)*names of hosts"),
-        ({"hostfile": 2}, "hostfile=2 is of type int(?s:.)*a path"),
-        ({"ssh_options": ["-p"]}, r"ssh_options=\['-p'\] is of type list"),
-        ({"env": "A=1"}, "env='A=1' is of type str(?s:.)*a list"),
+        ({"nnodes": "2:4"}, "nnodes='2:4' is of type str(?s:.)*a whole number"),
+        ({"coordinator": 29400}, "coordinator=29400 is of type int(?s:.)*HOST:PORT"),
         ({"log_dir": 3}, "log_dir=3 is of type int(?s:.)*a path, or None for no files"),
     ],
 )
@@ -539,35 +421,3 @@ def test_folders_of_a_killed_launcher_are_removed_by_the_next(bases) -> None:
         (folder / "owner.lock").touch()  # free, as after the death of its owner
     with make_restart_folders(LaunchOptions(max_restarts=1), {}):
         assert not any(folder.exists() for folder in left)
-
-
-# Numbers of nodes, and the node of each task: tables.
-
-
-@pytest.mark.parametrize(
-    ("nnodes", "expected"),
-    [(1, (1, 1)), ("4", (4, 4)), ("2:4", (2, 4)), (" 1:1 ", (1, 1))],
-)
-def test_number_or_range(nnodes, expected) -> None:
-    assert node_range(nnodes) == expected
-
-
-@pytest.mark.parametrize("nnodes", [0, -1, "00", "0:2", "3:2", "", ":", "1:", ":2", "1:2:3", "two"])
-def test_other_numbers_are_refused(nnodes) -> None:
-    with pytest.raises(ValueError, match=r"is not a number of nodes(?s:.)*MIN:MAX(?s:.)*--nnodes"):
-        node_range(nnodes)
-
-
-def test_workers_are_numbered_node_by_node_and_servers_in_turn() -> None:
-    tasks = tasks_of_nodes([2, 0, 1], chief=True, ps=4, evaluator=True)
-    assert tasks == [
-        ("chief", 0, 0),
-        ("worker", 0, 0),
-        ("worker", 1, 0),
-        ("worker", 2, 2),
-        ("ps", 0, 0),
-        ("ps", 1, 1),
-        ("ps", 2, 2),
-        ("ps", 3, 0),
-        ("evaluator", 0, 0),
-    ]

@@ -13,7 +13,6 @@ from stratagem.launch.restart.policy import MAX_SHORT_STARTS, SHORT_S, RestartCo
 from stratagem.launch.restart.task_group import (
     CaughtSignals,
     WorkerRestarts,
-    end_summary,
     failure_report,
     notice_report,
     restart_report,
@@ -114,7 +113,6 @@ def test_headline_names_the_task_that_others_have_lost() -> None:
         *(f"    {line}" for line in SILENT.lines),
         "Stopped: worker 1 (killed by SIGKILL).",
     ]
-    assert end_summary(SILENT, None) == f"worker 1 failed first: {why}"
     assert stop_report(SILENT, [SILENT]) == [
         "worker 1 has not answered for 4 s, and so worker 0 failed (exit code 1): stopping the "
         "others."

@@ -28,7 +28,7 @@ _LOST_PEER = re.compile(
 )
 # First lines of the group's verdicts, see group/verdict.py.
 _NAMED_LOSS = re.compile(
-    r"(?:\w+\.)*(?:Unavailable|DeadlineExceeded)Error: (chief|worker \d+) \([^()]*\) "
+    r"(?:\w+\.)*(?:Unavailable|DeadlineExceeded)Error: (chief|worker \d+|process \d+)(?: \([^()]*\))? "
     r"(ended with an error|died|has not answered for \d+ s|has made no progress for \d+ s)"
 )
 
@@ -86,7 +86,9 @@ def lost_peer(lines: Sequence[str]) -> LostPeer | None:
     if match is None:
         return None
     task, how = match.groups()
-    return LostPeer("chief 0" if task == "chief" else task, how)
+    # Workers of several nodes know only their numbers as processes, which are those of the workers.
+    task = "chief 0" if task == "chief" else task.replace("process", "worker")
+    return LostPeer(task, how)
 
 
 def has_lost_peer(lines: Sequence[str]) -> bool:

@@ -1,1 +1,0 @@
-"""Tasks of one job on several machines."""
