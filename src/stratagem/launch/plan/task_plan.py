@@ -228,7 +228,7 @@ def plan_tasks(
         base=base,
     )
     shared = _shared_variables(options, restart, folders)
-    services = cluster.pop(INPUT, ())
+    services = cluster.pop(INPUT, [])
     if services:
         shared["STRATAGEM_INPUT_SERVICE"] = services[0]
     plans: list[TaskPlan] = []

@@ -28,7 +28,8 @@ _LOST_PEER = re.compile(
 )
 # First lines of the group's verdicts, see group/verdict.py.
 _NAMED_LOSS = re.compile(
-    r"(?:\w+\.)*(?:Unavailable|DeadlineExceeded)Error: (chief|worker \d+|process \d+)(?: \([^()]*\))? "
+    r"(?:\w+\.)*(?:Unavailable|DeadlineExceeded)Error: "
+    r"(chief|(?:worker|process) \d+)(?: \([^()]*\))? "
     r"(ended with an error|died|has not answered for \d+ s|has made no progress for \d+ s)"
 )
 
