@@ -27,14 +27,14 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[1]
 _PACKAGE = Path("src/stratagem")
-# Lines that only processes of a test run are nobody's: no mutant is drawn there.
+# Lines that only processes of a test run are nobody's: no mutant is drawn there. Without `sigterm`,
+# whose handler ends the test process itself, to which some tests send this signal.
 _COVERAGE = """
 [run]
 branch = true
 source = {root}/src/stratagem
 data_file = {data}
 parallel = true
-sigterm = true
 patch = subprocess
 concurrency = thread, multiprocessing
 """
