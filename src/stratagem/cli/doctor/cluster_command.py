@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Iterable
+import platform
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -15,8 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from stratagem.cli.doctor.accelerators import counted_devices, probe_devices
 from stratagem.cli.doctor.clusters import check_own_address, examine_resolvers
-from stratagem.cli.doctor.network.agent_program import gather_facts
+from stratagem.cli.doctor.examination import examine
 from stratagem.cli.doctor.network.findings import check_survey
 from stratagem.cli.doctor.network.survey import (
     MAX_COLUMNS,
@@ -26,11 +28,11 @@ from stratagem.cli.doctor.network.survey import (
     SurveySettings,
     hosts_of,
     own_index,
-    parse_hosts,
     survey_tables,
 )
-from stratagem.cli.doctor.network.surveyor import survey_as_task, survey_over_ssh
+from stratagem.cli.doctor.network.surveyor import survey_as_task
 from stratagem.cli.doctor.settings import Finding, Level
+from stratagem.cli.doctor.versions import installed_versions
 from stratagem.cluster.addresses import join_address
 from stratagem.cluster.detection import ENVIRONMENTS
 from stratagem.environment import load
@@ -38,6 +40,29 @@ from stratagem.environment import load
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+# Facts about this machine that a survey compares between hosts.
+
+
+# Packages that must be equal on all hosts.
+COMPARED = ("stratagem", "jax", "jaxlib", "keras")
+
+
+def gather_facts(made_before: Sequence[Finding] = ()) -> dict[str, Any]:
+    """Returns versions, devices, and the warnings and errors of `stratagem doctor`.
+
+    Args:
+        made_before: findings about this host's address, made before an agent listened there.
+    """
+    probe = probe_devices()
+    findings = [*made_before, *examine(probe=probe, has_cluster=False)]
+    problems = [one for one in findings if one.level in (Level.WARNING, Level.ERROR)]
+    return {
+        "versions": {"Python": platform.python_version(), **installed_versions(COMPARED)},
+        "devices": ", ".join(counted_devices(probe.devices)) or "none",
+        "findings": [dataclasses.asdict(one) for one in problems],
+    }
 
 
 # Heat maps of bandwidth and round trips between hosts, with matplotlib.
@@ -145,25 +170,16 @@ def _print(console: Console, sign: str, text: str) -> None:
 
 
 def examine_cluster(
-    hosts: str | None,
-    ssh: str,
-    python: str,
-    settings: SurveySettings,
-    picture: Path | None,
-    *,
-    as_json: bool,
+    settings: SurveySettings, picture: Path | None, *, as_json: bool
 ) -> list[Finding]:
     """Surveys a cluster, prints the result, and returns the findings.
 
     Args:
-        hosts: hosts to reach over SSH; None if each host runs this command.
-        ssh: `ssh` with its options.
-        python: interpreter on the hosts.
         settings: limits.
         picture: file for the heat maps.
         as_json: True to print JSON.
     """
-    survey, findings = _surveyed(hosts, ssh, python, settings)
+    survey, findings = _surveyed(settings)
     if picture is not None and survey is not None:
         try:
             draw(survey, picture)
@@ -181,19 +197,9 @@ def examine_cluster(
     return show(findings)
 
 
-def _surveyed(
-    hosts: str | None, ssh: str, python: str, settings: SurveySettings
-) -> tuple[Survey | None, list[Finding]]:
+def _surveyed(settings: SurveySettings) -> tuple[Survey | None, list[Finding]]:
     with Console(stderr=True).status("") as status:
         settings = dataclasses.replace(settings, note=status.update)
-        if hosts is not None:
-            try:
-                parsed = parse_hosts(hosts)
-            except ValueError as error:
-                raise click.UsageError(str(error)) from error
-            over_ssh = survey_over_ssh(parsed, ssh=ssh, python=python, settings=settings)
-            survey = asyncio.run(over_ssh)
-            return survey, check_survey(survey)
         found, problems = _tasks()
         if found is None:
             return None, problems
@@ -218,6 +224,6 @@ def _tasks() -> tuple[tuple[list[SurveyedHost], int] | None, list[Finding]]:
             if len(tasks) < 2
             else "The environment does not name the task of this host."
         )
-        fix = "set TF_CONFIG on each host, start it by a launcher, or give --hosts a,b,c."
+        fix = "set TF_CONFIG on each host, or start it by a launcher."
         errors = [Finding("cluster", Level.ERROR, problem, fix)]
     return None, errors

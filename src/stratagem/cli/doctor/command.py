@@ -9,7 +9,6 @@ import itertools
 import platform
 import re
 import socket
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,6 @@ from stratagem.cli.doctor.settings import Finding, Level
     "is_cluster",
     is_flag=True,
     help="Examine all hosts of the cluster, and the network between them. Run it on each of them.",
-)
-@click.option(
-    "--hosts", help="The same from this terminal, with ssh: a,user@b,c, or with ports: a:2222,..."
-)
-@click.option("--ssh", default="ssh", show_default=True, help="Program of --hosts, with options.")
-@click.option(
-    "--python",
-    help="Interpreter on the hosts of --hosts; by default, the path of this one.",
 )
 @click.option(
     "--wait",
@@ -79,9 +70,6 @@ def command(
     is_run: bool,
     strict: bool,
     is_cluster: bool,
-    hosts: str | None,
-    ssh: str,
-    python: str | None,
     wait_s: float,
     limit_s: float,
     transfer_s: float,
@@ -97,18 +85,16 @@ def command(
     from stratagem.cli.doctor.network.survey import SurveySettings
     from stratagem.cli.selftest.trial import measure
 
-    if is_cluster or hosts is not None:
+    if is_cluster:
         if script is not None or is_run:
             raise click.UsageError("--cluster examines no script and no speed of one machine.")
         from stratagem.cli.doctor.cluster_command import examine_cluster
 
         settings = SurveySettings(wait_s, limit_s, transfer_s)
-        findings = examine_cluster(
-            hosts, ssh, python or sys.executable, settings, picture, as_json=as_json
-        )
+        findings = examine_cluster(settings, picture, as_json=as_json)
     else:
         if picture is not None:
-            raise click.UsageError("--plot needs --cluster or --hosts.")
+            raise click.UsageError("--plot needs --cluster.")
         made = itertools.chain(examine(script), measure() if is_run else ())
         findings = list(made) if as_json else show(made)
         if as_json:

@@ -86,22 +86,8 @@ def _check_presence(survey: Survey) -> Iterator[Finding]:
             _TOPIC,
             Level.ERROR,
             f"{_place(survey, index)} {reason}.",
-            _absence_fix(survey, index, reason),
+            "start stratagem doctor --cluster there at the same time; --wait changes the limit.",
         )
-
-
-def _absence_fix(survey: Survey, index: int, reason: str) -> str:
-    login = survey.hosts[index].login
-    if "ermission denied" in reason:
-        return f"ssh-copy-id {login}, or load the key with ssh-add; no password can be typed here."
-    if "Host key verification failed" in reason:
-        return f"connect once with ssh {login}, and accept its key."
-    if "No module named" in reason or "not found" in reason:
-        return "install stratagem there, and name its interpreter with --python."
-    start = (
-        f"try ssh {login}" if login else "start stratagem doctor --cluster there at the same time"
-    )
-    return f"{start}; --wait changes the limit."
 
 
 def _check_connections(survey: Survey) -> Iterator[Finding]:
