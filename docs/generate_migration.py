@@ -38,9 +38,10 @@ def areas(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     heading = ""
     for line in text.splitlines():
+        line = line.strip()
         if line.startswith("# "):
             heading = line[2:]
-        elif match := re.match(r'name = "(.*)"$', line):
+        elif match := re.match(r'\{ name = "([^"]*)"', line):
             found[match[1]] = heading
     return found
 

@@ -25,7 +25,7 @@ from api_signatures import signature_of, type_of
 import stratagem
 
 ROOT = Path(__file__).parents[2]
-MIGRATION = ROOT / "src" / "stratagem" / "migrate" / "symbols.toml"
+MIGRATION = ROOT / "src" / "stratagem" / "cli" / "migrate" / "symbols.toml"
 _OPERATORS = ("__call__", "__enter__", "__exit__", "__iter__", "__getitem__", "__len__")
 _STATUSES = {
     "same": "The same",
@@ -114,11 +114,10 @@ Migration = Callable[[Sequence[str]], list[Mapping[str, str]]]
 
 
 def read_migration(path: Path = MIGRATION) -> Migration:
-    """Reads the migration table; without one, no name has counterparts."""
+    """Reads the migration table."""
     rows: dict[str, list[Mapping[str, str]]] = {}
-    if path.exists():
-        for row in tomllib.loads(path.read_text("utf-8"))["symbol"]:
-            rows.setdefault(row["here"], []).append(row)
+    for row in tomllib.loads(path.read_text("utf-8"))["symbol"]:
+        rows.setdefault(row["here"], []).append(row)
 
     def lookup(names: Sequence[str]) -> list[Mapping[str, str]]:
         found = [row for name in names for row in rows.get(name, ())]

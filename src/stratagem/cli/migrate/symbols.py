@@ -47,7 +47,7 @@ def load_symbols(path: Path | None = None) -> tuple[Symbol, ...]:
     """Loads the migration table.
 
     Args:
-        path: TOML file with `[[symbol]]` tables; None for the table of this library.
+        path: TOML file with an array `symbol` of tables; None for the table of this library.
 
     Returns:
         The rows in the order of the file.
@@ -70,7 +70,7 @@ def load_symbols(path: Path | None = None) -> tuple[Symbol, ...]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise _invalid(path, f"is not TOML: {error}", "a TOML file.") from error
     if set(document) != {"symbol"} or not isinstance(document["symbol"], list):
-        raise _invalid(path, f"has the keys {sorted(document)}.", "only [[symbol]] tables.")
+        raise _invalid(path, f"has the keys {sorted(document)}.", "an array `symbol`.")
     rows = tuple(
         _symbol(path, number, row)
         for number, row in enumerate(cast("list[object]", document["symbol"]), start=1)
@@ -85,7 +85,7 @@ def load_symbols(path: Path | None = None) -> tuple[Symbol, ...]:
 
 def _symbol(path: Path, number: int, row: object) -> Symbol:
     if not isinstance(row, dict):
-        raise _invalid(path, f"has {row!r} as row {number}.", "a [[symbol]] table.")
+        raise _invalid(path, f"has {row!r} as row {number}.", "a table.")
     fields = cast("dict[str, object]", row)
     if set(fields) != set(_FIELDS):
         received = f"has the keys {sorted(fields)} in row {number}."
