@@ -110,8 +110,7 @@ def test_sources_are_file_environment_and_default(tmp_path) -> None:
 def test_every_option_and_setting_is_shown_with_its_default() -> None:
     values = shown()
     assert {source for _, source in values.values()} == {"default"}
-    # Click's value of an option that may be repeated is empty, not None.
-    defaults = {setting.key: setting.default for setting in SETTINGS.values()} | {"env": []}
+    defaults = {setting.key: setting.default for setting in SETTINGS.values()}
     assert {key: value for key, (value, _) in values.items()} == defaults
     assert [one.variable for one in effective_values(None)] == [
         setting.variable for setting in SETTINGS.values()

@@ -149,7 +149,7 @@ def test_a_whole_training_runs_op_by_op(tmp_path) -> None:
     [
         (lambda e: e.train(DATA, steps=0), ValueError, "steps=0 is out of range"),
         (lambda e: e.train(DATA, max_steps=-1), ValueError, "steps=-1 is out of range"),
-        (lambda e: e.evaluate(DATA, steps=0), ValueError, "steps=0 is out of range"),
+        (lambda e: e.evaluate(DATA, steps=-2), ValueError, "steps=-2 is out of range"),
         (
             lambda e: e.train(DATA, steps=1, max_steps=2),
             ValueError,
