@@ -230,22 +230,27 @@ class Connection:
             )
             if self._identity.process_id == 0:
                 await self._start_hub()
-            reader = await self._connect()
+            while await self._follow(await self._connect()):
+                await asyncio.sleep(_RETRY_S)
         except Exception as error:  # noqa: BLE001 - the joining thread raises it
             self._on_error(error)
-            return
+
+    async def _follow(self, reader: asyncio.StreamReader) -> bool:
+        """Receives until the connection ends; True if process 0 is that of the start before.
+
+        Nothing beats between two connections: process 0 may take longer than its limit to return.
+        """
         beating = asyncio.create_task(self._beat())
         try:
             while True:
                 message = await read_answer(reader, self._identity.num_processes)
                 self._received_at = time.monotonic()
-                if message["kind"] == "busy":  # process 0 is that of the start before
-                    await asyncio.sleep(_RETRY_S)
-                    reader = await self._connect()
-                else:
-                    self._on_message(message)
+                self._on_message(message)
+                if message["kind"] == "busy":
+                    return True
         except ConnectionError:
             self._on_lost("died: its connection closed")
+            return False
         finally:
             beating.cancel()
 

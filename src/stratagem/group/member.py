@@ -523,6 +523,10 @@ class Group:
                 self.own_address = message["address"]
             elif kind == "progress":
                 self._num_missing, self._missing = message["num_missing"], message["missing"]
+            elif kind == "busy":
+                leader = self.identity.labels[0]
+                self._num_missing = self.num_processes
+                self._missing = f"{leader}, which still runs with the workers of the start before,"
             elif kind == "agreed":
                 self._num_to_agree -= message["count"]
             elif kind == "gone":

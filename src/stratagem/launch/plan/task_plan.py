@@ -209,8 +209,8 @@ def plan_tasks(
 
     All tasks inherit the environment `base`. `ports` has one port per task; `gpus` are named as in
     `CUDA_VISIBLE_DEVICES`, and `restart` counts earlier starts. `node` is this machine, if there
-    are several: its workers know only process 0. All tasks get the address of input workers, who
-    are one task. Raises ValueError if there are fewer GPUs than requested.
+    are several: its workers know only process 0. All tasks get the address of the input workers,
+    which are one task. Raises ValueError if there are fewer GPUs than requested.
 
     Example:
         >>> (task,) = plan_tasks(LaunchOptions(), ["true"], ports=[2222], gpus=[], base={})

@@ -128,9 +128,8 @@ def launch(
 
     `finish` completes the plan of each task before it starts; `elastic` replaces `min_workers` and
     `max_workers` of the options. `kills_interrupted` kills tasks that still run `grace_s` after a
-    signal to end. Raises UnavailableError if too few workers could
-    run for longer than the limit, ValueError with fewer GPUs than requested, OSError for a failed
-    start or write.
+    signal to end. Raises UnavailableError if too few workers could run for longer than the limit,
+    ValueError with fewer GPUs than requested, OSError for a failed start or write.
     """
     if elastic is not None:
         least, most = elastic.min_workers, elastic.max_workers

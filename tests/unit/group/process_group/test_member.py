@@ -71,6 +71,26 @@ def test_member_of_the_next_start_waits_until_the_group_before_has_ended(monkeyp
         group.abandon()
 
 
+def test_member_waits_for_process_0_longer_than_a_silence_may_last(monkeypatch) -> None:
+    """Process 0 has asked it to come back, and takes its time to start again."""
+    port = free_port()
+    before = together(2, lambda index: Group(identity(index, 2, port), _LIMITS))
+    monkeypatch.setenv("STRATAGEM_RESTART_COUNT", "1")
+    impatient = dataclasses.replace(_LIMITS, peer_s=0.2)
+    with concurrent.futures.ThreadPoolExecutor() as executor:
+        waiting = executor.submit(Group, identity(1, 2, port), impatient)
+        with pytest.raises(TimeoutError):
+            waiting.result(1.0)
+        for group in reversed(before):
+            group.abandon()
+        with pytest.raises(TimeoutError):
+            waiting.result(1.0)
+        leader = Group(identity(0, 2, port), _LIMITS)
+        with contextlib.suppress(UnavailableError):  # silent for 0.2 s while it joins, under load
+            waiting.result().abandon()
+        leader.abandon()
+
+
 @pytest.mark.parametrize("lost", [1, 2])
 def test_broken_connection_is_reported_to_all_at_once(members, lost) -> None:
     members[lost].begin_step()
