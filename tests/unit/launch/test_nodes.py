@@ -80,7 +80,8 @@ def test_node_of_the_options(coordinator, address) -> None:
         ({"node_rank": 2, "coordinator": "a"}, "node_rank=2 on one of 2 nodes"),
         ({"coordinator": "a"}, "node_rank=None on one of 2 nodes(?s:.)*--node-rank"),
         ({"node_rank": 1, "coordinator": "a:x"}, "'a:x' is not of the form host:port"),
-        ({"node_rank": 1, "coordinator": "a", "ps": 2}, "ps=2 with nnodes=2(?s:.)*on Ray"),
+        ({"node_rank": 1, "coordinator": "a", "ps": 2}, "ps=2 with nnodes=2(?s:.)*or Ray"),
+        ({"node_rank": 1, "coordinator": "a", "survivors": True}, "survivors=True with nnodes=2"),
         ({"node_rank": 1, "coordinator": "a", "min_workers": 1}, "min_workers=1 with nnodes=2"),
     ],
 )

@@ -70,16 +70,17 @@ def find_node(options: LaunchOptions) -> Node | None:
 
 
 def _check_tasks(options: LaunchOptions, count: int) -> None:
-    """Raises ValueError for tasks and restarts that are those of one machine."""
-    for name in ("chief", "ps", "evaluator", "input_workers", "min_workers", "max_workers"):
+    """Raises ValueError for tasks and restarts that need the addresses of all, or one launcher."""
+    of_tasks = ("chief", "ps", "evaluator", "input_workers")
+    for name in (*of_tasks, "survivors", "min_workers", "max_workers"):
         if value := getattr(options, name):
             raise ValueError(
                 explain(
                     f"{name}={value!r} with nnodes={count}.",
-                    expected="workers, as many on each node.",
-                    fix="process 0 is the chief. Start other tasks with TF_CONFIG, by "
-                    "`stratagem kubernetes render` or `stratagem slurm render`, or let "
-                    "sg.ParameterServerStrategy place them on Ray.",
+                    expected="the same number of workers on each node, which restart together.",
+                    fix="leave it out: process 0 is the chief. Other tasks, and an "
+                    "ElasticStrategy, need the address of each: set TF_CONFIG, or use "
+                    "`stratagem slurm render`, `stratagem kubernetes render` or Ray.",
                 )
             )
 

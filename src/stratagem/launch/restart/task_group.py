@@ -151,7 +151,7 @@ class CaughtSignals:
 
 
 class LaunchEvents:
-    """Records events of the launcher. Does nothing if the run has no folder, or on other nodes."""
+    """Records events of the launcher. Only node 0 does, and only if the run has a folder."""
 
     def __init__(self, options: LaunchOptions, node: Node | None = None) -> None:
         self._writer: EventWriter | None = None

@@ -34,9 +34,12 @@ def listed(index: int, ports: Sequence[int]) -> Identity:
     return dataclasses.replace(one, addresses=tuple(("127.0.0.1", port) for port in ports))
 
 
-def end_joining(limits: GroupLimits) -> None:
-    """Ends the wait of members with these limits for those that have not joined."""
-    object.__setattr__(limits, "join_s", 0.0)
+def end_joining(limits: GroupLimits, waited_s: float = 0.0) -> None:
+    """Ends the wait of members with these limits for those that have not joined.
+
+    Process 0 reports it first, unless a member has waited two seconds longer than `waited_s`.
+    """
+    object.__setattr__(limits, "join_s", waited_s)
 
 
 def together(count: int, act: Callable[[int], Any]) -> list[Any]:

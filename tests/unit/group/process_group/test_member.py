@@ -8,6 +8,7 @@ import dataclasses
 import queue
 import re
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -239,6 +240,7 @@ def test_broken_transport_of_living_members_says_that_all_answer(members) -> Non
 def test_process_that_does_not_join_is_named_after_progress(capsys) -> None:
     port, said = free_port(), []
     limits = dataclasses.replace(_LIMITS)
+    begun_s = time.monotonic()
 
     def act(index: int) -> Group | None:
         if index < 2:
@@ -251,7 +253,7 @@ def test_process_that_does_not_join_is_named_after_progress(capsys) -> None:
             )
 
         until(have_said)
-        return end_joining(limits)
+        return end_joining(limits, time.monotonic() - begun_s)
 
     *errors, _ = together(3, act)
     for error in errors:
