@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from stratagem.cluster.addresses import free_ports
 from stratagem.launch.plan.nodes import Node, find_node
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import plan_tasks
+from tests.multiprocess.namespaces import can_make_hosts, hosts
 from tests.unit.launch.waiting import number_in
 
 STEP = {
@@ -198,19 +199,27 @@ np.save(f"kernel-{rank}.npy", np.asarray(model.layers[0].kernel))
 
 @pytest.fixture
 def nodes(folder):
-    """Starts a launcher for each node, with the words that the script gets."""
+    """Starts a launcher for each node, with the words that the script gets.
+
+    `places` are the commands that run another one on hosts of their own.
+    """
 
     @contextlib.contextmanager
-    def start(options: list[str], *words: str) -> Iterator[list[subprocess.Popen[str]]]:
+    def start(
+        options: list[str],
+        *words: str,
+        places: Sequence[Sequence[str]] = ((), ()),
+        address: str = "",
+    ) -> Iterator[list[subprocess.Popen[str]]]:
         (folder / "train.py").write_text(TRAINS)
-        address = f"127.0.0.1:{free_ports(1)[0]}"
+        address = address or f"127.0.0.1:{free_ports(1)[0]}"
         command = [sys.executable, "-m", "stratagem", "launch", "--nnodes", "2", *options]
         command += ["--coordinator", address]
         with contextlib.ExitStack() as stack:
             made: list[subprocess.Popen[str]] = []
-            for rank in range(2):
+            for rank, place in enumerate(places):
                 process = subprocess.Popen(
-                    [*command, "--node-rank", str(rank), "train.py", *words],
+                    [*place, *command, "--node-rank", str(rank), "train.py", *words],
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
@@ -260,6 +269,19 @@ def test_all_nodes_restart_after_a_loss_and_end_with_the_same_weights(
         assert "restart 2 of 2" not in out
     assert f"[launch] worker {victim} failed first: killed by SIGKILL." in ends[victim][1]
     np.testing.assert_array_equal(kernels(folder, 2), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_make_hosts(), reason="network namespaces need root and iproute2")
+def test_nodes_with_networks_of_their_own_restart_together(nodes, folder) -> None:
+    with hosts(2) as made:
+        places = [command for command, _ in made]
+        address = made[0][1].replace(":2222", "")
+        with nodes(["--max-restarts", "1"], "1 0", places=places, address=address) as launchers:
+            ends = [end_of(one) for one in launchers]
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert "[launch] worker 1 failed first: killed by SIGKILL." in ends[1][1]
+    assert np.ptp(kernels(folder, 2), axis=0).max() == 0
 
 
 @pytest.mark.slow
