@@ -86,6 +86,18 @@ def test_hooks_are_called_in_the_order_of_tensorflow(tmp_path) -> None:
     assert estimator.get_variable_value("global_step") == 3
 
 
+@pytest.mark.parametrize("name", ["evaluate", "predict"])
+def test_hooks_of_loops_that_do_not_train(name, tmp_path) -> None:
+    estimator = estimator_of(dense_classifier, tmp_path)
+    estimator.train(DATA, steps=1)
+    hook, early = Recorder(), Recorder(stop_at=1)
+    list(getattr(estimator, name)(DATA, hooks=[hook]))
+    steps = [("before", 1), ("after", 1)]
+    assert hook.calls == ["begin", ("created", 1), *steps * 4, ("end", 1)]
+    list(getattr(estimator, name)(DATA, hooks=[early]))
+    assert early.calls == ["begin", ("created", 1), *steps, ("end", 1)]
+
+
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_names_variables_and_values_of_the_model_function(num_replicas, tmp_path) -> None:
     made = []
