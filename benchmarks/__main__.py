@@ -14,31 +14,22 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks import callbacks, files, fit_overhead, fit_peers, input, loop, run_overhead
+from benchmarks import callbacks, fit_overhead, fit_peers, input, loop, run_overhead
 from benchmarks.allreduce import run_allreduce
 from benchmarks.cases import Case, Environments, Place, Side
 from benchmarks.checkpoint import run_checkpoint
 from benchmarks.first_step import run_first_step
-from benchmarks.growth import run_growth
 from benchmarks.input_service import run_input_service
 from benchmarks.machine import describe_machine, load_warning
 from benchmarks.overview import draw_overview, read_ratios
 from benchmarks.parameter_server import run_parameter_server
-from benchmarks.parameter_server_failures import run_parameter_server_failures
-from benchmarks.placement import run_placement
-from benchmarks.plan import run_plan
 from benchmarks.plot import draw_ratios
-from benchmarks.published_scaling import run_published_scaling
 from benchmarks.recommenders import run_recommenders
 from benchmarks.recovery import run_recovery
 from benchmarks.report import Form, make_rows, make_table, versions_by_environment, write_json
 from benchmarks.runner import Effort, Measurement, measure
 from benchmarks.scaling import efficiency
-from benchmarks.scaling.outlook import look_ahead
 from benchmarks.scaling.pictures import draw_efficiencies
-from benchmarks.slow_links import run_slow_links
-from benchmarks.survivors import run_survivors
-from benchmarks.transport import run_transport
 from benchmarks.worker_process import WorkerError, WorkerProcess
 from benchmarks.workers.protocol import WorkerOptions
 
@@ -51,52 +42,31 @@ BENCHMARKS: dict[str, Callable[[Sequence[Place], Environments], list[Case]]] = {
     "fit_peers": fit_peers.make_cases,
     "loop": loop.make_cases,
     "input": input.make_cases,
-    "files": files.make_cases,
     "scaling": efficiency.make_cases,
 }
 _RATIOS = Form(make_rows, make_table, draw_ratios)
 _FORMS = {"scaling": Form(efficiency.make_rows, efficiency.make_table, draw_efficiencies)}
-_OUTLOOKS = {"scaling": look_ahead}
 # Benchmarks that compare no sides of training and print tables of their own.
-_ONLY_BY_NAME = (
-    "input_service",
-    "published_scaling",
-    "recommenders",
-    "slow_links",
-    "survivors",
-)
+_ONLY_BY_NAME = ("input_service", "recommenders")
 WHOLE = {
     "allreduce": run_allreduce,
     "checkpoint": run_checkpoint,
     "first_step": run_first_step,
-    "growth": run_growth,
     "input_service": run_input_service,
     "parameter_server": run_parameter_server,
-    "parameter_server_failures": run_parameter_server_failures,
-    "plan": run_plan,
-    "placement": run_placement,
-    "published_scaling": run_published_scaling,
     "recommenders": run_recommenders,
     "recovery": run_recovery,
-    "slow_links": run_slow_links,
-    "survivors": run_survivors,
-    "transport": run_transport,
 }
 _WIDTH_OF_A_FILE = 120
 _SMALLEST = Effort(num_rounds=1, round_s=0.05)
 # What the smallest size runs, where that is less than all, or another case than the first.
 _SMALLEST_ONLY = {
-    "files": "images in folders",
     "first_step": "MLP",
     "input_service": "Objects",
     "parameter_server": "empty closures",
-    "parameter_server_failures": "workers",
-    "placement": "Adagrad",
     "recommenders": "1 M x 64 keys",
     "recovery": "Stratagem, cold",
     "scaling": "MLP",
-    "slow_links": "recommender, lockstep",
-    "survivors": "8/4/0.02",
 }
 _ALL_TOGETHER = Effort(num_rounds=3, is_brief=True)
 
@@ -164,10 +134,8 @@ def main(
     """Measures how fast Stratagem is.
 
     Without a NAME the main cases of all, in short rounds: run_overhead, fit_overhead, callbacks,
-    fit_peers, loop, input, files, scaling, allreduce, checkpoint, first_step, growth,
-    parameter_server, parameter_server_failures, plan, placement, recovery, transport.
-    published_scaling measures nothing here, input_service and recommenders need peers of their own,
-    slow_links root and an hour, and survivors two hours: they run only by their names.
+    fit_peers, loop, input, scaling, allreduce, checkpoint, first_step, parameter_server, recovery.
+    input_service and recommenders need peers of their own: they run only by their names.
     """
     unknown = sorted(set(names) - {*BENCHMARKS, *WHOLE})
     if unknown:
@@ -202,11 +170,6 @@ def main(
             if smallest:
                 cases = [_smallest(case, environments, console) for case in cases[:1]]
             results = run_benchmark(name, cases, environments, effort, accelerator, console)
-            if name in _OUTLOOKS:
-                told = {"only": part, "is_smallest": smallest or effort.is_brief}
-                predicted = _OUTLOOKS[name](environments, effort, console, output, **told)
-                results["failures"] += predicted.pop("failures")
-                results["predicted"] = predicted
             went_well = _keep(name, results, accelerator, console, output)
         if smallest:
             _mark(name, output)

@@ -1,1 +1,1 @@
-"""How much faster many workers are than one: measured on two cores, predicted for many GPUs."""
+"""How much faster two workers are than one, on two cores."""

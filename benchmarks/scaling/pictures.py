@@ -1,4 +1,4 @@
-"""The efficiencies as bars, and the predicted ones as ranges over the number of GPUs."""
+"""The efficiencies as bars."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["draw_efficiencies", "draw_predictions"]
+__all__ = ["draw_efficiencies"]
 
 _COLORS = ("#2a78b8", "#9a9a9a", "#d9702b", "#3a9a5b", "#8a5bb8")
 _ROW_HEIGHT_IN = 0.34
@@ -59,41 +59,5 @@ def draw_efficiencies(
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{benchmark}: two workers, each on a core of its own\n{subtitle}", fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-
-
-def draw_predictions(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes a picture: the range of predicted efficiencies of each workload over the GPUs.
-
-    Args:
-        path: of the picture.
-        rows: those of the prediction.
-    """
-    from matplotlib.figure import Figure
-
-    workloads = list(dict.fromkeys(row["workload"] for row in rows))
-    figure = Figure(figsize=(_WIDTH_IN, 3.4), layout="constrained")
-    panels = figure.subplots(1, len(workloads), sharey=True, squeeze=False)[0]
-    for axes, workload, color in zip(panels, workloads, _COLORS, strict=False):
-        own = [row for row in rows if row["workload"] == workload]
-        places = range(len(own) + 1)
-        lowest = [1.0, *(row["lowest_efficiency"] for row in own)]
-        highest = [1.0, *(row["highest_efficiency"] for row in own)]
-        axes.fill_between(places, lowest, highest, color=color, alpha=0.25, linewidth=0)
-        axes.plot(places, lowest, color=color, marker="o", markersize=4)
-        axes.plot(places, highest, color=color, marker="o", markersize=4, linestyle="--")
-        axes.set_xticks(places, ["1", *(str(row["num_gpus"]) for row in own)])
-        axes.set_title(f"{workload}\n{own[0]['batch_size']} a GPU", fontsize=9)
-        axes.set_ylim(0, 1.05)
-        axes.set_xlabel("GPUs", fontsize=9)
-        axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("efficiency", fontsize=9)
-    figure.suptitle(
-        "scaling: predicted for H100 in hosts of 8 from compiled programs, nothing of it measured\n"
-        "line: shortest computing, nothing hidden behind it; dashed: longest, all of it hidden",
-        fontsize=10,
-    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

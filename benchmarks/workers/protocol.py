@@ -21,7 +21,6 @@ __all__ = [
     "ANSWER_PREFIX",
     "Training",
     "WorkerOptions",
-    "answer_once",
     "serve",
     "serve_questions",
     "versions_here",
@@ -64,7 +63,6 @@ class WorkerOptions:
         pinned: whether each device is a process of its own, on a core of its own.
         callbacks: of `fit`: "" for none, "batches" for one on every batch, or "usual" for a
             progress bar, early stopping and TensorBoard.
-        file_format: key of `benchmarks.image_files.FORMATS`; "" where no files are read.
         apart: whether such processes train a model each, without a word to one another.
         compiled: whether PyTorch compiles the model.
     """
@@ -79,7 +77,6 @@ class WorkerOptions:
     batch_size: int | None = None
     pinned: bool = False
     callbacks: str = ""
-    file_format: str = ""
     apart: bool = False
     compiled: bool = False
 
@@ -128,13 +125,6 @@ def serve_questions(prepare: Callable[[], Callable[[dict[str, Any]], dict[str, A
     _answer(answers, {"versions": versions_here()})
     for line in sys.stdin:
         _answer(answers, answer(json.loads(line)))
-
-
-def answer_once(find_out: Callable[[WorkerOptions], dict[str, Any]]) -> None:
-    """Answers what a function found out, with the versions, and ends."""
-    answers = _own_stream()
-    found = find_out(WorkerOptions(**json.loads(sys.argv[1])))
-    _answer(answers, {**found, "versions": versions_here()})
 
 
 def _own_stream() -> Any:

@@ -6,7 +6,6 @@ import dataclasses
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,21 +18,14 @@ from benchmarks.compare.command import _exit_code
 from benchmarks.compare.intervals import Interval, Verdict, bootstrap, noise_of
 from benchmarks.compare.rounds import Compared
 from benchmarks.first_step.report import FirstStep, Start, describe
-from benchmarks.growth.exponents import MOST, exponent
-from benchmarks.growth.report import Growth
 from benchmarks.machine import load_warning
 from benchmarks.overview import read_ratios
 from benchmarks.parameter_server.cases import CASES
 from benchmarks.parameter_server.report import Figures as Speeds
 from benchmarks.parameter_server.report import make_rows
-from benchmarks.parameter_server_failures.report import Resumed, gaps_of, rows_of
-from benchmarks.plan.report import Comparison
 from benchmarks.recovery.run import Kill, kills_of
 from benchmarks.report import make_row, make_row_of_times
 from benchmarks.runner import order_of_round, paired_ratios
-from benchmarks.scaling.hardware import GpuCluster
-from benchmarks.scaling.prediction import all_reduce_s
-from benchmarks.slow_links.curves import Cost, Point, Training, target_loss
 from benchmarks.worker_process import WorkerError
 from benchmarks.workers.step_lines import StepLine
 
@@ -151,28 +143,6 @@ def test_first_steps_are_compared_round_by_round_and_held_against_bounds() -> No
     assert not Start(name="import", seconds=[0.05, 0.09, 0.2], wanted_s=0.08).is_as_wanted
 
 
-@pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 2.0])
-def test_exponent_of_growth(power: float) -> None:
-    sizes = [10, 100, 1000, 10_000]
-    assert exponent(sizes, [3 * size**power for size in sizes]) == pytest.approx(power)
-    # A constant part does not hide it.
-    assert exponent(sizes, [1000 + size**2 for size in sizes]) > MOST
-
-
-def test_growth_is_steep_beside_that_of_the_work_by_hand() -> None:
-    sizes = [10, 100, 1000]
-    square = [1e-4 * size**2 for size in sizes]
-
-    def is_steep(ours_s: list[float], by_hand_s: list[float]) -> bool:
-        one = {"axis": "rows", "cost": "call", "clock": "CPU", "sizes": sizes}
-        return Growth(**one, ours_s=ours_s, by_hand_s=by_hand_s).is_steep
-
-    assert is_steep(square, [])
-    assert is_steep(square, [1e-3, 1e-2, 0.1])
-    assert not is_steep(square, square)
-    assert not is_steep([2e-6 * size for size in sizes], [])
-
-
 def test_allreduce_counts_bandwidth_as_nccl_tests_and_compares_what_auto_took() -> None:
     times_s = {"compiler": 0.002, "ring": 0.001, PEER: 0.0008}
     rounds = [times_s, {"compiler": 0.004, PEER: 0.008}]
@@ -193,24 +163,6 @@ def test_bound_of_a_stall_is_a_fifth_of_a_second_or_a_fiftieth_of_the_save(
     assert Saves("ours", {"blocked": save_s}, {}, {}, {}).bound_s == pytest.approx(bound_s)
 
 
-@pytest.mark.parametrize(
-    ("planned", "agrees"), [(1000, True), (1099, True), (1101, False), (899, False)]
-)
-def test_plan_is_held_to_a_tenth(planned: int, agrees: bool) -> None:
-    row = Comparison(
-        workload="MLP",
-        batch_size=64,
-        compiler="gpu",
-        planned_state_bytes=100,
-        planned_bytes=planned,
-        planned_of_many_bytes=1200,
-        measured_state_bytes=100,
-        measured_bytes=1000,
-        how="peak of the device",
-    )
-    assert (row.ratio, row.agrees) == (planned / 1000, agrees)
-
-
 def test_parameter_servers_have_a_ratio_where_both_sides_were_measured() -> None:
     both = Speeds(CASES[0], ours=[2e6, 4e6, 3e6], peer=[1e6, 1e6, 2e6])
     compared, alone = make_rows([both, dataclasses.replace(both, peer=[])])
@@ -219,59 +171,9 @@ def test_parameter_servers_have_a_ratio_where_both_sides_were_measured() -> None
     assert "ratio" not in alone
 
 
-_KILLS = [[105.0, 0, 11], [110.5, 1, 12]]
-# Two a second; nothing from 10.5 to 13.5; again two a second.
-_ENDS = [100.0 + one / 2 for one in (*range(22), *range(27, 61))]
-_WORKERS: dict[str, Any] = {"begin_s": 100.0, "kills": _KILLS, "ends": _ENDS, "num_runs": 59}
-_WORKERS |= {"returns": [0.5, 3.0], "cpu_s": [0.25, 0.35], "num_functions": 56, "num_wrong": 0}
-_WORKERS |= {"num_never_run": 0, "counted": 165.0, "to_count": 165.0}
-
-
-def test_gaps_are_the_longest_time_without_a_step() -> None:
-    assert gaps_of(_WORKERS) == [3.0, 3.0]
-    assert gaps_of({**_WORKERS, "ends": [100.0]}) == [20.0, 20.0]
-
-
-@pytest.mark.parametrize(
-    ("change", "is_good"),
-    [({}, True), ({"num_wrong": 1}, False), ({"num_never_run": 1}, False), ({"counted": 9}, False)],
-)
-def test_lost_functions_and_counts_are_bad(change: dict[str, Any], is_good: bool) -> None:
-    rows = rows_of({**_WORKERS, **change}, None, None)
-    assert all(row.is_good is not False for row in rows) is is_good
-
-
-def test_coordinator_that_begins_anew_is_bad() -> None:
-    rows = rows_of(None, None, Resumed(100, [0, 90], 4.0, 0.5))
-    assert [row.is_good for row in rows if row.what == "goes on after"] == [False]
-    assert Resumed(100, [90, 80], 4.0, 0.5).num_lost == 20
-
-
 def test_costs_of_kills() -> None:
     told = [(10, 1, 1.0), (10, 2, 2.0), (10, 3, 3.0), (10, 4, 3.6), (20, 4, 8.0)]
     steps = [StepLine(0, process_id, step, time_s) for process_id, step, time_s in told]
     assert kills_of([Kill(3.5, 0, 10)], steps) == [(4.5, 1)]
     with pytest.raises(WorkerError, match="No step was done after worker 1 was killed"):
         kills_of([Kill(1.0, 1, 11)], steps[:1])
-
-
-def test_cost_of_a_loss_lies_between_two_points_in_proportion() -> None:
-    losses = zip((10, 20, 30), (4.0, 3.0, 2.0), strict=True)
-    points = tuple(
-        Point(steps=steps, seconds=steps / 2, num_bytes=3 * steps, loss=loss, validation_loss=loss)
-        for steps, loss in losses
-    )
-    one = Training(task="", method="lockstep", points=points, step_s={}, step_bytes={})
-    assert one.cost_of(2.5) == Cost(25, 12.5, 75)
-    assert one.cost_of(4.5) == Cost(10, 5, 30)  # before the first point nothing is known
-    assert one.cost_of(1.9) is None
-    assert target_loss([one]) == pytest.approx(2.04)
-
-
-def test_predicted_exchange_by_hand() -> None:
-    # A gigabyte on eight GPUs: 2 * 7/8 of it at 0.8 * 450 GB/s, 14 messages and the start.
-    inside_s = 4.8611e-3 + 16.8e-6 + 4.4e-6
-    assert all_reduce_s(1e9, 8, GpuCluster()) == pytest.approx(inside_s, rel=1e-4)
-    # And on 64: an eighth of it at 0.8 * 50 GB/s, 2 * 7/8 of that, 2 * log2(8) messages more.
-    between_s = 5.46875e-3 + 51e-6
-    assert all_reduce_s(1e9, 64, GpuCluster()) == pytest.approx(inside_s + between_s, rel=1e-2)
