@@ -172,7 +172,7 @@ format: $(MAIN) ## mends what ruff can mend
 	.venv/bin/ruff format
 
 .PHONY: bench
-bench: $(MAIN) $(if $(filter-out allreduce checkpoint first_step files fit_peers input_service loop parameter_server plan recommenders recovery scaling,$(BENCH)),,$(PEERS)) $(if $(filter published_scaling,$(BENCH)),$(EXTERNAL)) ## benchmarks; tables here, results and plots in runs/bench
+bench: $(MAIN) $(if $(filter-out allreduce checkpoint first_step fit_peers input_service loop parameter_server recommenders recovery scaling,$(BENCH)),,$(PEERS)) ## benchmarks; tables here, results and plots in runs/bench
 	.venv/bin/python -m benchmarks $(BENCH)
 
 .PHONY: bench-compare
@@ -208,9 +208,7 @@ gpu: $(if $(filter .venv/bin/python,$(GPU_PYTHON)),.venv/.cuda) ## checks, tests
 	run validation.gpu --resume --alone --limit 600; \
 	run validation.gpu.suites --platform gpu_alone --limit-s 1500 --output runs/gpu/suites; \
 	run benchmarks.gpu --resume --profile --budget-s 1800 --output runs/gpu/bench; \
-	run benchmarks.gpu.report runs/gpu/bench/results.json --output runs/gpu/report; \
-	for side in fit scan; do run benchmarks.gpu_profile.gaps $$side resnet50 --output runs/gpu/gaps-$$side.json; done; \
-	run benchmarks.gpu_plan --output runs/gpu/plan --parts plan,measure,eight; \
+	run benchmarks checkpoint --devices gpu --gigabytes 10 --peers $(GPU_PYTHON) --output runs/gpu/bench; \
 	if test -n "$$failed"; then echo "Failed:$$failed. Results: runs/gpu." >&2; exit 1; fi
 
 .PHONY: release-check

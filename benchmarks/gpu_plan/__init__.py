@@ -1,1 +1,0 @@
-"""Planned memory and step time of one GPU, beside the measured, and programs of eight."""

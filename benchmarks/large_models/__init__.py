@@ -1,1 +1,0 @@
-"""Training steps of large decoders, compiled for machines that are not here."""

@@ -1,5 +1,0 @@
-"""Where the variables of a model with a large table are kept: speed, memory, and what travels."""
-
-from benchmarks.placement.run import run_placement
-
-__all__ = ["run_placement"]

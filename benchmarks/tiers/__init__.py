@@ -1,1 +1,0 @@
-"""Rows on disk: storage engines, and a keyed table beyond memory."""
