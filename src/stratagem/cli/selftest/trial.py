@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from stratagem import environment
-from stratagem.cli.doctor.settings import Finding, Level
+from stratagem.cli.doctor.findings import Finding, Level
 
 NAMES = ("collective", "parameter_servers", "checkpoint")
 _MARKER = "STRATAGEM_MEASURED"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from stratagem.cli.doctor.settings import Level
+from stratagem.cli.doctor.findings import Level
 from stratagem.cli.selftest import cases, trial
 from stratagem.cli.selftest import cases as reference
 from stratagem.cli.selftest.cases import CASES, Case, CaseOutcome, trained_weights
