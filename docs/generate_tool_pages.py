@@ -132,7 +132,9 @@ ROWS = {
     ),
     "doctor_run": Row("stratagem doctor --run"),
     "doctor_cluster": Row(
-        "stratagem doctor --cluster --plot cluster.png", picture=True, num_hosts=3
+        "stratagem doctor --cluster",
+        variables={"STRATAGEM_SECRET": 32 * "s", "JAX_PLATFORMS": "cpu"},
+        num_hosts=3,
     ),
     "env": Row("stratagem env"),
     "test": Row("stratagem test --only mirrored --only sharded --only multi_worker"),

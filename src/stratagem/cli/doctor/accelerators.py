@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stratagem import environment
-from stratagem.cli.doctor.settings import Finding, Level
+from stratagem.cli.doctor.findings import Finding, Level
 
 _TOPIC = "devices"
 NCCL_PACKAGES = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from stratagem import environment
-from stratagem.cli.doctor.settings import Finding, Level
+from stratagem.cli.doctor.findings import Finding, Level
 from stratagem.cluster.addresses import split_address
 from stratagem.cluster.detection import ENVIRONMENTS
+from stratagem.cluster.processes import check_cluster
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 
 _TOPIC = "cluster"
@@ -112,6 +113,9 @@ def _no_cluster() -> Finding:
 
 
 def _view(name: str, resolver: ClusterResolver) -> str:
+    if resolver.task_type == "ps":  # it has no rank among the processes that train
+        check_cluster(resolver.cluster_spec(), "ps", resolver.task_id)
+        return f"{name}: this is ps {resolver.task_id}; {_counted(resolver)}."
     processes = resolver.processes()
     task = (
         f"{resolver.task_type} {resolver.task_id}"

@@ -1,23 +1,21 @@
-"""`stratagem doctor` and `stratagem env`."""
+"""`stratagem doctor`, `stratagem env` and `stratagem test`."""
 
 from __future__ import annotations
 
 import dataclasses
-import getpass
-import ipaddress
 import itertools
-import platform
-import re
-import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
-from stratagem.cli.commands import json_option, print_json
-from stratagem.cli.doctor.accelerators import counted_devices
-from stratagem.cli.doctor.settings import Finding, Level
+from stratagem.cli.commands import chosen_log_level, json_option, print_json
+
+if TYPE_CHECKING:
+    from stratagem.cli.doctor.findings import Finding
+
+_POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 @click.command("doctor")
@@ -33,7 +31,7 @@ from stratagem.cli.doctor.settings import Finding, Level
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_POSITIVE,
     default=60.0,
     show_default=True,
     help="Seconds to wait for all hosts.",
@@ -41,29 +39,15 @@ from stratagem.cli.doctor.settings import Finding, Level
 @click.option(
     "--limit",
     "limit_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_POSITIVE,
     default=3.0,
     show_default=True,
     help="Seconds to wait for a connection between hosts.",
 )
-@click.option(
-    "--transfer",
-    "transfer_s",
-    type=click.FloatRange(min=0, max=10),
-    default=0.3,
-    show_default=True,
-    help="Seconds of each transfer; 0 measures no bandwidth.",
-)
-@click.option(
-    "--plot",
-    "picture",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also draw bandwidth and round trips: FILE.png.",
-)
 @click.argument(
     "script", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
-def command(
+def doctor_command(
     script: Path | None,
     *,
     as_json: bool,
@@ -72,39 +56,34 @@ def command(
     is_cluster: bool,
     wait_s: float,
     limit_s: float,
-    transfer_s: float,
-    picture: Path | None,
 ) -> None:
     """Find problems of this machine or cluster, and their fixes.
 
     Checks versions, devices, limits, settings and the cluster. With SCRIPT, its imports are
     checked, too. Exit codes: 0 if training can start, 1 for errors.
     """
-    from stratagem.cli.doctor.cluster_command import show
+    if is_cluster and (script is not None or is_run):
+        raise click.UsageError("--cluster examines no script and no speed of one machine.")
     from stratagem.cli.doctor.examination import examine
-    from stratagem.cli.doctor.network.survey import SurveySettings
-    from stratagem.cli.selftest.trial import measure
+    from stratagem.cli.doctor.findings import show
 
+    fields: dict[str, object] = {}
+    made: Iterator[Finding]
     if is_cluster:
-        if script is not None or is_run:
-            raise click.UsageError("--cluster examines no script and no speed of one machine.")
-        from stratagem.cli.doctor.cluster_command import examine_cluster
+        from stratagem.cli.doctor.together import examine_together
 
-        settings = SurveySettings(wait_s, limit_s, transfer_s)
-        findings = examine_cluster(settings, picture, as_json=as_json)
+        survey, made = examine_together(wait_s, limit_s)
+        fields = {"survey": survey and dataclasses.asdict(survey)}
     else:
-        if picture is not None:
-            raise click.UsageError("--plot needs --cluster.")
+        from stratagem.cli.doctor.speed import measure
+
         made = itertools.chain(examine(script), measure() if is_run else ())
-        findings = list(made) if as_json else show(made)
-        if as_json:
-            print_json([dataclasses.asdict(finding) for finding in findings])
-    raise SystemExit(_exit_code(findings, strict=strict))
-
-
-def _exit_code(findings: Iterable[Finding], *, strict: bool) -> int:
+    findings = list(made) if as_json else show(made)
+    if as_json:
+        values = [dataclasses.asdict(finding) for finding in findings]
+        print_json({"findings": values, **fields} if is_cluster else values)
     fatal = {"error", "warning"} if strict else {"error"}
-    return int(any(finding.level in fatal for finding in findings))
+    raise SystemExit(int(any(finding.level in fatal for finding in findings)))
 
 
 @click.command("env")
@@ -114,103 +93,42 @@ def env_command(*, as_json: bool) -> None:
 
     Names, addresses and secrets are left out.
     """
-    from stratagem.cli.doctor.accelerators import probe_devices
-
-    pass
+    from stratagem.cli.doctor.accelerators import counted_devices, probe_devices
     from stratagem.cli.doctor.examination import examine, variables_of_user
+    from stratagem.cli.doctor.findings import describe, facts
     from stratagem.cli.doctor.versions import installed_versions
 
     probe = probe_devices()
-    findings = list(examine(probe=probe))
-    known = (installed_versions(), probe.devices, findings, variables_of_user())
+    known = facts(
+        installed_versions(),
+        counted_devices(probe.devices),
+        examine(probe=probe),
+        variables_of_user(),
+    )
     if as_json:
-        print_json(facts(*known))
+        print_json(known)
     else:
-        click.echo(describe(*known))
+        click.echo(describe(known))
 
 
-# Redacted description of an environment, for issue forms.
+@click.command("test")
+@click.option("--only", multiple=True, help="Run these cases only, such as mirrored; repeatable.")
+@json_option
+def test_command(only: tuple[str, ...], *, as_json: bool) -> None:
+    """Test this installation: train under every strategy.
 
-# Variables that change training; all others stay private.
-_PREFIXES = ("STRATAGEM_", "JAX_", "KERAS_", "XLA_", "NCCL_", "CUDA_", "TPU_", "LIBTPU_", "RAY_")
-_NAMES = ("TF_CONFIG", "SLURM_NTASKS", "SLURM_JOB_NUM_NODES", "PET_NNODES", "OMPI_COMM_WORLD_SIZE")
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|(?:^|_)KEY", re.IGNORECASE)
-_ADDRESS = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])")
-
-
-def describe(
-    versions: Mapping[str, str],
-    devices: Sequence[Mapping[str, Any]],
-    findings: Sequence[Finding],
-    variables: Mapping[str, str],
-) -> str:
-    """Returns Markdown for a bug report.
-
-    Args:
-        versions: versions by package.
-        devices: local devices, as probed.
-        findings: all; warnings and errors are listed.
-        variables: environment variables.
+    Compares the weights of a small model with gradient descent in NumPy. Takes about a
+    minute on two cores. Exit codes: 0 if all that can run passed, 1 if one failed.
     """
-    known = facts(versions, devices, findings, variables)
-    rows = [
-        ("system", known["system"]),
-        ("Python", known["python"]),
-        *known["versions"].items(),
-        ("devices", ", ".join(known["devices"]) or "none"),
-        *known["variables"].items(),
-    ]
-    lines = ["| | |", "|---|---|", *(f"| {name} | {_cell(text)} |" for name, text in rows)]
-    lines += ["", *(f"- {one['level']}: {one['text']}" for one in known["problems"])]
-    return "\n".join(lines).rstrip()
+    from stratagem.cli.doctor.selftest import CASES, run_case, run_shown
 
-
-def facts(
-    versions: Mapping[str, str],
-    devices: Sequence[Mapping[str, Any]],
-    findings: Sequence[Finding],
-    variables: Mapping[str, str],
-) -> dict[str, Any]:
-    """Returns the same as values for JSON, redacted."""
-    problems = [one for one in findings if one.level in (Level.WARNING, Level.ERROR)]
-    return {
-        "system": redacted(platform.platform()),
-        "python": platform.python_version(),
-        "versions": dict(versions),
-        "devices": counted_devices(devices),
-        "variables": {name: redacted(text) for name, text in sorted(_shown(variables))},
-        "problems": [{"level": str(one.level), "text": redacted(one.text)} for one in problems],
-    }
-
-
-def redacted(text: str) -> str:
-    """Returns a text without the names of this user and host, and without addresses."""
-    for secret, replacement in (
-        (str(Path.home()), "~"),
-        (socket.getfqdn(), "HOST"),
-        (socket.gethostname(), "HOST"),
-        (getpass.getuser(), "USER"),
-    ):
-        if len(secret) > 1 and secret != "localhost":  # noqa: S105 - compared with a host's name
-            text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", replacement, text)
-    return _ADDRESS.sub(_hide_address, text)
-
-
-def _shown(variables: Mapping[str, str]) -> list[tuple[str, str]]:
-    return [
-        (name, "(set)" if _SECRET.search(name) else text)
-        for name, text in variables.items()
-        if name.startswith(_PREFIXES) or name in _NAMES
-    ]
-
-
-def _hide_address(match: re.Match[str]) -> str:
-    try:
-        address = ipaddress.ip_address(match[0])
-    except ValueError:  # a version number
-        return match[0]
-    return match[0] if address.is_loopback or address.is_unspecified else "ADDRESS"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    names = [case.name for case in CASES]
+    if unknown := sorted(set(only) - set(names)):
+        raise click.UsageError(f"No such case: {', '.join(unknown)}. There are {', '.join(names)}.")
+    cases = [case for case in CASES if not only or case.name in only]
+    if as_json:
+        outcomes = [run_case(case) for case in cases]
+        print_json([{**dataclasses.asdict(one), "passed": one.passed} for one in outcomes])
+    else:
+        outcomes = run_shown(cases, shows_progress=chosen_log_level() != "error")
+    raise SystemExit(int(any(not one.passed and not one.is_skipped for one in outcomes)))

@@ -18,7 +18,7 @@ from typing import Any
 
 from stratagem import environment
 from stratagem.cli.doctor import accelerators, clusters, settings, versions
-from stratagem.cli.doctor.settings import Finding, Level
+from stratagem.cli.doctor.findings import Finding, Level
 from stratagem.resources import available_cores, cache_dir, programs_folder
 
 # Limits of the machine: cores, memory, shared memory, open files, disks, and the clock.

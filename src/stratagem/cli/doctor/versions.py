@@ -12,7 +12,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
-from stratagem.cli.doctor.settings import Finding, Level
+from stratagem.cli.doctor.findings import Finding, Level
 
 _TOPIC = "versions"
 # Shown, and checked with all that they require.

@@ -124,10 +124,7 @@ def skewed(folder: Path, offset_s: float = _SKEW_S) -> Iterator[Setup]:
         stdout=subprocess.DEVNULL,
     )
     try:
-        yield Setup(
-            ["--cluster", "--wait", "60", "--transfer", "0.05"],
-            {"TF_CONFIG": cluster(addresses, 0)},
-        )
+        yield Setup(["--cluster", "--wait", "60"], {"TF_CONFIG": cluster(addresses, 0)})
     finally:
         other.kill()
         other.wait()

@@ -30,7 +30,7 @@ from stratagem.cli.doctor.examination import (
     read_limits,
     variables_of_user,
 )
-from stratagem.cli.doctor.settings import Level
+from stratagem.cli.doctor.findings import Level
 
 _CPU = {"platform": "cpu", "kind": "cpu", "process": 0, "memory_bytes": None}
 _GPU = {"platform": "gpu", "kind": "NVIDIA H100", "process": 0, "memory_bytes": 2**36}

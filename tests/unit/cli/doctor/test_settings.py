@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -12,11 +13,8 @@ import pytest
 from rich.text import Text
 
 from stratagem.cli.doctor import clusters
-from stratagem.cli.doctor.cluster_command import show
-from stratagem.cli.doctor.command import describe, facts, redacted
+from stratagem.cli.doctor.findings import Finding, Level, describe, facts, redacted, show
 from stratagem.cli.doctor.settings import (
-    Finding,
-    Level,
     check_script,
     check_settings,
     keras_backend,
@@ -67,6 +65,17 @@ def test_cluster_whose_machines_answer_is_fine(monkeypatch: pytest.MonkeyPatch, 
     assert findings[0].text == ("TF_CONFIG: 3 processes in lockstep, this is worker 0; 3 worker.")
     assert findings[1].text == f"This machine can listen at {own}."
     assert findings[2].text == "All 2 other tasks can be reached."
+
+
+def test_parameter_server_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = [f"127.0.0.1:{closed_port()}" for _ in range(2)]
+    jobs = {"worker": addresses[:1], "ps": addresses[1:]}
+    config = {"cluster": jobs, "task": {"type": "ps", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    findings = clusters.examine_clusters()
+    assert [one.level for one in findings] == [Level.OK] * 3
+    assert findings[0].text == "TF_CONFIG: this is ps 0; 1 worker, 1 ps."
+    assert findings[1].text == f"This machine can listen at {addresses[1]}."
 
 
 @pytest.mark.parametrize(
@@ -374,12 +383,12 @@ def test_time_of_an_installation_is_of_its_metadata() -> None:
 
 
 def test_report_has_versions_devices_settings_and_problems() -> None:
-    text = describe(
-        {"jax": "0.10.2"},
-        [{"platform": "cpu", "kind": "cpu"}] * 2,
-        [Finding("a", Level.OK, "fine"), Finding("a", Level.WARNING, "too small", "make it large")],
-        {"XLA_FLAGS": "--a=1|2", "EDITOR": "vi", "JAX_PLATFORMS": "cpu"},
-    )
+    found = [
+        Finding("a", Level.OK, "fine"),
+        Finding("a", Level.WARNING, "too small", "make it large"),
+    ]
+    variables = {"XLA_FLAGS": "--a=1|2", "EDITOR": "vi", "JAX_PLATFORMS": "cpu"}
+    text = describe(facts({"jax": "0.10.2"}, ["2 x cpu"], found, variables))
     for line in ("| jax | 0.10.2 |", "| devices | 2 x cpu |", "| XLA_FLAGS | --a=1\\|2 |"):
         assert line in text.splitlines()
     assert text.endswith("- warning: too small")
@@ -391,9 +400,7 @@ def test_values_for_json_are_redacted_alike() -> None:
     problem = Finding("a", Level.ERROR, f"no {Path.home()}/x at 10.1.2.3", "make it")
     variables = {"KERAS_BACKEND": "jax", "JAX_KEY": "s3cret", "XLA_FLAGS": f"--a={Path.home()}"}
     variables["RAY_AUTH_TOKEN"] = "s3cret"
-    values = facts(
-        {"jax": "0.10.2"}, [{"platform": "gpu", "kind": "H100"}] * 2, [problem], variables
-    )
+    values = facts({"jax": "0.10.2"}, ["2 x H100 (gpu)"], [problem], variables)
     assert values["versions"] == {"jax": "0.10.2"}
     assert values["devices"] == ["2 x H100 (gpu)"]
     shown = {"JAX_KEY": "(set)", "KERAS_BACKEND": "jax", "RAY_AUTH_TOKEN": "(set)"}

@@ -1,1 +1,0 @@
-"""Measurements between the hosts of a cluster: reachability, latency, bandwidth, clocks."""
