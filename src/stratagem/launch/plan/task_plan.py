@@ -16,18 +16,24 @@ from stratagem.launch.plan.nodes import Node
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.resources import TemporaryFolder
 
-# Temporary folders whose contents survive a restart of the tasks.
+# Temporary folders of a launch, whose contents survive a restart of the tasks.
 
 # A user who sets one of these has chosen JAX's cache on disk.
 _JAX_CACHE_VARIABLES = {"JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"}
 # A file system in memory, on Linux, where our folders are private. The variable names another.
 _MEMORY, _MEMORY_VARIABLE = "/dev/shm", "STRATAGEM_MEMORY_DIR"  # noqa: S108
+LOSS_FILE = "STRATAGEM_LOSS_FILE"
+"""Variable of the file in which a task records the loss of another one (`group/verdict.py`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RestartFolders:
-    """Folder for compiled programs, and folder in memory for training state; None for neither."""
+class LaunchFolders:
+    """Folder for records of losses; for compiled programs, and in memory for training state.
 
+    None stands for no folder.
+    """
+
+    losses: str | None = None
     programs: str | None = None
     memory: str | None = None
 
@@ -49,10 +55,10 @@ class RestartFolders:
 
 
 @contextlib.contextmanager
-def make_restart_folders(
+def make_launch_folders(
     options: LaunchOptions, base: Mapping[str, str]
-) -> Generator[RestartFolders]:
-    """Makes the folders if tasks may restart, and removes them when the launch ends.
+) -> Generator[LaunchFolders]:
+    """Makes the folders, those of restarts if tasks may restart; removes them when the launch ends.
 
     They are outside the run's folder, where files of a killed task would stay forever. Makes none
     that the inherited environment `base` names already. Those of a killed launcher are removed by
@@ -63,13 +69,14 @@ def make_restart_folders(
         def make(prefix: str, parent: str | None) -> str:
             return str(stack.enter_context(TemporaryFolder(prefix, parent)).path)
 
+        losses = make("stratagem-losses-", None)
         programs = memory = None
         if options.max_restarts:
             if not _JAX_CACHE_VARIABLES & base.keys():
                 programs = make("stratagem-programs-", None)
             if _MEMORY_VARIABLE not in base and os.access(_MEMORY, os.W_OK):
                 memory = make("stratagem-memory-", _MEMORY)
-        yield RestartFolders(programs=programs, memory=memory)
+        yield LaunchFolders(losses=losses, programs=programs, memory=memory)
 
 
 # Assignment of GPUs or virtual CPU devices to tasks, as environment variables.
@@ -157,7 +164,7 @@ def _cpu_devices(num_devices: int, base: Mapping[str, str]) -> dict[str, str]:
 
 INPUT = "input"  # Type of the task of input workers, which is not in the cluster.
 _HOST = "127.0.0.1"
-_NO_FOLDERS = RestartFolders()
+_NO_FOLDERS = LaunchFolders()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,7 +209,7 @@ def plan_tasks(
     gpus: Sequence[str],
     base: Mapping[str, str],
     restart: int = 0,
-    folders: RestartFolders = _NO_FOLDERS,
+    folders: LaunchFolders = _NO_FOLDERS,
     node: Node | None = None,
 ) -> tuple[TaskPlan, ...]:
     """Plans the processes of one start, the leader first.
@@ -244,7 +251,10 @@ def plan_tasks(
             task = {"type": task_type, "index": index}
             at = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
         variables = {**at, **shared, **visible}
-        plans.append(TaskPlan(task_type=task_type, index=index, command=own, variables=variables))
+        plan = TaskPlan(task_type=task_type, index=index, command=own, variables=variables)
+        if folders.losses is not None:
+            variables[LOSS_FILE] = os.path.join(folders.losses, f"{plan.file_name}.json")
+        plans.append(plan)
     return tuple(plans)
 
 
@@ -268,7 +278,7 @@ def numbered(task_types: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def _shared_variables(
-    options: LaunchOptions, restart: int, folders: RestartFolders
+    options: LaunchOptions, restart: int, folders: LaunchFolders
 ) -> dict[str, str]:
     return {
         "STRATAGEM_RESTART_COUNT": str(restart),

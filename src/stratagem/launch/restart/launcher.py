@@ -18,9 +18,9 @@ from stratagem.launch.plan.nodes import Node
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import (
     INPUT,
-    RestartFolders,
+    LaunchFolders,
     TaskPlan,
-    make_restart_folders,
+    make_launch_folders,
     plan_tasks,
     uses_gpus,
 )
@@ -147,7 +147,7 @@ def launch(
         CaughtSignals() as caught,
         Guardian() as guardian,
         LaunchEvents(options, node) as events,
-        make_restart_folders(options, base) as folders,
+        make_launch_folders(options, base) as folders,
         WarmStart(base) as warm_start,
     ):
         is_warm = options.max_restarts > 0 and not options.cold_restarts
@@ -182,7 +182,7 @@ class _Job:
     caught: CaughtSignals
     guardian: Guardian
     events: LaunchEvents
-    folders: RestartFolders
+    folders: LaunchFolders
     discovery: Discovery
     node: Node | None
     kills_interrupted: bool

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from stratagem.cluster.preemption.configuration import EXIT_CODE
 from stratagem.launch.plan.task_plan import SERVERS
 from stratagem.launch.tasks.exit_status import ExitStatus
-from stratagem.launch.tasks.output.tracebacks import has_lost_peer
 
 # How long to wait for a better cause after a task has lost a peer: the peer may still be dying.
 # After a task that saved and exited, the others have this long to do the same.
@@ -46,7 +45,7 @@ def cause_of_failure(statuses: Sequence[ExitStatus]) -> ExitStatus | None:
 
 def failed_by_themselves(statuses: Sequence[ExitStatus]) -> list[ExitStatus]:
     """Returns the tasks that failed, without those that lost a peer."""
-    return [status for status in _failed(statuses) if not has_lost_peer(status.lines)]
+    return [status for status in _failed(statuses) if not status.has_lost_peer]
 
 
 def have_saved_and_left(statuses: Sequence[ExitStatus]) -> bool:
@@ -115,7 +114,7 @@ def _failed(statuses: Sequence[ExitStatus]) -> list[ExitStatus]:
     A task with an error that others report has failed, even if it was asked to end before it had.
     """
     peers = [status.lost_peer for status in statuses if status.failed]
-    named = {peer.name for peer in peers if peer is not None}
+    named = {peer.task for peer in peers if peer is not None}
     return [one for one in statuses if one.failed or (one.name in named and one.returncode > 0)]
 
 
@@ -133,7 +132,7 @@ def _rank(status: ExitStatus) -> int:
     """Ranks failures: those that explain others come first."""
     if status.returncode == EXIT_CODE:
         return 1
-    return 2 if has_lost_peer(status.lines) else 0
+    return 2 if status.has_lost_peer else 0
 
 
 # Restart count: decides whether all tasks are started again.

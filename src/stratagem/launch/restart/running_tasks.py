@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping
 
 from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.plan.task_plan import TaskPlan
+from stratagem.launch.plan.task_plan import LOSS_FILE, TaskPlan
 from stratagem.launch.restart.policy import TaskState
-from stratagem.launch.tasks.exit_status import ExitStatus
+from stratagem.launch.tasks.exit_status import ExitStatus, take_loss
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.output.screen import Screen
 from stratagem.launch.tasks.output.task_output import TaskOutput
@@ -143,6 +143,7 @@ class RunningTasks:
                 signals=frozenset(process.signals),
                 lines=task.output.last_lines(),
                 was_shown=task.output.is_shown,
+                loss=take_loss(process.plan.variables.get(LOSS_FILE)),
             )
         if process.look_for_members():
             self._show_rest(task, now_s)

@@ -179,8 +179,8 @@ class LaunchEvents:
         """Records the task that failed first, once per start; `restart` records saved exits."""
         if self._writer is not None and not self._has_failed and not have_saved_and_left([cause]):
             self._has_failed = True
-            lost = cause.name if cause.lost_peer is None else cause.lost_peer.name
-            self._writer.failure(f"{cause.culprit} failed first: {cause.why}", lost=lost)
+            what = f"{cause.culprit} failed first: {cause.why}"
+            self._writer.failure(what, lost=cause.culprit)
 
     def notice(self, reason: str) -> None:
         """Records that all tasks have been asked to end."""
@@ -267,7 +267,9 @@ def failure_report(
 ) -> list[str]:
     """Returns lines that name the task that failed first, why, and how the others ended."""
     # Frames that are already on the screen are not repeated.
-    last_lines = error_lines(cause.lines) if cause.was_shown else failure_lines(cause.lines)
+    last_lines = failure_lines(cause.lines)
+    if cause.was_shown:
+        last_lines = error_lines(cause.lines, cause.lost_peer)
     lines = [f"{cause.culprit} failed first: {cause.why}."]
     if last_lines:
         whose = "Its last lines" if cause.lost_peer is None else f"Last lines of {cause.name}"
@@ -293,7 +295,7 @@ def signal_report(signum: int, statuses: Sequence[ExitStatus]) -> list[str]:
 def stop_report(cause: ExitStatus, statuses: Sequence[ExitStatus]) -> list[str]:
     """Returns lines that say why the remaining tasks are stopped."""
     if (peer := cause.lost_peer) is not None:
-        reason = f"{peer.name} {peer.how}, and so {cause.name} failed"
+        reason = f"{peer.task} {peer.how}, and so {cause.name} failed"
         return [f"{reason} ({cause.how}): stopping the others."]
     verb = "saved and left after notice" if have_saved_and_left(statuses) else "failed"
     return [f"{cause.name} {verb} ({cause.how}): stopping the others."]

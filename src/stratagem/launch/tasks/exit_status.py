@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import signal
+from pathlib import Path
 
+from stratagem.cluster.preemption.configuration import EXIT_CODE
+from stratagem.group.verdict import Loss
 from stratagem.launch.plan.task_plan import TRAINERS
-from stratagem.launch.tasks.output.tracebacks import LostPeer, lost_peer
+from stratagem.launch.tasks.output.tracebacks import has_lost_peer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,6 +20,7 @@ class ExitStatus:
     `returncode` is minus the signal's number if one killed it; `at_s` is a time of
     `time.monotonic`. `was_stopped` means that the launcher had asked it to end, `signals` are those
     sent to it. `lines` are its last of stderr, else of stdout, and `was_shown` if on the screen.
+    `loss` is the record of the loss of another task that it raised as an error.
     """
 
     name: str
@@ -25,6 +30,7 @@ class ExitStatus:
     signals: frozenset[int] = frozenset()
     lines: tuple[str, ...] = ()
     was_shown: bool = False
+    loss: Loss | None = None
 
     @property
     def how(self) -> str:
@@ -32,14 +38,19 @@ class ExitStatus:
         return describe_exit(self.returncode)
 
     @property
-    def lost_peer(self) -> LostPeer | None:
-        """The task whose loss made this one fail, if its error names it."""
-        return lost_peer(self.lines) if self.returncode else None
+    def lost_peer(self) -> Loss | None:
+        """The loss that made this task fail, if it has reported one."""
+        return None if self.returncode in (0, EXIT_CODE) else self.loss
+
+    @property
+    def has_lost_peer(self) -> bool:
+        """True if the task reports a loss, or its last error looks like the effect of one."""
+        return self.lost_peer is not None or has_lost_peer(self.lines)
 
     @property
     def culprit(self) -> str:
         """The task whose failure this is: the lost one, if this one reports a loss."""
-        return self.name if self.lost_peer is None else self.lost_peer.name
+        return self.name if self.lost_peer is None else self.lost_peer.task
 
     @property
     def why(self) -> str:
@@ -63,6 +74,17 @@ class ExitStatus:
         if self.was_stopped:
             return self.returncode < 0 and -self.returncode not in self.signals
         return self.returncode != 0
+
+
+def take_loss(path: str | None) -> Loss | None:
+    """Reads and removes the record of a loss that an ended task has written, if any."""
+    if path is None:
+        return None
+    with contextlib.suppress(OSError):
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+        Path(path).unlink()  # so that it is not that of the task when it has started again
+        return Loss.from_json(text)
+    return None
 
 
 def exit_code(returncode: int) -> int:

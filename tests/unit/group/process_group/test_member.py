@@ -17,7 +17,7 @@ import pytest
 
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.group.member import Group
-from stratagem.group.verdict import Activity, GroupLimits
+from stratagem.group.verdict import Activity, GroupLimits, Loss
 from tests.unit.group.process_group.members import (
     end_joining,
     free_port,
@@ -185,13 +185,44 @@ def _explain_loss(member: Group) -> None:
 
 
 @pytest.mark.parametrize("act", [_check, _exchange, _explain_loss])
-def test_error_in_the_program_is_reported(members, act) -> None:
+def test_error_in_the_program_is_reported_and_recorded(members, act, tmp_path, monkeypatch) -> None:
     members[0].mark_reported()
     assert not members[0].is_reported, "there is nothing to tell"
     members[1].abandon()
     members[0].wait_for_verdict()
+    record = tmp_path / "worker-0.json"
+    monkeypatch.setenv("STRATAGEM_LOSS_FILE", str(record))
     act(members[0])
     assert members[0].is_reported
+    assert [*tmp_path.iterdir()] == [record]
+    loss = Loss.from_json(record.read_text())
+    assert loss is not None
+    assert (loss.task, loss.how, loss.reported_by) == ("worker 1", "died", "worker 0")
+    assert members[0].verdict is not None
+    assert loss.message == members[0].verdict.message
+
+
+@pytest.mark.parametrize("folder", [None, "missing", ""])
+def test_loss_without_a_place_for_its_record_is_the_same_error(
+    members, folder, tmp_path, monkeypatch
+) -> None:
+    if folder is not None:
+        monkeypatch.setenv("STRATAGEM_LOSS_FILE", str(tmp_path / folder / "worker-0.json"))
+    if folder == "":
+        (tmp_path / "worker-0.json").mkdir()
+    members[1].abandon()
+    members[0].wait_for_verdict()
+    _check(members[0])
+
+
+def test_loss_of_process_0_is_recorded_by_each(members, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_LOSS_FILE", str(tmp_path / "worker-1.json"))
+    members[0].abandon()
+    members[1].wait_for_verdict()
+    _check(members[1])
+    loss = Loss.from_json((tmp_path / "worker-1.json").read_text())
+    assert loss is not None
+    assert (loss.task, loss.how, loss.reported_by) == ("worker 0", "died", "worker 1")
 
 
 def test_error_of_one_is_the_reason_that_others_give(members) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
+
+from stratagem.group.verdict import Loss
 
 _TRACEBACK = "Traceback (most recent call last):"
 # Tracebacks inside a group are indented further.
@@ -26,20 +27,8 @@ _LOST_PEER = re.compile(
     r"|[Cc]onnection (?:closed|reset) by peer"
     r"|another task died"
 )
-# First lines of the group's verdicts, see group/verdict.py.
-_NAMED_LOSS = re.compile(
-    r"(?:\w+\.)*(?:Unavailable|DeadlineExceeded)Error: "
-    r"(chief|(?:worker|process) \d+)(?: \([^()]*\))? "
-    r"(ended with an error|died|has not answered for \d+ s|has made no progress for \d+ s)"
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class LostPeer:
-    """Task that an error names as lost, and the reason in words, such as "died"."""
-
-    name: str
-    how: str
+# Longer lines are cut, see `TaskOutput`.
+_MAX_COMPARED_CHARS = 200
 
 
 def failure_lines(lines: Sequence[str]) -> tuple[str, ...]:
@@ -54,15 +43,20 @@ def failure_lines(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def error_lines(lines: Sequence[str]) -> tuple[str, ...]:
+def error_lines(lines: Sequence[str], loss: Loss | None = None) -> tuple[str, ...]:
     """Returns the error and message of the last traceback, without its frames.
+
+    That of a `loss` may contain the traceback of the lost task, which is no error of this one.
 
     Example:
         >>> error_lines(["step 1", "Traceback (most recent call last):", "  ...", "ValueError: 3"])
         ('ValueError: 3',)
     """
-    if (named := _line_of_loss(lines)) is not None:
-        return tuple(lines[named:])
+    if loss is not None:
+        text = loss.message.partition("\n")[0][:_MAX_COMPARED_CHARS]
+        for start in reversed(range(len(lines))):
+            if text in lines[start]:
+                return tuple(lines[start:])
     found = failure_lines(lines)
     if _start_of_traceback(found) is None:
         return found
@@ -77,36 +71,15 @@ def find_error_line(lines: Sequence[str], start: int) -> int | None:
     return next((n for n in indices if lines[n].strip() and not lines[n].startswith(" ")), None)
 
 
-def lost_peer(lines: Sequence[str]) -> LostPeer | None:
-    """Returns the task whose loss the error reports, or None.
-
-    That error may contain the traceback of the other task.
-    """
-    line = _line_of_loss(lines)
-    match = None if line is None else _NAMED_LOSS.match(lines[line])
-    if match is None:
-        return None
-    task, how = match.groups()
-    # Workers of several nodes know only their numbers as processes, which are those of the workers.
-    task = "chief 0" if task == "chief" else task.replace("process", "worker")
-    return LostPeer(task, how)
-
-
 def has_lost_peer(lines: Sequence[str]) -> bool:
     """Returns True if the last error is about another task, a connection or a time limit.
 
     The task then probably failed because another one did.
     """
-    if _line_of_loss(lines) is not None:
-        return True
     start = _start_of_traceback(lines)
     found = lines[-_MAX_OTHER_LINES:] if start is None else lines[start:]
     # Source lines in a traceback are indented, and may mention any error.
     return any(_LOST_PEER.search(line) for line in found if start is None or line[:1] != " ")
-
-
-def _line_of_loss(lines: Sequence[str]) -> int | None:
-    return next((n for n in reversed(range(len(lines))) if _NAMED_LOSS.match(lines[n])), None)
 
 
 def _start_of_traceback(lines: Sequence[str]) -> int | None:

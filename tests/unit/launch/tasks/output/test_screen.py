@@ -26,11 +26,9 @@ from stratagem.launch.tasks.output.screen import (
 )
 from stratagem.launch.tasks.output.task_output import TaskOutput, is_foreign
 from stratagem.launch.tasks.output.tracebacks import (
-    LostPeer,
     error_lines,
     failure_lines,
     has_lost_peer,
-    lost_peer,
 )
 from tests.unit.launch.tasks.output.test_task_output import a_plan
 
@@ -154,24 +152,21 @@ QUOTED = "Traceback (most recent call last):\nOSError: [Errno 28] No space left 
     [
         ("worker 1", {"silent_s": 31.0}, "has not answered for 31 s"),
         ("worker 1", {"is_connected": False}, "died"),
+        ("process 1", {"is_connected": False}, "died"),
         ("chief 0", {"error_text": QUOTED}, "ended with an error"),
     ],
 )
 def test_verdict_of_a_group_names_the_lost_task(name, view, how) -> None:
-    """The words are those of the group itself, and an error that it quotes is no other one."""
+    """An error that it quotes is no other one."""
     members = [MemberView(f"{name.removesuffix(' 0')} (a:1)", **view), MemberView("worker 7 (b:1)")]
     verdict = judge(members, GroupLimits())
     assert verdict is not None
     lines = stderr_of(f"raise {type(verdict.exception()).__name__}({verdict.message!r})")
-    assert lost_peer(lines) == LostPeer(name, how)
-    assert has_lost_peer(lines)
-    assert how in error_lines(lines)[0]
-
-
-def test_other_errors_name_no_lost_task() -> None:
-    lines = stderr_of('raise UnavailableError("worker 1 is out of step")')
-    assert lost_peer(lines) is None
-    assert has_lost_peer(lines)
+    loss = verdict.loss("worker 7 (b:1)")
+    assert loss is not None
+    named = name.replace("process", "worker")  # as the launcher of several nodes names it
+    assert (loss.task, loss.how, loss.reported_by) == (named, how, "worker 7")
+    assert how in error_lines(lines, loss)[0]
 
 
 # Current lines of tasks in one display, and lines that are rewritten in place.
