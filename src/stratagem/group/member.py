@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import faulthandler
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -190,6 +192,7 @@ _FIRST_PROGRESS_S = 2.0
 # pause is this fraction of the time waited so far.
 _MIN_PAUSE_S, _MAX_PAUSE_S, _PAUSE_FRACTION = 0.0002, 0.01, 0.02
 _NOTIFY_LIMIT_S = 5.0
+_STDERR = 2  # sys.stderr has no descriptor in a notebook
 
 
 class Group:
@@ -545,7 +548,12 @@ class Group:
                 self._have_left = True
             elif kind == "verdict" and self._verdict is None:
                 fields = [field.name for field in dataclasses.fields(Verdict)]
-                self._verdict = Verdict(**{name: message[name] for name in fields})
+                verdict = Verdict(**{name: message[name] for name in fields})
+                # Not while joining, when all wait in the same place. Before the program knows of
+                # the verdict, so that its error is not in between.
+                if verdict.error == "DeadlineExceededError" and self._has_joined:
+                    self._print_stacks()
+                self._verdict = verdict
             self._changed.notify_all()
 
     def _lose(self, how: str) -> None:
@@ -567,6 +575,12 @@ class Group:
                     how=how.partition(":")[0],
                 )
             self._changed.notify_all()
+
+    def _print_stacks(self) -> None:
+        """Prints where all threads are: the error says where the program is, and not why."""
+        with contextlib.suppress(OSError):
+            os.write(_STDERR, f"{self.identity.label}: stacks at the time limit.\n".encode())
+        faulthandler.dump_traceback(_STDERR)
 
     def _set_position(self, kind: Activity, name: str, step: int, calls: int | None = None) -> None:
         with self._position_lock:

@@ -93,7 +93,7 @@ def test_member_waits_for_process_0_longer_than_a_silence_may_last(monkeypatch) 
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_broken_connection_is_reported_to_all_at_once(members, lost) -> None:
+def test_broken_connection_is_reported_to_all_at_once(members, lost, capfd) -> None:
     members[lost].begin_step()
     members[lost].abandon()
     others = [index for index in range(3) if index != lost]
@@ -101,6 +101,7 @@ def test_broken_connection_is_reported_to_all_at_once(members, lost) -> None:
         assert isinstance(error, UnavailableError)
         assert f"worker {lost} (host{lost}:1) died" in str(error)
         assert ", at 'place' before any shared program." in str(error)  # of the one that raises
+    assert "stacks" not in capfd.readouterr().err
 
 
 def test_loss_of_process_0_is_noticed_by_each(members) -> None:
@@ -119,7 +120,8 @@ def test_different_calls_are_reported_to_all(members) -> None:
         assert "called 'evaluate'" in str(error).splitlines()[0]
 
 
-def test_one_that_makes_no_progress_is_named_to_all_that_wait() -> None:
+def test_one_that_makes_no_progress_is_named_to_all_that_wait(capfd) -> None:
+    """And each process prints its stacks, also the one that does not wait."""
     with running(3, dataclasses.replace(_LIMITS, stuck_s=1.5)) as members:
         members[2].begin_step()
 
@@ -128,6 +130,11 @@ def test_one_that_makes_no_progress_is_named_to_all_that_wait() -> None:
             members[index].wait_for_step(number, "train", lambda: False)
 
         errors = together(2, wait)
+        members[2].wait_for_verdict()
+    printed = capfd.readouterr().err
+    for index in range(3):
+        assert f"worker {index} (host{index}:1): stacks at the time limit.\n" in printed
+    assert printed.count(" in wait_for_step\n") >= 2
     for error in errors:
         assert isinstance(error, DeadlineExceededError)
         assert "worker 2 (host2:1) has made no progress" in str(error)
