@@ -23,12 +23,10 @@ from typing import Any, Literal, Unpack, cast
 
 from stratagem.environment import load
 from stratagem.errors import explain
-from stratagem.launch.plan.elastic import ElasticConfig
-from stratagem.launch.plan.nodes import find_node
-from stratagem.launch.plan.options import LaunchArguments, LaunchOptions
-from stratagem.launch.plan.task_plan import TaskPlan
+from stratagem.launch.options import ElasticConfig, LaunchArguments, LaunchOptions
+from stratagem.launch.plan import TaskPlan, find_node
 from stratagem.launch.restart.launcher import Outcome, launch
-from stratagem.launch.tasks.exit_status import ExitStatus
+from stratagem.launch.tasks.exit_status import ExitStatus, failure_lines
 from stratagem.launch.tasks.function_task import (
     CALL,
     CallResult,
@@ -37,7 +35,6 @@ from stratagem.launch.tasks.function_task import (
     read_result,
     task_command,
 )
-from stratagem.launch.tasks.output.tracebacks import failure_lines
 from stratagem.resources import TemporaryFolder
 
 # Pickling by value with cloudpickle, and search for objects that cannot be pickled.

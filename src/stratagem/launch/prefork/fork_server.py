@@ -149,7 +149,7 @@ class ForkServer:
         """Forks a process once the modules are imported, and waits for its first reply.
 
         `job` is, for an object, a pickled function and its arguments; the function returns an
-        object with an `address` and a `close()`. For a script, see `forked_script`. `outputs` are
+        object with an `address` and a `close()`. For a script, see `script_job`. `outputs` are
         descriptors for stdout and stderr; empty to share the server's. None for `timeout_s` sets
         no limit. Raises RuntimeError if an import or the function failed, UnavailableError if the
         process died or did not reply in time, or if this server is stuck: it has

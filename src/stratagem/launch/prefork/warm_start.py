@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import IO
 
 from stratagem.errors import UnavailableError
-from stratagem.launch.plan.task_plan import INPUT, TaskPlan
+from stratagem.launch.plan import INPUT, TaskPlan
 from stratagem.launch.prefork.fork_server import ForkedProcess, ForkServer
-from stratagem.launch.prefork.forked_script import script_job
+from stratagem.launch.prefork.server_program import script_job
 
 # Static check for scripts that set environment variables.
 

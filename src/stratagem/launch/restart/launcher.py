@@ -13,12 +13,11 @@ from stratagem.cluster.accelerators import local_gpus
 from stratagem.cluster.addresses import free_ports, split_address
 from stratagem.cluster.preemption.configuration import EXIT_CODE
 from stratagem.group.authentication.secret import Credentials, with_ray_token, with_secret
-from stratagem.launch.plan.elastic import Discovery, ElasticConfig
-from stratagem.launch.plan.nodes import Node
-from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.plan.task_plan import (
+from stratagem.launch.options import Discovery, ElasticConfig, LaunchOptions
+from stratagem.launch.plan import (
     INPUT,
     LaunchFolders,
+    Node,
     TaskPlan,
     make_launch_folders,
     plan_tasks,
@@ -44,7 +43,7 @@ from stratagem.launch.restart.task_group import (
 )
 from stratagem.launch.tasks.exit_status import ExitStatus, exit_code
 from stratagem.launch.tasks.guardian import Guardian
-from stratagem.launch.tasks.output.screen import Screen
+from stratagem.launch.tasks.output import Screen
 
 # Number of workers in the next start of a job.
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from stratagem.cluster.preemption.configuration import EXIT_CODE
-from stratagem.launch.plan.task_plan import SERVERS
+from stratagem.launch.plan import SERVERS
 from stratagem.launch.tasks.exit_status import ExitStatus
 
 # How long to wait for a better cause after a task has lost a peer: the peer may still be dying.

@@ -14,9 +14,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from stratagem.errors import NOT_NEEDED
-from stratagem.launch.plan.nodes import Node
-from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.plan.task_plan import TRAINERS, TaskPlan
+from stratagem.launch.options import LaunchOptions
+from stratagem.launch.plan import TRAINERS, Node, TaskPlan
 from stratagem.launch.prefork.warm_start import WARM_UP_AFTER_S, WarmStart
 from stratagem.launch.restart.policy import (
     MAX_SHORT_STARTS,
@@ -29,10 +28,9 @@ from stratagem.launch.restart.policy import (
     tasks_to_stop,
 )
 from stratagem.launch.restart.running_tasks import RunningTask, RunningTasks
-from stratagem.launch.tasks.exit_status import ExitStatus
+from stratagem.launch.tasks.exit_status import ExitStatus, error_lines, failure_lines
 from stratagem.launch.tasks.guardian import Guardian
-from stratagem.launch.tasks.output.screen import Screen
-from stratagem.launch.tasks.output.tracebacks import error_lines, failure_lines
+from stratagem.launch.tasks.output import Screen
 from stratagem.observe.run_events.reader import RunFollower
 from stratagem.observe.run_events.records import StepEvent
 from stratagem.observe.run_events.writer import EventWriter

@@ -12,7 +12,7 @@ import pytest
 import stratagem as sg
 from stratagem.errors import NOT_NEEDED
 from stratagem.group.verdict import Loss
-from stratagem.launch.plan.options import LaunchOptions
+from stratagem.launch.options import LaunchOptions
 from stratagem.launch.restart import policy
 from stratagem.launch.restart.launcher import Outcome, launch, notice_after_s, workers_after
 from stratagem.launch.restart.policy import (

@@ -15,11 +15,11 @@ from stratagem import cluster
 from stratagem.cluster import addresses
 from stratagem.cluster.addresses import free_ports
 from stratagem.environment import num_forced_cpu_devices, size_cpu_thread_pool
-from stratagem.launch.plan.options import (
+from stratagem.launch.options import (
     LaunchArguments,
     LaunchOptions,
 )
-from stratagem.launch.plan.task_plan import (
+from stratagem.launch.plan import (
     LaunchFolders,
     assign_devices,
     make_launch_folders,
@@ -395,7 +395,7 @@ def bases(tmp_path, monkeypatch) -> tuple[Path, Path]:
     for folder in (files, memory):
         folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(files))
-    monkeypatch.setattr("stratagem.launch.plan.task_plan._MEMORY", str(memory))
+    monkeypatch.setattr("stratagem.launch.plan._MEMORY", str(memory))
     return files, memory
 
 
