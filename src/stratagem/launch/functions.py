@@ -1,4 +1,4 @@
-"""`spawn`: calls a function in every task of a cluster on this machine."""
+"""`run` runs a script as every task of a cluster; `spawn` calls a function in every task."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ from stratagem.launch.tasks.function_task import (
 from stratagem.resources import TemporaryFolder
 
 # Pickling by value with cloudpickle, and search for objects that cannot be pickled.
-
 
 _MAX_DEPTH = 8
 
@@ -209,10 +208,7 @@ def _check_module(name: str) -> None:
         )
 
 
-# `spawn`: calls a function in every task of a cluster on this machine.
-
-
-# `run`: runs a script as every task of a cluster.
+# `run`.
 
 
 class RemoteError(Exception):
@@ -423,6 +419,9 @@ def _unsendable(
             code="SG606",
         )
     )
+
+
+# `spawn`.
 
 
 def spawn(

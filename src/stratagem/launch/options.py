@@ -285,14 +285,7 @@ class ElasticConfig:
     def __post_init__(self) -> None:
         most = self.min_workers if self.max_workers is None else self.max_workers
         for name, value in (("min_workers", self.min_workers), ("max_workers", most)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(
-                    explain(
-                        f"{name}={value!r} is of type {type(value).__name__}.",
-                        expected="a whole number.",
-                        fix=f"pass {name} as an int.",
-                    )
-                )
+            _check_type(name, value, int, "a whole number.")
         if not 1 <= self.min_workers <= most:
             raise ValueError(
                 explain(

@@ -291,14 +291,17 @@ def numbered(task_types: Sequence[str]) -> list[tuple[str, int]]:
 def _shared_variables(
     options: LaunchOptions, restart: int, folders: LaunchFolders
 ) -> dict[str, str]:
-    return {
+    variables = {
         "STRATAGEM_RESTART_COUNT": str(restart),
         # Otherwise Python buffers what it prints to a pipe.
         "PYTHONUNBUFFERED": "1",
-        **_run_dir(options.run_dir),
-        **({} if options.log_level is None else {"STRATAGEM_LOG_LEVEL": options.log_level}),
         **folders.variables,
     }
+    if options.run_dir is not None:  # absolute, because a task may change its working directory
+        variables["STRATAGEM_RUN_DIR"] = os.path.abspath(options.run_dir)
+    if options.log_level is not None:
+        variables["STRATAGEM_LOG_LEVEL"] = options.log_level
+    return variables
 
 
 def _input_command(count: int, address: str) -> tuple[str, ...]:
@@ -306,11 +309,6 @@ def _input_command(count: int, address: str) -> tuple[str, ...]:
     host, port = split_address(address)
     words = ("-m", "stratagem", "input-service", "--workers", str(count))
     return (sys.executable, *words, "--host", host, "--port", str(port))
-
-
-def _run_dir(run_dir: str | os.PathLike[str] | None) -> dict[str, str]:
-    # Absolute, because a task may change its working directory.
-    return {} if run_dir is None else {"STRATAGEM_RUN_DIR": os.path.abspath(run_dir)}
 
 
 # Nodes: how many machines run this launch, which one this is, where process 0 listens.

@@ -137,7 +137,6 @@ def _rank(status: ExitStatus) -> int:
 
 # Restart count: decides whether all tasks are started again.
 
-
 # Tasks that exit on notice this soon have hardly trained. A notice that never ends, such as on a
 # machine about to be taken away, would restart them forever.
 SHORT_S = 10.0

@@ -11,10 +11,11 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from stratagem.launch.options import LaunchOptions
 from stratagem.launch.plan import LOSS_FILE, TaskPlan
+from stratagem.launch.prefork.warm_start import WarmStart
 from stratagem.launch.restart.policy import TaskState
 from stratagem.launch.tasks.exit_status import ExitStatus, take_loss
 from stratagem.launch.tasks.guardian import Guardian
@@ -54,10 +55,21 @@ class RunningTask:
 
 
 class RunningTasks:
-    """Tasks of one start. `guardian` kills those of this machine if this process is killed."""
+    """Tasks of one start, which inherit `base`.
 
-    def __init__(self, options: LaunchOptions, screen: Screen, guardian: Guardian) -> None:
+    `warm` forks tasks if possible. `guardian` kills them if this process is killed.
+    """
+
+    def __init__(
+        self,
+        options: LaunchOptions,
+        base: Mapping[str, str],
+        warm: WarmStart | None,
+        screen: Screen,
+        guardian: Guardian,
+    ) -> None:
         self._options = options
+        self._base, self._warm = base, warm
         self._screen = screen
         self._guardian = guardian
         self._selector = selectors.DefaultSelector()
@@ -73,15 +85,13 @@ class RunningTasks:
         """The statuses of the tasks that have ended."""
         return tuple(task.status for task in self.tasks if task.status is not None)
 
-    def start(
-        self, plan: TaskPlan, base: Mapping[str, str], warm: TaskForker | None, *, is_leader: bool
-    ) -> None:
+    def start(self, plan: TaskPlan, *, is_leader: bool) -> None:
         """Starts a task on this machine."""
         is_shown = self._options.show == "all" or is_leader
         output = TaskOutput(plan, self._screen if is_shown else None, self._options.log_dir)
         with contextlib.ExitStack() as on_error:
             on_error.callback(output.close)
-            process = TaskProcess(plan, base, warm)
+            process = TaskProcess(plan, self._base, self._warm)
             on_error.pop_all()
         task = RunningTask(process=process, output=output)
         self.tasks.append(task)
@@ -89,9 +99,7 @@ class RunningTasks:
         for index, stream in enumerate(process.streams):
             self._selector.register(stream, selectors.EVENT_READ, (task, index))
 
-    def restart(
-        self, index: int, plan: TaskPlan, base: Mapping[str, str], warm: TaskForker | None
-    ) -> None:
+    def restart(self, index: int, plan: TaskPlan) -> None:
         """Starts a task again that has ended, in its place among all."""
         before = self.tasks[index]
         for stream in before.process.streams:
@@ -99,7 +107,7 @@ class RunningTasks:
                 self._selector.unregister(stream)
         before.process.close()
         before.output.close()
-        self.start(plan, base, warm, is_leader=index == 0)
+        self.start(plan, is_leader=index == 0)
         self.tasks[index] = self.tasks.pop()
 
     def read(self) -> None:
@@ -175,61 +183,21 @@ _PROC = Path("/proc")
 _TO_THE_TASK_ALONE = {signal.SIGUSR1, signal.SIGUSR2}
 
 
-class PipedProcess(Protocol):
-    """The part of `subprocess.Popen` that a task needs."""
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        ...
-
-    @property
-    def returncode(self) -> int | None:
-        """Exit code, negative for a signal; None until `poll` or `wait` have seen the end."""
-        ...
-
-    @property
-    def stdout(self) -> IO[bytes] | None:
-        """Read end of a pipe."""
-        ...
-
-    @property
-    def stderr(self) -> IO[bytes] | None:
-        """Read end of a pipe."""
-        ...
-
-    def poll(self) -> int | None:
-        """Returns the exit code, or None while it runs."""
-        ...
-
-    def wait(self) -> int:
-        """Waits for the end and returns the exit code."""
-        ...
-
-
-class TaskForker(Protocol):
-    """Starts tasks from a process that has already loaded their modules."""
-
-    def start(self, plan: TaskPlan, base: Mapping[str, str]) -> PipedProcess | None:
-        """Forks a task; returns None if it must be started as a new process."""
-        ...
-
-
 class TaskProcess:
     """A started task, in a separate session and process group.
 
-    `forker` forks the task if possible; None always starts a new process. Raises OSError if the
+    `warm` forks the task if possible; None always starts a new process. Raises OSError if the
     system cannot start another process.
     """
 
     def __init__(
-        self, plan: TaskPlan, base: Mapping[str, str], forker: TaskForker | None = None
+        self, plan: TaskPlan, base: Mapping[str, str], warm: WarmStart | None = None
     ) -> None:
         self.plan = plan
         self.signals: set[int] = set()
         self.is_gone = False
-        forked = None if forker is None else forker.start(plan, base)
-        self._process: PipedProcess = _start_new(plan, base) if forked is None else forked
+        forked = None if warm is None else warm.start(plan, base)
+        self._process = _start_new(plan, base) if forked is None else forked
         pipes = (self._process.stdout, self._process.stderr)
         self.streams: list[IO[bytes]] = [pipe for pipe in pipes if pipe is not None]
         for pipe in self.streams:

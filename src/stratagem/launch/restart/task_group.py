@@ -344,15 +344,15 @@ def run_group(
     after a signal to end. `slow` finds the slow tasks to report. Returns the exit statuses, and
     True if the tasks were asked to exit. After an OSError, no task is left.
     """
-    made = _TaskGroup(options, screen, caught, guardian, events, kills_interrupted, slow)
-    made.restarts_with(base, warm)
-    with contextlib.closing(made) as group:
+    running = RunningTasks(options, base, warm, screen, guardian)
+    group = _TaskGroup(options, running, screen, caught, events, kills_interrupted, slow)
+    with contextlib.closing(running):
         if warm is not None:
             warm.load(plans, lambda: caught.ending is not None)
         for plan in plans:
-            group.start(plan, base, warm)
+            running.start(plan, is_leader=plan is plans[0])
         started_s = time.monotonic()
-        while not group.is_gone:
+        while not running.is_gone:
             group.step()
             now_s = time.monotonic()
             ran_s = now_s - started_s
@@ -361,16 +361,16 @@ def run_group(
                 warm.prepare(plans[0])
             if is_notice_due is not None and is_notice_due(ran_s):
                 group.ask_to_leave()
-        return group.statuses, group.were_asked
+        return running.statuses, group.were_asked
 
 
 class _TaskGroup:
     def __init__(
         self,
         options: LaunchOptions,
+        running: RunningTasks,
         screen: Screen,
         caught: CaughtSignals,
-        guardian: Guardian,
         events: LaunchEvents,
         kills_interrupted: bool,
         slow: SlowTasks | None,
@@ -380,26 +380,13 @@ class _TaskGroup:
         self._screen = screen
         self._caught = caught
         self._events = events
-        self._running = RunningTasks(options, screen, guardian)
-        self._tasks = self._running.tasks
+        self._running = running
+        self._tasks = running.tasks
         self._num_interrupts = 0
         self._reported: list[ExitStatus] = []
-        self._restarts = WorkerRestarts(0)
-        self._base: Mapping[str, str] = {}
-        self._warm: WarmStart | None = None
+        self._restarts = WorkerRestarts(options.max_restarts)  # of workers that others survive
         self._has_reported = False
         self.were_asked = False
-
-    @property
-    def is_gone(self) -> bool:
-        return self._running.is_gone
-
-    @property
-    def statuses(self) -> tuple[ExitStatus, ...]:
-        return self._running.statuses
-
-    def start(self, plan: TaskPlan, base: Mapping[str, str], warm: WarmStart | None) -> None:
-        self._running.start(plan, base, warm, is_leader=not self._tasks)
 
     def step(self) -> None:
         self._running.read()
@@ -409,12 +396,6 @@ class _TaskGroup:
         self._running.update(now_s)
         self._report_slow(now_s)
         self._stop_and_kill(now_s)
-
-    def restarts_with(self, base: Mapping[str, str], warm: WarmStart | None) -> None:
-        """Allows restarts of workers that others have survived."""
-        self._base, self._warm = base, warm
-        if self._options.survivors:
-            self._restarts = WorkerRestarts(self._options.max_restarts)
 
     def _note_lost(self, now_s: float) -> None:
         """Reports workers that others have survived, and starts them again."""
@@ -458,7 +439,7 @@ class _TaskGroup:
         count = int(plan.variables["STRATAGEM_RESTART_COUNT"]) + 1
         variables = {**plan.variables, "STRATAGEM_RESTART_COUNT": str(count)}
         plan = dataclasses.replace(plan, variables=variables)
-        self._running.restart(index, plan, self._base, self._warm)
+        self._running.restart(index, plan)
 
     def _report_slow(self, now_s: float) -> None:
         if self._slow is None or self.were_asked or self._caught.ending is not None:
@@ -484,10 +465,6 @@ class _TaskGroup:
         for task in self._tasks:
             task.stop()
 
-    def close(self) -> None:
-        """Kills all remaining processes, even after an error."""
-        self._running.close()
-
     def _forward(self, signum: signal.Signals) -> None:
         self._num_interrupts += signum == signal.SIGINT
         is_impatient = signum == signal.SIGINT and self._num_interrupts > 1
@@ -512,7 +489,7 @@ class _TaskGroup:
             evaluator_grace_s=options.evaluator_grace_s,
             may_survive=options.survivors,
         )
-        cause = cause_of_failure(self.statuses)
+        cause = cause_of_failure(self._running.statuses)
         trainers = [state.status for state in states if state.trains]
         if options.survivors and have_survivors(trainers):
             self._note_lost(now_s)
@@ -522,7 +499,7 @@ class _TaskGroup:
         if cause is not None and is_new:
             self._has_reported = True
             self._events.failure(cause)
-            self._screen.say(stop_report(cause, self.statuses))
+            self._screen.say(stop_report(cause, self._running.statuses))
         for index in to_stop:
             task = self._tasks[index]
             if task.status is None and self._caught.ending in task.process.signals:

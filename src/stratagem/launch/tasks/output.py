@@ -245,7 +245,7 @@ def open_progress_display() -> ProgressDisplay | None:
 _MAX_LINES = 400
 _MAX_TRACEBACKS = 32
 # How long held lines wait for the rest of the traceback.
-_PATIENCE_S = 1.0
+_HOLD_S = 1.0
 
 
 @dataclasses.dataclass(eq=False)
@@ -304,7 +304,7 @@ class RepeatedTracebacks:
     def overdue(self, task: str, now_s: float) -> list[str]:
         """Returns held lines that have waited too long, to show now."""
         held = self._held.get(task)
-        return self._released(task) if held and now_s - held.since_s >= _PATIENCE_S else []
+        return self._released(task) if held and now_s - held.since_s >= _HOLD_S else []
 
     def rest(self, task: str) -> list[str]:
         """Returns the held lines of a task that has ended, to show now."""
