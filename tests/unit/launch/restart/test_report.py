@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 
 from stratagem.group.verdict import Loss
-from stratagem.launch.restart.policy import MAX_SHORT_STARTS, SHORT_S, RestartCount
+from stratagem.launch.restart.policy import (
+    MAX_SHORT_STARTS,
+    SHORT_S,
+    RestartCount,
+    WorkerRestarts,
+)
 from stratagem.launch.restart.task_group import (
     CaughtSignals,
-    WorkerRestarts,
     failure_report,
     notice_report,
     restart_report,
