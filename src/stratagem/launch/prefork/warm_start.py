@@ -117,10 +117,10 @@ class WarmStart(Closing):
     def load(self, plans: Sequence[TaskPlan], is_given_up: Callable[[], bool]) -> None:
         """Loads JAX and Keras once for tasks that start together, and waits for it.
 
-        Does nothing for a single task, or for tasks that would load with different variables. Tasks
-        of other machines, and input workers, are left out.
+        Does nothing for a single task, or for tasks that would load with different variables. Input
+        workers, which do not run the user's program, are left out.
         """
-        own = [plan for plan in plans if _runs_script(plan)]
+        own = [plan for plan in plans if plan.task_type != INPUT]
         first, *others = map(self._read_early, own)
         if not others or any(variables != first for variables in others):
             return
@@ -133,7 +133,8 @@ class WarmStart(Closing):
     def is_ready_for(self, plan: TaskPlan) -> bool:
         """Returns True if everything is loaded, with the variables that the task would have."""
         is_ready = self._server is not None and self._server.is_ready
-        return is_ready and _runs_script(plan) and self._read_early(plan) == self._variables
+        is_script = plan.task_type != INPUT
+        return is_ready and is_script and self._read_early(plan) == self._variables
 
     def start(self, plan: TaskPlan, base: Mapping[str, str]) -> ForkedProcess | None:
         """Forks a task; returns None if it must be started as a new process."""
@@ -168,8 +169,3 @@ class WarmStart(Closing):
             name: text for name, text in plan.variables.items() if not _READ_LATE.fullmatch(name)
         }
         return {**self._base, **early}
-
-
-def _runs_script(plan: TaskPlan) -> bool:
-    """Returns True for a task of this machine that runs the user's program."""
-    return bool(plan.command) and plan.task_type != INPUT
