@@ -60,7 +60,7 @@ from stratagem.keras.training.generate_stream import generate_stream as generate
 from stratagem.keras.training.model import compile as compile
 from stratagem.keras.variables.creation import Variable as Variable
 from stratagem.launch import remote as remote
-from stratagem.launch.plan.elastic import ElasticConfig as ElasticConfig
+from stratagem.launch.options import ElasticConfig as ElasticConfig
 from stratagem.launch.remote.remote_cluster import connect_to_cluster as connect_to_cluster
 from stratagem.launch.remote.server import Server as Server
 from stratagem.launch.remote.server import run_standard_server as _run_standard_server

@@ -23,7 +23,7 @@ import pytest
 import stratagem as sg
 from stratagem import resources as module
 from stratagem import settings
-from stratagem.launch.plan.options import LaunchOptions
+from stratagem.launch.options import LaunchOptions
 from stratagem.resources import (
     Closing,
     TemporaryFolder,

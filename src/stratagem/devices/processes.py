@@ -110,6 +110,7 @@ def _exit_if_stuck(group: Group) -> None:
 
 def _print_verdict(group: Group) -> None:
     assert group.verdict is not None
+    group.mark_reported()
     print("".join(traceback.format_exception_only(group.verdict.exception())), file=sys.stderr)
 
 
@@ -119,7 +120,8 @@ def _record_loss(group: Group) -> None:
     if events is None or verdict is None or _state.has_recorded_loss:
         return
     _state.has_recorded_loss = True
-    lost = None if verdict.lost is None else verdict.lost.partition(" (")[0]
+    loss = verdict.loss(group.identity.label)
+    lost = None if loss is None else loss.task
     events.failure(verdict.message, lost=lost, silence_s=verdict.silent_s)
 
 

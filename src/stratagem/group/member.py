@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import faulthandler
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from typing import Any
 
-from stratagem import logs
+from stratagem import environment, logs
 from stratagem.errors import DeadlineExceededError, UnavailableError, explain
 from stratagem.group.assignments import AssignmentNotes
 from stratagem.group.authentication.secret import Credentials
@@ -188,6 +192,7 @@ _FIRST_PROGRESS_S = 2.0
 # pause is this fraction of the time waited so far.
 _MIN_PAUSE_S, _MAX_PAUSE_S, _PAUSE_FRACTION = 0.0002, 0.01, 0.02
 _NOTIFY_LIMIT_S = 5.0
+_STDERR = 2  # sys.stderr has no descriptor in a notebook
 
 
 class Group:
@@ -274,7 +279,7 @@ class Group:
     def check(self) -> None:
         """Raises the error that ended the group, if any."""
         if self._verdict is not None:
-            self._is_reported = True
+            self.mark_reported()
             raise self._error_of(self._verdict)
 
     def _check_in_thread(self) -> None:
@@ -283,8 +288,18 @@ class Group:
             raise self._error_of(self._verdict)
 
     def mark_reported(self) -> None:
-        """Records that the error of another thread has reached the program."""
-        self._is_reported |= self._verdict is not None
+        """Records that the verdict, if any, is reported to the program, also for a launcher."""
+        if self._verdict is None or self._is_reported:
+            return
+        self._is_reported = True
+        loss = self._verdict.loss(self.identity.label)
+        path = environment.lookup("STRATAGEM_LOSS_FILE")  # unset without a launcher
+        if loss is not None and path is not None:
+            # On a full disk the launcher blames this task, whose error names the lost one.
+            with contextlib.suppress(OSError):
+                part = Path(f"{path}.part")  # the launcher may kill this process at any time
+                part.write_text(loss.to_json(), encoding="utf-8")
+                part.replace(path)
 
     def _error_of(self, verdict: Verdict) -> Exception:
         here = f"This is {self.identity.label}, {self._position}."
@@ -376,7 +391,7 @@ class Group:
             while self._verdict is None and time.monotonic() < deadline:
                 self._changed.wait(0.1)
         if self._verdict is not None:
-            self._is_reported = True
+            self.mark_reported()
             return self._error_of(self._verdict)
         return UnavailableError(
             explain(
@@ -532,9 +547,13 @@ class Group:
             elif kind == "gone":
                 self._have_left = True
             elif kind == "verdict" and self._verdict is None:
-                self._verdict = Verdict(
-                    message["error"], message["message"], message["lost"], message["silent_s"]
-                )
+                fields = [field.name for field in dataclasses.fields(Verdict)]
+                verdict = Verdict(**{name: message[name] for name in fields})
+                # Not while joining, when all wait in the same place. Before the program knows of
+                # the verdict, so that its error is not in between.
+                if verdict.error == "DeadlineExceededError" and self._has_joined:
+                    self._print_stacks()
+                self._verdict = verdict
             self._changed.notify_all()
 
     def _lose(self, how: str) -> None:
@@ -553,8 +572,15 @@ class Group:
                         code="SG506",
                     ),
                     lost=leader,
+                    how=how.partition(":")[0],
                 )
             self._changed.notify_all()
+
+    def _print_stacks(self) -> None:
+        """Prints where all threads are: the error says where the program is, and not why."""
+        with contextlib.suppress(OSError):
+            os.write(_STDERR, f"{self.identity.label}: stacks at the time limit.\n".encode())
+        faulthandler.dump_traceback(_STDERR)
 
     def _set_position(self, kind: Activity, name: str, step: int, calls: int | None = None) -> None:
         with self._position_lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import json
 from collections.abc import Sequence
 
 from stratagem.errors import DeadlineExceededError, UnavailableError, explain
@@ -88,18 +89,61 @@ class MemberView:
     has_left: bool = False
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loss:
+    """Loss of a task as another one reports it: the record for the launcher and the run's events.
+
+    `task` is its name there, such as "worker 2", and `how` continues a sentence about it, such as
+    "died". `step` counts the shared programs that it had begun, if known. `reported_by` is the task
+    that raises the error, whose text begins with `message`.
+    """
+
+    task: str
+    how: str
+    step: int | None
+    reported_by: str
+    message: str
+
+    def to_json(self) -> str:
+        """Returns the record as text."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Loss | None:
+        """Returns the record in a text; None if it is incomplete."""
+        try:
+            return cls(**json.loads(text))
+        except (ValueError, TypeError):
+            return None
+
+
 @dataclasses.dataclass(frozen=True)
 class Verdict:
     """Reason why a group cannot continue.
 
     `error` is the name of the exception class that every process raises. `lost` is the label of the
-    lost or stuck process, if any, and `silent_s` the time since its last heartbeat, if known.
+    lost or stuck process, if any, `silent_s` the time since its last heartbeat, if known, and `how`
+    and `step` are as in `Loss`.
     """
 
     error: str
     message: str
     lost: str | None = None
     silent_s: float | None = None
+    how: str = ""
+    step: int | None = None
+
+    def loss(self, reporter: str) -> Loss | None:
+        """Returns the record of the process labeled `reporter`; None if no process is lost."""
+        if self.lost is None:
+            return None
+        return Loss(
+            task=_task_of(self.lost),
+            how=self.how,
+            step=self.step,
+            reported_by=_task_of(reporter),
+            message=self.message,
+        )
 
     def exception(self) -> Exception:
         """Returns the exception to raise."""
@@ -109,6 +153,13 @@ class Verdict:
             "ValueError": ValueError,
         }
         return classes.get(self.error, RuntimeError)(self.message)
+
+
+def _task_of(label: str) -> str:
+    """Returns the name of a process's task for launchers and events, without its address."""
+    name = label.partition(" (")[0]
+    # Workers of several nodes know only their numbers as processes, which are those of the workers.
+    return "chief 0" if name == "chief" else name.replace("process", "worker")
 
 
 _WAITING = (Activity.STEP, Activity.EXCHANGE, Activity.INPUT, Activity.EXIT)
@@ -154,49 +205,43 @@ def _find_lost(
     member: MemberView, members: Sequence[MemberView], limits: GroupLimits
 ) -> Verdict | None:
     if member.error_text is not None:
-        return Verdict(
-            "UnavailableError",
-            explain(
-                f"{member.label} ended with an error {member.position}:\n{member.error_text}",
-                expected="all processes to keep running.",
-                fix="fix that error, then restart all processes.",
-                code="SG506",
-            ),
-            lost=member.label,
-            silent_s=member.silent_s,
+        how = "ended with an error"
+        message = explain(
+            f"{member.label} {how} {member.position}:\n{member.error_text}",
+            expected="all processes to keep running.",
+            fix="fix that error, then restart all processes.",
+            code="SG506",
         )
-    if member.has_left:
+    elif member.has_left:
         return None
-    if not member.is_connected:
-        return Verdict(
-            "UnavailableError",
-            explain(
-                f"{member.label} died {member.position}: its connection closed. "
-                f"{_others(member, members)}",
-                expected="all processes to keep running.",
-                fix="check its log for the reason (killed, out of memory, preempted), then "
-                "restart all processes.",
-                code="SG506",
-            ),
-            lost=member.label,
-            silent_s=member.silent_s,
+    elif not member.is_connected:
+        how = "died"
+        message = explain(
+            f"{member.label} {how} {member.position}: its connection closed. "
+            f"{_others(member, members)}",
+            expected="all processes to keep running.",
+            fix="check its log for the reason (killed, out of memory, preempted), then "
+            "restart all processes.",
+            code="SG506",
         )
-    if member.silent_s > limits.peer_s:
-        return Verdict(
-            "UnavailableError",
-            explain(
-                f"{member.label} has not answered for {member.silent_s:.0f} s; it was last "
-                f"{member.position}. {_others(member, members)}",
-                expected=f"a heartbeat at least every {limits.peer_s:g} s "
-                "(STRATAGEM_PEER_TIMEOUT_S).",
-                fix="check whether it is stopped or its network is down, then restart all "
-                "processes.",
-                code="SG506",
-            ),
-            lost=member.label,
-            silent_s=member.silent_s,
+    elif member.silent_s > limits.peer_s:
+        how = f"has not answered for {member.silent_s:.0f} s"
+        message = explain(
+            f"{member.label} {how}; it was last {member.position}. {_others(member, members)}",
+            expected=f"a heartbeat at least every {limits.peer_s:g} s (STRATAGEM_PEER_TIMEOUT_S).",
+            fix="check whether it is stopped or its network is down, then restart all processes.",
+            code="SG506",
         )
-    return None
+    else:
+        return None
+    return Verdict(
+        "UnavailableError",
+        message,
+        lost=member.label,
+        silent_s=member.silent_s,
+        how=how,
+        step=_step(member),
+    )
 
 
 def _find_mismatch(members: Sequence[MemberView]) -> Verdict | None:
@@ -255,11 +300,11 @@ def _find_stuck(members: Sequence[MemberView], limits: GroupLimits) -> Verdict |
     if not waiting or not busy or all(m.position.kind is Activity.EXIT for m in waiting):
         return None
     member = max(busy, key=lambda m: m.unmoved_s)
+    how = f"has made no progress for {member.unmoved_s:.0f} s"
     return Verdict(
         "DeadlineExceededError",
         explain(
-            f"{member.label} has made no progress for {member.unmoved_s:.0f} s: it is "
-            f"{member.position}. {_others(member, members)}",
+            f"{member.label} {how}: it is {member.position}. {_others(member, members)}",
             expected=f"the next step within {limits.stuck_s:g} s (STRATAGEM_STUCK_TIMEOUT_S) "
             "while others wait for it.",
             fix="check what it is doing (its log, `py-spy dump`), or raise the variable if it may "
@@ -268,4 +313,6 @@ def _find_stuck(members: Sequence[MemberView], limits: GroupLimits) -> Verdict |
         ),
         lost=member.label,
         silent_s=member.unmoved_s,
+        how=how,
+        step=_step(member),
     )

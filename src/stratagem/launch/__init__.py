@@ -4,7 +4,6 @@ Nothing here loads JAX or Keras, except the fork server in its own process.
 """
 
 from stratagem.launch.functions import RemoteError, run, spawn
-from stratagem.launch.plan.elastic import ElasticConfig
-from stratagem.launch.plan.options import LaunchOptions
+from stratagem.launch.options import ElasticConfig, LaunchOptions
 
 __all__ = ["ElasticConfig", "LaunchOptions", "RemoteError", "run", "spawn"]

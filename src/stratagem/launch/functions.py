@@ -1,4 +1,4 @@
-"""`spawn`: calls a function in every task of a cluster on this machine."""
+"""`run` runs a script as every task of a cluster; `spawn` calls a function in every task."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ from typing import Any, Literal, Unpack, cast
 
 from stratagem.environment import load
 from stratagem.errors import explain
-from stratagem.launch.plan.elastic import ElasticConfig
-from stratagem.launch.plan.nodes import find_node
-from stratagem.launch.plan.options import LaunchArguments, LaunchOptions
-from stratagem.launch.plan.task_plan import TaskPlan
+from stratagem.launch.options import ElasticConfig, LaunchArguments, LaunchOptions
+from stratagem.launch.plan import TaskPlan, find_node
 from stratagem.launch.restart.launcher import Outcome, launch
-from stratagem.launch.tasks.exit_status import ExitStatus
+from stratagem.launch.tasks.exit_status import ExitStatus, failure_lines
 from stratagem.launch.tasks.function_task import (
     CALL,
     CallResult,
@@ -37,11 +35,9 @@ from stratagem.launch.tasks.function_task import (
     read_result,
     task_command,
 )
-from stratagem.launch.tasks.output.tracebacks import failure_lines
 from stratagem.resources import TemporaryFolder
 
 # Pickling by value with cloudpickle, and search for objects that cannot be pickled.
-
 
 _MAX_DEPTH = 8
 
@@ -212,10 +208,7 @@ def _check_module(name: str) -> None:
         )
 
 
-# `spawn`: calls a function in every task of a cluster on this machine.
-
-
-# `run`: runs a script as every task of a cluster.
+# `run`.
 
 
 class RemoteError(Exception):
@@ -426,6 +419,9 @@ def _unsendable(
             code="SG606",
         )
     )
+
+
+# `spawn`.
 
 
 def spawn(

@@ -15,7 +15,7 @@ from stratagem import settings
 from stratagem.cli import main
 from stratagem.cli.config import default_text, effective_values
 from stratagem.cli.launch import read_file
-from stratagem.launch.plan.options import LaunchOptions
+from stratagem.launch.options import LaunchOptions
 from stratagem.settings import SETTINGS
 from tests.command_runner import CliRunner
 

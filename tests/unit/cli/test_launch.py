@@ -13,7 +13,7 @@ import pytest
 from stratagem.cli import main
 from stratagem.cli.launch import command
 from stratagem.launch import functions as scripts
-from stratagem.launch.plan.options import LaunchOptions
+from stratagem.launch.options import LaunchOptions
 from stratagem.launch.restart.launcher import Outcome
 from stratagem.launch.tasks.exit_status import ExitStatus
 from tests.command_runner import CliRunner

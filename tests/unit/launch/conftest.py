@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.launch.tasks.output import task_output as line_buffer
+from stratagem.launch.tasks import output as line_buffer
 
 
 @pytest.fixture(autouse=True)

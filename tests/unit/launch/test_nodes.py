@@ -18,9 +18,8 @@ import pytest
 
 import stratagem as sg
 from stratagem.cluster.addresses import free_ports
-from stratagem.launch.plan.nodes import Node, find_node
-from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.plan.task_plan import plan_tasks
+from stratagem.launch.options import LaunchOptions
+from stratagem.launch.plan import Node, find_node, plan_tasks
 from tests.multiprocess.namespaces import can_make_hosts, hosts
 from tests.unit.launch.waiting import number_in
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 import stratagem as sg
-from stratagem.launch.plan.options import LaunchOptions
+from stratagem.launch.options import LaunchOptions
 from stratagem.launch.restart import policy, running_tasks, task_group
 from stratagem.launch.restart.launcher import launch
 from tests.unit.launch.waiting import is_running, number_in

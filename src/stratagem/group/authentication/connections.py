@@ -105,6 +105,8 @@ _ANSWERS: dict[str, dict[str, tuple[type, ...]]] = {
         "message": (str,),
         "lost": (NoneType, str),
         "silent_s": (NoneType, int, float),
+        "how": (str,),
+        "step": (NoneType, int),
     },
 }
 _ACTIVITIES = frozenset(kind.value for kind in Activity)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from stratagem import environment, settings
 from stratagem.environment import load
@@ -29,9 +29,10 @@ _POLL_S = 0.5
 
 
 class ForkedProcess:
-    """A process forked from a fork server. It dies when this process does.
+    """A process forked from a fork server, as `subprocess.Popen`. It dies when this process does.
 
-    `address` is where its object serves; empty for a script.
+    `address` is where its object serves; empty for a script. `stdout` and `stderr` are read ends of
+    pipes, if whoever forked it has made some.
     """
 
     def __init__(
@@ -39,6 +40,9 @@ class ForkedProcess:
     ) -> None:
         self.pid: int = reply["process_id"]
         self.address: str = reply.get("address", "")
+        self.returncode: int | None = None
+        self.stdout: IO[bytes] | None = None
+        self.stderr: IO[bytes] | None = None
         self._server = server
         self._number = number
         self._channel = channel
@@ -46,14 +50,20 @@ class ForkedProcess:
 
     def poll(self) -> int | None:
         """Returns the exit code, negative for a signal; None while it runs."""
-        return self._exit_code(0.0)
+        return self._poll(0.0)
 
     def wait(self) -> int:
         """Waits for its end and returns the exit code, negative for a signal."""
-        while (code := self._exit_code(_POLL_S)) is None:
+        while (code := self._poll(_POLL_S)) is None:
             pass
-        self._channel.close()
         return code
+
+    def _poll(self, timeout_s: float) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._exit_code(timeout_s)
+            if self.returncode is not None:
+                self._channel.close()
+        return self.returncode
 
     def _exit_code(self, timeout_s: float) -> int | None:
         """Returns the exit code; after a while without a report, that of the zombie."""
@@ -149,7 +159,7 @@ class ForkServer:
         """Forks a process once the modules are imported, and waits for its first reply.
 
         `job` is, for an object, a pickled function and its arguments; the function returns an
-        object with an `address` and a `close()`. For a script, see `forked_script`. `outputs` are
+        object with an `address` and a `close()`. For a script, see `script_job`. `outputs` are
         descriptors for stdout and stderr; empty to share the server's. None for `timeout_s` sets
         no limit. Raises RuntimeError if an import or the function failed, UnavailableError if the
         process died or did not reply in time, or if this server is stuck: it has

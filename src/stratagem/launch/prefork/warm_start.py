@@ -9,16 +9,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import IO
 
 from stratagem.errors import UnavailableError
-from stratagem.launch.plan.task_plan import INPUT, TaskPlan
+from stratagem.launch.plan import INPUT, TaskPlan
 from stratagem.launch.prefork.fork_server import ForkedProcess, ForkServer
-from stratagem.launch.prefork.forked_script import script_job
+from stratagem.launch.prefork.server_program import script_job
+from stratagem.resources import Closing
 
 # Static check for scripts that set environment variables.
-
 
 _ENVIRONMENT = "environ"
 _SETTERS = ("putenv", "unsetenv")
@@ -65,7 +63,6 @@ def _reads(tree: ast.AST) -> Iterator[ast.AST]:
 
 # Forking tasks from a process that has already loaded JAX and Keras.
 
-
 # By then the tasks have loaded their own modules, so the server takes no core from them.
 WARM_UP_AFTER_S = 20.0
 _PRELOADED = ("jax", "keras", "stratagem.keras", "stratagem.strategies.mirrored")
@@ -99,29 +96,7 @@ def can_fork(command: Sequence[str], base: Mapping[str, str]) -> bool:
     return bool(_USES_JAX.search(text)) and not writes_environment(text)
 
 
-class ForkedTask:
-    """A forked task, with the part of `subprocess.Popen` that the launcher uses."""
-
-    def __init__(self, process: ForkedProcess, stdout: IO[bytes], stderr: IO[bytes]) -> None:
-        self.pid = process.pid
-        self.returncode: int | None = None
-        self.stdout = stdout
-        self.stderr = stderr
-        self._process = process
-
-    def poll(self) -> int | None:
-        """Returns the exit code, negative for a signal; None while it runs."""
-        if self.returncode is None and self._process.poll() is not None:
-            self.returncode = self._process.wait()
-        return self.returncode
-
-    def wait(self) -> int:
-        """Waits for its end and returns the exit code."""
-        self.returncode = self._process.wait()
-        return self.returncode
-
-
-class WarmStart:
+class WarmStart(Closing):
     """Fork server of a launch, started when the first task could use it."""
 
     def __init__(self, base: Mapping[str, str]) -> None:
@@ -130,17 +105,6 @@ class WarmStart:
         self._base = dict(base)
         self._server: ForkServer | None = None
         self._variables: dict[str, str] = {}
-
-    def __enter__(self) -> WarmStart:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def prepare(self, plan: TaskPlan) -> None:
         """Begins loading JAX and Keras for tasks like this one, unless that has begun."""
@@ -153,10 +117,10 @@ class WarmStart:
     def load(self, plans: Sequence[TaskPlan], is_given_up: Callable[[], bool]) -> None:
         """Loads JAX and Keras once for tasks that start together, and waits for it.
 
-        Does nothing for a single task, or for tasks that would load with different variables. Tasks
-        of other machines, and input workers, are left out.
+        Does nothing for a single task, or for tasks that would load with different variables. Input
+        workers, which do not run the user's program, are left out.
         """
-        own = [plan for plan in plans if _runs_script(plan)]
+        own = [plan for plan in plans if plan.task_type != INPUT]
         first, *others = map(self._read_early, own)
         if not others or any(variables != first for variables in others):
             return
@@ -169,9 +133,10 @@ class WarmStart:
     def is_ready_for(self, plan: TaskPlan) -> bool:
         """Returns True if everything is loaded, with the variables that the task would have."""
         is_ready = self._server is not None and self._server.is_ready
-        return is_ready and _runs_script(plan) and self._read_early(plan) == self._variables
+        is_script = plan.task_type != INPUT
+        return is_ready and is_script and self._read_early(plan) == self._variables
 
-    def start(self, plan: TaskPlan, base: Mapping[str, str]) -> ForkedTask | None:
+    def start(self, plan: TaskPlan, base: Mapping[str, str]) -> ForkedProcess | None:
         """Forks a task; returns None if it must be started as a new process."""
         if self._server is None or not self.is_ready_for(plan):
             return None
@@ -189,8 +154,10 @@ class WarmStart:
             for _, writer in pipes:
                 os.close(writer)
         self.num_started += 1
-        stdout, stderr = (os.fdopen(reader, "rb", buffering=0) for reader, _ in pipes)
-        return ForkedTask(process, stdout, stderr)
+        process.stdout, process.stderr = (
+            os.fdopen(reader, "rb", buffering=0) for reader, _ in pipes
+        )
+        return process
 
     def close(self) -> None:
         """Ends the server and the tasks that are left."""
@@ -202,8 +169,3 @@ class WarmStart:
             name: text for name, text in plan.variables.items() if not _READ_LATE.fullmatch(name)
         }
         return {**self._base, **early}
-
-
-def _runs_script(plan: TaskPlan) -> bool:
-    """Returns True for a task of this machine that runs the user's program."""
-    return bool(plan.command) and plan.task_type != INPUT

@@ -25,7 +25,6 @@ from stratagem.resources import Closing
 
 # Restart policy of a process: restart delays and limits, without side effects.
 
-
 # Consecutive failed starts before giving up.
 MAX_FAILED_STARTS = 5
 # A process that ran this long does not fail at its start, so delays start over.
@@ -70,11 +69,6 @@ class Restarts:
         doublings = self._num_in_a_row - 1
         self._num_in_a_row += 1
         return 0.0 if doublings < 0 else min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0**doublings)
-
-
-# Processes on this machine: forked, watched and restarted without Ray.
-#
-# Their parent process imports JAX and Keras once for all of them.
 
 
 # Callbacks for losses and returns of processes.
@@ -183,6 +177,8 @@ def not_the_coordinator() -> RuntimeError:
         )
     )
 
+
+# Processes on this machine: forked, watched and restarted without Ray.
 
 # Limit on closing an object and ending its process.
 _CLOSING_S = 5.0

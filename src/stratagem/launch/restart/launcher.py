@@ -13,14 +13,13 @@ from stratagem.cluster.accelerators import local_gpus
 from stratagem.cluster.addresses import free_ports, split_address
 from stratagem.cluster.preemption.configuration import EXIT_CODE
 from stratagem.group.authentication.secret import Credentials, with_ray_token, with_secret
-from stratagem.launch.plan.elastic import Discovery, ElasticConfig
-from stratagem.launch.plan.nodes import Node
-from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.plan.task_plan import (
+from stratagem.launch.options import Discovery, ElasticConfig, LaunchOptions
+from stratagem.launch.plan import (
     INPUT,
-    RestartFolders,
+    LaunchFolders,
+    Node,
     TaskPlan,
-    make_restart_folders,
+    make_launch_folders,
     plan_tasks,
     uses_gpus,
 )
@@ -44,7 +43,7 @@ from stratagem.launch.restart.task_group import (
 )
 from stratagem.launch.tasks.exit_status import ExitStatus, exit_code
 from stratagem.launch.tasks.guardian import Guardian
-from stratagem.launch.tasks.output.screen import Screen
+from stratagem.launch.tasks.output import Screen
 
 # Number of workers in the next start of a job.
 
@@ -147,7 +146,7 @@ def launch(
         CaughtSignals() as caught,
         Guardian() as guardian,
         LaunchEvents(options, node) as events,
-        make_restart_folders(options, base) as folders,
+        make_launch_folders(options, base) as folders,
         WarmStart(base) as warm_start,
     ):
         is_warm = options.max_restarts > 0 and not options.cold_restarts
@@ -182,7 +181,7 @@ class _Job:
     caught: CaughtSignals
     guardian: Guardian
     events: LaunchEvents
-    folders: RestartFolders
+    folders: LaunchFolders
     discovery: Discovery
     node: Node | None
     kills_interrupted: bool

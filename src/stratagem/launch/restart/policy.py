@@ -1,14 +1,13 @@
-"""Decisions about running tasks: which one failed first, which to stop, which to kill."""
+"""Decisions about tasks: which failed first, which to stop, to kill, and to start again."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stratagem.cluster.preemption.configuration import EXIT_CODE
-from stratagem.launch.plan.task_plan import SERVERS
+from stratagem.launch.plan import SERVERS
 from stratagem.launch.tasks.exit_status import ExitStatus
-from stratagem.launch.tasks.output.tracebacks import has_lost_peer
 
 # How long to wait for a better cause after a task has lost a peer: the peer may still be dying.
 # After a task that saved and exited, the others have this long to do the same.
@@ -46,7 +45,7 @@ def cause_of_failure(statuses: Sequence[ExitStatus]) -> ExitStatus | None:
 
 def failed_by_themselves(statuses: Sequence[ExitStatus]) -> list[ExitStatus]:
     """Returns the tasks that failed, without those that lost a peer."""
-    return [status for status in _failed(statuses) if not has_lost_peer(status.lines)]
+    return [status for status in _failed(statuses) if not status.has_lost_peer]
 
 
 def have_saved_and_left(statuses: Sequence[ExitStatus]) -> bool:
@@ -115,7 +114,7 @@ def _failed(statuses: Sequence[ExitStatus]) -> list[ExitStatus]:
     A task with an error that others report has failed, even if it was asked to end before it had.
     """
     peers = [status.lost_peer for status in statuses if status.failed]
-    named = {peer.name for peer in peers if peer is not None}
+    named = {peer.task for peer in peers if peer is not None}
     return [one for one in statuses if one.failed or (one.name in named and one.returncode > 0)]
 
 
@@ -133,11 +132,10 @@ def _rank(status: ExitStatus) -> int:
     """Ranks failures: those that explain others come first."""
     if status.returncode == EXIT_CODE:
         return 1
-    return 2 if has_lost_peer(status.lines) else 0
+    return 2 if status.has_lost_peer else 0
 
 
 # Restart count: decides whether all tasks are started again.
-
 
 # Tasks that exit on notice this soon have hardly trained. A notice that never ends, such as on a
 # machine about to be taken away, would restart them forever.
@@ -187,3 +185,54 @@ class RestartCount:
         if self.failures >= max_restarts:
             return None
         return dataclasses.replace(self, failures=self.failures + 1, short_starts=short_starts)
+
+
+# Restarts of single workers while the others run.
+
+_MOST_DELAY_S = 30.0
+
+
+class WorkerRestarts:
+    """Decides which lost workers start again, and when.
+
+    A worker that ran for a while starts again at once. One that keeps failing early waits twice as
+    long each time, up to 30 seconds.
+    """
+
+    def __init__(self, max_restarts: int) -> None:
+        self._max_restarts = max_restarts
+        self.num_restarts = 0
+        self._is_exhausted = False
+        self._num_short: dict[int, int] = {}
+        self._due_s: dict[int, float] = {}
+
+    def note_loss(self, worker: int, name: str, *, ran_s: float, now_s: float) -> str:
+        """Plans the restart of a lost worker; returns a message about it, or an empty string.
+
+        The message that no restart is left comes once.
+        """
+        most = self._max_restarts
+        if not most:
+            return ""
+        if self.num_restarts >= most:
+            is_first, self._is_exhausted = not self._is_exhausted, True
+            return f"Not starting {name} again: no restart of {most} is left." if is_first else ""
+        self.num_restarts += 1
+        delay_s = self._plan(worker, ran_s, now_s)
+        after = f" after {delay_s:g} s" if delay_s else ""
+        return f"Starting {name} again{after}: restart {self.num_restarts} of {most}."
+
+    def _plan(self, worker: int, ran_s: float, now_s: float) -> float:
+        """Plans a restart; returns its delay."""
+        num_short = self._num_short.get(worker, 0) + 1 if ran_s < SHORT_S else 0
+        self._num_short[worker] = num_short
+        delay_s = min(_MOST_DELAY_S, 2.0 ** (num_short - 1)) if num_short else 0.0
+        self._due_s[worker] = now_s + delay_s
+        return delay_s
+
+    def take_due(self, now_s: float, is_gone: Callable[[int], bool]) -> list[int]:
+        """Returns the workers that start now, once; `is_gone` is True if nothing of one is left."""
+        due = [one for one, at_s in self._due_s.items() if at_s <= now_s and is_gone(one)]
+        for worker in due:
+            del self._due_s[worker]
+        return due

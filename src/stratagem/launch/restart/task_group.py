@@ -14,14 +14,14 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from stratagem.errors import NOT_NEEDED
-from stratagem.launch.plan.nodes import Node
-from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.plan.task_plan import TRAINERS, TaskPlan
+from stratagem.launch.options import LaunchOptions
+from stratagem.launch.plan import TRAINERS, Node, TaskPlan
 from stratagem.launch.prefork.warm_start import WARM_UP_AFTER_S, WarmStart
 from stratagem.launch.restart.policy import (
     MAX_SHORT_STARTS,
     SHORT_S,
     RestartCount,
+    WorkerRestarts,
     cause_of_failure,
     have_saved_and_left,
     have_survivors,
@@ -29,10 +29,9 @@ from stratagem.launch.restart.policy import (
     tasks_to_stop,
 )
 from stratagem.launch.restart.running_tasks import RunningTask, RunningTasks
-from stratagem.launch.tasks.exit_status import ExitStatus
+from stratagem.launch.tasks.exit_status import ExitStatus, error_lines, failure_lines
 from stratagem.launch.tasks.guardian import Guardian
-from stratagem.launch.tasks.output.screen import Screen
-from stratagem.launch.tasks.output.tracebacks import error_lines, failure_lines
+from stratagem.launch.tasks.output import Screen
 from stratagem.observe.run_events.reader import RunFollower
 from stratagem.observe.run_events.records import StepEvent
 from stratagem.observe.run_events.writer import EventWriter
@@ -44,57 +43,6 @@ from stratagem.observe.stragglers import (
     find_stragglers,
     windows_of,
 )
-
-# Restarts of single workers while the others run.
-
-_MOST_DELAY_S = 30.0
-
-
-class WorkerRestarts:
-    """Decides which lost workers start again, and when.
-
-    A worker that ran for a while starts again at once. One that keeps failing early waits twice as
-    long each time, up to 30 seconds.
-    """
-
-    def __init__(self, max_restarts: int) -> None:
-        self._max_restarts = max_restarts
-        self.num_restarts = 0
-        self._is_exhausted = False
-        self._num_short: dict[int, int] = {}
-        self._due_s: dict[int, float] = {}
-
-    def note_loss(self, worker: int, name: str, *, ran_s: float, now_s: float) -> str:
-        """Plans the restart of a lost worker; returns a message about it, or an empty string.
-
-        The message that no restart is left comes once.
-        """
-        most = self._max_restarts
-        if not most:
-            return ""
-        if self.num_restarts >= most:
-            is_first, self._is_exhausted = not self._is_exhausted, True
-            return f"Not starting {name} again: no restart of {most} is left." if is_first else ""
-        self.num_restarts += 1
-        delay_s = self._plan(worker, ran_s, now_s)
-        after = f" after {delay_s:g} s" if delay_s else ""
-        return f"Starting {name} again{after}: restart {self.num_restarts} of {most}."
-
-    def _plan(self, worker: int, ran_s: float, now_s: float) -> float:
-        """Plans a restart; returns its delay."""
-        num_short = self._num_short.get(worker, 0) + 1 if ran_s < SHORT_S else 0
-        self._num_short[worker] = num_short
-        delay_s = min(_MOST_DELAY_S, 2.0 ** (num_short - 1)) if num_short else 0.0
-        self._due_s[worker] = now_s + delay_s
-        return delay_s
-
-    def take_due(self, now_s: float, is_gone: Callable[[int], bool]) -> list[int]:
-        """Returns the workers that start now, once; `is_gone` is True if nothing of one is left."""
-        due = [one for one, at_s in self._due_s.items() if at_s <= now_s and is_gone(one)]
-        for worker in due:
-            del self._due_s[worker]
-        return due
-
 
 # Signals to the launcher, queued for its loop.
 
@@ -179,8 +127,8 @@ class LaunchEvents:
         """Records the task that failed first, once per start; `restart` records saved exits."""
         if self._writer is not None and not self._has_failed and not have_saved_and_left([cause]):
             self._has_failed = True
-            lost = cause.name if cause.lost_peer is None else cause.lost_peer.name
-            self._writer.failure(f"{cause.culprit} failed first: {cause.why}", lost=lost)
+            what = f"{cause.culprit} failed first: {cause.why}"
+            self._writer.failure(what, lost=cause.culprit)
 
     def notice(self, reason: str) -> None:
         """Records that all tasks have been asked to end."""
@@ -267,7 +215,9 @@ def failure_report(
 ) -> list[str]:
     """Returns lines that name the task that failed first, why, and how the others ended."""
     # Frames that are already on the screen are not repeated.
-    last_lines = error_lines(cause.lines) if cause.was_shown else failure_lines(cause.lines)
+    last_lines = failure_lines(cause.lines)
+    if cause.was_shown:
+        last_lines = error_lines(cause.lines, cause.lost_peer)
     lines = [f"{cause.culprit} failed first: {cause.why}."]
     if last_lines:
         whose = "Its last lines" if cause.lost_peer is None else f"Last lines of {cause.name}"
@@ -293,7 +243,7 @@ def signal_report(signum: int, statuses: Sequence[ExitStatus]) -> list[str]:
 def stop_report(cause: ExitStatus, statuses: Sequence[ExitStatus]) -> list[str]:
     """Returns lines that say why the remaining tasks are stopped."""
     if (peer := cause.lost_peer) is not None:
-        reason = f"{peer.name} {peer.how}, and so {cause.name} failed"
+        reason = f"{peer.task} {peer.how}, and so {cause.name} failed"
         return [f"{reason} ({cause.how}): stopping the others."]
     verb = "saved and left after notice" if have_saved_and_left(statuses) else "failed"
     return [f"{cause.name} {verb} ({cause.how}): stopping the others."]
@@ -344,15 +294,15 @@ def run_group(
     after a signal to end. `slow` finds the slow tasks to report. Returns the exit statuses, and
     True if the tasks were asked to exit. After an OSError, no task is left.
     """
-    made = _TaskGroup(options, screen, caught, guardian, events, kills_interrupted, slow)
-    made.restarts_with(base, warm)
-    with contextlib.closing(made) as group:
+    running = RunningTasks(options, base, warm, screen, guardian)
+    group = _TaskGroup(options, running, screen, caught, events, kills_interrupted, slow)
+    with contextlib.closing(running):
         if warm is not None:
             warm.load(plans, lambda: caught.ending is not None)
         for plan in plans:
-            group.start(plan, base, warm)
+            running.start(plan, is_leader=plan is plans[0])
         started_s = time.monotonic()
-        while not group.is_gone:
+        while not running.is_gone:
             group.step()
             now_s = time.monotonic()
             ran_s = now_s - started_s
@@ -361,16 +311,16 @@ def run_group(
                 warm.prepare(plans[0])
             if is_notice_due is not None and is_notice_due(ran_s):
                 group.ask_to_leave()
-        return group.statuses, group.were_asked
+        return running.statuses, group.were_asked
 
 
 class _TaskGroup:
     def __init__(
         self,
         options: LaunchOptions,
+        running: RunningTasks,
         screen: Screen,
         caught: CaughtSignals,
-        guardian: Guardian,
         events: LaunchEvents,
         kills_interrupted: bool,
         slow: SlowTasks | None,
@@ -380,26 +330,13 @@ class _TaskGroup:
         self._screen = screen
         self._caught = caught
         self._events = events
-        self._running = RunningTasks(options, screen, guardian)
-        self._tasks = self._running.tasks
+        self._running = running
+        self._tasks = running.tasks
         self._num_interrupts = 0
         self._reported: list[ExitStatus] = []
-        self._restarts = WorkerRestarts(0)
-        self._base: Mapping[str, str] = {}
-        self._warm: WarmStart | None = None
+        self._restarts = WorkerRestarts(options.max_restarts)  # of workers that others survive
         self._has_reported = False
         self.were_asked = False
-
-    @property
-    def is_gone(self) -> bool:
-        return self._running.is_gone
-
-    @property
-    def statuses(self) -> tuple[ExitStatus, ...]:
-        return self._running.statuses
-
-    def start(self, plan: TaskPlan, base: Mapping[str, str], warm: WarmStart | None) -> None:
-        self._running.start(plan, base, warm, is_leader=not self._tasks)
 
     def step(self) -> None:
         self._running.read()
@@ -409,12 +346,6 @@ class _TaskGroup:
         self._running.update(now_s)
         self._report_slow(now_s)
         self._stop_and_kill(now_s)
-
-    def restarts_with(self, base: Mapping[str, str], warm: WarmStart | None) -> None:
-        """Allows restarts of workers that others have survived."""
-        self._base, self._warm = base, warm
-        if self._options.survivors:
-            self._restarts = WorkerRestarts(self._options.max_restarts)
 
     def _note_lost(self, now_s: float) -> None:
         """Reports workers that others have survived, and starts them again."""
@@ -458,7 +389,7 @@ class _TaskGroup:
         count = int(plan.variables["STRATAGEM_RESTART_COUNT"]) + 1
         variables = {**plan.variables, "STRATAGEM_RESTART_COUNT": str(count)}
         plan = dataclasses.replace(plan, variables=variables)
-        self._running.restart(index, plan, self._base, self._warm)
+        self._running.restart(index, plan)
 
     def _report_slow(self, now_s: float) -> None:
         if self._slow is None or self.were_asked or self._caught.ending is not None:
@@ -484,10 +415,6 @@ class _TaskGroup:
         for task in self._tasks:
             task.stop()
 
-    def close(self) -> None:
-        """Kills all remaining processes, even after an error."""
-        self._running.close()
-
     def _forward(self, signum: signal.Signals) -> None:
         self._num_interrupts += signum == signal.SIGINT
         is_impatient = signum == signal.SIGINT and self._num_interrupts > 1
@@ -512,7 +439,7 @@ class _TaskGroup:
             evaluator_grace_s=options.evaluator_grace_s,
             may_survive=options.survivors,
         )
-        cause = cause_of_failure(self.statuses)
+        cause = cause_of_failure(self._running.statuses)
         trainers = [state.status for state in states if state.trains]
         if options.survivors and have_survivors(trainers):
             self._note_lost(now_s)
@@ -522,7 +449,7 @@ class _TaskGroup:
         if cause is not None and is_new:
             self._has_reported = True
             self._events.failure(cause)
-            self._screen.say(stop_report(cause, self.statuses))
+            self._screen.say(stop_report(cause, self._running.statuses))
         for index in to_stop:
             task = self._tasks[index]
             if task.status is None and self._caught.ending in task.process.signals:

@@ -17,7 +17,7 @@ import pytest
 
 from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.group.member import Group
-from stratagem.group.verdict import Activity, GroupLimits
+from stratagem.group.verdict import Activity, GroupLimits, Loss
 from tests.unit.group.process_group.members import (
     end_joining,
     free_port,
@@ -93,7 +93,7 @@ def test_member_waits_for_process_0_longer_than_a_silence_may_last(monkeypatch) 
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_broken_connection_is_reported_to_all_at_once(members, lost) -> None:
+def test_broken_connection_is_reported_to_all_at_once(members, lost, capfd) -> None:
     members[lost].begin_step()
     members[lost].abandon()
     others = [index for index in range(3) if index != lost]
@@ -101,6 +101,7 @@ def test_broken_connection_is_reported_to_all_at_once(members, lost) -> None:
         assert isinstance(error, UnavailableError)
         assert f"worker {lost} (host{lost}:1) died" in str(error)
         assert ", at 'place' before any shared program." in str(error)  # of the one that raises
+    assert "stacks" not in capfd.readouterr().err
 
 
 def test_loss_of_process_0_is_noticed_by_each(members) -> None:
@@ -119,7 +120,8 @@ def test_different_calls_are_reported_to_all(members) -> None:
         assert "called 'evaluate'" in str(error).splitlines()[0]
 
 
-def test_one_that_makes_no_progress_is_named_to_all_that_wait() -> None:
+def test_one_that_makes_no_progress_is_named_to_all_that_wait(capfd) -> None:
+    """And each process prints its stacks, also the one that does not wait."""
     with running(3, dataclasses.replace(_LIMITS, stuck_s=1.5)) as members:
         members[2].begin_step()
 
@@ -128,6 +130,11 @@ def test_one_that_makes_no_progress_is_named_to_all_that_wait() -> None:
             members[index].wait_for_step(number, "train", lambda: False)
 
         errors = together(2, wait)
+        members[2].wait_for_verdict()
+    printed = capfd.readouterr().err
+    for index in range(3):
+        assert f"worker {index} (host{index}:1): stacks at the time limit.\n" in printed
+    assert printed.count(" in wait_for_step\n") >= 2
     for error in errors:
         assert isinstance(error, DeadlineExceededError)
         assert "worker 2 (host2:1) has made no progress" in str(error)
@@ -185,13 +192,44 @@ def _explain_loss(member: Group) -> None:
 
 
 @pytest.mark.parametrize("act", [_check, _exchange, _explain_loss])
-def test_error_in_the_program_is_reported(members, act) -> None:
+def test_error_in_the_program_is_reported_and_recorded(members, act, tmp_path, monkeypatch) -> None:
     members[0].mark_reported()
     assert not members[0].is_reported, "there is nothing to tell"
     members[1].abandon()
     members[0].wait_for_verdict()
+    record = tmp_path / "worker-0.json"
+    monkeypatch.setenv("STRATAGEM_LOSS_FILE", str(record))
     act(members[0])
     assert members[0].is_reported
+    assert [*tmp_path.iterdir()] == [record]
+    loss = Loss.from_json(record.read_text())
+    assert loss is not None
+    assert (loss.task, loss.how, loss.reported_by) == ("worker 1", "died", "worker 0")
+    assert members[0].verdict is not None
+    assert loss.message == members[0].verdict.message
+
+
+@pytest.mark.parametrize("folder", [None, "missing", ""])
+def test_loss_without_a_place_for_its_record_is_the_same_error(
+    members, folder, tmp_path, monkeypatch
+) -> None:
+    if folder is not None:
+        monkeypatch.setenv("STRATAGEM_LOSS_FILE", str(tmp_path / folder / "worker-0.json"))
+    if folder == "":
+        (tmp_path / "worker-0.json").mkdir()
+    members[1].abandon()
+    members[0].wait_for_verdict()
+    _check(members[0])
+
+
+def test_loss_of_process_0_is_recorded_by_each(members, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_LOSS_FILE", str(tmp_path / "worker-1.json"))
+    members[0].abandon()
+    members[1].wait_for_verdict()
+    _check(members[1])
+    loss = Loss.from_json((tmp_path / "worker-1.json").read_text())
+    assert loss is not None
+    assert (loss.task, loss.how, loss.reported_by) == ("worker 0", "died", "worker 1")
 
 
 def test_error_of_one_is_the_reason_that_others_give(members) -> None:

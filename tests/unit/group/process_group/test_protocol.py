@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import dataclasses
 import logging
 import re
 import socket
@@ -23,7 +24,7 @@ from stratagem.group.authentication.connections import frame, read_answer, read_
 from stratagem.group.authentication.secret import Credentials, HandshakeLimits, Secret
 from stratagem.group.hub import Hub
 from stratagem.group.member import Group
-from stratagem.group.verdict import GroupLimits
+from stratagem.group.verdict import GroupLimits, Verdict
 from tests.fuzzing import JSON, fuzz
 from tests.unit.group.authentication import peers
 from tests.unit.group.process_group.members import (
@@ -184,6 +185,7 @@ def test_member_that_says_nonsense_is_named_as_lost(message) -> None:
                     member.abandon()
 
 
+_VERDICT = {"kind": "verdict", **dataclasses.asdict(Verdict("ValueError", "m", silent_s=1.5))}
 _ANSWERS: list[dict[str, Any]] = [
     {"kind": "welcome", "address": "a"},
     {"kind": "progress", "num_missing": 1, "missing": "worker 1"},
@@ -192,7 +194,7 @@ _ANSWERS: list[dict[str, Any]] = [
     {"kind": "abandoned", "stream": "main", "number": 0, "by": ["worker 1"]},
     {"kind": "announced", "announcements": [["t", 1, [1]], ["t", 0, []]]},
     {"kind": "gone"},
-    {"kind": "verdict", "error": "ValueError", "message": "m", "lost": None, "silent_s": 1.5},
+    _VERDICT,
 ]
 
 
@@ -490,7 +492,6 @@ def test_one_of_assignments_in_every_step_is_found_while_steps_go_on(lacks: bool
 # So long that a test which waited for it would be noticed.
 _LIMITS_OF_NOTICES = GroupLimits(join_s=600, peer_s=600)
 _CREDENTIALS = Credentials(Secret("s" * 32))
-_VERDICT = {"kind": "verdict", "error": "ValueError", "message": "m", "lost": None, "silent_s": 1}
 
 
 @pytest.mark.parametrize("listens", [True, False])

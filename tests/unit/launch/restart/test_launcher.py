@@ -11,7 +11,8 @@ import pytest
 
 import stratagem as sg
 from stratagem.errors import NOT_NEEDED
-from stratagem.launch.plan.options import LaunchOptions
+from stratagem.group.verdict import Loss
+from stratagem.launch.options import LaunchOptions
 from stratagem.launch.restart import policy
 from stratagem.launch.restart.launcher import Outcome, launch, notice_after_s, workers_after
 from stratagem.launch.restart.policy import (
@@ -25,7 +26,7 @@ from stratagem.launch.restart.policy import (
 )
 from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.observe.run_events.reader import read_run
-from stratagem.observe.run_events.records import NoticeEvent, RestartEvent
+from stratagem.observe.run_events.records import FailureEvent, NoticeEvent, RestartEvent
 from tests.unit.launch.test_scripts import AFTER, SELF, WAIT
 
 
@@ -191,13 +192,48 @@ def test_a_worker_that_is_not_needed_is_no_failure(capfd, script) -> None:
     assert "again" not in err
 
 
+_LOSING = """
+import time
+from stratagem.group import verdict
+from stratagem.group.current import Identity
+from stratagem.group.member import Group
+
+verdict.explain = lambda what, **rest: "The group has come to its end."
+host, port = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"][0].split(":")
+labels = ("worker 0 (a:1)", "worker 1 (b:1)")
+group = Group(Identity(task["index"], labels, host, int(port)), verdict.GroupLimits())
+if task["index"] == 1:
+    group.report_error("OSError: [Errno 28] No space left on device")
+    time.sleep(1000)
+group.exchange("place", None)
+"""
+
+
+def test_lost_task_is_named_whatever_the_words_of_the_error(script, folder, capfd) -> None:
+    outcome = launch([sys.executable, script(_LOSING)], LaunchOptions(workers=2, run_dir="run"))
+    assert outcome.exit_code == 1
+    assert capfd.readouterr().err.splitlines()[-5:] == [
+        "[launch] worker 1 failed first: it ended with an error, as worker 0 reported (exit code"
+        " 1).",
+        "[launch] Last lines of worker 0:",
+        "[launch]     stratagem.errors.UnavailableError: The group has come to its end.",
+        "[launch]     This is worker 0 (a:1), at 'place' before any shared program.",
+        "[launch] Stopped: worker 1 (killed by SIGTERM).",
+    ]
+    (launcher,) = [one for one in read_run("run").processes if one.task == "launcher 0"]
+    (failure,) = [event for event in launcher.events if isinstance(event, FailureEvent)]
+    assert failure.lost == "worker 1"
+
+
 # Decisions about running tasks: a table of states.
 
 LOST = ("stratagem.errors.UnavailableError: worker 1 is gone.",)
-NAMED = (
-    "stratagem.errors.UnavailableError: worker 1 (a:1) ended with an error in your code:",
-    "Traceback (most recent call last):",
-    "OSError: [Errno 28] No space left on device",
+LOSS = Loss(
+    task="worker 1",
+    how="ended with an error",
+    step=0,
+    reported_by="a",
+    message="worker 1 (a:1) ended with an error in your code:",
 )
 NOW_S = 100.0
 
@@ -241,9 +277,12 @@ def state(task_type="worker", returncode=None, *, ago_s=0.0, lines=(), **more) -
         ),
         # An error that quotes the one of another task is no failure of its own, and the other task
         # failed even if it was told to end while it did.
-        ([end("a", 1, 1.0, NAMED), end("worker 1", 1, 2.0)], "worker 1"),
-        ([end("a", 1, 1.0, NAMED), end("worker 1", 1, 2.0, was_stopped=True)], "worker 1"),
-        ([end("a", 1, 1.0, NAMED), end("worker 2", 1, 2.0, was_stopped=True)], "a"),
+        ([end("a", 1, 1.0, loss=LOSS), end("worker 1", 1, 2.0)], "worker 1"),
+        (
+            [end("a", 1, 1.0, loss=LOSS), end("worker 1", 1, 2.0, was_stopped=True)],
+            "worker 1",
+        ),
+        ([end("a", 1, 1.0, loss=LOSS), end("worker 2", 1, 2.0, was_stopped=True)], "a"),
         # Whoever saved and left has not failed, if another one has.
         ([end("a", 42, 1.0), end("b", 1, 2.0)], "b"),
         ([end("a", 1, 1.0, LOST), end("b", 42, 2.0)], "b"),

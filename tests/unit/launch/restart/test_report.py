@@ -9,17 +9,22 @@ from typing import Any
 
 import pytest
 
-from stratagem.launch.restart.policy import MAX_SHORT_STARTS, SHORT_S, RestartCount
+from stratagem.group.verdict import Loss
+from stratagem.launch.restart.policy import (
+    MAX_SHORT_STARTS,
+    SHORT_S,
+    RestartCount,
+    WorkerRestarts,
+)
 from stratagem.launch.restart.task_group import (
     CaughtSignals,
-    WorkerRestarts,
     failure_report,
     notice_report,
     restart_report,
     signal_report,
     stop_report,
 )
-from stratagem.launch.tasks.exit_status import ExitStatus
+from stratagem.launch.tasks.exit_status import ExitStatus, take_loss
 
 WORDS = ("Traceback (most recent call last):", '  File "train.py", line 3', "ValueError: nan")
 CAUSE = ExitStatus(name="worker 2", returncode=1, at_s=1.0, lines=("step 1", *WORDS))
@@ -89,6 +94,14 @@ SILENT = ExitStatus(
         " shared program 11 (train). worker 0 (b:1) is in shared program 29 (train).",
         "Expected a heartbeat at least every 4 s (STRATAGEM_PEER_TIMEOUT_S).",
     ),
+    loss=Loss(
+        task="worker 1",
+        how="has not answered for 4 s",
+        step=11,
+        reported_by="worker 0",
+        message="worker 1 (a:1) has not answered for 4 s; it was last in shared program 11 (train)."
+        " worker 0 (b:1) is in shared program 29 (train).\nExpected a heartbeat",
+    ),
 )
 TOLD = dataclasses.replace(
     SILENT,
@@ -98,6 +111,13 @@ TOLD = dataclasses.replace(
         "stratagem.errors.UnavailableError: chief (a:1) ended with an error in your code:",
         "Traceback (most recent call last):",
         "OSError: [Errno 28] No space left on device",
+    ),
+    loss=Loss(
+        task="chief 0",
+        how="ended with an error",
+        step=0,
+        reported_by="worker 0",
+        message="chief (a:1) ended with an error in your code:\nTraceback (most recent call last):",
     ),
 )
 KILLED = ExitStatus(
@@ -126,6 +146,28 @@ def test_error_of_another_task_is_not_taken_for_an_own_one() -> None:
         "Last lines of worker 0:",
         *(f"    {line}" for line in TOLD.lines[2:]),
     ]
+
+
+def test_record_is_read_once_and_half_a_record_counts_as_none(tmp_path) -> None:
+    path = tmp_path / "worker-0.json"
+    assert TOLD.loss is not None
+    text = TOLD.loss.to_json()
+    for num_chars in range(len(text)):
+        path.write_text(text[:num_chars])
+        assert take_loss(str(path)) is None
+        assert not path.exists()
+    for other in ("[]", "null", "{}", '{"task": "worker 1"}', "\udcff"):
+        path.write_text(other, errors="surrogateescape")
+        assert take_loss(str(path)) is None
+    path.write_text(text)
+    assert take_loss(str(path)) == TOLD.loss
+    assert take_loss(str(path)) is None
+    assert take_loss(None) is None
+
+
+def test_task_that_caught_the_error_of_a_loss_has_failed_only_if_it_says_so() -> None:
+    for returncode, name in ((0, "worker 0"), (42, "worker 0"), (1, "chief 0")):
+        assert dataclasses.replace(TOLD, returncode=returncode).culprit == name
 
 
 # Restarts of single workers: how many, and when.

@@ -13,7 +13,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.launch import functions as scripts
-from stratagem.launch.plan.options import LaunchOptions
+from stratagem.launch.options import LaunchOptions
 from stratagem.launch.restart import task_group
 from stratagem.launch.restart.task_group import LaunchEvents
 from stratagem.launch.tasks.exit_status import ExitStatus

@@ -25,14 +25,14 @@ from stratagem.launch.functions import (
     find_unpicklable,
     live_kind,
 )
-from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.plan.task_plan import plan_tasks
+from stratagem.launch.options import LaunchOptions
+from stratagem.launch.plan import plan_tasks
+from stratagem.launch.restart.running_tasks import TaskProcess
 from stratagem.launch.tasks import guardian as guardian_module
 from stratagem.launch.tasks import tied_process
 from stratagem.launch.tasks.exit_status import ExitStatus, describe_exit, exit_code
 from stratagem.launch.tasks.function_task import CALL, CallResult, main, pack_call, read_result
 from stratagem.launch.tasks.guardian import Guardian
-from stratagem.launch.tasks.task_process import TaskProcess
 from stratagem.launch.tasks.tied_process import tied_command
 from tests.unit.launch.waiting import is_running, until
 

@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from stratagem import settings
 from stratagem.errors import UnavailableError, explain
 from stratagem.launch.remote.jobs.jobs_client import JobsClient, JobState
-from stratagem.launch.tasks.output.screen import STDERR, STDOUT, Screen
-from stratagem.launch.tasks.output.task_output import LineBuffer
+from stratagem.launch.tasks.output import STDERR, STDOUT, LineBuffer, Screen
 from stratagem.resources import Closing
 
 # Frames: messages from a job to its client, as marked lines of the job's log.

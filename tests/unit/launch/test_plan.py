@@ -15,14 +15,14 @@ from stratagem import cluster
 from stratagem.cluster import addresses
 from stratagem.cluster.addresses import free_ports
 from stratagem.environment import num_forced_cpu_devices, size_cpu_thread_pool
-from stratagem.launch.plan.options import (
+from stratagem.launch.options import (
     LaunchArguments,
     LaunchOptions,
 )
-from stratagem.launch.plan.task_plan import (
-    RestartFolders,
+from stratagem.launch.plan import (
+    LaunchFolders,
     assign_devices,
-    make_restart_folders,
+    make_launch_folders,
     plan_tasks,
     uses_gpus,
 )
@@ -97,7 +97,7 @@ def test_folder_for_events_is_reported_as_one_that_stays(monkeypatch, tmp_path) 
 
 def test_compiled_programs_are_kept_where_there_is_a_folder_for_them() -> None:
     options = LaunchOptions(workers=2)
-    folders = RestartFolders(programs="/cache", memory="/memory")
+    folders = LaunchFolders(programs="/cache", memory="/memory")
     for plan in planned(options, folders=folders):
         assert plan.variables["JAX_COMPILATION_CACHE_DIR"] == "/cache"
         assert plan.variables["STRATAGEM_PROGRAM_DIR"] == "/cache"
@@ -395,18 +395,25 @@ def bases(tmp_path, monkeypatch) -> tuple[Path, Path]:
     for folder in (files, memory):
         folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(files))
-    monkeypatch.setattr("stratagem.launch.plan.task_plan._MEMORY", str(memory))
+    monkeypatch.setattr("stratagem.launch.plan._MEMORY", str(memory))
     return files, memory
 
 
-def test_folders_exist_during_a_launch_with_restarts_only(bases) -> None:
-    with make_restart_folders(LaunchOptions(max_restarts=1), {}) as made:
+def test_each_task_records_a_loss_in_a_file_of_its_own() -> None:
+    plans = planned(LaunchOptions(workers=2, chief=True), folders=LaunchFolders(losses="/losses"))
+    files = ["/losses/chief-0.json", "/losses/worker-0.json", "/losses/worker-1.json"]
+    assert [plan.variables["STRATAGEM_LOSS_FILE"] for plan in plans] == files
+
+
+def test_folders_exist_during_a_launch_and_those_of_restarts_with_restarts_only(bases) -> None:
+    with make_launch_folders(LaunchOptions(max_restarts=1), {}) as made:
         assert [Path(str(one)).parent for one in (made.programs, made.memory)] == [*bases]
         Path(str(made.programs), "program").touch()
-    with make_restart_folders(LaunchOptions(), {}) as made:
+    with make_launch_folders(LaunchOptions(), {}) as made:
         assert made.variables == {}
+        assert Path(str(made.losses)).parent == bases[0]
     base = {"JAX_ENABLE_COMPILATION_CACHE": "0"}
-    with make_restart_folders(LaunchOptions(max_restarts=1), base) as made:
+    with make_launch_folders(LaunchOptions(max_restarts=1), base) as made:
         assert made.programs is None
     assert [list(base.iterdir()) for base in bases] == [[], []]
 
@@ -414,10 +421,14 @@ def test_folders_exist_during_a_launch_with_restarts_only(bases) -> None:
 def test_folders_of_a_killed_launcher_are_removed_by_the_next(bases) -> None:
     left = [
         base / f"stratagem-{kind}-x"
-        for base, kind in zip(bases, ("programs", "memory"), strict=True)
+        for base, kind in (
+            (bases[0], "losses"),
+            (bases[0], "programs"),
+            (bases[1], "memory"),
+        )
     ]
     for folder in left:
         folder.mkdir()
         (folder / "owner.lock").touch()  # free, as after the death of its owner
-    with make_restart_folders(LaunchOptions(max_restarts=1), {}):
+    with make_launch_folders(LaunchOptions(max_restarts=1), {}):
         assert not any(folder.exists() for folder in left)

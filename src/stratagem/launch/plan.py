@@ -1,4 +1,11 @@
-"""Plan of the processes to start, with the environment of each."""
+"""Nodes of a job, and the processes to start on this one, with the environment of each.
+
+Each node starts its own workers, numbered through all nodes, and tells them the number of processes
+and the address of process 0. There the workers of all nodes meet as those of any cluster
+(`group/hub.py`): launchers do not speak with each other. If a worker fails, those of other nodes
+lose a peer and fail as well, so each launcher restarts its own. A restarted worker that finds the
+former group still there waits until that has ended.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +14,37 @@ import dataclasses
 import json
 import os
 import re
+import socket
 import sys
 from collections.abc import Generator, Mapping, Sequence
 
-from stratagem.cluster.addresses import split_address
+from stratagem import environment
+from stratagem.cluster.addresses import join_address, split_address
+from stratagem.cluster.launchers import open_mpi, port_of_job
+from stratagem.cluster.resolvers.slurm import SlurmClusterResolver
+from stratagem.cluster.spec import parse_task_index
 from stratagem.errors import explain
-from stratagem.launch.plan.nodes import Node
-from stratagem.launch.plan.options import LaunchOptions
+from stratagem.launch.options import LaunchOptions
 from stratagem.resources import TemporaryFolder
 
-# Temporary folders whose contents survive a restart of the tasks.
+# Temporary folders of a launch, whose contents survive a restart of the tasks.
 
 # A user who sets one of these has chosen JAX's cache on disk.
 _JAX_CACHE_VARIABLES = {"JAX_COMPILATION_CACHE_DIR", "JAX_ENABLE_COMPILATION_CACHE"}
 # A file system in memory, on Linux, where our folders are private. The variable names another.
 _MEMORY, _MEMORY_VARIABLE = "/dev/shm", "STRATAGEM_MEMORY_DIR"  # noqa: S108
+LOSS_FILE = "STRATAGEM_LOSS_FILE"
+"""Variable of the file in which a task records the loss of another one (`group/verdict.py`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RestartFolders:
-    """Folder for compiled programs, and folder in memory for training state; None for neither."""
+class LaunchFolders:
+    """Folder for records of losses; for compiled programs, and in memory for training state.
 
+    None stands for no folder.
+    """
+
+    losses: str | None = None
     programs: str | None = None
     memory: str | None = None
 
@@ -49,10 +66,10 @@ class RestartFolders:
 
 
 @contextlib.contextmanager
-def make_restart_folders(
+def make_launch_folders(
     options: LaunchOptions, base: Mapping[str, str]
-) -> Generator[RestartFolders]:
-    """Makes the folders if tasks may restart, and removes them when the launch ends.
+) -> Generator[LaunchFolders]:
+    """Makes the folders, those of restarts if tasks may restart; removes them when the launch ends.
 
     They are outside the run's folder, where files of a killed task would stay forever. Makes none
     that the inherited environment `base` names already. Those of a killed launcher are removed by
@@ -63,13 +80,14 @@ def make_restart_folders(
         def make(prefix: str, parent: str | None) -> str:
             return str(stack.enter_context(TemporaryFolder(prefix, parent)).path)
 
+        losses = make("stratagem-losses-", None)
         programs = memory = None
         if options.max_restarts:
             if not _JAX_CACHE_VARIABLES & base.keys():
                 programs = make("stratagem-programs-", None)
             if _MEMORY_VARIABLE not in base and os.access(_MEMORY, os.W_OK):
                 memory = make("stratagem-memory-", _MEMORY)
-        yield RestartFolders(programs=programs, memory=memory)
+        yield LaunchFolders(losses=losses, programs=programs, memory=memory)
 
 
 # Assignment of GPUs or virtual CPU devices to tasks, as environment variables.
@@ -157,7 +175,7 @@ def _cpu_devices(num_devices: int, base: Mapping[str, str]) -> dict[str, str]:
 
 INPUT = "input"  # Type of the task of input workers, which is not in the cluster.
 _HOST = "127.0.0.1"
-_NO_FOLDERS = RestartFolders()
+_NO_FOLDERS = LaunchFolders()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -202,7 +220,7 @@ def plan_tasks(
     gpus: Sequence[str],
     base: Mapping[str, str],
     restart: int = 0,
-    folders: RestartFolders = _NO_FOLDERS,
+    folders: LaunchFolders = _NO_FOLDERS,
     node: Node | None = None,
 ) -> tuple[TaskPlan, ...]:
     """Plans the processes of one start, the leader first.
@@ -244,7 +262,10 @@ def plan_tasks(
             task = {"type": task_type, "index": index}
             at = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
         variables = {**at, **shared, **visible}
-        plans.append(TaskPlan(task_type=task_type, index=index, command=own, variables=variables))
+        plan = TaskPlan(task_type=task_type, index=index, command=own, variables=variables)
+        if folders.losses is not None:
+            variables[LOSS_FILE] = os.path.join(folders.losses, f"{plan.file_name}.json")
+        plans.append(plan)
     return tuple(plans)
 
 
@@ -268,16 +289,19 @@ def numbered(task_types: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def _shared_variables(
-    options: LaunchOptions, restart: int, folders: RestartFolders
+    options: LaunchOptions, restart: int, folders: LaunchFolders
 ) -> dict[str, str]:
-    return {
+    variables = {
         "STRATAGEM_RESTART_COUNT": str(restart),
         # Otherwise Python buffers what it prints to a pipe.
         "PYTHONUNBUFFERED": "1",
-        **_run_dir(options.run_dir),
-        **({} if options.log_level is None else {"STRATAGEM_LOG_LEVEL": options.log_level}),
         **folders.variables,
     }
+    if options.run_dir is not None:  # absolute, because a task may change its working directory
+        variables["STRATAGEM_RUN_DIR"] = os.path.abspath(options.run_dir)
+    if options.log_level is not None:
+        variables["STRATAGEM_LOG_LEVEL"] = options.log_level
+    return variables
 
 
 def _input_command(count: int, address: str) -> tuple[str, ...]:
@@ -287,6 +311,133 @@ def _input_command(count: int, address: str) -> tuple[str, ...]:
     return (sys.executable, *words, "--host", host, "--port", str(port))
 
 
-def _run_dir(run_dir: str | os.PathLike[str] | None) -> dict[str, str]:
-    # Absolute, because a task may change its working directory.
-    return {} if run_dir is None else {"STRATAGEM_RUN_DIR": os.path.abspath(run_dir)}
+# Nodes: how many machines run this launch, which one this is, where process 0 listens.
+
+# As for torchrun.
+DEFAULT_PORT = 29400
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One of `count` nodes; `coordinator` is `host:port` of process 0, which runs on node 0."""
+
+    count: int
+    rank: int
+    coordinator: str
+
+
+def find_node(options: LaunchOptions) -> Node | None:
+    """Returns which node this is: from the options, a Slurm step, Open MPI or an Indexed Job.
+
+    None for this machine alone. Raises ValueError if the rank or the address of process 0 is
+    missing or invalid, or for tasks that need other addresses; RuntimeError for invalid variables
+    of Slurm.
+    """
+    if options.nnodes == 1:
+        return None
+    started = _slurm_step() or _open_mpi_step()
+    count = options.nnodes or (1 if started is None else started.count)
+    if count == 1:
+        return None
+    rank = options.node_rank
+    if rank is None and started is not None:
+        rank = started.rank
+    if rank is None and (index := environment.lookup("JOB_COMPLETION_INDEX")) is not None:
+        rank = parse_task_index(index)
+    if rank is None or rank >= count:
+        raise ValueError(
+            explain(
+                f"node_rank={rank} on one of {count} nodes.",
+                expected=f"0 to {count - 1}.",
+                fix="give each node its own --node-rank, and all the same --nnodes.",
+            )
+        )
+    if options.coordinator is not None:
+        coordinator = _with_port(options.coordinator)
+    elif started is not None:
+        coordinator = started.coordinator
+    else:
+        coordinator = join_address(_host_of_pod(count), DEFAULT_PORT)
+    _check_tasks(options, count)
+    return Node(count, rank, coordinator)
+
+
+def _check_tasks(options: LaunchOptions, count: int) -> None:
+    """Raises ValueError for tasks and restarts that need the addresses of all, or one launcher."""
+    of_tasks = ("chief", "ps", "evaluator", "input_workers")
+    for name in (*of_tasks, "survivors", "min_workers", "max_workers"):
+        if value := getattr(options, name):
+            raise ValueError(
+                explain(
+                    f"{name}={value!r} with nnodes={count}.",
+                    expected="the same number of workers on each node, which restart together.",
+                    fix="leave it out: process 0 is the chief. Other tasks, and an "
+                    "ElasticStrategy, need the address of each: set TF_CONFIG, or use "
+                    "`stratagem slurm render`, `stratagem kubernetes render` or Ray.",
+                )
+            )
+
+
+def _with_port(address: str) -> str:
+    """Returns `host:port` of an address whose port may be omitted."""
+    # An IPv6 host is in brackets, and has colons of its own.
+    has_port = ":" in address.rpartition("]")[2]
+    return join_address(*split_address(address if has_port else f"{address}:{DEFAULT_PORT}"))
+
+
+def _slurm_step() -> Node | None:
+    """Returns the node of a Slurm step with one task on each; None outside a step of several."""
+    count = environment.lookup("SLURM_STEP_NUM_TASKS")
+    if count in (None, "1") or environment.lookup("SLURM_PROCID") is None:
+        return None
+    job = parse_task_index(environment.lookup("SLURM_JOB_ID") or "0")
+    resolver = SlurmClusterResolver(port_base=port_of_job(job), gpus_per_node=0)
+    tasks = [address for address in resolver.cluster_spec().job_tasks("worker") if address]
+    hosts = {split_address(address)[0] for address in tasks}
+    if len(hosts) < len(tasks):
+        raise _several_on_one_node(len(tasks), "srun --ntasks-per-node=1", "srun")
+    return Node(len(tasks), resolver.task_id or 0, tasks[0])
+
+
+def _open_mpi_step() -> Node | None:
+    """Returns the node of an `mpirun` with one process on each; None without one of several."""
+    processes = open_mpi()
+    if processes is None or processes.num_processes == 1:
+        return None
+    if processes.num_local_processes != 1:
+        raise _several_on_one_node(processes.num_processes, "mpirun --map-by ppr:1:node", "mpirun")
+    return Node(processes.num_processes, processes.process_id, processes.coordinator_address or "")
+
+
+def _several_on_one_node(count: int, command: str, starter: str) -> ValueError:
+    return ValueError(
+        explain(
+            f"{starter} started {count} launchers, several on one node.",
+            expected="one launcher per node, which starts the workers of its node.",
+            fix=f"use {command} stratagem launch --workers N; or start each worker by "
+            f"{starter} python train.py, without the launcher.",
+        )
+    )
+
+
+def _host_of_pod(count: int) -> str:
+    """Returns pod 0 of an Indexed Job, whose headless service gives pods names of their own."""
+    index, own = environment.lookup("JOB_COMPLETION_INDEX"), socket.getfqdn()
+    name, _, domain = own.partition(".")
+    if index is not None and name.endswith(f"-{index}") and domain:
+        return f"{name.removesuffix(index)}0.{domain}"
+    fix = "pass --coordinator HOST:PORT, an address of node 0."
+    if index is not None:
+        fix = f"set `subdomain` of the pods to a headless service ({own} is no such name), or {fix}"
+    elif environment.lookup("RAY_JOB_CONFIG_JSON_ENV_VAR") is not None:
+        fix = (
+            "in a Ray job use sg.ParameterServerStrategy, which places its processes itself; or "
+            + fix
+        )
+    raise ValueError(
+        explain(
+            f"nnodes={count} without the address of process 0.",
+            expected="coordinator, a Slurm step, mpirun, or an Indexed Job of Kubernetes.",
+            fix=fix,
+        )
+    )

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.launch.tasks.output import task_output as line_buffer
-from stratagem.launch.tasks.output.task_output import PATIENCE_S, LineBuffer
+from stratagem.launch.tasks import output as line_buffer
+from stratagem.launch.tasks.output import PATIENCE_S, LineBuffer
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import pytest
 
 import stratagem as sg
 from stratagem.errors import UnavailableError
-from stratagem.launch.plan import elastic
-from stratagem.launch.plan.elastic import Discovery
+from stratagem.launch import options as elastic
+from stratagem.launch.options import Discovery
 from tests.unit.launch.test_scripts import WAIT
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from stratagem.launch.plan.options import LaunchOptions
-from stratagem.launch.plan.task_plan import plan_tasks
-from stratagem.launch.tasks.output import task_output as line_buffer
-from stratagem.launch.tasks.output.screen import STDERR, STDOUT, Screen
-from stratagem.launch.tasks.output.task_output import TaskOutput
+from stratagem.launch.options import LaunchOptions
+from stratagem.launch.plan import plan_tasks
+from stratagem.launch.tasks import output as line_buffer
+from stratagem.launch.tasks.output import STDERR, STDOUT, Screen, TaskOutput
 
 
 def a_plan(restart: int = 0):

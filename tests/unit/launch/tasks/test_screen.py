@@ -13,26 +13,23 @@ import pytest
 import rich.jupyter
 
 from stratagem.group.verdict import GroupLimits, MemberView, judge
-from stratagem.launch.tasks.output import screen
-from stratagem.launch.tasks.output import screen as progress_display
-from stratagem.launch.tasks.output import task_output as line_buffer
-from stratagem.launch.tasks.output.screen import (
+from stratagem.launch.tasks import output as output_module
+from stratagem.launch.tasks.exit_status import (
+    error_lines,
+    failure_lines,
+    has_lost_peer,
+)
+from stratagem.launch.tasks.output import (
     STDERR,
     STDOUT,
     ProgressDisplay,
     RepeatedTracebacks,
     Screen,
+    TaskOutput,
+    is_foreign,
     open_progress_display,
 )
-from stratagem.launch.tasks.output.task_output import TaskOutput, is_foreign
-from stratagem.launch.tasks.output.tracebacks import (
-    LostPeer,
-    error_lines,
-    failure_lines,
-    has_lost_peer,
-    lost_peer,
-)
-from tests.unit.launch.tasks.output.test_task_output import a_plan
+from tests.unit.launch.tasks.test_task_output import a_plan
 
 # What JAX 0.10's client prints before it aborts, cut.
 JAX_ABORT = (
@@ -154,24 +151,21 @@ QUOTED = "Traceback (most recent call last):\nOSError: [Errno 28] No space left 
     [
         ("worker 1", {"silent_s": 31.0}, "has not answered for 31 s"),
         ("worker 1", {"is_connected": False}, "died"),
+        ("process 1", {"is_connected": False}, "died"),
         ("chief 0", {"error_text": QUOTED}, "ended with an error"),
     ],
 )
 def test_verdict_of_a_group_names_the_lost_task(name, view, how) -> None:
-    """The words are those of the group itself, and an error that it quotes is no other one."""
+    """An error that it quotes is no other one."""
     members = [MemberView(f"{name.removesuffix(' 0')} (a:1)", **view), MemberView("worker 7 (b:1)")]
     verdict = judge(members, GroupLimits())
     assert verdict is not None
     lines = stderr_of(f"raise {type(verdict.exception()).__name__}({verdict.message!r})")
-    assert lost_peer(lines) == LostPeer(name, how)
-    assert has_lost_peer(lines)
-    assert how in error_lines(lines)[0]
-
-
-def test_other_errors_name_no_lost_task() -> None:
-    lines = stderr_of('raise UnavailableError("worker 1 is out of step")')
-    assert lost_peer(lines) is None
-    assert has_lost_peer(lines)
+    loss = verdict.loss("worker 7 (b:1)")
+    assert loss is not None
+    named = name.replace("process", "worker")  # as the launcher of several nodes names it
+    assert (loss.task, loss.how, loss.reported_by) == (named, how, "worker 7")
+    assert how in error_lines(lines, loss)[0]
 
 
 # Current lines of tasks in one display, and lines that are rewritten in place.
@@ -198,7 +192,7 @@ class Module:
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Module:
-    monkeypatch.setattr(progress_display, "_UPDATE_EVERY_S", 0.0)
+    monkeypatch.setattr(output_module, "_UPDATE_EVERY_S", 0.0)
     return Module()
 
 
@@ -219,7 +213,7 @@ def test_one_display_is_updated(module) -> None:
 
 
 def test_updates_are_rare_and_the_last_one_is_shown(module, monkeypatch) -> None:
-    monkeypatch.setattr(progress_display, "_UPDATE_EVERY_S", 1000.0)
+    monkeypatch.setattr(output_module, "_UPDATE_EVERY_S", 1000.0)
     display = ProgressDisplay(module)
     display._shown_at_s = -2000.0
     for number in range(100):
@@ -230,8 +224,8 @@ def test_updates_are_rare_and_the_last_one_is_shown(module, monkeypatch) -> None
 
 
 def test_bar_is_displayed_and_its_end_printed(module, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(screen, "open_progress_display", lambda: ProgressDisplay(module))
-    monkeypatch.setattr(line_buffer, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(output_module, "open_progress_display", lambda: ProgressDisplay(module))
+    monkeypatch.setattr(output_module, "PATIENCE_S", 0.0)
     output = TaskOutput(a_plan(), Screen(["worker 0"]), None)
     output.take(b"begin\x1b[2K\n\r1/3", 0.0, stream=STDOUT)
     output.show_overdue(10.0)
@@ -247,7 +241,7 @@ def test_bar_is_displayed_and_its_end_printed(module, monkeypatch, capsys) -> No
 
 
 def test_display_is_empty_when_a_task_ends_within_a_bar(module, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(screen, "open_progress_display", lambda: ProgressDisplay(module))
+    monkeypatch.setattr(output_module, "open_progress_display", lambda: ProgressDisplay(module))
     output = TaskOutput(a_plan(), Screen(["worker 0"]), None)
     output.take(b"\r1/3", 0.0, stream=STDOUT)
     output.show_overdue(0.1)

@@ -1,1 +1,0 @@
-"""Decisions made before any process starts: options, tasks, devices, ports, membership."""

@@ -1,1 +1,0 @@
-"""Line-by-line display and parsing of what tasks print."""
