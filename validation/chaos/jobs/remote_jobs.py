@@ -44,7 +44,7 @@ _ROLES = {
     "agent": "ray::DashboardAgent",
     "supervisor": "ray::JobSupervisor",
     "driver": "python3 -m stratagem.launch.remote.job",
-    "actor": "ray::TaskProcess",
+    "actor": "ray::JobProcess",
 }
 _NOTICED = re.compile(r"try \d+ failed|Ray ended on this machine")
 _NAMED = re.compile(r"UnavailableError|DeadlineExceededError|PermissionError|did not finish on")

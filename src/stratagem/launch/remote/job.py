@@ -306,7 +306,7 @@ _READ_BYTES = 2**16
 _GRACE_S = 10.0
 
 
-class TaskProcess(Closing):
+class JobProcess(Closing):
     """Runs one process, which ends with this one, together with the processes that it starts.
 
     Other tasks reach its machine at `host`. An exit code is negative for a signal.
@@ -421,7 +421,7 @@ def _run_here(plan: JobPlan, frames: FrameWriter, is_over: threading.Event) -> t
     if "chief" in plan.cluster:
         config["task"] = {"type": "chief", "index": 0}
     text = json.dumps(config) if plan.cluster else ""
-    with TaskProcess() as task:
+    with JobProcess() as task:
         frames.write("started", "")
         task.start(plan.command, {**plan.variables(), "TF_CONFIG": text})
 
@@ -492,7 +492,7 @@ def run_in_lockstep(
 
 def _start_tasks(ray: types.ModuleType, plan: JobPlan) -> list[_JobTask]:
     """Starts all tasks, at free ports: Ray itself listens at the address of the leader."""
-    actor_class = ray.remote(TaskProcess)
+    actor_class = ray.remote(JobProcess)
     spec = ClusterSpec(plan.cluster)
     tasks = [
         _JobTask(

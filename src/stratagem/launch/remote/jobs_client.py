@@ -458,16 +458,13 @@ def _result_without_end(
 
 
 def _unheard(job: str, limit_s: float, *, is_heard: bool) -> UnavailableError:
-    if is_heard:
-        what = f"The program of job {job} has sent no heartbeat for {limit_s:g} s, though its"
-        expected = "a heartbeat within twice STRATAGEM_PEER_TIMEOUT_S."
-    else:
-        what = f"The program of job {job} has not started for {limit_s:g} s, though its"
-        expected = "a program that starts within STRATAGEM_JOIN_TIMEOUT_S."
+    what = "has sent no heartbeat" if is_heard else "has not started"
+    setting = "twice STRATAGEM_PEER_TIMEOUT_S" if is_heard else "STRATAGEM_JOIN_TIMEOUT_S"
     return UnavailableError(
         explain(
-            f"{what} cluster answers: it was stopped, or its machine is lost or overloaded.",
-            expected=expected,
+            f"The program of job {job} {what} for {limit_s:g} s: it was stopped, or its machine is "
+            "lost or overloaded.",
+            expected=f"a sign of life within {setting}.",
             fix="check the leader's machine, and run the program again: it resumes from its last "
             "checkpoint.",
             code="SG514",
@@ -517,7 +514,9 @@ class _JobLog(Closing):
         A job sends heartbeats, so a quiet log is a connection that died, or a job that did.
         """
         failed_s: float | None = None
+        has_ended = False
         while True:
+            is_broken = False
             try:
                 async with (
                     asyncio.timeout(self._limit_s) as quiet,
@@ -527,8 +526,10 @@ class _JobLog(Closing):
                         failed_s = None if text else failed_s
                         quiet.reschedule(self._loop.time() + self._limit_s)
                         self._items.put(text)
-            except (TimeoutError, UnavailableError):
+            except TimeoutError:
                 pass  # the job's state tells more
+            except UnavailableError:
+                is_broken = True
             try:
                 details = self._jobs.details(self._job)
             except UnavailableError as error:
@@ -537,9 +538,11 @@ class _JobLog(Closing):
                     raise self._lost(error) from error
             else:
                 failed_s = None
-                if details.status.is_terminal():
+                # A job may end while its log is without a connection: it is read once more then.
+                if details.status.is_terminal() and (has_ended or not is_broken):
                     self._items.put(details)
                     return
+                has_ended = details.status.is_terminal()
             await asyncio.sleep(_RETRY_S)
             # Ends an incomplete line: the log is read from its beginning.
             self._items.put("\n")

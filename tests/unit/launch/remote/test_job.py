@@ -32,7 +32,7 @@ from stratagem.launch.remote.job import (
     LeaseWatch,
     LogFrame,
     TaskMessage,
-    TaskProcess,
+    JobProcess,
     answer_key,
     lease_path,
     run_in_lockstep,
@@ -196,12 +196,12 @@ def test_job_that_is_over_ends_its_tasks(fake_ray, tmp_path) -> None:
 
 
 def test_lost_machine_is_a_failure_of_its_task(fake_ray, tmp_path, monkeypatch) -> None:
-    class LostLater(TaskProcess):
+    class LostLater(JobProcess):
         def next(self, timeout_s: float) -> Any:
             fake_ray.actors[1].is_lost = True
             return super().next(timeout_s)
 
-    monkeypatch.setattr(job, "TaskProcess", LostLater)
+    monkeypatch.setattr(job, "JobProcess", LostLater)
     ended, frames = _run(_plan("import time; time.sleep(100)"), tmp_path / "log")
     fake_ray.actors[1].made.close()
     assert ended == (1, b"")
@@ -228,12 +228,12 @@ def test_lost_ray_ends_the_job_with_its_error(fake_ray, tmp_path, monkeypatch) -
 
 
 @pytest.fixture
-def task() -> Iterator[TaskProcess]:
-    with TaskProcess("10.0.0.7") as made:
+def task() -> Iterator[JobProcess]:
+    with JobProcess("10.0.0.7") as made:
         yield made
 
 
-def _all_messages(task: TaskProcess, until: str = "") -> list[TaskMessage]:
+def _all_messages(task: JobProcess, until: str = "") -> list[TaskMessage]:
     """Messages until the end, or until such a text was printed."""
     found: list[TaskMessage] = []
     while not found or found[-1][0] != "end":

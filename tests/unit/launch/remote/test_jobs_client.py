@@ -368,6 +368,16 @@ def test_log_is_read_again_where_the_connection_broke(tmp_path, capsys) -> None:
     assert capsys.readouterr().out == "once\n"
 
 
+def test_log_of_a_job_that_ended_meanwhile_is_read_to_its_end(tmp_path, capsys) -> None:
+    text = _log(tmp_path / "log", ("started", "", ""), ("out", "last\n", ""), ("end", "0", ""))
+    jobs = Logged([[text[: text.index("last")], None], [text]], "SUCCEEDED")
+    assert follow(jobs, "job", "n", JobOutput([])) == JobResult(0, "", "")
+    assert capsys.readouterr().out == "last\n"
+    jobs = Logged([[None], [None]], "FAILED")
+    with pytest.raises(UnavailableError, match="could not start the program"):
+        follow(jobs, "job", "n", JobOutput([]))
+
+
 def test_job_can_be_left() -> None:
     jobs = Logged([["Runtime env"]], "RUNNING")
     assert follow(jobs, "job", "n", JobOutput([]), lambda: True) is None
