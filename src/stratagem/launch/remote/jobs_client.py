@@ -16,6 +16,7 @@ import logging
 import os
 import queue
 import site
+import ssl
 import sys
 import sysconfig
 import threading
@@ -260,6 +261,11 @@ class JobsClient:
             logging.getLogger(f"ray.dashboard.modules.{module}").setLevel(logging.WARNING)
 
         class Bounded(jobs.JobSubmissionClient):
+            def __init__(self, url: str, headers: dict[str, str]) -> None:
+                super().__init__(url, headers=headers)
+                # Ray's None, of which aiohttp warns: an error where warnings are errors.
+                self._ssl_context = self._ssl_context or ssl.create_default_context()
+
             def request(self, method: str, path: str, **options: Any) -> Any:
                 return self._do_request(method, path, **options)
 
@@ -270,7 +276,7 @@ class JobsClient:
 
         # It would obey RAY_ADDRESS rather than its argument.
         with environment.changed(RAY_API_SERVER_ADDRESS=self.url):
-            return Bounded(self.url, headers=dict(self._headers))
+            return Bounded(self.url, dict(self._headers))
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
