@@ -10,7 +10,7 @@ import mmap
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 from stratagem.errors import explain
@@ -126,7 +126,7 @@ def set_defaults(variables: Mapping[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def changed(**variables: str) -> Iterator[None]:
+def changed(**variables: str) -> Generator[None]:
     """Sets variables during a block, for libraries that put them above their arguments."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

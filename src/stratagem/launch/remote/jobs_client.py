@@ -22,7 +22,15 @@ import sysconfig
 import threading
 import time
 import zipfile
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -247,7 +255,7 @@ class JobsClient:
             path = lease_path(nonce, number)
             self._client.request("PUT", path, data=b"-", timeout=_REQUEST_S).raise_for_status()
 
-    async def log(self, job: str) -> AsyncIterator[str]:
+    async def log(self, job: str) -> AsyncGenerator[str]:
         """Yields the log of a job from its beginning, in parts as they arrive."""
         with self._explained():
             async for text in self._client.tail_job_logs(job):
@@ -279,7 +287,7 @@ class JobsClient:
             return Bounded(self.url, dict(self._headers))
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explained(self) -> Generator[None]:
         """Raises PermissionError or UnavailableError for the many errors of Ray's client."""
         try:
             yield
