@@ -19,7 +19,7 @@ from stratagem.launch.prefork.warm_start import WarmStart
 from stratagem.launch.restart.policy import TaskState
 from stratagem.launch.tasks.exit_status import ExitStatus, take_loss
 from stratagem.launch.tasks.guardian import Guardian
-from stratagem.launch.tasks.output import Screen, TaskOutput
+from stratagem.launch.tasks.output import Screen, TaskOutput, open_log
 from stratagem.launch.tasks.tied_process import tied_command
 
 # Delay until the end of a process is noticed if it prints nothing and keeps its pipes open.
@@ -88,7 +88,9 @@ class RunningTasks:
     def start(self, plan: TaskPlan, *, is_leader: bool) -> None:
         """Starts a task on this machine."""
         is_shown = self._options.show == "all" or is_leader
-        output = TaskOutput(plan, self._screen if is_shown else None, self._options.log_dir)
+        log_dir = self._options.log_dir
+        file = None if log_dir is None else open_log(plan, Path(log_dir))
+        output = TaskOutput(plan.name, self._screen if is_shown else None, file)
         with contextlib.ExitStack() as on_error:
             on_error.callback(output.close)
             process = TaskProcess(plan, self._base, self._warm)
