@@ -23,7 +23,14 @@ from stratagem.checkpoint.storage.files import is_whole
 from stratagem.cluster.roles import task_count
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import explain
-from stratagem.estimator.checks import check_known, check_number, check_one_of, check_type, invalid
+from stratagem.estimator.checks import (
+    check_instances,
+    check_known,
+    check_number,
+    check_one_of,
+    check_type,
+    invalid,
+)
 from stratagem.estimator.export import export_prediction
 from stratagem.estimator.hooks import SessionRunHook
 from stratagem.estimator.inputs import HostTransforms, InputFunction, ModelBatches
@@ -43,13 +50,7 @@ from stratagem.estimator.run_config import (
     resolve_strategy,
     training_strategy,
 )
-from stratagem.estimator.spec import (
-    EstimatorSpec,
-    ModeKeys,
-    ModelFunction,
-    arguments_of,
-    check_instances,
-)
+from stratagem.estimator.spec import EstimatorSpec, ModeKeys, ModelFunction, arguments_of
 from stratagem.estimator.steps import (
     VARIABLES,
     VariableStore,

@@ -20,7 +20,7 @@ import numpy as np
 
 from stratagem.checkpoint.latest import is_first
 from stratagem.contexts import get_strategy
-from stratagem.estimator.checks import invalid
+from stratagem.estimator.checks import check_instances, invalid
 from stratagem.estimator.hooks import (
     LoggingTensorHook,
     SecondOrStepTimer,
@@ -41,7 +41,7 @@ from stratagem.estimator.saving_hooks import (
     CheckpointSaverListener,
     StepCounterHook,
 )
-from stratagem.estimator.spec import EstimatorSpec, ModelFunction, check_instances
+from stratagem.estimator.spec import EstimatorSpec, ModelFunction
 from stratagem.estimator.steps import (
     GLOBAL_STEP,
     EvaluationStep,
@@ -451,7 +451,8 @@ class TrainingSummaries:
 
     def __init__(self, folder: str, save_steps: int | None) -> None:
         self.writer = writer_of(folder) if save_steps else summary.create_noop_writer()
-        self._timer = SecondOrStepTimer(every_steps=save_steps) if save_steps else None
+        self._saves = bool(save_steps)
+        self._timer = SecondOrStepTimer(every_steps=save_steps or 1)
         self._records = True
 
     @contextlib.contextmanager
@@ -466,11 +467,10 @@ class TrainingSummaries:
     @contextlib.contextmanager
     def of_step(self, step: int) -> Generator[None]:
         """Records the step's summaries inside the `with` block only if due."""
-        is_due = self._timer is not None and self._timer.should_trigger_for_step(step)
-        if self._timer is not None and is_due:
+        self._records = self._saves and self._timer.should_trigger_for_step(step)
+        if self._records:
             self._timer.update_last_triggered_step(step)
             summary.experimental.set_step(step)
-        self._records = is_due
         yield
         self._records = True
 

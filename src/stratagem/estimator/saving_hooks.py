@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from stratagem.estimator.checks import check_one_of, invalid
+from stratagem.estimator.checks import check_instances, check_one_of, invalid
 from stratagem.estimator.hooks import (
     Clock,
     SecondOrStepTimer,
@@ -21,7 +21,7 @@ from stratagem.estimator.hooks import (
     SessionRunValues,
     SynchronizedTimer,
 )
-from stratagem.estimator.spec import ModeKeys, check_instances
+from stratagem.estimator.spec import ModeKeys
 from stratagem.execution import summary
 from stratagem.strategies.collectives import host
 

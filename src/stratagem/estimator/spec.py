@@ -405,7 +405,6 @@ def _with_default(outputs: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 # Validated calls of a user's model function.
 
-
 _KNOWN = ("features", "labels", "mode", "params", "config")
 
 
@@ -422,12 +421,9 @@ class ModelFunction:
                 "pass the function itself, not its result.",
             )
         self.function = function
-        self._takes = arguments_of(function)
-        self._check(params)
         self._params = params
         self._config = config
-
-    def _check(self, params: object) -> None:
+        self._takes = arguments_of(function)
         if "features" not in self._takes:
             raise invalid(
                 f"model_fn takes {list(self._takes)} but not `features`.",
@@ -447,26 +443,16 @@ class ModelFunction:
         """True if the function's scaffolds initialize all variables, so it runs untrained."""
         return bool(getattr(self.function, "gives_values", False))
 
-    @property
-    def takes_labels(self) -> bool:
-        """True if the function has a `labels` argument."""
-        return "labels" in self._takes
-
     def __call__(self, features: object, labels: object, mode: str) -> EstimatorSpec:
         """Calls the function and checks its result; `labels` is None if there are none."""
-        if labels is not None and not self.takes_labels:
+        if labels is not None and "labels" not in self._takes:
             raise invalid(
                 "input_fn returns labels, but model_fn does not take them.",
                 "a `labels` argument, or an input_fn that returns only features.",
                 "write def model_fn(features, labels, mode).",
             )
-        known = {
-            "features": features,
-            "labels": labels,
-            "mode": mode,
-            "params": self._params,
-            "config": self._config,
-        }
+        values = (features, labels, mode, self._params, self._config)
+        known = dict(zip(_KNOWN, values, strict=True))
         spec = self.function(**{name: known[name] for name in self._takes})
         if not isinstance(spec, EstimatorSpec):
             raise invalid(

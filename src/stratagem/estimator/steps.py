@@ -33,7 +33,7 @@ from stratagem.estimator.spec import (
 )
 from stratagem.execution import summary
 from stratagem.execution.gradient import value_and_grad
-from stratagem.execution.replica_context import ReplicaContext, get_replica_context
+from stratagem.execution.replica_context import get_replica_context
 from stratagem.execution.summary.collector import Collector
 from stratagem.execution.tracing.arguments import flatten_arguments
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope, is_uninitialized
@@ -417,15 +417,15 @@ def reported(values: object) -> Any:
     """Averages floating-point scalars over replicas, as hooks see them. Call in replica context."""
     context = get_replica_context()
     assert context is not None
-    return jax.tree.map(lambda value: _average(value, context), values)
 
+    def average(value: object) -> Any:
+        array = jnp.asarray(value)
+        is_average = array.ndim == 0 and jnp.issubdtype(array.dtype, jnp.floating)
+        if not is_average or context.num_replicas_in_sync == 1:
+            return array
+        return context.all_reduce("sum", array * example_fraction(context, array.dtype))
 
-def _average(value: object, context: ReplicaContext) -> Any:
-    value = jnp.asarray(value)
-    is_average = value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.floating)
-    if not is_average or context.num_replicas_in_sync == 1:
-        return value
-    return context.all_reduce("sum", value * example_fraction(context, value.dtype))
+    return jax.tree.map(average, values)
 
 
 # Prediction step: predictions as rows in input order.

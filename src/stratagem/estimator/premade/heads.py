@@ -15,13 +15,7 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.estimator.checks import (
-    check_known,
-    check_number,
-    check_one_of,
-    check_type,
-    invalid,
-)
+from stratagem.estimator.checks import check_known, check_number, check_one_of, check_type, invalid
 from stratagem.estimator.export import (
     ClassificationOutput,
     ExportOutput,
