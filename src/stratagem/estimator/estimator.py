@@ -618,6 +618,12 @@ def _train_there(
 # add_metrics: extra evaluation metrics for an existing Estimator.
 
 
+class _WithMetrics(Estimator):
+    def __init__(self, other: Estimator, model_fn: Callable[..., EstimatorSpec]) -> None:
+        super().__init__(model_fn, config=other.config, warm_start_from=other._warm_start)
+        self._host_transforms = other._host_transforms
+
+
 def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> Estimator:
     """Returns an Estimator that also evaluates the metrics of `metric_fn`.
 
@@ -657,16 +663,15 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]
         spec = inner_fn(features, labels, mode, config)
         if mode != ModeKeys.EVAL:
             return spec
-        values = dict(zip(known, (features, labels, spec.predictions, config), strict=True))
+        given = (features, labels, spec.predictions, config)
+        values: dict[str, Any] = dict(zip(known, given, strict=True))
         metrics = metric_fn(**{name: values[name] for name in takes})
         return dataclasses.replace(
             spec, eval_metric_ops={**(spec.eval_metric_ops or {}), **metrics}
         )
 
     model_fn.gives_values = estimator.gives_values  # pyright: ignore[reportFunctionMemberAccess]
-    made = Estimator(model_fn, None, estimator.config, warm_start_from=estimator._warm_start)
-    made._host_transforms = estimator._host_transforms
-    return made
+    return _WithMetrics(estimator, model_fn)
 
 
 # Standalone clients: an Estimator's work on a remote cluster.

@@ -278,12 +278,6 @@ _REQUIRED = {
     ModeKeys.PREDICT: ("predictions",),
 }
 _ARRAY = jax.Array | np.ndarray | np.generic | int | float
-_TYPES: dict[str, tuple[Any, str]] = {
-    "loss": (_ARRAY | None, "a scalar"),
-    "eval_metric_ops": (Mapping | None, "a dict from names to Keras metrics"),
-    "export_outputs": (Mapping | None, "a dict from signatures to outputs"),
-    "scaffold": (Scaffold | None, "a Scaffold"),
-}
 _HOOKS = ("training_chief_hooks", "training_hooks", "evaluation_hooks", "prediction_hooks")
 
 
@@ -348,13 +342,17 @@ class EstimatorSpec:
                     f"the arguments {list(_REQUIRED[self.mode])}.",
                     f"pass {name}=... when mode is {self.mode!r}.",
                 )
-        for name, (kind, wanted) in _TYPES.items():
-            check_type(name, getattr(self, name), kind, wanted)
+        check_type("loss", self.loss, _ARRAY | None, "a scalar")
+        check_type("scaffold", self.scaffold, Scaffold | None, "a Scaffold")
+        metrics, outputs = self.eval_metric_ops, self.export_outputs
+        wanted = "a dict from names to Keras metrics"
+        check_type("eval_metric_ops", metrics, Mapping | None, wanted)
+        check_type("export_outputs", outputs, Mapping | None, "a dict from signatures to outputs")
         checked: dict[str, Any] = {
             "predictions": self._checked_predictions(),
             "loss": None if self.loss is None else jnp.reshape(_checked_loss(self.loss), ()),
-            "eval_metric_ops": dict(self.eval_metric_ops or {}),
-            "export_outputs": _with_default(self.export_outputs),
+            "eval_metric_ops": dict(metrics or {}),
+            "export_outputs": _with_default(outputs),
         }
         for name, metric in checked["eval_metric_ops"].items():
             wanted = "a Keras metric that was updated"
@@ -452,7 +450,7 @@ class ModelFunction:
                 "write def model_fn(features, labels, mode).",
             )
         values = (features, labels, mode, self._params, self._config)
-        known = dict(zip(_KNOWN, values, strict=True))
+        known: dict[str, Any] = dict(zip(_KNOWN, values, strict=True))
         spec = self.function(**{name: known[name] for name in self._takes})
         if not isinstance(spec, EstimatorSpec):
             raise invalid(

@@ -364,9 +364,9 @@ class EvalSpec:
             check_number(name, getattr(self, name), 0, is_integer=False)
         hooks = check_instances("hooks", self.hooks, SessionRunHook)
         object.__setattr__(self, "hooks", hooks)
-        given: Any = self.exporters
-        is_several = isinstance(given, Iterable) and not isinstance(given, str)
-        exporters = tuple(given) if is_several else () if given is None else (given,)
+        exporters: tuple[Any, ...] = () if self.exporters is None else (self.exporters,)
+        if isinstance(self.exporters, Iterable) and not isinstance(self.exporters, str):
+            exporters = tuple(self.exporters)
         for exporter in exporters:
             check_type("exporters", exporter, Exporter, "an Exporter or a list of Exporters")
         names = [exporter.name for exporter in exporters]
