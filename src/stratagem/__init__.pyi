@@ -31,8 +31,8 @@ from stratagem.devices.communication import (
     CommunicationImplementation as CommunicationImplementation,
 )
 from stratagem.devices.communication import CommunicationOptions as CommunicationOptions
-from stratagem.estimator import feature_column as feature_column
 from stratagem.estimator import train as train
+from stratagem.estimator.premade import feature_column as feature_column
 from stratagem.execution import summary as summary
 from stratagem.execution.function import function as function
 from stratagem.execution.gradient import value_and_grad as value_and_grad

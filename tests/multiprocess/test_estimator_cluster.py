@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stratagem.estimator.variable_store import read_variable
+from stratagem.estimator.steps import read_variable
 from tests.multiprocess.cluster import PROGRAMS, addresses
 from tests.multiprocess.programs import estimated
 from tests.unit.launch.remote.living import descendants, wait_for_end

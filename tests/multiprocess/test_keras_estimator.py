@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stratagem.estimator.variable_store import read_variable
+from stratagem.estimator.steps import read_variable
 from tests.multiprocess.programs import estimated
 from tests.multiprocess.test_estimator_client import told_by_laptop
 from tests.multiprocess.test_estimator_cluster import (

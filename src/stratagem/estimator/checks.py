@@ -12,6 +12,11 @@ from stratagem.errors import explain
 _T = TypeVar("_T")
 
 
+def invalid(received: str, expected: str, fix: str) -> ValueError:
+    """Returns the error for a wrong value: what was received, what was expected, what to do."""
+    return ValueError(explain(received, expected=expected, fix=fix))
+
+
 def check_type(name: str, value: object, kind: Any, wanted: str, fix: str = "") -> None:
     """Raises TypeError unless the value is an instance of a class, or passes a function."""
     is_class = isinstance(kind, type | types.UnionType)
@@ -57,12 +62,10 @@ def check_number(
     check_type(name, value, lambda one: not isinstance(one, bool) and isinstance(one, kind), wanted)
     number: Any = value
     if minimum is not None and (number < minimum or (excluded and number == minimum)):
-        raise ValueError(
-            explain(
-                f"{name}={value} is out of range.",
-                expected=f"a number {'above' if excluded else 'of at least'} {minimum}.",
-                fix=f"correct {name}{', or omit it' if or_none else ''}.",
-            )
+        raise invalid(
+            f"{name}={value} is out of range.",
+            f"a number {'above' if excluded else 'of at least'} {minimum}.",
+            f"correct {name}{', or omit it' if or_none else ''}.",
         )
 
 
@@ -71,12 +74,10 @@ def check_one_of(owner: str, *, is_required: bool = True, **values: object) -> N
     num_set = sum(value is not None for value in values.values())
     if num_set > 1 or (is_required and not num_set):
         given = " and ".join(f"{name}={value!r}" for name, value in values.items())
-        raise ValueError(
-            explain(
-                f"{owner} received {given}.",
-                expected=f"{'exactly' if is_required else 'at most'} one of the two.",
-                fix=f"pass either {' or '.join(values)}, and leave the other None.",
-            )
+        raise invalid(
+            f"{owner} received {given}.",
+            f"{'exactly' if is_required else 'at most'} one of the two.",
+            f"pass either {' or '.join(values)}, and leave the other None.",
         )
 
 
@@ -85,10 +86,8 @@ def check_known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     known = list(known)
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(
-            explain(
-                f"{what} received the unknown names {unknown}.",
-                expected=f"names among {known}.",
-                fix="correct the names.",
-            )
+        raise invalid(
+            f"{what} received the unknown names {unknown}.",
+            f"names among {known}.",
+            "correct the names.",
         )

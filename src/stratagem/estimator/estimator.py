@@ -23,13 +23,15 @@ from stratagem.checkpoint.storage.files import is_whole
 from stratagem.cluster.roles import task_count
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import explain
-from stratagem.estimator.checks import check_known, check_number, check_one_of, check_type
-from stratagem.estimator.export import (
-    check_receiver,
-    make_variables,
-    signatures_of,
-    write_export,
+from stratagem.estimator.checks import (
+    check_instances,
+    check_known,
+    check_number,
+    check_one_of,
+    check_type,
+    invalid,
 )
+from stratagem.estimator.export import export_prediction
 from stratagem.estimator.hooks import SessionRunHook
 from stratagem.estimator.inputs import HostTransforms, InputFunction, ModelBatches
 from stratagem.estimator.loops import (
@@ -48,20 +50,16 @@ from stratagem.estimator.run_config import (
     resolve_strategy,
     training_strategy,
 )
-from stratagem.estimator.spec import (
-    EstimatorSpec,
-    ModeKeys,
-    ModelFunction,
-    arguments_of,
-    check_instances,
-)
-from stratagem.estimator.steps import prediction_batches, select_keys, split_examples
-from stratagem.estimator.variable_store import (
+from stratagem.estimator.spec import EstimatorSpec, ModeKeys, ModelFunction, arguments_of
+from stratagem.estimator.steps import (
     VARIABLES,
     VariableStore,
     latest_checkpoint,
+    prediction_batches,
     read_names,
     read_variable,
+    select_keys,
+    split_examples,
 )
 from stratagem.launch.remote.remote_cluster import RemoteCluster
 from stratagem.resources import checked_folder
@@ -136,12 +134,10 @@ def warm_start(store: VariableStore, settings: WarmStartSettings) -> None:
 def _checkpoint_path(path: str) -> str:
     found = path if is_whole(Path(path)) else latest_checkpoint(path)
     if found is None:
-        raise ValueError(
-            explain(
-                f"{path} is neither an Estimator checkpoint nor a folder of checkpoints.",
-                expected="the model_dir of a trained Estimator, or a checkpoint in it.",
-                fix="correct the path to warm-start from.",
-            )
+        raise invalid(
+            f"{path} is neither an Estimator checkpoint nor a folder of checkpoints.",
+            "the model_dir of a trained Estimator, or a checkpoint in it.",
+            "correct the path to warm-start from.",
         )
     return found
 
@@ -159,12 +155,10 @@ def _chosen(store: VariableStore, wanted: str | Sequence[Any]) -> dict[str, Any]
             if (variable is one if isinstance(one, keras.Variable) else re.search(one, name))
         }
         if not found:
-            raise ValueError(
-                explain(
-                    f"vars_to_warm_start={one!r} matches no variable.",
-                    expected=f"a regular expression that matches some of {sorted(named)}.",
-                    fix="correct it, or pass a list to include variables that are not trainable.",
-                )
+            raise invalid(
+                f"vars_to_warm_start={one!r} matches no variable.",
+                f"a regular expression that matches some of {sorted(named)}.",
+                "correct it, or pass a list to include variables that are not trainable.",
             )
         chosen |= found
     return chosen
@@ -177,36 +171,30 @@ def check_members(cls: type, base: type) -> None:
         {name for one in cls.__mro__[: cls.__mro__.index(base)] for name in vars(one)} & members
     )
     if overridden:
-        raise ValueError(
-            explain(
-                f"{cls.__name__} overrides the Estimator members {overridden}.",
-                expected="a subclass that only calls Estimator.__init__ with its model_fn.",
-                fix="move the code into the model function, a hook, or a function that calls the "
-                "Estimator.",
-            )
+        raise invalid(
+            f"{cls.__name__} overrides the Estimator members {overridden}.",
+            "a subclass that only calls Estimator.__init__ with its model_fn.",
+            "move the code into the model function, a hook, or a function that calls the "
+            "Estimator.",
         )
 
 
 def resolve_model_dir(model_dir: str | os.PathLike[str] | None, config: RunConfig) -> str | None:
     """Returns the folder of the argument or the config, or None; an evaluator must have one."""
     if model_dir is None and config.model_dir is None and config.task_type == "evaluator":
-        raise ValueError(
-            explain(
-                "The evaluator task has no model_dir.",
-                expected="the training folder, shared by all tasks.",
-                fix="pass the same model_dir to the Estimator in every task.",
-            )
+        raise invalid(
+            "The evaluator task has no model_dir.",
+            "the training folder, shared by all tasks.",
+            "pass the same model_dir to the Estimator in every task.",
         )
     if model_dir is None:
         return config.model_dir
     folder = checked_folder("model_dir", model_dir)
     if config.model_dir is not None and config.model_dir != folder:
-        raise ValueError(
-            explain(
-                f"model_dir={folder!r} differs from the config's model_dir={config.model_dir!r}.",
-                expected="a single folder.",
-                fix="set model_dir in only one of the two.",
-            )
+        raise invalid(
+            f"model_dir={folder!r} differs from the config's model_dir={config.model_dir!r}.",
+            "a single folder.",
+            "set model_dir in only one of the two.",
         )
     return folder
 
@@ -551,16 +539,18 @@ class Estimator:
                 )
             )
         path = self._checkpoint_to_use(checkpoint_path)
-        receiver = check_receiver(serving_input_receiver_fn)
         model = self._model_under(None)
-        spec = make_variables(model.prediction, receiver)
-        session = Session(model.prediction, spec, model.checkpoints, self._model_dir)
-        if not self._initialize(model, path) and spec.scaffold is not None:
-            spec.scaffold.init_fn(session)
-        return write_export(
-            os.fspath(export_dir_base),
+
+        def initialize(spec: EstimatorSpec) -> None:
+            if not self._initialize(model, path) and spec.scaffold is not None:
+                step, checkpoints = model.prediction, model.checkpoints
+                spec.scaffold.init_fn(Session(step, spec, checkpoints, self._model_dir))
+
+        return export_prediction(
             model.prediction,
-            signatures_of(model.prediction, receiver),
+            serving_input_receiver_fn,
+            initialize,
+            os.fspath(export_dir_base),
             assets_extra or {},
             as_text=as_text,
         )
@@ -594,12 +584,10 @@ class Estimator:
 
     def _trained(self, found: str | None) -> str:
         if found is None:
-            raise ValueError(
-                explain(
-                    f"{self._model_dir} contains no checkpoint.",
-                    expected="a trained Estimator, or checkpoint_path.",
-                    fix="call train first, or pass the model_dir of a trained model.",
-                )
+            raise invalid(
+                f"{self._model_dir} contains no checkpoint.",
+                "a trained Estimator, or checkpoint_path.",
+                "call train first, or pass the model_dir of a trained model.",
             )
         return found
 
@@ -630,39 +618,10 @@ def _train_there(
 # add_metrics: extra evaluation metrics for an existing Estimator.
 
 
-_KNOWN = ("features", "labels", "predictions", "config")
-
-
 class _WithMetrics(Estimator):
     def __init__(self, other: Estimator, model_fn: Callable[..., EstimatorSpec]) -> None:
         super().__init__(model_fn, config=other.config, warm_start_from=other._warm_start)
         self._host_transforms = other._host_transforms
-
-
-class _ModelFunction:
-    """Model function of another Estimator, with extra metrics."""
-
-    def __init__(self, other: Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> None:
-        self._model_fn = other.model_fn
-        self._metric_fn = metric_fn
-        self._takes = arguments_of(metric_fn)
-        self.gives_values = other.gives_values
-
-    def __call__(
-        self, features: object, labels: object, mode: str, config: object
-    ) -> EstimatorSpec:
-        spec = self._model_fn(features, labels, mode, config)
-        if mode != ModeKeys.EVAL:
-            return spec
-        known = {
-            "features": features,
-            "labels": labels,
-            "predictions": spec.predictions,
-            "config": config,
-        }
-        added = self._metric_fn(**{name: known[name] for name in self._takes})
-        metrics = {**(spec.eval_metric_ops or {}), **added}
-        return dataclasses.replace(spec, eval_metric_ops=metrics)
 
 
 def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]]) -> Estimator:
@@ -696,13 +655,26 @@ def add_metrics(estimator: Estimator, metric_fn: Callable[..., Mapping[str, Any]
 
     Source: tensorflow/estimator extenders.py, add_metrics.
     """
-    check_known("The arguments of metric_fn", arguments_of(metric_fn), _KNOWN)
-    return _WithMetrics(estimator, _ModelFunction(estimator, metric_fn))
+    takes, inner_fn = arguments_of(metric_fn), estimator.model_fn
+    known = ("features", "labels", "predictions", "config")
+    check_known("The arguments of metric_fn", takes, known)
+
+    def model_fn(features: object, labels: object, mode: str, config: object) -> EstimatorSpec:
+        spec = inner_fn(features, labels, mode, config)
+        if mode != ModeKeys.EVAL:
+            return spec
+        given = (features, labels, spec.predictions, config)
+        values: dict[str, Any] = dict(zip(known, given, strict=True))
+        metrics = metric_fn(**{name: values[name] for name in takes})
+        return dataclasses.replace(
+            spec, eval_metric_ops={**(spec.eval_metric_ops or {}), **metrics}
+        )
+
+    model_fn.gives_values = estimator.gives_values  # pyright: ignore[reportFunctionMemberAccess]
+    return _WithMetrics(estimator, model_fn)
 
 
 # Standalone clients: an Estimator's work on a remote cluster.
-
-_EVALUATOR = ("evaluator", 0)
 
 
 def remote_cluster_of(config: RunConfig) -> ClusterSpec | None:
@@ -712,16 +684,11 @@ def remote_cluster_of(config: RunConfig) -> ClusterSpec | None:
     return cluster
 
 
-def run_remotely(
-    estimator: Estimator,
-    work: Callable[..., Any],
-    arguments: Sequence[Any] = (),
-) -> Any:
+def run_remotely(estimator: Estimator, work: Callable[..., Any], arguments: Sequence[Any]) -> Any:
     """Calls a function with a copy of the Estimator: on the coordinator, or else on every task."""
     cluster = remote_cluster_of(estimator.config)
     assert cluster is not None
-    is_lockstep = not task_count(cluster, "ps")
-    has_evaluator = is_lockstep and task_count(cluster, _EVALUATOR[0]) > 0
+    has_evaluator = not task_count(cluster, "ps") and task_count(cluster, "evaluator") > 0
     return RemoteCluster(cluster).run(
-        work, (estimator, *arguments), answer_of=_EVALUATOR if has_evaluator else None
+        work, (estimator, *arguments), answer_of=("evaluator", 0) if has_evaluator else None
     )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import operator
 import time
 from collections.abc import Callable
 from typing import Any
 
-from stratagem.errors import explain
-from stratagem.estimator.checks import check_type
+from stratagem.estimator.checks import check_type, invalid
 from stratagem.estimator.estimator import Estimator
 from stratagem.estimator.hooks import (
     Clock,
@@ -31,6 +29,9 @@ __all__ = [
 ]
 
 _logger = logging.getLogger(__name__)
+
+# Global steps of evaluations, and the values of a metric.
+_History = list[tuple[int, Any]]
 
 
 class EarlyStoppingHook(SessionRunHook):
@@ -144,13 +145,12 @@ def stop_if_higher_hook(
 
     Source: tensorflow/estimator early_stopping.py, stop_if_higher_hook.
     """
-    record = _Record(estimator, eval_dir, metric_name, min_steps)
-    return make_early_stopping_hook(
-        estimator,
-        lambda: any(value > threshold for _, value in record.read()),
-        run_every_secs,
-        run_every_steps,
-    )
+
+    def is_over(history: _History) -> bool:
+        return any(value > threshold for _, value in history)
+
+    intervals = run_every_secs, run_every_steps
+    return _metric_hook(is_over, estimator, metric_name, eval_dir, min_steps, *intervals)
 
 
 def stop_if_lower_hook(
@@ -193,13 +193,12 @@ def stop_if_lower_hook(
 
     Source: tensorflow/estimator early_stopping.py, stop_if_lower_hook.
     """
-    record = _Record(estimator, eval_dir, metric_name, min_steps)
-    return make_early_stopping_hook(
-        estimator,
-        lambda: any(value < threshold for _, value in record.read()),
-        run_every_secs,
-        run_every_steps,
-    )
+
+    def is_over(history: _History) -> bool:
+        return any(value < threshold for _, value in history)
+
+    intervals = run_every_secs, run_every_steps
+    return _metric_hook(is_over, estimator, metric_name, eval_dir, min_steps, *intervals)
 
 
 def stop_if_no_increase_hook(
@@ -238,13 +237,12 @@ def stop_if_no_increase_hook(
 
     Source: tensorflow/estimator early_stopping.py, stop_if_no_increase_hook.
     """
-    record = _Record(estimator, eval_dir, metric_name, min_steps)
-    return make_early_stopping_hook(
-        estimator,
-        lambda: _has_plateaued(record.read(), operator.gt, max_steps_without_increase),
-        run_every_secs,
-        run_every_steps,
-    )
+
+    def is_over(history: _History) -> bool:
+        return _has_plateaued(history, operator.gt, max_steps_without_increase)
+
+    intervals = run_every_secs, run_every_steps
+    return _metric_hook(is_over, estimator, metric_name, eval_dir, min_steps, *intervals)
 
 
 def stop_if_no_decrease_hook(
@@ -283,45 +281,43 @@ def stop_if_no_decrease_hook(
 
     Source: tensorflow/estimator early_stopping.py, stop_if_no_decrease_hook.
     """
-    record = _Record(estimator, eval_dir, metric_name, min_steps)
-    return make_early_stopping_hook(
-        estimator,
-        lambda: _has_plateaued(record.read(), operator.lt, max_steps_without_decrease),
-        run_every_secs,
-        run_every_steps,
-    )
+
+    def is_over(history: _History) -> bool:
+        return _has_plateaued(history, operator.lt, max_steps_without_decrease)
+
+    intervals = run_every_secs, run_every_steps
+    return _metric_hook(is_over, estimator, metric_name, eval_dir, min_steps, *intervals)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Record:
-    """Evaluations of an Estimator, from which one metric is read."""
+def _metric_hook(
+    is_over: Callable[[_History], bool],
+    estimator: Estimator,
+    metric_name: str,
+    eval_dir: str | None,
+    min_steps: int,
+    *intervals: Any,
+) -> EarlyStoppingHook:
+    """Returns a hook that decides by one metric of all evaluations so far."""
 
-    estimator: Estimator
-    eval_dir: str | None
-    metric_name: str
-    min_steps: int
-
-    def read(self) -> list[tuple[int, Any]]:
-        """Returns (global step, value) of each evaluation so far."""
-        folder = self.eval_dir or self.estimator.eval_dir()
-        found: list[tuple[int, Any]] = []
+    def should_stop() -> bool:
+        folder = eval_dir or estimator.eval_dir()
+        history: _History = []
         for step, metrics in read_eval_metrics(folder).items():
-            if step < self.min_steps:
-                continue
-            if self.metric_name not in metrics:
-                raise ValueError(
-                    explain(
-                        f"The evaluation of step {step} has no metric {self.metric_name!r}.",
-                        expected=f"one of {sorted(metrics)}, as in {folder}.",
-                        fix="correct metric_name, or return the metric in eval_metric_ops.",
-                    )
+            if step >= min_steps and metric_name not in metrics:
+                raise invalid(
+                    f"The evaluation of step {step} has no metric {metric_name!r}.",
+                    f"one of {sorted(metrics)}, as in {folder}.",
+                    "correct metric_name, or return the metric in eval_metric_ops.",
                 )
-            found.append((step, metrics[self.metric_name]))
-        return found
+            if step >= min_steps:
+                history.append((step, metrics[metric_name]))
+        return is_over(history)
+
+    return make_early_stopping_hook(estimator, should_stop, *intervals)
 
 
 def _has_plateaued(
-    history: list[tuple[int, Any]], is_better: Callable[[Any, Any], bool], max_steps: int
+    history: _History, is_better: Callable[[Any, Any], bool], max_steps: int
 ) -> bool:
     best, best_step = None, 0
     for step, value in history:

@@ -22,10 +22,9 @@ from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.latest import run_on_first
 from stratagem.environment import load
 from stratagem.errors import explain
-from stratagem.estimator.checks import check_type
+from stratagem.estimator.checks import check_type, invalid
 from stratagem.estimator.spec import DEFAULT_SIGNATURE, EstimatorSpec
-from stratagem.estimator.steps import ModelStep
-from stratagem.estimator.variable_store import VARIABLES, read_values
+from stratagem.estimator.steps import VARIABLES, ModelStep, read_values
 from stratagem.execution.communicator import SoleCommunicator
 from stratagem.execution.replica_context import ReplicaBatch, ReplicaContext
 from stratagem.execution.tracing.functionalize import ReplicaScope, initialize_created_variables
@@ -109,12 +108,10 @@ class ClassificationOutput(ExportOutput):
 
     def __post_init__(self) -> None:
         if self.scores is None and self.classes is None:
-            raise ValueError(
-                explain(
-                    "ClassificationOutput received neither scores nor classes.",
-                    expected="at least one of them.",
-                    fix="pass scores=probabilities.",
-                )
+            raise invalid(
+                "ClassificationOutput received neither scores nor classes.",
+                "at least one of them.",
+                "pass scores=probabilities.",
             )
 
     @property
@@ -252,12 +249,10 @@ class ServingInputReceiver:
                 raise ValueError("a feature is not an input.")
             function = keras.Function(list(named.values()), features)
         except ValueError as error:
-            raise ValueError(
-                explain(
-                    f"Features cannot be computed from the receiver_tensors: {error}",
-                    expected="features that are receiver_tensors or Keras operations on them.",
-                    fix="use the objects of receiver_tensors in features.",
-                )
+            raise invalid(
+                f"Features cannot be computed from the receiver_tensors: {error}",
+                "features that are receiver_tensors or Keras operations on them.",
+                "use the objects of receiver_tensors in features.",
             ) from error
         outputs: list[Any] = jax.tree.leaves(function([values[name] for name in named]))
         return outputs
@@ -336,22 +331,18 @@ def read_signatures(folder: Path) -> dict[str, Signature]:
     """Reads the functions of an exported model."""
     file = folder / _SIGNATURES_FILE
     if not file.is_file():
-        raise ValueError(
-            explain(
-                f"{folder} contains no exported model.",
-                expected="a folder that export_saved_model returned.",
-                fix="correct the path; its last component is a number.",
-            )
+        raise invalid(
+            f"{folder} contains no exported model.",
+            "a folder that export_saved_model returned.",
+            "correct the path; its last component is a number.",
         )
     _load_serialization()
     described = json.loads(file.read_text())
     if described["format"] != _FORMAT:
-        raise ValueError(
-            explain(
-                f"{folder} was exported in format {described['format']}.",
-                expected=f"format {_FORMAT}.",
-                fix="load it with the version of Stratagem that exported it.",
-            )
+        raise invalid(
+            f"{folder} was exported in format {described['format']}.",
+            f"format {_FORMAT}.",
+            "load it with the version of Stratagem that exported it.",
         )
     return {
         name: Signature(
@@ -398,13 +389,11 @@ class _SignatureFunction:
             sole = next(iter(self.inputs))
             values = dict(args[0]) if isinstance(args[0], Mapping) else {sole: args[0]}
         if set(values) != set(self.inputs) or len(args) > 1:
-            raise ValueError(
-                explain(
-                    f"The signature {self._name!r} was called with {sorted(values)} and "
-                    f"{len(args)} positional arguments.",
-                    expected=f"the inputs {sorted(self.inputs)} by name.",
-                    fix="pass all inputs by name; a sole input may be positional.",
-                )
+            raise invalid(
+                f"The signature {self._name!r} was called with {sorted(values)} and "
+                f"{len(args)} positional arguments.",
+                f"the inputs {sorted(self.inputs)} by name.",
+                "pass all inputs by name; a sole input may be positional.",
             )
         arrays = {
             name: jnp.asarray(np.asarray(values[name]), spec.dtype)
@@ -493,9 +482,22 @@ _PLATFORMS = ("cpu", "cuda", "tpu")
 _ASSETS_FOLDER = "assets.extra"
 
 
-def check_receiver(function: Callable[[], Any]) -> ServingInputReceiver:
-    """Calls a `serving_input_receiver_fn` and checks its result."""
+def export_prediction(
+    step: ModelStep,
+    serving_input_receiver_fn: Callable[[], Any],
+    initialize: Callable[[EstimatorSpec], None],
+    base: str,
+    assets: Mapping[str, str],
+    *,
+    as_text: bool,
+) -> str:
+    """Writes an export and returns its folder. Call on every process; process 0 writes.
+
+    `initialize` sets the variables once they exist. The folder appears under its final name, the
+    time in seconds, only when complete.
+    """
     wanted = "an sg.estimator.export.ServingInputReceiver"
+    function = serving_input_receiver_fn
     check_type("serving_input_receiver_fn", function, callable, f"a function that returns {wanted}")
     receiver = function()
     check_type(
@@ -505,46 +507,24 @@ def check_receiver(function: Callable[[], Any]) -> ServingInputReceiver:
         wanted,
         fix="pass sg.estimator.export.build_raw_serving_input_receiver_fn(features).",
     )
-    return receiver
-
-
-def make_variables(step: ModelStep, receiver: ServingInputReceiver) -> EstimatorSpec:
-    """Creates the variables of prediction by calling the model function once."""
+    # A call of the model function creates the variables.
     jax.eval_shape(_ServingFunction(step, receiver).outputs, [], _shapes(receiver))
     initialize_created_variables(step.strategy)
     assert step.spec is not None
-    return step.spec
-
-
-def signatures_of(step: ModelStep, receiver: ServingInputReceiver) -> dict[str, Signature]:
-    """Traces and exports the function of each signature."""
+    initialize(step.spec)
     named = step.store.named
     values = [jax.ShapeDtypeStruct(variable.shape, variable.dtype) for variable in named.values()]
-    assert step.spec is not None
     signatures: dict[str, Signature] = {}
-    for name, output in _outputs_of(step.spec).items():
-        serving = _ServingFunction(step, receiver, name)
+    for signature, output in _outputs_of(step.spec).items():
+        serving = _ServingFunction(step, receiver, signature)
         exported = jax.export.export(jax.jit(serving.outputs), platforms=_PLATFORMS)(
             values, _shapes(receiver)
         )
-        signatures[name] = Signature(receiver.inputs, tuple(output.outputs), tuple(named), exported)
-    return signatures
-
-
-def write_export(
-    base: str,
-    step: ModelStep,
-    signatures: Mapping[str, Signature],
-    assets: Mapping[str, str],
-    *,
-    as_text: bool,
-) -> str:
-    """Writes an export and returns its folder. Call on every process; process 0 writes.
-
-    The folder appears under its final name, the time in seconds, only when complete.
-    """
+        signatures[signature] = Signature(
+            receiver.inputs, tuple(output.outputs), tuple(named), exported
+        )
     folder, name = run_on_first("export_saved_model", lambda: _make_temporary_folder(base))
-    Checkpoint(**{VARIABLES: step.store.named}).write(os.path.join(folder, VARIABLES_FOLDER))
+    Checkpoint(**{VARIABLES: named}).write(os.path.join(folder, VARIABLES_FOLDER))
 
     def finish() -> str:
         write_signatures(Path(folder), signatures, as_text=as_text)
@@ -578,16 +558,17 @@ class _ServingFunction:
             try:
                 spec = step.call(features, None).spec
             except Exception as error:
-                if not self._takes_any_size:
+                if not any(None in spec.shape for spec in self.receiver.inputs.values()):
                     raise
-                raise _fixed_size_error(error) from error
+                raise invalid(
+                    f"The model function cannot be exported for arbitrary batch sizes: {error}",
+                    "a model function that does not depend on the batch size.",
+                    "use keras.ops.shape(x) for sizes; or export for one size with "
+                    "build_raw_serving_input_receiver_fn(features, default_batch_size=n).",
+                ) from error
         outputs = _outputs_of(spec)
         chosen = next(iter(outputs.values())) if self.signature is None else outputs[self.signature]
         return {name: jnp.asarray(value) for name, value in chosen.outputs.items()}
-
-    @property
-    def _takes_any_size(self) -> bool:
-        return any(None in spec.shape for spec in self.receiver.inputs.values())
 
 
 def _outputs_of(spec: EstimatorSpec) -> dict[str, ExportOutput]:
@@ -630,14 +611,3 @@ def _make_temporary_folder(base: str) -> list[str]:
             else:
                 return [str(folder), str(number)]
         number += 1
-
-
-def _fixed_size_error(error: Exception) -> ValueError:
-    return ValueError(
-        explain(
-            f"The model function cannot be exported for arbitrary batch sizes: {error}",
-            expected="a model function that does not depend on the batch size.",
-            fix="use keras.ops.shape(x) for sizes; or export for one size with "
-            "build_raw_serving_input_receiver_fn(features, default_batch_size=n).",
-        )
-    )

@@ -46,14 +46,18 @@ class SessionRunArgs:
     options: Any = None
 
     def __post_init__(self) -> None:
-        if self.feed_dict is not None:
-            raise NotImplementedError(
-                explain(
-                    f"feed_dict={self.feed_dict!r} is not supported.",
-                    expected="None: there are no placeholders to feed.",
-                    fix="return the value from input_fn as a feature.",
-                )
+        _check_nothing_is_fed("feed_dict", self.feed_dict)
+
+
+def _check_nothing_is_fed(name: str, feed_dict: object) -> None:
+    if feed_dict is not None:
+        raise NotImplementedError(
+            explain(
+                f"{name}={feed_dict!r} is not supported.",
+                expected="None: there are no placeholders to feed.",
+                fix="return the value from input_fn as a feature.",
             )
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -587,14 +591,7 @@ class FinalOpsHook(SessionRunHook):
     """
 
     def __init__(self, final_ops: object, final_ops_feed_dict: object = None) -> None:
-        if final_ops_feed_dict is not None:
-            raise NotImplementedError(
-                explain(
-                    f"final_ops_feed_dict={final_ops_feed_dict!r} is not supported.",
-                    expected="None: there are no placeholders to feed.",
-                    fix="return the value from input_fn as a feature.",
-                )
-            )
+        _check_nothing_is_fed("final_ops_feed_dict", final_ops_feed_dict)
         self._final_ops = final_ops
         leaves = jax.tree_util.tree_leaves_with_path(final_ops)
         self.tensors = {f"final{jax.tree_util.keystr(path)}": leaf for path, leaf in leaves}

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from stratagem.errors import explain
-from stratagem.estimator.checks import check_number, check_type
+from stratagem.estimator.checks import check_number, check_type, invalid
 from stratagem.estimator.spec import arguments_of
 from stratagem.input.dataset import Dataset
 from stratagem.input.sources.adapters import as_source, every_nth
@@ -70,7 +70,19 @@ def numpy_input_fn(
     _check_arrays("x", x)
     if y is not None:
         _check_arrays("y", y)
-    _check_names_and_lengths(x, y)
+    both = sorted(set(x) & set(y)) if isinstance(x, Mapping) and isinstance(y, Mapping) else []
+    if both:
+        raise invalid(
+            f"The names {both} are in both x and y.",
+            "different names for features and labels.",
+            "rename the labels.",
+        )
+    if len({len(array) for array in jax.tree.leaves((x, y))}) != 1:
+        raise invalid(
+            f"The arrays of x and y have the shapes {jax.tree.map(np.shape, (x, y))}.",
+            "the same number of examples on axis 0 of every array.",
+            "trim the arrays to the same examples.",
+        )
     data = x if y is None else (x, y)
     return _input_fn(data, batch_size, num_epochs, shuffle=bool(shuffle))
 
@@ -123,8 +135,25 @@ def pandas_input_fn(
     del queue_capacity, num_threads
     _check_options(batch_size, num_epochs, shuffle)
     _check_frame("x", x, has_columns=hasattr(x, "columns"))
-    _check_labels(x, y, target_column)
-    return _input_fn(_frame_arrays(x, y), batch_size, num_epochs, shuffle=bool(shuffle))
+    check_type("target_column", target_column, str, "a string")
+    if y is None:
+        return _input_fn(_columns(x), batch_size, num_epochs, shuffle=bool(shuffle))
+    _check_frame("y", y, has_columns=True)
+    is_series = not hasattr(y, "columns")
+    if is_series and target_column in x.columns:
+        raise invalid(
+            f"x has a column {target_column!r}, the name of the labels.",
+            "different names for features and labels.",
+            "pass another target_column, or remove the column from the features.",
+        )
+    if not np.array_equal(x.index, y.index):
+        raise invalid(
+            f"x and y have different indices: {x.index!r} and {y.index!r}.",
+            "the same rows in the same order.",
+            "reorder the labels with y = y.loc[x.index].",
+        )
+    data = _columns(x), y.to_numpy() if is_series else _columns(y)
+    return _input_fn(data, batch_size, num_epochs, shuffle=bool(shuffle))
 
 
 def _input_fn(data: object, batch_size: int, num_epochs: int | None, *, shuffle: bool) -> _InputFn:
@@ -134,12 +163,10 @@ def _input_fn(data: object, batch_size: int, num_epochs: int | None, *, shuffle:
         context = InputContext() if input_context is None else input_context
         num_shards, shard = context.num_input_pipelines, context.input_pipeline_id
         if num_examples < num_shards:
-            raise ValueError(
-                explain(
-                    f"{num_examples} examples are too few for {num_shards} workers.",
-                    expected="at least one example per worker.",
-                    fix="add examples, or train with fewer workers.",
-                )
+            raise invalid(
+                f"{num_examples} examples are too few for {num_shards} workers.",
+                "at least one example per worker.",
+                "add examples, or train with fewer workers.",
             )
         examples = data if num_shards == 1 else every_nth(data, num_shards, shard)
         return Dataset(_EpochBatches(examples, batch_size, num_epochs, shuffle=shuffle))
@@ -189,12 +216,10 @@ class _EpochBatches:
 
 def _check_options(batch_size: int, num_epochs: int | None, shuffle: object) -> None:
     if not isinstance(shuffle, bool):
-        raise ValueError(
-            explain(
-                f"shuffle={shuffle!r} is not a bool.",
-                expected="True or False.",
-                fix="pass shuffle=True for training, shuffle=False for evaluation and prediction.",
-            )
+        raise invalid(
+            f"shuffle={shuffle!r} is not a bool.",
+            "True or False.",
+            "pass shuffle=True for training, shuffle=False for evaluation and prediction.",
         )
     check_number("batch_size", batch_size, 1)
     check_number("num_epochs", num_epochs, 1)
@@ -208,33 +233,10 @@ def _check_arrays(name: str, value: object) -> None:
         )
     arrays: list[Any] = list(named.values())
     if not arrays or any(array.size == 0 or not array.shape for array in arrays):
-        raise ValueError(
-            explain(
-                f"{name} is empty or contains an empty array.",
-                expected="arrays with at least one example on axis 0.",
-                fix="check the source of the data.",
-            )
-        )
-
-
-def _check_names_and_lengths(x: object, y: object) -> None:
-    both = sorted(set(x) & set(y)) if isinstance(x, Mapping) and isinstance(y, Mapping) else []
-    if both:
-        raise ValueError(
-            explain(
-                f"The names {both} are in both x and y.",
-                expected="different names for features and labels.",
-                fix="rename the labels.",
-            )
-        )
-    if len({len(array) for array in jax.tree.leaves((x, y))}) != 1:
-        shapes = jax.tree.map(np.shape, (x, y))
-        raise ValueError(
-            explain(
-                f"The arrays of x and y have the shapes {shapes}.",
-                expected="the same number of examples on axis 0 of every array.",
-                fix="trim the arrays to the same examples.",
-            )
+        raise invalid(
+            f"{name} is empty or contains an empty array.",
+            "arrays with at least one example on axis 0.",
+            "check the source of the data.",
         )
 
 
@@ -252,40 +254,6 @@ def _check_frame(name: str, value: Any, *, has_columns: bool) -> None:
 
 def _columns(frame: Any) -> dict[str, np.ndarray[Any, Any]]:
     return {str(name): frame[name].to_numpy() for name in frame.columns}
-
-
-def _frame_arrays(x: Any, y: Any) -> Any:
-    """Returns the features, or a pair of features and labels."""
-    features = _columns(x)
-    if y is None:
-        return features
-    return features, _columns(y) if hasattr(y, "columns") else y.to_numpy()
-
-
-def _check_labels(x: Any, y: Any, target_column: str) -> None:
-    check_type("target_column", target_column, str, "a string")
-    if y is None:
-        return
-    _check_frame("y", y, has_columns=True)
-    if not hasattr(y, "columns") and target_column in x.columns:
-        raise ValueError(
-            explain(
-                f"x has a column {target_column!r}, the name of the labels.",
-                expected="different names for features and labels.",
-                fix="pass another target_column, or remove the column from the features.",
-            )
-        )
-    if not np.array_equal(x.index, y.index):
-        raise ValueError(
-            explain(
-                f"x and y have different indices: {x.index!r} and {y.index!r}.",
-                expected="the same rows in the same order.",
-                fix="reorder the labels with y = y.loc[x.index].",
-            )
-        )
-
-
-# Batches of an input function: features and labels for all replicas.
 
 
 # Host transforms: encoding of batches before devices, decoding of predictions after.
@@ -424,12 +392,10 @@ def _one_batch(batch: object, *, repeats: bool) -> Generator[Any]:
 def require_batch(batch: object) -> Any:
     """Returns the first batch of a dataset; raises ValueError for None."""
     if batch is None:
-        raise ValueError(
-            explain(
-                "input_fn returned an empty dataset.",
-                expected="at least one batch.",
-                fix="check for missing files, or a single short batch that is dropped.",
-            )
+        raise invalid(
+            "input_fn returned an empty dataset.",
+            "at least one batch.",
+            "check for missing files, or a single short batch that is dropped.",
         )
     return batch
 
@@ -439,11 +405,9 @@ def features_and_labels(batch: object) -> tuple[Any, Any]:
     if not isinstance(batch, tuple | list):
         return batch, None
     if len(batch) != 2:
-        raise ValueError(
-            explain(
-                f"input_fn returned batches of {len(batch)} elements.",
-                expected="(features, labels), or features alone.",
-                fix="put several features, including weights, into a dict.",
-            )
+        raise invalid(
+            f"input_fn returned batches of {len(batch)} elements.",
+            "(features, labels), or features alone.",
+            "put several features, including weights, into a dict.",
         )
     return batch[0], batch[1]

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from stratagem.errors import explain
-from stratagem.estimator.checks import check_known, check_one_of, check_type
+from stratagem.estimator.checks import check_known, check_one_of, check_type, invalid
 from stratagem.estimator.estimator import Estimator
 from stratagem.estimator.export import PredictOutput
 from stratagem.estimator.run_config import RunConfig
@@ -97,12 +97,10 @@ def output_names(model: keras.Model, outputs: object) -> list[str]:
 def _chosen(values: Mapping[str, Any], kind: str, names: list[str], role: str) -> dict[str, Any]:
     missing = [name for name in names if name not in values]
     if missing:
-        raise ValueError(
-            explain(
-                f"{kind} has the names {sorted(values)} but lacks {missing}.",
-                expected=f"all {role} of the Keras model: {names}.",
-                fix="rename them in input_fn, or rename the model's layers.",
-            )
+        raise invalid(
+            f"{kind} has the names {sorted(values)} but lacks {missing}.",
+            f"all {role} of the Keras model: {names}.",
+            "rename them in input_fn, or rename the model's layers.",
         )
     return {name: values[name] for name in names}
 
@@ -173,9 +171,11 @@ class KerasModelFunction:
         is_training = mode == ModeKeys.TRAIN
         outputs = model(x, training=is_training) if takes_training(model) else model(x)
         predictions = outputs_by_name(model, outputs)
+        check_known("export_outputs", self._export_outputs, predictions)
+        exported = {name: make(predictions[name]) for name, make in self._export_outputs.items()}
         spec: dict[str, Any] = {
             "predictions": predictions,
-            "export_outputs": self._exported(predictions),
+            "export_outputs": {DEFAULT_SIGNATURE: PredictOutput(predictions), **exported},
             "scaffold": Scaffold(lambda scaffold, session: self._start(model)),
         }
         if mode == ModeKeys.PREDICT:
@@ -187,7 +187,15 @@ class KerasModelFunction:
             train_op = minimize(model.optimizer, loss, model.trainable_variables)
             return EstimatorSpec(mode, loss=loss, train_op=train_op, **spec)
         model.compute_metrics(x, y, outputs, weights)
-        metrics = self._renamed(named_metrics(model))
+        metrics, names = named_metrics(model), self._metric_names
+        if names is not None and set(names) != set(metrics):
+            raise invalid(
+                f"metric_names_map has the names {sorted(names)}.",
+                f"all metrics of the Keras model: {sorted(metrics)}.",
+                "list exactly these names; losses are not included.",
+            )
+        if names is not None:
+            metrics = {names[name]: metric for name, metric in metrics.items()}
         return EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics, **spec)
 
     def _compile(self, model: keras.Model, *, with_metrics: bool) -> None:
@@ -213,25 +221,6 @@ class KerasModelFunction:
             _assign_all(targets, self._weights, copy)
         if self._slots and copy.optimizer is not None and copy.optimizer.built:
             _assign_all(list(copy.optimizer.variables), self._slots, copy)
-
-    def _renamed(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        names = self._metric_names
-        if names is None:
-            return metrics
-        if set(names) != set(metrics):
-            raise ValueError(
-                explain(
-                    f"metric_names_map has the names {sorted(names)}.",
-                    expected=f"all metrics of the Keras model: {sorted(metrics)}.",
-                    fix="list exactly these names; losses are not included.",
-                )
-            )
-        return {names[name]: metric for name, metric in metrics.items()}
-
-    def _exported(self, predictions: dict[str, Any]) -> dict[str, Any]:
-        check_known("export_outputs", self._export_outputs, predictions)
-        outputs = {name: make(predictions[name]) for name, make in self._export_outputs.items()}
-        return {DEFAULT_SIGNATURE: PredictOutput(predictions), **outputs}
 
 
 def _metric_recipe(metric: object) -> Any:
@@ -314,43 +303,18 @@ def model_to_estimator(
     Source: tensorflow/estimator keras_lib.py, model_to_estimator.
     """
     del use_v2_estimator
-    model = _compiled_model(keras_model, keras_model_path, custom_objects, checkpoint_format)
-    function = _function_of(model, custom_objects, metric_names_map, export_outputs)
-    return Estimator(function, config=_config_in(model_dir, config))
-
-
-def _config_in(
-    model_dir: str | os.PathLike[str] | None, config: RunConfig | None
-) -> RunConfig | None:
-    if model_dir is None:
-        return config
-    return (config or RunConfig()).replace(model_dir=os.fspath(model_dir))
-
-
-def _compiled_model(
-    model: keras.Model | None,
-    path: str | os.PathLike[str] | None,
-    custom_objects: Mapping[str, Any] | None,
-    checkpoint_format: str | None,
-) -> keras.Model:
-    """Returns the given model, or loads the saved one."""
-    check_one_of("model_to_estimator", keras_model=model, keras_model_path=path)
+    check_one_of("model_to_estimator", keras_model=keras_model, keras_model_path=keras_model_path)
     if checkpoint_format is not None:
         check_known("checkpoint_format", [checkpoint_format], ("checkpoint", "saver"))
-    found: Any = model if path is None else keras.saving.load_model(path, custom_objects)
-    _check_model(found)
-    return found
-
-
-def _check_model(model: Any) -> None:
+    model: Any = keras_model
+    if keras_model_path is not None:
+        model = keras.saving.load_model(keras_model_path, custom_objects)
     check_type("keras_model", model, keras.Model, "a Keras model")
     if not model.compiled or model.optimizer is None:
-        raise ValueError(
-            explain(
-                f"The Keras model {model.name!r} is not compiled.",
-                expected="a model with an optimizer and losses.",
-                fix="call model.compile(optimizer, loss) before model_to_estimator.",
-            )
+        raise invalid(
+            f"The Keras model {model.name!r} is not compiled.",
+            "a model with an optimizer and losses.",
+            "call model.compile(optimizer, loss) before model_to_estimator.",
         )
     custom = [
         name for name in _STEPS if getattr(type(model), name) is not getattr(keras.Model, name)
@@ -364,19 +328,10 @@ def _check_model(model: Any) -> None:
                 code="SG905",
             )
         )
-
-
-def _function_of(
-    model: keras.Model,
-    custom_objects: Mapping[str, Any] | None,
-    metric_names: Mapping[str, str] | None,
-    export_outputs: Mapping[str, Callable[[Any], Any]] | None,
-) -> KerasModelFunction:
-    """Creates the model function, and a test copy unless all layers are Keras's own."""
     try:
-        function = KerasModelFunction(model, custom_objects, metric_names, export_outputs)
+        function = KerasModelFunction(model, custom_objects, metric_names_map, export_outputs)
         if not all(map(_is_of_keras, flatten_layers(model))):
-            function.copy()
+            function.copy()  # a test
     except (NotImplementedError, TypeError, ValueError) as error:
         raise ValueError(
             explain(
@@ -388,7 +343,9 @@ def _function_of(
                 code="SG905",
             )
         ) from error
-    return function
+    if model_dir is not None:
+        config = (config or RunConfig()).replace(model_dir=os.fspath(model_dir))
+    return Estimator(function, config=config)
 
 
 def _is_of_keras(layer: keras.layers.Layer) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 
 from stratagem.checkpoint.latest import is_first
 from stratagem.contexts import get_strategy
-from stratagem.errors import explain
+from stratagem.estimator.checks import check_instances, invalid
 from stratagem.estimator.hooks import (
     LoggingTensorHook,
     SecondOrStepTimer,
@@ -41,15 +41,17 @@ from stratagem.estimator.saving_hooks import (
     CheckpointSaverListener,
     StepCounterHook,
 )
-from stratagem.estimator.spec import EstimatorSpec, ModelFunction, check_instances
+from stratagem.estimator.spec import EstimatorSpec, ModelFunction
 from stratagem.estimator.steps import (
+    GLOBAL_STEP,
     EvaluationStep,
+    ModelCheckpoints,
     ModelStep,
     PredictionStep,
     TrainingStep,
+    VariableStore,
     spec_hooks,
 )
-from stratagem.estimator.variable_store import GLOBAL_STEP, ModelCheckpoints, VariableStore
 from stratagem.execution import summary
 from stratagem.input.placement import place
 from stratagem.keras.training.datasets import DatasetCreator, part_of
@@ -227,12 +229,10 @@ def training_hooks(
     # 0 disables checkpoints, like None.
     secs, steps = config.save_checkpoints_secs or None, config.save_checkpoints_steps or None
     if listeners and role.saves and secs is None and steps is None:
-        raise ValueError(
-            explain(
-                "saving_listeners are set, but the RunConfig disables checkpoints.",
-                expected="save_checkpoints_steps or save_checkpoints_secs in the RunConfig.",
-                fix="set one of the two, or remove saving_listeners.",
-            )
+        raise invalid(
+            "saving_listeners are set, but the RunConfig disables checkpoints.",
+            "save_checkpoints_steps or save_checkpoints_secs in the RunConfig.",
+            "set one of the two, or remove saving_listeners.",
         )
     if role.saves and (secs is not None or steps is not None):
         folder = config.model_dir or ""
@@ -325,24 +325,20 @@ class Session:
 
     def _step_values(self, name: str) -> dict[str, Any]:
         if self._values is None:
-            raise ValueError(
-                explain(
-                    f"A hook fetched {name!r} before the first step.",
-                    expected="names of variables before the first step.",
-                    fix="fetch it in before_run or after_run.",
-                )
+            raise invalid(
+                f"A hook fetched {name!r} before the first step.",
+                "names of variables before the first step.",
+                "fetch it in before_run or after_run.",
             )
         return self._values
 
     def _unknown(self, wanted: object) -> ValueError:
         of_step = [] if self._values is None else [*self._values["named"]]
         names = sorted({"loss", GLOBAL_STEP, *of_step, *self._step.store.named})
-        return ValueError(
-            explain(
-                f"A hook fetched {wanted!r}, which the step does not return.",
-                expected=f"a variable, a value in the hook's own `tensors`, or one of {names}.",
-                fix="name it in the model function: sg.estimator.identity(value, name=...).",
-            )
+        return invalid(
+            f"A hook fetched {wanted!r}, which the step does not return.",
+            f"a variable, a value in the hook's own `tensors`, or one of {names}.",
+            "name it in the model function: sg.estimator.identity(value, name=...).",
         )
 
     def _on_host(self, value: object) -> Any:
@@ -455,7 +451,8 @@ class TrainingSummaries:
 
     def __init__(self, folder: str, save_steps: int | None) -> None:
         self.writer = writer_of(folder) if save_steps else summary.create_noop_writer()
-        self._timer = SecondOrStepTimer(every_steps=save_steps) if save_steps else None
+        self._saves = bool(save_steps)
+        self._timer = SecondOrStepTimer(every_steps=save_steps or 1)
         self._records = True
 
     @contextlib.contextmanager
@@ -470,11 +467,10 @@ class TrainingSummaries:
     @contextlib.contextmanager
     def of_step(self, step: int) -> Generator[None]:
         """Records the step's summaries inside the `with` block only if due."""
-        is_due = self._timer is not None and self._timer.should_trigger_for_step(step)
-        if self._timer is not None and is_due:
+        self._records = self._saves and self._timer.should_trigger_for_step(step)
+        if self._records:
             self._timer.update_last_triggered_step(step)
             summary.experimental.set_step(step)
-        self._records = is_due
         yield
         self._records = True
 

@@ -16,7 +16,7 @@ from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver, tf_co
 from stratagem.cluster.roles import is_chief, normalize_cluster_spec, task_count
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import explain
-from stratagem.estimator.checks import check_known, check_number, check_one_of, check_type
+from stratagem.estimator.checks import check_known, check_number, check_one_of, check_type, invalid
 from stratagem.launch.remote.job import JOB_VARIABLE
 from stratagem.parameter_server.strategy import ParameterServerStrategy
 from stratagem.resources import Closing
@@ -63,40 +63,47 @@ class DistributeConfig:
 
 def check_strategy(name: str, strategy: object) -> None:
     """Raises TypeError unless the argument is a strategy, a callable or None."""
-    check_type(
-        name, strategy, _is_strategy_or_function, "a strategy or a function that returns one"
-    )
-
-
-def _is_strategy_or_function(value: object) -> bool:
-    return value is None or isinstance(value, Strategy) or callable(value)
+    if strategy is not None and not callable(strategy):
+        check_type(name, strategy, Strategy, "a strategy or a function that returns one")
 
 
 # Task of this process in the `TF_CONFIG` cluster, as an Estimator uses it.
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ClusterTask:
-    """Cluster task and its training cluster; `global_id_in_cluster` is None for an evaluator."""
-
-    cluster_spec: ClusterSpec = dataclasses.field(default_factory=lambda: ClusterSpec({}))
-    task_type: str
-    task_id: int
-    master: str = ""
-    evaluation_master: str = ""
-    num_ps_replicas: int = 0
-    num_worker_replicas: int = 0
-    is_chief: bool = False
-    global_id_in_cluster: int | None = None
-    service: Mapping[str, Any] | None
+_NO_CLUSTER: Final = {
+    "cluster_spec": ClusterSpec({}),
+    "task_type": "worker",
+    "task_id": 0,
+    "global_id_in_cluster": None,
+    "is_chief": False,
+    "master": "",
+    "evaluation_master": "",
+    "num_ps_replicas": 0,
+    "num_worker_replicas": 0,
+}
 
 
-def cluster_task(*, needs_chief: bool) -> ClusterTask:
+def _cluster_task(*, needs_chief: bool) -> dict[str, Any]:
     """Reads this process's task from `TF_CONFIG`, as TensorFlow's run_config.py does."""
-    resolver = TFConfigClusterResolver()
+    content, resolver = tf_config(), TFConfigClusterResolver()
     spec, task_type, task_id = resolver.cluster_spec(), resolver.task_type, resolver.task_id
+    service = content.get("service")
+    check_type("TF_CONFIG['service']", service, dict | None, "a JSON object")
+    evaluation_master = str(content.get("eval_session_master", ""))
     if not spec:
-        return _task_alone(task_type, task_id)
+        if (task_type or "worker", task_id or 0) != ("worker", 0):
+            raise invalid(
+                f"TF_CONFIG has task type {task_type!r} and index {task_id!r} but no cluster.",
+                "worker 0 or no task when there is no cluster.",
+                'add "cluster" to TF_CONFIG, or remove "task".',
+            )
+        return {
+            "master": str(content.get("session_master", "")),
+            "evaluation_master": evaluation_master,
+            "num_worker_replicas": 1,
+            "is_chief": True,
+            "global_id_in_cluster": 0,
+            "service": service,
+        }
     if needs_chief and not task_count(spec, "chief"):
         raise ValueError(
             explain(
@@ -107,82 +114,25 @@ def cluster_task(*, needs_chief: bool) -> ClusterTask:
             )
         )
     if task_type is None or task_id is None:
-        raise ValueError(
-            explain(
-                f"TF_CONFIG describes a cluster, but its task has type {task_type!r} and index "
-                f"{task_id!r}.",
-                expected="a task type and index for this process.",
-                fix='add "task": {"type": "worker", "index": 0}, for example.',
-            )
+        raise invalid(
+            f"TF_CONFIG describes a cluster, but its task has type {task_type!r} and index "
+            f"{task_id!r}.",
+            "a task type and index for this process.",
+            'add "task": {"type": "worker", "index": 0}, for example.',
         )
     check_cluster(spec, task_type, task_id)
-    if task_type == "evaluator":
-        # Not part of the training cluster.
-        return ClusterTask(
-            task_type=task_type,
-            task_id=task_id,
-            evaluation_master=_evaluation_master(),
-            service=_service(),
-        )
-    return ClusterTask(
-        cluster_spec=spec,
-        task_type=task_type,
-        task_id=task_id,
-        master=resolver.master(rpc_layer=resolver.rpc_layer or "grpc"),
-        num_ps_replicas=task_count(spec, "ps"),
-        num_worker_replicas=task_count(spec, "chief") + task_count(spec, "worker"),
-        is_chief=is_chief(spec, task_type, task_id),
-        global_id_in_cluster=_global_id(spec, task_type, task_id),
-        service=_service(),
-    )
-
-
-def model_dir_of_task(model_dir: str | None) -> str | None:
-    """Returns the model folder from the argument or `TF_CONFIG`, or None if neither names one."""
-    from_variable = tf_config().get("model_dir")
-    for folder in (model_dir, from_variable):
-        if folder == "":
-            raise ValueError(
-                explain(
-                    "model_dir is the empty string.",
-                    expected="the path of a folder in RunConfig or TF_CONFIG.",
-                    fix="omit it: the Estimator then creates a temporary folder.",
-                )
-            )
-    if model_dir and from_variable and model_dir != from_variable:
-        raise ValueError(
-            explain(
-                f"model_dir is {model_dir!r} in RunConfig and {from_variable!r} in TF_CONFIG.",
-                expected="the same folder in both.",
-                fix="remove it from one of them.",
-            )
-        )
-    return model_dir or from_variable
-
-
-def _task_alone(task_type: str | None, task_id: int | None) -> ClusterTask:
-    if (task_type or "worker", task_id or 0) != ("worker", 0):
-        raise ValueError(
-            explain(
-                f"TF_CONFIG has task type {task_type!r} and index {task_id!r} but no cluster.",
-                expected="worker 0 or no task when there is no cluster.",
-                fix='add "cluster" to TF_CONFIG, or remove "task".',
-            )
-        )
-    return ClusterTask(
-        task_type="worker",
-        task_id=0,
-        master=str(tf_config().get("session_master", "")),
-        evaluation_master=_evaluation_master(),
-        num_worker_replicas=1,
-        is_chief=True,
-        global_id_in_cluster=0,
-        service=_service(),
-    )
-
-
-def _evaluation_master() -> str:
-    return str(tf_config().get("eval_session_master", ""))
+    task = {"task_type": task_type, "task_id": task_id, "service": service}
+    if task_type == "evaluator":  # not part of the training cluster
+        return {**task, "evaluation_master": evaluation_master}
+    return {
+        **task,
+        "cluster_spec": spec,
+        "master": resolver.master(rpc_layer=resolver.rpc_layer or "grpc"),
+        "num_ps_replicas": task_count(spec, "ps"),
+        "num_worker_replicas": task_count(spec, "chief") + task_count(spec, "worker"),
+        "is_chief": is_chief(spec, task_type, task_id),
+        "global_id_in_cluster": _global_id(spec, task_type, task_id),
+    }
 
 
 def _global_id(spec: ClusterSpec, task_type: str, task_id: int) -> int:
@@ -192,12 +142,6 @@ def _global_id(spec: ClusterSpec, task_type: str, task_id: int) -> int:
         job for job in spec.jobs if (order.get(job, 1), job) < (order.get(task_type, 1), task_type)
     ]
     return sum(map(spec.num_tasks, before)) + task_id
-
-
-def _service() -> Mapping[str, Any] | None:
-    service = tf_config().get("service")
-    check_type("TF_CONFIG['service']", service, dict | None, "a JSON object")
-    return service
 
 
 _DEFAULT_SAVE_SECS: Final = 600
@@ -303,19 +247,39 @@ class RunConfig:
     service: Mapping[str, Any] | None = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._set_folder()
+        self._choose_folder()
         self._choose_when_to_save()
         self._check_settings()
         self._choose_strategies()
         is_distributed = (self.train_distribute, self.eval_distribute) != (None, None)
-        task = cluster_task(needs_chief=not (is_distributed or self.experimental_distribute))
-        for name, value in vars(task).items():
+        task = _cluster_task(needs_chief=not (is_distributed or self.experimental_distribute))
+        for name, value in {**_NO_CLUSTER, **task}.items():
             object.__setattr__(self, name, value)
-        self._check_remote_cluster()
+        both = self.experimental_distribute
+        if both is not None and both.remote_cluster is not None and self.cluster_spec:
+            raise invalid(
+                "remote_cluster is set, but TF_CONFIG makes this process a task of "
+                f"{self.cluster_spec!r}.",
+                "a process that is either a client or a task of a cluster.",
+                "unset TF_CONFIG in the client, or remove remote_cluster.",
+            )
 
-    def _set_folder(self) -> None:
-        folder = None if self.model_dir is None else os.fspath(self.model_dir)
-        object.__setattr__(self, "model_dir", model_dir_of_task(folder))
+    def _choose_folder(self) -> None:
+        given = None if self.model_dir is None else os.fspath(self.model_dir)
+        from_variable = tf_config().get("model_dir")
+        if "" in (given, from_variable):
+            raise invalid(
+                "model_dir is the empty string.",
+                "the path of a folder in RunConfig or TF_CONFIG.",
+                "omit it: the Estimator then creates a temporary folder.",
+            )
+        if given and from_variable and given != from_variable:
+            raise invalid(
+                f"model_dir is {given!r} in RunConfig and {from_variable!r} in TF_CONFIG.",
+                "the same folder in both.",
+                "remove it from one of them.",
+            )
+        object.__setattr__(self, "model_dir", given or from_variable)
 
     def _choose_when_to_save(self) -> None:
         steps, secs = self.save_checkpoints_steps, self.save_checkpoints_secs
@@ -336,12 +300,10 @@ class RunConfig:
                 name, getattr(self, name), minimum, excluded=is_excluded, is_integer=is_integer
             )
         if self.device_fn is not None:
-            raise ValueError(
-                explain(
-                    f"device_fn={self.device_fn!r} is not supported.",
-                    expected="None: the strategy places variables and steps.",
-                    fix="pass train_distribute=sg.OneDeviceStrategy(device) or another strategy.",
-                )
+            raise invalid(
+                f"device_fn={self.device_fn!r} is not supported.",
+                "None: the strategy places variables and steps.",
+                "pass train_distribute=sg.OneDeviceStrategy(device) or another strategy.",
             )
         if self.protocol is not None:
             check_known("protocol", [self.protocol], ("grpc", "grpc+verbs"))
@@ -355,26 +317,12 @@ class RunConfig:
             if other is None:
                 continue
             if direct is not None and direct is not other:
-                raise ValueError(
-                    explain(
-                        f"{name} is set both directly and in experimental_distribute.",
-                        expected="one of the two.",
-                        fix=f"remove {name} from one of them.",
-                    )
+                raise invalid(
+                    f"{name} is set both directly and in experimental_distribute.",
+                    "one of the two.",
+                    f"remove {name} from one of them.",
                 )
             object.__setattr__(self, name, other)
-
-    def _check_remote_cluster(self) -> None:
-        both = self.experimental_distribute
-        if both is not None and both.remote_cluster is not None and self.cluster_spec:
-            raise ValueError(
-                explain(
-                    "remote_cluster is set, but TF_CONFIG makes this process a task of "
-                    f"{self.cluster_spec!r}.",
-                    expected="a process that is either a client or a task of a cluster.",
-                    fix="unset TF_CONFIG in the client, or remove remote_cluster.",
-                )
-            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickles the settings; the receiver creates strategies and reads `TF_CONFIG` itself."""

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from stratagem.errors import explain
-from stratagem.estimator.checks import check_one_of
+from stratagem.estimator.checks import check_instances, check_one_of, invalid
 from stratagem.estimator.hooks import (
     Clock,
     SecondOrStepTimer,
@@ -22,7 +21,7 @@ from stratagem.estimator.hooks import (
     SessionRunValues,
     SynchronizedTimer,
 )
-from stratagem.estimator.spec import ModeKeys, check_instances
+from stratagem.estimator.spec import ModeKeys
 from stratagem.execution import summary
 from stratagem.strategies.collectives import host
 
@@ -120,12 +119,10 @@ class CheckpointSaverHook(SessionRunHook):
         check_one_of("CheckpointSaverHook", is_required=False, saver=saver, scaffold=scaffold)
         self._saver = saver if scaffold is None else scaffold.saver
         if self._saver is None and checkpoint_basename != _BASENAME:
-            raise ValueError(
-                explain(
-                    f"checkpoint_basename={checkpoint_basename!r} is set without a saver.",
-                    expected=f"{_BASENAME!r}, or a saver that uses another name.",
-                    fix="omit checkpoint_basename.",
-                )
+            raise invalid(
+                f"checkpoint_basename={checkpoint_basename!r} is set without a saver.",
+                f"{_BASENAME!r}, or a saver that uses another name.",
+                "omit checkpoint_basename.",
             )
         self._checkpoint_dir = os.fspath(checkpoint_dir)
         self._timer = SynchronizedTimer(save_secs, save_steps, clock=clock)
@@ -149,12 +146,10 @@ class CheckpointSaverHook(SessionRunHook):
         """Saves the initial checkpoint."""
         folders = (Path(one).resolve() for one in (self._checkpoint_dir, session.model_dir))
         if self._saver is None and len(set(folders)) > 1:
-            raise ValueError(
-                explain(
-                    f"checkpoint_dir={self._checkpoint_dir!r} is not the Estimator's folder.",
-                    expected=f"{session.model_dir!r}, where the session saves.",
-                    fix="pass estimator.model_dir, or a saver that saves elsewhere.",
-                )
+            raise invalid(
+                f"checkpoint_dir={self._checkpoint_dir!r} is not the Estimator's folder.",
+                f"{session.model_dir!r}, where the session saves.",
+                "pass estimator.model_dir, or a saver that saves elsewhere.",
             )
         step = session.global_step
         self._save(session, step)
@@ -190,21 +185,31 @@ class CheckpointSaverHook(SessionRunHook):
         return any(votes)
 
 
-# StepCounterHook and SummarySaverHook, and the writer of their summaries.
+# StepCounterHook and SummarySaverHook.
 
 
-class SummaryOutput:
-    """Summary writer of a hook: an external one, the session's, or a new one for another folder."""
+class _SummaryHook(SessionRunHook):
+    """Writes summaries when due: to a given writer, the session's, or one for another folder."""
 
-    def __init__(self, output_dir: str | os.PathLike[str] | None, summary_writer: object) -> None:
+    def __init__(
+        self,
+        timer: SecondOrStepTimer,
+        output_dir: str | os.PathLike[str] | None,
+        summary_writer: object,
+    ) -> None:
+        self._timer = timer
         self._folder = None if output_dir is None else Path(output_dir).resolve()
-        self._external_writer = summary_writer
+        self._given_writer = summary_writer
         self._writer: Any = None
         self._is_own = False
 
-    def open(self, session: Session) -> None:
-        """Chooses the writer."""
-        self._writer = self._external_writer
+    def begin(self) -> None:
+        """Resets the timer."""
+        self._timer.reset()
+
+    def after_create_session(self, session: Session, coord: object) -> None:
+        """Opens the summary writer."""
+        self._writer = self._given_writer
         if self._writer is not None or self._folder is None or not session.is_chief:
             return
         if self._folder == Path(session.model_dir).resolve():
@@ -212,24 +217,23 @@ class SummaryOutput:
         else:
             self._writer, self._is_own = summary.create_file_writer(str(self._folder)), True
 
-    def write(self, values: Mapping[str, Any], step: int) -> None:
-        """Writes scalars, if there is a writer."""
+    def end(self, session: Session) -> None:
+        """Flushes the summary writer, and closes it if the hook created it."""
+        if self._writer is not None:
+            self._writer.close() if self._is_own else self._writer.flush()
+        self._writer, self._is_own = None, False
+
+    def _write(self, values: Mapping[str, Any], step: int) -> None:
         if self._writer is not None:
             with self._writer.as_default(step):
                 for tag, value in values.items():
                     summary.scalar(tag, value)
 
-    def close(self) -> None:
-        """Flushes the writer, and closes it if the hook created it."""
-        if self._writer is not None:
-            self._writer.close() if self._is_own else self._writer.flush()
-        self._writer, self._is_own = None, False
-
 
 _TAG = "global_step/sec"
 
 
-class StepCounterHook(SessionRunHook):
+class StepCounterHook(_SummaryHook):
     """Logs steps per second and writes them as the summary `global_step/sec`.
 
     Args:
@@ -257,16 +261,8 @@ class StepCounterHook(SessionRunHook):
         *,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._timer = SecondOrStepTimer(every_n_secs, every_n_steps, clock=clock)
-        self._output = SummaryOutput(output_dir, summary_writer)
-
-    def begin(self) -> None:
-        """Resets the timer."""
-        self._timer.reset()
-
-    def after_create_session(self, session: Session, coord: object) -> None:
-        """Opens the summary writer."""
-        self._output.open(session)
+        timer = SecondOrStepTimer(every_n_secs, every_n_steps, clock=clock)
+        super().__init__(timer, output_dir, summary_writer)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Measures the speed when due."""
@@ -277,17 +273,13 @@ class StepCounterHook(SessionRunHook):
         if elapsed_s and num_steps is not None:
             steps_per_s = num_steps / elapsed_s
             _logger.info("%s: %g", _TAG, steps_per_s)
-            self._output.write({_TAG: steps_per_s}, step)
-
-    def end(self, session: Session) -> None:
-        """Closes the summary writer."""
-        self._output.close()
+            self._write({_TAG: steps_per_s}, step)
 
 
 # SummarySaverHook: periodic summaries of step values.
 
 
-class SummarySaverHook(SessionRunHook):
+class SummarySaverHook(_SummaryHook):
     """Writes scalar summaries every N steps or N seconds.
 
     Calls of `sg.summary` in the model function don't need this hook: they are written every
@@ -328,29 +320,19 @@ class SummarySaverHook(SessionRunHook):
         clock: Clock = time.monotonic,
     ) -> None:
         if summary_op is None or scaffold is not None:
-            raise ValueError(
-                explain(
-                    f"SummarySaverHook received summary_op={summary_op!r}, scaffold={scaffold!r}.",
-                    expected="a summary_op and no scaffold, which has no summaries.",
-                    fix='pass summary_op={"tag": value}, or call sg.summary in the model function.',
-                )
+            raise invalid(
+                f"SummarySaverHook received summary_op={summary_op!r}, scaffold={scaffold!r}.",
+                "a summary_op and no scaffold, which has no summaries.",
+                'pass summary_op={"tag": value}, or call sg.summary in the model function.',
             )
         if isinstance(summary_op, Mapping):
             self.tensors = dict(summary_op)
         else:
             names = [summary_op] if isinstance(summary_op, str) else summary_op
             self.tensors = {name: name for name in names}
-        self._timer = SecondOrStepTimer(save_secs, save_steps, clock=clock)
-        self._output = SummaryOutput(output_dir, summary_writer)
+        timer = SecondOrStepTimer(save_secs, save_steps, clock=clock)
+        super().__init__(timer, output_dir, summary_writer)
         self._is_due = False
-
-    def begin(self) -> None:
-        """Resets the timer."""
-        self._timer.reset()
-
-    def after_create_session(self, session: Session, coord: object) -> None:
-        """Opens the summary writer."""
-        self._output.open(session)
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetches the values when due."""
@@ -363,11 +345,7 @@ class SummarySaverHook(SessionRunHook):
         if self._is_due:
             step = run_context.session.global_step
             self._timer.update_last_triggered_step(step)
-            self._output.write(run_values.results, step)
-
-    def end(self, session: Session) -> None:
-        """Closes the summary writer."""
-        self._output.close()
+            self._write(run_values.results, step)
 
 
 # ProfilerHook: periodic profiles of single steps.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -14,14 +15,11 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from stratagem.errors import explain
-from stratagem.estimator.checks import check_instances, check_known, check_type
+from stratagem.estimator.checks import check_instances, check_known, check_type, invalid
 from stratagem.estimator.hooks import SessionRunHook
 
 if TYPE_CHECKING:
     from stratagem.estimator.loops import Session
-
-    pass
 
 
 class ModeKeys:
@@ -82,12 +80,10 @@ def identity(value: object, name: str) -> Any:
     Source: TF 2.21 array_ops.py, identity.
     """
     if name in ("loss", "global_step"):
-        raise ValueError(
-            explain(
-                f"identity received name={name!r}, which is reserved.",
-                expected='any name except "loss" and "global_step": the training loop sets those.',
-                fix="choose another name.",
-            )
+        raise invalid(
+            f"identity received name={name!r}, which is reserved.",
+            'any name except "loss" and "global_step": the training loop sets those.',
+            "choose another name.",
         )
     values = _names.get()
     if values is not None:
@@ -219,6 +215,61 @@ def as_train_ops(train_op: object, loss: object) -> list[Minimize]:
     return [op if isinstance(op, Minimize) else minimize(op, loss) for op in ops]
 
 
+# Optimizers, from names, objects or functions.
+
+OptimizerLike = str | keras.optimizers.Optimizer | Callable[[], keras.optimizers.Optimizer]
+
+_BY_NAME: dict[str, Any] = {
+    "Adagrad": keras.optimizers.Adagrad,
+    "Adam": keras.optimizers.Adam,
+    "Ftrl": keras.optimizers.Ftrl,
+    "RMSProp": keras.optimizers.RMSprop,
+    "SGD": keras.optimizers.SGD,
+}
+
+
+def optimizer_factory(
+    optimizer: OptimizerLike, learning_rate: float | None = None
+) -> Callable[[], keras.optimizers.Optimizer]:
+    """Returns a function that creates a new optimizer; `learning_rate` applies to names only."""
+    if isinstance(optimizer, str) and optimizer in _BY_NAME:
+        arguments = {} if learning_rate is None else {"learning_rate": learning_rate}
+        return functools.partial(_BY_NAME[optimizer], **arguments)
+    # An optimizer's variables belong to one strategy, so each call gets a copy.
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        kind, config = type(optimizer), _without_names(optimizer.get_config())
+        return lambda: kind.from_config(dict(config))
+    if not callable(optimizer):
+        raise _wrong_optimizer(optimizer)
+
+    def call_factory() -> keras.optimizers.Optimizer:
+        created = optimizer()
+        if not isinstance(created, keras.optimizers.Optimizer):
+            raise _wrong_optimizer(created)
+        return created
+
+    return call_factory
+
+
+def _without_names(config: dict[str, Any]) -> dict[str, Any]:
+    """Removes names, which number objects, so that checkpoints fit copies of an optimizer."""
+    return {
+        key: _without_names(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key != "name"
+    }
+
+
+def _wrong_optimizer(optimizer: object) -> ValueError:
+    return invalid(
+        f"optimizer={optimizer!r} is not an optimizer.",
+        f"one of {sorted(_BY_NAME)}, a Keras optimizer, or a function that makes one.",
+        "pass keras.optimizers.Adam(0.01), for example.",
+    )
+
+
+# EstimatorSpec: the return value of a model function.
+
 DEFAULT_SIGNATURE = "serving_default"
 
 _REQUIRED = {
@@ -278,98 +329,79 @@ class EstimatorSpec:
     prediction_hooks: Sequence[SessionRunHook] | None = None
 
     def __post_init__(self) -> None:
-        self._check_mode()
-        checked: dict[str, Any] = {
-            "predictions": _checked_predictions(self.predictions, self.mode),
-            "loss": _checked_loss(self.loss),
-            "eval_metric_ops": _checked_metrics(self.eval_metric_ops),
-            "export_outputs": _checked_outputs(self.export_outputs),
-        }
-        _check_train_op(self.train_op)
+        if self.mode not in _REQUIRED:
+            raise invalid(
+                f"mode={self.mode!r} is unknown.",
+                f"one of {list(_REQUIRED)}.",
+                "pass the mode that the model function was called with.",
+            )
+        for name in _REQUIRED[self.mode]:
+            if getattr(self, name) is None:
+                raise invalid(
+                    f"The EstimatorSpec for mode {self.mode!r} has no {name}.",
+                    f"the arguments {list(_REQUIRED[self.mode])}.",
+                    f"pass {name}=... when mode is {self.mode!r}.",
+                )
+        check_type("loss", self.loss, _ARRAY | None, "a scalar")
         check_type("scaffold", self.scaffold, Scaffold | None, "a Scaffold")
+        metrics, outputs = self.eval_metric_ops, self.export_outputs
+        wanted = "a dict from names to Keras metrics"
+        check_type("eval_metric_ops", metrics, Mapping | None, wanted)
+        check_type("export_outputs", outputs, Mapping | None, "a dict from signatures to outputs")
+        checked: dict[str, Any] = {
+            "predictions": self._checked_predictions(),
+            "loss": None if self.loss is None else jnp.reshape(_checked_loss(self.loss), ()),
+            "eval_metric_ops": dict(metrics or {}),
+            "export_outputs": _with_default(outputs),
+        }
+        for name, metric in checked["eval_metric_ops"].items():
+            wanted = "a Keras metric that was updated"
+            check_type(f"eval_metric_ops[{name!r}]", metric, keras.metrics.Metric, wanted)
+        is_several = isinstance(self.train_op, list | tuple) and self.train_op
+        for update in self.train_op if is_several else [self.train_op]:
+            wanted = "the result of sg.estimator.minimize or a Keras optimizer"
+            check_type("train_op", update, keras.optimizers.Optimizer | Minimize | None, wanted)
         for name in _HOOKS:
             checked[name] = check_instances(name, getattr(self, name), SessionRunHook)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
-    def _check_mode(self) -> None:
-        if self.mode not in _REQUIRED:
-            raise ValueError(
-                explain(
-                    f"mode={self.mode!r} is unknown.",
-                    expected=f"one of {list(_REQUIRED)}.",
-                    fix="pass the mode that the model function was called with.",
-                )
-            )
-        for name in _REQUIRED[self.mode]:
-            if getattr(self, name) is None:
-                raise ValueError(
-                    explain(
-                        f"The EstimatorSpec for mode {self.mode!r} has no {name}.",
-                        expected=f"the arguments {list(_REQUIRED[self.mode])}.",
-                        fix=f"pass {name}=... when mode is {self.mode!r}.",
-                    )
-                )
-
-
-def _checked_predictions(predictions: object, mode: str) -> Any:
-    if predictions is None and mode != ModeKeys.PREDICT:
-        return {}
-    named = predictions if isinstance(predictions, Mapping) else {"": predictions}
-    for name, value in named.items():
-        check_type(f"predictions[{name!r}]" if name else "predictions", value, _ARRAY, "an array")
-    return dict(predictions) if isinstance(predictions, Mapping) else predictions
+    def _checked_predictions(self) -> Any:
+        given = self.predictions
+        if given is None and self.mode != ModeKeys.PREDICT:
+            return {}
+        if not isinstance(given, Mapping):
+            check_type("predictions", given, _ARRAY, "an array")
+            return given
+        for name, value in given.items():
+            check_type(f"predictions[{name!r}]", value, _ARRAY, "an array")
+        return dict(given)
 
 
 def _checked_loss(loss: Any) -> Any:
-    if loss is None:
-        return None
-    check_type("loss", loss, _ARRAY, "a scalar")
     if np.prod(np.shape(loss)) != 1:
-        raise ValueError(
-            explain(
-                f"loss has shape {np.shape(loss)}.",
-                expected="a scalar, the mean over the examples.",
-                fix="average it with keras.ops.mean(loss).",
-            )
+        raise invalid(
+            f"loss has shape {np.shape(loss)}.",
+            "a scalar, the mean over the examples.",
+            "average it with keras.ops.mean(loss).",
         )
-    return jnp.reshape(loss, ())
+    return loss
 
 
-def _check_train_op(train_op: Any) -> None:
-    is_several = isinstance(train_op, list | tuple) and train_op
-    updates: Sequence[Any] = train_op if is_several else [train_op]
-    for update in updates:
-        wanted = "the result of sg.estimator.minimize or a Keras optimizer"
-        check_type("train_op", update, keras.optimizers.Optimizer | Minimize | None, wanted)
-
-
-def _checked_metrics(metrics: Any) -> dict[str, Any]:
-    check_type("eval_metric_ops", metrics, Mapping | None, "a dict from names to Keras metrics")
-    for name, metric in (metrics or {}).items():
-        wanted = "a Keras metric that was updated"
-        check_type(f"eval_metric_ops[{name!r}]", metric, keras.metrics.Metric, wanted)
-    return dict(metrics or {})
-
-
-def _checked_outputs(outputs: Any) -> dict[str, Any] | None:
-    if outputs is None:
-        return None
-    check_type("export_outputs", outputs, Mapping, "a dict from signatures to outputs")
+def _with_default(outputs: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if not outputs:
+        return None if outputs is None else {}
     if len(outputs) > 1 and DEFAULT_SIGNATURE not in outputs:
-        raise ValueError(
-            explain(
-                f"export_outputs has the signatures {sorted(outputs)} without a default.",
-                expected=f"an output named {DEFAULT_SIGNATURE!r}.",
-                fix=f"add one of them again under the name {DEFAULT_SIGNATURE!r}.",
-            )
+        raise invalid(
+            f"export_outputs has the signatures {sorted(outputs)} without a default.",
+            f"an output named {DEFAULT_SIGNATURE!r}.",
+            f"add one of them again under the name {DEFAULT_SIGNATURE!r}.",
         )
-    (single,) = outputs.values() if len(outputs) == 1 else [None]
-    return {DEFAULT_SIGNATURE: single} | dict(outputs) if outputs else {}
+    first = next(iter(outputs.values()))
+    return {DEFAULT_SIGNATURE: first, **outputs} if len(outputs) == 1 else dict(outputs)
 
 
 # Validated calls of a user's model function.
-
 
 _KNOWN = ("features", "labels", "mode", "params", "config")
 
@@ -381,35 +413,26 @@ class ModelFunction:
         self, function: Callable[..., Any], params: Mapping[str, Any] | None, config: object
     ) -> None:
         if not callable(function):
-            raise ValueError(
-                explain(
-                    f"model_fn={function!r} is not callable.",
-                    expected="a function of features, labels, mode, params and config.",
-                    fix="pass the function itself, not its result.",
-                )
+            raise invalid(
+                f"model_fn={function!r} is not callable.",
+                "a function of features, labels, mode, params and config.",
+                "pass the function itself, not its result.",
             )
         self.function = function
-        self._takes = arguments_of(function)
-        self._check(params)
         self._params = params
         self._config = config
-
-    def _check(self, params: object) -> None:
+        self._takes = arguments_of(function)
         if "features" not in self._takes:
-            raise ValueError(
-                explain(
-                    f"model_fn takes {list(self._takes)} but not `features`.",
-                    expected="an argument named `features`.",
-                    fix="write def model_fn(features, labels, mode, params).",
-                )
+            raise invalid(
+                f"model_fn takes {list(self._takes)} but not `features`.",
+                "an argument named `features`.",
+                "write def model_fn(features, labels, mode, params).",
             )
         if params is not None and "params" not in self._takes:
-            raise ValueError(
-                explain(
-                    f"model_fn does not take params={params!r}.",
-                    expected="an argument named `params`.",
-                    fix="write def model_fn(features, labels, mode, params), or omit params.",
-                )
+            raise invalid(
+                f"model_fn does not take params={params!r}.",
+                "an argument named `params`.",
+                "write def model_fn(features, labels, mode, params), or omit params.",
             )
         check_known("The arguments of model_fn", self._takes, _KNOWN)
 
@@ -418,36 +441,22 @@ class ModelFunction:
         """True if the function's scaffolds initialize all variables, so it runs untrained."""
         return bool(getattr(self.function, "gives_values", False))
 
-    @property
-    def takes_labels(self) -> bool:
-        """True if the function has a `labels` argument."""
-        return "labels" in self._takes
-
     def __call__(self, features: object, labels: object, mode: str) -> EstimatorSpec:
         """Calls the function and checks its result; `labels` is None if there are none."""
-        if labels is not None and not self.takes_labels:
-            raise ValueError(
-                explain(
-                    "input_fn returns labels, but model_fn does not take them.",
-                    expected="a `labels` argument, or an input_fn that returns only features.",
-                    fix="write def model_fn(features, labels, mode).",
-                )
+        if labels is not None and "labels" not in self._takes:
+            raise invalid(
+                "input_fn returns labels, but model_fn does not take them.",
+                "a `labels` argument, or an input_fn that returns only features.",
+                "write def model_fn(features, labels, mode).",
             )
-        known = {
-            "features": features,
-            "labels": labels,
-            "mode": mode,
-            "params": self._params,
-            "config": self._config,
-        }
+        values = (features, labels, mode, self._params, self._config)
+        known: dict[str, Any] = dict(zip(_KNOWN, values, strict=True))
         spec = self.function(**{name: known[name] for name in self._takes})
         if not isinstance(spec, EstimatorSpec):
-            raise ValueError(
-                explain(
-                    f"model_fn returned {spec!r} of type {type(spec).__name__}.",
-                    expected="an sg.estimator.EstimatorSpec.",
-                    fix="end each branch with return sg.estimator.EstimatorSpec(mode, ...).",
-                )
+            raise invalid(
+                f"model_fn returned {spec!r} of type {type(spec).__name__}.",
+                "an sg.estimator.EstimatorSpec.",
+                "end each branch with return sg.estimator.EstimatorSpec(mode, ...).",
             )
         return spec
 

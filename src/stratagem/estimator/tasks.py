@@ -1,10 +1,13 @@
-"""train_and_evaluate: its settings, and the work of each task of a cluster."""
+"""train_and_evaluate: its settings, its exporters, and the work of each task of a cluster."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import inspect
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,22 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from stratagem import settings
 from stratagem.errors import DeadlineExceededError, explain
-from stratagem.estimator.checks import check_type
-from stratagem.estimator.estimator import (
-    Estimator,
-    remote_cluster_of,
-    run_remotely,
-)
-from stratagem.estimator.exporters import Exporter
+from stratagem.estimator.checks import check_instances, check_number, check_type, invalid
+from stratagem.estimator.estimator import Estimator, remote_cluster_of, run_remotely
 from stratagem.estimator.hooks import Clock, SecondOrStepTimer, SessionRunHook
-from stratagem.estimator.run_config import (
-    RunConfig,
-    check_number,
-    close_strategies,
-    training_strategy,
-)
+from stratagem.estimator.loops import read_eval_metrics
+from stratagem.estimator.run_config import close_strategies, training_strategy
 from stratagem.estimator.saving_hooks import CheckpointSaverListener
-from stratagem.estimator.spec import check_instances
 from stratagem.group.current import current_group
 from stratagem.keras.callbacks.checkpoint_loop import StopNotice
 from stratagem.launch.remote.server import run_standard_server
@@ -36,11 +29,263 @@ from stratagem.strategies.collectives import host
 from stratagem.strategies.strategy import NonTraining
 
 if TYPE_CHECKING:
-    from stratagem.estimator.estimator import Estimator
     from stratagem.estimator.loops import Session
 
 
 _logger = logging.getLogger(__name__)
+
+
+# Exporters: export of the best, the latest or the final checkpoint.
+
+
+class Exporter(abc.ABC):
+    """Exports an Estimator after an evaluation, if the exporter decides to.
+
+    Example:
+        >>> class Announce(sg.estimator.Exporter):
+        ...     name = "announce"
+        ...     def export(self, estimator, export_path, checkpoint_path, eval_result,
+        ...                is_the_final_export):
+        ...         print(f"loss {eval_result['loss']:.1f}, final: {is_the_final_export}")
+        >>> estimator = sg.estimator.BaselineRegressor(optimizer="SGD")
+        >>> data = lambda: ({"x": np.zeros(2)}, np.array([1.0, 3.0]))
+        >>> _ = sg.estimator.train_and_evaluate(
+        ...     estimator, sg.estimator.TrainSpec(data, max_steps=50),
+        ...     sg.estimator.EvalSpec(data, steps=1, exporters=[Announce()]))
+        loss 1.0, final: True
+
+    Source: tensorflow/estimator exporter.py, Exporter.
+    """
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """Name of the exporter and of its folder below `model_dir/export`."""
+
+    @abc.abstractmethod
+    def export(
+        self,
+        estimator: Estimator,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
+    ) -> str | None:
+        """Exports the checkpoint, or skips it.
+
+        Args:
+            estimator: the Estimator.
+            export_path: the exporter's folder.
+            checkpoint_path: the evaluated checkpoint.
+            eval_result: the metrics of the evaluation.
+            is_the_final_export: True if training has ended; always False without `max_steps`.
+
+        Returns:
+            The path of the export, or None if skipped.
+        """
+
+
+class _ServingExporter(Exporter):
+    """Exports prediction functions and keeps the last `exports_to_keep` (None for all)."""
+
+    def __init__(
+        self,
+        name: str,
+        serving_input_receiver_fn: Callable[[], Any] | None,
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        exports_to_keep: int | None = 5,
+    ) -> None:
+        check_number("exports_to_keep", exports_to_keep, 1)
+        # Now and not at the first export, which may be hours of training away.
+        check_type(
+            "serving_input_receiver_fn",
+            serving_input_receiver_fn,
+            lambda one: one is None or callable(one),
+            "a function without arguments that returns a ServingInputReceiver",
+            fix="pass sg.estimator.export.build_raw_serving_input_receiver_fn(features).",
+        )
+        self._name = name
+        self._receiver_fn: Any = serving_input_receiver_fn
+        self._options: dict[str, Any] = {"assets_extra": assets_extra, "as_text": as_text}
+        self._exports_to_keep = exports_to_keep
+
+    @property
+    def name(self) -> str:
+        """Name of the folder."""
+        return self._name
+
+    def export(
+        self,
+        estimator: Estimator,
+        export_path: str,
+        checkpoint_path: str,
+        eval_result: Mapping[str, Any],
+        is_the_final_export: bool,
+    ) -> str | None:
+        """Exports the checkpoint if the exporter wants it, and removes old exports."""
+        if not self._wants(estimator, eval_result, is_final=is_the_final_export):
+            return None
+        path = estimator.export_saved_model(
+            export_path, self._receiver_fn, checkpoint_path=checkpoint_path, **self._options
+        )
+        folder, num_kept = Path(export_path), self._exports_to_keep
+        if num_kept is not None and folder.is_dir():
+            exports = [path for path in folder.iterdir() if path.name.isdecimal()]
+            for old in sorted(exports, key=lambda path: int(path.name))[:-num_kept]:
+                shutil.rmtree(old, ignore_errors=True)
+        return path
+
+    def _wants(self, estimator: Estimator, result: Mapping[str, Any], *, is_final: bool) -> bool:
+        """Returns whether to export a checkpoint with this result; by default, each one."""
+        return True
+
+
+def _loss_smaller(
+    best_eval_result: Mapping[str, Any], current_eval_result: Mapping[str, Any]
+) -> bool:
+    for result in (best_eval_result, current_eval_result):
+        if not result or "loss" not in result:
+            raise invalid(
+                f"BestExporter cannot compare an evaluation without a loss: {result!r}.",
+                "a result with the key 'loss'.",
+                "pass BestExporter a compare_fn that compares another metric.",
+            )
+    return bool(best_eval_result["loss"] > current_eval_result["loss"])
+
+
+class BestExporter(_ServingExporter):
+    """Exports each checkpoint that beats all earlier ones, including those of earlier runs.
+
+    Args:
+        name: the name of the folder.
+        serving_input_receiver_fn: returns a `ServingInputReceiver`, which describes the inputs.
+        event_file_pattern: the glob of event files below `model_dir` whose folders hold earlier
+            evaluations; None to compare with evaluations of this run only.
+        compare_fn: called with `best_eval_result` and `current_eval_result`; returns True if the
+            current one is better. By default, the lower loss wins.
+        assets_extra: files to copy: paths in the export to source paths.
+        as_text: True to also write the programs as readable MLIR.
+        exports_to_keep: the number of exports to keep; None for all.
+
+    Raises:
+        TypeError: if `serving_input_receiver_fn` is not callable.
+        ValueError: if `compare_fn` takes other arguments, or `exports_to_keep` is below 1.
+
+    Example:
+        >>> exporter = sg.estimator.BestExporter(
+        ...     compare_fn=lambda best_eval_result, current_eval_result:
+        ...         best_eval_result["accuracy"] < current_eval_result["accuracy"])
+        >>> exporter.name
+        'best_exporter'
+
+    Source: tensorflow/estimator exporter.py, BestExporter.
+    """
+
+    def __init__(
+        self,
+        name: str = "best_exporter",
+        serving_input_receiver_fn: Callable[[], Any] | None = None,
+        event_file_pattern: str | None = "eval/*.tfevents.*",
+        compare_fn: Callable[..., bool] = _loss_smaller,
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+        exports_to_keep: int | None = 5,
+    ) -> None:
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
+        names = sorted(inspect.signature(compare_fn).parameters) if callable(compare_fn) else []
+        if names != ["best_eval_result", "current_eval_result"]:
+            raise invalid(
+                f"compare_fn={compare_fn!r} takes the arguments {names}.",
+                "a function with exactly the arguments best_eval_result and current_eval_result.",
+                "rename its arguments: they are passed by name.",
+            )
+        self._is_better = compare_fn
+        self._pattern = event_file_pattern
+        self._model_dir: str | None = None
+        self._best: Mapping[str, Any] | None = None
+
+    def _wants(self, estimator: Estimator, result: Mapping[str, Any], *, is_final: bool) -> bool:
+        if self._pattern and self._model_dir != estimator.model_dir:
+            self._model_dir = estimator.model_dir
+            self._best = self._best_before(Path(estimator.model_dir), result)
+        if self._best is not None and not self._better(self._best, result):
+            return False
+        self._best = result
+        _logger.info("Exporting the best model so far, of step %s.", result.get("global_step"))
+        return True
+
+    def _best_before(self, model_dir: Path, current: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Returns the best recorded evaluation, excluding the current one."""
+        best = None
+        assert self._pattern is not None
+        for folder in sorted(model_dir.glob(str(Path(self._pattern).parent))):
+            for step, result in read_eval_metrics(folder).items():
+                if step == current.get("global_step"):
+                    continue
+                if best is None or self._better(best, result):
+                    best = result
+        return best
+
+    def _better(self, best: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
+        return self._is_better(best_eval_result=best, current_eval_result=current)
+
+
+class LatestExporter(_ServingExporter):
+    """Exports each evaluated checkpoint.
+
+    Args:
+        name: the name of the folder.
+        serving_input_receiver_fn: returns a `ServingInputReceiver`, which describes the inputs.
+        assets_extra: files to copy: paths in the export to source paths.
+        as_text: True to also write the programs as readable MLIR.
+        exports_to_keep: the number of exports to keep; None for all.
+
+    Raises:
+        TypeError: if `serving_input_receiver_fn` is not callable.
+        ValueError: if `exports_to_keep` is below 1.
+
+    Example:
+        >>> sg.estimator.LatestExporter("latest", lambda: None).name
+        'latest'
+
+    Source: tensorflow/estimator exporter.py, LatestExporter.
+    """
+
+
+class FinalExporter(_ServingExporter):
+    """Exports the last checkpoint, once training has reached `max_steps`.
+
+    Args:
+        name: the name of the folder.
+        serving_input_receiver_fn: returns a `ServingInputReceiver`, which describes the inputs.
+        assets_extra: files to copy: paths in the export to source paths.
+        as_text: True to also write the programs as readable MLIR.
+
+    Raises:
+        TypeError: if `serving_input_receiver_fn` is not callable.
+
+    Example:
+        >>> sg.estimator.FinalExporter("final", lambda: None).name
+        'final'
+
+    Source: tensorflow/estimator exporter.py, FinalExporter.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        serving_input_receiver_fn: Callable[[], Any],
+        assets_extra: Mapping[str, str] | None = None,
+        as_text: bool = False,
+    ) -> None:
+        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, None)
+
+    def _wants(self, estimator: Estimator, result: Mapping[str, Any], *, is_final: bool) -> bool:
+        return is_final
+
+
+# TrainSpec and EvalSpec: settings of train_and_evaluate.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,12 +318,9 @@ class TrainSpec:
     def __post_init__(self) -> None:
         check_type("input_fn", self.input_fn, callable, "a function that returns a dataset")
         check_number("max_steps", self.max_steps, 1)
-        hooks = check_instances("hooks", self.hooks, SessionRunHook)
-        object.__setattr__(self, "hooks", hooks)
-        listeners = check_instances(
-            "saving_listeners", self.saving_listeners, CheckpointSaverListener
-        )
-        object.__setattr__(self, "saving_listeners", listeners)
+        kinds = {"hooks": SessionRunHook, "saving_listeners": CheckpointSaverListener}
+        for name, kind in kinds.items():
+            object.__setattr__(self, name, check_instances(name, getattr(self, name), kind))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,31 +360,23 @@ class EvalSpec:
         check_type("input_fn", self.input_fn, callable, "a function that returns a dataset")
         check_number("steps", self.steps, 1)
         check_type("name", self.name, str | None, "a string or None")
-        hooks = check_instances("hooks", self.hooks, SessionRunHook)
-        object.__setattr__(self, "hooks", hooks)
-        object.__setattr__(self, "exporters", _checked_exporters(self.exporters))
         for name in ("start_delay_secs", "throttle_secs"):
             check_number(name, getattr(self, name), 0, is_integer=False)
-
-
-def _checked_exporters(exporters: object) -> tuple[Exporter, ...]:
-    found: tuple[Any, ...] = ()
-    if isinstance(exporters, Iterable) and not isinstance(exporters, str):
-        found = tuple(exporters)
-    elif exporters is not None:
-        found = (exporters,)
-    for exporter in found:
-        check_type("exporters", exporter, Exporter, "an Exporter or a list of Exporters")
-    names = [exporter.name for exporter in found]
-    if len(set(names)) != len(names) or not all(names):
-        raise ValueError(
-            explain(
+        hooks = check_instances("hooks", self.hooks, SessionRunHook)
+        object.__setattr__(self, "hooks", hooks)
+        exporters: tuple[Any, ...] = () if self.exporters is None else (self.exporters,)
+        if isinstance(self.exporters, Iterable) and not isinstance(self.exporters, str):
+            exporters = tuple(self.exporters)
+        for exporter in exporters:
+            check_type("exporters", exporter, Exporter, "an Exporter or a list of Exporters")
+        names = [exporter.name for exporter in exporters]
+        if len(set(names)) != len(names) or not all(names):
+            raise invalid(
                 f"The exporter names {names} are empty or not unique.",
-                expected="a different name for each exporter, since it names its folder.",
-                fix="give the exporters different names.",
+                "a different name for each exporter, since it names its folder.",
+                "give the exporters different names.",
             )
-        )
-    return found
+        object.__setattr__(self, "exporters", exporters)
 
 
 # Evaluation and export of new checkpoints.
@@ -332,7 +566,18 @@ class EvaluatorLoop:
                 return path
             now_s = self.clock()
             if now_s - began_s >= self.timeout_s:
-                raise self._timeout_error(now_s - began_s)
+                last = "none" if self._last is None else self._last.checkpoint_path
+                raise DeadlineExceededError(
+                    explain(
+                        f"The evaluator found no new checkpoint in {self.model_dir} for "
+                        f"{now_s - began_s:.0f} s (last evaluated: {last}).",
+                        expected=f"a new one every {self.timeout_s:g} s until max_steps is "
+                        "reached.",
+                        fix="check that training runs and writes to the same folder; pass "
+                        "max_steps in TrainSpec; or raise STRATAGEM_CHECKPOINT_TIMEOUT_S.",
+                        code="SG709",
+                    )
+                )
             if now_s - logged_at_s >= _LOG_EVERY_S:
                 logged_at_s = now_s
                 _logger.warning(
@@ -348,19 +593,6 @@ class EvaluatorLoop:
         until_s = self.clock() + seconds
         while not self.stop_signal.is_given and self.clock() < until_s:
             self.stop_signal.wait(until_s - self.clock())
-
-    def _timeout_error(self, waited_s: float) -> DeadlineExceededError:
-        last = "none" if self._last is None else self._last.checkpoint_path
-        return DeadlineExceededError(
-            explain(
-                f"The evaluator found no new checkpoint in {self.model_dir} for {waited_s:.0f} s "
-                f"(last evaluated: {last}).",
-                expected=f"a new one every {self.timeout_s:g} s until max_steps is reached.",
-                fix="check that training runs and writes to the same folder; pass max_steps "
-                "in TrainSpec; or raise STRATAGEM_CHECKPOINT_TIMEOUT_S.",
-                code="SG709",
-            )
-        )
 
 
 _Results = tuple[Mapping[str, Any] | None, Sequence[str | None] | None]
@@ -431,10 +663,20 @@ def _run_cluster_task(estimator: Estimator, train_spec: TrainSpec) -> None:
     if strategy is not None and isinstance(strategy.executor, NonTraining):
         run_standard_server().join()
         return
-    if not isinstance(strategy, RemoteStateStrategy):
-        _require_lockstep(estimator.config)
-    is_chief = estimator.config.is_chief
-    _train(estimator, train_spec, (train_spec.saving_listeners or ()) if is_chief else ())
+    config, group = estimator.config, current_group()
+    num_together = 1 if group is None else group.num_processes
+    is_lockstep = not isinstance(strategy, RemoteStateStrategy)
+    if is_lockstep and num_together != config.num_worker_replicas:
+        raise ValueError(
+            explain(
+                f"{config.task_type} {config.task_id} trains with {num_together} of "
+                f"{config.num_worker_replicas} workers in the cluster.",
+                expected="a strategy that spans all workers.",
+                fix="pass RunConfig(train_distribute=sg.MultiWorkerMirroredStrategy).",
+                code="SG902",
+            )
+        )
+    _train(estimator, train_spec, (train_spec.saving_listeners or ()) if config.is_chief else ())
     close_strategies()  # parameter servers end with their leader, after all workers
 
 
@@ -445,21 +687,6 @@ def _run_in_one_process(
     listener = EvaluationListener(evaluator, eval_spec.throttle_secs)
     _train(estimator, train_spec, [*(train_spec.saving_listeners or ()), listener])
     return _results(listener.last)
-
-
-def _require_lockstep(config: RunConfig) -> None:
-    group = current_group()
-    num_together = 1 if group is None else group.num_processes
-    if num_together != config.num_worker_replicas:
-        raise ValueError(
-            explain(
-                f"{config.task_type} {config.task_id} trains with {num_together} of "
-                f"{config.num_worker_replicas} workers in the cluster.",
-                expected="a strategy that spans all workers.",
-                fix="pass RunConfig(train_distribute=sg.MultiWorkerMirroredStrategy).",
-                code="SG902",
-            )
-        )
 
 
 def _train(estimator: Estimator, spec: TrainSpec, listeners: Sequence[Any]) -> None:

@@ -20,7 +20,7 @@ from stratagem.checkpoint.saving import (
 )
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.contexts import get_strategy
-from stratagem.estimator.variable_store import GLOBAL_STEP, current_store
+from stratagem.estimator.steps import GLOBAL_STEP, current_store
 from stratagem.keras.numerics.random_state import RandomState
 from stratagem.keras.variables.creation import Variable
 

@@ -6,8 +6,8 @@ import pytest
 
 from stratagem import estimator as est
 from stratagem.estimator.experimental import EarlyStoppingHook
-from stratagem.estimator.exporters import BestExporter, FinalExporter, LatestExporter
 from stratagem.estimator.loops import write_eval_metrics
+from stratagem.estimator.tasks import BestExporter, FinalExporter, LatestExporter
 from stratagem.strategies.collectives import host
 from tests.unit.estimator.fake_estimator import FakeEstimator
 from tests.unit.estimator.fake_loop import FakeClock, FakeSession

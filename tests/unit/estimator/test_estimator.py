@@ -13,7 +13,7 @@ import pytest
 import stratagem as sg
 from stratagem.estimator.checks import check_known, check_number, check_one_of
 from stratagem.estimator.estimator import as_warm_start, warm_start
-from stratagem.estimator.variable_store import VariableStore
+from stratagem.estimator.steps import VariableStore
 from tests.unit.estimator.model_functions import (
     dataset_of,
     dense_classifier,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.feature_column.columns import (
+from stratagem.estimator.premade.columns import (
     as_bytes,
     categorical_rows,
     check_columns,

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.premade.premade_estimator import DeepNetwork, optimizer_factory
+from stratagem.estimator.premade.estimators import DeepNetwork
+from stratagem.estimator.spec import optimizer_factory
 from tests.unit.estimator.premade_data import (
     CLASSES,
     COUNT,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.estimator.variable_store import VariableStore
+from stratagem.estimator.steps import VariableStore
 from tests.unit.estimator.model_functions import (
     cross_entropy,
     dataset_of,

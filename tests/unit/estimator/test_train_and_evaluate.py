@@ -19,7 +19,6 @@ import pytest
 import stratagem as sg
 from stratagem.errors import DeadlineExceededError
 from stratagem.estimator.experimental import stop_if_lower_hook
-from stratagem.estimator.exporters import FinalExporter, LatestExporter
 from stratagem.estimator.hooks import StopAtStepHook
 from stratagem.estimator.run_config import RunConfig, close_strategies
 from stratagem.estimator.saving_hooks import CheckpointSaverListener
@@ -28,6 +27,8 @@ from stratagem.estimator.tasks import (
     EvalSpec,
     EvaluationListener,
     EvaluatorLoop,
+    FinalExporter,
+    LatestExporter,
     TrainSpec,
     run_evaluator,
     train_and_evaluate,

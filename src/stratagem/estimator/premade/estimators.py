@@ -2,32 +2,274 @@
 
 from __future__ import annotations
 
+import abc
+import dataclasses
+import functools
 import math
+import operator
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from stratagem.errors import explain
-from stratagem.estimator.feature_column.columns import FeatureColumn, NumericColumn
-from stratagem.estimator.premade.class_heads import binary_or_multi_class_head
-from stratagem.estimator.premade.heads import Head, RegressionHead
-from stratagem.estimator.premade.premade_estimator import (
-    BiasNetwork,
-    DeepNetwork,
-    LinearNetwork,
-    Network,
-    OptimizerLike,
-    PremadeEstimator,
-    checked_columns,
-    optimizer_factory,
+import keras
+import numpy as np
+
+from stratagem.estimator.checks import invalid
+from stratagem.estimator.estimator import Estimator
+from stratagem.estimator.inputs import HostTransforms
+from stratagem.estimator.premade.columns import (
+    Combiner,
+    FeatureColumn,
+    check_columns,
+    encode_groups,
+)
+from stratagem.estimator.premade.feature_column import DenseFeatures, LinearModel
+from stratagem.estimator.premade.heads import (
+    Head,
+    Reduction,
+    RegressionHead,
+    WeightColumn,
+    class_head,
 )
 from stratagem.estimator.run_config import RunConfig
+from stratagem.estimator.spec import (
+    EstimatorSpec,
+    Minimize,
+    ModeKeys,
+    OptimizerLike,
+    minimize,
+    optimizer_factory,
+)
+
+# TensorFlow's value; Keras's default, 0.99, fails on some problems.
+_BATCH_NORM_MOMENTUM = 0.999
 
 # TensorFlow's, for optimizers that are given by name.
 _BASELINE_LEARNING_RATE = 0.3
 _WIDE_LEARNING_RATE = 0.2
 _DNN_LEARNING_RATE = 0.001
 _LINEAR_LEARNING_RATE = 0.005
+
+# Feature of networks without columns: one number per example.
+_EXAMPLES = "examples"
+
+ModelDir = str | os.PathLike[str] | None
+Columns = Iterable[FeatureColumn]
+Features = Mapping[str, Any]
+Activation = str | Callable[[Any], Any] | None
+
+
+# Networks, from encoded features to logits.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Network(abc.ABC):
+    """Network that turns encoded features into logits."""
+
+    feature_columns: tuple[FeatureColumn, ...] = ()
+
+    @abc.abstractmethod
+    def logits(self, features: Features, units: int, *, training: bool) -> tuple[Any, list[Any]]:
+        """Returns logits of shape (batch, units), and the trainable variables."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeepNetwork(Network):
+    """Hidden layers over dense columns; an `activation_fn` of None means relu."""
+
+    hidden_units: Sequence[int]
+    activation_fn: Activation
+    dropout: float | None
+    batch_norm: bool
+
+    def __post_init__(self) -> None:
+        is_rate = self.dropout is None or 0 <= self.dropout < 1
+        if not self.hidden_units or any(units < 1 for units in self.hidden_units) or not is_rate:
+            given = f"hidden_units={list(self.hidden_units)} or dropout={self.dropout}"
+            raise invalid(
+                f"{given} is out of range.",
+                "one or more positive numbers, and None or 0 <= dropout < 1.",
+                "pass hidden_units=[64, 32], for example.",
+            )
+
+    def logits(self, features: Features, units: int, *, training: bool) -> tuple[Any, list[Any]]:
+        """Creates the layers and calls them."""
+        layers: list[Any] = []
+
+        def call(layer: Any, inputs: Any, **kwargs: Any) -> Any:
+            layers.append(layer)
+            return layer(inputs, **kwargs)
+
+        first = DenseFeatures(self.feature_columns, name="input_layer")
+        with keras.name_scope("dnn"):
+            net = call(first, features)
+            for number, hidden in enumerate(self.hidden_units):
+                activation: Any = self.activation_fn or "relu"
+                name = f"hiddenlayer_{number}"
+                net = call(keras.layers.Dense(hidden, activation, name=name), net)
+                if self.dropout is not None and training:
+                    net = keras.layers.Dropout(self.dropout)(net, training=True)
+                if self.batch_norm:
+                    norm = keras.layers.BatchNormalization(
+                        momentum=_BATCH_NORM_MOMENTUM, name=f"batchnorm_{number}"
+                    )
+                    net = call(norm, net, training=training)
+            logits = call(keras.layers.Dense(units, name="logits"), net)
+        return logits, [variable for layer in layers for variable in layer.trainable_variables]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinearNetwork(Network):
+    """Linear model over any columns."""
+
+    sparse_combiner: Combiner
+
+    def logits(self, features: Features, units: int, *, training: bool) -> tuple[Any, list[Any]]:
+        """Creates the layers and calls them."""
+        layer = LinearModel(self.feature_columns, units, self.sparse_combiner, name="linear_model")
+        with keras.name_scope("linear"):
+            return layer(features), layer.trainable_variables
+
+
+class BiasNetwork(Network):
+    """Bias that ignores all features."""
+
+    def logits(self, features: Features, units: int, *, training: bool) -> tuple[Any, list[Any]]:
+        """Creates the layers and calls them."""
+        del training
+        layer = _Bias(units)
+        return layer(features[_EXAMPLES]), layer.trainable_variables
+
+
+class _Bias(keras.layers.Layer):
+    def __init__(self, units: int) -> None:
+        super().__init__(name="baseline")
+        self._units = units
+
+    def build(self, input_shape: object) -> None:
+        del input_shape
+        self.bias = self.add_weight(shape=(self._units,), initializer="zeros", name="bias")
+
+    def call(self, examples: object) -> Any:
+        return keras.ops.ones_like(keras.ops.expand_dims(examples, 1)) * self.bias
+
+
+# A network, and the function that creates its optimizer.
+_Part = tuple[Network, Callable[[], Any]]
+
+
+def _linear_part(
+    feature_columns: Columns,
+    optimizer: OptimizerLike,
+    learning_rate: float,
+    sparse_combiner: Combiner,
+) -> _Part:
+    columns = tuple(check_columns(feature_columns))
+    network = LinearNetwork(feature_columns=columns, sparse_combiner=sparse_combiner)
+    return network, optimizer_factory(optimizer, learning_rate)
+
+
+def _deep_part(
+    feature_columns: Columns,
+    optimizer: OptimizerLike,
+    learning_rate: float | None,
+    hidden_units: Sequence[int],
+    activation_fn: Activation,
+    dropout: float | None,
+    batch_norm: bool,
+) -> _Part:
+    network = DeepNetwork(
+        feature_columns=tuple(check_columns(feature_columns)),
+        hidden_units=tuple(hidden_units),
+        activation_fn=activation_fn,
+        dropout=dropout,
+        batch_norm=batch_norm,
+    )
+    return network, optimizer_factory(optimizer, learning_rate)
+
+
+def _combined_parts(
+    linear_columns: Columns | None,
+    linear_optimizer: OptimizerLike,
+    sparse_combiner: Combiner,
+    dnn_columns: Columns | None,
+    dnn_optimizer: OptimizerLike,
+    hidden_units: Sequence[int] | None,
+    *layers: Any,
+) -> list[_Part]:
+    wide, deep = list(linear_columns or ()), list(dnn_columns or ())
+    if not (wide or deep) or (deep and not hidden_units):
+        raise invalid(
+            f"There are {len(wide)} linear_feature_columns and {len(deep)} dnn_feature_columns, "
+            f"with dnn_hidden_units={hidden_units}.",
+            "columns of at least one part, and hidden units for a deep one.",
+            "pass dnn_hidden_units=[64, 32], for example.",
+        )
+    parts: list[_Part] = []
+    if deep and hidden_units:
+        parts.append(_deep_part(deep, dnn_optimizer, _DNN_LEARNING_RATE, hidden_units, *layers))
+    if wide:
+        rate = min(_LINEAR_LEARNING_RATE, 1 / math.sqrt(len(wide)))
+        parts.append(_linear_part(wide, linear_optimizer, rate, sparse_combiner))
+    return parts
+
+
+class PremadeEstimator(Estimator):
+    """Estimator whose batches are encoded by feature columns on the host.
+
+    The networks' logits are added. Each network comes with a function that creates its optimizer.
+    Without columns, the networks get only one number per example, named "examples".
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        networks: Sequence[_Part],
+        model_dir: ModelDir,
+        config: RunConfig | None,
+        warm_start_from: object,
+    ) -> None:
+        def model_fn(features: Features, labels: object, mode: str) -> EstimatorSpec:
+            training = mode == ModeKeys.TRAIN
+            units = head.logits_dimension
+            outputs = [one.logits(features, units, training=training) for one, _ in networks]
+
+            def train_op(loss: object) -> list[Minimize]:
+                return [
+                    minimize(new_optimizer(), loss, variables)
+                    for (_, new_optimizer), (_, variables) in zip(networks, outputs, strict=True)
+                ]
+
+            logits = functools.reduce(operator.add, [logits for logits, _ in outputs])
+            return head.create_estimator_spec(
+                features, mode, logits, labels, train_op_fn=train_op if training else None
+            )
+
+        super().__init__(model_fn, model_dir, config, warm_start_from=warm_start_from)
+        column_groups = [one.feature_columns for one, _ in networks if one.feature_columns]
+        weights = () if head.weight_column is None else ((head.weight_column,),)
+
+        def encode(batch: object, mode: str) -> Any:
+            has_labels = isinstance(batch, tuple | list)
+            features, labels = batch if has_labels else (batch, None)
+            if mode == ModeKeys.PREDICT:
+                return encoded(features, column_groups)
+            if labels is None or isinstance(labels, Mapping):
+                raise invalid(
+                    f"input_fn returned labels of type {type(labels).__name__}.",
+                    "an array of labels in addition to the features.",
+                    "return (features, labels) from input_fn.",
+                )
+            return encoded(features, [*column_groups, *weights]), head.encode_labels(labels)
+
+        def encoded(features: Any, groups: Sequence[tuple[FeatureColumn, ...]]) -> dict[str, Any]:
+            values = encode_groups(features, groups)
+            if column_groups:
+                return values
+            num_examples = len(next(iter(features.values())))
+            return {**values, _EXAMPLES: np.arange(num_examples, dtype="float32")}
+
+        self._host_transforms = HostTransforms(encode=encode, decode=head.decode)
 
 
 class BaselineEstimator(PremadeEstimator):
@@ -57,7 +299,7 @@ class BaselineEstimator(PremadeEstimator):
     def __init__(
         self,
         head: Head,
-        model_dir: str | os.PathLike[str] | None = None,
+        model_dir: ModelDir = None,
         optimizer: OptimizerLike = "Ftrl",
         config: RunConfig | None = None,
     ) -> None:
@@ -68,17 +310,13 @@ class BaselineEstimator(PremadeEstimator):
 class BaselineClassifier(BaselineEstimator):
     """Predicts the class frequencies of the training data for every example.
 
+    All other arguments are those of `BaselineEstimator`.
+
     Args:
-        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
         n_classes: the number of classes.
         weight_column: the name of a feature of example weights, or a numeric column.
         label_vocabulary: one string per class, if labels are strings.
-        optimizer: as for `BaselineEstimator`.
-        config: a `RunConfig`, which also holds the strategies.
         loss_reduction: "sum_over_batch_size" or "sum".
-
-    Raises:
-        ValueError: if an argument is invalid.
 
     Example:
         >>> classifier = sg.estimator.BaselineClassifier()
@@ -92,33 +330,27 @@ class BaselineClassifier(BaselineEstimator):
 
     def __init__(
         self,
-        model_dir: str | os.PathLike[str] | None = None,
+        model_dir: ModelDir = None,
         n_classes: int = 2,
-        weight_column: str | NumericColumn | None = None,
+        weight_column: WeightColumn = None,
         label_vocabulary: Sequence[str] | None = None,
         optimizer: OptimizerLike = "Ftrl",
         config: RunConfig | None = None,
-        loss_reduction: Literal["sum", "sum_over_batch_size"] = "sum_over_batch_size",
+        loss_reduction: Reduction = "sum_over_batch_size",
     ) -> None:
-        head = binary_or_multi_class_head(
-            n_classes, weight_column, label_vocabulary, loss_reduction
-        )
+        head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
         super().__init__(head, model_dir, optimizer, config)
 
 
 class BaselineRegressor(BaselineEstimator):
     """Predicts the mean of the labels for every example.
 
+    All other arguments are those of `BaselineEstimator`.
+
     Args:
-        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
         label_dimension: the number of values per label.
         weight_column: the name of a feature of example weights, or a numeric column.
-        optimizer: as for `BaselineEstimator`.
-        config: a `RunConfig`, which also holds the strategies.
         loss_reduction: "sum_over_batch_size" or "sum".
-
-    Raises:
-        ValueError: if an argument is invalid.
 
     Example:
         >>> regressor = sg.estimator.BaselineRegressor(optimizer="SGD")
@@ -132,18 +364,15 @@ class BaselineRegressor(BaselineEstimator):
 
     def __init__(
         self,
-        model_dir: str | os.PathLike[str] | None = None,
+        model_dir: ModelDir = None,
         label_dimension: int = 1,
-        weight_column: str | NumericColumn | None = None,
+        weight_column: WeightColumn = None,
         optimizer: OptimizerLike = "Ftrl",
         config: RunConfig | None = None,
-        loss_reduction: Literal["sum", "sum_over_batch_size"] = "sum_over_batch_size",
+        loss_reduction: Reduction = "sum_over_batch_size",
     ) -> None:
         head = RegressionHead(label_dimension, weight_column, loss_reduction)
         super().__init__(head, model_dir, optimizer, config)
-
-
-# Linear model Estimators.
 
 
 class LinearEstimator(PremadeEstimator):
@@ -177,37 +406,27 @@ class LinearEstimator(PremadeEstimator):
     def __init__(
         self,
         head: Head,
-        feature_columns: Iterable[FeatureColumn],
-        model_dir: str | os.PathLike[str] | None = None,
+        feature_columns: Columns,
+        model_dir: ModelDir = None,
         optimizer: OptimizerLike = "Ftrl",
         config: RunConfig | None = None,
-        sparse_combiner: Literal["sum", "mean", "sqrtn"] = "sum",
+        sparse_combiner: Combiner = "sum",
         warm_start_from: object = None,
     ) -> None:
-        network = LinearNetwork(
-            feature_columns=checked_columns(feature_columns), sparse_combiner=sparse_combiner
-        )
-        networks = [(network, optimizer_factory(optimizer, _WIDE_LEARNING_RATE))]
-        super().__init__(head, networks, model_dir, config, warm_start_from)
+        linear = _linear_part(feature_columns, optimizer, _WIDE_LEARNING_RATE, sparse_combiner)
+        super().__init__(head, [linear], model_dir, config, warm_start_from)
 
 
-class LinearClassifier(LinearEstimator):
+class LinearClassifier(PremadeEstimator):
     """Linear classifier.
 
+    All other arguments are those of `LinearEstimator`.
+
     Args:
-        feature_columns: any columns.
-        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
         n_classes: the number of classes.
         weight_column: the name of a feature of example weights, or a numeric column.
         label_vocabulary: one string per class, if labels are strings.
-        optimizer: as for `LinearEstimator`.
-        config: a `RunConfig`, which also holds the strategies.
-        warm_start_from: as for `Estimator`.
         loss_reduction: "sum_over_batch_size" or "sum".
-        sparse_combiner: how to combine the weights of several ids: "sum", "mean" or "sqrtn".
-
-    Raises:
-        ValueError: if an argument is invalid.
 
     Example:
         >>> city = sg.feature_column.categorical_column_with_hash_bucket("city", 100)
@@ -221,44 +440,31 @@ class LinearClassifier(LinearEstimator):
 
     def __init__(
         self,
-        feature_columns: Iterable[FeatureColumn],
-        model_dir: str | os.PathLike[str] | None = None,
+        feature_columns: Columns,
+        model_dir: ModelDir = None,
         n_classes: int = 2,
-        weight_column: str | NumericColumn | None = None,
+        weight_column: WeightColumn = None,
         label_vocabulary: Sequence[str] | None = None,
         optimizer: OptimizerLike = "Ftrl",
         config: RunConfig | None = None,
         warm_start_from: object = None,
-        loss_reduction: Literal["sum", "sum_over_batch_size"] = "sum_over_batch_size",
-        sparse_combiner: Literal["sum", "mean", "sqrtn"] = "sum",
+        loss_reduction: Reduction = "sum_over_batch_size",
+        sparse_combiner: Combiner = "sum",
     ) -> None:
-        super().__init__(
-            binary_or_multi_class_head(n_classes, weight_column, label_vocabulary, loss_reduction),
-            feature_columns,
-            model_dir=model_dir,
-            optimizer=optimizer,
-            config=config,
-            sparse_combiner=sparse_combiner,
-            warm_start_from=warm_start_from,
-        )
+        head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
+        linear = _linear_part(feature_columns, optimizer, _WIDE_LEARNING_RATE, sparse_combiner)
+        super().__init__(head, [linear], model_dir, config, warm_start_from)
 
 
-class LinearRegressor(LinearEstimator):
+class LinearRegressor(PremadeEstimator):
     """Linear regressor.
 
+    All other arguments are those of `LinearEstimator`.
+
     Args:
-        feature_columns: any columns.
-        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
         label_dimension: the number of values per label.
         weight_column: the name of a feature of example weights, or a numeric column.
-        optimizer: as for `LinearEstimator`.
-        config: a `RunConfig`, which also holds the strategies.
-        warm_start_from: as for `Estimator`.
         loss_reduction: "sum_over_batch_size" or "sum".
-        sparse_combiner: how to combine the weights of several ids: "sum", "mean" or "sqrtn".
-
-    Raises:
-        ValueError: if an argument is invalid.
 
     Example:
         >>> x = sg.feature_column.numeric_column("x")
@@ -273,28 +479,19 @@ class LinearRegressor(LinearEstimator):
 
     def __init__(
         self,
-        feature_columns: Iterable[FeatureColumn],
-        model_dir: str | os.PathLike[str] | None = None,
+        feature_columns: Columns,
+        model_dir: ModelDir = None,
         label_dimension: int = 1,
-        weight_column: str | NumericColumn | None = None,
+        weight_column: WeightColumn = None,
         optimizer: OptimizerLike = "Ftrl",
         config: RunConfig | None = None,
         warm_start_from: object = None,
-        loss_reduction: Literal["sum", "sum_over_batch_size"] = "sum_over_batch_size",
-        sparse_combiner: Literal["sum", "mean", "sqrtn"] = "sum",
+        loss_reduction: Reduction = "sum_over_batch_size",
+        sparse_combiner: Combiner = "sum",
     ) -> None:
-        super().__init__(
-            RegressionHead(label_dimension, weight_column, loss_reduction),
-            feature_columns,
-            model_dir=model_dir,
-            optimizer=optimizer,
-            config=config,
-            sparse_combiner=sparse_combiner,
-            warm_start_from=warm_start_from,
-        )
-
-
-# Deep network Estimators.
+        head = RegressionHead(label_dimension, weight_column, loss_reduction)
+        linear = _linear_part(feature_columns, optimizer, _WIDE_LEARNING_RATE, sparse_combiner)
+        super().__init__(head, [linear], model_dir, config, warm_start_from)
 
 
 class DNNEstimator(PremadeEstimator):
@@ -333,49 +530,34 @@ class DNNEstimator(PremadeEstimator):
         self,
         head: Head,
         hidden_units: Sequence[int],
-        feature_columns: Iterable[FeatureColumn],
-        model_dir: str | os.PathLike[str] | None = None,
+        feature_columns: Columns,
+        model_dir: ModelDir = None,
         optimizer: OptimizerLike = "Adagrad",
-        activation_fn: str | Callable[[Any], Any] | None = "relu",
+        activation_fn: Activation = "relu",
         dropout: float | None = None,
         config: RunConfig | None = None,
         warm_start_from: object = None,
         batch_norm: bool = False,
     ) -> None:
-        network = DeepNetwork(
-            feature_columns=checked_columns(feature_columns),
-            hidden_units=tuple(hidden_units),
-            activation_fn=activation_fn,
-            dropout=dropout,
-            batch_norm=batch_norm,
-        )
-        networks = [(network, optimizer_factory(optimizer))]
-        super().__init__(head, networks, model_dir, config, warm_start_from)
+        layers = hidden_units, activation_fn, dropout, batch_norm
+        deep = _deep_part(feature_columns, optimizer, None, *layers)
+        super().__init__(head, [deep], model_dir, config, warm_start_from)
 
 
-class DNNClassifier(DNNEstimator):
+class DNNClassifier(PremadeEstimator):
     """Deep network classifier.
+
+    All other arguments are those of `DNNEstimator`.
 
     Labels are class ids, or strings of `label_vocabulary`. `input_fn` returns strings unchanged;
     they are converted to ids on the host.
 
     Args:
-        hidden_units: the number of units of each hidden layer.
-        feature_columns: dense columns.
-        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
         n_classes: the number of classes.
         weight_column: the name of a feature of example weights, or a numeric column.
         label_vocabulary: one string per class, if labels are strings.
         optimizer: as for `DNNEstimator`; Adagrad's default learning rate in Keras is 0.001.
-        activation_fn: the activation of hidden layers.
-        dropout: the fraction of hidden outputs to drop in training; None for none.
-        config: a `RunConfig`, which also holds the strategies.
-        warm_start_from: as for `Estimator`.
         loss_reduction: "sum_over_batch_size" or "sum".
-        batch_norm: True to normalize the outputs of hidden layers.
-
-    Raises:
-        ValueError: if an argument is invalid.
 
     Example:
         >>> age = sg.feature_column.numeric_column("age", normalizer_fn=lambda x: x / 100.0)
@@ -396,52 +578,35 @@ class DNNClassifier(DNNEstimator):
     def __init__(
         self,
         hidden_units: Sequence[int],
-        feature_columns: Iterable[FeatureColumn],
-        model_dir: str | os.PathLike[str] | None = None,
+        feature_columns: Columns,
+        model_dir: ModelDir = None,
         n_classes: int = 2,
-        weight_column: str | NumericColumn | None = None,
+        weight_column: WeightColumn = None,
         label_vocabulary: Sequence[str] | None = None,
         optimizer: OptimizerLike = "Adagrad",
-        activation_fn: str | Callable[[Any], Any] | None = "relu",
+        activation_fn: Activation = "relu",
         dropout: float | None = None,
         config: RunConfig | None = None,
         warm_start_from: object = None,
-        loss_reduction: Literal["sum", "sum_over_batch_size"] = "sum_over_batch_size",
+        loss_reduction: Reduction = "sum_over_batch_size",
         batch_norm: bool = False,
     ) -> None:
-        super().__init__(
-            binary_or_multi_class_head(n_classes, weight_column, label_vocabulary, loss_reduction),
-            hidden_units,
-            feature_columns,
-            model_dir=model_dir,
-            optimizer=optimizer,
-            activation_fn=activation_fn,
-            dropout=dropout,
-            config=config,
-            warm_start_from=warm_start_from,
-            batch_norm=batch_norm,
-        )
+        head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
+        layers = hidden_units, activation_fn, dropout, batch_norm
+        deep = _deep_part(feature_columns, optimizer, None, *layers)
+        super().__init__(head, [deep], model_dir, config, warm_start_from)
 
 
-class DNNRegressor(DNNEstimator):
+class DNNRegressor(PremadeEstimator):
     """Deep network regressor.
 
+    All other arguments are those of `DNNEstimator`.
+
     Args:
-        hidden_units: the number of units of each hidden layer.
-        feature_columns: dense columns.
-        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
         label_dimension: the number of values per label.
         weight_column: the name of a feature of example weights, or a numeric column.
         optimizer: as for `DNNEstimator`; Adagrad's default learning rate in Keras is 0.001.
-        activation_fn: the activation of hidden layers.
-        dropout: the fraction of hidden outputs to drop in training; None for none.
-        config: a `RunConfig`, which also holds the strategies.
-        warm_start_from: as for `Estimator`.
         loss_reduction: "sum_over_batch_size" or "sum".
-        batch_norm: True to normalize the outputs of hidden layers.
-
-    Raises:
-        ValueError: if an argument is invalid.
 
     Example:
         >>> x = sg.feature_column.numeric_column("x")
@@ -456,33 +621,22 @@ class DNNRegressor(DNNEstimator):
     def __init__(
         self,
         hidden_units: Sequence[int],
-        feature_columns: Iterable[FeatureColumn],
-        model_dir: str | os.PathLike[str] | None = None,
+        feature_columns: Columns,
+        model_dir: ModelDir = None,
         label_dimension: int = 1,
-        weight_column: str | NumericColumn | None = None,
+        weight_column: WeightColumn = None,
         optimizer: OptimizerLike = "Adagrad",
-        activation_fn: str | Callable[[Any], Any] | None = "relu",
+        activation_fn: Activation = "relu",
         dropout: float | None = None,
         config: RunConfig | None = None,
         warm_start_from: object = None,
-        loss_reduction: Literal["sum", "sum_over_batch_size"] = "sum_over_batch_size",
+        loss_reduction: Reduction = "sum_over_batch_size",
         batch_norm: bool = False,
     ) -> None:
-        super().__init__(
-            RegressionHead(label_dimension, weight_column, loss_reduction),
-            hidden_units,
-            feature_columns,
-            model_dir=model_dir,
-            optimizer=optimizer,
-            activation_fn=activation_fn,
-            dropout=dropout,
-            config=config,
-            warm_start_from=warm_start_from,
-            batch_norm=batch_norm,
-        )
-
-
-# Wide-and-deep Estimators: a linear model plus a deep network.
+        head = RegressionHead(label_dimension, weight_column, loss_reduction)
+        layers = hidden_units, activation_fn, dropout, batch_norm
+        deep = _deep_part(feature_columns, optimizer, None, *layers)
+        super().__init__(head, [deep], model_dir, config, warm_start_from)
 
 
 class DNNLinearCombinedEstimator(PremadeEstimator):
@@ -527,70 +681,35 @@ class DNNLinearCombinedEstimator(PremadeEstimator):
     def __init__(
         self,
         head: Head,
-        model_dir: str | os.PathLike[str] | None = None,
-        linear_feature_columns: Iterable[FeatureColumn] | None = None,
+        model_dir: ModelDir = None,
+        linear_feature_columns: Columns | None = None,
         linear_optimizer: OptimizerLike = "Ftrl",
-        dnn_feature_columns: Iterable[FeatureColumn] | None = None,
+        dnn_feature_columns: Columns | None = None,
         dnn_optimizer: OptimizerLike = "Adagrad",
         dnn_hidden_units: Sequence[int] | None = None,
-        dnn_activation_fn: str | Callable[[Any], Any] | None = "relu",
+        dnn_activation_fn: Activation = "relu",
         dnn_dropout: float | None = None,
         config: RunConfig | None = None,
         batch_norm: bool = False,
-        linear_sparse_combiner: Literal["sum", "mean", "sqrtn"] = "sum",
+        linear_sparse_combiner: Combiner = "sum",
         warm_start_from: object = None,
     ) -> None:
-        wide_columns = checked_columns(linear_feature_columns or None)
-        deep_columns = checked_columns(dnn_feature_columns or None)
-        if not (wide_columns or deep_columns) or (deep_columns and not dnn_hidden_units):
-            raise ValueError(
-                explain(
-                    f"There are {len(wide_columns)} linear_feature_columns and {len(deep_columns)} "
-                    f"dnn_feature_columns, with dnn_hidden_units={dnn_hidden_units}.",
-                    expected="columns of at least one part, and hidden units for a deep one.",
-                    fix="pass dnn_hidden_units=[64, 32], for example.",
-                )
-            )
-        wide = LinearNetwork(feature_columns=wide_columns, sparse_combiner=linear_sparse_combiner)
-        deep = DeepNetwork(
-            feature_columns=deep_columns,
-            hidden_units=tuple(dnn_hidden_units or (1,)),
-            activation_fn=dnn_activation_fn,
-            dropout=dnn_dropout,
-            batch_norm=batch_norm,
-        )
-        rate = min(_LINEAR_LEARNING_RATE, 1 / math.sqrt(len(wide_columns) or 1))
-        networks: list[tuple[Network, Callable[[], Any]]] = []
-        if deep_columns:
-            networks.append((deep, optimizer_factory(dnn_optimizer, _DNN_LEARNING_RATE)))
-        if wide_columns:
-            networks.append((wide, optimizer_factory(linear_optimizer, rate)))
-        super().__init__(head, networks, model_dir, config, warm_start_from)
+        linear = linear_feature_columns, linear_optimizer, linear_sparse_combiner
+        layers = dnn_hidden_units, dnn_activation_fn, dnn_dropout, batch_norm
+        parts = _combined_parts(*linear, dnn_feature_columns, dnn_optimizer, *layers)
+        super().__init__(head, parts, model_dir, config, warm_start_from)
 
 
-class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
+class DNNLinearCombinedClassifier(PremadeEstimator):
     """Wide-and-deep classifier: a linear model plus a deep network.
 
+    All other arguments are those of `DNNLinearCombinedEstimator`.
+
     Args:
-        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
-        linear_feature_columns: columns of the linear model.
-        linear_optimizer: as for `DNNLinearCombinedEstimator`.
-        dnn_feature_columns: dense columns of the deep network.
-        dnn_optimizer: as for `DNNLinearCombinedEstimator`.
-        dnn_hidden_units: the number of units of each hidden layer.
-        dnn_activation_fn: the activation of hidden layers.
-        dnn_dropout: the fraction of hidden outputs to drop in training; None for none.
         n_classes: the number of classes.
         weight_column: the name of a feature of example weights, or a numeric column.
         label_vocabulary: one string per class, if labels are strings.
-        config: a `RunConfig`, which also holds the strategies.
-        warm_start_from: as for `Estimator`.
         loss_reduction: "sum_over_batch_size" or "sum".
-        batch_norm: True to normalize the outputs of hidden layers.
-        linear_sparse_combiner: how to combine the weights of several ids: "sum", "mean" or "sqrtn".
-
-    Raises:
-        ValueError: if an argument is invalid.
 
     Example:
         >>> city = sg.feature_column.categorical_column_with_hash_bucket("city", 100)
@@ -607,62 +726,39 @@ class DNNLinearCombinedClassifier(DNNLinearCombinedEstimator):
 
     def __init__(
         self,
-        model_dir: str | os.PathLike[str] | None = None,
-        linear_feature_columns: Iterable[FeatureColumn] | None = None,
+        model_dir: ModelDir = None,
+        linear_feature_columns: Columns | None = None,
         linear_optimizer: OptimizerLike = "Ftrl",
-        dnn_feature_columns: Iterable[FeatureColumn] | None = None,
+        dnn_feature_columns: Columns | None = None,
         dnn_optimizer: OptimizerLike = "Adagrad",
         dnn_hidden_units: Sequence[int] | None = None,
-        dnn_activation_fn: str | Callable[[Any], Any] | None = "relu",
+        dnn_activation_fn: Activation = "relu",
         dnn_dropout: float | None = None,
         n_classes: int = 2,
-        weight_column: str | NumericColumn | None = None,
+        weight_column: WeightColumn = None,
         label_vocabulary: Sequence[str] | None = None,
         config: RunConfig | None = None,
         warm_start_from: object = None,
-        loss_reduction: Literal["sum", "sum_over_batch_size"] = "sum_over_batch_size",
+        loss_reduction: Reduction = "sum_over_batch_size",
         batch_norm: bool = False,
-        linear_sparse_combiner: Literal["sum", "mean", "sqrtn"] = "sum",
+        linear_sparse_combiner: Combiner = "sum",
     ) -> None:
-        super().__init__(
-            binary_or_multi_class_head(n_classes, weight_column, label_vocabulary, loss_reduction),
-            model_dir=model_dir,
-            linear_feature_columns=linear_feature_columns,
-            linear_optimizer=linear_optimizer,
-            dnn_feature_columns=dnn_feature_columns,
-            dnn_optimizer=dnn_optimizer,
-            dnn_hidden_units=dnn_hidden_units,
-            dnn_activation_fn=dnn_activation_fn,
-            dnn_dropout=dnn_dropout,
-            config=config,
-            batch_norm=batch_norm,
-            linear_sparse_combiner=linear_sparse_combiner,
-            warm_start_from=warm_start_from,
-        )
+        head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
+        linear = linear_feature_columns, linear_optimizer, linear_sparse_combiner
+        layers = dnn_hidden_units, dnn_activation_fn, dnn_dropout, batch_norm
+        parts = _combined_parts(*linear, dnn_feature_columns, dnn_optimizer, *layers)
+        super().__init__(head, parts, model_dir, config, warm_start_from)
 
 
-class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator):
+class DNNLinearCombinedRegressor(PremadeEstimator):
     """Wide-and-deep regressor: a linear model plus a deep network.
 
+    All other arguments are those of `DNNLinearCombinedEstimator`.
+
     Args:
-        model_dir: the folder of checkpoints; None for the config's, or a new temporary one.
-        linear_feature_columns: columns of the linear model.
-        linear_optimizer: as for `DNNLinearCombinedEstimator`.
-        dnn_feature_columns: dense columns of the deep network.
-        dnn_optimizer: as for `DNNLinearCombinedEstimator`.
-        dnn_hidden_units: the number of units of each hidden layer.
-        dnn_activation_fn: the activation of hidden layers.
-        dnn_dropout: the fraction of hidden outputs to drop in training; None for none.
         label_dimension: the number of values per label.
         weight_column: the name of a feature of example weights, or a numeric column.
-        config: a `RunConfig`, which also holds the strategies.
-        warm_start_from: as for `Estimator`.
         loss_reduction: "sum_over_batch_size" or "sum".
-        batch_norm: True to normalize the outputs of hidden layers.
-        linear_sparse_combiner: how to combine the weights of several ids: "sum", "mean" or "sqrtn".
-
-    Raises:
-        ValueError: if an argument is invalid.
 
     Example:
         >>> x = sg.feature_column.numeric_column("x")
@@ -679,34 +775,24 @@ class DNNLinearCombinedRegressor(DNNLinearCombinedEstimator):
 
     def __init__(
         self,
-        model_dir: str | os.PathLike[str] | None = None,
-        linear_feature_columns: Iterable[FeatureColumn] | None = None,
+        model_dir: ModelDir = None,
+        linear_feature_columns: Columns | None = None,
         linear_optimizer: OptimizerLike = "Ftrl",
-        dnn_feature_columns: Iterable[FeatureColumn] | None = None,
+        dnn_feature_columns: Columns | None = None,
         dnn_optimizer: OptimizerLike = "Adagrad",
         dnn_hidden_units: Sequence[int] | None = None,
-        dnn_activation_fn: str | Callable[[Any], Any] | None = "relu",
+        dnn_activation_fn: Activation = "relu",
         dnn_dropout: float | None = None,
         label_dimension: int = 1,
-        weight_column: str | NumericColumn | None = None,
+        weight_column: WeightColumn = None,
         config: RunConfig | None = None,
         warm_start_from: object = None,
-        loss_reduction: Literal["sum", "sum_over_batch_size"] = "sum_over_batch_size",
+        loss_reduction: Reduction = "sum_over_batch_size",
         batch_norm: bool = False,
-        linear_sparse_combiner: Literal["sum", "mean", "sqrtn"] = "sum",
+        linear_sparse_combiner: Combiner = "sum",
     ) -> None:
-        super().__init__(
-            RegressionHead(label_dimension, weight_column, loss_reduction),
-            model_dir=model_dir,
-            linear_feature_columns=linear_feature_columns,
-            linear_optimizer=linear_optimizer,
-            dnn_feature_columns=dnn_feature_columns,
-            dnn_optimizer=dnn_optimizer,
-            dnn_hidden_units=dnn_hidden_units,
-            dnn_activation_fn=dnn_activation_fn,
-            dnn_dropout=dnn_dropout,
-            config=config,
-            batch_norm=batch_norm,
-            linear_sparse_combiner=linear_sparse_combiner,
-            warm_start_from=warm_start_from,
-        )
+        head = RegressionHead(label_dimension, weight_column, loss_reduction)
+        linear = linear_feature_columns, linear_optimizer, linear_sparse_combiner
+        layers = dnn_hidden_units, dnn_activation_fn, dnn_dropout, batch_norm
+        parts = _combined_parts(*linear, dnn_feature_columns, dnn_optimizer, *layers)
+        super().__init__(head, parts, model_dir, config, warm_start_from)

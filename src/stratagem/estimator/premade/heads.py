@@ -1,4 +1,4 @@
-"""Heads turn logits into losses, predictions and metrics: the base class, and regression."""
+"""Heads turn logits into losses, predictions and metrics, of classes and of numbers."""
 
 from __future__ import annotations
 
@@ -6,20 +6,30 @@ import abc
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax.core import Tracer
 
-from stratagem.errors import explain
-from stratagem.estimator.checks import check_known, check_number, check_one_of, check_type
-from stratagem.estimator.export import ExportOutput, PredictOutput, RegressionOutput
-from stratagem.estimator.feature_column.columns import NumericColumn, numeric_column
+from stratagem.estimator.checks import check_known, check_number, check_one_of, check_type, invalid
+from stratagem.estimator.export import (
+    ClassificationOutput,
+    ExportOutput,
+    PredictOutput,
+    RegressionOutput,
+)
+from stratagem.estimator.premade.columns import NumericColumn
+from stratagem.estimator.premade.feature_column import numeric_column
 from stratagem.estimator.spec import EstimatorSpec, ModeKeys, minimize
 
-_LOSS_ARGUMENTS = ("labels", "logits", "features")
+Reduction = Literal["sum", "sum_over_batch_size"]
+WeightColumn = str | NumericColumn | None
+
+_LOSS_ARGUMENTS = {"labels", "logits", "features"}
 
 
 class Head(abc.ABC):
@@ -46,19 +56,35 @@ class Head(abc.ABC):
     Source: tensorflow/estimator base_head.py, Head.
     """
 
+    # Values of a label, and the most weights that an example may have.
+    _label_dimension = 1
+    # Makers of metrics by TensorFlow's names: before the loss of regularization, and after it.
+    _metrics: ClassVar[Mapping[str, Callable[..., Any]]] = {}
+    _metrics_of_thresholds: Mapping[str, Callable[..., Any]] = {}
+
     def __init__(
         self,
-        weight_column: str | NumericColumn | None,
+        weight_column: WeightColumn,
         loss_reduction: str,
         loss_fn: Callable[..., Any] | None,
         name: str | None,
     ) -> None:
         check_known("loss_reduction", [loss_reduction], ("sum_over_batch_size", "sum"))
         self.loss_reduction = loss_reduction
-        self._loss_fn_arguments = () if loss_fn is None else _arguments_of(loss_fn)
+        names = [] if loss_fn is None else [*inspect.signature(loss_fn).parameters]
+        if loss_fn is not None and not {"labels", "logits"} <= {*names} <= _LOSS_ARGUMENTS:
+            raise invalid(
+                f"loss_fn takes the arguments {names}.",
+                "labels, logits and optionally features.",
+                "write it as def loss_fn(labels, logits).",
+            )
         self._loss_fn = loss_fn
+        self._loss_fn_arguments = names
         self.name = name
-        self.weight_column = _weight_column(weight_column)
+        wanted = "the name of a feature or a numeric column"
+        check_type("weight_column", weight_column, WeightColumn, wanted)
+        is_name = isinstance(weight_column, str)
+        self.weight_column = numeric_column(weight_column) if is_name else weight_column
 
     @property
     @abc.abstractmethod
@@ -72,7 +98,6 @@ class Head(abc.ABC):
         Pre-made estimators call it themselves. Other input functions call it if labels are strings.
         """
 
-    @abc.abstractmethod
     def predictions(self, logits: object, keys: Sequence[str] | None = None) -> dict[str, Any]:
         """Returns predictions under TensorFlow's names.
 
@@ -83,10 +108,20 @@ class Head(abc.ABC):
         Returns:
             A dict of arrays. Class names are ids here; `decode` converts them to strings.
         """
+        available = self._predictions(self._checked_logits(logits))
+        check_known("Prediction keys", keys or (), available)
+        return {key: available[key]() for key in keys or available}
 
-    @abc.abstractmethod
     def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, Any]:
         """Creates the Keras metrics of an evaluation, by TensorFlow's names."""
+        makers = {"average_loss": keras.metrics.Mean, **self._metrics}
+        if regularization_losses is not None:
+            makers["regularization_loss"] = keras.metrics.Mean
+        makers |= self._metrics_of_thresholds
+        return {
+            self._key(key): make(name=key.replace("/", "_").replace(".", "_"))
+            for key, make in makers.items()
+        }
 
     def update_metrics(
         self,
@@ -107,9 +142,13 @@ class Head(abc.ABC):
             eval_metrics[self._key("regularization_loss")].update_state(total)
         return eval_metrics
 
+    @abc.abstractmethod
+    def _predictions(self, logits: jax.Array) -> dict[str, Callable[[], Any]]:
+        """Returns a function for each prediction."""
+
+    @abc.abstractmethod
     def _metric_values(self, logits: jax.Array, labels: jax.Array) -> dict[str, tuple[Any, ...]]:
         """Returns the arguments of each metric's update; `labels` are processed."""
-        raise NotImplementedError
 
     @abc.abstractmethod
     def _processed_labels(self, logits: jax.Array, labels: object) -> Any:
@@ -121,7 +160,7 @@ class Head(abc.ABC):
 
     @abc.abstractmethod
     def _export_outputs(self, predictions: dict[str, Any]) -> dict[str, ExportOutput]:
-        """Returns the export outputs by signature."""
+        """Returns the export outputs by signature, the default one first, besides "predict"."""
 
     def decode(self, predictions: dict[str, Any]) -> dict[str, Any]:
         """Converts class ids to names, on the host.
@@ -195,7 +234,9 @@ class Head(abc.ABC):
         logits = self._checked_logits(logits)
         predictions = self.predictions(logits)
         if mode == ModeKeys.PREDICT:
-            outputs = self._export_outputs(predictions)
+            own = self._export_outputs(predictions)
+            outputs = {"serving_default": next(iter(own.values())), **own}
+            outputs["predict"] = PredictOutput(predictions)
             return EstimatorSpec(mode, predictions=predictions, export_outputs=outputs)
         loss = self.loss(labels, logits, features, mode, regularization_losses)
         if mode == ModeKeys.EVAL:
@@ -215,12 +256,10 @@ class Head(abc.ABC):
     def _checked_logits(self, logits: object) -> jax.Array:
         logits = jnp.asarray(logits, "float32")
         if logits.ndim < 2 or logits.shape[-1] != self.logits_dimension:
-            raise ValueError(
-                explain(
-                    f"logits have shape {tuple(logits.shape)}.",
-                    expected=f"shape (batch, {self.logits_dimension}).",
-                    fix="end the model with keras.layers.Dense(head.logits_dimension).",
-                )
+            raise invalid(
+                f"logits have shape {tuple(logits.shape)}.",
+                f"shape (batch, {self.logits_dimension}).",
+                "end the model with keras.layers.Dense(head.logits_dimension).",
             )
         return logits
 
@@ -229,73 +268,44 @@ class Head(abc.ABC):
     ) -> tuple[Any, Any]:
         """Returns example losses, rank 2, and weights that broadcast against them, or None."""
         processed = self._processed_labels(logits, labels)
-        default = self._own_loss(processed, logits)
-        losses = default
+        losses = self._own_loss(processed, logits)
         if self._loss_fn is not None:
             extra = {"features": features} if "features" in self._loss_fn_arguments else {}
-            losses = jnp.asarray(self._loss_fn(labels=processed, logits=logits, **extra), "float32")
-            if losses.shape != default.shape:
-                raise ValueError(
-                    explain(
-                        f"loss_fn returned shape {tuple(losses.shape)}.",
-                        expected=f"shape {tuple(default.shape)}, one loss per label.",
-                        fix="return unreduced losses and keep the last axis.",
-                    )
+            custom = jnp.asarray(self._loss_fn(labels=processed, logits=logits, **extra), "float32")
+            if custom.shape != losses.shape:
+                raise invalid(
+                    f"loss_fn returned shape {tuple(custom.shape)}.",
+                    f"shape {tuple(losses.shape)}, one loss per label.",
+                    "return unreduced losses and keep the last axis.",
                 )
-        return losses, self._weights(features, logits)
-
-    def _weights(self, features: Mapping[str, Any], logits: object) -> Any:
-        if self.weight_column is None:
-            return None
-        if self.weight_column.size not in (1, self._max_weights_per_example):
-            raise ValueError(
-                explain(
-                    f"weight_column has {self.weight_column.size} weights per example.",
-                    expected=f"1 or {self._max_weights_per_example}.",
-                    fix="pass the name of a feature with one number per example.",
-                )
+            losses = custom
+        column = self.weight_column
+        if column is not None and column.size not in (1, self._label_dimension):
+            raise invalid(
+                f"weight_column has {column.size} weights per example.",
+                f"1 or {self._label_dimension}.",
+                "pass the name of a feature with one number per example.",
             )
-        return self.weight_column.numbers(features)
+        return losses, None if column is None else column.numbers(features)
 
-    @property
-    def _max_weights_per_example(self) -> int:
-        """Number of weights an example may have besides one."""
-        return 1
-
-
-def matching_labels(
-    labels: Any, logits: jax.Array | np.ndarray, dimension: int
-) -> jax.Array | np.ndarray:
-    """Returns labels in the shape of the logits except for the last axis, `dimension`."""
-    if labels is None:
-        raise ValueError(
-            explain(
+    def _matching(self, labels: Any, logits: jax.Array) -> jax.Array | np.ndarray:
+        """Returns labels in the shape of the logits except for the last axis."""
+        if labels is None:
+            raise invalid(
                 "labels is None.",
-                expected="labels for training and evaluation.",
-                fix="return (features, labels) from the input function.",
+                "labels for training and evaluation.",
+                "return (features, labels) from the input function.",
             )
-        )
-    if labels.ndim == logits.ndim - 1 and dimension == 1:
-        labels = labels[..., None]
-    wanted = (*logits.shape[:-1], dimension)
-    if tuple(labels.shape) != wanted:
-        raise ValueError(
-            explain(
-                f"labels have shape {tuple(labels.shape)} with logits of shape "
-                f"{tuple(logits.shape)}.",
-                expected=f"shape {wanted}.",
-                fix="check n_classes or label_dimension, and the labels of the input function.",
+        if labels.ndim == logits.ndim - 1 and self._label_dimension == 1:
+            labels = labels[..., None]
+        wanted = (*logits.shape[:-1], self._label_dimension)
+        if tuple(labels.shape) != wanted:
+            raise invalid(
+                f"labels have shape {tuple(labels.shape)} with logits of shape {logits.shape}.",
+                f"shape {wanted}.",
+                "check n_classes or label_dimension, and the labels of the input function.",
             )
-        )
-    return labels
-
-
-def select(
-    available: Mapping[str, Callable[[], Any]], keys: Sequence[str] | None
-) -> dict[str, Any]:
-    """Computes the requested predictions; None for all."""
-    check_known("Prediction keys", keys or (), available)
-    return {key: available[key]() for key in keys or available}
+        return labels
 
 
 class _ReducedLosses(keras.losses.Loss):
@@ -305,28 +315,295 @@ class _ReducedLosses(keras.losses.Loss):
         return y_pred
 
 
-def _weight_column(column: Any) -> NumericColumn | None:
-    if isinstance(column, str):
-        return numeric_column(column)
-    wanted = "the name of a feature or a numeric column"
-    check_type("weight_column", column, NumericColumn | None, wanted)
-    return column
+# Classification: labels are ids, or strings of a vocabulary.
 
 
-def _arguments_of(loss_fn: Callable[..., Any]) -> tuple[str, ...]:
-    names = tuple(inspect.signature(loss_fn).parameters)
-    if not {"labels", "logits"} <= set(names) or set(names) - set(_LOSS_ARGUMENTS):
-        raise ValueError(
-            explain(
-                f"loss_fn takes the arguments {list(names)}.",
-                expected="labels, logits and optionally features.",
-                fix="write it as def loss_fn(labels, logits).",
+class ClassHead(Head):
+    """Base class for heads whose labels are one class per example."""
+
+    def __init__(
+        self,
+        n_classes: int,
+        weight_column: WeightColumn,
+        label_vocabulary: Sequence[str] | None,
+        loss_reduction: str,
+        loss_fn: Callable[..., Any] | None,
+        name: str | None,
+    ) -> None:
+        super().__init__(weight_column, loss_reduction, loss_fn, name)
+        words = label_vocabulary
+        if words is not None and not (isinstance(words, list | tuple) and len(words) == n_classes):
+            raise invalid(
+                f"label_vocabulary={words!r} does not match n_classes={n_classes}.",
+                "a list or tuple of one string per class.",
+                "pass as many strings as there are classes.",
             )
+        self._n_classes = n_classes
+        self._vocabulary = None if words is None else [*map(_as_string, words)]
+        # Bytes, as in TensorFlow; without a vocabulary, the ids in digits.
+        names = self._vocabulary or range(n_classes)
+        self._names = np.asarray([str(one).encode() for one in names], dtype=object)
+
+    def encode_labels(self, labels: object) -> np.ndarray:
+        """Converts labels, which may be strings of the vocabulary, to int32 ids."""
+        array, vocabulary = np.asarray(labels), self._vocabulary
+        if (array.dtype.kind in "USO") != (vocabulary is not None):
+            raise invalid(
+                f"Labels of dtype {array.dtype} do not fit label_vocabulary={vocabulary}.",
+                "strings with a vocabulary, integers without.",
+                "pass label_vocabulary with all possible strings, or integer labels.",
+            )
+        if vocabulary is None:
+            self._check_range(array)
+            return array.astype(np.int32) if array.dtype.kind in "iub" else array
+        ids = {word: index for index, word in enumerate(vocabulary)}
+        words = [_as_string(word) for word in array.ravel().tolist()]
+        unknown = sorted(set(words) - set(ids))
+        if unknown:
+            raise invalid(
+                f"Labels {unknown[:5]} are not in the vocabulary {vocabulary}.",
+                "labels from the vocabulary.",
+                "add them to label_vocabulary.",
+            )
+        return np.asarray([ids[word] for word in words], np.int32).reshape(array.shape)
+
+    def decode(self, predictions: dict[str, Any]) -> dict[str, Any]:
+        """Converts `classes` and `all_classes` to bytes, as in TensorFlow."""
+        of_names = predictions.keys() & {"classes", "all_classes"}
+        return {**predictions, **{key: self._names[predictions[key]] for key in of_names}}
+
+    def _check_range(self, labels: jax.Array | np.ndarray) -> None:
+        """Checks label values, unless they are traced."""
+        if isinstance(labels, Tracer) or not np.size(labels):
+            return
+        low, high = np.min(labels), np.max(labels)
+        if low < 0 or high > self._n_classes - 1:
+            raise invalid(
+                f"Labels range from {low} to {high}.",
+                f"0 to {self._n_classes - 1} for {self._n_classes} classes.",
+                "check n_classes, or pass label_vocabulary for other labels.",
+            )
+
+    def _class_predictions(self, class_logits: Any) -> dict[str, Callable[[], Any]]:
+        def class_ids() -> Any:
+            ids = keras.ops.cast(keras.ops.argmax(class_logits, axis=-1), "int32")
+            return keras.ops.expand_dims(ids, -1)
+
+        def all_ids() -> Any:
+            ids = keras.ops.arange(self._n_classes, dtype="int32")
+            return keras.ops.broadcast_to(ids, (class_logits.shape[0], self._n_classes))
+
+        return {
+            "probabilities": lambda: keras.ops.softmax(class_logits, axis=-1),
+            "class_ids": class_ids,
+            "classes": class_ids,
+            "all_class_ids": all_ids,
+            "all_classes": all_ids,
+        }
+
+    def _export_outputs(self, predictions: dict[str, Any]) -> dict[str, ExportOutput]:
+        scores, ids = predictions["probabilities"], predictions["all_class_ids"]
+        return {"classification": ClassificationOutput(scores, ids)}
+
+
+def _as_string(word: object) -> str:
+    return word.decode() if isinstance(word, bytes) else str(word)
+
+
+class _AccuracyBaseline(keras.metrics.Mean):
+    """Accuracy of always predicting the more frequent of the labels 0 and 1."""
+
+    def result(self) -> Any:
+        mean: Any = super().result()
+        return keras.ops.where(self.count > 0, keras.ops.maximum(mean, 1 - mean), 0.0)
+
+
+class BinaryClassHead(ClassHead):
+    """Head for binary classification: sigmoid cross-entropy of one logit.
+
+    Args:
+        weight_column: the name of a feature of example weights, or a numeric column.
+        thresholds: numbers between 0 and 1 at which to evaluate accuracy, precision and recall.
+        label_vocabulary: two strings, if labels are strings; otherwise labels are 0 and 1.
+        loss_reduction: "sum_over_batch_size" or "sum".
+        loss_fn: a custom loss function of labels, logits and optionally features.
+        name: a suffix for metric names.
+
+    Raises:
+        TypeError: if `weight_column` has the wrong type.
+        ValueError: if a threshold is out of range, or another argument is invalid.
+
+    Example:
+        >>> head = sg.estimator.BinaryClassHead()
+        >>> labels, logits = np.array([[1], [1]]), np.array([[-41.0], [41.0]], "float32")
+        >>> float(head.loss(labels, logits))
+        20.5
+        >>> head.predictions(logits, keys=["class_ids"])["class_ids"].tolist()
+        [[0], [1]]
+
+    Source: tensorflow/estimator binary_class_head.py, BinaryClassHead.
+    """
+
+    _metrics: ClassVar = {
+        "accuracy": keras.metrics.Accuracy,
+        "precision": keras.metrics.Precision,
+        "recall": keras.metrics.Recall,
+        "prediction/mean": keras.metrics.Mean,
+        "label/mean": keras.metrics.Mean,
+        "accuracy_baseline": _AccuracyBaseline,
+        "auc": keras.metrics.AUC,
+        "auc_precision_recall": partial(keras.metrics.AUC, curve="PR"),
+    }
+
+    def __init__(
+        self,
+        weight_column: WeightColumn = None,
+        thresholds: Sequence[float] | None = None,
+        label_vocabulary: Sequence[str] | None = None,
+        loss_reduction: Reduction = "sum_over_batch_size",
+        loss_fn: Callable[..., Any] | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(2, weight_column, label_vocabulary, loss_reduction, loss_fn, name)
+        if any(not 0 < threshold < 1 for threshold in thresholds or ()):
+            raise invalid(
+                f"thresholds={thresholds} is out of range.",
+                "numbers between 0 and 1.",
+                "pass probabilities, such as [0.5, 0.9].",
+            )
+        self._metrics_of_thresholds = {}
+        for threshold in thresholds or ():
+            at = f"positive_threshold_{threshold:g}"
+            self._metrics_of_thresholds |= {
+                f"accuracy/{at}": partial(keras.metrics.BinaryAccuracy, threshold=threshold),
+                f"precision/{at}": partial(keras.metrics.Precision, threshold),
+                f"recall/{at}": partial(keras.metrics.Recall, threshold),
+            }
+
+    @property
+    def logits_dimension(self) -> int:
+        """Always 1."""
+        return 1
+
+    def _predictions(self, logits: jax.Array) -> dict[str, Callable[[], Any]]:
+        both = keras.ops.concatenate([keras.ops.zeros_like(logits), logits], axis=-1)
+        return {
+            "logits": lambda: logits,
+            "logistic": lambda: keras.ops.sigmoid(logits),
+            **self._class_predictions(both),
+        }
+
+    def _metric_values(self, logits: jax.Array, labels: jax.Array) -> dict[str, tuple[Any, ...]]:
+        predicted = self.predictions(logits, ["class_ids", "logistic"])
+        class_ids = keras.ops.cast(predicted["class_ids"], "float32")
+        logistic = predicted["logistic"]
+        curves = ("auc", "auc_precision_recall", *self._metrics_of_thresholds)
+        return {
+            **dict.fromkeys(("accuracy", "precision", "recall"), (labels, class_ids)),
+            "prediction/mean": (logistic,),
+            "label/mean": (labels,),
+            "accuracy_baseline": (labels,),
+            **dict.fromkeys(curves, (labels, logistic)),
+        }
+
+    def _processed_labels(self, logits: jax.Array, labels: object) -> Any:
+        matching = self._matching(labels, logits)
+        self._check_range(matching)
+        return keras.ops.cast(matching, "float32")
+
+    def _own_loss(self, labels: jax.Array, logits: jax.Array) -> Any:
+        return keras.ops.binary_crossentropy(labels, logits, from_logits=True)
+
+    def _export_outputs(self, predictions: dict[str, Any]) -> dict[str, ExportOutput]:
+        regression = {"regression": RegressionOutput(predictions["logistic"])}
+        return {**super()._export_outputs(predictions), **regression}
+
+
+class MultiClassHead(ClassHead):
+    """Head for more than two classes: softmax cross-entropy.
+
+    Args:
+        n_classes: the number of classes, at least 3.
+        weight_column: the name of a feature of example weights, or a numeric column.
+        label_vocabulary: one string per class, if labels are strings; otherwise labels are ids.
+        loss_reduction: "sum_over_batch_size" or "sum".
+        loss_fn: a custom loss function of labels, logits and optionally features.
+        name: a suffix for metric names.
+
+    Raises:
+        TypeError: if `weight_column` has the wrong type.
+        ValueError: if `n_classes` is below 3, or another argument is invalid.
+
+    Example:
+        >>> head = sg.estimator.MultiClassHead(n_classes=3)
+        >>> logits = np.array([[10, 0, 0], [0, 10, 0]], "float32")
+        >>> round(float(head.loss(np.array([[1], [1]]), logits)), 2)
+        5.0
+
+    Source: tensorflow/estimator multi_class_head.py, MultiClassHead.
+    """
+
+    _metrics: ClassVar = {"accuracy": keras.metrics.Accuracy}
+
+    def __init__(
+        self,
+        n_classes: int,
+        weight_column: WeightColumn = None,
+        label_vocabulary: Sequence[str] | None = None,
+        loss_reduction: Reduction = "sum_over_batch_size",
+        loss_fn: Callable[..., Any] | None = None,
+        name: str | None = None,
+    ) -> None:
+        if not isinstance(n_classes, int) or n_classes <= 2:
+            raise invalid(
+                f"MultiClassHead received n_classes={n_classes!r}.",
+                "an integer of at least 3.",
+                "use BinaryClassHead for two classes.",
+            )
+        super().__init__(n_classes, weight_column, label_vocabulary, loss_reduction, loss_fn, name)
+
+    @property
+    def logits_dimension(self) -> int:
+        """One logit per class."""
+        return self._n_classes
+
+    def _predictions(self, logits: jax.Array) -> dict[str, Callable[[], Any]]:
+        return {"logits": lambda: logits, **self._class_predictions(logits)}
+
+    def _metric_values(self, logits: jax.Array, labels: jax.Array) -> dict[str, tuple[Any, ...]]:
+        return {"accuracy": (labels, self.predictions(logits, ["class_ids"])["class_ids"])}
+
+    def _processed_labels(self, logits: jax.Array, labels: object) -> Any:
+        matching = self._matching(labels, logits)
+        if keras.backend.standardize_dtype(matching.dtype)[:3] not in ("int", "uin"):
+            raise invalid(
+                f"labels have dtype {matching.dtype}.",
+                "integer class ids.",
+                "cast them to int32, or pass label_vocabulary for strings.",
+            )
+        self._check_range(matching)
+        return keras.ops.cast(matching, "int32")
+
+    def _own_loss(self, labels: jax.Array, logits: jax.Array) -> Any:
+        losses: Any = keras.ops.sparse_categorical_crossentropy(
+            labels[..., 0], logits, from_logits=True
         )
-    return names
+        return losses[..., None]
 
 
-# RegressionHead: regression with squared error.
+def class_head(
+    n_classes: int,
+    weight_column: WeightColumn,
+    label_vocabulary: Sequence[str] | None,
+    loss_reduction: Reduction,
+) -> ClassHead:
+    """Creates the head for a number of classes, as in TensorFlow's head_utils.py."""
+    if n_classes == 2:
+        return BinaryClassHead(weight_column, None, label_vocabulary, loss_reduction)
+    return MultiClassHead(n_classes, weight_column, label_vocabulary, loss_reduction)
+
+
+# Regression: numbers, counts and proportions.
 
 
 class RegressionHead(Head):
@@ -354,70 +631,49 @@ class RegressionHead(Head):
     Source: tensorflow/estimator regression_head.py, RegressionHead.
     """
 
+    _metrics: ClassVar = {"prediction/mean": keras.metrics.Mean, "label/mean": keras.metrics.Mean}
+
     def __init__(
         self,
         label_dimension: int = 1,
-        weight_column: str | NumericColumn | None = None,
-        loss_reduction: Literal["sum", "sum_over_batch_size"] = "sum_over_batch_size",
+        weight_column: WeightColumn = None,
+        loss_reduction: Reduction = "sum_over_batch_size",
         loss_fn: Callable[..., Any] | None = None,
         inverse_link_fn: Callable[[Any], Any] | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(weight_column, loss_reduction, loss_fn, name)
         check_number("label_dimension", label_dimension, 1, or_none=False)
-        self._dimension = label_dimension
+        self._label_dimension = label_dimension
         self._inverse_link_fn = inverse_link_fn
 
     @property
     def logits_dimension(self) -> int:
         """One logit per value of a label."""
-        return self._dimension
+        return self._label_dimension
 
     def encode_labels(self, labels: object) -> np.ndarray:
         """Converts labels to float32."""
         return np.asarray(labels).astype(np.float32)
 
-    def predictions(self, logits: object, keys: Sequence[str] | None = None) -> dict[str, Any]:
-        """Returns predictions, and logits if they differ."""
-        logits = self._checked_logits(logits)
-        if self._inverse_link_fn is None:
-            available: dict[str, Callable[[], Any]] = {"predictions": lambda: logits}
-        else:
-            link = self._inverse_link_fn
-            available = {"predictions": lambda: link(logits), "logits": lambda: logits}
-        return select(available, keys)
-
-    def metrics(self, regularization_losses: Sequence[Any] | None = None) -> dict[str, Any]:
-        """Creates the average loss, and means of labels and predictions."""
-        keys = ["average_loss", "prediction/mean", "label/mean"]
-        if regularization_losses is not None:
-            keys.append("regularization_loss")
-        return {self._key(key): keras.metrics.Mean(name=key.replace("/", "_")) for key in keys}
+    def _predictions(self, logits: jax.Array) -> dict[str, Callable[[], Any]]:
+        link = self._inverse_link_fn
+        if link is None:
+            return {"predictions": lambda: logits}
+        return {"predictions": lambda: link(logits), "logits": lambda: logits}
 
     def _metric_values(self, logits: jax.Array, labels: jax.Array) -> dict[str, tuple[Any, ...]]:
         predictions = self.predictions(logits)["predictions"]
         return {"prediction/mean": (predictions,), "label/mean": (labels,)}
 
     def _processed_labels(self, logits: jax.Array, labels: object) -> Any:
-        return keras.ops.cast(matching_labels(labels, logits, self._dimension), "float32")
+        return keras.ops.cast(self._matching(labels, logits), "float32")
 
     def _own_loss(self, labels: jax.Array, logits: jax.Array) -> Any:
         return keras.ops.square(labels - logits)
 
     def _export_outputs(self, predictions: dict[str, Any]) -> dict[str, ExportOutput]:
-        value = RegressionOutput(predictions["predictions"])
-        return {
-            "serving_default": value,
-            "regression": value,
-            "predict": PredictOutput(predictions),
-        }
-
-    @property
-    def _max_weights_per_example(self) -> int:
-        return self._dimension
-
-
-# PoissonRegressionHead and LogisticRegressionHead: counts and proportions.
+        return {"regression": RegressionOutput(predictions["predictions"])}
 
 
 class PoissonRegressionHead(RegressionHead):
@@ -447,26 +703,22 @@ class PoissonRegressionHead(RegressionHead):
     def __init__(
         self,
         label_dimension: int = 1,
-        weight_column: str | NumericColumn | None = None,
-        loss_reduction: Literal["sum", "sum_over_batch_size"] = "sum_over_batch_size",
+        weight_column: WeightColumn = None,
+        loss_reduction: Reduction = "sum_over_batch_size",
         compute_full_loss: bool = True,
         name: str | None = None,
     ) -> None:
-        super().__init__(
-            label_dimension, weight_column, loss_reduction, inverse_link_fn=jnp.exp, name=name
-        )
+        super().__init__(label_dimension, weight_column, loss_reduction, None, jnp.exp, name)
         self._compute_full_loss = compute_full_loss
 
     def encode_labels(self, labels: object) -> np.ndarray:
         """Converts labels to float32 and checks that they are not negative."""
         counts = super().encode_labels(labels)
         if np.any(counts < 0):
-            raise ValueError(
-                explain(
-                    f"Labels of a Poisson regression include {counts.min()}.",
-                    expected="counts of at least 0.",
-                    fix="use a RegressionHead for other numbers.",
-                )
+            raise invalid(
+                f"Labels of a Poisson regression include {counts.min()}.",
+                "counts of at least 0.",
+                "use a RegressionHead for other numbers.",
             )
         return counts
 
@@ -503,29 +755,21 @@ class LogisticRegressionHead(RegressionHead):
     def __init__(
         self,
         label_dimension: int = 1,
-        weight_column: str | NumericColumn | None = None,
-        loss_reduction: Literal["sum", "sum_over_batch_size"] = "sum_over_batch_size",
+        weight_column: WeightColumn = None,
+        loss_reduction: Reduction = "sum_over_batch_size",
         name: str | None = None,
     ) -> None:
-        super().__init__(
-            label_dimension,
-            weight_column,
-            loss_reduction,
-            inverse_link_fn=jax.nn.sigmoid,
-            name=name,
-        )
+        super().__init__(label_dimension, weight_column, loss_reduction, None, jax.nn.sigmoid, name)
 
     def encode_labels(self, labels: object) -> np.ndarray:
         """Converts labels to float32 and checks that they are from 0 to 1."""
         proportions = super().encode_labels(labels)
         if np.any((proportions < 0) | (proportions > 1)):
-            raise ValueError(
-                explain(
-                    f"Labels of a logistic regression range from {proportions.min()} to "
-                    f"{proportions.max()}.",
-                    expected="proportions from 0 to 1.",
-                    fix="divide the labels by their totals.",
-                )
+            raise invalid(
+                f"Labels of a logistic regression range from {proportions.min()} to "
+                f"{proportions.max()}.",
+                "proportions from 0 to 1.",
+                "divide the labels by their totals.",
             )
         return proportions
 
