@@ -29,7 +29,6 @@ from stratagem.parameter_server.client.row_requests import (
     WholeVariables,
     creation_messages,
     row_requests,
-    shard_name,
 )
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.changes import SeenVersions
@@ -403,7 +402,7 @@ class ServerClient(ServerRequests):
         placement, slot = self._find(name)
         parts = RequestParts()
         for shard, part in enumerate(placement.parts(np.asarray(value))):
-            parts.add(placement.servers[shard], shard_name(placement, shard) + slot, part)
+            parts.add(placement.servers[shard], placement.name_of(shard) + slot, part)
         self._ask(parts.messages("assign", sign=sign, **self._update()))
 
     def scatter(self, name: str, ids: np.ndarray, values: np.ndarray, *, sign: int = 0) -> None:
@@ -422,7 +421,7 @@ class ServerClient(ServerRequests):
         parts = RequestParts()
         for shard, part, numbers in written.held(placement):
             if len(numbers):
-                full_name = shard_name(placement, shard) + slot
+                full_name = placement.name_of(shard) + slot
                 parts.add(placement.servers[shard], full_name, numbers, values[part])
         self._ask(parts.messages("scatter", sign=sign, **self._update()))
 
@@ -443,7 +442,7 @@ class ServerClient(ServerRequests):
         for name in names:
             placement = self._layouts[name]
             for shard, server in enumerate(placement.servers):
-                shards[server].append(shard_name(placement, shard))
+                shards[server].append(placement.name_of(shard))
         own_mode = None if mode is None else dataclasses.asdict(mode)
         fields = {"mode": own_mode, "optimizer": optimizer, **self._change()}
         messages = {
@@ -498,7 +497,7 @@ class ServerClient(ServerRequests):
         for name, (value, sign) in (assigned or {}).items():
             placement, slot = self._find(name)
             for shard, part in enumerate(placement.parts(np.asarray(value))):
-                full_name = shard_name(placement, shard) + slot
+                full_name = placement.name_of(shard) + slot
                 pushes[placement.servers[shard]].assign(full_name, part, sign)
         wanted = self._wanted(pull)
         fields = {**self._update(), "worker": self._client_name, "scalars": dict(scalars or {})}

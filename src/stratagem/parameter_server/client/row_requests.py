@@ -32,7 +32,7 @@ class WholeVariables:
     def add(self, name: str, placement: ShardLayout, slot: str = "") -> None:
         """Adds a variable, or its slot ":slot", under a name for the result."""
         for shard, server in enumerate(placement.servers):
-            self._parts[server].append((name, shard, shard_name(placement, shard) + slot))
+            self._parts[server].append((name, shard, placement.name_of(shard) + slot))
 
     def names(self, server: int) -> list[str]:
         """Returns the shard names to request from a server."""
@@ -102,7 +102,7 @@ class GradientParts:
 
     def _noted(self, placement: ShardLayout, shard: int, optimizer: str) -> str:
         self.variables.append(placement.name)
-        name = shard_name(placement, shard)
+        name = placement.name_of(shard)
         if optimizer:
             self._optimizers[name] = optimizer
         return name
@@ -158,7 +158,7 @@ class RowRequest:
         for shard, _, numbers in wanted.held(placement):
             if len(numbers):
                 server = placement.servers[shard]
-                self.parts.add(server, shard_name(placement, shard) + slot, numbers)
+                self.parts.add(server, placement.name_of(shard) + slot, numbers)
                 self.held.append((number, server))
                 self._names[server].append(placement.name)
 
@@ -203,16 +203,11 @@ def creation_messages(
     for shard, arrays in enumerate(values):
         server = placement.servers[shard]
         specs[server].append(placement.spec_of(shard))
-        requests.add(server, shard_name(placement, shard), *arrays)
+        requests.add(server, placement.name_of(shard), *arrays)
     messages = requests.messages("create", is_pickled=callable(initial), **fields)
     for server, message in messages.items():
         message.fields["specs"] = specs[server]
     return messages
-
-
-def shard_name(placement: ShardLayout, shard: int) -> str:
-    """Returns the name of a shard on its server."""
-    return placement.name_of(shard)
 
 
 def _joined(shards: Mapping[int, np.ndarray]) -> np.ndarray:

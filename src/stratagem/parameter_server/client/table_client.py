@@ -119,7 +119,9 @@ class TableClient:
 
     def keep_for(self, folder: Path, checkpoints: Collection[str]) -> None:
         """Removes the versions of a series that none of these checkpoints needs."""
-        remove_unneeded(TableVersions(folder), checkpoints)
+        remove_unneeded(
+            TableVersions(folder), lambda _, manifest: manifest.get(CHECKPOINT) in checkpoints
+        )
 
     def remove_from(self, folder: Path, number: int) -> None:
         """Removes the version of a checkpoint that was not written."""

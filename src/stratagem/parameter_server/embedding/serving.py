@@ -367,7 +367,7 @@ class Tables(Closing):
             parts |= {(name, part): one for part, one in enumerate(own)}
             opened[name] = _ServedTable(
                 RowFormat.of(tuple(table["row_shape"]), table["dtype"], table["options"]),
-                RowInitializer.from_fields(table["options"].get("initializer") or {}),
+                RowInitializer(**(table["options"].get("initializer") or {})),
                 own,
             )
         self._parts = parts

@@ -16,7 +16,6 @@ from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server.shards import SavedPart, piece_rows
 from stratagem.parameter_server.server.store import ServerVariables
 from stratagem.parameter_server.server.tables.keyed_shard import (
-    ChangedSlots,
     KeyedMarks,
     KeyedShard,
 )
@@ -64,11 +63,11 @@ class TableCopy:
             keyed = self.shard.keyed
             rows = np.arange(keyed.rows.num_slots, dtype=np.int32)
             return KeyedMarks(rows, np.arange(keyed.candidates.num_slots, dtype=np.int32))
-        return _marks(history.since(self.base))
+        return history.since(self.base)
 
     def next(self) -> KeyedMarks:
         """Returns the slots that changed since the last call. Call while no update is made."""
-        return _marks(self.shard.history.take())
+        return self.shard.history.take()
 
     def last(self, version: int, save: str) -> SavedRows:
         """Returns the last changed slots. Call while no update is made."""
@@ -121,10 +120,6 @@ def copied(
 def saved_rows(part: SavedPart) -> SavedRows:
     """Returns a part of a journal as one of a file."""
     return SavedRows(part.table.rows, part.table.candidates, part.value, part.slots)
-
-
-def _marks(slots: ChangedSlots) -> KeyedMarks:
-    return KeyedMarks(slots.rows, slots.candidates)
 
 
 class TableRequests:

@@ -33,6 +33,9 @@ from stratagem.parameter_server.server.tables.keyed_rows import COUNTERS, KeyedR
 from stratagem.parameter_server.server.tables.row_formats import RowFormat
 from stratagem.parameter_server.server.tables.table_options import Eviction, TableOptions
 
+# Memory of the key of a row, its place in the index and its counts.
+_KEY_BYTES = 28
+
 # Changes of a keyed table since each of its last saves.
 
 
@@ -45,7 +48,7 @@ _MOST_LISTS = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class ChangedSlots:
+class KeyedMarks:
     """Changed slots of a table: of its rows, and of the keys that have no row yet."""
 
     rows: np.ndarray
@@ -60,10 +63,10 @@ class _Save:
     """
 
     used: int
-    changes: list[ChangedSlots] = dataclasses.field(default_factory=list[ChangedSlots])
+    changes: list[KeyedMarks] = dataclasses.field(default_factory=list[KeyedMarks])
     is_replaced: bool = False
 
-    def add(self, changes: list[ChangedSlots]) -> None:
+    def add(self, changes: list[KeyedMarks]) -> None:
         self.changes += changes
         if len(self.changes) > _MOST_LISTS:
             self.changes = [_union(self.changes)]
@@ -88,9 +91,9 @@ class SaveHistory:
         """Number of slots that changed since the last `take`."""
         return len(self._rows.track()) + len(self._candidates.track())
 
-    def take(self) -> ChangedSlots:
+    def take(self) -> KeyedMarks:
         """Returns the slots that changed since the last call."""
-        taken = ChangedSlots(
+        taken = KeyedMarks(
             self._rows.track().take().astype(np.int32),
             self._candidates.track().take().astype(np.int32),
         )
@@ -98,7 +101,7 @@ class SaveHistory:
             next(reversed(self._saves.values())).add([taken])
         return taken
 
-    def since(self, save: str) -> ChangedSlots:
+    def since(self, save: str) -> KeyedMarks:
         """Returns the slots that changed after a save, up to the last `take`."""
         names = list(self._saves)
         later = names[names.index(save) :]
@@ -140,9 +143,9 @@ class SaveHistory:
         )
 
 
-def _union(changes: list[ChangedSlots]) -> ChangedSlots:
+def _union(changes: list[KeyedMarks]) -> KeyedMarks:
     none = np.empty(0, np.int32)
-    return ChangedSlots(
+    return KeyedMarks(
         np.unique(np.concatenate([none, *(one.rows for one in changes)])),
         np.unique(np.concatenate([none, *(one.candidates for one in changes)])),
     )
@@ -185,17 +188,32 @@ class KeyedPart(UpdatedPart):
         return rows
 
 
-# Rows of a keyed table and their optimizer slots in memory, as arrays that grow.
+@dataclasses.dataclass(frozen=True)
+class SavedTable:
+    """Keys of rows in a journal.
 
-# Memory of the key of a row, its place in the index and its counts.
-_KEY_BYTES = 28
+    Args:
+        rows: slots of the rows.
+        candidates: slots of the keys that have no row yet.
+        counters: counters of the table.
+        initials: initial values of the optimizer slots, by name.
+        disk: rows on disk that belong to the journal; None without tiers.
+    """
+
+    rows: SavedKeys
+    candidates: SavedKeys
+    counters: Mapping[str, int]
+    initials: Mapping[str, float]
+    disk: Mapping[str, Any] | None = None
 
 
-class RowArrays(Shard):
-    """Arrays of a keyed table: `value`, whose rows have the `format` of the table, and `slots`.
+class KeyedShard(Shard):
+    """Rows by key, and their slots of optimizers.
 
-    They have more rows than are in use. `options` are those of the table, and `initials` the
-    initial values of the optimizer slots.
+    The arrays are `value`, whose rows have the `format` of the table, and `slots`. They grow, and
+    have more rows than are in use. `options` are those of the table, and `initials` the initial
+    values of the optimizer slots. `keyed` are the keys, and `history` the changes since the table
+    was saved.
 
     Raises:
         ValueError: the spec has invalid options.
@@ -213,6 +231,10 @@ class RowArrays(Shard):
         super().__init__(spec, self._value.array)
         self._slot_arrays: dict[str, GrowingArray] = {}
         self.initials: dict[str, float] = {}
+        self.keyed = self._keyed = KeyedRows(self.options, self._most_rows, self._row_states())
+        self._rows, self._candidates = self._keyed.rows, self._keyed.candidates
+        self._is_changed = True  # what is no slot: counters, and the spec of a new table
+        self.history = SaveHistory(self._rows, self._candidates)
 
     def require(self, rows: np.ndarray) -> None:
         """Raises TypeError if these are not keys."""
@@ -254,78 +276,6 @@ class RowArrays(Shard):
         """Memory of a row and its slots."""
         arrays = [self._value, *list(self._slot_arrays.values())]
         return max(1, sum(one.row_bytes for one in arrays))
-
-    @property
-    def _num_places(self) -> int:
-        """Number of places in use."""
-        raise NotImplementedError
-
-    def _initial(self, slot: str | None, keys: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        """Returns initial rows as they are stored."""
-        if slot is not None:
-            return np.full((len(keys), *self.spec.shape[1:]), self.initials[slot], dtype)
-        return self.options.initializer.stored(keys, self.format)
-
-    def _add_slot_array(self, name: str, dtype: np.dtype, initial: float) -> None:
-        made = GrowingArray(self.spec.shape[1:], dtype, self._most_places)
-        made.grow(self._num_places)
-        made.array[: self._num_places] = initial
-        self._slot_arrays[name], self.initials[name] = made, initial
-        self.slots[name] = made.array
-
-    def _grow(self, num_slots: int) -> None:
-        self._value.grow(num_slots)
-        self.value = self._value.array
-        for name, array in self._slot_arrays.items():
-            array.grow(num_slots)
-            self.slots[name] = array.array
-
-
-# Changes of a keyed table: marked slots, and keys in a journal.
-
-
-@dataclasses.dataclass(frozen=True)
-class KeyedMarks:
-    """Changed slots of a keyed shard: of its rows, and of the keys that have no row yet."""
-
-    rows: np.ndarray
-    candidates: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class SavedTable:
-    """Keys of rows in a journal.
-
-    Args:
-        rows: slots of the rows.
-        candidates: slots of the keys that have no row yet.
-        counters: counters of the table.
-        initials: initial values of the optimizer slots, by name.
-        disk: rows on disk that belong to the journal; None without tiers.
-    """
-
-    rows: SavedKeys
-    candidates: SavedKeys
-    counters: Mapping[str, int]
-    initials: Mapping[str, float]
-    disk: Mapping[str, Any] | None = None
-
-
-class KeyedShard(RowArrays):
-    """Rows by key, and their slots of optimizers.
-
-    `keyed` are the keys, and `history` the changes since the table was saved.
-
-    Raises:
-        ValueError: the spec has invalid options.
-    """
-
-    def __init__(self, spec: ShardSpec) -> None:
-        super().__init__(spec)
-        self.keyed = self._keyed = KeyedRows(self.options, self._most_rows, self._row_states())
-        self._rows, self._candidates = self._keyed.rows, self._keyed.candidates
-        self._is_changed = True  # what is no slot: counters, and the spec of a new table
-        self.history = SaveHistory(self._rows, self._candidates)
 
     @property
     def size_bytes(self) -> int:
@@ -557,6 +507,26 @@ class KeyedShard(RowArrays):
     @property
     def _num_places(self) -> int:
         return self._rows.num_slots
+
+    def _initial(self, slot: str | None, keys: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """Returns initial rows as they are stored."""
+        if slot is not None:
+            return np.full((len(keys), *self.spec.shape[1:]), self.initials[slot], dtype)
+        return self.options.initializer.stored(keys, self.format)
+
+    def _add_slot_array(self, name: str, dtype: np.dtype, initial: float) -> None:
+        made = GrowingArray(self.spec.shape[1:], dtype, self._most_places)
+        made.grow(self._num_places)
+        made.array[: self._num_places] = initial
+        self._slot_arrays[name], self.initials[name] = made, initial
+        self.slots[name] = made.array
+
+    def _grow(self, num_slots: int) -> None:
+        self._value.grow(num_slots)
+        self.value = self._value.array
+        for name, array in self._slot_arrays.items():
+            array.grow(num_slots)
+            self.slots[name] = array.array
 
     def _without_rows(self) -> Self:
         return type(self)(self.spec)

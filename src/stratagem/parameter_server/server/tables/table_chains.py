@@ -25,6 +25,7 @@ from stratagem.parameter_server.server.tables.saved_tables import (
     TableVersions,
     damaged,
     file_name,
+    remove_unneeded,
 )
 from stratagem.parameter_server.server.tables.table_options import (
     LeastFrequent,
@@ -270,7 +271,8 @@ def compact(versions: TableVersions, number: int) -> None:
     versions.write_manifest(number, fields)
     for file in _files(manifest) - _files(fields):
         (versions.folder / file).unlink(missing_ok=True)
-    _remove_unneeded(versions, number)
+    first = min(number, versions.latest or number)
+    remove_unneeded(versions, lambda one, _: one >= first)
 
 
 def _compacted(versions: TableVersions, number: int, name: str, part: int) -> dict[str, Any]:
@@ -287,19 +289,3 @@ def _compacted(versions: TableVersions, number: int, name: str, part: int) -> di
 
 def _files(manifest: dict[str, Any]) -> set[str]:
     return {part["file"] for table in manifest["tables"].values() for part in table["parts"]}
-
-
-def _remove_unneeded(versions: TableVersions, number: int) -> None:
-    """Removes versions before the compacted and the published one that neither continues."""
-    first = min(number, versions.latest or number)
-    numbers = versions.numbers
-    needed: set[int] = set()
-    for one in numbers:
-        base: int | None = one if one >= first else None
-        while base is not None and base not in needed:
-            needed.add(base)
-            base = versions.manifest(base)["base"]
-    for one in reversed(numbers):  # first those that continue others
-        if one not in needed:
-            with contextlib.suppress(OSError):
-                versions.remove(one)

@@ -239,11 +239,6 @@ class RowInitializer:
                 )
             )
 
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> RowInitializer:
-        """Returns the initializer from the fields of `dataclasses.asdict`."""
-        return cls(**fields)
-
     def stored(self, keys: np.ndarray, format: RowFormat) -> np.ndarray:
         """Returns the initial row of each key in a format, which may round it."""
         rows = self.rows(keys, format.row_shape, np.dtype(format.dtype))
@@ -372,7 +367,7 @@ class TableOptions:
             )
         tiers = fields.get("tiers")
         return cls(
-            RowInitializer.from_fields(fields.get("initializer") or {}),
+            RowInitializer(**(fields.get("initializer") or {})),
             policy_from(fields.get("admission")),
             policy_from(fields.get("eviction")),
             fields.get("max_rows"),

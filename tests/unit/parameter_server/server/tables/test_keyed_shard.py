@@ -60,7 +60,7 @@ def made(rule: Momentum | None = None, **options: Any) -> ServerVariables:
 
 
 def initial(keys: np.ndarray) -> np.ndarray:
-    return RowInitializer.from_fields(UNIFORM).rows(keys, (DIM,), np.dtype("float32"))
+    return RowInitializer(**UNIFORM).rows(keys, (DIM,), np.dtype("float32"))
 
 
 def push(store: ServerVariables, keys: np.ndarray, grads: np.ndarray | float = 1.0) -> None:
