@@ -464,15 +464,6 @@ def _last(path: str) -> str:
 _Array = np.ndarray[Any, Any]
 
 
-def values_of(part: Part) -> dict[str, _Array]:
-    """Returns the logical value of each variable by path. Call on every process.
-
-    The arrays may alias the variables' memory; release them before the next step, which would
-    otherwise allocate new memory.
-    """
-    return {path: on_host(value) for path, value in whole_values_of(part, on_host).items()}
-
-
 def whole_values_of(
     part: Part, keep: Callable[[Any], Any], skipped: Collection[str] = ()
 ) -> dict[str, Any]:
@@ -491,17 +482,12 @@ def whole_values_of(
     return values
 
 
-def components_of(part: Part) -> dict[str, _Array]:
-    """Returns ON_READ components of shape (num_replicas, ...). Call on every process.
+def gathered_components_of(part: Part, keep: Callable[[Any], Any]) -> dict[str, Any]:
+    """Returns ON_READ components of shape (num_replicas, ...), possibly on devices.
 
     Unlike their aggregate, they continue training bit for bit with the same number of replicas.
+    `keep` as in `whole_values_of`.
     """
-    gathered = gathered_components_of(part, on_host)
-    return {path: on_host(value) for path, value in gathered.items()}
-
-
-def gathered_components_of(part: Part, keep: Callable[[Any], Any]) -> dict[str, Any]:
-    """Returns ON_READ components, possibly on devices; `keep` as in `whole_values_of`."""
     return {
         path: keep(compute_on_every_process(variable.storage))
         # One that is whole on every device is as it is; it may not be a new array.
