@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -166,36 +166,6 @@ def record_async_save(writing: Future[None], begun_s: float) -> None:
 # Tables on servers in a series of checkpoints: most of these have only the rows that changed.
 
 
-class RemoteTables(Protocol):
-    """Tables of a group of servers, by name. Equal for all tables of the group."""
-
-    def save_to(self, folder: Path, names: Iterable[str]) -> int:
-        """Writes all rows of tables to a new folder, and returns the number of the version: 1."""
-        ...
-
-    def save_next(
-        self, folder: Path, names: Iterable[str], checkpoint: str, last: str | None, full_every: int
-    ) -> int:
-        """Writes what changed since the checkpoint `last`, or all rows, as a new version."""
-        ...
-
-    def remove_from(self, folder: Path, number: int) -> None:
-        """Removes the version of a checkpoint that was not written."""
-        ...
-
-    def keep_for(self, folder: Path, checkpoints: Collection[str]) -> None:
-        """Removes the versions that none of these checkpoints needs."""
-        ...
-
-    def check_in(self, folder: Path, names: Mapping[str, str], number: int) -> None:
-        """Verifies what `restore_from` reads; raises DataLossError, or ValueError for others."""
-        ...
-
-    def restore_from(self, folder: Path, names: Mapping[str, str], number: int) -> None:
-        """Replaces the rows of tables; `names` maps them to the names when they were saved."""
-        ...
-
-
 class TableSeries:
     """Rows of the checkpoints of a manager, in a folder beside these.
 
@@ -211,9 +181,9 @@ class TableSeries:
         self.folder = folder
         self.last: str | None = None  # name of the checkpoint that the next one continues
         self._full_every = full_every
-        self._groups: list[RemoteTables] = []
+        self._groups: list[Any] = []
 
-    def save(self, groups: Mapping[RemoteTables, Iterable[str]], checkpoint: str) -> list[int]:
+    def save(self, groups: Mapping[Any, Iterable[str]], checkpoint: str) -> list[int]:
         """Writes the tables of each group, and returns the numbers of the versions.
 
         Raises:
@@ -612,7 +582,7 @@ def save_tables(
     With a series, most checkpoints have only the rows that changed. Call on every process; the
     first one writes.
     """
-    groups: dict[RemoteTables, set[str]] = {}
+    groups: dict[Any, set[str]] = {}
     names: dict[str, dict[str, tuple[int, str]]] = {}
     for part in parts.values():
         for path, (tables, name) in part.remote_tables.items():
@@ -640,7 +610,7 @@ def save_tables(
 
 
 def _saved_in(
-    series: TableSeries, groups: Mapping[RemoteTables, set[str]], names: object, folder: Path
+    series: TableSeries, groups: Mapping[Any, set[str]], names: object, folder: Path
 ) -> SavedTables:
     def write() -> list[int]:
         _finish_others(folder)
@@ -694,10 +664,10 @@ class _LocationWithTables(CheckpointLocation):
 
 def _saved(
     manifest: Mapping[str, Any], part: Part, found: _Paths
-) -> dict[tuple[RemoteTables, int], dict[str, str]]:
+) -> dict[tuple[Any, int], dict[str, str]]:
     """Returns own and saved names of an object's tables, by group and number of its folder."""
     saved = manifest.get("tables", {}).get("names", {}).get(part.name, {})
-    groups: dict[tuple[RemoteTables, int], dict[str, str]] = {}
+    groups: dict[tuple[Any, int], dict[str, str]] = {}
     for path, (tables, name) in part.remote_tables.items():
         if path in found and found[path] in saved:
             number, saved_name = saved[found[path]]

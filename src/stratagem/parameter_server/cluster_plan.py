@@ -359,32 +359,6 @@ class EntryPoints:
     worker: Callable[..., Any]
 
 
-class ClusterProcesses(Protocol):
-    """Processes of one kind, such as all workers."""
-
-    @property
-    def addresses(self) -> list[str]:
-        """Addresses, by index of the process."""
-        ...
-
-    def watch(
-        self,
-        on_lost: Callable[[int, str], None],
-        on_returned: Callable[[int, str], None],
-        on_given_up: Callable[[int, Exception], None],
-    ) -> None:
-        """Restarts processes that die.
-
-        The callbacks get the index of the process, and: the reason of a loss, the new address after
-        a restart, or the error once restarts are given up.
-        """
-        ...
-
-    def close(self) -> None:
-        """Stops the processes."""
-        ...
-
-
 class Cluster(Protocol):
     """Running servers, and workers to start."""
 
@@ -411,8 +385,8 @@ class Cluster(Protocol):
         """Registers a function to call with the index and new address of a restarted server."""
         ...
 
-    def start_workers(self) -> ClusterProcesses:
-        """Starts the workers."""
+    def start_workers(self) -> Any:
+        """Starts the workers; see `LocalProcesses` and `RayProcesses`."""
         ...
 
     def close(self) -> None:

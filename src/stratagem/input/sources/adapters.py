@@ -8,7 +8,7 @@ import itertools
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, cast
 
 import jax
 import numpy as np
@@ -194,12 +194,6 @@ def _copied(batch: object) -> Any:
 # Sources of Ray Data: datasets that Ray's executor reads and prepares, without importing it.
 
 
-class _RayDataset(Protocol):
-    """A `ray.data.Dataset`, or a `DataIterator` of one process."""
-
-    def iter_batches(self, **options: Any) -> Iterable[Any]: ...
-
-
 class RayDataSource(Source):
     """Batches of a `ray.data.Dataset` or `ray.data.DataIterator`, as dicts of arrays by column.
 
@@ -208,7 +202,7 @@ class RayDataSource(Source):
 
     def __init__(
         self,
-        dataset: _RayDataset,
+        dataset: Any,
         *,
         batch_size: int,
         shuffle: bool,
@@ -287,63 +281,6 @@ def unbatched_ray_data(dataset: object) -> NoReturn:
 # Sources for datasets of Grain, tf.data, PyTorch and Hugging Face, without importing these.
 
 
-class _GrainMapDataset(Protocol):
-    """A `grain.MapDataset`."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, batches: slice, /) -> Any: ...
-
-    def repeat(self, num_epochs: int, /) -> Any: ...
-
-    def to_iter_dataset(self) -> Iterable[Any]: ...
-
-
-class _GrainIterator(Protocol):
-    """A `grain.DatasetIterator`."""
-
-    def __next__(self) -> Any: ...
-
-    def get_state(self) -> Any: ...
-
-    def set_state(self, state: Any, /) -> None: ...
-
-
-class _TensorFlowDataset(Protocol):
-    """A `tf.data.Dataset`."""
-
-    @property
-    def element_spec(self) -> Any: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def cardinality(self) -> Any: ...
-
-    def options(self) -> Any: ...
-
-
-class _HuggingFaceStream(Protocol):
-    """A `datasets.IterableDataset`."""
-
-    @property
-    def num_shards(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def shard(self, num_shards: int, index: int, *, contiguous: bool) -> _HuggingFaceStream: ...
-
-
-class _TorchLoader(Protocol):
-    """A `torch.utils.data.DataLoader`."""
-
-    generator: Any
-    sampler: Any
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-
 def is_of(dataset: object, package: str, *names: str) -> bool:
     """Returns True if an object's class or a base class has one of these names in a package."""
     return any(
@@ -365,7 +302,7 @@ class GrainMapSource(Source):
         """True."""
         return True
 
-    def __init__(self, dataset: _GrainMapDataset) -> None:
+    def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
     @property
@@ -413,7 +350,7 @@ def _open_iterator(dataset: Iterable[Any]) -> Any:
 class _GrainReader(Reader):
     has_cheap_state = False
 
-    def __init__(self, iterator: _GrainIterator) -> None:
+    def __init__(self, iterator: Any) -> None:
         self._iterator = iterator
 
     def read(self) -> Any:
@@ -434,7 +371,7 @@ class _GrainReader(Reader):
 class TensorFlowSource(Source):
     """A `tf.data.Dataset` of batches."""
 
-    def __init__(self, dataset: _TensorFlowDataset) -> None:
+    def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
     @property
@@ -468,7 +405,7 @@ class _TensorFlowReader(Reader):
     include whole buffers of examples.
     """
 
-    def __init__(self, dataset: _TensorFlowDataset) -> None:
+    def __init__(self, dataset: Any) -> None:
         self._tf = importlib.import_module("tensorflow")
         self._iterator = iter(dataset)
         self._beginning: dict[str, str] | None = None
@@ -503,7 +440,7 @@ class _TensorFlowReader(Reader):
 class HuggingFaceStreamSource(IterableSource):
     """A `datasets.IterableDataset` of batches, with a known number of files."""
 
-    def __init__(self, dataset: _HuggingFaceStream) -> None:
+    def __init__(self, dataset: Any) -> None:
         super().__init__(dataset)
         self._dataset = dataset
 
@@ -520,7 +457,7 @@ class HuggingFaceStreamSource(IterableSource):
 class TorchLoaderSource(Source):
     """A `torch.utils.data.DataLoader`."""
 
-    def __init__(self, loader: _TorchLoader) -> None:
+    def __init__(self, loader: Any) -> None:
         self._loader = loader
 
     @property
@@ -539,7 +476,7 @@ class TorchLoaderSource(Source):
 class _TorchReader(Reader):
     """Reads a loader; resumes by reading earlier batches again, in the order of its generator."""
 
-    def __init__(self, loader: _TorchLoader) -> None:
+    def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._beginning = self._generator_state()
         self._iterator = iter(loader)
@@ -698,18 +635,10 @@ def every_nth(examples: Any, num_shards: int, index: int) -> Any:
     return _EveryNth(examples, num_shards, index)
 
 
-class _Indexable(Protocol):
-    """Examples by number."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int, /) -> Any: ...
-
-
 class _EveryNth:
     """A strided selection of the examples of an indexable object."""
 
-    def __init__(self, examples: _Indexable, num_shards: int, index: int) -> None:
+    def __init__(self, examples: Any, num_shards: int, index: int) -> None:
         self._examples = examples
         self._numbers = range(index, len(examples), num_shards)
 
@@ -736,7 +665,7 @@ def _is_arrays(value: object) -> bool:
     )
 
 
-def _stacked(examples: _Indexable, rows: slice | np.ndarray) -> Any:
+def _stacked(examples: Any, rows: slice | np.ndarray) -> Any:
     numbers = range(*rows.indices(len(examples))) if isinstance(rows, slice) else rows.tolist()
     return jax.tree.map(lambda *parts: np.stack(parts), *[examples[number] for number in numbers])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -181,27 +181,10 @@ class _IndexReader(Reader):
         self.num_read = state["num_read"]
 
 
-class _PyDataset(Protocol):
-    """A `keras.utils.PyDataset`."""
-
-    workers: int
-    use_multiprocessing: bool
-    max_queue_size: int
-
-    @property
-    def num_batches(self) -> int | None: ...
-
-    def __getitem__(self, number: int, /) -> Any: ...
-
-    def on_epoch_begin(self) -> None: ...
-
-    def on_epoch_end(self) -> None: ...
-
-
 class PyDatasetSource(Source):
     """A `keras.utils.PyDataset`, with its workers."""
 
-    def __init__(self, dataset: _PyDataset) -> None:
+    def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
     @property
@@ -218,7 +201,7 @@ class PyDatasetSource(Source):
 _worker_dataset: Any = None  # The dataset of this worker process.
 
 
-def _set_worker_dataset(dataset: _PyDataset) -> None:
+def _set_worker_dataset(dataset: Any) -> None:
     global _worker_dataset
     _worker_dataset = dataset
 
@@ -230,7 +213,7 @@ def _get_from_worker_dataset(number: int) -> Any:
 class _PyDatasetReader(Reader):
     """Reads batches in order, computed ahead by the workers."""
 
-    def __init__(self, dataset: _PyDataset) -> None:
+    def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self._executor: Executor | None = None
         self._futures: list[Future[Any]] = []

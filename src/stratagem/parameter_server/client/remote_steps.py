@@ -27,7 +27,6 @@ from stratagem.parameter_server.client.variable_client import (
     Gradient,
     IsFinite,
     OptimizerScalar,
-    RemoteVariable,
     RowGradient,
     Scalar,
     Stored,
@@ -370,7 +369,7 @@ class RemoteSteps:
         arrays = [np.asarray(value) for value in sent]
         return [array[0] for array in arrays] if self._num_replicas > 1 else arrays  # all equal
 
-    def _pull(self, variables: Sequence[RemoteVariable], *, may_be_brought: bool) -> dict[int, Any]:
+    def _pull(self, variables: Sequence[Any], *, may_be_brought: bool) -> dict[int, Any]:
         """Returns the values of variables, by identity."""
         for variable in variables:
             self.variables.place(variable)
@@ -444,7 +443,7 @@ class RemoteSteps:
         return inputs
 
     def rows_of_keys(
-        self, table: RemoteVariable, pairs: np.ndarray, *, is_trained: bool
+        self, table: Any, pairs: np.ndarray, *, is_trained: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns rows of keys outside of compiled steps, and the places of their gradients.
 
@@ -555,7 +554,7 @@ class RemoteSteps:
     def _change(
         self,
         trace: Trace,
-        variables: Sequence[RemoteVariable],
+        variables: Sequence[Any],
         before: Mapping[int, Any],
         after: Mapping[int, Any],
     ) -> None:
@@ -573,9 +572,7 @@ class RemoteSteps:
                 self.variables.assign(variable, new)
 
     @contextlib.contextmanager
-    def _values(
-        self, variables: Sequence[RemoteVariable], values: Mapping[int, Any]
-    ) -> Generator[None]:
+    def _values(self, variables: Sequence[Any], values: Mapping[int, Any]) -> Generator[None]:
         """Sets the values that variables return in a `with` block."""
         for variable in variables:
             variable.hold(values[id(variable)])

@@ -24,7 +24,6 @@ from stratagem.parameter_server.coordinator.remote_value import map_structure
 from stratagem.parameter_server.coordinator.shipping import (
     MAX_UNANSWERED,
     Ended,
-    Packing,
     SentCall,
     calls_in,
     failed_message,
@@ -136,7 +135,7 @@ class Worker(Closing):
     def __init__(
         self,
         keys: ClusterKeys,
-        packing: Packing,
+        packing: Any,
         make_strategy: Callable[[ServerClient, int, UpdateMode], RemoteStateStrategy],
         *,
         host: str = "127.0.0.1",

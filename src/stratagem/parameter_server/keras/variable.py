@@ -11,7 +11,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -63,15 +63,6 @@ if TYPE_CHECKING:
 
 
 _BITS = 2**32
-
-
-class _Random(Protocol):
-    """An initializer of Keras that draws random numbers."""
-
-    @property
-    def seed(self) -> Any:
-        """Its seed: a number or a generator."""
-        ...
 
 
 class InitialRows:
@@ -163,7 +154,7 @@ def _scaled(initializer: keras.initializers.VarianceScaling, shape: tuple[int, .
     return functools.partial(keras.random.truncated_normal, mean=0.0, stddev=stddev)
 
 
-def _key(initializer: _Random) -> tuple[int, int]:
+def _key(initializer: Any) -> tuple[int, int]:
     """The key that Keras would draw from: of a number, or the next one of a generator."""
     seed = initializer.seed
     if isinstance(seed, keras.random.SeedGenerator):
@@ -266,8 +257,8 @@ class ParameterServerVariable(DistributedVariable):
     """
 
     is_remote = True
-    place: Any = None
-    held: Any = None
+    place: Any = None  # None until it has a value; see `variable_client`
+    held: Any = None  # its value during a step here: one copy, or a component per replica
     _slot: str | Callable[[], str] | None = None
     _give: Callable[[], None] | None = None
 

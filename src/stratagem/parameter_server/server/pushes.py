@@ -6,7 +6,7 @@ import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,14 +23,6 @@ from stratagem.parameter_server.server.store import ServerVariables
 # values: they are discarded, and the worker continues from the new values.
 #
 # Source: TF 1.15 sync_replicas_optimizer.py; Chen et al., Revisiting Distributed Synchronous SGD.
-
-
-class Answer(Protocol):
-    """Callback that reports whether a worker's gradients were used."""
-
-    def __call__(self, version: int, *, is_used: bool) -> None:
-        """Called once, with the store's version at that time and its lock held."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +48,7 @@ class Contribution:
     version: int
     whole: Mapping[str, np.ndarray]
     rows: Mapping[str, tuple[np.ndarray, np.ndarray]]
-    answer: Answer
+    answer: Callable[..., None]
     fail: Callable[[BaseException], None]
     optimizers: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     origin: tuple[str, int] = ("", 0)
