@@ -197,12 +197,11 @@ class AgreedStep:
         match numbers:
             case [number]:
                 self._answer(number)
-            case [number, begun, is_last]:
+            case _:
+                number, begun, is_last = numbers
                 with self._changed:
                     self._answers.setdefault(number, {})[process_id] = (begun, bool(is_last))
                     self._changed.notify_all()
-            case _:
-                pass  # from an incompatible process
 
     def _answer(self, number: int) -> None:
         """Announces this process's progress; it begins no further step until all have answered."""
