@@ -380,13 +380,9 @@ class ClosureQueue:
         if self._error is None:
             return
         self._stopped.wait_for(lambda: not self._num_running)
-        error = self._take_error()
+        error, self._error = self._error, None
         if error is not None:  # None: another thread has raised it
             raise error
-
-    def _take_error(self) -> BaseException | None:
-        error, self._error = self._error, None
-        return error
 
 
 def _group(
