@@ -27,6 +27,7 @@ import numbers
 import signal
 import threading
 from collections.abc import Collection
+from typing import Any
 
 __all__ = [
     "CancelledError",
@@ -280,7 +281,7 @@ def explain(received: str, *, expected: str, fix: str, code: str | None = None) 
 
 
 def check_number(
-    owner: str, least: float = 1, *, above: float | None = None, **arguments: object
+    owner: str, least: float = 1, *, above: float | None = None, **arguments: Any
 ) -> None:
     """Raises a ValueError unless arguments, by name, are numbers of at least `least`.
 
@@ -294,11 +295,12 @@ def check_number(
     """
     is_whole = above is None and isinstance(least, int)
     bound = f"of at least {least:g}" if above is None else f"above {above:g}"
+    kind: Any = numbers.Integral if is_whole else numbers.Real
     for name, value in arguments.items():
-        if isinstance(value, numbers.Integral if is_whole else numbers.Real):
-            is_in_range = value >= least if above is None else value > above
-            if is_in_range and not isinstance(value, bool) and math.isfinite(value):
-                continue
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        is_large = is_number and (value >= least if above is None else value > above)
+        if is_large and math.isfinite(value):
+            continue
         raise ValueError(
             explain(
                 f"{owner} received {name}={value!r}.",

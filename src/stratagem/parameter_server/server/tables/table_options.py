@@ -300,7 +300,7 @@ class TableOptions:
         """Returns the options from JSON fields; None in these stands for a default."""
         given = {name: value for name, value in fields.items() if value is not None}
         tiers = given.get("tiers")
-        made = {
+        made: dict[str, Any] = {
             "initializer": RowInitializer(**given.get("initializer", {})),
             "admission": policy_from(given.get("admission")),
             "eviction": policy_from(given.get("eviction")),
