@@ -377,9 +377,8 @@ class ClosureQueue:
 
     def _raise_error(self) -> None:
         """Raises an error once, after the running closures have finished."""
-        if self._error is None:
-            return
-        self._stopped.wait_for(lambda: not self._num_running)
+        if self._error is not None:
+            self._stopped.wait_for(lambda: not self._num_running)
         error, self._error = self._error, None
         if error is not None:  # None: another thread has raised it
             raise error
