@@ -376,7 +376,7 @@ def test_initial_value_is_made_in_pieces(monkeypatch, piece_bytes) -> None:
 
 def test_initial_value_of_another_shape_is_refused() -> None:
     spec = ShardSpec("t", (10, 2), "float32")
-    with pytest.raises(ValueError, match=r"10 rows of the initial value of 't' were made with"):
+    with pytest.raises(ValueError, match=r"initial rows of 't' have the shape \(10, 1\)"):
         made_in_pieces(spec, lambda first, count: np.zeros((count, 1)))
 
 
