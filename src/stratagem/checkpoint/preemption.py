@@ -197,11 +197,12 @@ class AgreedStep:
         match numbers:
             case [number]:
                 self._answer(number)
-            case _:
-                number, begun, is_last = numbers
+            case [number, begun, is_last]:
                 with self._changed:
                     self._answers.setdefault(number, {})[process_id] = (begun, bool(is_last))
                     self._changed.notify_all()
+            case _:
+                pass  # from an incompatible process
 
     def _answer(self, number: int) -> None:
         """Announces this process's progress; it begins no further step until all have answered."""
