@@ -22,8 +22,12 @@ argument, so that it can be pickled and sent between processes.
 
 from __future__ import annotations
 
+import math
+import numbers
 import signal
 import threading
+from collections.abc import Collection
+from typing import Any
 
 __all__ = [
     "CancelledError",
@@ -274,6 +278,61 @@ def explain(received: str, *, expected: str, fix: str, code: str | None = None) 
     """
     message = f"{received}\nExpected {expected}\nFix: {fix}"
     return message if code is None else f"{message}\nHelp: stratagem explain {code}"
+
+
+def check_number(
+    owner: str, least: float = 1, *, above: float | None = None, **arguments: Any
+) -> None:
+    """Raises a ValueError unless arguments, by name, are numbers of at least `least`.
+
+    With `above`, they are to be larger than that. Without, and if `least` is an int, they are to be
+    integers. `owner` is the class or function that received them.
+
+    Example:
+        >>> check_number("Tables", num_versions=0)
+        Traceback (most recent call last):
+        ValueError: Tables received num_versions=0...
+    """
+    is_whole = above is None and isinstance(least, int)
+    bound = f"of at least {least:g}" if above is None else f"above {above:g}"
+    kind: Any = numbers.Integral if is_whole else numbers.Real
+    for name, value in arguments.items():
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        is_large = is_number and (value >= least if above is None else value > above)
+        if is_large and math.isfinite(value):
+            continue
+        raise ValueError(
+            explain(
+                f"{owner} received {name}={value!r}.",
+                expected=f"{'an integer' if is_whole else 'a number'} {bound}.",
+                fix=f"pass such a number as {name}.",
+            )
+        )
+
+
+def check_choice(owner: str, choices: Collection[object], **arguments: object) -> None:
+    """Raises a ValueError unless arguments, by name, are among `choices`."""
+    for name, value in arguments.items():
+        if value not in choices:
+            raise ValueError(
+                explain(
+                    f"{owner} received {name}={value!r}.",
+                    expected=f"one of {', '.join(map(repr, choices))}.",
+                    fix=f"pass one of these as {name}, or omit it.",
+                )
+            )
+
+
+def check_type(name: str, value: object, *kinds: type) -> None:
+    """Raises a TypeError unless an argument is of one of these classes."""
+    if not isinstance(value, kinds):
+        raise TypeError(
+            explain(
+                f"{name}={value!r} is of type {type(value).__name__}.",
+                expected=f"a {' or a '.join(kind.__name__ for kind in kinds)}.",
+                fix=f"pass a {kinds[0].__name__} as {name}.",
+            )
+        )
 
 
 # Exit codes of the commands, of launched tasks, and of programs that save and exit.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from stratagem.checkpoint.objects import (
     ArrayLeaf,
     Part,
     build_optimizer,
+    first_names,
     model_groups,
     part_by_path,
 )
@@ -30,12 +31,6 @@ from stratagem.variables.components import store_components
 from stratagem.variables.distributed import PerReplica
 from stratagem.variables.layouts import is_in_parts, is_keyed, store_of
 from stratagem.variables.registry import VariableKind, home_of
-
-if TYPE_CHECKING:
-    import keras
-
-    from stratagem.strategies.strategy import Strategy
-
 
 # Hooks that run an action when Keras creates or initializes variables.
 
@@ -77,7 +72,7 @@ def is_in_step() -> bool:
     return _hooks.stateless_scope() is not None or isinstance(jnp.zeros(()), Tracer)
 
 
-def call_after(owner: Strategy, method: str, action: Callable[[], bool]) -> None:
+def call_after(owner: Any, method: str, action: Callable[[], bool]) -> None:
     """Runs an action after each call of one object's method, until the action returns True."""
     # Not by assignment: a built layer forbids it.
     vars(owner)[method] = _MethodWithCallback(owner, method, action)
@@ -86,7 +81,7 @@ def call_after(owner: Strategy, method: str, action: Callable[[], bool]) -> None
 class _MethodWithCallback:
     """A bound method followed by an action; copies of the object get only the method."""
 
-    def __init__(self, owner: Strategy, method: str, action: Callable[[], bool]) -> None:
+    def __init__(self, owner: Any, method: str, action: Callable[[], bool]) -> None:
         functools.update_wrapper(self, getattr(owner, method))
         self._members, self._method, self._action = vars(owner), method, action
         self._original: Any = getattr(owner, method)
@@ -146,7 +141,6 @@ def _after_first_value(variable: keras.Variable, then: Callable[[], None]) -> No
 # Matching of an object's variables to the arrays of a checkpoint.
 
 OPTIMIZER, METRICS = "optimizer_variables", "metrics_variables"
-_MAX_NAMES = 5
 
 
 def match(part: Part, entries: Sequence[Mapping[str, Any]], where: str) -> dict[str, str]:
@@ -225,8 +219,8 @@ def _variables_error(
     return ValueError(
         explain(
             f"{where} holds {len(saved)} variables of {part.name}, which has {len(own)}. "
-            f"Not in the checkpoint: {_first_names(missing)}. "
-            f"Only there: {_first_names(extra)}.",
+            f"Not in the checkpoint: {first_names(missing)}. "
+            f"Only there: {first_names(extra)}.",
             expected="an object with the variables that were saved.",
             fix="build the object as it was when saved, or restore another checkpoint.",
             code="SG703",
@@ -251,11 +245,6 @@ def _shape_error(
             code="SG703",
         )
     )
-
-
-def _first_names(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - _MAX_NAMES} more" if len(paths) > _MAX_NAMES else ""
-    return (", ".join(paths[:_MAX_NAMES]) or "none") + more
 
 
 _WEIGHTS = "weights"
@@ -464,15 +453,6 @@ def _last(path: str) -> str:
 _Array = np.ndarray[Any, Any]
 
 
-def values_of(part: Part) -> dict[str, _Array]:
-    """Returns the logical value of each variable by path. Call on every process.
-
-    The arrays may alias the variables' memory; release them before the next step, which would
-    otherwise allocate new memory.
-    """
-    return {path: on_host(value) for path, value in whole_values_of(part, on_host).items()}
-
-
 def whole_values_of(
     part: Part, keep: Callable[[Any], Any], skipped: Collection[str] = ()
 ) -> dict[str, Any]:
@@ -491,17 +471,12 @@ def whole_values_of(
     return values
 
 
-def components_of(part: Part) -> dict[str, _Array]:
-    """Returns ON_READ components of shape (num_replicas, ...). Call on every process.
+def gathered_components_of(part: Part, keep: Callable[[Any], Any]) -> dict[str, Any]:
+    """Returns ON_READ components of shape (num_replicas, ...), possibly on devices.
 
     Unlike their aggregate, they continue training bit for bit with the same number of replicas.
+    `keep` as in `whole_values_of`.
     """
-    gathered = gathered_components_of(part, on_host)
-    return {path: on_host(value) for path, value in gathered.items()}
-
-
-def gathered_components_of(part: Part, keep: Callable[[Any], Any]) -> dict[str, Any]:
-    """Returns ON_READ components, possibly on devices; `keep` as in `whole_values_of`."""
     return {
         path: keep(compute_on_every_process(variable.storage))
         # One that is whole on every device is as it is; it may not be a new array.
@@ -647,9 +622,6 @@ def _local_value(variable: keras.Variable, value: object) -> _Array:
     if is_sharded_over_processes(variable):
         assert isinstance(value, jax.Array)
         return local_shards(value)
-    return _local_components(value) if has_components(variable) else on_host(value)
-
-
-def _local_components(storage: object) -> _Array:
-    components = PerReplica(stacked=storage).components
-    return np.stack([np.asarray(component) for component in components])
+    if not has_components(variable):
+        return on_host(value)
+    return np.stack([np.asarray(one) for one in PerReplica(stacked=value).components])

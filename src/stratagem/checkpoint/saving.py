@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,8 +26,6 @@ from stratagem.checkpoint.storage.files import (
     Arrays,
     Wanted,
     is_whole,
-    read_arrays,
-    read_manifest,
     write,
 )
 from stratagem.checkpoint.storage.process import (
@@ -166,36 +164,6 @@ def record_async_save(writing: Future[None], begun_s: float) -> None:
 # Tables on servers in a series of checkpoints: most of these have only the rows that changed.
 
 
-class RemoteTables(Protocol):
-    """Tables of a group of servers, by name. Equal for all tables of the group."""
-
-    def save_to(self, folder: Path, names: Iterable[str]) -> int:
-        """Writes all rows of tables to a new folder, and returns the number of the version: 1."""
-        ...
-
-    def save_next(
-        self, folder: Path, names: Iterable[str], checkpoint: str, last: str | None, full_every: int
-    ) -> int:
-        """Writes what changed since the checkpoint `last`, or all rows, as a new version."""
-        ...
-
-    def remove_from(self, folder: Path, number: int) -> None:
-        """Removes the version of a checkpoint that was not written."""
-        ...
-
-    def keep_for(self, folder: Path, checkpoints: Collection[str]) -> None:
-        """Removes the versions that none of these checkpoints needs."""
-        ...
-
-    def check_in(self, folder: Path, names: Mapping[str, str], number: int) -> None:
-        """Verifies what `restore_from` reads; raises DataLossError, or ValueError for others."""
-        ...
-
-    def restore_from(self, folder: Path, names: Mapping[str, str], number: int) -> None:
-        """Replaces the rows of tables; `names` maps them to the names when they were saved."""
-        ...
-
-
 class TableSeries:
     """Rows of the checkpoints of a manager, in a folder beside these.
 
@@ -211,9 +179,9 @@ class TableSeries:
         self.folder = folder
         self.last: str | None = None  # name of the checkpoint that the next one continues
         self._full_every = full_every
-        self._groups: list[RemoteTables] = []
+        self._groups: list[Any] = []
 
-    def save(self, groups: Mapping[RemoteTables, Iterable[str]], checkpoint: str) -> list[int]:
+    def save(self, groups: Mapping[Any, Iterable[str]], checkpoint: str) -> list[int]:
         """Writes the tables of each group, and returns the numbers of the versions.
 
         Raises:
@@ -361,9 +329,12 @@ def wait_for_writing() -> None:
 def load_manifest(folder: Path) -> dict[str, Any]:
     """Returns the manifest of a checkpoint; raises DataLossError if it is damaged."""
     wait_for_files()
-    if jax.process_count() == 1:
-        return read_manifest(folder)
-    return storage_process().read_manifest(folder)
+    return _storage().read_manifest(folder)
+
+
+def _storage() -> Any:
+    """Returns what reads checkpoints: a process of its own, if this one is in a group of JAX."""
+    return files if jax.process_count() == 1 else storage_process()
 
 
 def load_arrays(
@@ -377,17 +348,13 @@ def load_arrays(
     `names` holds item names; a dict also selects paths within each item. `receive` copies large
     arrays that this process reads itself, as in `stratagem.checkpoint.storage.read_arrays`.
     """
-    if jax.process_count() == 1:
-        return read_arrays(folder, manifest, names, receive)
-    return storage_process().read_arrays(folder, manifest, names)
+    own = (receive,) if jax.process_count() == 1 else ()
+    return _storage().read_arrays(folder, manifest, names, *own)
 
 
 def check_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> None:
     """Verifies arrays without keeping them; raises DataLossError if a file is damaged."""
-    if jax.process_count() == 1:
-        files.check_arrays(folder, manifest, names)
-    else:
-        storage_process().check_arrays(folder, manifest, names)
+    _storage().check_arrays(folder, manifest, names)
 
 
 def _has_room(items: Mapping[str, Arrays], place: CheckpointLocation) -> bool:
@@ -612,7 +579,7 @@ def save_tables(
     With a series, most checkpoints have only the rows that changed. Call on every process; the
     first one writes.
     """
-    groups: dict[RemoteTables, set[str]] = {}
+    groups: dict[Any, set[str]] = {}
     names: dict[str, dict[str, tuple[int, str]]] = {}
     for part in parts.values():
         for path, (tables, name) in part.remote_tables.items():
@@ -620,34 +587,22 @@ def save_tables(
             names.setdefault(part.name, {})[path] = list(groups).index(tables), name
     if not groups:
         return None
-    if series is not None:
-        return _saved_in(series, groups, names, folder)
 
-    def write() -> str:
+    def write() -> tuple[str, list[int]]:
         _finish_others(folder)
         staged = folder.with_name(f".{folder.name}.tables-{uuid.uuid4().hex}")
+        own = TableSeries(staged, 1) if series is None else series
         try:
-            for number, (tables, some) in enumerate(groups.items()):
-                tables.save_to(staged / str(number), sorted(some))
+            return own.folder.name, own.save(groups, folder.name)
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
             raise
-        return staged.name
 
-    staged = folder.with_name(run_on_first("Checkpoint.write", write))
-    remove = partial(shutil.rmtree, staged, ignore_errors=True)
-    return SavedTables({"folder": staged.name, "names": names}, staged, remove)
-
-
-def _saved_in(
-    series: TableSeries, groups: Mapping[RemoteTables, set[str]], names: object, folder: Path
-) -> SavedTables:
-    def write() -> list[int]:
-        _finish_others(folder)
-        return series.save(groups, folder.name)
-
-    numbers = run_on_first("Checkpoint.write", write)
-    notes = {"folder": series.folder.name, "names": names, "versions": numbers}
+    beside, numbers = run_on_first("Checkpoint.write", write)
+    notes = {"folder": beside, "names": names, "versions": numbers}
+    if series is None:
+        staged = folder.with_name(beside)
+        return SavedTables(notes, staged, partial(shutil.rmtree, staged, ignore_errors=True))
     before, series.last = series.last, folder.name
 
     def remove() -> None:
@@ -694,10 +649,10 @@ class _LocationWithTables(CheckpointLocation):
 
 def _saved(
     manifest: Mapping[str, Any], part: Part, found: _Paths
-) -> dict[tuple[RemoteTables, int], dict[str, str]]:
+) -> dict[tuple[Any, int], dict[str, str]]:
     """Returns own and saved names of an object's tables, by group and number of its folder."""
     saved = manifest.get("tables", {}).get("names", {}).get(part.name, {})
-    groups: dict[tuple[RemoteTables, int], dict[str, str]] = {}
+    groups: dict[tuple[Any, int], dict[str, str]] = {}
     for path, (tables, name) in part.remote_tables.items():
         if path in found and found[path] in saved:
             number, saved_name = saved[found[path]]
@@ -710,13 +665,12 @@ def _place_of(
 ) -> tuple[Path, Mapping[str, str], int]:
     """Returns the arguments of `check_in` and `restore_from` for a group.
 
-    Rows of a single checkpoint are also found if the process was killed before it moved them.
+    Rows are beside the checkpoint in a series, or if the process was killed before it moved them.
     """
     notes = manifest["tables"]
     beside = folder.parent / notes["folder"]
-    if "versions" in notes:
-        return beside / str(number), names, notes["versions"][number]
-    return (beside if beside.is_dir() else folder / _FOLDER) / str(number), names, 1
+    tables = beside if beside.is_dir() else folder / _FOLDER
+    return tables / str(number), names, notes["versions"][number]
 
 
 def _finish_others(folder: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from stratagem import contexts as stack
-from stratagem.errors import explain
+from stratagem.errors import check_type, explain
 from stratagem.input.batch_messages import SnapshotSource
 from stratagem.input.sources.adapters import GeneratorSource, as_source, batched_source, every_nth
 from stratagem.input.sources.source import (
@@ -17,6 +17,7 @@ from stratagem.input.sources.source import (
     RepeatedSource,
     Source,
     check_count,
+    checked_length,
 )
 
 
@@ -256,14 +257,7 @@ class Dataset:
         Source: TF 2.21 dataset_ops.py, Dataset.apply.
         """
         dataset = transformation_func(self)
-        if not isinstance(dataset, Dataset):
-            raise TypeError(
-                explain(
-                    f"The function of apply returned {dataset!r} of type {type(dataset).__name__}.",
-                    expected="an sg.input.Dataset.",
-                    fix="return sg.input.Dataset(...).",
-                )
-            )
+        check_type("the result of transformation_func", dataset, Dataset)
         return dataset
 
     def as_source(self) -> Source:
@@ -276,17 +270,7 @@ class Dataset:
         return self._source.cardinality
 
     def __len__(self) -> int:
-        count = self.cardinality
-        if count < 0:
-            raise TypeError(
-                explain(
-                    "len() was called on a dataset of unknown or infinite length.",
-                    expected="a source with a length.",
-                    fix="count batches yourself, or read .cardinality, which is negative here.",
-                    code="SG309",
-                )
-            )
-        return count
+        return checked_length(self.cardinality, "a dataset")
 
     @property
     def element_spec(self) -> Any:

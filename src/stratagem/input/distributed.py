@@ -29,13 +29,14 @@ from stratagem.input.placement import HostSteps, PlacedBatches, place
 from stratagem.input.sources.sequences import ArraySource
 from stratagem.input.sources.source import (
     BATCHES_PER_SNAPSHOT,
-    INFINITE_CARDINALITY,
     ArraySpec,
     Reader,
     RepeatedReader,
     Source,
     check_count,
+    checked_length,
     repeated_cardinality,
+    require_shards,
 )
 from stratagem.observe.run_events.wait_clock import PeerSizesWait, wait_clock
 from stratagem.options import AutoShardPolicy, InputContext, InputOptions
@@ -284,18 +285,7 @@ class DistributedDataset:
         return -(-count // self._strategy.topology.num_local_replicas)
 
     def __len__(self) -> int:
-        count = self.cardinality
-        if count < 0:
-            length = "infinite" if count == INFINITE_CARDINALITY else "unknown"
-            raise TypeError(
-                explain(
-                    f"len() was called on a distributed dataset of {length} length.",
-                    expected="a source with a length.",
-                    fix="count steps yourself, or read .cardinality, which is negative here.",
-                    code="SG309",
-                )
-            )
-        return count
+        return checked_length(self.cardinality, "a distributed dataset")
 
     @property
     def element_spec(self) -> Any:
@@ -369,7 +359,7 @@ class DistributedDataset:
         open_epoch = self._open
         for count in self._repeats:
             open_epoch = functools.partial(RepeatedReader, open_epoch, count=count)
-        reader, read = open_epoch(epoch), _next_batch
+        reader, read = open_epoch(epoch), next
         if state is not None:
             reader.restore(state["source"])
             for _ in range(state["then_read"]):
@@ -396,7 +386,8 @@ class DistributedDataset:
             return self._shard.open(epoch)
         if isinstance(self._source, list):
             return _StepReader(
-                _ParallelReader([source.open(epoch) for source in self._source]), _join_next
+                _ParallelReader([source.open(epoch) for source in self._source]),
+                lambda reader: join_parts(next(reader)),
             )
         count = self._strategy.topology.num_local_replicas
         return _StepReader(
@@ -410,16 +401,6 @@ class DistributedDataset:
 
 def _as_on_devices(spec: ArraySpec) -> ArraySpec:
     return ArraySpec(spec.shape, jax.dtypes.canonicalize_dtype(spec.dtype))
-
-
-def _next_batch(reader: Reader) -> HostBatch:
-    """Returns the next batch, which is already split."""
-    return next(reader)
-
-
-def _join_next(reader: Reader) -> HostBatch:
-    """Joins the next batch of each replica's reader."""
-    return join_parts(next(reader))
 
 
 def _join_consecutive(reader: Reader, num_replicas: int) -> HostBatch:
@@ -489,7 +470,6 @@ class ElasticDataset(DistributedDataset):
         return self._begin_with(_ElasticIterator)
 
     def _loader(self, reader: Reader, **arguments: Any) -> Loader:
-        del arguments
         return Loader(reader, _undivided, _ONE, to_device=False, can_seek=True)
 
 
@@ -591,7 +571,8 @@ class InputShard:
             return cls(source, context, is_whole=True)
         if policy is AutoShardPolicy.OFF:
             return cls(source, context, is_whole=False)
-        _check_can_shard(source, policy, count)
+        hint = source.has_shard_hint
+        require_shards(policy, count, num_files=source.num_files, has_shard_hint=hint)
         return cls(source.shard(count, index), context, is_whole=False)
 
     @property
@@ -610,42 +591,16 @@ class InputShard:
         return (_OwnParts if self.is_whole else _CutBatches)(self, self.source.open(epoch))
 
 
-def _check_can_shard(source: Source, policy: AutoShardPolicy, count: int) -> None:
-    if policy is AutoShardPolicy.HINT and not source.has_shard_hint:
-        raise ValueError(
-            explain(
-                "AutoShardPolicy.HINT was set for a dataset without a shard hint.",
-                expected="a dataset sharded with SHARD_HINT.",
-                fix="call dataset.shard(sg.input.SHARD_HINT, sg.input.SHARD_HINT), or use "
-                "AutoShardPolicy.DATA.",
-                code="SG307",
-            )
-        )
-    num_files = source.num_files
-    if policy is AutoShardPolicy.FILE and (num_files is None or num_files < count):
-        found = "no known files" if num_files is None else f"{num_files} files"
-        raise InvalidArgumentError(
-            explain(
-                f"AutoShardPolicy.FILE was set for {count} workers and a dataset with {found}.",
-                expected=f"{count} files or more.",
-                fix="create the dataset with sg.input.Dataset.from_files, write more files, or "
-                "use AutoShardPolicy.DATA.",
-                code="SG307",
-            )
-        )
-
-
-class _OwnParts(Reader):
+class _OwnParts(_StepReader):
     """Splits each batch over all replicas and returns the parts of this process."""
 
     def __init__(self, shard: InputShard, reader: Reader) -> None:
+        super().__init__(reader, next)
         self._shard = shard
-        self._reader = reader
-        self.has_cheap_state = reader.has_cheap_state
         self.is_in_memory = reader.is_in_memory
 
     def read(self) -> HostBatch:
-        return self._own_part(next(self._reader))
+        return self._own_part(super().read())
 
     def read_many(self, count: int, num_parts: int) -> tuple[HostSteps, int] | None:
         found = self._reader.next_many(count, self._shard.context.num_replicas_in_sync)
@@ -668,15 +623,6 @@ class _OwnParts(Reader):
         if context.num_input_pipelines == 1:
             return batch
         return batch.of_replicas(self._first_replica, self._shard.num_local_replicas)
-
-    def state(self) -> Any:
-        return self._reader.state()
-
-    def restore(self, state: object) -> None:
-        self._reader.restore(state)
-
-    def close(self) -> None:
-        self._reader.close()
 
 
 class _CutBatches(Reader):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
-import types
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
@@ -16,12 +14,13 @@ from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import check_task, id_in_cluster, task_count, worker_count
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.devices.mesh import Topology
-from stratagem.errors import explain
+from stratagem.errors import check_number, check_type, explain
 from stratagem.execution.programs.lockstep import Executor, Lockstep
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.parameter_server.server.shards import UpdateMode
 from stratagem.resources import Closing, checked_folder
+from stratagem.strategies.membership import copy_refused
 from stratagem.strategies.strategy import NonTraining, Strategy
 from stratagem.variables.placement import Replicated
 
@@ -30,7 +29,9 @@ from stratagem.variables.placement import Replicated
 _JOBS = {"num_workers": "worker", "num_servers": "ps"}
 
 
-def checked_cluster(resolver: object, strategy: str) -> tuple[ClusterResolver, ClusterSpec]:
+def checked_cluster(
+    resolver: ClusterResolver | None, strategy: str
+) -> tuple[ClusterResolver, ClusterSpec]:
     """Returns the resolver and cluster of a strategy; the cluster is empty without one.
 
     `resolver=None` reads `TF_CONFIG`, or a Slurm step with servers. Raises a TypeError or
@@ -39,14 +40,8 @@ def checked_cluster(resolver: object, strategy: str) -> tuple[ClusterResolver, C
 
     Source: TF 2.21 parameter_server_strategy_v2.py, _verify_args_and_config.
     """
-    if resolver is not None and not isinstance(resolver, ClusterResolver):
-        raise TypeError(
-            explain(
-                f"cluster_resolver={resolver!r} is of type {type(resolver).__name__}.",
-                expected="a ClusterResolver, or None.",
-                fix="pass sg.cluster_resolver.TFConfigClusterResolver(), for example.",
-            )
-        )
+    if resolver is not None:
+        check_type("cluster_resolver", resolver, ClusterResolver)
     used = resolver or detect_with_servers()
     spec = used.cluster_spec()
     if resolver is not None and not spec:
@@ -153,55 +148,22 @@ class CoordinatorOptions:
     durable_updates: bool = False
 
     def __post_init__(self) -> None:
-        _check("start_delay_s", self.start_delay_s, may_be_zero=True)
+        owner = "sg.coordinator.options"
+        check_number(owner, 0.0, start_delay_s=self.start_delay_s)
         if self.recovery_timeout_s is not None:
-            _check("recovery_timeout_s", self.recovery_timeout_s)
-        _check("max_transient_failures", self.max_transient_failures, may_be_zero=True, kind=int)
-        _check("journal_interval_s", self.journal_interval_s)
-        if not isinstance(self.durable_updates, bool):
-            raise ValueError(
-                explain(
-                    f"sg.coordinator.options received durable_updates={self.durable_updates!r}.",
-                    expected="True or False.",
-                    fix="pass a bool, or omit durable_updates for the default.",
-                )
-            )
+            check_number(owner, above=0, recovery_timeout_s=self.recovery_timeout_s)
+        check_number(owner, 0, max_transient_failures=self.max_transient_failures)
+        check_number(owner, above=0, journal_interval_s=self.journal_interval_s)
 
 
-def _check(
-    name: str,
-    value: float,
-    *,
-    may_be_zero: bool = False,
-    kind: type[int] | types.UnionType = int | float,
-) -> None:
-    is_number = isinstance(value, kind) and not isinstance(value, bool)
-    if is_number and math.isfinite(value) and (value > 0 or (may_be_zero and value == 0)):
-        return
-    least = "0 or more" if may_be_zero else "more than 0"
-    raise ValueError(
-        explain(
-            f"sg.coordinator.options received {name}={value!r}.",
-            expected=f"{'an integer' if kind is int else 'a number of seconds'}, {least}.",
-            fix=f"pass a valid number, or omit {name} for the default.",
-        )
-    )
-
-
-def checked_options(options: object, *, independent: bool) -> CoordinatorOptions:
+def checked_options(options: CoordinatorOptions | None, *, independent: bool) -> CoordinatorOptions:
     """Returns the user's options, or the defaults for None.
 
     `independent` workers schedule no functions, so limits on these raise a ValueError.
     """
-    options = CoordinatorOptions() if options is None else options
-    if not isinstance(options, CoordinatorOptions):
-        raise TypeError(
-            explain(
-                f"options={options!r} is of type {type(options).__name__}.",
-                expected="sg.coordinator.options(...), or None.",
-                fix="pass sg.coordinator.options(...), or omit options.",
-            )
-        )
+    if options is None:
+        return CoordinatorOptions()
+    check_type("options", options, CoordinatorOptions)
     if independent and (options.start_delay_s or options.max_transient_failures):
         raise ValueError(
             explain(
@@ -218,35 +180,39 @@ _LOCAL_SERVERS = 2
 
 
 @dataclasses.dataclass(frozen=True)
+class JournalPlan:
+    """Journals of a cluster's servers: the folder, and seconds between entries.
+
+    `folder=None` selects one of this run. `is_durable` answers an update only once it is on disk.
+    `is_temporary` removes a journal when its server closes.
+    """
+
+    folder: str | None = None
+    interval_s: float = 1.0
+    is_durable: bool = False
+    is_temporary: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class ClusterPlan:
     """Number and machines of a cluster's processes.
 
-    `spec` has the machine of each task; None means this machine. `journal_dir=None` selects a
-    folder of this run. `task` is the type and index of this process if each worker runs its own
-    program, None in a coordinator. `strategy` is a name for messages.
+    `spec` has the machine of each task; None means this machine. `task` is the type and index of
+    this process if each worker runs its own program, None in a coordinator. `strategy` is a name
+    for messages.
     """
 
     num_workers: int
     num_servers: int
     spec: ClusterSpec | None = None
-    journal_dir: str | None = None
-    journal_interval_s: float = 1.0
-    durable_updates: bool = False
+    journals: JournalPlan = JournalPlan()
     task: tuple[str, int] | None = None
     strategy: str = "ParameterServerStrategy"
 
     def __post_init__(self) -> None:
         has_workers = self.strategy == "ParameterServerStrategy"
         for name in ("num_workers", "num_servers") if has_workers else ("num_servers",):
-            number = getattr(self, name)
-            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise ValueError(
-                    explain(
-                        f"{self.strategy} received {name}={number!r}.",
-                        expected="an integer of at least 1.",
-                        fix=f"pass a positive integer, or omit {name} for the default.",
-                    )
-                )
+            check_number(self.strategy, **{name: getattr(self, name)})
 
     @classmethod
     def local(cls, num_workers: int | None, num_servers: int | None) -> ClusterPlan:
@@ -326,63 +292,9 @@ class ClusterPlan:
         self, journal_dir: str | os.PathLike[str] | None, limits: CoordinatorOptions
     ) -> ClusterPlan:
         """Returns the plan with another journal folder; None for a folder of this run."""
-        return dataclasses.replace(
-            self,
-            journal_dir=None if journal_dir is None else checked_folder("journal_dir", journal_dir),
-            journal_interval_s=limits.journal_interval_s,
-            durable_updates=limits.durable_updates,
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class JournalPlan:
-    """Journals of a cluster's servers: the folder, and seconds between entries.
-
-    `is_durable` answers an update only once it is on disk. `is_temporary` removes a journal when
-    its server closes.
-    """
-
-    folder: str
-    interval_s: float = 1.0
-    is_durable: bool = False
-    is_temporary: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class EntryPoints:
-    """Functions that start the object served by a process; the object has an `address`.
-
-    `server` takes the index, the keys and a `JournalPlan`; `worker` takes the index and the keys.
-    """
-
-    server: Callable[..., Any]
-    worker: Callable[..., Any]
-
-
-class ClusterProcesses(Protocol):
-    """Processes of one kind, such as all workers."""
-
-    @property
-    def addresses(self) -> list[str]:
-        """Addresses, by index of the process."""
-        ...
-
-    def watch(
-        self,
-        on_lost: Callable[[int, str], None],
-        on_returned: Callable[[int, str], None],
-        on_given_up: Callable[[int, Exception], None],
-    ) -> None:
-        """Restarts processes that die.
-
-        The callbacks get the index of the process, and: the reason of a loss, the new address after
-        a restart, or the error once restarts are given up.
-        """
-        ...
-
-    def close(self) -> None:
-        """Stops the processes."""
-        ...
+        folder = None if journal_dir is None else checked_folder("journal_dir", journal_dir)
+        journals = JournalPlan(folder, limits.journal_interval_s, limits.durable_updates)
+        return dataclasses.replace(self, journals=journals)
 
 
 class Cluster(Protocol):
@@ -398,11 +310,6 @@ class Cluster(Protocol):
         """Addresses of the servers, by index."""
         ...
 
-    @property
-    def has_journals(self) -> bool:
-        """True if servers write journals, so that they can restart."""
-        ...
-
     def locate_server(self, server: int) -> str | None:
         """Returns the current address of a server, also after a restart; None if unknown."""
         ...
@@ -411,8 +318,8 @@ class Cluster(Protocol):
         """Registers a function to call with the index and new address of a restarted server."""
         ...
 
-    def start_workers(self) -> ClusterProcesses:
-        """Starts the workers."""
+    def start_workers(self) -> Any:
+        """Starts the workers; see `LocalProcesses` and `RayProcesses`."""
         ...
 
     def close(self) -> None:
@@ -433,20 +340,14 @@ def update_mode(
     the age, in updates, of the values that gradients are computed from.
     """
     is_count = isinstance(backup_workers, int) and not isinstance(backup_workers, bool)
-    if not is_count or not 0 <= backup_workers < num_workers:
+    if not is_count or not 0 <= backup_workers < (num_workers if synchronous else 1):
         raise ValueError(
             explain(
-                f"backup_workers={backup_workers!r} was passed for {num_workers} workers.",
-                expected="an integer from 0 to the number of workers minus 1.",
-                fix="pass a smaller number, or omit backup_workers.",
-            )
-        )
-    if backup_workers and not synchronous:
-        raise ValueError(
-            explain(
-                f"backup_workers={backup_workers} was passed without synchronous=True.",
-                expected="backup workers only for synchronous updates.",
-                fix="pass synchronous=True, or omit backup_workers.",
+                f"backup_workers={backup_workers!r} was passed for {num_workers} workers"
+                f"{'' if synchronous else ' without synchronous=True'}.",
+                expected="an integer from 0 to the number of workers minus 1, and 0 for "
+                "asynchronous updates.",
+                fix="pass synchronous=True or a smaller number, or omit backup_workers.",
             )
         )
     return UpdateMode(num_workers - backup_workers if synchronous else 0, max_staleness)
@@ -495,13 +396,7 @@ class RemoteStateStrategy(Strategy, Closing):
         return f"{name}({len(self.cluster.server_addresses)} servers)"
 
     def __deepcopy__(self, memo: dict[int, object]) -> NoReturn:
-        raise ValueError(
-            explain(
-                f"{self} was passed to copy.deepcopy, which cannot copy it.",
-                expected="one strategy per cluster: its servers store each variable once.",
-                fix="use the strategy itself.",
-            )
-        )
+        raise copy_refused(self)
 
     def close(self) -> None:
         """Stops the workers and the servers, and discards the variables."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import os
 import pickle
 import threading
 import time
@@ -46,8 +45,8 @@ from stratagem.launch.remote.ray_nodes import (
     resource_of_task,
     start_head,
 )
-from stratagem.parameter_server.cluster_plan import ClusterPlan, EntryPoints, JournalPlan
-from stratagem.resources import Closing, TemporaryFolder, cache_dir
+from stratagem.parameter_server.cluster_plan import ClusterPlan, JournalPlan
+from stratagem.resources import Closing, TemporaryFolder, available_cores, cache_dir
 
 # Machine resources and CPU threads requested by each server and worker.
 
@@ -78,7 +77,7 @@ class Placing:
     @classmethod
     def here(cls) -> Placing:
         """Returns the resources of this machine, for forked processes."""
-        return cls(num_cores=_num_cores())
+        return cls(num_cores=max(1, int(available_cores())))
 
     @classmethod
     def now(cls, spec: ClusterSpec | None, *, is_own: bool) -> Placing:
@@ -88,7 +87,7 @@ class Placing:
         """
         ray = load_ray()
         is_one = spec is None and sum(node["Alive"] for node in ray.nodes()) == 1
-        num_cores = _num_cores() if is_one else 0
+        num_cores = max(1, int(available_cores())) if is_one else 0
         if is_own:
             return cls(num_cores=num_cores)
         there = ray.cluster_resources()
@@ -113,36 +112,21 @@ class Placing:
             return {}
         return {_NUM_THREADS: str(max(1, self.num_cores // count))}
 
-    def of_servers(self, count: int) -> _Resources:
-        """Returns the resources of each of `count` servers; None if they need none."""
-        return self._of_tasks("ps", count) or self._shares("ps", count, 0)
+    def resources(self, task_type: str, count: int) -> _Resources:
+        """Returns the resources of each of `count` servers or workers; None if they need none.
 
-    def of_workers(self, count: int) -> _Resources:
-        """Returns the resources of each of `count` workers; None if they need none."""
-        return self._of_tasks("worker", count) or self._shares(
-            "worker", count, self.num_gpus // count
-        )
-
-    def _of_tasks(self, task_type: str, count: int) -> _Resources:
-        if not self.by_task:
-            return None
-        return [{resource_of_task(task_type, index): 1} for index in range(count)]
-
-    def _shares(self, role: str, count: int, num_gpus: int) -> _Resources:
-        """Splits GPUs equally; adds a CPU each if enough for all and the coordinator."""
+        Workers share the GPUs equally. Each task gets a CPU if that is enough for all and the
+        coordinator.
+        """
+        if self.by_task:
+            return [{resource_of_task(task_type, index): 1} for index in range(count)]
+        num_gpus = self.num_gpus // count if task_type == "worker" else 0
         share = {"GPU": num_gpus} if num_gpus else {}
         if self.by_role:
-            share[role] = 1
+            share[task_type] = 1
         elif self.num_cpus > 2 * count:
             share["CPU"] = 1
         return [share] * count if share else None
-
-
-def _num_cores() -> int:
-    """Returns the number of cores this process may use, or all where the OS cannot say."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 # Servers compute on the host; workers use the accelerators.
@@ -163,15 +147,18 @@ _MODULES = (
 class CoordinatedCluster(Closing):
     """Starts the servers of a cluster, and its workers on request.
 
+    `serve_server` and `serve_worker` start the object that a process serves, which has an
+    `address`. They get the index and the keys, and a server also a `JournalPlan`.
+
     Raises a DeadlineExceededError if tasks do not join in time, a RuntimeError if a server cannot
     start.
     """
 
-    has_journals = True
-
-    def __init__(self, plan: ClusterPlan, entry_points: EntryPoints) -> None:
+    def __init__(
+        self, plan: ClusterPlan, serve_server: Callable[..., Any], serve_worker: Callable[..., Any]
+    ) -> None:
         self.keys = ClusterKeys.make()
-        self._entry_points = entry_points
+        self._serve_worker = serve_worker
         self._plan = plan
         self._on_moved: list[Callable[[int, str], None]] = []
         self._closing = contextlib.ExitStack()
@@ -185,11 +172,11 @@ class CoordinatedCluster(Closing):
                 self._placing = _connect(plan, stack)
             server = (self.keys, self._journals(stack))
             self.servers = stack.enter_context(
-                self._start("ps", entry_points.server, [server] * plan.num_servers)
+                self._start("ps", serve_server, [server] * plan.num_servers)
             )
             self._addresses: list[str | None] = list(self.servers.addresses)
             self.server_addresses = self.servers.addresses
-            self.servers.watch(self._lose, self._find, self._give_up)
+            self.servers.watch(self._lose, self._find, self._lose)
             self._closing = stack.pop_all()
 
     def locate_server(self, server: int) -> str | None:
@@ -202,8 +189,8 @@ class CoordinatedCluster(Closing):
 
     def start_workers(self) -> LocalProcesses | RayProcesses:
         """Starts the workers."""
-        serve = self._entry_points.worker
-        workers = self._start("worker", serve, [(self.keys,)] * self._plan.num_workers)
+        arguments = [(self.keys,)] * self._plan.num_workers
+        workers = self._start("worker", self._serve_worker, arguments)
         return self._closing.enter_context(workers)
 
     def close(self) -> None:
@@ -218,47 +205,35 @@ class CoordinatedCluster(Closing):
         threads = self._placing.threads(count)
         if self._standby is not None:
             return LocalProcesses(kind, serve, arguments, standby=self._standby, variables=threads)
-        is_server = kind == "ps"
-        own, resources = (
-            (_OF_SERVERS, self._placing.of_servers(count))
-            if is_server
-            else (_OF_WORKERS, self._placing.of_workers(count))
-        )
+        own = _OF_SERVERS if kind == "ps" else _OF_WORKERS
         return RayProcesses(
             kind,
             serve,
             arguments,
-            resources=resources,
+            resources=self._placing.resources(kind, count),
             environment={**own, **threads},
             modules=_MODULES,
         )
 
     def _journals(self, stack: contextlib.ExitStack) -> JournalPlan:
         """Returns the plan of journals; the folder is a path on the machine of each server."""
-        plan, is_temporary = self._plan, False
-        folder = plan.journal_dir
-        if folder is None and plan.spec is None:
-            folder = str(stack.enter_context(TemporaryFolder("stratagem-journals-")).path)
-        elif folder is None:
-            run = hashlib.sha256(self.keys.server_public).hexdigest()[:16]
-            folder, is_temporary = str(cache_dir() / "journals" / run), True
-        return JournalPlan(
-            folder,
-            plan.journal_interval_s,
-            is_durable=plan.durable_updates,
-            is_temporary=is_temporary,
-        )
+        journals = self._plan.journals
+        if journals.folder is not None:
+            return journals
+        if self._plan.spec is None:
+            own = stack.enter_context(TemporaryFolder("stratagem-journals-"))
+            return dataclasses.replace(journals, folder=str(own.path))
+        run = hashlib.sha256(self.keys.server_public).hexdigest()[:16]
+        folder = str(cache_dir() / "journals" / run)
+        return dataclasses.replace(journals, folder=folder, is_temporary=True)
 
-    def _lose(self, server: int, reason: str) -> None:
+    def _lose(self, server: int, reason: object) -> None:
         self._addresses[server] = None
 
     def _find(self, server: int, address: str) -> None:
         self._addresses[server] = address
         for on_moved in self._on_moved:
             on_moved(server, address)
-
-    def _give_up(self, server: int, error: Exception) -> None:
-        self._addresses[server] = None
 
 
 def _is_local(plan: ClusterPlan) -> bool:
@@ -290,15 +265,21 @@ _POLL_S = 0.2
 _ANSWER_S = 10.0
 
 
+def _waited_for(asked: Callable[[], Any], limit_s: float) -> Any:
+    """Asks until the answer is true, and returns the last one, after `limit_s` in any case."""
+    deadline_s = time.monotonic() + limit_s
+    while not (answer := asked()) and time.monotonic() <= deadline_s:
+        threading.Event().wait(_POLL_S)
+    return answer
+
+
 class SharedCluster(Closing):
     """Membership of a worker in a shared cluster. The leader starts the servers.
 
     Raises a DeadlineExceededError if the leader or a server does not start in time.
     """
 
-    has_journals = True
-
-    def __init__(self, plan: ClusterPlan, entry_points: EntryPoints) -> None:
+    def __init__(self, plan: ClusterPlan, *entry_points: Callable[..., Any]) -> None:
         assert plan.spec is not None
         assert plan.task is not None
         self._spec, self._task = plan.spec, plan.task
@@ -310,7 +291,7 @@ class SharedCluster(Closing):
         with contextlib.ExitStack() as stack:
             if self._is_leader:
                 served = stack.enter_context(
-                    CoordinatedCluster(dataclasses.replace(plan, task=None), entry_points)
+                    CoordinatedCluster(dataclasses.replace(plan, task=None), *entry_points)
                 )
                 self._ray = load_ray()
                 self._locate: Callable[[int], str | None] = served.locate_server
@@ -349,20 +330,17 @@ class SharedCluster(Closing):
 
     def wait_for_begin(self, number: int, limit_s: float) -> None:
         """Waits for the leader's `begin`; raises a DeadlineExceededError after `limit_s`."""
-        deadline_s = time.monotonic() + limit_s
-        while self._asked("num_begun") < number:
-            if time.monotonic() > deadline_s:
-                raise DeadlineExceededError(
-                    explain(
-                        f"The leader, {leader_of(self._spec)}, did not begin training {number} "
-                        f"within {limit_s:g} s.",
-                        expected="a leader that runs the same program.",
-                        fix="check the output of the leader; to wait longer, pass RunConfig("
-                        "session_creation_timeout_secs=...).",
-                        code="SG601",
-                    )
+        if not _waited_for(lambda: self._asked("num_begun") >= number, limit_s):
+            raise DeadlineExceededError(
+                explain(
+                    f"The leader, {leader_of(self._spec)}, did not begin training {number} "
+                    f"within {limit_s:g} s.",
+                    expected="a leader that runs the same program.",
+                    fix="check the output of the leader; to wait longer, pass RunConfig("
+                    "session_creation_timeout_secs=...).",
+                    code="SG601",
                 )
-            threading.Event().wait(_POLL_S)
+            )
 
     def close(self) -> None:
         """Leaves the cluster; the leader waits for the others and stops the servers."""
@@ -408,14 +386,13 @@ class SharedCluster(Closing):
 
     def _found(self) -> Any:
         limit_s = float(settings.read("join_timeout_s"))
-        deadline_s = time.monotonic() + limit_s
-        while True:
-            try:
+
+        def actor() -> Any:
+            with contextlib.suppress(ValueError):  # not created yet
                 return self._ray.get_actor(ACTOR, NAMESPACE)
-            except ValueError:  # not created yet
-                if time.monotonic() > deadline_s:
-                    break
-            threading.Event().wait(_POLL_S)
+
+        if (found := _waited_for(actor, limit_s)) is not None:
+            return found
         raise DeadlineExceededError(
             explain(
                 f"The leader, {leader_of(self._spec)}, did not publish the servers' addresses "
@@ -434,21 +411,17 @@ class SharedCluster(Closing):
     def _wait_for_others(self) -> None:
         """Waits until the others finish, since the servers stop with this process."""
         limit_s = float(settings.read("barrier_timeout_s"))
-        deadline_s = time.monotonic() + limit_s
-        while present := self._present():
-            if time.monotonic() > deadline_s:
-                warnings.warn(
-                    explain(
-                        f"Workers {sorted(present)} are still running {limit_s:g} s after the "
-                        "leader finished; their servers stop now.",
-                        expected="workers that finish at about the same time.",
-                        fix="set STRATAGEM_BARRIER_TIMEOUT_S to wait longer.",
-                    ),
-                    RuntimeWarning,
-                    stacklevel=3,
-                )
-                return
-            threading.Event().wait(_POLL_S)
+        if not _waited_for(lambda: not self._present(), limit_s):
+            warnings.warn(
+                explain(
+                    f"Workers {sorted(self._present())} are still running {limit_s:g} s after the "
+                    "leader finished; their servers stop now.",
+                    expected="workers that finish at about the same time.",
+                    fix="set STRATAGEM_BARRIER_TIMEOUT_S to wait longer.",
+                ),
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _present(self) -> set[int]:
         """Returns the workers that have not finished and whose machine is alive."""

@@ -14,7 +14,6 @@ import jax
 
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import id_in_cluster
-from stratagem.cluster.spec import ClusterSpec
 from stratagem.devices.finding import DeviceLike, find_devices, local_devices, refuse_to_plan
 from stratagem.devices.mesh import Topology
 from stratagem.errors import UnavailableError, explain, report_error
@@ -31,7 +30,6 @@ from stratagem.parameter_server.cluster_plan import (
     Cluster,
     ClusterPlan,
     CoordinatorOptions,
-    EntryPoints,
     JournalPlan,
     ProcessParts,
     RemoteStateStrategy,
@@ -53,7 +51,7 @@ from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.shards import ASYNCHRONOUS, UpdateMode
 from stratagem.resources import Closing
 from stratagem.strategies.cross_device_ops import CrossDeviceOps
-from stratagem.strategies.membership import local_topology, parameter_device_of
+from stratagem.strategies.membership import copy_refused, local_topology, parameter_device_of
 from stratagem.strategies.placement import (
     CENTRAL,
     SERVER,
@@ -83,28 +81,6 @@ class IndependentWorker(Lockstep):
         self.worker = worker
 
 
-def training_parts(
-    cluster: Cluster,
-    plan: ClusterPlan,
-    spec: ClusterSpec,
-    partitioner: Partitioner | None,
-    mode: UpdateMode,
-    silence_s: float | None,
-) -> ProcessParts:
-    """Returns the parts of this process, a coordinator or an independent worker of the plan."""
-    if plan.task is None:
-        return coordinator_parts(cluster, partitioner, mode, silence_s)
-    worker = id_in_cluster(spec, *plan.task)
-    return independent_parts(
-        cluster,
-        worker,
-        plan.num_workers,
-        partitioner,
-        mode,
-        silence_s=silence_s,
-    )
-
-
 def connect(cluster: Cluster, silence_s: float | None) -> Connections:
     """Connects to the servers, lost after `silence_s` without a reply; None for the default."""
     addresses, locate = cluster.server_addresses, cluster.locate_server
@@ -126,7 +102,6 @@ def coordinator_parts(
         client,
         ShardPlacer(len(cluster.server_addresses), partitioner),
         mode,
-        has_journals=cluster.has_journals,
         is_coordinator=True,
     )
     return ProcessParts(
@@ -147,7 +122,6 @@ def _steps(variables: VariableClient, num_replicas: int) -> RemoteSteps:
 
 def _send_rules_again(client: ServerClient, server: int, address: str) -> None:
     """Sends the optimizers to a restarted server, on which workers may already wait for them."""
-    del address
 
     def send() -> None:
         try:
@@ -167,7 +141,6 @@ def worker_parts(
     devices: Sequence[DeviceLike] | None = None,
     *,
     placer: ShardPlacer | None = None,
-    has_journals: bool = False,
 ) -> ProcessParts:
     """Returns the parts of a worker with replicas on `devices`; None for all local devices.
 
@@ -175,7 +148,7 @@ def worker_parts(
     """
     found = local_devices() if devices is None else find_devices(list(devices))
     topology = Topology(found, first_replica_id=index * len(found))
-    variables = VariableClient(client, placer, mode, has_journals=has_journals)
+    variables = VariableClient(client, placer, mode)
     steps = _steps(variables, len(found))
     steps.counts_from_zero = placer is None
     return ProcessParts(topology, RemotePlacement(steps))
@@ -203,7 +176,6 @@ def independent_parts(
         mode,
         devices,
         placer=ShardPlacer(len(cluster.server_addresses), partitioner),
-        has_journals=cluster.has_journals,
     )
     parts.placement.remote.lost_updates = LostUpdates(worker)
     parts.executor = functools.partial(IndependentWorker, worker=(worker, num_workers))
@@ -211,24 +183,19 @@ def independent_parts(
     return parts
 
 
-def non_training_parts(task: tuple[str | None, int | None]) -> ProcessParts:
-    """Returns the parts of a task that does not train."""
-    executor = functools.partial(NonTraining, task=task)
-    return ProcessParts(Topology(local_devices()[:1]), Replicated(), executor)
-
-
 # Entry points of servers and workers; importing them imports all that models need.
 
 
 def start_cluster(plan: ClusterPlan) -> Cluster:
     """Starts the servers of a planned cluster, or joins it as an independent worker."""
-    entry_points = EntryPoints(serve_server, serve_worker)
-    return (SharedCluster if plan.task else CoordinatedCluster)(plan, entry_points)
+    kind = SharedCluster if plan.task else CoordinatedCluster
+    return kind(plan, serve_server, serve_worker)
 
 
 def serve_server(index: int, keys: ClusterKeys, journals: JournalPlan) -> ParameterServer:
     """Starts a parameter server in this process; creates the journal folder if missing."""
     _compute_inline()
+    assert journals.folder is not None
     folder = Path(journals.folder)
     if journals.is_temporary:
         sweep_journals(folder.parent)
@@ -252,22 +219,14 @@ def make_worker(
     keys: ClusterKeys,
     *,
     host: str = "127.0.0.1",
-    port: int = 0,
     devices: Sequence[DeviceLike] | None = None,
 ) -> Worker:
     """Returns a worker with a replica on each of `devices`; None for all local ones."""
-    make_strategy = functools.partial(_worker_strategy, devices=devices)
-    return Worker(keys, KERAS_PACKING, make_strategy, host=host, port=port)
 
+    def make_strategy(client: ServerClient, index: int, mode: UpdateMode) -> RemoteStateStrategy:
+        return RemoteStateStrategy(worker_parts(client, index, mode, devices))
 
-def _worker_strategy(
-    client: ServerClient,
-    index: int,
-    mode: UpdateMode,
-    *,
-    devices: Sequence[DeviceLike] | None,
-) -> RemoteStateStrategy:
-    return RemoteStateStrategy(worker_parts(client, index, mode, devices))
+    return Worker(keys, KERAS_PACKING, make_strategy, host=host)
 
 
 def _compute_inline() -> None:
@@ -351,7 +310,8 @@ class ParameterServerStrategy(RemoteStateStrategy):
                 check_counts(spec)
         own_task = (resolver.task_type, resolver.task_id)
         if is_non_training(spec, own_task, independent=independent):
-            super().__init__(non_training_parts(own_task))
+            executor = functools.partial(NonTraining, task=own_task)
+            super().__init__(ProcessParts(Topology(local_devices()[:1]), Replicated(), executor))
             return
         if independent:
             plan = ClusterPlan.independent(spec, own_task)
@@ -367,9 +327,15 @@ class ParameterServerStrategy(RemoteStateStrategy):
             backup_workers=backup_workers,
             max_staleness=max_staleness,
         )
-        silence_s = limits.recovery_timeout_s
         cluster, partitioner = start_cluster(plan), variable_partitioner
-        parts = training_parts(cluster, plan, spec, partitioner, mode, silence_s)
+        silence_s = limits.recovery_timeout_s
+        if plan.task is None:
+            parts = coordinator_parts(cluster, partitioner, mode, silence_s)
+        else:
+            worker, count = id_in_cluster(spec, *plan.task), plan.num_workers
+            parts = independent_parts(
+                cluster, worker, count, partitioner, mode, silence_s=silence_s
+            )
         super().__init__(parts, limits)
 
     @property
@@ -407,7 +373,6 @@ class TableServers(Closing):
             ServerClient(self._connections),
             ShardPlacer(self.num_servers, partitioner),
             ASYNCHRONOUS,
-            has_journals=cluster.has_journals,
             is_coordinator=True,
         )
         self.steps = RemoteSteps(variables, num_replicas, keras=ServerKeras(), is_alone=True)
@@ -436,7 +401,16 @@ def table_servers(
     """
     arguments = {name: value for name, value in locals().items() if name != "num_replicas"}
     if num_replicas is None:
-        _refuse(arguments)
+        given = [f"{name}={value!r}" for name, value in arguments.items() if value is not None]
+        if given:
+            raise ValueError(
+                explain(
+                    f"A HybridStrategy received {', '.join(given)}, but no rule has the place "
+                    '"server".',
+                    expected="arguments for parameter servers only if a rule uses them.",
+                    fix='pass placement={"embedding": "server"}, or omit these arguments.',
+                )
+            )
         return None
     refuse_to_plan("A HybridStrategy with tables on parameter servers")
     limits = checked_options(options, independent=True)
@@ -445,19 +419,6 @@ def table_servers(
     plan = plan.with_journals(journal_dir, limits)
     silence_s = limits.recovery_timeout_s
     return TableServers(start_cluster(plan), num_replicas, variable_partitioner, silence_s)
-
-
-def _refuse(arguments: dict[str, Any]) -> None:
-    given = [f"{name}={value!r}" for name, value in arguments.items() if value is not None]
-    if given:
-        raise ValueError(
-            explain(
-                f"A HybridStrategy received {', '.join(given)}, but no rule has the place "
-                '"server".',
-                expected="arguments for parameter servers only if a rule uses them.",
-                fix='pass placement={"embedding": "server"}, or omit these arguments.',
-            )
-        )
 
 
 @final
@@ -546,13 +507,7 @@ class HybridStrategy(Strategy, Closing):
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
         if self._servers is None:
             return super().__deepcopy__(memo)
-        raise ValueError(
-            explain(
-                f"{self} was passed to copy.deepcopy, which cannot copy it.",
-                expected="one strategy for its servers, which hold each variable once.",
-                fix="use the strategy itself.",
-            )
-        )
+        raise copy_refused(self)
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:

@@ -17,7 +17,7 @@ import stratagem as sg
 from stratagem.checkpoint import latest as group_calls
 from stratagem.checkpoint import restoration as sharded_values
 from stratagem.checkpoint import saving
-from stratagem.checkpoint.objects import part_of
+from stratagem.checkpoint.objects import Part, part_of
 from stratagem.checkpoint.restoration import (
     begin_sharded_write,
     bytes_to_write,
@@ -28,11 +28,12 @@ from stratagem.checkpoint.restoration import (
 from stratagem.checkpoint.restoring import (
     assign_local_values,
     assign_values,
-    components_of,
+    gathered_components_of,
     has_components,
     local_arrays_of,
     local_values_of,
-    values_of,
+    on_host,
+    whole_values_of,
 )
 from stratagem.checkpoint.storage.shards import ShardedArray
 from stratagem.observe.run_events import writer
@@ -53,6 +54,15 @@ def variables(count: int = 4, **options: Any) -> dict[str, Any]:
             "small": sg.Variable(LARGE[:64]),
             "sum": sg.Variable(LARGE, synchronization=sg.VariableSynchronization.ON_READ),
         }
+
+
+def values_of(part: Part) -> dict[str, np.ndarray]:
+    return {path: on_host(value) for path, value in whole_values_of(part, on_host).items()}
+
+
+def components_of(part: Part) -> dict[str, np.ndarray]:
+    gathered = gathered_components_of(part, on_host)
+    return {path: on_host(value) for path, value in gathered.items()}
 
 
 def test_large_values_with_shards_are_saved_as_such() -> None:

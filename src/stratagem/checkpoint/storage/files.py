@@ -42,6 +42,7 @@ from stratagem.checkpoint.storage.shards import (
     read_large_arrays,
     remove_shards,
     verify_large_arrays,
+    write_error,
 )
 from stratagem.environment import load
 from stratagem.errors import NotFoundError, explain
@@ -152,14 +153,7 @@ def _write(
             target.rename(folder)
     except Exception as error:
         _remove_unfinished(target)
-        raise OSError(
-            explain(
-                f"The checkpoint {folder} could not be written: {_reason(error, warned)}",
-                expected="a writable folder on a disk with enough space. Earlier checkpoints are "
-                "unchanged.",
-                fix="free space or choose another folder, then save again.",
-            )
-        ) from error
+        raise write_error(f"The checkpoint {folder}", _reason(error, warned)) from error
 
 
 def warm_up() -> None:
@@ -250,7 +244,9 @@ def _read_portions(
 
     def read(portion: Mapping[str, Sequence[Mapping[str, Any]]]) -> Mapping[str, Arrays]:
         found = _read_portion(folder, manifest, portion)
-        _check_portion(folder, portion, found)
+        for name, some in portion.items():
+            for entry in some:
+                check_array(entry, found[name][entry["path"]], str(folder))
         return found
 
     with ThreadPoolExecutor(_NUM_READERS, "stratagem-readers") as threads:
@@ -282,16 +278,6 @@ def _read_portion(
     for name, item in items.items():
         item |= {path: _leaf(trees[name], path) for path in _with_bytes(item)}
     return items
-
-
-def _check_portion(
-    folder: Path,
-    portion: Mapping[str, Sequence[Mapping[str, Any]]],
-    read: Mapping[str, Arrays],
-) -> None:
-    for name, entries in portion.items():
-        for entry in entries:
-            check_array(entry, read[name][entry["path"]], str(folder))
 
 
 def _saving(orbax: Any) -> Any:

@@ -8,7 +8,7 @@ import itertools
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, cast
 
 import jax
 import numpy as np
@@ -125,20 +125,15 @@ class _IteratorReader(Reader):
     def __init__(
         self, iterator: Iterator[Any], origin: Iterable[Any], before: _IteratorReader | None = None
     ) -> None:
-        self._iterator = iterator
+        self.iterator = iterator
         self._origin = origin
         # Only the count: a chain of readers would grow by one per epoch.
         self._num_before = 0 if before is None else before.num_taken
         self.num_taken = self._num_before
 
-    @property
-    def iterator(self) -> Iterator[Any]:
-        """The iterator."""
-        return self._iterator
-
     def read(self) -> Any:
         try:
-            batch = next(self._iterator)
+            batch = next(self.iterator)
         except StopIteration:
             if self.num_taken == self._num_before > 0:
                 raise _used_up(self._origin, self._num_before) from None
@@ -153,12 +148,12 @@ class _IteratorReader(Reader):
     def restore(self, state: object) -> None:
         owner, names = self._stateful()
         getattr(owner, names[1])(state)
-        if owner is not self._iterator and owner is self._origin:
-            self._iterator = iter(self._origin)
+        if owner is not self.iterator and owner is self._origin:
+            self.iterator = iter(self._origin)
         self.num_taken = self._num_before = 0  # A state may also rewind the iterator.
 
     def _stateful(self) -> tuple[Any, tuple[str, str]]:
-        for owner in (self._iterator, self._origin):
+        for owner in (self.iterator, self._origin):
             for names in _STATE_METHODS:
                 if all(callable(getattr(owner, name, None)) for name in names):
                     return owner, names
@@ -168,8 +163,8 @@ class _IteratorReader(Reader):
         )
 
     def close(self) -> None:
-        close = getattr(self._iterator, "close", None)  # Runs a generator's `finally`.
-        if callable(close) and self._iterator is not self._origin:
+        close = getattr(self.iterator, "close", None)  # Runs a generator's `finally`.
+        if callable(close) and self.iterator is not self._origin:
             close()
 
 
@@ -194,12 +189,6 @@ def _copied(batch: object) -> Any:
 # Sources of Ray Data: datasets that Ray's executor reads and prepares, without importing it.
 
 
-class _RayDataset(Protocol):
-    """A `ray.data.Dataset`, or a `DataIterator` of one process."""
-
-    def iter_batches(self, **options: Any) -> Iterable[Any]: ...
-
-
 class RayDataSource(Source):
     """Batches of a `ray.data.Dataset` or `ray.data.DataIterator`, as dicts of arrays by column.
 
@@ -208,7 +197,7 @@ class RayDataSource(Source):
 
     def __init__(
         self,
-        dataset: _RayDataset,
+        dataset: Any,
         *,
         batch_size: int,
         shuffle: bool,
@@ -287,63 +276,6 @@ def unbatched_ray_data(dataset: object) -> NoReturn:
 # Sources for datasets of Grain, tf.data, PyTorch and Hugging Face, without importing these.
 
 
-class _GrainMapDataset(Protocol):
-    """A `grain.MapDataset`."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, batches: slice, /) -> Any: ...
-
-    def repeat(self, num_epochs: int, /) -> Any: ...
-
-    def to_iter_dataset(self) -> Iterable[Any]: ...
-
-
-class _GrainIterator(Protocol):
-    """A `grain.DatasetIterator`."""
-
-    def __next__(self) -> Any: ...
-
-    def get_state(self) -> Any: ...
-
-    def set_state(self, state: Any, /) -> None: ...
-
-
-class _TensorFlowDataset(Protocol):
-    """A `tf.data.Dataset`."""
-
-    @property
-    def element_spec(self) -> Any: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def cardinality(self) -> Any: ...
-
-    def options(self) -> Any: ...
-
-
-class _HuggingFaceStream(Protocol):
-    """A `datasets.IterableDataset`."""
-
-    @property
-    def num_shards(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def shard(self, num_shards: int, index: int, *, contiguous: bool) -> _HuggingFaceStream: ...
-
-
-class _TorchLoader(Protocol):
-    """A `torch.utils.data.DataLoader`."""
-
-    generator: Any
-    sampler: Any
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-
 def is_of(dataset: object, package: str, *names: str) -> bool:
     """Returns True if an object's class or a base class has one of these names in a package."""
     return any(
@@ -352,21 +284,29 @@ def is_of(dataset: object, package: str, *names: str) -> bool:
     )
 
 
-class GrainMapSource(Source):
-    """A `grain.MapDataset` of batches, reshuffled in each epoch."""
+class GrainIterSource(Source):
+    """A `grain.IterDataset` of batches, with its worker processes."""
 
     @property
     def order_follows_epoch(self) -> bool:
         """True."""
         return True
 
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def open(self, epoch: int) -> Reader:
+        """Opens the dataset, which shuffles by itself."""
+        return _GrainReader(_open_iterator(self._dataset))
+
+
+class GrainMapSource(GrainIterSource):
+    """A `grain.MapDataset` of batches, reshuffled in each epoch."""
+
     @property
     def can_seek(self) -> bool:
         """True."""
         return True
-
-    def __init__(self, dataset: _GrainMapDataset) -> None:
-        self._dataset = dataset
 
     @property
     def cardinality(self) -> int:
@@ -386,22 +326,6 @@ class GrainMapSource(Source):
         return _GrainReader(_open_iterator(dataset.to_iter_dataset()))
 
 
-class GrainIterSource(Source):
-    """A `grain.IterDataset` of batches, with its worker processes."""
-
-    @property
-    def order_follows_epoch(self) -> bool:
-        """True."""
-        return True
-
-    def __init__(self, dataset: Iterable[Any]) -> None:
-        self._dataset = dataset
-
-    def open(self, epoch: int) -> Reader:
-        """Opens the dataset, which shuffles by itself."""
-        return _GrainReader(_open_iterator(self._dataset))
-
-
 def _open_iterator(dataset: Iterable[Any]) -> Any:
     """Returns an iterator; marks absl's flags as parsed, which Grain's workers require."""
     flags = importlib.import_module("absl.flags").FLAGS
@@ -413,7 +337,7 @@ def _open_iterator(dataset: Iterable[Any]) -> Any:
 class _GrainReader(Reader):
     has_cheap_state = False
 
-    def __init__(self, iterator: _GrainIterator) -> None:
+    def __init__(self, iterator: Any) -> None:
         self._iterator = iterator
 
     def read(self) -> Any:
@@ -434,7 +358,7 @@ class _GrainReader(Reader):
 class TensorFlowSource(Source):
     """A `tf.data.Dataset` of batches."""
 
-    def __init__(self, dataset: _TensorFlowDataset) -> None:
+    def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
     @property
@@ -468,7 +392,7 @@ class _TensorFlowReader(Reader):
     include whole buffers of examples.
     """
 
-    def __init__(self, dataset: _TensorFlowDataset) -> None:
+    def __init__(self, dataset: Any) -> None:
         self._tf = importlib.import_module("tensorflow")
         self._iterator = iter(dataset)
         self._beginning: dict[str, str] | None = None
@@ -503,7 +427,7 @@ class _TensorFlowReader(Reader):
 class HuggingFaceStreamSource(IterableSource):
     """A `datasets.IterableDataset` of batches, with a known number of files."""
 
-    def __init__(self, dataset: _HuggingFaceStream) -> None:
+    def __init__(self, dataset: Any) -> None:
         super().__init__(dataset)
         self._dataset = dataset
 
@@ -517,29 +441,18 @@ class HuggingFaceStreamSource(IterableSource):
         return HuggingFaceStreamSource(self._dataset.shard(num_shards, index, contiguous=False))
 
 
-class TorchLoaderSource(Source):
-    """A `torch.utils.data.DataLoader`."""
-
-    def __init__(self, loader: _TorchLoader) -> None:
-        self._loader = loader
-
-    @property
-    def cardinality(self) -> int:
-        """Number of batches; unknown for an iterable-style dataset without a length."""
-        try:
-            return len(self._loader)
-        except TypeError:
-            return UNKNOWN_CARDINALITY
+class TorchLoaderSource(IterableSource):
+    """A `torch.utils.data.DataLoader`; without a length, if its dataset has none."""
 
     def open(self, epoch: int) -> Reader:
         """Opens the loader, which shuffles by itself."""
-        return _TorchReader(self._loader)
+        return _TorchReader(self._batches)
 
 
 class _TorchReader(Reader):
     """Reads a loader; resumes by reading earlier batches again, in the order of its generator."""
 
-    def __init__(self, loader: _TorchLoader) -> None:
+    def __init__(self, loader: Any) -> None:
         self._loader = loader
         self._beginning = self._generator_state()
         self._iterator = iter(loader)
@@ -698,18 +611,10 @@ def every_nth(examples: Any, num_shards: int, index: int) -> Any:
     return _EveryNth(examples, num_shards, index)
 
 
-class _Indexable(Protocol):
-    """Examples by number."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int, /) -> Any: ...
-
-
 class _EveryNth:
     """A strided selection of the examples of an indexable object."""
 
-    def __init__(self, examples: _Indexable, num_shards: int, index: int) -> None:
+    def __init__(self, examples: Any, num_shards: int, index: int) -> None:
         self._examples = examples
         self._numbers = range(index, len(examples), num_shards)
 
@@ -736,7 +641,7 @@ def _is_arrays(value: object) -> bool:
     )
 
 
-def _stacked(examples: _Indexable, rows: slice | np.ndarray) -> Any:
+def _stacked(examples: Any, rows: slice | np.ndarray) -> Any:
     numbers = range(*rows.indices(len(examples))) if isinstance(rows, slice) else rows.tolist()
     return jax.tree.map(lambda *parts: np.stack(parts), *[examples[number] for number in numbers])
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
 from stratagem.devices.mesh import is_explicit
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain
 from stratagem.input.sources.source import INFINITE_CARDINALITY, Reader, Source
 
 # Sources of in-memory arrays and other indexable rows, with batching and shuffling.
@@ -48,14 +49,7 @@ class RowSource(Source):
         seed: int = 0,
         drop_remainder: bool = False,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(
-                explain(
-                    f"batch_size={batch_size} is out of range.",
-                    expected="1 or more examples.",
-                    fix="pass the global batch size.",
-                )
-            )
+        check_number("sg.input.Dataset", batch_size=batch_size)
         self.take = take
         self.num_rows = num_rows
         self.batch_size = batch_size
@@ -139,69 +133,21 @@ class ArraySource(RowSource):
         )
 
 
-class SequenceSource(Source):
+class SequenceSource(RowSource):
     """A list or tuple of batches."""
 
-    @property
-    def order_follows_epoch(self) -> bool:
-        """True."""
-        return True
-
-    @property
-    def can_seek(self) -> bool:
-        """True."""
-        return True
-
     def __init__(self, batches: Sequence[Any]) -> None:
-        self._batches = batches
-
-    @property
-    def cardinality(self) -> int:
-        """Number of batches."""
-        return len(self._batches)
-
-    def open(self, epoch: int) -> Reader:
-        """Opens the sequence."""
-        return _IndexReader(iter(range(len(self._batches))), self._batches.__getitem__)
+        super().__init__(functools.partial(_batch_of, batches), len(batches), batch_size=1)
 
 
-class _IndexReader(Reader):
-    """Reads batches by index, so that resuming reads none twice."""
-
-    def __init__(self, numbers: Iterator[int], get: Callable[[int], Any]) -> None:
-        self._numbers = numbers
-        self._get = get
-
-    def read(self) -> Any:
-        return self._get(next(self._numbers))
-
-    def restore(self, state: dict[str, Any]) -> None:
-        for _ in range(state["num_read"]):
-            next(self._numbers)
-        self.num_read = state["num_read"]
-
-
-class _PyDataset(Protocol):
-    """A `keras.utils.PyDataset`."""
-
-    workers: int
-    use_multiprocessing: bool
-    max_queue_size: int
-
-    @property
-    def num_batches(self) -> int | None: ...
-
-    def __getitem__(self, number: int, /) -> Any: ...
-
-    def on_epoch_begin(self) -> None: ...
-
-    def on_epoch_end(self) -> None: ...
+def _batch_of(batches: Sequence[Any], rows: slice) -> Any:
+    return batches[rows.start]
 
 
 class PyDatasetSource(Source):
     """A `keras.utils.PyDataset`, with its workers."""
 
-    def __init__(self, dataset: _PyDataset) -> None:
+    def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
     @property
@@ -218,7 +164,7 @@ class PyDatasetSource(Source):
 _worker_dataset: Any = None  # The dataset of this worker process.
 
 
-def _set_worker_dataset(dataset: _PyDataset) -> None:
+def _set_worker_dataset(dataset: Any) -> None:
     global _worker_dataset
     _worker_dataset = dataset
 
@@ -230,7 +176,7 @@ def _get_from_worker_dataset(number: int) -> Any:
 class _PyDatasetReader(Reader):
     """Reads batches in order, computed ahead by the workers."""
 
-    def __init__(self, dataset: _PyDataset) -> None:
+    def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self._executor: Executor | None = None
         self._futures: list[Future[Any]] = []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from stratagem.errors import explain
+from stratagem.errors import InvalidArgumentError, explain
 from stratagem.options import AutoShardPolicy
 
 # `ArraySpec`: shape and dtype of batches with an open batch size.
@@ -192,12 +193,83 @@ def not_resumable_error(kind: str, *, fix: str) -> NotImplementedError:
     )
 
 
+def checked_length(count: int, what: str) -> int:
+    """Returns a cardinality as a length; raises TypeError if it is infinite or unknown."""
+    if count < 0:
+        length = "infinite" if count == INFINITE_CARDINALITY else "unknown"
+        raise TypeError(
+            explain(
+                f"len() was called on {what} of {length} length.",
+                expected="a source with a length.",
+                fix="count batches yourself, or read .cardinality, which is negative here.",
+                code="SG309",
+            )
+        )
+    return count
+
+
+class SourceOf(Source):
+    """A source that is what another one is, but for what its subclass says."""
+
+    @property
+    @abc.abstractmethod
+    def once(self) -> Source:
+        """The other source."""
+
+    @property
+    def order_follows_epoch(self) -> bool:
+        """Same as the other source."""
+        return self.once.order_follows_epoch
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Same as the other source."""
+        return self.once.is_repeatable
+
+    @property
+    def cardinality(self) -> int:
+        """Number of batches of the other source."""
+        return self.once.cardinality
+
+    def open(self, epoch: int) -> Reader:
+        """Opens the other source."""
+        return self.once.open(epoch)
+
+
 # Sources that can be sharded: files, and datasets with a shard hint.
 
 SHARD_HINT = -1
 
 
-class FileSource(Source):
+def require_shards(
+    policy: enum.Enum, count: int, *, num_files: int | None, has_shard_hint: bool
+) -> None:
+    """Raises an error if data cannot be divided into `count` shards by a policy, HINT or FILE."""
+    name = f"{type(policy).__name__}.{policy.name}"
+    if policy.name == "HINT" and not has_shard_hint:
+        raise ValueError(
+            explain(
+                f"{name} was set for a dataset without a shard hint.",
+                expected="a dataset sharded with SHARD_HINT.",
+                fix="call dataset.shard(sg.input.SHARD_HINT, sg.input.SHARD_HINT), or use another "
+                "policy.",
+                code="SG307",
+            )
+        )
+    if policy.name == "FILE" and (num_files is None or num_files < count):
+        found = "no known files" if num_files is None else f"{num_files} files"
+        raise InvalidArgumentError(
+            explain(
+                f"{name} was set for {count} workers and a dataset with {found}.",
+                expected=f"{count} files or more.",
+                fix="create the dataset with sg.input.Dataset.from_files, write more files, or "
+                "use another policy.",
+                code="SG307",
+            )
+        )
+
+
+class FileSource(SourceOf):
     """A dataset that a function creates from a list of files."""
 
     def __init__(self, files: Sequence[Any], make: Callable[[list[Any]], Source]) -> None:
@@ -209,23 +281,18 @@ class FileSource(Source):
                     fix="check the glob pattern or folder that lists them.",
                 )
             )
-        self._files = list(files)
+        self.files = list(files)
         self._make = make
         self._source: Source | None = None
 
     @property
     def num_files(self) -> int:
         """Number of files."""
-        return len(self._files)
+        return len(self.files)
 
     def shard(self, num_shards: int, index: int) -> Source:
         """Returns every `num_shards`th file from `index` on."""
-        return FileSource(self._files[index::num_shards], self._make)
-
-    @property
-    def order_follows_epoch(self) -> bool:
-        """Same as the dataset of the files."""
-        return self._whole_source().order_follows_epoch
+        return FileSource(self.files[index::num_shards], self._make)
 
     @property
     def is_repeatable(self) -> bool:
@@ -233,26 +300,14 @@ class FileSource(Source):
         return True
 
     @property
-    def files(self) -> list[Any]:
-        """The files."""
-        return self._files
-
-    def _whole_source(self) -> Source:
+    def once(self) -> Source:
+        """The dataset of the files."""
         if self._source is None:
-            self._source = self._make(list(self._files))
+            self._source = self._make(list(self.files))
         return self._source
 
-    @property
-    def cardinality(self) -> int:
-        """Number of batches of the dataset of the files."""
-        return self._whole_source().cardinality
 
-    def open(self, epoch: int) -> Reader:
-        """Opens the dataset of the files."""
-        return self._whole_source().open(epoch)
-
-
-class HintSource(Source):
+class HintSource(SourceOf):
     """A dataset with a shard hint, created from the number of shards and the index."""
 
     def __init__(self, make: Callable[[int, int], Source]) -> None:
@@ -269,28 +324,11 @@ class HintSource(Source):
         return self._make(num_shards, index)
 
     @property
-    def order_follows_epoch(self) -> bool:
-        """Same as the unsharded dataset."""
-        return self._unsharded().order_follows_epoch
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Same as the unsharded dataset."""
-        return self._unsharded().is_repeatable
-
-    def _unsharded(self) -> Source:
+    def once(self) -> Source:
+        """The unsharded dataset."""
         if self._whole is None:
             self._whole = self._make(1, 0)
         return self._whole
-
-    @property
-    def cardinality(self) -> int:
-        """Number of batches of all examples."""
-        return self._unsharded().cardinality
-
-    def open(self, epoch: int) -> Reader:
-        """Opens the unsharded dataset."""
-        return self._unsharded().open(epoch)
 
 
 # Sources that repeat another source, one epoch after the other.
@@ -329,7 +367,7 @@ def repeated_cardinality(cardinality: int, count: int | None) -> int:
     return cardinality if count and cardinality < 0 else cardinality * count
 
 
-class RepeatedSource(Source):
+class RepeatedSource(SourceOf):
     """A source repeated `count` times, or forever if None.
 
     Its epoch e starts at epoch e * count of the source.
@@ -337,7 +375,7 @@ class RepeatedSource(Source):
 
     def __init__(self, source: Source, count: int | None) -> None:
         self._source = source
-        self._count = count
+        self.count = count
 
     @property
     def once(self) -> Source:
@@ -345,24 +383,9 @@ class RepeatedSource(Source):
         return self._source
 
     @property
-    def count(self) -> int | None:
-        """Number of repetitions; None if there is no end."""
-        return self._count
-
-    @property
-    def order_follows_epoch(self) -> bool:
-        """Same as the source."""
-        return self._source.order_follows_epoch
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Same as the source."""
-        return self._source.is_repeatable
-
-    @property
     def cardinality(self) -> int:
         """Number of batches of all repetitions."""
-        return repeated_cardinality(self._source.cardinality, self._count)
+        return repeated_cardinality(self._source.cardinality, self.count)
 
     @property
     def num_files(self) -> int | None:
@@ -381,7 +404,7 @@ class RepeatedSource(Source):
 
     def shard(self, num_shards: int, index: int) -> Source:
         """Returns the repeated shard of the source."""
-        return RepeatedSource(self._source.shard(num_shards, index), self._count)
+        return RepeatedSource(self._source.shard(num_shards, index), self.count)
 
     def element_spec(self) -> Any:
         """Same as the source."""
@@ -389,7 +412,7 @@ class RepeatedSource(Source):
 
     def open(self, epoch: int) -> Reader:
         """Opens the first repetition."""
-        return RepeatedReader(self._source.open, epoch, self._count)
+        return RepeatedReader(self._source.open, epoch, self.count)
 
 
 class RepeatedReader(Reader):

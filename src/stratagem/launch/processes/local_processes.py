@@ -76,7 +76,7 @@ class Restarts:
 
 @dataclasses.dataclass(frozen=True)
 class Watchers:
-    """Callbacks of `ClusterProcesses.watch`; an error in one is reported, and watching continues.
+    """Callbacks of `watch`; an error in one is reported, and watching continues.
 
     Each takes the index of a process, and the reason of its loss, its new address, or the error
     that ended its restarts.
@@ -320,7 +320,7 @@ class LocalProcesses(Closing):
     ) -> None:
         """Restarts processes that die, from now on; waits until all have started.
 
-        See `ClusterProcesses.watch`. Raises a RuntimeError if called twice, or if a process cannot
+        See `Watchers`. Raises a RuntimeError if called twice, or if a process cannot
         start.
         """
         if self._watchers is not None:

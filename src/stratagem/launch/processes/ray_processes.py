@@ -168,7 +168,7 @@ class RayProcesses(Closing):
     ) -> None:
         """Restarts processes that die, from now on; waits until all have started.
 
-        See `ClusterProcesses.watch`. One thread reports all events, in order. Raises a RuntimeError
+        See `Watchers`. One thread reports all events, in order. Raises a RuntimeError
         if called twice, or if a process cannot start.
         """
         if self._thread is not None:

@@ -29,7 +29,6 @@ from stratagem.parameter_server.client.row_requests import (
     WholeVariables,
     creation_messages,
     row_requests,
-    shard_name,
 )
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.changes import SeenVersions
@@ -95,66 +94,57 @@ class SentRules:
     def asked(
         self, messages: dict[int, Message], ask: Callable[[dict[int, Message]], dict[int, Message]]
     ) -> dict[int, Message]:
-        """Sends pushes by `ask`, and again to restarted servers once these have the optimizers."""
-        answers = ask(messages)
-        needed = None
-        while any(answer.kind == "needs_rule" for answer in answers.values()):
-            needed = needed or NeededRules(self)
-            answers |= ask({server: messages[server] for server in needed.supply(answers)})
-        return answers
+        """Sends pushes by `ask`, and again to restarted servers once these have the optimizers.
 
-
-class NeededRules:
-    """Wait of one push until servers have the optimizers that it needs.
-
-    A worker usually has none of them: the coordinator sends them when it notices the restart.
-    """
-
-    def __init__(self, rules: SentRules) -> None:
-        self._rules = rules
-        self._limit_s = float(settings.read("peer_timeout_s"))
-        self._deadline_s = time.monotonic() + self._limit_s
-
-    def supply(self, answers: Mapping[int, Message]) -> list[int]:
-        """Returns the servers that asked for optimizers, after sending or awaiting these.
+        A worker usually has none of them: the coordinator sends them when it notices the restart.
 
         Raises:
             UnavailableError: no process has sent them within `STRATAGEM_PEER_TIMEOUT_S`.
         """
-        lacking = [server for server, answer in answers.items() if answer.kind == "needs_rule"]
-        for server in lacking:
-            needed = answers[server].fields["optimizers"]
-            if {*needed} <= self._rules.send(server, needed):
-                continue
-            if time.monotonic() > self._deadline_s:
-                raise UnavailableError(
-                    explain(
-                        f"Parameter server {server} restarted from its journal and has waited "
-                        f"{self._limit_s:g} s for the optimizers {sorted(needed)}.",
-                        expected="the coordinator, or the worker that created an optimizer, to "
-                        "send it again.",
-                        fix="check that this process runs and reaches the server. Set "
-                        "STRATAGEM_PEER_TIMEOUT_S to change the limit.",
-                        code="SG602",
+        answers, begin_s = ask(messages), time.monotonic()
+        while lacking := [one for one, answer in answers.items() if answer.kind == "needs_rule"]:
+            limit_s = float(settings.read("peer_timeout_s"))
+            for server in lacking:
+                needed = answers[server].fields["optimizers"]
+                if {*needed} <= self.send(server, needed):
+                    continue
+                if time.monotonic() > begin_s + limit_s:
+                    raise UnavailableError(
+                        explain(
+                            f"Parameter server {server} restarted from its journal and has waited "
+                            f"{limit_s:g} s for the optimizers {sorted(needed)}.",
+                            expected="the coordinator, or the worker that created an optimizer, to "
+                            "send it again.",
+                            fix="check that this process runs and reaches the server. Set "
+                            "STRATAGEM_PEER_TIMEOUT_S to change the limit.",
+                            code="SG602",
+                        )
                     )
-                )
-            threading.Event().wait(_POLL_S)
-        return lacking
+                threading.Event().wait(_POLL_S)
+            answers |= ask({server: messages[server] for server in lacking})
+        return answers
 
 
-# `ServerRequests`: requests about whole servers, their updates and their tables.
+class ServerClient:
+    """Reads and writes variables by name, wherever their shards are. Thread-safe.
 
+    `client_name` identifies this worker to synchronous updates, also after a restart. With None
+    each thread counts as a worker.
+    """
 
-class ServerRequests:
-    """Requests to servers that name no variable, or only shards. Thread-safe."""
-
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, client_name: str | None = None) -> None:
         self._connections = connections
         self._local = threading.local()
         self._numbers = itertools.count(1)
         self._seen = SeenVersions()
         self._rules = SentRules(connections)
         self.num_repeated = 0
+        self._client_name = client_name
+        self._layouts: dict[str, ShardLayout] = {}
+        self._distinct = DistinctIds()
+        self._pickle: Any = load(
+            "cloudpickle", needed_by="a client of parameter servers", install="stratagem[ray]"
+        )
 
     @property
     def num_servers(self) -> int:
@@ -203,8 +193,8 @@ class ServerRequests:
 
         Its fields are `version` (number of updates); `journaled_version` (updates on disk) and
         `journal_error`, None without a journal or error; `restored_version` (updates at start, or
-        None); `names` of variables; `num_waiting` and `waiting` (number and names of workers that
-        wait for others); `staleness`; `num_discarded`; `updates` (numbers of applied, resent and
+        None); `names` of variables; `waiting` (names of workers that wait for
+        others); `staleness`; `num_discarded`; `updates` (numbers of applied, resent and
         repeated ones, by kind); `num_dropped_records` (of a damaged end of the journal at start).
         """
         servers = range(len(self._connections))
@@ -225,97 +215,31 @@ class ServerRequests:
         """Returns the number of discarded pushes, summed over all servers."""
         return sum(state["num_discarded"] for state in self.describe().values())
 
-    def journal(self, *, is_needed: bool = True) -> dict[int, int]:
+    def journal(self) -> dict[int, int | None]:
         """Makes all servers write their journals.
 
-        Without `is_needed`, they may have none. Returns the number of updates on each disk.
+        Returns the number of updates on each disk; None for a server without a journal.
         """
-        message = Message("journal", {"is_needed": is_needed})
-        answers = self._connections.ask_all(dict.fromkeys(range(self.num_servers), message))
+        servers = range(self.num_servers)
+        answers = self._connections.ask_all(dict.fromkeys(servers, Message("journal")))
         return {server: answer.fields["journaled_version"] for server, answer in answers.items()}
 
-    def _ask(
-        self,
-        messages: dict[int, Message],
-        variables: Callable[[int], Sequence[str]] = lambda server: (),
-    ) -> dict[int, Message]:
-        """Sends requests, and records the versions of the variables in the answers."""
-        answers = self._connections.ask_all(messages)
-        for server, answer in answers.items():
-            has_values = answer.kind != "needs_rule"
-            self._seen.note(server, answer, variables(server) if has_values else ())
-            self.num_repeated += bool(answer.fields.get("is_repeated"))
-        return answers
-
-    def _ask_all(self, kind: str, arrays: Sequence[np.ndarray] = (), **fields: object) -> None:
-        message = Message(kind, {**fields, **self._change()}, arrays)
-        self._ask(dict.fromkeys(range(len(self._connections)), message))
-
-    def _change(self) -> dict[str, Any]:
-        """Returns fields that identify a change, so that servers apply a resent one only once.
-
-        Each thread is a separate client with one change at a time.
-        """
-        client = getattr(self._local, "client", None)
-        if client is None:
-            client = self._local.client = uuid.uuid4().hex
-        return {"client": client, "number": next(self._numbers)}
-
-
-# A scheduled function while it runs on a worker, which identifies its updates.
-
-
-@dataclasses.dataclass(frozen=True)
-class RunningFunction:
-    """One run of a function. Servers make each of its updates once, however often it runs.
-
-    It must make its updates in the same order each time. `is_rerun` is True if it may have run
-    before. `order` is the number of the coordinator's message to this worker; servers may forget
-    the functions of messages before `first_open`, because none of them will run again.
-    """
-
-    name: str
-    is_rerun: bool = False
-    order: int = 0
-    first_open: int = 0
-    _places: itertools.count[int] = dataclasses.field(
-        default_factory=lambda: itertools.count(1), init=False
-    )
-
-    def update_fields(self) -> dict[str, Any]:
-        """Returns the fields of the function's next update."""
-        fields: dict[str, Any] = {
-            "function": self.name,
-            "place": next(self._places),
-            "order": self.order,
-            "first_open": self.first_open,
-        }
-        if self.is_rerun:
-            fields["is_rerun"] = True
-        return fields
-
-
-class ServerClient(ServerRequests):
-    """Reads and writes variables by name, wherever their shards are. Thread-safe.
-
-    `client_name` identifies this worker to synchronous updates, also after a restart. With None
-    each thread counts as a worker.
-    """
-
-    def __init__(self, connections: Connections, client_name: str | None = None) -> None:
-        super().__init__(connections)
-        self._client_name = client_name
-        self._layouts: dict[str, ShardLayout] = {}
-        self._distinct = DistinctIds()
-        self._pickle: Any = load(
-            "cloudpickle", needed_by="a client of parameter servers", install="stratagem[ray]"
-        )
-
     @contextlib.contextmanager
-    def in_function(self, function: RunningFunction) -> Generator[None]:
-        """Identifies the updates of this thread by a scheduled function, in a `with` block."""
+    def in_function(
+        self, name: str, *, is_rerun: bool = False, order: int = 0, first_open: int = 0
+    ) -> Generator[None]:
+        """Identifies the updates of this thread by a scheduled function, in a `with` block.
+
+        Servers make each of its updates once, however often it runs, if it makes them in the same
+        order each time. `is_rerun` is True if it may have run before. `order` is the number of the
+        coordinator's message to this worker; servers may forget the functions of messages before
+        `first_open`, because none of them will run again.
+        """
+        fields = {"function": name, "order": order, "first_open": first_open}
+        if is_rerun:
+            fields["is_rerun"] = True
         previous = getattr(self._local, "function", None)
-        self._local.function = function
+        self._local.function = fields, itertools.count(1)
         try:
             yield
         finally:
@@ -403,7 +327,7 @@ class ServerClient(ServerRequests):
         placement, slot = self._find(name)
         parts = RequestParts()
         for shard, part in enumerate(placement.parts(np.asarray(value))):
-            parts.add(placement.servers[shard], shard_name(placement, shard) + slot, part)
+            parts.add(placement.servers[shard], placement.name_of(shard) + slot, part)
         self._ask(parts.messages("assign", sign=sign, **self._update()))
 
     def scatter(self, name: str, ids: np.ndarray, values: np.ndarray, *, sign: int = 0) -> None:
@@ -422,7 +346,7 @@ class ServerClient(ServerRequests):
         parts = RequestParts()
         for shard, part, numbers in written.held(placement):
             if len(numbers):
-                full_name = shard_name(placement, shard) + slot
+                full_name = placement.name_of(shard) + slot
                 parts.add(placement.servers[shard], full_name, numbers, values[part])
         self._ask(parts.messages("scatter", sign=sign, **self._update()))
 
@@ -443,7 +367,7 @@ class ServerClient(ServerRequests):
         for name in names:
             placement = self._layouts[name]
             for shard, server in enumerate(placement.servers):
-                shards[server].append(shard_name(placement, shard))
+                shards[server].append(placement.name_of(shard))
         own_mode = None if mode is None else dataclasses.asdict(mode)
         fields = {"mode": own_mode, "optimizer": optimizer, **self._change()}
         messages = {
@@ -498,8 +422,8 @@ class ServerClient(ServerRequests):
         for name, (value, sign) in (assigned or {}).items():
             placement, slot = self._find(name)
             for shard, part in enumerate(placement.parts(np.asarray(value))):
-                full_name = shard_name(placement, shard) + slot
-                pushes[placement.servers[shard]].assign(full_name, part, sign)
+                full_name = placement.name_of(shard) + slot
+                pushes[placement.servers[shard]].assigned[full_name] = part, sign
         wanted = self._wanted(pull)
         fields = {**self._update(), "worker": self._client_name, "scalars": dict(scalars or {})}
         messages = {
@@ -532,6 +456,33 @@ class ServerClient(ServerRequests):
         fields = {**seen, "worker": self._client_name, "place": place}
         answers = self._ask({server: Message("sum", fields, [value])})
         return answers[server].arrays[0]
+
+    def _ask(
+        self,
+        messages: dict[int, Message],
+        variables: Callable[[int], Sequence[str]] = lambda server: (),
+    ) -> dict[int, Message]:
+        """Sends requests, and records the versions of the variables in the answers."""
+        answers = self._connections.ask_all(messages)
+        for server, answer in answers.items():
+            has_values = answer.kind != "needs_rule"
+            self._seen.note(server, answer, variables(server) if has_values else ())
+            self.num_repeated += bool(answer.fields.get("is_repeated"))
+        return answers
+
+    def _ask_all(self, kind: str, arrays: Sequence[np.ndarray] = (), **fields: object) -> None:
+        message = Message(kind, {**fields, **self._change()}, arrays)
+        self._ask(dict.fromkeys(range(len(self._connections)), message))
+
+    def _change(self) -> dict[str, Any]:
+        """Returns fields that identify a change, so that servers apply a resent one only once.
+
+        Each thread is a separate client with one change at a time.
+        """
+        client = getattr(self._local, "client", None)
+        if client is None:
+            client = self._local.client = uuid.uuid4().hex
+        return {"client": client, "number": next(self._numbers)}
 
     def _find(self, name: str) -> tuple[ShardLayout, str]:
         """Returns the layout of a variable or of a slot "variable:slot", and ":slot" or ""."""
@@ -572,7 +523,7 @@ class ServerClient(ServerRequests):
             placement = self._layouts[name]
             for shard, part in enumerate(placement.parts(np.asarray(gradient))):
                 to = pushes[placement.servers[shard]]
-                to.add(placement, shard, optimizers.get(name, ""), part)
+                to.whole[to.noted(placement, shard, optimizers)] = part
         for name, (ids, values) in rows.items():
             placement = self._layouts[name]
             known = isinstance(ids, DistinctKeys)
@@ -581,7 +532,7 @@ class ServerClient(ServerRequests):
             for shard, part, numbers in updated.held(placement):
                 # Send empty parts too: servers count updates and wait for all workers.
                 to = pushes[placement.servers[shard]]
-                to.add_rows(placement, shard, optimizers.get(name, ""), numbers, sums[part])
+                to.rows[to.noted(placement, shard, optimizers)] = numbers, sums[part]
         return pushes
 
     def _wanted(self, names: Sequence[str]) -> WholeVariables:
@@ -593,7 +544,8 @@ class ServerClient(ServerRequests):
     def _update(self) -> dict[str, Any]:
         """Returns the fields of a change that is an update, perhaps of a scheduled function."""
         fields = self._change()
-        function: RunningFunction | None = getattr(self._local, "function", None)
+        function = getattr(self._local, "function", None)
         if function is not None:
-            fields |= function.update_fields()
+            of_function, places = function
+            fields |= {**of_function, "place": next(places)}
         return fields

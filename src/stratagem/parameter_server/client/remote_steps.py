@@ -21,13 +21,12 @@ from stratagem.execution.tracing.remote_state import (
     WholeInput,
 )
 from stratagem.parameter_server.client.row_requests import DistinctKeys, representatives
-from stratagem.parameter_server.client.shard_layout import ShardLayout
+from stratagem.parameter_server.client.shard_layout import KeyLayout, ShardLayout
 from stratagem.parameter_server.client.variable_client import (
     Assigned,
     Gradient,
     IsFinite,
     OptimizerScalar,
-    RemoteVariable,
     RowGradient,
     Scalar,
     Stored,
@@ -35,13 +34,12 @@ from stratagem.parameter_server.client.variable_client import (
     name_of,
 )
 from stratagem.parameter_server.server.changes import LostUpdates
-from stratagem.parameter_server.server.shards import Pushed, aligned_empty, sum_rows
+from stratagem.parameter_server.server.shards import aligned_empty, sum_rows
 from stratagem.variables.layouts import is_keyed, is_remote
 
 if TYPE_CHECKING:
     import keras
 
-    from stratagem.parameter_server.client.shard_layout import KeyLayout
 
 # Keys of a step: the distinct ones of all lookups in a table, and the place of each id in them.
 
@@ -370,7 +368,7 @@ class RemoteSteps:
         arrays = [np.asarray(value) for value in sent]
         return [array[0] for array in arrays] if self._num_replicas > 1 else arrays  # all equal
 
-    def _pull(self, variables: Sequence[RemoteVariable], *, may_be_brought: bool) -> dict[int, Any]:
+    def _pull(self, variables: Sequence[Any], *, may_be_brought: bool) -> dict[int, Any]:
         """Returns the values of variables, by identity."""
         for variable in variables:
             self.variables.place(variable)
@@ -444,7 +442,7 @@ class RemoteSteps:
         return inputs
 
     def rows_of_keys(
-        self, table: RemoteVariable, pairs: np.ndarray, *, is_trained: bool
+        self, table: Any, pairs: np.ndarray, *, is_trained: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns rows of keys outside of compiled steps, and the places of their gradients.
 
@@ -478,7 +476,7 @@ class RemoteSteps:
         are_used = True
         for what, array in self._usable(sent, arrays):
             if batch.optimizers and _is_of_another_call(what, batch):
-                are_used &= self._push_some(batch, []).is_used
+                are_used &= self.variables.push([], **vars(batch)).is_used
                 batch = Gradients(scalars=batch.scalars if _is_gradient(what) else {})
             if isinstance(what, OptimizerScalar):
                 batch.scalars[what.name] = array.item()
@@ -489,7 +487,7 @@ class RemoteSteps:
             else:
                 self._add_gradient(batch, ids, what, self._weighted(what, array))
         if batch.optimizers:
-            pushed = self._push_some(batch, names)
+            pushed = self.variables.push(names, **vars(batch))
             are_used &= pushed.is_used
             if pushed.is_used:
                 self._loaded, self._brought_s = pushed.values, time.monotonic()
@@ -526,15 +524,10 @@ class RemoteSteps:
             return
         else:
             name = name_of(what.table)
-            batch.rows[name] = self._row_gradients(name, ids[name], array)
+            keys = self._keys.get(name)  # a step has places of keys
+            own_ids = ids[name]
+            batch.rows[name] = (own_ids, array) if keys is None else keys.gradients(own_ids, array)
         batch.optimizers[name] = what.optimizer
-
-    def _row_gradients(
-        self, name: str, ids: np.ndarray, rows: np.ndarray
-    ) -> tuple[np.ndarray | DistinctKeys, np.ndarray]:
-        """Returns ids or keys of a table, and their gradients; a step has places of keys."""
-        step_keys = self._keys.get(name)
-        return (ids, rows) if step_keys is None else step_keys.gradients(ids, rows)
 
     def _weighted(self, what: Gradient | RowGradient, array: np.ndarray) -> np.ndarray:
         is_gradient = isinstance(what, Gradient) or not what.is_ids
@@ -542,20 +535,10 @@ class RemoteSteps:
             return array
         return array * np.asarray(self.gradient_weight, array.dtype)
 
-    def _push_some(self, batch: Gradients, names: Sequence[str]) -> Pushed:
-        return self.variables.push(
-            batch.whole,
-            batch.rows,
-            pull=names,
-            optimizers=batch.optimizers,
-            scalars=batch.scalars,
-            assigned=batch.assigned,
-        )
-
     def _change(
         self,
         trace: Trace,
-        variables: Sequence[RemoteVariable],
+        variables: Sequence[Any],
         before: Mapping[int, Any],
         after: Mapping[int, Any],
     ) -> None:
@@ -573,9 +556,7 @@ class RemoteSteps:
                 self.variables.assign(variable, new)
 
     @contextlib.contextmanager
-    def _values(
-        self, variables: Sequence[RemoteVariable], values: Mapping[int, Any]
-    ) -> Generator[None]:
+    def _values(self, variables: Sequence[Any], values: Mapping[int, Any]) -> Generator[None]:
         """Sets the values that variables return in a `with` block."""
         for variable in variables:
             variable.hold(values[id(variable)])

@@ -22,7 +22,6 @@ from stratagem.parameter_server.server.tables.saved_tables import (
     file_name,
     remove_unneeded,
 )
-from stratagem.parameter_server.server.tables.table_options import Eviction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,12 +93,9 @@ class TableClient:
             DataLossError: a file is missing, damaged or out of order.
             ValueError: there is no such table in the version, or its rows have another shape.
         """
-        self._send_chains("check_tables", versions, number, {name: name for name in self.layouts})
-        self._load(versions, number, {name: name for name in self.layouts})
-
-    def save_to(self, folder: Path, names: Iterable[str]) -> int:
-        """Saves all rows of tables as the only version in a folder, for a checkpoint."""
-        return self.save(TableVersions(folder), names=names)
+        names = {name: name for name in self.layouts}
+        self.check_in(versions.folder, names, number)
+        self.restore_from(versions.folder, names, number)
 
     def save_next(
         self,
@@ -119,39 +115,37 @@ class TableClient:
 
     def keep_for(self, folder: Path, checkpoints: Collection[str]) -> None:
         """Removes the versions of a series that none of these checkpoints needs."""
-        remove_unneeded(TableVersions(folder), checkpoints)
+        remove_unneeded(
+            TableVersions(folder), lambda _, manifest: manifest.get(CHECKPOINT) in checkpoints
+        )
 
     def remove_from(self, folder: Path, number: int) -> None:
         """Removes the version of a checkpoint that was not written."""
         TableVersions(folder).remove(number)
 
-    def check_in(self, folder: Path, names: Mapping[str, str], number: int = 1) -> None:
+    def check_in(self, folder: Path, names: Mapping[str, str], number: int) -> None:
         """Verifies the tables of a checkpoint; `names` maps own names to saved ones.
 
         Raises:
             DataLossError: a file is missing or damaged.
             ValueError: there is no such table, or its rows have another shape.
         """
-        self._send_chains("check_tables", TableVersions(folder), number, names)
+        self._send_chains("check_tables", folder, names, number)
 
-    def restore_from(self, folder: Path, names: Mapping[str, str], number: int = 1) -> None:
+    def restore_from(self, folder: Path, names: Mapping[str, str], number: int) -> None:
         """Replaces tables with those of a checkpoint; see `check_in`."""
-        self._load(TableVersions(folder), number, names)
-
-    def _load(self, versions: TableVersions, number: int, names: Mapping[str, str]) -> None:
         try:
-            self._send_chains("load_tables", versions, number, names)
-            self.client.journal(is_needed=False)  # a server that ends has no former rows then
+            self._send_chains("load_tables", folder, names, number)
+            self.client.journal()  # a server that ends has no former rows then
         except Exception as error:
             error.add_note(
                 "Some servers may have restored their rows, and others not: restore again."
             )
             raise
 
-    def _send_chains(
-        self, kind: str, versions: TableVersions, number: int, names: Mapping[str, str]
-    ) -> None:
+    def _send_chains(self, kind: str, folder: Path, names: Mapping[str, str], number: int) -> None:
         """Sends each server the files with rows of its buckets, by own names of tables."""
+        versions = TableVersions(folder)
         manifest = versions.manifest(number)
         requests: dict[int, dict[str, Any]] = defaultdict(dict)
         for name, saved_name in names.items():
@@ -171,20 +165,6 @@ class TableClient:
         for answer in answers.values():
             if answer.fields.get("damage") is not None:
                 raise DataLossError(answer.fields["damage"])
-
-    def evict(self, eviction: Eviction, max_rows: int | None = None) -> int:
-        """Evicts rows of all tables by a policy, and returns their number.
-
-        `LeastRecent` and `LeastFrequent` leave `max_rows` on each server.
-        """
-        policy = {"kind": type(eviction).__name__, **dataclasses.asdict(eviction)}
-        requests: dict[int, dict[str, Any]] = defaultdict(dict)
-        for _, _, server, shard in self._shards(self.layouts):
-            requests[server][shard] = {}
-        answers = self.client.ask_about_tables(
-            "evict", requests, eviction=policy, max_rows=max_rows
-        )
-        return sum(answer.fields["evicted"] for answer in answers.values())
 
     def pieces(
         self, name: str, *, with_keys: bool

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -141,50 +141,6 @@ class OptimizerScalar:
     name: str
 
 
-class RemoteVariable(Protocol):
-    """Keras variable whose value is on the servers.
-
-    `place` is None until it has a value. `held` is its value during a step of this process: one
-    copy, or a component per replica.
-    """
-
-    place: Stored | Scalar | Unplaced | None
-    held: Any
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the variable."""
-        ...
-
-    @property
-    def dtype(self) -> str:
-        """Dtype of the variable."""
-        ...
-
-    @property
-    def path(self) -> str:
-        """Path of the variable in its model."""
-        ...
-
-    @property
-    def has_rows(self) -> bool:
-        """True if steps look up single rows."""
-        ...
-
-    @property
-    def is_added_to(self) -> bool:
-        """True if a step's writes are sent as differences from the fetched value."""
-        ...
-
-    def hold(self, value: np.ndarray) -> None:
-        """Stores a value for a step."""
-        ...
-
-    def whole_held(self) -> np.ndarray:
-        """Returns the value after the step: the mean over components."""
-        ...
-
-
 def name_of(variable: Any) -> str:
     """Returns the server-side name of a variable or optimizer scalar that has a place."""
     return variable.place.name
@@ -198,7 +154,7 @@ class VariableClient:
     """Reads and writes remote variables, one by one and for whole steps.
 
     `placer` places new variables; None on a worker, which creates none. `is_coordinator` is True if
-    all other processes get their optimizers from this one. `has_journals` is True if servers have.
+    all other processes get their optimizers from this one.
 
     `is_in_step` is True while a step runs: variables then return the fetched values. `num_writes`
     counts changes made here outside of steps.
@@ -213,13 +169,11 @@ class VariableClient:
         placer: ShardPlacer | None,
         mode: UpdateMode,
         *,
-        has_journals: bool = False,
         is_coordinator: bool = False,
     ) -> None:
         self.client = client
         self.mode = mode
         self.num_writes = 0
-        self.has_journals = has_journals
         self.is_coordinator = is_coordinator
         self._placer = placer
         self.known: dict[str, Any] = {}
@@ -250,9 +204,7 @@ class VariableClient:
                 )
             )
 
-    def create(
-        self, variable: RemoteVariable, initial: np.ndarray | Callable[[int, int], np.ndarray]
-    ) -> None:
+    def create(self, variable: Any, initial: np.ndarray | Callable[[int, int], np.ndarray]) -> None:
         """Creates a variable on the servers, unless they have it.
 
         `initial` is its value, or a function that returns a range of its rows.
@@ -267,9 +219,7 @@ class VariableClient:
         variable.place = Stored(name)
         self.named[name] = variable
 
-    def create_keyed(
-        self, variable: RemoteVariable, table: Mapping[str, Any], *, skips_zero: bool
-    ) -> None:
+    def create_keyed(self, variable: Any, table: Mapping[str, Any], *, skips_zero: bool) -> None:
         """Creates a keyed table on all servers, unless they have it; see `KeyLayout`."""
         self.require_coordinator(variable.path)
         servers, most = range(self.client.num_servers), table.get("max_rows")
@@ -294,18 +244,18 @@ class VariableClient:
         """Returns True if a new variable will have shards on several servers."""
         return self._placer is not None and self._placer.splits(path, shape, dtype)
 
-    def place(self, variable: RemoteVariable) -> None:
+    def place(self, variable: Any) -> None:
         """Moves a variable to the servers if it is not there yet."""
         if isinstance(variable.place, Unplaced):
             self.create(variable, variable.place.value)
 
-    def placement_of(self, variable: RemoteVariable) -> ShardLayout | None:
+    def placement_of(self, variable: Any) -> ShardLayout | None:
         """Returns the layout of a variable, or of a slot's variable; None for scalars."""
         if not isinstance(variable.place, Stored):
             return None
         return self.client.placement_of(variable.place.name)
 
-    def read(self, variable: RemoteVariable) -> Any:
+    def read(self, variable: Any) -> Any:
         """Returns a variable's current value, or None if it has none."""
         where = variable.place
         if isinstance(where, Unplaced):
@@ -322,23 +272,14 @@ class VariableClient:
         """Returns an optimizer's scalars from a server, cached in a block of `caching_reads`."""
         return (self._cached or self.client).scalars(server)
 
-    def push(
-        self,
-        *gradients: Mapping[str, Any],
-        optimizers: Mapping[str, str],
-        pull: Sequence[str],
-        scalars: Mapping[str, float] | None = None,
-        assigned: Mapping[str, tuple[np.ndarray, int]] | None = None,
-    ) -> Pushed:
+    def push(self, pull: Sequence[str], **gradients: Any) -> Pushed:
         """Sends gradients; see `ServerClient.push`.
 
         `optimizers` has an entry for each variable with a gradient.
         """
-        pushed = self.client.push(
-            *gradients, pull=pull, optimizers=optimizers, scalars=scalars, assigned=assigned
-        )
+        pushed = self.client.push(**gradients, pull=pull)
         if self._cached is not None:
-            self._cached.note_pushed(optimizers, pushed.values)
+            self._cached.note_pushed(gradients["optimizers"], pushed.values)
         return pushed
 
     @property
@@ -363,18 +304,12 @@ class VariableClient:
         finally:
             self._cached = None
 
-    def read_rows(self, variable: RemoteVariable, ids: np.ndarray) -> np.ndarray:
-        """Returns current rows of a variable on the servers; see `ServerClient.pull_rows`."""
-        return self.client.pull_rows(name_of(variable), ids)
-
-    def scatter(
-        self, variable: RemoteVariable, ids: np.ndarray, values: np.ndarray, *, sign: int = 0
-    ) -> None:
+    def scatter(self, variable: Any, ids: np.ndarray, values: np.ndarray, *, sign: int = 0) -> None:
         """Writes rows of a variable on the servers; see `ServerClient.scatter`."""
         self.num_writes += 1
         self.client.scatter(name_of(variable), ids, values, sign=sign)
 
-    def shards(self, variable: RemoteVariable) -> tuple[ShardLayout, ...]:
+    def shards(self, variable: Any) -> tuple[ShardLayout, ...]:
         """Returns the layouts of a variable's shards; none for an unsplit variable or a slot.
 
         Registers the shards under their own names.
@@ -390,7 +325,7 @@ class VariableClient:
         self._names.update(one.name for one in shards)
         return shards
 
-    def assign(self, variable: RemoteVariable, value: object, *, sign: int = 0) -> None:
+    def assign(self, variable: Any, value: object, *, sign: int = 0) -> None:
         """Writes a variable: `sign` 0 sets it, 1 adds the value, -1 subtracts it.
 
         `value` is broadcast to the variable's shape; a ValueError is raised if that fails.
@@ -413,8 +348,8 @@ class VariableClient:
             variable.place = Unplaced(value)
 
     def secure(self) -> None:
-        """Makes the servers write their journals, so that they can restart from this state."""
-        if self.has_journals:
+        """Makes servers write their journals, if any, so that they can restart from this state."""
+        if self.creates_variables:
             self.client.journal()
 
     def name_optimizer(self, optimizer: keras.optimizers.Optimizer) -> str:
@@ -430,9 +365,7 @@ class VariableClient:
         self._optimizers[name] = weakref.ref(optimizer)
         return name
 
-    def set_rule(
-        self, rule: UpdateRule, variables: Sequence[RemoteVariable], optimizer: str
-    ) -> None:
+    def set_rule(self, rule: UpdateRule, variables: Sequence[Any], optimizer: str) -> None:
         """Sends the optimizer of `variables` to the servers, and places variables if necessary.
 
         Also deletes optimizers there that were garbage-collected here.
@@ -456,7 +389,7 @@ class VariableClient:
         return name
 
 
-def _whole(variable: RemoteVariable, value: np.ndarray) -> np.ndarray:
+def _whole(variable: Any, value: np.ndarray) -> np.ndarray:
     """Returns a value in the variable's shape; a single server could not detect a mismatch."""
     if value.shape == tuple(variable.shape):
         return value

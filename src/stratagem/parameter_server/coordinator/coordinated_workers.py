@@ -11,7 +11,7 @@ import uuid
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +34,7 @@ from stratagem.parameter_server.coordinator.shipping import (
 )
 from stratagem.parameter_server.server.changes import LostUpdates, by_kind
 from stratagem.resources import Closing
-
-if TYPE_CHECKING:
-    from stratagem.strategies.strategy import Strategy
+from stratagem.strategies.strategy import Strategy
 
 # Watch for synchronous updates that can no longer complete.
 #
@@ -484,7 +482,11 @@ class CoordinatedWorkers(Closing):
             for index in range(len(addresses))
         ]
         strategy.cluster.report_moves_to(self._note_move)
-        self.processes.watch(self._note_loss, self._note_return, self._note_end)
+        self.processes.watch(
+            lambda worker, reason: self._links[worker].lose(reason),
+            self._note_return,
+            self._note_end,
+        )
         for link in self._links:
             link.start()
         self.stalls: StallWatch | None = None
@@ -543,9 +545,6 @@ class CoordinatedWorkers(Closing):
             threading.Thread(target=link.send_address, args=(server, address), daemon=True).start()
         if self._ended:  # the restarted server may have an old count of workers
             self._expect_present()
-
-    def _note_loss(self, worker: int, reason: str) -> None:
-        self._links[worker].lose(reason)
 
     def _note_return(self, worker: int, address: str) -> None:
         if worker in self._ended:

@@ -12,7 +12,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -26,10 +26,7 @@ from stratagem.parameter_server.coordinator.remote_value import (
     leaves_of,
     map_structure,
 )
-
-if TYPE_CHECKING:
-    from stratagem.strategies.strategy import Strategy
-
+from stratagem.strategies.strategy import Strategy
 
 # Interface for pickling between the coordinator and workers.
 
@@ -39,33 +36,6 @@ class Resource:
     """Reference, by number, to an object that each worker creates and stores."""
 
     number: int
-
-
-class Packing(Protocol):
-    """Pickles objects for another process. The coordinator's executor and each worker have one."""
-
-    def pack(self, value: object, strategy: Strategy) -> bytes:
-        """Pickles an object, with references to the strategy and its variables by name."""
-        ...
-
-    def unpack(self, data: bytes | memoryview, strategy: Strategy) -> Any:
-        """Unpickles an object, with this process's strategy and variables."""
-        ...
-
-    def take_built(self, strategy: Strategy) -> list[tuple[int, list[str]]]:
-        """Returns the optimizers that a worker has built since the last call.
-
-        Each is a pair of the optimizer's number and the names of the variables that it trains.
-        """
-        ...
-
-    def collected(self, number: int) -> Any:
-        """Returns the coordinator's variable for a worker's metric count; None if it is unused."""
-        ...
-
-    def build(self, number: int, names: list[str], strategy: Strategy) -> None:
-        """Builds the coordinator's copy of an optimizer that a worker has built."""
-        ...
 
 
 # Executor of the coordinator process, whose `ClusterCoordinator` schedules steps on workers.
@@ -82,7 +52,7 @@ class Scheduling(Lockstep):
 
     schedules = True
 
-    def __init__(self, strategy: Strategy, packing: Packing) -> None:
+    def __init__(self, strategy: Strategy, packing: Any) -> None:
         super().__init__(strategy)
         self.packing = packing
         self.coordinator: Any = None

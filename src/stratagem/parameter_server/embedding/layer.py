@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 
 from stratagem.contexts import get_strategy
-from stratagem.errors import explain
+from stratagem.errors import check_choice, check_number, explain
 from stratagem.execution.lookups import embedding_lookup, note_table
 from stratagem.keras.variables.requests import annotated
+from stratagem.parameter_server.client.shard_layout import KeyLayout
 from stratagem.parameter_server.fingerprints import fingerprint
 from stratagem.parameter_server.keras.variable import KeyedTableOptions
 from stratagem.parameter_server.server.tables.row_formats import ROW_DTYPES, RowFormat
@@ -24,16 +26,9 @@ from stratagem.parameter_server.server.tables.table_options import (
     RowInitializer,
     TierOptions,
     policy_from,
-    tier_options,
 )
+from stratagem.strategies.strategy import Strategy
 from stratagem.variables.layouts import is_keyed
-
-if TYPE_CHECKING:
-    import jax
-
-    from stratagem.parameter_server.client.shard_layout import KeyLayout
-    from stratagem.strategies.strategy import Strategy
-
 
 # Keras initializers as initial rows by key, which servers compute without code of a client.
 
@@ -201,39 +196,18 @@ class DynamicEmbedding(keras.layers.Layer):
         self.eviction = _policy(eviction, Eviction, "eviction")
         self.max_rows = max_rows
         self.storage_dtype = storage_dtype
-        self.tiers = tier_options(tiers) if isinstance(tiers, Mapping) else tiers
+        self.tiers = TierOptions(**tiers) if isinstance(tiers, Mapping) else tiers
         self.allow_row_export = allow_row_export
         self.supports_masking = False
         self._check()
         row_initializer(self.initializer, 0)  # raises for one that servers do not have
 
     def _check(self) -> None:
-        numbers = {"output_dim": self.output_dim, "max_rows": self.max_rows or 1}
-        small = {name: number for name, number in numbers.items() if number < 1}
-        if small or self.max_rows == 0:
-            raise ValueError(
-                explain(
-                    f"DynamicEmbedding received {small or {'max_rows': 0}}.",
-                    expected="numbers of at least 1.",
-                    fix="omit max_rows for no limit.",
-                )
-            )
-        if self.combiner is not None and self.combiner not in COMBINERS:
-            raise ValueError(
-                explain(
-                    f"DynamicEmbedding received combiner={self.combiner!r}.",
-                    expected=f"None or one of {COMBINERS}.",
-                    fix='use combiner="mean", or pool the rows in a layer of your own.',
-                )
-            )
-        if self.storage_dtype not in (None, *ROW_DTYPES):
-            raise ValueError(
-                explain(
-                    f"DynamicEmbedding received storage_dtype={self.storage_dtype!r}.",
-                    expected=f"None or one of {ROW_DTYPES}.",
-                    fix="omit storage_dtype for rows in float32.",
-                )
-            )
+        check_number("DynamicEmbedding", output_dim=self.output_dim)
+        if self.max_rows is not None:
+            check_number("DynamicEmbedding", max_rows=self.max_rows)
+        check_choice("DynamicEmbedding", (None, *COMBINERS), combiner=self.combiner)
+        check_choice("DynamicEmbedding", (None, *ROW_DTYPES), storage_dtype=self.storage_dtype)
         needs_limit = self.eviction is not None and not isinstance(self.eviction, NotSeenFor)
         if needs_limit and self.max_rows is None:
             raise ValueError(
@@ -267,13 +241,18 @@ class DynamicEmbedding(keras.layers.Layer):
         # The same in each run of a program, which may resume with the rows of the last one.
         seed = fingerprint(str(self.path).encode())
         return {
+            **self._options(),
             "initializer": dataclasses.asdict(row_initializer(self.initializer, seed)),
+            "allow_row_export": self.allow_row_export or None,
+        }
+
+    def _options(self) -> dict[str, Any]:
+        return {
             "admission": _policy_fields(self.admission),
             "eviction": _policy_fields(self.eviction),
             "max_rows": self.max_rows,
             "storage_dtype": self.storage_dtype,
             "tiers": None if self.tiers is None else dataclasses.asdict(self.tiers),
-            "allow_row_export": self.allow_row_export or None,
         }
 
     def call(self, keys: jax.Array, weights: jax.Array | None = None) -> Any:
@@ -336,11 +315,7 @@ class DynamicEmbedding(keras.layers.Layer):
             "initializer": keras.initializers.serialize(self.initializer),
             "combiner": self.combiner,
             "mask_zero": self.mask_zero,
-            "admission": _policy_fields(self.admission),
-            "eviction": _policy_fields(self.eviction),
-            "max_rows": self.max_rows,
-            "storage_dtype": self.storage_dtype,
-            "tiers": None if self.tiers is None else dataclasses.asdict(self.tiers),
+            **self._options(),
             "allow_row_export": self.allow_row_export,
         }
         return {**super().get_config(), **config}

@@ -8,21 +8,19 @@ import os
 import shutil
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
 from stratagem.contexts import get_strategy
 from stratagem.environment import load
-from stratagem.errors import explain
+from stratagem.errors import check_choice, explain
+from stratagem.parameter_server.client.shard_layout import KeyLayout
 from stratagem.parameter_server.client.table_client import TableClient
 from stratagem.parameter_server.server.tables.saved_tables import TableVersions
 from stratagem.parameter_server.server.tables.table_chains import compact as compact_version
-
-if TYPE_CHECKING:
-    from stratagem.parameter_server.client.shard_layout import KeyLayout
-    from stratagem.strategies.strategy import Strategy
+from stratagem.strategies.strategy import Strategy
 
 
 def save(
@@ -228,9 +226,6 @@ def client_of(strategy: Strategy | None) -> TableClient:
 # Export of keyed tables to Parquet and Arrow files, which other programs read.
 
 
-_FORMATS = ("parquet", "arrow")
-
-
 def export(
     folder: str | os.PathLike[str],
     *,
@@ -263,11 +258,11 @@ def export(
     Example:
         >>> sg.embedding.export("/tmp/tables", format="csv")
         Traceback (most recent call last):
-        ValueError: Tables cannot be exported as 'csv'...
+        ValueError: sg.embedding.export received format='csv'...
 
     Source: specific to Stratagem.
     """
-    _check_format(format)
+    check_choice("sg.embedding.export", ("parquet", "arrow"), format=format)
     client = client_of(strategy)
     arrow = load("pyarrow", needed_by="sg.embedding.export", install="'stratagem[data]'")
     if with_keys:
@@ -280,17 +275,6 @@ def export(
                 for keys, rows in client.pieces(name, with_keys=with_keys):
                     write(_record_batch(arrow, schema, keys, rows))
     return [str(final / file) for file in names.values()]
-
-
-def _check_format(format: str) -> None:
-    if format not in _FORMATS:
-        raise ValueError(
-            explain(
-                f"Tables cannot be exported as {format!r}.",
-                expected=f"one of {_FORMATS}.",
-                fix='use format="parquet".',
-            )
-        )
 
 
 def _check_keys(client: TableClient) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.errors import DataLossError, NotFoundError, explain
+from stratagem.errors import DataLossError, NotFoundError, check_number, explain
 from stratagem.parameter_server.server.tables.row_formats import RowFormat, buckets_of
 from stratagem.parameter_server.server.tables.saved_tables import TableFile, TableVersions
 from stratagem.parameter_server.server.tables.table_chains import TableChain
@@ -71,27 +71,6 @@ class ServedPart:
             values = segment.rows[numbers[has_row]].view(dtype).reshape(-1, *row_shape)
             yield left[is_here][has_row], values
             left = left[~is_here]
-
-
-def served_parts(
-    versions: TableVersions,
-    number: int,
-    table: str,
-    num_parts: int,
-    earlier: Mapping[tuple[str, int], ServedPart],
-) -> list[ServedPart]:
-    """Returns the parts of a table in a version; `earlier` has parts of the version before.
-
-    Only files that `earlier` has not are read.
-
-    Raises:
-        DataLossError: a file is missing, damaged or out of order.
-    """
-    parts: list[ServedPart] = []
-    for part in range(num_parts):
-        described = versions.chain(number, table, part)
-        parts.append(_served(versions, described, earlier.get((table, part))))
-    return parts
 
 
 def _served(
@@ -223,14 +202,7 @@ class Tables(Closing):
         num_versions: int = 2,
         poll_s: float | None = 1.0,
     ) -> None:
-        if num_versions < 1:
-            raise ValueError(
-                explain(
-                    f"Tables received num_versions={num_versions}.",
-                    expected="at least 1 version.",
-                    fix="omit num_versions.",
-                )
-            )
+        check_number("Tables", num_versions=num_versions)
         self._saved = TableVersions(folder)
         self._num_versions = num_versions
         self._loading = threading.Lock()
@@ -363,11 +335,14 @@ class Tables(Closing):
         opened: dict[str, _ServedTable] = {}
         parts: dict[tuple[str, int], ServedPart] = {}
         for name, table in manifest["tables"].items():
-            own = served_parts(self._saved, number, name, len(table["parts"]), self._parts)
-            parts |= {(name, part): one for part, one in enumerate(own)}
+            own: list[ServedPart] = []
+            for part in range(len(table["parts"])):  # only files that are new are read
+                described = self._saved.chain(number, name, part)
+                own.append(_served(self._saved, described, self._parts.get((name, part))))
+                parts[name, part] = own[-1]
             opened[name] = _ServedTable(
                 RowFormat.of(tuple(table["row_shape"]), table["dtype"], table["options"]),
-                RowInitializer.from_fields(table["options"].get("initializer") or {}),
+                RowInitializer(**(table["options"].get("initializer") or {})),
                 own,
             )
         self._parts = parts

@@ -11,7 +11,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,8 @@ import keras
 import numpy as np
 from jax.core import Tracer
 from jax.extend import random as jax_random
+from jax.typing import DTypeLike
+from numpy.typing import ArrayLike
 
 from stratagem.contexts import get_strategy
 from stratagem.errors import explain
@@ -50,12 +52,6 @@ from stratagem.variables.distributed import IndexedSlices
 from stratagem.variables.registry import Home, VariableKind
 from stratagem.variables.sharded_variable import Rows, ShardedVariable, as_slice, changed_rows
 
-if TYPE_CHECKING:
-    import jax
-    from jax.typing import DTypeLike
-    from numpy.typing import ArrayLike
-
-
 # Rows of a large variable's initial value, made without the rest of it.
 #
 # JAX's generator makes each random number from the key and its place alone. A generator of our own,
@@ -63,15 +59,6 @@ if TYPE_CHECKING:
 
 
 _BITS = 2**32
-
-
-class _Random(Protocol):
-    """An initializer of Keras that draws random numbers."""
-
-    @property
-    def seed(self) -> Any:
-        """Its seed: a number or a generator."""
-        ...
 
 
 class InitialRows:
@@ -163,7 +150,7 @@ def _scaled(initializer: keras.initializers.VarianceScaling, shape: tuple[int, .
     return functools.partial(keras.random.truncated_normal, mean=0.0, stddev=stddev)
 
 
-def _key(initializer: _Random) -> tuple[int, int]:
+def _key(initializer: Any) -> tuple[int, int]:
     """The key that Keras would draw from: of a number, or the next one of a generator."""
     seed = initializer.seed
     if isinstance(seed, keras.random.SeedGenerator):
@@ -203,13 +190,7 @@ def _bits_of_places(data: jax.Array, bit_width: int, shape: tuple[int, ...]) -> 
 
 
 def _unused(*_: object) -> Any:
-    raise NotImplementedError(
-        explain(
-            "A random initial value that is made in parts was to be drawn from a derived key.",
-            expected="numbers that are drawn from one key, each by its place.",
-            fix="tell us the versions of Keras and JAX: those that were tested do not do so.",
-        )
-    )
+    raise NotImplementedError("a random initial value was to be drawn from a derived key")
 
 
 # A larger initial value is created row by row, on its server.
@@ -266,8 +247,8 @@ class ParameterServerVariable(DistributedVariable):
     """
 
     is_remote = True
-    place: Any = None
-    held: Any = None
+    place: Any = None  # None until it has a value; see `variable_client`
+    held: Any = None  # its value during a step here: one copy, or a component per replica
     _slot: str | Callable[[], str] | None = None
     _give: Callable[[], None] | None = None
 
@@ -416,7 +397,8 @@ class ParameterServerVariable(DistributedVariable):
         """Returns some rows; see `ShardedVariable.take_rows`."""
         if self.is_apart:
             self._require_own_replica()
-            return self._maybe_autocast(self._asked().read_rows(self, np.asarray(rows, np.int64)))
+            ids = np.asarray(rows, np.int64)
+            return self._maybe_autocast(self._asked().client.pull_rows(name_of(self), ids))
         if self.has_rows and current_scope() is not None:
             return embedding_lookup(self, np.asarray(rows, np.int64))
         return self.value[as_slice(rows) if isinstance(rows, range) else rows]
@@ -435,7 +417,7 @@ class ParameterServerVariable(DistributedVariable):
             variable_client.scatter(self, ids, values, sign=_SIGNS[method])
         else:
             rows, places = np.unique(ids, return_inverse=True)
-            now = variable_client.read_rows(self, rows)
+            now = variable_client.client.pull_rows(name_of(self), rows)
             changed = changed_rows(method, now, IndexedSlices(values, places))
             variable_client.scatter(self, rows, np.asarray(changed))
         return self._changed()

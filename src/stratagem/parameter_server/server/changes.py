@@ -27,7 +27,6 @@ from stratagem.group.transport.wire import Message
 
 # Subtracting counts as adding. One synchronous update is several pushes.
 KINDS: tuple[str, ...] = ("assign", "assign_add", "scatter", "scatter_add", "push")
-_PLACES = {kind: place for place, kind in enumerate(KINDS)}
 
 
 def kind_of(message: Message) -> str | None:
@@ -47,45 +46,27 @@ class UpdateCounts:
     """
 
     def __init__(self) -> None:
-        self._applied = [0] * len(KINDS)
+        self.applied: Counter[str] = Counter()
         self.resent: Counter[str] = Counter()
         self.repeated: Counter[str] = Counter()
 
-    @property
-    def applied(self) -> Counter[str]:
-        """Applied updates."""
-        return +Counter(dict(zip(KINDS, self._applied, strict=True)))
-
-    def note_applied(self, kind: str) -> None:
-        """Counts an applied update."""
-        self._applied[_PLACES[kind]] += 1
-
     def numbers(self) -> list[int]:
         """Returns the numbers of applied updates of `KINDS`, for answers."""
-        return self._applied.copy()
+        return [self.applied[kind] for kind in KINDS]
 
     def saved(self) -> dict[str, list[int]]:
         """Returns all counts by outcome, each in the order of `KINDS`, for a journal."""
-        counts = {"resent": self.resent, "repeated": self.repeated}
-        others = {name: [one[kind] for kind in KINDS] for name, one in counts.items()}
-        return {"applied": self.numbers(), **others}
+        return {name: [one[kind] for kind in KINDS] for name, one in vars(self).items()}
 
     def restore(self, saved: Mapping[str, Sequence[int]]) -> None:
         """Restores the result of `saved` from a journal."""
-        counts = {
-            name: Counter({kind: int(n) for kind, n in zip(KINDS, saved[name], strict=True)})
-            for name in ("applied", "resent", "repeated")
-        }
-        self._applied = [counts["applied"][kind] for kind in KINDS]
-        self.resent, self.repeated = +counts["resent"], +counts["repeated"]
+        for name in vars(self):
+            pairs = zip(KINDS, saved[name], strict=True)
+            setattr(self, name, Counter({kind: int(number) for kind, number in pairs if number}))
 
     def described(self) -> dict[str, Mapping[str, int]]:
         """Returns all counts, by outcome and kind."""
-        return {
-            "applied": dict(self.applied),
-            "resent": dict(self.resent),
-            "repeated": dict(self.repeated),
-        }
+        return {name: dict(one) for name, one in vars(self).items()}
 
 
 # Least recently active clients are dropped beyond this limit. Each worker thread is a client.
@@ -117,33 +98,22 @@ class _Client:
 
 
 class Change:
-    """A change request in progress. Resent copies of the request wait for the same answer."""
+    """A change request in progress. Resent copies of the request wait for the same answer.
+
+    `number` is that of the request among the client's changes. `origin` has the function that a
+    worker ran, "" for none, and the place of this change in it; `is_of_rerun` is True if the
+    function may have run before, on a lost worker.
+    """
 
     def __init__(self, owner: Changes, request: Request) -> None:
         self.message = request.message
         self.requests = [request]
         self._owner = owner
-
-    @property
-    def client(self) -> str:
-        """Client that sent the request."""
-        return self.message.fields["client"]
-
-    @property
-    def number(self) -> int:
-        """Number of the request among the client's changes."""
-        return self.message.fields["number"]
-
-    @property
-    def origin(self) -> tuple[str, int]:
-        """Function that a worker ran, and the place of this change in it; "" for none."""
-        fields = self.message.fields
-        return fields.get("function", ""), fields.get("place", 0)
-
-    @property
-    def is_of_rerun(self) -> bool:
-        """True if the function may have run before, on a lost worker."""
-        return bool(self.message.fields.get("is_rerun"))
+        fields = request.message.fields
+        self.client: str = fields["client"]
+        self.number: int = fields["number"]
+        self.origin: tuple[str, int] = fields.get("function", ""), fields.get("place", 0)
+        self.is_of_rerun = bool(fields.get("is_rerun"))
 
     def answer_repeated(self) -> bool:
         """Answers an update that another run of its function has made; False if none has.
@@ -253,7 +223,7 @@ class Changes:
                 self._note_function(change)
             kind = kind_of(change.message)
             if kind is not None and is_applied:
-                self.counts.note_applied(kind)
+                self.counts.applied[kind] += 1
         return self._answer(change.message, outcome)
 
     def forget(self, change: Change) -> None:

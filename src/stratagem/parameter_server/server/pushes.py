@@ -6,15 +6,17 @@ import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
 
 import numpy as np
 
-from stratagem.environment import load
-from stratagem.errors import explain
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server.changes import Change, Lifetime
-from stratagem.parameter_server.server.shards import ASYNCHRONOUS, UpdateMode, combine_rows
+from stratagem.parameter_server.server.shards import (
+    ASYNCHRONOUS,
+    UpdateMode,
+    UpdateRule,
+    combine_rows,
+)
 from stratagem.parameter_server.server.store import ServerVariables
 
 # Synchronous updates: gradients of all workers but the slowest, summed and applied once.
@@ -23,14 +25,6 @@ from stratagem.parameter_server.server.store import ServerVariables
 # values: they are discarded, and the worker continues from the new values.
 #
 # Source: TF 1.15 sync_replicas_optimizer.py; Chen et al., Revisiting Distributed Synchronous SGD.
-
-
-class Answer(Protocol):
-    """Callback that reports whether a worker's gradients were used."""
-
-    def __call__(self, version: int, *, is_used: bool) -> None:
-        """Called once, with the store's version at that time and its lock held."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +50,7 @@ class Contribution:
     version: int
     whole: Mapping[str, np.ndarray]
     rows: Mapping[str, tuple[np.ndarray, np.ndarray]]
-    answer: Answer
+    answer: Callable[..., None]
     fail: Callable[[BaseException], None]
     optimizers: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     origin: tuple[str, int] = ("", 0)
@@ -69,20 +63,14 @@ class Contribution:
 class SynchronousUpdates:
     """Thread-safe accumulator of gradients, which updates once enough workers contributed.
 
-    `num_needed` is the number of workers per update: all but the backup workers. Raises
-    ValueError if `num_needed` is not positive.
+    `num_needed` is the number of workers per update: all but the backup workers.
     """
 
     def __init__(self, store: ServerVariables, num_needed: int) -> None:
         self._store = store
-        self._num_needed = _checked(num_needed)
+        self._num_needed = num_needed
         self._waiting: dict[str, Contribution] = {}
         self.num_discarded = 0
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of workers waiting for the update."""
-        return len(self._waiting)
 
     @property
     def waiting(self) -> list[str]:
@@ -116,10 +104,10 @@ class SynchronousUpdates:
     def expect(self, num_needed: int) -> None:
         """Changes `num_needed` after a worker was lost or returned.
 
-        Updates if enough workers are waiting. Raises ValueError if it is not positive.
+        Updates if enough workers are waiting.
         """
         with self._store.changing():
-            self._num_needed = _checked(num_needed)
+            self._num_needed = num_needed
             self._update_if_complete()
 
     def flush(self) -> None:
@@ -268,27 +256,12 @@ def _largest(contributions: list[Contribution]) -> dict[str, float]:
     return values
 
 
-def _checked(num_needed: int) -> int:
-    if num_needed < 1:
-        raise ValueError(
-            explain(
-                f"num_needed={num_needed} is not a valid number of workers per synchronous update.",
-                expected="at least 1 worker.",
-                fix="use fewer backup workers than workers.",
-            )
-        )
-    return num_needed
-
-
 class Pushes:
     """Applies pushed gradients with the client's optimizers and update mode."""
 
     def __init__(self, store: ServerVariables, lifetime: Lifetime) -> None:
         self._store = store
         self._lifetime = lifetime
-        self._pickle: Any = load(
-            "cloudpickle", needed_by="a parameter server", install="stratagem[ray]"
-        )
         self._synchronous: SynchronousUpdates | None = None
         self._sums = SynchronousSums(store)
         self._counting = threading.Lock()
@@ -303,11 +276,6 @@ class Pushes:
             return [[behind, count] for behind, count in sorted(self._staleness.items())]
 
     @property
-    def num_waiting(self) -> int:
-        """Number of workers waiting for a synchronous update."""
-        return len(self.waiting)
-
-    @property
     def waiting(self) -> list[str]:
         """Names of the workers waiting for a synchronous update."""
         for_update = [] if self._synchronous is None else self._synchronous.waiting
@@ -315,21 +283,19 @@ class Pushes:
 
     def set_rule(
         self,
-        pickled: np.ndarray,
+        rule: UpdateRule,
         names: list[str],
         mode: UpdateMode | None = None,
         optimizer: str = "",
     ) -> None:
         """Sets an optimizer and the update mode; None keeps the mode.
 
-        `pickled` must come from an authenticated client.
-
         Raises:
             KeyError: no such variable.
             ValueError: the name belongs to a different optimizer.
         """
         with self._store.changing():
-            self._store.set_rule(self._pickle.loads(pickled.tobytes()), names, optimizer)
+            self._store.set_rule(rule, names, optimizer)
             if mode is not None:
                 self.set_mode(mode)
 
@@ -396,9 +362,17 @@ class Pushes:
             scalars = fields.get("scalars", {})
             if self._synchronous is not None:
                 worker = fields.get("worker") or change.client
-                one = Contribution(worker, pulled, whole, rows, answer, change.fail, optimizers)
-                one = dataclasses.replace(
-                    one, origin=change.origin, scalars=scalars, assigned=assigned
+                one = Contribution(
+                    worker,
+                    pulled,
+                    whole,
+                    rows,
+                    answer,
+                    change.fail,
+                    optimizers,
+                    change.origin,
+                    scalars,
+                    assigned,
                 )
                 if change.is_of_rerun:
                     self._synchronous.withdraw(change.origin)
@@ -419,17 +393,10 @@ class Pushes:
 
         Raises:
             RuntimeError: updates are asynchronous.
-            ValueError: `num_needed` is not positive.
         """
         with self._store.changing():
             if self._synchronous is None:
-                raise RuntimeError(
-                    explain(
-                        f"Cannot wait for {num_needed} workers: updates are asynchronous.",
-                        expected="synchronous updates.",
-                        fix="set the rule with UpdateMode(num_needed=...) first.",
-                    )
-                )
+                raise RuntimeError("updates are asynchronous, or no optimizer has come yet")
             self._synchronous.expect(num_needed)
             self._sums.expect(num_needed)
             self.mode = dataclasses.replace(self.mode, num_needed=num_needed)

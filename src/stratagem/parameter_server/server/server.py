@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from stratagem.environment import load
-from stratagem.errors import explain
 from stratagem.group.transport.connection import ServerError
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.journal import Journal, JournalLock, invalid_journal, remove_journal
@@ -408,7 +407,27 @@ class ParameterServer(Closing):
         self._pickle: Any = load(
             "cloudpickle", needed_by="a parameter server", install="stratagem[ray]"
         )
-        self._reads, self._whole_changes = self._read_handlers(), self._change_handlers()
+        self._reads: dict[str, Callable[[Message], Message]] = {
+            "pull": self._pull,
+            "pull_rows": self._pull_rows,
+            "scalars": self._scalars,
+            "describe": self._describe,
+            "journal": self._write_journal,
+            "check_tables": self._tables.check,
+            "export_rows": self._tables.export_rows,
+        }
+        # Changes other than pushes, which may return an outcome.
+        self._whole_changes: dict[str, Callable[[Message], dict[str, Any] | None]] = {
+            "create": self._create,
+            "assign": self._assign,
+            "scatter": self._scatter,
+            "rule": self._set_rule,
+            "drop_rule": lambda message: self.store.drop_rule(message.fields["optimizer"]),
+            "set_scalar": self._set_scalar,
+            "expect": lambda message: self._pushes.expect(message.fields["num_needed"]),
+            "flush": lambda message: self._pushes.flush(),
+            "load_tables": self._tables.load,
+        }
         with contextlib.ExitStack() as stack:
             stack.callback(self.store.tiers.close)
             file = None if journal is None else stack.enter_context(_locked(journal))
@@ -454,32 +473,6 @@ class ParameterServer(Closing):
         if self._removed is not None:
             remove_journal(self._removed)
 
-    def _read_handlers(self) -> dict[str, Callable[[Message], Message]]:
-        return {
-            "pull": self._pull,
-            "pull_rows": self._pull_rows,
-            "scalars": self._scalars,
-            "describe": self._describe,
-            "journal": self._write_journal,
-            "check_tables": self._tables.check,
-            "export_rows": self._tables.export_rows,
-        }
-
-    def _change_handlers(self) -> dict[str, Callable[[Message], dict[str, Any]]]:
-        """Returns the handlers of changes other than pushes."""
-        return {
-            "create": self._create,
-            "assign": self._assign,
-            "scatter": self._scatter,
-            "rule": self._set_rule,
-            "drop_rule": self._drop_rule,
-            "set_scalar": self._set_scalar,
-            "expect": self._expect,
-            "flush": self._flush,
-            "load_tables": self._tables.load,
-            "evict": self._tables.evict,
-        }
-
     def _handle(self, request: Request) -> None:
         kind = request.message.kind
         if kind in self._reads:
@@ -496,15 +489,8 @@ class ParameterServer(Closing):
                 ),
             )
             return
-        known = {*self._reads, *self._whole_changes, "push", "save_tables", "sum"}
-        if kind not in known:
-            raise ServerError(
-                explain(
-                    f"A parameter server received a request of kind {kind!r}.",
-                    expected=f"one of {sorted(known)}.",
-                    fix="run the same Stratagem version in all processes.",
-                )
-            )
+        if kind != "push" and kind not in self._whole_changes:
+            raise ServerError(f"a parameter server knows no request of kind {kind!r}")
         change = self._changes.begin(request)
         if change is None:
             return
@@ -525,7 +511,7 @@ class ParameterServer(Closing):
             return
         with self.store.changing():
             if not change.answer_repeated():
-                change.done(**self._whole_changes[kind](change.message))
+                change.done(**(self._whole_changes[kind](change.message) or {}))
 
     def _answer(self, message: Message, outcome: Mapping[str, Any]) -> Message:
         """Builds the answer of a change, with the whole variables in field `pull`."""
@@ -571,46 +557,31 @@ class ParameterServer(Closing):
         ]
         return Message("ok", self._fields(version), rows)
 
-    def _assign(self, message: Message) -> dict[str, Any]:
+    def _assign(self, message: Message) -> None:
         for name, value in zip(message.fields["names"], message.arrays, strict=True):
             self.store.assign(name, value, sign=message.fields["sign"])
-        return {}
 
-    def _scatter(self, message: Message) -> dict[str, Any]:
+    def _scatter(self, message: Message) -> None:
         """Fields: `names`, `sign`. Arrays: row numbers and values for each name."""
         arrays = message.arrays
         for name, rows, values in zip(
             message.fields["names"], arrays[::2], arrays[1::2], strict=True
         ):
             self.store.scatter(name, rows, values, sign=message.fields["sign"])
-        return {}
 
-    def _set_rule(self, message: Message) -> dict[str, Any]:
+    def _set_rule(self, message: Message) -> None:
         (pickled,) = message.arrays
         fields = message.fields
         mode = None if fields["mode"] is None else UpdateMode(**fields["mode"])
-        self._pushes.set_rule(pickled, fields["names"], mode, fields["optimizer"])
-        return {}
-
-    def _drop_rule(self, message: Message) -> dict[str, Any]:
-        self.store.drop_rule(message.fields["optimizer"])
-        return {}
-
-    def _expect(self, message: Message) -> dict[str, Any]:
-        self._pushes.expect(message.fields["num_needed"])
-        return {}
-
-    def _flush(self, message: Message) -> dict[str, Any]:
-        self._pushes.flush()
-        return {}
+        rule = self._pickle.loads(pickled.tobytes())
+        self._pushes.set_rule(rule, fields["names"], mode, fields["optimizer"])
 
     def _scalars(self, message: Message) -> Message:
         scalars = self.store.scalars
         return Message("ok", {"names": list(scalars)}, [np.asarray(s) for s in scalars.values()])
 
-    def _set_scalar(self, message: Message) -> dict[str, Any]:
+    def _set_scalar(self, message: Message) -> None:
         self.store.set_scalars({message.fields["name"]: message.arrays[0]})
-        return {}
 
     def _describe(self, message: Message) -> Message:
         journal = self._journal
@@ -623,7 +594,6 @@ class ParameterServer(Closing):
                 "names": self.store.names,
                 "tables": self.store.tables,
                 "staleness": self._pushes.staleness,
-                "num_waiting": self._pushes.num_waiting,
                 "waiting": self._pushes.waiting,
                 "num_discarded": self._pushes.num_discarded,
                 "journaled_version": None if journal is None else journal.journaled_version,
@@ -633,18 +603,8 @@ class ParameterServer(Closing):
         )
 
     def _write_journal(self, message: Message) -> Message:
-        """Field: `is_needed`; False if a server may have no journal."""
-        if self._journal is None and not message.fields.get("is_needed", True):
-            return Message("ok", {"journaled_version": None})
-        if self._journal is None:
-            raise ServerError(
-                explain(
-                    "A parameter server without a journal cannot write a journal entry.",
-                    expected="a server that was started with a journal.",
-                    fix="start the servers with journal_dir=.",
-                )
-            )
-        return Message("ok", {"journaled_version": self._journal.write()})
+        version = None if self._journal is None else self._journal.write()
+        return Message("ok", {"journaled_version": version})
 
     def _is_short(self, message: Message) -> bool:
         limit_bytes = 0 if self.store.tiers.has_tables else _SHORT_BYTES.get(message.kind, 0)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from scipy.sparse import csc_array
 
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain
 
 # Row ids of tables, and sums of rows with equal ids.
 
@@ -173,16 +173,8 @@ class Shard:
         """Raises IndexError if a row number is out of range."""
         num_rows = self.spec.shape[0] if self.spec.shape else 0
         if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= num_rows):
-            valid = f"rows 0 to {num_rows - 1} of this shard"
-            raise IndexError(
-                explain(
-                    f"Rows {int(rows.min())} to {int(rows.max())} of {self.spec.name!r} were "
-                    "requested.",
-                    expected=f"{valid if num_rows else 'no rows: this shard has none'}.",
-                    fix="look up only ids within the table.",
-                    code="SG607",
-                )
-            )
+            wanted = f"Rows {int(rows.min())} to {int(rows.max())}"
+            raise IndexError(f"{wanted} of {self.spec.name!r} were requested: it has {num_rows}")
 
     def pulled(self, slot: str | None, rows: np.ndarray) -> np.ndarray:
         """Returns copies of rows of a slot, or of the value if `slot` is None."""
@@ -191,14 +183,12 @@ class Shard:
 
     def expanded(self, slot: str | None, pulled: np.ndarray) -> np.ndarray:
         """Returns the result of `pulled` as updates compute with it."""
-        del slot
         return pulled
 
     def scatter(
         self, slot: str | None, rows: np.ndarray, values: np.ndarray, sign: int, version: int
     ) -> None:
         """Assigns rows of a table (`sign=0`), or adds to them. `version` is that of the server."""
-        del version
         current = np.asarray(self.array(slot))
         new = values if sign == 0 else np.take(current, rows, axis=0) + sign * values
         self.mark(rows)
@@ -212,7 +202,6 @@ class Shard:
 
         `version` is that of the update.
         """
-        del version
         return UpdatedPart(self, optimizer, rows, grads)
 
     def add_slot(self, name: str, slot: Slot) -> None:
@@ -347,14 +336,7 @@ def made_in_pieces(spec: ShardSpec, rows: Callable[[int, int], np.ndarray]) -> n
         count = min(most, num_rows - first)
         piece = np.asarray(rows(spec.first_row + first, count))
         if piece.shape != (count, *row_shape):
-            raise ValueError(
-                explain(
-                    f"{count} rows of the initial value of {spec.name!r} were made with shape "
-                    f"{piece.shape}.",
-                    expected=f"shape {(count, *row_shape)}.",
-                    fix="make the initializer use the row count in its `shape` argument.",
-                )
-            )
+            raise ValueError(f"initial rows of {spec.name!r} have the shape {piece.shape}")
         value[first : first + count] = piece
     return value
 
@@ -467,15 +449,9 @@ class UpdateMode:
     max_staleness: int | None = None
 
     def __post_init__(self) -> None:
-        if self.num_needed < 0 or (self.max_staleness or 0) < 0:
-            raise ValueError(
-                explain(
-                    f"{self} has a negative number.",
-                    expected="num_needed and max_staleness to be 0 or more.",
-                    fix="omit num_needed for asynchronous updates, and max_staleness to accept "
-                    "gradients of any age.",
-                )
-            )
+        check_number("ParameterServerStrategy", 0, num_needed=self.num_needed)
+        if self.max_staleness is not None:
+            check_number("ParameterServerStrategy", 0, max_staleness=self.max_staleness)
         if self.num_needed and self.max_staleness is not None:
             raise ValueError(
                 explain(

@@ -62,52 +62,6 @@ def made_shard(
     return Shard(spec, value)
 
 
-# Shards of a server by name, and their sizes.
-
-
-class NamedShards:
-    """Thread-safe mapping of shards by name."""
-
-    def __init__(self) -> None:
-        self._shards: dict[str, Shard] = {}
-        self._reading = threading.Lock()
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all variables."""
-        with self._reading:
-            return list(self._shards)
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of all variables and slots, in bytes."""
-        with self._reading:
-            return sum(shard.size_bytes for shard in self._shards.values())
-
-    @property
-    def marked_bytes(self) -> int:
-        """Size of the table rows that changed since the last journal entry, in bytes."""
-        with self._reading:
-            return sum(shard.marked_bytes for shard in self._shards.values())
-
-    @property
-    def keyed_shards(self) -> dict[str, KeyedShard]:
-        """Keyed tables, by name."""
-        with self._reading:
-            shards = list(self._shards.values())
-        return {one.spec.name: one for one in shards if isinstance(one, KeyedShard)}
-
-    @property
-    def tables(self) -> dict[str, dict[str, int]]:
-        """Sizes and counters of keyed tables, by name."""
-        return {name: shard.described() for name, shard in self.keyed_shards.items()}
-
-    def replace_table(self, table: KeyedShard) -> None:
-        """Replaces the keyed table with the same spec. Call within `changing`."""
-        with self._reading:
-            self._shards[table.spec.name] = table
-
-
 # Registry of a server's optimizers and their scalars.
 
 
@@ -190,13 +144,7 @@ class Rules:
         """
         rule = self._rules.get(optimizer)
         if rule is None:
-            raise RuntimeError(
-                explain(
-                    f"Gradients of {[*names]} were pushed before an optimizer was set.",
-                    expected="an optimizer that was built for these variables.",
-                    fix="compile the model on the coordinator, or build the optimizer.",
-                )
-            )
+            raise RuntimeError(f"gradients of {[*names]} came before their optimizer")
         return rule
 
     def scalars_of(self, optimizer: str) -> Mapping[str, np.ndarray]:
@@ -231,7 +179,7 @@ def _as_json(description: Mapping[str, Any]) -> Any:
 Marks = Mapping[str, Any]  # changed rows, by shard name
 
 
-class ServerVariables(NamedShards):
+class ServerVariables:
     """Thread-safe store of a server's variables, optimizers and slots.
 
     `version` counts updates. `num_changes` counts every change that belongs in a journal.
@@ -240,12 +188,48 @@ class ServerVariables(NamedShards):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self._shards: dict[str, Shard] = {}
+        self._reading = threading.Lock()
         self._rules = Rules()
         self._updating = threading.RLock()
         self.version = 0
         self.num_changes = self.num_refused = 0
         self.tiers = Tiers(self.changing)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all variables."""
+        with self._reading:
+            return list(self._shards)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all variables and slots, in bytes."""
+        with self._reading:
+            return sum(shard.size_bytes for shard in self._shards.values())
+
+    @property
+    def marked_bytes(self) -> int:
+        """Size of the table rows that changed since the last journal entry, in bytes."""
+        with self._reading:
+            return sum(shard.marked_bytes for shard in self._shards.values())
+
+    @property
+    def keyed_shards(self) -> dict[str, KeyedShard]:
+        """Keyed tables, by name."""
+        with self._reading:
+            shards = list(self._shards.values())
+        return {one.spec.name: one for one in shards if isinstance(one, KeyedShard)}
+
+    @property
+    def tables(self) -> dict[str, dict[str, int]]:
+        """Sizes and counters of keyed tables, by name."""
+        return {name: shard.described() for name, shard in self.keyed_shards.items()}
+
+    def replace_table(self, table: KeyedShard) -> None:
+        """Replaces the keyed table with the same spec. Call within `changing`."""
+        with self._reading:
+            self._shards[table.spec.name] = table
 
     def changing(self) -> AbstractContextManager[Any]:
         """Returns a context that blocks changes by other threads, but not reads. Reentrant."""
@@ -318,13 +302,7 @@ class ServerVariables(NamedShards):
             with self._reading:
                 shard, slot = self._find(name)
             if value.shape != shard.spec.shape:
-                raise ValueError(
-                    explain(
-                        f"{name!r} was assigned a value of shape {value.shape}.",
-                        expected=f"shape {shard.spec.shape}.",
-                        fix="assign a value with the shape of the variable or slot.",
-                    )
-                )
+                raise ValueError(f"{name!r} was assigned a value of shape {value.shape}")
             if shard.spec.table is not None:  # without rows: those of keys stay
                 return
             current = shard.array(slot)

@@ -1,4 +1,4 @@
-"""Requests about whole keyed tables: saving, loading, eviction, and reading of all rows."""
+"""Requests about whole keyed tables: saving, loading, and reading of all rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server.shards import SavedPart, piece_rows
 from stratagem.parameter_server.server.store import ServerVariables
 from stratagem.parameter_server.server.tables.keyed_shard import (
-    ChangedSlots,
     KeyedMarks,
     KeyedShard,
 )
@@ -27,7 +26,6 @@ from stratagem.parameter_server.server.tables.saved_tables import (
     TableHead,
 )
 from stratagem.parameter_server.server.tables.table_chains import TableChain, load_table
-from stratagem.parameter_server.server.tables.table_options import policy_from
 from stratagem.parameter_server.server.tables.tiered_shard import TieredShard
 
 # Copies of keyed tables as they are between two updates, while updates continue.
@@ -52,10 +50,6 @@ class TableCopy:
         self.base = base
         self.end: TableEnd | None = None
 
-    def begin(self) -> None:
-        """Begins a copy. Call while no update is made."""
-        self.shard.history.take()
-
     def first(self) -> KeyedMarks:
         """Returns the slots to copy first."""
         history = self.shard.history
@@ -64,11 +58,11 @@ class TableCopy:
             keyed = self.shard.keyed
             rows = np.arange(keyed.rows.num_slots, dtype=np.int32)
             return KeyedMarks(rows, np.arange(keyed.candidates.num_slots, dtype=np.int32))
-        return _marks(history.since(self.base))
+        return history.since(self.base)
 
     def next(self) -> KeyedMarks:
         """Returns the slots that changed since the last call. Call while no update is made."""
-        return _marks(self.shard.history.take())
+        return self.shard.history.take()
 
     def last(self, version: int, save: str) -> SavedRows:
         """Returns the last changed slots. Call while no update is made."""
@@ -90,7 +84,7 @@ class TableCopy:
 
     @property
     def unsaved_bytes(self) -> int:
-        """Size of the rows that changed since the last call of `begin` or `next`."""
+        """Size of the rows that changed since the last call of `next`."""
         return self.shard.history.num_unsaved * self.shard.row_bytes
 
 
@@ -103,7 +97,7 @@ def copied(
     """
     with store.changing():
         for copy in copies:
-            copy.begin()
+            copy.next()
     marks, last = [copy.first() for copy in copies], list[SavedRows]()
     for number in range(_MOST_ROUNDS + 1):
         for copy, own in zip(copies, marks, strict=True):
@@ -121,10 +115,6 @@ def copied(
 def saved_rows(part: SavedPart) -> SavedRows:
     """Returns a part of a journal as one of a file."""
     return SavedRows(part.table.rows, part.table.candidates, part.value, part.slots)
-
-
-def _marks(slots: ChangedSlots) -> KeyedMarks:
-    return KeyedMarks(slots.rows, slots.candidates)
 
 
 class TableRequests:
@@ -166,7 +156,7 @@ class TableRequests:
             return Message("ok", {"damage": str(error)})
         return Message("ok", {"damage": None})
 
-    def load(self, message: Message) -> dict[str, Any]:
+    def load(self, message: Message) -> None:
         """Replaces tables with saved ones. A damaged file raises before anything changes.
 
         A table with tiers is replaced when all of its rows are on disk: until then, and if that
@@ -192,19 +182,6 @@ class TableRequests:
                     self._store.replace_table(table)
                 failed.pop_all()
                 self._store.num_changes += 1
-        return {}
-
-    def evict(self, message: Message) -> dict[str, Any]:
-        """Evicts rows. Fields: `names`; `eviction`, a policy; `max_rows` to leave, or None."""
-        policy = policy_from(message.fields["eviction"])
-        numbers = [
-            self._store.keyed_shards[name].evict(
-                policy, message.fields["max_rows"], self._store.version
-            )
-            for name in message.fields["names"]
-        ]
-        self._store.num_changes += 1
-        return {"evicted": sum(numbers)}
 
     def export_rows(self, message: Message) -> Message:
         """Returns some rows. Fields: `name`; `first`, a slot; `with_keys`.
@@ -214,13 +191,7 @@ class TableRequests:
         fields = message.fields
         table = self._store.keyed_shards[fields["name"]]
         if fields["with_keys"] and not (table.spec.table or {}).get("allow_row_export"):
-            raise PermissionError(
-                explain(
-                    f"The keys of {table.spec.name!r} were requested.",
-                    expected="a table with allow_row_export=True: keys may be ids of persons.",
-                    fix="export without keys, or create the table with allow_row_export=True.",
-                )
-            )
+            raise PermissionError(f"keys of {table.spec.name!r} were requested: not allowed")
         num_slots = table.keyed.rows.num_slots
         first = fields["first"]
         end = min(num_slots, first + piece_rows(table.row_bytes, 1))

@@ -26,7 +26,6 @@ from stratagem.launch.processes.local_processes import (
     Restarts,
     SharedStandby,
 )
-from stratagem.parameter_server.cluster_plan import ClusterProcesses
 from tests.unit.launch.remote.living import descendants, wait_for_end
 from tests.unit.parameter_server import forked_objects as served
 
@@ -53,7 +52,7 @@ def standby() -> Iterator[SharedStandby]:
 class Watched:
     """The events of processes."""
 
-    def __init__(self, processes: ClusterProcesses) -> None:
+    def __init__(self, processes: LocalProcesses) -> None:
         self.events: queue.SimpleQueue[tuple[str, int, Any]] = queue.SimpleQueue()
         processes.watch(
             lambda index, why: self.events.put(("lost", index, why)),

@@ -435,5 +435,5 @@ def test_rows_on_disk_and_in_checkpoints(tmp_path, storage_dtype) -> None:
 
 
 def test_invalid_tiers_are_refused() -> None:
-    with pytest.raises(ValueError, match="has the tiers"):
+    with pytest.raises(ValueError, match="TierOptions received memory_bytes=0"):
         sg.embedding.TierOptions(memory_bytes=0, folder="/disk")

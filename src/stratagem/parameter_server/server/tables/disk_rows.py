@@ -19,6 +19,7 @@ from stratagem.errors import DataLossError, explain
 from stratagem.group.transport.journal import JournalLock
 from stratagem.parameter_server.server.tables.key_slots import SavedKeys
 from stratagem.parameter_server.server.tables.row_formats import GOLDEN, mix64
+from stratagem.parameter_server.server.tables.saved_tables import write_durably
 from stratagem.resources import Closing
 
 # Records of fixed size in a file, by number, for many numbers per call.
@@ -356,17 +357,7 @@ class DiskRows(Closing):
 
     def _write_manifest(self) -> None:
         fields = {"format": _FORMAT, "id": self.rows_id, "position": self.position}
-        new = self._folder / f"{_MANIFEST}.new"
-        with new.open("w", encoding="utf-8") as file:
-            json.dump({**fields, "groups": self._groups}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self._folder / _MANIFEST)
-        descriptor = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        write_durably(self._folder / _MANIFEST, json.dumps({**fields, "groups": self._groups}))
 
     def _read_manifest(self) -> None:
         try:

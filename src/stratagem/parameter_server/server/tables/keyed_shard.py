@@ -12,7 +12,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from stratagem.errors import explain
 from stratagem.parameter_server.server.shards import (
     SavedPart,
     Shard,
@@ -31,7 +30,10 @@ from stratagem.parameter_server.server.tables.key_slots import (
 )
 from stratagem.parameter_server.server.tables.keyed_rows import COUNTERS, KeyedRows, Sighting
 from stratagem.parameter_server.server.tables.row_formats import RowFormat
-from stratagem.parameter_server.server.tables.table_options import Eviction, TableOptions
+from stratagem.parameter_server.server.tables.table_options import TableOptions
+
+# Memory of the key of a row, its place in the index and its counts.
+_KEY_BYTES = 28
 
 # Changes of a keyed table since each of its last saves.
 
@@ -45,7 +47,7 @@ _MOST_LISTS = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class ChangedSlots:
+class KeyedMarks:
     """Changed slots of a table: of its rows, and of the keys that have no row yet."""
 
     rows: np.ndarray
@@ -60,10 +62,10 @@ class _Save:
     """
 
     used: int
-    changes: list[ChangedSlots] = dataclasses.field(default_factory=list[ChangedSlots])
+    changes: list[KeyedMarks] = dataclasses.field(default_factory=list[KeyedMarks])
     is_replaced: bool = False
 
-    def add(self, changes: list[ChangedSlots]) -> None:
+    def add(self, changes: list[KeyedMarks]) -> None:
         self.changes += changes
         if len(self.changes) > _MOST_LISTS:
             self.changes = [_union(self.changes)]
@@ -88,9 +90,9 @@ class SaveHistory:
         """Number of slots that changed since the last `take`."""
         return len(self._rows.track()) + len(self._candidates.track())
 
-    def take(self) -> ChangedSlots:
+    def take(self) -> KeyedMarks:
         """Returns the slots that changed since the last call."""
-        taken = ChangedSlots(
+        taken = KeyedMarks(
             self._rows.track().take().astype(np.int32),
             self._candidates.track().take().astype(np.int32),
         )
@@ -98,7 +100,7 @@ class SaveHistory:
             next(reversed(self._saves.values())).add([taken])
         return taken
 
-    def since(self, save: str) -> ChangedSlots:
+    def since(self, save: str) -> KeyedMarks:
         """Returns the slots that changed after a save, up to the last `take`."""
         names = list(self._saves)
         later = names[names.index(save) :]
@@ -140,9 +142,9 @@ class SaveHistory:
         )
 
 
-def _union(changes: list[ChangedSlots]) -> ChangedSlots:
+def _union(changes: list[KeyedMarks]) -> KeyedMarks:
     none = np.empty(0, np.int32)
-    return ChangedSlots(
+    return KeyedMarks(
         np.unique(np.concatenate([none, *(one.rows for one in changes)])),
         np.unique(np.concatenate([none, *(one.candidates for one in changes)])),
     )
@@ -185,17 +187,32 @@ class KeyedPart(UpdatedPart):
         return rows
 
 
-# Rows of a keyed table and their optimizer slots in memory, as arrays that grow.
+@dataclasses.dataclass(frozen=True)
+class SavedTable:
+    """Keys of rows in a journal.
 
-# Memory of the key of a row, its place in the index and its counts.
-_KEY_BYTES = 28
+    Args:
+        rows: slots of the rows.
+        candidates: slots of the keys that have no row yet.
+        counters: counters of the table.
+        initials: initial values of the optimizer slots, by name.
+        disk: rows on disk that belong to the journal; None without tiers.
+    """
+
+    rows: SavedKeys
+    candidates: SavedKeys
+    counters: Mapping[str, int]
+    initials: Mapping[str, float]
+    disk: Mapping[str, Any] | None = None
 
 
-class RowArrays(Shard):
-    """Arrays of a keyed table: `value`, whose rows have the `format` of the table, and `slots`.
+class KeyedShard(Shard):
+    """Rows by key, and their slots of optimizers.
 
-    They have more rows than are in use. `options` are those of the table, and `initials` the
-    initial values of the optimizer slots.
+    The arrays are `value`, whose rows have the `format` of the table, and `slots`. They grow, and
+    have more rows than are in use. `options` are those of the table, and `initials` the initial
+    values of the optimizer slots. `keyed` are the keys, and `history` the changes since the table
+    was saved.
 
     Raises:
         ValueError: the spec has invalid options.
@@ -213,17 +230,15 @@ class RowArrays(Shard):
         super().__init__(spec, self._value.array)
         self._slot_arrays: dict[str, GrowingArray] = {}
         self.initials: dict[str, float] = {}
+        self.keyed = KeyedRows(self.options, self._most_rows, self._row_states())
+        self._rows, self._candidates = self.keyed.rows, self.keyed.candidates
+        self._is_changed = True  # what is no slot: counters, and the spec of a new table
+        self.history = SaveHistory(self._rows, self._candidates)
 
     def require(self, rows: np.ndarray) -> None:
         """Raises TypeError if these are not keys."""
         if rows.dtype != np.int64 or rows.ndim != 1:
-            raise TypeError(
-                explain(
-                    f"Keys of {self.spec.name!r} have dtype {rows.dtype} and {rows.ndim} axes.",
-                    expected="int64 keys with a single axis.",
-                    fix="run the same Stratagem version in all processes.",
-                )
-            )
+            raise TypeError(f"keys of {self.spec.name!r} are no int64 vector but {rows.dtype}")
 
     def copied(self, value: np.ndarray) -> np.ndarray:
         """Returns a whole value, which has no rows: rows are read by key only."""
@@ -254,78 +269,6 @@ class RowArrays(Shard):
         """Memory of a row and its slots."""
         arrays = [self._value, *list(self._slot_arrays.values())]
         return max(1, sum(one.row_bytes for one in arrays))
-
-    @property
-    def _num_places(self) -> int:
-        """Number of places in use."""
-        raise NotImplementedError
-
-    def _initial(self, slot: str | None, keys: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        """Returns initial rows as they are stored."""
-        if slot is not None:
-            return np.full((len(keys), *self.spec.shape[1:]), self.initials[slot], dtype)
-        return self.options.initializer.stored(keys, self.format)
-
-    def _add_slot_array(self, name: str, dtype: np.dtype, initial: float) -> None:
-        made = GrowingArray(self.spec.shape[1:], dtype, self._most_places)
-        made.grow(self._num_places)
-        made.array[: self._num_places] = initial
-        self._slot_arrays[name], self.initials[name] = made, initial
-        self.slots[name] = made.array
-
-    def _grow(self, num_slots: int) -> None:
-        self._value.grow(num_slots)
-        self.value = self._value.array
-        for name, array in self._slot_arrays.items():
-            array.grow(num_slots)
-            self.slots[name] = array.array
-
-
-# Changes of a keyed table: marked slots, and keys in a journal.
-
-
-@dataclasses.dataclass(frozen=True)
-class KeyedMarks:
-    """Changed slots of a keyed shard: of its rows, and of the keys that have no row yet."""
-
-    rows: np.ndarray
-    candidates: np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class SavedTable:
-    """Keys of rows in a journal.
-
-    Args:
-        rows: slots of the rows.
-        candidates: slots of the keys that have no row yet.
-        counters: counters of the table.
-        initials: initial values of the optimizer slots, by name.
-        disk: rows on disk that belong to the journal; None without tiers.
-    """
-
-    rows: SavedKeys
-    candidates: SavedKeys
-    counters: Mapping[str, int]
-    initials: Mapping[str, float]
-    disk: Mapping[str, Any] | None = None
-
-
-class KeyedShard(RowArrays):
-    """Rows by key, and their slots of optimizers.
-
-    `keyed` are the keys, and `history` the changes since the table was saved.
-
-    Raises:
-        ValueError: the spec has invalid options.
-    """
-
-    def __init__(self, spec: ShardSpec) -> None:
-        super().__init__(spec)
-        self.keyed = self._keyed = KeyedRows(self.options, self._most_rows, self._row_states())
-        self._rows, self._candidates = self._keyed.rows, self._keyed.candidates
-        self._is_changed = True  # what is no slot: counters, and the spec of a new table
-        self.history = SaveHistory(self._rows, self._candidates)
 
     @property
     def size_bytes(self) -> int:
@@ -359,18 +302,12 @@ class KeyedShard(RowArrays):
         with self.lock:
             return self._saved(slots, np.empty(0, np.int64))
 
-    def evict(self, eviction: Eviction, max_rows: int | None, version: int) -> int:
-        """Evicts rows by a policy, down to `max_rows` or by age, and returns their number."""
-        with self.lock:
-            self._is_changed = True
-            return self._keyed.evict(eviction, max_rows, version)
-
     def described(self) -> dict[str, int]:
         """Returns the counters and sizes of the table."""
         with self.lock:
             num_rows = len(self._rows)
             sizes = {"rows": num_rows, "hot": num_rows, "bytes": self.size_bytes}
-            return {**sizes, "candidates": len(self._candidates), **self._keyed.counters}
+            return {**sizes, "candidates": len(self._candidates), **self.keyed.counters}
 
     def pulled(self, slot: str | None, rows: np.ndarray) -> np.ndarray:
         """Returns the rows of keys as they are stored: see `expanded`.
@@ -404,18 +341,12 @@ class KeyedShard(RowArrays):
         new = rows[~is_known]
         self._require_distinct(new)
         self._hold(slots[is_known])
-        if len(new) > self._keyed.room(int(np.count_nonzero(is_known))):
-            raise ValueError(
-                explain(
-                    f"{len(new)} rows were assigned to keys without rows, and {self.spec.name!r} "
-                    "is full.",
-                    expected=f"at most {self._keyed.most_rows} rows.",
-                    fix="use a larger max_rows or more servers.",
-                )
-            )
+        if len(new) > self.keyed.room(int(np.count_nonzero(is_known))):
+            where = f"and {self.spec.name!r} is full"
+            raise ValueError(f"{len(new)} rows were assigned to keys without rows, {where}")
         self._reserve(len(new))
         with self.lock:
-            made = slots[~is_known] = self._keyed.make(slots[is_known], new)
+            made = slots[~is_known] = self.keyed.make(slots[is_known], new)
             places = self._new_places(made)
             self.value[places] = self._initial(None, new, self.value.dtype)
             for name in self.slots:
@@ -424,7 +355,7 @@ class KeyedShard(RowArrays):
             if sign:
                 values = self.expanded(slot, array[places]) + sign * values
             array[places] = self.format.stored(values) if slot is None else values
-            self._rows.note(slots, version + self._keyed.version_offset, 0)
+            self._rows.note(slots, version + self.keyed.version_offset, 0)
 
     def updated(
         self, optimizer: str, rows: np.ndarray | None, grads: np.ndarray | None, version: int
@@ -435,14 +366,8 @@ class KeyedShard(RowArrays):
             ValueError: the update is of the whole table, or has a new key twice.
         """
         if rows is None or grads is None:
-            raise ValueError(
-                explain(
-                    f"A gradient of the whole of {self.spec.name!r} was pushed.",
-                    expected="gradients of rows, by key.",
-                    fix="look up rows of the table by key, and push gradients of those rows.",
-                )
-            )
-        sighting = self._keyed.sighting(rows, version)
+            raise ValueError(f"a gradient of the whole of {self.spec.name!r} was pushed")
+        sighting = self.keyed.sighting(rows, version)
         self._require_distinct(np.concatenate([sighting.new, sighting.refused]))
         self._hold(sighting.slots)
         self._reserve(len(sighting.new))
@@ -506,8 +431,8 @@ class KeyedShard(RowArrays):
         self._is_changed = True
         self._rows.restore(saved.rows)
         self._candidates.restore(saved.candidates)
-        self._keyed.counters.update({name: int(saved.counters[name]) for name in COUNTERS})
-        self._keyed.version_offset = int(saved.counters.get("version_offset", 0))
+        self.keyed.counters.update({name: int(saved.counters[name]) for name in COUNTERS})
+        self.keyed.version_offset = int(saved.counters.get("version_offset", 0))
         for name, rows in part.slots.items():
             if name not in self.slots:
                 self._add_slot_array(name, rows.dtype, float(saved.initials[name]))
@@ -533,7 +458,7 @@ class KeyedShard(RowArrays):
         """Stores the rows of an update and makes new ones, after it succeeded."""
         value = self._rounded(sighting, value)
         with self.lock:
-            rows = self._keyed.keep(sighting, version)
+            rows = self.keyed.keep(sighting, version)
             self._is_changed |= bool(len(sighting.refused))
             made = self._new_places(rows[len(sighting.slots) :])
             if len(made):  # slots of other optimizers too
@@ -543,7 +468,7 @@ class KeyedShard(RowArrays):
             self.value[places] = value
             for name, slot in slots.items():
                 self.slots[name][places] = slot
-            self._keyed.evict_aged(version)
+            self.keyed.evict_aged(version)
 
     def _rounded(self, sighting: Sighting, value: np.ndarray) -> np.ndarray:
         """Returns the new rows of an update as they are stored."""
@@ -557,6 +482,26 @@ class KeyedShard(RowArrays):
     @property
     def _num_places(self) -> int:
         return self._rows.num_slots
+
+    def _initial(self, slot: str | None, keys: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """Returns initial rows as they are stored."""
+        if slot is not None:
+            return np.full((len(keys), *self.spec.shape[1:]), self.initials[slot], dtype)
+        return self.options.initializer.stored(keys, self.format)
+
+    def _add_slot_array(self, name: str, dtype: np.dtype, initial: float) -> None:
+        made = GrowingArray(self.spec.shape[1:], dtype, self._most_places)
+        made.grow(self._num_places)
+        made.array[: self._num_places] = initial
+        self._slot_arrays[name], self.initials[name] = made, initial
+        self.slots[name] = made.array
+
+    def _grow(self, num_slots: int) -> None:
+        self._value.grow(num_slots)
+        self.value = self._value.array
+        for name, array in self._slot_arrays.items():
+            array.grow(num_slots)
+            self.slots[name] = array.array
 
     def _without_rows(self) -> Self:
         return type(self)(self.spec)
@@ -590,14 +535,14 @@ class KeyedShard(RowArrays):
     def _end_of_new(self, num_new: int) -> int:
         """Returns the end of the slots after new rows: a full table evicts as many."""
         end = self._rows.num_slots
-        return min(max(self._keyed.most_rows, end), end + num_new)
+        return min(max(self.keyed.most_rows, end), end + num_new)
 
     def _saved(self, rows: np.ndarray, candidates: np.ndarray) -> SavedPart:
         keys = self._rows.saved(rows)
         table = SavedTable(
             keys,
             self._candidates.saved(candidates),
-            {**self._keyed.counters, "version_offset": self._keyed.version_offset},
+            {**self.keyed.counters, "version_offset": self.keyed.version_offset},
             dict(self.initials),
             self._on_disk(),
         )
@@ -610,10 +555,4 @@ class KeyedShard(RowArrays):
 
     def _require_distinct(self, new: np.ndarray) -> None:
         if len(np.unique(new)) < len(new):
-            raise ValueError(
-                explain(
-                    f"A key of {self.spec.name!r} was given twice in one request.",
-                    expected="distinct keys.",
-                    fix="run the same Stratagem version in all processes.",
-                )
-            )
+            raise ValueError(f"a key of {self.spec.name!r} was given twice in one request")

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
@@ -387,12 +387,12 @@ class TableVersions:
         """Makes a version complete, or replaces its manifest."""
         saved = {**fields, "format": _FORMAT, "version": number}
         text = json.dumps({**saved, "crc32": _checksum(saved)}, indent=1)
-        _write(self.path(number) / _MANIFEST, text)
+        write_durably(self.path(number) / _MANIFEST, text)
         sync_folder(self.folder)
 
     def publish(self, number: int) -> None:
         """Makes a version the published one."""
-        _write(self.folder / _LATEST, f"{number}\n")
+        write_durably(self.folder / _LATEST, f"{number}\n")
 
     def chain(self, number: int, table: str, part: int) -> dict[str, Any]:
         """Returns the files of a part of a table, as `TableChain` takes them.
@@ -427,7 +427,8 @@ def file_name(number: int, table: str, part: int) -> str:
     return f"{number:08d}/{quote(table, safe='')}-{part}.rows"
 
 
-def _write(path: Path, text: str) -> None:
+def write_durably(path: Path, text: str) -> None:
+    """Writes a file that is complete under its name, and on disk."""
     new = path.with_name(f"{path.name}.new")
     with new.open("wb", buffering=0) as file:
         write_all(file, text.encode())
@@ -474,19 +475,19 @@ def base_of_next(versions: TableVersions, last: str | None, full_every: int) -> 
     return None
 
 
-def remove_unneeded(versions: TableVersions, checkpoints: Collection[str]) -> None:
-    """Removes the versions that no checkpoint needs.
+def remove_unneeded(
+    versions: TableVersions, is_kept: Callable[[int, Mapping[str, Any]], bool]
+) -> None:
+    """Removes the versions that are not kept, by number and manifest, and that no such one needs.
 
-    Versions after those of all checkpoints stay: their checkpoints may be about to be written. If a
-    needed version is damaged, none is removed.
+    Versions after the last one that is kept stay: their checkpoints may be about to be written. If
+    a version is damaged, none is removed.
     """
-    manifests: dict[int, dict[str, Any]] = {}
-    for number in versions.numbers:
-        try:
-            manifests[number] = versions.manifest(number)
-        except DataLossError:
-            return
-    kept = [one for one, manifest in manifests.items() if manifest.get(CHECKPOINT) in checkpoints]
+    try:
+        manifests = {number: versions.manifest(number) for number in versions.numbers}
+    except DataLossError:
+        return
+    kept = [one for one, manifest in manifests.items() if is_kept(one, manifest)]
     needed: set[int] = set()
     for one in kept:
         number: int | None = one

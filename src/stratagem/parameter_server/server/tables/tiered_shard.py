@@ -59,117 +59,6 @@ class RowStates(DirtyRows):
         self.unflushed.unmark(rows[~self.has(rows)])
 
 
-# Shards of keyed tables with files of rows: opening, columns, and loading of saved rows.
-
-_VALUE = "value"
-_NO_ROW = np.empty(0, np.int64)
-
-
-class FileShard(KeyedShard):
-    """Rows by key with files on disk: one column for the value and each optimizer slot.
-
-    Args:
-        spec: the shard, with the option `tiers`.
-        position: end of the journal that the shard is restored from; None for a new shard.
-
-    Raises:
-        OSError: the folder cannot be used.
-    """
-
-    def __init__(self, spec: ShardSpec, position: Position | None = None) -> None:
-        super().__init__(spec)
-        assert self.options.tiers is not None
-        name = hashlib.sha256(spec.name.encode()).hexdigest()[:16]
-        self._folder = Path(self.options.tiers.folder, f"{name}-{spec.first_row}")
-        self._column_names: dict[str | None, str] = {None: _VALUE}
-        self._position: Position = (0, 0) if position is None else position
-        self._damaged = _NO_ROW
-        self._opened = None if position is not None else DiskRows(self._folder)
-
-    def add_slot(self, name: str, slot: Slot) -> None:
-        """Adds a slot of an optimizer. Rows on disk have its initial value until they change."""
-        with self.lock:
-            super().add_slot(name, slot)
-
-    def drop_slot(self, name: str) -> None:
-        """Removes a slot of an optimizer."""
-        with self.lock:
-            super().drop_slot(name)
-            del self._column_names[name]
-            self._is_changed = True
-
-    def load(self, part: SavedPart) -> None:
-        """Writes saved rows to the files of a table that `emptied` returned, and not to memory.
-
-        They count from the first journal entry that names these files, so no entry has them.
-        """
-        keys = self._with_keys_of(part).rows
-        order = np.argsort(keys.slots)
-        columns = {_VALUE: part.value[order]}
-        for name, array in self._slot_arrays.items():
-            values = part.slots.get(name)
-            if values is None:
-                shape = (len(order), *array.array.shape[1:])
-                values = np.full(shape, self.initials[name], array.array.dtype)
-            columns[self._column_names[name]] = values[order]
-        self._disk.write((0, 0), keys.chosen(order), columns)
-
-    def loaded(self, num_rows: int, num_candidates: int) -> None:
-        """Completes a load: all rows are on disk. Marks of the former table may be put back."""
-        self._disk.sync()
-        self._rows.grow_over(num_rows, marks=False)
-        self._candidates.grow_over(num_candidates)
-
-    def close(self) -> None:
-        """Closes the files of rows."""
-        if self._opened is not None:
-            self._opened.close()
-
-    def remove(self) -> None:
-        """Closes and removes the files of rows."""
-        if self._opened is not None:
-            self._opened.remove()
-
-    def discard(self) -> None:
-        """Removes the files of rows, which another table replaced, while threads may read them."""
-        self._disk.discard()
-
-    @property
-    def _disk(self) -> DiskRows:
-        assert self._opened is not None
-        return self._opened
-
-    def _on_disk(self) -> Mapping[str, Any]:
-        names = {name: one for name, one in self._column_names.items() if name is not None}
-        return {"id": self._disk.rows_id, "columns": names}
-
-    def _without_rows(self) -> Self:
-        empty = type(self)(self.spec, self._position)
-        empty._opened = self._disk.emptied()
-        return empty
-
-    def _add_slot_array(self, name: str, dtype: np.dtype, initial: float) -> None:
-        self._column_names.setdefault(name, f"{name}#{secrets.token_hex(4)}")
-        super()._add_slot_array(name, dtype, initial)
-
-    def _open(self, rows_id: str) -> None:
-        """Opens the rows on disk, and restores their keys."""
-        self._opened = DiskRows(self._folder, rows_id)
-        if self._opened.position > self._position:
-            raise self._opened.lost("the journal ends before the last entry whose rows it has")
-        for keys, damaged in self._opened.scan():
-            self._rows.restore(keys)
-            self._damaged = np.concatenate([self._damaged, damaged])
-        self._grow(self._rows.num_slots)
-
-    def _column(self, fetched: FetchedRows, slot: str | None) -> np.ndarray:
-        array = self.array(slot)
-        initial = 0 if slot is None else self.initials[slot]
-        values = np.full((len(fetched.slots), *array.shape[1:]), initial, array.dtype)
-        fetched.fill(self._column_names[slot], values)
-        return values
-
-
 # Places in memory of some rows of a table, those that were used lately.
 
 # Frames are looked at, and freed, at least so many at once, so that most calls free none.
@@ -305,6 +194,8 @@ class RowFrames:
         self.num_drops += 1
 
 
+_VALUE = "value"  # the column of values; each optimizer slot has one, too
+_NO_ROW = np.empty(0, np.int64)
 # Rows that are newer than those on disk are written in the background when they fill the first part
 # of the memory limit, until they fill the second one. Beyond the third, changes wait for it.
 _FLUSHED_ABOVE, _FLUSHED_TO, _MOST_UNFLUSHED = 0.5, 0.375, 0.75
@@ -312,7 +203,7 @@ _FLUSHED_AT_ONCE = 2**14
 _ATTEMPTS = 4  # to read rows without the lock; then with it
 
 
-class TieredShard(FileShard):
+class TieredShard(KeyedShard):
     """Rows by key, some of them in memory: those that were used lately, and changed ones.
 
     The place of a row in `value` and `slots` is its frame. A row is written to disk only when a
@@ -333,9 +224,15 @@ class TieredShard(FileShard):
     """
 
     def __init__(self, spec: ShardSpec, position: Position | None = None) -> None:
-        super().__init__(spec, position)
+        super().__init__(spec)
         self.lock: Any = threading.RLock()
         assert self.options.tiers is not None
+        name = hashlib.sha256(spec.name.encode()).hexdigest()[:16]
+        self._folder = Path(self.options.tiers.folder, f"{name}-{spec.first_row}")
+        self._column_names: dict[str | None, str] = {None: _VALUE}
+        self._position: Position = (0, 0) if position is None else position
+        self._damaged = _NO_ROW
+        self._opened = None if position is not None else DiskRows(self._folder)
         self._memory_bytes = self.options.tiers.memory_bytes
         self._frames = RowFrames(self._most_rows, self._most_places, self._are_clean)
         self._num_hits = 0
@@ -510,6 +407,89 @@ class TieredShard(FileShard):
         with self.lock:
             super().keep(sighting, version, value, slots)
             self._frames.pin(_NO_ROW)
+
+    def add_slot(self, name: str, slot: Slot) -> None:
+        """Adds a slot of an optimizer. Rows on disk have its initial value until they change."""
+        with self.lock:
+            super().add_slot(name, slot)
+
+    def drop_slot(self, name: str) -> None:
+        """Removes a slot of an optimizer."""
+        with self.lock:
+            super().drop_slot(name)
+            del self._column_names[name]
+            self._is_changed = True
+
+    def load(self, part: SavedPart) -> None:
+        """Writes saved rows to the files of a table that `emptied` returned, and not to memory.
+
+        They count from the first journal entry that names these files, so no entry has them.
+        """
+        keys = self._with_keys_of(part).rows
+        order = np.argsort(keys.slots)
+        columns = {_VALUE: part.value[order]}
+        for name, array in self._slot_arrays.items():
+            values = part.slots.get(name)
+            if values is None:
+                shape = (len(order), *array.array.shape[1:])
+                values = np.full(shape, self.initials[name], array.array.dtype)
+            columns[self._column_names[name]] = values[order]
+        self._disk.write((0, 0), keys.chosen(order), columns)
+
+    def loaded(self, num_rows: int, num_candidates: int) -> None:
+        """Completes a load: all rows are on disk. Marks of the former table may be put back."""
+        self._disk.sync()
+        self._rows.grow_over(num_rows, marks=False)
+        self._candidates.grow_over(num_candidates)
+
+    def close(self) -> None:
+        """Closes the files of rows."""
+        if self._opened is not None:
+            self._opened.close()
+
+    def remove(self) -> None:
+        """Closes and removes the files of rows."""
+        if self._opened is not None:
+            self._opened.remove()
+
+    def discard(self) -> None:
+        """Removes the files of rows, which another table replaced, while threads may read them."""
+        self._disk.discard()
+
+    @property
+    def _disk(self) -> DiskRows:
+        assert self._opened is not None
+        return self._opened
+
+    def _on_disk(self) -> Mapping[str, Any]:
+        names = {name: one for name, one in self._column_names.items() if name is not None}
+        return {"id": self._disk.rows_id, "columns": names}
+
+    def _without_rows(self) -> Self:
+        empty = type(self)(self.spec, self._position)
+        empty._opened = self._disk.emptied()
+        return empty
+
+    def _add_slot_array(self, name: str, dtype: np.dtype, initial: float) -> None:
+        self._column_names.setdefault(name, f"{name}#{secrets.token_hex(4)}")
+        super()._add_slot_array(name, dtype, initial)
+
+    def _open(self, rows_id: str) -> None:
+        """Opens the rows on disk, and restores their keys."""
+        self._opened = DiskRows(self._folder, rows_id)
+        if self._opened.position > self._position:
+            raise self._opened.lost("the journal ends before the last entry whose rows it has")
+        for keys, damaged in self._opened.scan():
+            self._rows.restore(keys)
+            self._damaged = np.concatenate([self._damaged, damaged])
+        self._grow(self._rows.num_slots)
+
+    def _column(self, fetched: FetchedRows, slot: str | None) -> np.ndarray:
+        array = self.array(slot)
+        initial = 0 if slot is None else self.initials[slot]
+        values = np.full((len(fetched.slots), *array.shape[1:]), initial, array.dtype)
+        fetched.fill(self._column_names[slot], values)
+        return values
 
     @property
     def _num_places(self) -> int:

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -60,7 +59,7 @@ def made(rule: Momentum | None = None, **options: Any) -> ServerVariables:
 
 
 def initial(keys: np.ndarray) -> np.ndarray:
-    return RowInitializer.from_fields(UNIFORM).rows(keys, (DIM,), np.dtype("float32"))
+    return RowInitializer(**UNIFORM).rows(keys, (DIM,), np.dtype("float32"))
 
 
 def push(store: ServerVariables, keys: np.ndarray, grads: np.ndarray | float = 1.0) -> None:
@@ -208,9 +207,9 @@ def test_scatter_makes_rows_and_leaves_counts() -> None:
 @pytest.mark.parametrize(
     ("keys", "error", "match"),
     [
-        (np.array([SECRET], np.int32), TypeError, "Keys of 't' have dtype int32 and 1 axes"),
-        (np.array([[SECRET, 2]]), TypeError, "Keys of 't' have dtype int64 and 2 axes"),
-        (np.array([SECRET, 4, SECRET]), ValueError, "A key of 't' was given twice in one request"),
+        (np.array([SECRET], np.int32), TypeError, "keys of 't' are no int64 vector"),
+        (np.array([[SECRET, 2]]), TypeError, "keys of 't' are no int64 vector"),
+        (np.array([SECRET, 4, SECRET]), ValueError, "a key of 't' was given twice"),
     ],
     ids=["int32", "axes", "twice"],
 )
@@ -224,7 +223,7 @@ def test_other_keys_are_refused(keys, error, match) -> None:
 
 def test_gradient_of_the_whole_and_another_spec_are_refused() -> None:
     store = made()
-    with pytest.raises(ValueError, match="A gradient of the whole of 't' was pushed"):
+    with pytest.raises(ValueError, match="a gradient of the whole of 't' was pushed"):
         store.update({"t": np.ones((0, DIM))}, {})
     with pytest.raises(ValueError, match="but it already exists"):
         store.create(spec(max_rows=5))
@@ -270,7 +269,7 @@ OPTIONS = {
     "eviction": {"kind": "LeastFrequent"},
     "max_rows": 120,
 }
-RULE = np.frombuffer(cloudpickle.dumps(Accumulator()), np.uint8)
+RULE = Accumulator()
 
 
 @pytest.fixture
@@ -402,8 +401,7 @@ def test_marks_of_a_failed_write_are_put_back(tmp_path, started, monkeypatch) ->
 
 def test_a_dropped_optimizer_takes_its_slots(tmp_path, started) -> None:
     state, journal = started()
-    other = np.frombuffer(cloudpickle.dumps(Other("other")), np.uint8)
-    state.pushes.set_rule(other, ["t"], None, "second")
+    state.pushes.set_rule(Other("other"), ["t"], None, "second")
     push(state.store, np.arange(10))  # by another optimizer
     slots = state.store.pull_rows("t:second.v", np.arange(11))
     np.testing.assert_array_equal(slots, np.full((11, DIM), 0.75))

@@ -258,20 +258,24 @@ def test_missing_or_damaged_version_is_not_continued(series) -> None:
     assert base_of_next(series, "ckpt-3", 9) is None
 
 
+def keep_for(versions: TableVersions, checkpoints: list[str]) -> None:
+    remove_unneeded(versions, lambda _, manifest: manifest.get(CHECKPOINT) in checkpoints)
+
+
 def test_versions_that_no_checkpoint_needs_are_removed(series) -> None:
     for base in (None, 1, 2, None, 4, 3, 5):
         series.add(10, base)
-    remove_unneeded(series, [])
+    keep_for(series, [])
     assert len(series.numbers) == 7  # their checkpoints may be about to be written
-    remove_unneeded(series, ["ckpt-3", "ckpt-5", "ckpt-9"])
+    keep_for(series, ["ckpt-3", "ckpt-5", "ckpt-9"])
     assert series.numbers == [1, 2, 3, 4, 5, 6, 7]
-    remove_unneeded(series, ["ckpt-5"])
+    keep_for(series, ["ckpt-5"])
     assert series.numbers == [4, 5, 6, 7]
     (series.path(7) / "manifest.json").write_bytes(b"torn")
-    remove_unneeded(series, ["ckpt-6"])
+    keep_for(series, ["ckpt-6"])
     assert series.numbers == [4, 5, 6, 7]
     series.remove(7)
-    remove_unneeded(series, ["ckpt-6"])
+    keep_for(series, ["ckpt-6"])
     assert series.numbers == [6]
 
 
@@ -282,7 +286,7 @@ def test_version_without_changes_needs_no_other(series) -> None:
     part = {"file": f"{number:08d}/t-0.rows", "size_bytes": 0, "base": None}
     fields = {"save": "2", "base": 1, CHECKPOINT: "ckpt-2", "tables": {"t": {"parts": [part]}}}
     series.write_manifest(number, fields)
-    remove_unneeded(series, ["ckpt-2"])
+    keep_for(series, ["ckpt-2"])
     assert series.numbers == [2]
 
 
