@@ -26,9 +26,10 @@ from benchmarks.runner import Effort
 from benchmarks.worker_process import WorkerError
 from benchmarks.workers.step_lines import StepLine, read_steps
 from benchmarks.workloads import WORKLOADS
-from stratagem.observe.goodput.account import account_for
-from stratagem.observe.goodput.report import draw, show
-from stratagem.observe.run_events.reader import read_run
+from stratagem.observe.events import read_run
+from stratagem.observe.goodput import account_for
+from stratagem.observe.terminal import show_account
+from stratagem.observe.time_plot import draw
 
 __all__ = ["Kill", "SIDES", "kills_of", "run_recovery"]
 
@@ -208,7 +209,7 @@ def _long_run(
             memory_save_freq="auto",
         )
     account = account_for(read_run(folder / "run"))
-    show(account, console)
+    show_account(account, console)
     draw(account, output / "recovery_goodput.png")
     return account.as_dict()
 

@@ -15,11 +15,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from stratagem.observe.goodput.account import Account
-from stratagem.observe.goodput.report import duration_text
-from stratagem.observe.goodput.time_spans import MemberChange
-from stratagem.observe.monitoring.html_report import load_run
-from stratagem.observe.monitoring.run_series import Line
+from stratagem.observe.goodput import Account, MemberChange
+from stratagem.observe.report_page import load_run
+from stratagem.observe.run_series import Line
+from stratagem.observe.terminal import duration_text
 
 HERE = Path(__file__).parent
 BLUE, RED, GREEN, GRAY = "#2a78b8", "#c8372d", "#3a9a5b", "#e6e6e6"

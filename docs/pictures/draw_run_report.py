@@ -18,11 +18,11 @@ from pathlib import Path
 from PIL import Image
 from rich.console import Console
 
-from stratagem.observe.goodput.account import account_for
-from stratagem.observe.monitoring.html_report import write_report
-from stratagem.observe.monitoring.run_state import RunState
-from stratagem.observe.monitoring.terminal_view import frame
-from stratagem.observe.run_events.reader import ProcessEvents, RunEvents, read_run
+from stratagem.observe.events import ProcessEvents, RunEvents, read_run
+from stratagem.observe.goodput import account_for
+from stratagem.observe.report_page import write_report
+from stratagem.observe.run_state import RunState
+from stratagem.observe.terminal import frame
 
 HERE = Path(__file__).parent
 CHROMIUM = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")

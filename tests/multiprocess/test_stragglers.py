@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.observe.monitoring.html_report import load_run
+from stratagem.observe.report_page import load_run
 from stratagem.observe.stragglers import WorkerSummary
 from tests.multiprocess.cluster import PROGRAMS, run_cluster
 

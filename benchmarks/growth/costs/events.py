@@ -7,12 +7,12 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.growth.costs.serving import Answer, cpu_s, serve_costs
-from stratagem.observe.goodput.account import account_for
-from stratagem.observe.monitoring.run_series import series_of
-from stratagem.observe.monitoring.run_state import RunState
-from stratagem.observe.run_events.reader import read_run
-from stratagem.observe.run_events.wait_clock import StepWaits
-from stratagem.observe.run_events.writer import EventWriter
+from stratagem.observe.events import read_run
+from stratagem.observe.goodput import account_for
+from stratagem.observe.run_series import series_of
+from stratagem.observe.run_state import RunState
+from stratagem.observe.wait_clock import StepWaits
+from stratagem.observe.writer import EventWriter
 
 __all__ = ["measure"]
 

@@ -20,17 +20,15 @@ def command(run_dir: Path, plot: Path | None, *, as_json: bool) -> None:
 
     RUN_DIR is the folder with the run's events.
     """
-    from stratagem.observe import goodput
-    from stratagem.observe.goodput import report
-    from stratagem.observe.goodput import report as plotting
+    from stratagem.observe import goodput, terminal, time_plot
 
     try:
         account = goodput.account_for(goodput.read_run(run_dir))
         if plot is not None:
-            plotting.draw(account, plot)
+            time_plot.draw(account, plot)
     except (ImportError, LookupError, OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
         print_json(account.as_dict())
         return
-    report.show(account)
+    terminal.show_account(account)

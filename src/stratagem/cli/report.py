@@ -20,7 +20,7 @@ def command(run_dir: Path, output: Path | None) -> None:
 
     The file needs no network. RUN_DIR is the folder with the run's events.
     """
-    from stratagem.observe.monitoring.html_report import write_report
+    from stratagem.observe.report_page import write_report
 
     output = output or run_dir / "report.html"
     try:

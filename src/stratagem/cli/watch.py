@@ -14,8 +14,8 @@ import click
 
 from stratagem.environment import load
 from stratagem.group.authentication.secret import required_secret
-from stratagem.observe.goodput.account import Account
-from stratagem.observe.monitoring.run_state import Phase, RunSnapshot, Watcher
+from stratagem.observe.goodput import Account
+from stratagem.observe.run_state import Phase, RunSnapshot, Watcher
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -58,8 +58,8 @@ def command(
     RUN_DIR is the folder with the run's events. It may still be empty. Without a terminal, prints
     one frame. Exits with the run, or on Ctrl-C.
     """
-    from stratagem.observe.monitoring import terminal_view as live_view
-    from stratagem.observe.monitoring.run_state import Watcher
+    from stratagem.observe import terminal as live_view
+    from stratagem.observe.run_state import Watcher
 
     watcher = Watcher(run_dir)
     try:
@@ -72,7 +72,7 @@ def command(
         elif once or not (is_terminal or prometheus_port is not None):
             live_view.print_frame(str(run_dir), watcher)
         elif is_terminal:
-            live_view.show(str(run_dir), watcher, interval_s)
+            live_view.show_live(str(run_dir), watcher, interval_s)
         else:
             live_view.export(watcher, interval_s)
     except KeyboardInterrupt:

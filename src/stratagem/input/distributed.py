@@ -37,7 +37,7 @@ from stratagem.input.sources.source import (
     check_count,
     repeated_cardinality,
 )
-from stratagem.observe.run_events.wait_clock import PeerSizesWait, wait_clock
+from stratagem.observe.wait_clock import PeerSizesWait, wait_clock
 from stratagem.options import AutoShardPolicy, InputContext, InputOptions
 from stratagem.variables.distributed import PerReplica
 

@@ -14,10 +14,10 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from stratagem.observe.run_events.reader import ProcessEvents
-from stratagem.observe.run_events.records import (
+from stratagem.observe.events import (
     FailureEvent,
     MembersEvent,
+    ProcessEvents,
     RestoredEvent,
     StartEvent,
     StepEvent,

@@ -35,8 +35,8 @@ from stratagem.checkpoint.restoring import (
     values_of,
 )
 from stratagem.checkpoint.storage.shards import ShardedArray
-from stratagem.observe.run_events import writer
-from stratagem.observe.run_events.writer import EventWriter
+from stratagem.observe import writer
+from stratagem.observe.writer import EventWriter
 from stratagem.variables.registry import home_of
 from tests.unit.checkpoint.groups import Reader
 from tests.unit.checkpoint.test_group_calls import Group

@@ -19,7 +19,7 @@ from click.testing import Result
 import stratagem
 from stratagem.cli import main
 from stratagem.group.authentication.secret import Secret, find_secret
-from stratagem.observe.run_events.records import encode
+from stratagem.observe.events import encode
 from tests.command_runner import CliRunner
 from tests.unit.cli.manifests.kubelet import by_kind, started_pods
 from tests.unit.observe.goodput.runs import (

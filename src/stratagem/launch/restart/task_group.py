@@ -33,9 +33,7 @@ from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.output.screen import Screen
 from stratagem.launch.tasks.output.tracebacks import error_lines, failure_lines
-from stratagem.observe.run_events.reader import RunFollower
-from stratagem.observe.run_events.records import StepEvent
-from stratagem.observe.run_events.writer import EventWriter
+from stratagem.observe.events import RunFollower, StepEvent
 from stratagem.observe.stragglers import (
     MIN_STEPS,
     WINDOW_S,
@@ -44,6 +42,7 @@ from stratagem.observe.stragglers import (
     find_stragglers,
     windows_of,
 )
+from stratagem.observe.writer import EventWriter
 
 # Restarts of single workers while the others run.
 

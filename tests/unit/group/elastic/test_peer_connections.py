@@ -19,7 +19,7 @@ from stratagem.group.elastic.peer_connections import (
     PeerLostError,
     close_after_use,
 )
-from stratagem.observe.run_events.wait_clock import WaitClock
+from stratagem.observe.wait_clock import WaitClock
 from tests.unit.group.elastic.members import connected_peers
 from tests.unit.group.process_group.members import together
 from tests.unit.observe.run_events.test_wait_clock import FakeTime

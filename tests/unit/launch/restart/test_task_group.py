@@ -17,9 +17,7 @@ from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.restart import task_group
 from stratagem.launch.restart.task_group import LaunchEvents
 from stratagem.launch.tasks.exit_status import ExitStatus
-from stratagem.observe.goodput.account import account_for
-from stratagem.observe.run_events.reader import read_run
-from stratagem.observe.run_events.records import (
+from stratagem.observe.events import (
     EndEvent,
     FailureEvent,
     NoticeEvent,
@@ -27,7 +25,9 @@ from stratagem.observe.run_events.records import (
     StartEvent,
     StragglerEvent,
     encode,
+    read_run,
 )
+from stratagem.observe.goodput import account_for
 from stratagem.observe.stragglers import WINDOW_S
 from tests.unit.launch.waiting import is_running, number_in, until
 from tests.unit.observe.goodput.runs import first_step, process, run, write

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from stratagem.observe.goodput.account import Account, account_for
-from stratagem.observe.run_events.reader import ProcessEvents, RunEvents
-from stratagem.observe.run_events.records import (
+from stratagem.observe.events import (
     EndEvent,
     Event,
     FailureEvent,
     MembersEvent,
     MemoryEvent,
     NoticeEvent,
+    ProcessEvents,
     ProgressEvent,
     RestartEvent,
     RestoredEvent,
+    RunEvents,
     SaveEndedEvent,
     SaveStartedEvent,
     StartEvent,
@@ -25,6 +25,7 @@ from stratagem.observe.run_events.records import (
     WarningEvent,
     encode,
 )
+from stratagem.observe.goodput import Account, account_for
 
 EPOCH_S = 1000.0
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem.observe.goodput.account import account_for
-from stratagem.observe.goodput.time_spans import CAUSES
+from stratagem.observe.goodput import CAUSES, account_for
 from tests.unit.observe.goodput.runs import (
     EPOCH_S,
     account_of,

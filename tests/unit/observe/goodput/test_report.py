@@ -10,17 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stratagem.observe.goodput.account import Account, account_for
-from stratagem.observe.goodput.report import (
-    changes_line,
-    duration_text,
-    figure_of,
-    shares_over_time,
-    show,
-    shown_causes,
-)
-from stratagem.observe.goodput.time_spans import CAUSES
-from stratagem.observe.run_events.reader import RunEvents
+from stratagem.observe.events import RunEvents
+from stratagem.observe.goodput import CAUSES, Account, account_for
+from stratagem.observe.terminal import changes_line, duration_text, show_account, shown_causes
+from stratagem.observe.time_plot import figure_of, shares_over_time
 from tests.unit.observe.goodput.runs import (
     account_of,
     end,
@@ -161,7 +154,7 @@ def test_losses_of_a_group_are_drawn_only_for_a_group() -> None:
 
 def shown(account) -> str:
     console = Console(file=io.StringIO(), width=100)
-    show(account, console)
+    show_account(account, console)
     return console.file.getvalue()
 
 

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem.observe.goodput.account import Account, account_for
-from stratagem.observe.goodput.history import (
+from stratagem.observe.events import Event, RunEvents, SaveEndedEvent, SaveStartedEvent
+from stratagem.observe.goodput import (
+    CAUSES,
+    Account,
+    MemberChange,
+    Span,
+    account_for,
+    lost_processes,
+    member_changes,
+    spans_of,
+)
+from stratagem.observe.history import (
     CheckpointStall,
     Failure,
     History,
@@ -16,16 +26,6 @@ from stratagem.observe.goodput.history import (
     StepTimes,
     history_of,
 )
-from stratagem.observe.goodput.time_spans import (
-    CAUSES,
-    MemberChange,
-    Span,
-    lost_processes,
-    member_changes,
-    spans_of,
-)
-from stratagem.observe.run_events.reader import RunEvents
-from stratagem.observe.run_events.records import Event, SaveEndedEvent, SaveStartedEvent
 from tests.unit.observe.goodput.runs import (
     EPOCH_S,
     account_of,

@@ -9,8 +9,8 @@ import re
 import pytest
 
 from stratagem import environment as optional_libraries
-from stratagem.observe.goodput.report import CAUSE_COLORS
-from stratagem.observe.monitoring.html_report import (
+from stratagem.observe.events import StepEvent
+from stratagem.observe.report_page import (
     Cell,
     TimeFrame,
     failure_cell,
@@ -28,7 +28,7 @@ from stratagem.observe.monitoring.html_report import (
     warning_cell,
     write_report,
 )
-from stratagem.observe.run_events.records import StepEvent
+from stratagem.observe.time_plot import CAUSE_COLORS
 from tests.unit.observe.goodput.runs import (
     at,
     end,

@@ -24,10 +24,10 @@ from stratagem.cli import main
 from stratagem.cli import watch as prometheus_export
 from stratagem.cli.watch import RunCollector, serve
 from stratagem.errors import NotFoundError
-from stratagem.observe.goodput.account import account_for
-from stratagem.observe.goodput.report import CAUSE_COLORS
-from stratagem.observe.monitoring import run_state as watcher_module
-from stratagem.observe.monitoring.html_report import (
+from stratagem.observe import run_state as watcher_module
+from stratagem.observe.events import encode, read_run
+from stratagem.observe.goodput import account_for
+from stratagem.observe.report_page import (
     TimeFrame,
     line_chart,
     load_run,
@@ -35,10 +35,9 @@ from stratagem.observe.monitoring.html_report import (
     straggler_chart,
     time_chart,
 )
-from stratagem.observe.monitoring.run_series import NUM_COLUMNS, Line, series_of
-from stratagem.observe.monitoring.run_state import LOST_AFTER_S, ProcessState, Watcher
-from stratagem.observe.run_events.reader import read_run
-from stratagem.observe.run_events.records import encode
+from stratagem.observe.run_series import NUM_COLUMNS, Line, series_of
+from stratagem.observe.run_state import LOST_AFTER_S, ProcessState, Watcher
+from stratagem.observe.time_plot import CAUSE_COLORS
 from tests.command_runner import CliRunner
 from tests.unit.observe.goodput.runs import (
     EPOCH_S,

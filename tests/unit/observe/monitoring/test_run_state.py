@@ -9,12 +9,11 @@ import json
 import pytest
 from rich.console import Console
 
-from stratagem.observe.goodput.account import account_for
-from stratagem.observe.monitoring import terminal_view as live_view
-from stratagem.observe.monitoring.run_state import RunSnapshot, RunState, Watcher
-from stratagem.observe.monitoring.terminal_view import frame
-from stratagem.observe.run_events.reader import ProcessEvents
-from stratagem.observe.run_events.records import StepEvent, encode
+from stratagem.observe import terminal as live_view
+from stratagem.observe.events import ProcessEvents, StepEvent, encode
+from stratagem.observe.goodput import account_for
+from stratagem.observe.run_state import RunSnapshot, RunState, Watcher
+from stratagem.observe.terminal import frame
 from tests.unit.observe.goodput.runs import (
     EPOCH_S,
     end,
@@ -326,7 +325,7 @@ def test_members_of_a_group_are_counted() -> None:
 
 def test_view_ends_with_the_run(tmp_path, capsys) -> None:
     write(tmp_path, straggling())
-    live_view.show("run", Watcher(tmp_path), 1e6)
+    live_view.show_live("run", Watcher(tmp_path), 1e6)
     assert "finished" in capsys.readouterr().out
 
 

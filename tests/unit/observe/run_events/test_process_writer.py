@@ -17,28 +17,30 @@ from pathlib import Path
 import pytest
 
 from stratagem.errors import NotFoundError
-from stratagem.observe.goodput.account import account_for
-from stratagem.observe.run_events import process_writer
-from stratagem.observe.run_events import process_writer as memory_sampler
-from stratagem.observe.run_events.process_writer import (
+from stratagem.observe import process_writer
+from stratagem.observe import process_writer as memory_sampler
+from stratagem.observe.events import (
+    EndEvent,
+    Event,
+    MemoryEvent,
+    RunEvents,
+    RunFollower,
+    StartEvent,
+    StepEvent,
+    WarningEvent,
+    decode,
+    encode,
+    read_run,
+)
+from stratagem.observe.goodput import account_for
+from stratagem.observe.process_writer import (
     MAX_WARNINGS,
     MemorySampler,
     WarningCapture,
     current_events,
     resident_bytes,
 )
-from stratagem.observe.run_events.reader import RunEvents, RunFollower, read_run
-from stratagem.observe.run_events.records import (
-    EndEvent,
-    Event,
-    MemoryEvent,
-    StartEvent,
-    StepEvent,
-    WarningEvent,
-    decode,
-    encode,
-)
-from stratagem.observe.run_events.writer import EventWriter
+from stratagem.observe.writer import EventWriter
 from tests.fresh_process import run_fresh
 from tests.unit.observe.goodput.runs import (
     end,
@@ -257,7 +259,7 @@ def test_steps_of_a_loop_have_the_waits_that_are_counted(tmp_path) -> None:
     """The first step has none, since nothing says when it began."""
     program = (
         "import stratagem as sg\n"
-        "from stratagem.observe.run_events.wait_clock import wait_clock\n"
+        "from stratagem.observe.wait_clock import wait_clock\n"
         "wait_clock.measures_transfers = {}\n"
         "for step in range(1, 4):\n"
         "    sg.goodput.step(step)\n"

@@ -8,8 +8,8 @@ import types
 
 import pytest
 
-from stratagem.observe.run_events import wait_clock as module
-from stratagem.observe.run_events.wait_clock import DataWait, PeerSizesWait, StepWaits, WaitClock
+from stratagem.observe import wait_clock as module
+from stratagem.observe.wait_clock import DataWait, PeerSizesWait, StepWaits, WaitClock
 
 
 class FakeTime:

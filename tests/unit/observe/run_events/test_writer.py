@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from stratagem.observe.goodput.account import account_for
-from stratagem.observe.run_events.reader import read_run
-from stratagem.observe.run_events.wait_clock import StepWaits
-from stratagem.observe.run_events.writer import (
+from stratagem.observe.events import read_run
+from stratagem.observe.goodput import account_for
+from stratagem.observe.wait_clock import StepWaits
+from stratagem.observe.writer import (
     NO_WAITS,
     EventWriter,
     StepAggregator,

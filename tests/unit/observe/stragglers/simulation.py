@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from stratagem.observe.run_events.records import StepEvent
+from stratagem.observe.events import StepEvent
 
 Line = tuple[str, float, StepEvent]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem.observe.run_events.reader import ProcessEvents
+from stratagem.observe.events import ProcessEvents
 from stratagem.observe.stragglers import (
     MIN_STEPS,
     Cause,

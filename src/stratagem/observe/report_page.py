@@ -14,27 +14,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stratagem.environment import load
-from stratagem.observe.goodput.account import Account, account_for
-from stratagem.observe.goodput.history import Failure
-from stratagem.observe.goodput.report import (
-    CAUSE_COLORS,
-    CAUSE_MEANINGS,
-    duration_text,
-    shares_over_time,
-    time_unit,
-)
-from stratagem.observe.goodput.time_spans import CAUSES, MemberChange
-from stratagem.observe.monitoring.run_series import (
+from stratagem.observe.events import RestartEvent, RunEvents, read_run
+from stratagem.observe.goodput import CAUSES, Account, MemberChange, account_for
+from stratagem.observe.history import Failure
+from stratagem.observe.run_series import (
     NUM_COLUMNS,
     Line,
     RunSeries,
     StragglerMap,
     series_of,
 )
-from stratagem.observe.monitoring.terminal_view import bytes_text
-from stratagem.observe.run_events.reader import RunEvents, read_run
-from stratagem.observe.run_events.records import RestartEvent
 from stratagem.observe.stragglers import WorkerSummary
+from stratagem.observe.terminal import CAUSE_MEANINGS, bytes_text, duration_text
+from stratagem.observe.time_plot import CAUSE_COLORS, shares_over_time, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -697,7 +689,7 @@ def sections_of(one: ReportedRun) -> list[tuple[str, str, Cell]]:
     return [(title, reading, cell(one, frame)) for title, reading, cell in _SECTIONS]
 
 
-_TEMPLATE = "report.html.j2"
+_TEMPLATE = "report_page.html.j2"
 _NEEDS = {"needed_by": "The report of a run", "install": "'stratagem[observe]'"}
 
 
@@ -718,7 +710,7 @@ def render(one: ReportedRun) -> str:
     environment = jinja.Environment(
         autoescape=True, undefined=jinja.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    source = importlib.resources.files("stratagem.observe.monitoring") / _TEMPLATE
+    source = importlib.resources.files("stratagem.observe") / _TEMPLATE
     begin = datetime.datetime.fromtimestamp(one.account.begin_s, tz=datetime.UTC)
     state = "" if one.account.is_over else "; still running or killed"
     return environment.from_string(source.read_text(encoding="utf-8")).render(

@@ -6,15 +6,16 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
-from stratagem.observe.goodput.history import History, StepInterval, history_of
-from stratagem.observe.run_events.reader import ProcessEvents, RunEvents
-from stratagem.observe.run_events.records import (
+from stratagem.observe.events import (
     MemoryEvent,
+    ProcessEvents,
     ProgressEvent,
+    RunEvents,
     SaveEndedEvent,
     StepEvent,
     WarningEvent,
 )
+from stratagem.observe.history import History, StepInterval, history_of
 from stratagem.observe.stragglers import SettledLines, WorkerSummary, summaries_of, windows_of
 
 NUM_COLUMNS = 80

@@ -16,7 +16,7 @@ from typing import SupportsFloat
 
 from stratagem import environment
 from stratagem.errors import explain
-from stratagem.observe.run_events.records import (
+from stratagem.observe.events import (
     EndEvent,
     Event,
     FailureEvent,
@@ -34,7 +34,7 @@ from stratagem.observe.run_events.records import (
     WarningEvent,
     encode,
 )
-from stratagem.observe.run_events.wait_clock import StepWaits
+from stratagem.observe.wait_clock import StepWaits
 
 # Number of earlier starts of this process's task, as the launcher sets it.
 

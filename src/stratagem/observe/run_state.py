@@ -13,21 +13,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from stratagem.errors import NotFoundError
-from stratagem.observe.goodput.account import Account, account_for
-from stratagem.observe.run_events.reader import ProcessEvents, RunFollower
-from stratagem.observe.run_events.records import (
+from stratagem.observe.events import (
     EndEvent,
     Event,
     FailureEvent,
     MembersEvent,
     MemoryEvent,
+    ProcessEvents,
     ProgressEvent,
     RestartEvent,
     RestoredEvent,
+    RunFollower,
     StartEvent,
     StepEvent,
     WarningEvent,
 )
+from stratagem.observe.goodput import Account, account_for
 from stratagem.observe.stragglers import Straggler, find_stragglers, windows_of
 
 # State of one process of a run, from its events as they arrive.

@@ -8,11 +8,11 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from stratagem.observe.run_events.reader import ProcessEvents
-from stratagem.observe.run_events.records import (
+from stratagem.observe.events import (
     EndEvent,
     FailureEvent,
     NoticeEvent,
+    ProcessEvents,
     RestartEvent,
     RestoredEvent,
     SaveEndedEvent,

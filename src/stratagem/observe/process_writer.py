@@ -18,8 +18,8 @@ from typing import Any, SupportsFloat, TypeAlias
 from stratagem import environment
 from stratagem.cluster.detection import detect
 from stratagem.errors import INTERRUPTED
-from stratagem.observe.run_events.wait_clock import StepWaits, WaitReading, wait_clock
-from stratagem.observe.run_events.writer import EventWriter
+from stratagem.observe.wait_clock import StepWaits, WaitReading, wait_clock
+from stratagem.observe.writer import EventWriter
 
 # A thread that records the memory of this process every few seconds, as a sign of life.
 
