@@ -28,8 +28,8 @@ from benchmarks.workers.step_lines import StepLine, read_steps
 from benchmarks.workloads import WORKLOADS
 from stratagem.observe.events import read_run
 from stratagem.observe.goodput import account_for
+from stratagem.observe.report_page import draw
 from stratagem.observe.terminal import show_account
-from stratagem.observe.time_plot import draw
 
 __all__ = ["Kill", "SIDES", "kills_of", "run_recovery"]
 
@@ -208,9 +208,10 @@ def _long_run(
             save_freq=10 * WORKLOADS["mlp"].steps_per_epoch,  # on disk, three quarters of a minute
             memory_save_freq="auto",
         )
-    account = account_for(read_run(folder / "run"))
+    run = read_run(folder / "run")
+    account = account_for(run)
     show_account(account, console)
-    draw(account, output / "recovery_goodput.png")
+    draw(run, output / "recovery_goodput.png")
     return account.as_dict()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.growth.costs.serving import Answer, cpu_s, serve_costs
 from stratagem.observe.events import read_run
 from stratagem.observe.goodput import account_for
-from stratagem.observe.run_series import series_of
+from stratagem.observe.report_page import sections_of, series_of
 from stratagem.observe.run_state import RunState
 from stratagem.observe.wait_clock import StepWaits
 from stratagem.observe.writer import EventWriter
@@ -41,7 +41,8 @@ def measure(size: int, *, is_smallest: bool) -> Answer:
 
     def report() -> None:
         account = account_for(run)
-        series_of(run, account.begin_s, account.whole_s)
+        series_of(run, account)
+        sections_of(run, account)
 
     return {
         "ours": {

@@ -20,14 +20,16 @@ def command(run_dir: Path, plot: Path | None, *, as_json: bool) -> None:
 
     RUN_DIR is the folder with the run's events.
     """
-    from stratagem.observe import goodput, terminal, time_plot
+    from stratagem.observe import report_page, terminal
+    from stratagem.observe.goodput import account_for, read_run
 
     try:
-        account = goodput.account_for(goodput.read_run(run_dir))
+        run = read_run(run_dir)
         if plot is not None:
-            time_plot.draw(account, plot)
+            report_page.draw(run, plot)
     except (ImportError, LookupError, OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
+    account = account_for(run)
     if as_json:
         print_json(account.as_dict())
         return

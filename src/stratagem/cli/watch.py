@@ -132,7 +132,6 @@ def _of_run(state: RunSnapshot) -> Iterator[tuple[str, str, list[str], _Samples]
     yield "processes", "Number of processes in each state.", ["state"], counts
     for name, meaning, field in (
         ("last_heard_seconds", "Seconds since the last event of a process.", "heard_s"),
-        ("step_delay_seconds", "Time that a worker holds up each step.", "delay_s"),
         ("host_memory_bytes", "Resident memory.", "host_bytes"),
         ("device_memory_bytes", "Memory in use on the fullest device.", "device_bytes"),
     ):

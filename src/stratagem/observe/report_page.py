@@ -1,696 +1,361 @@
-"""HTML report of a run: one file that needs no network."""
+"""HTML report of a run: one file that needs no network, and its picture of the run over time."""
 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import datetime
 import importlib.resources
 import io
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stratagem.environment import load
-from stratagem.observe.events import RestartEvent, RunEvents, read_run
-from stratagem.observe.goodput import CAUSES, Account, MemberChange, account_for
-from stratagem.observe.history import Failure
-from stratagem.observe.run_series import (
-    NUM_COLUMNS,
-    Line,
-    RunSeries,
-    StragglerMap,
-    series_of,
+from stratagem.observe.events import (
+    MemoryEvent,
+    ProcessEvents,
+    ProgressEvent,
+    RestartEvent,
+    RunEvents,
+    SaveEndedEvent,
+    WarningEvent,
+    read_run,
 )
-from stratagem.observe.stragglers import WorkerSummary
-from stratagem.observe.terminal import CAUSE_MEANINGS, bytes_text, duration_text
-from stratagem.observe.time_plot import CAUSE_COLORS, shares_over_time, time_unit
+from stratagem.observe.goodput import CAUSES, Account, account_for
+from stratagem.observe.history import history_of
+from stratagem.observe.stragglers import WorkerSummary, summaries_of
+from stratagem.observe.terminal import (
+    CAUSE_MEANINGS,
+    changes_line,
+    counts_line,
+    duration_text,
+    goodput_lines,
+    shown_causes,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Lines over time, in seconds after the start of the run.
+
+_NUM_COLUMNS = 80
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Cell:
-    """Content of a section: charts and a table, or the reason why it is empty."""
+class Line(NamedTuple):
+    """Points of a line; a value that is not a number is a gap."""
 
-    charts: tuple[str, ...] = ()  # addresses that hold the pictures
-    legend: tuple[tuple[str, str], ...] = ()  # color, and text
-    headers: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
-    note: str = ""
-    empty: str = ""
+    times_s: Sequence[float]
+    values: Sequence[float]
 
 
-# A run with everything that its report shows, and its most important figures.
-
-PLAN_FILE = "plan.json"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ReportedRun:
-    """A run that a report shows. `plan` is the JSON of `stratagem plan`, or None."""
-
-    name: str
-    run: RunEvents
-    account: Account
-    series: RunSeries
-    plan: dict[str, Any] | None
-    plan_problem: str
-
-
-def load_run(run_dir: Path) -> ReportedRun:
-    """Reads a run and computes what a report shows; raises NotFoundError without events."""
-    run = read_run(run_dir)
-    account = account_for(run)
-    plan, problem = _read_plan(run_dir / PLAN_FILE)
-    return ReportedRun(
-        name=str(run_dir),
-        run=run,
-        account=account,
-        series=series_of(run, account.begin_s, account.whole_s),
-        plan=plan,
-        plan_problem=problem,
-    )
-
-
-def tiles_of(one: ReportedRun) -> list[tuple[str, str, str]]:
-    """Returns the most important figures: a label, a value, and a remark."""
-    account, series = one.account, one.series
-    after, useful = account.goodput_after_startup, duration_text(account.time_s["useful"])
-    rest = duration_text(account.whole_s - account.startup_s)
-    speeds = [value for value in series.speed.values if value > 0]
-    loss = series.values.get("loss")
-    peak = max((max(line.values) for line in series.host_memory.values()), default=None)
-    num_workers = len({process.task for process in one.run.processes if process.trains})
-    return [
-        (
-            "goodput after start-up",
-            "none yet" if after is None else f"{after:.1%}",
-            f"{useful} useful of {rest}",
-        ),
-        (
-            "start-up",
-            duration_text(account.startup_s),
-            f"imports and first compilation; with it, goodput is {account.goodput:.1%} "
-            f"of {duration_text(account.whole_s)}",
-        ),
-        (
-            "steps",
-            f"{account.num_steps:,}",
-            f"{account.num_repeated} run again; {_count(len(account.failures), 'failure')}; "
-            f"{_count(num_workers, 'worker')}",
-        ),
-        (
-            "speed, median",
-            f"{sorted(speeds)[len(speeds) // 2]:.3g}/s" if speeds else "unknown",
-            "steps per second while steps run",
-        ),
-        (
-            "loss, last",
-            "unknown" if loss is None else f"{loss.values[-1]:.4g}",
-            "" if loss is None else f"first recorded: {loss.values[0]:.4g}",
-        ),
-        ("host memory, peak", bytes_text(None if peak is None else int(peak)), "largest process"),
+def values_of(run: RunEvents, begin_s: float) -> dict[str, Line]:
+    """Returns loss and metrics by name, of the first process that has each: all have the same."""
+    found = [
+        (process.at_s(event) - begin_s, process.task, event)
+        for process in run.processes
+        for event in process.events
+        if isinstance(event, ProgressEvent)
     ]
+    owners: dict[str, str] = {}
+    points: dict[str, list[tuple[float, float]]] = {}
+    for at_s, task, event in sorted(found, key=lambda one: one[:2]):
+        for name, value in event.values.items():
+            if owners.setdefault(name, task) == task:
+                points.setdefault(name, []).append((at_s, math.nan if value is None else value))
+    return {name: _line(several) for name, several in points.items()}
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def speed_of(run: RunEvents, account: Account) -> Line:
+    """Returns the steps per second of the fastest worker in each column of time.
+
+    First steps after a start, which contain the compilation, are left out.
+    """
+    width_s = account.whole_s / _NUM_COLUMNS
+    by_task: dict[str, list[float]] = {}
+    for process in run.processes:
+        counts = by_task.setdefault(process.task, [0.0] * _NUM_COLUMNS)
+        for one in history_of(process).intervals if process.trains else ():
+            begin_s, end_s = one.begin_s - account.begin_s, one.end_s - account.begin_s
+            if not one.is_first:
+                for column, part_s in _columns(begin_s, end_s, width_s, _NUM_COLUMNS):
+                    counts[column] += one.num_steps * part_s / (end_s - begin_s)
+    fastest = [max(column) for column in zip(*by_task.values(), strict=True)]
+    if not any(fastest):
+        return Line((), ())
+    edges_s = [column * width_s for column in range(_NUM_COLUMNS + 1)]
+    return Line(edges_s, [count / width_s for count in (*fastest, fastest[-1])])
 
 
-def _read_plan(path: Path) -> tuple[dict[str, Any] | None, str]:
-    """Returns the plan, and the reason if a file is there and none can be read."""
-    if not path.exists():
-        return None, ""
-    try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return None, f"{path} cannot be read: {error}"
-    if not isinstance(plan, dict) or "num_devices" not in plan:
-        return None, f"{path} is no plan written by `stratagem plan --output`."
-    return plan, ""
+def memory_of(processes: Iterable[ProcessEvents], field: str, begin_s: float) -> dict[str, Line]:
+    """Returns a line of GiB per task; a gap separates its processes."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for process in processes:
+        found = [
+            (process.at_s(event) - begin_s, value / 1024**3)
+            for event in process.events
+            if isinstance(event, MemoryEvent) and (value := getattr(event, field)) is not None
+        ]
+        if found:
+            line = points.setdefault(process.task, [])
+            line += [(found[0][0], math.nan), *found] if line else found
+    return {task: _line(several) for task, several in points.items()}
 
 
-# Charts, as addresses that hold an SVG.
+def shares_over_time(account: Account, num_columns: int) -> dict[str, list[float]]:
+    """Returns each cause's fraction of every column of time.
 
+    Columns of equal width prevent short losses from being drawn too wide.
+    """
+    shares = {cause: [0.0] * num_columns for cause in CAUSES}
+    width_s = account.whole_s / num_columns
+    for span in account.spans:
+        for column, part_s in _columns(span.begin_s, span.end_s, width_s, num_columns):
+            shares[span.cause][column] += part_s / width_s
+    return shares
+
+
+def _line(points: Sequence[tuple[float, float]]) -> Line:
+    return Line([at_s for at_s, _ in points], [value for _, value in points])
+
+
+def _columns(
+    begin_s: float, end_s: float, width_s: float, num_columns: int
+) -> Iterator[tuple[int, float]]:
+    """Yields each column that an interval overlaps, with the seconds of it there."""
+    column = max(0, int(begin_s / width_s)) if width_s > 0 else num_columns
+    while column < num_columns and column * width_s < end_s:
+        part_s = min(end_s, (column + 1) * width_s) - max(begin_s, column * width_s)
+        if part_s > 0:
+            yield column, part_s
+        column += 1
+
+
+# The picture: panels below each other with a common axis of time.
+
+CAUSE_COLORS = {
+    "useful": "#3a9a5b",
+    "repeated": "#8a5bb8",
+    "members lost": "#7a4a21",
+    "members joined": "#3fb0a8",
+    "detecting": "#c8372d",
+    "restarting": "#e8862e",
+    "saving": "#2a78b8",
+    "starting": "#e3c53b",
+    "waiting": "#b5b5b5",
+}
 _LINE_COLORS = ("#2a78b9", "#e8862f", "#3a9a5c", "#8a5bb9", "#c8378d", "#4bb4c4", "#8c8c2b")
 _TEXT, _FAINT = "#1d2228", "#dfe3e8"
-_LOST, _JOINED = CAUSE_COLORS["detecting"], CAUSE_COLORS["useful"]
-_WIDTH_IN = 7.2
-# The same for all charts, so that their times are below each other.
-_LEFT_IN = 1.25
-_TOP_IN, _BOTTOM_IN, _GAP_IN = 0.25, 0.45, 0.15
+_STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "stratagem",
+    "text.parse_math": False,  # names of metrics may hold a "$"
+    "font.family": ["DejaVu Sans", "sans-serif"],
+    "font.size": 9,
+    "text.color": _TEXT,
+    "axes.labelcolor": _TEXT,
+    "axes.edgecolor": _FAINT,
+    "xtick.color": _TEXT,
+    "ytick.color": _TEXT,
+}
+_LABEL: dict[str, Any] = {"rotation": 0, "ha": "right", "va": "center"}
+_WIDTH_IN = 9.0
+# Room for the legend of causes above the panels, and for the axis of time below.
+_EDGES_IN = 1.2
+_GAP_IN = 0.25
 _NUM_TIME_COLUMNS = 400
 _MAX_LINES = 12
-_MAX_LABELS = 6
+# More numbers of failures would overlap.
+_MAX_NUMBERED = 12
+_NEEDS = {"needed_by": "The report of a run", "install": "'stratagem[observe]'"}
 
 
-class TimeFrame:
-    """The axis of time of all charts: its end and unit, and the failures to mark."""
+class Series(NamedTuple):
+    """Lines of one panel; the hint says how to record them."""
 
-    def __init__(self, whole_s: float, failures_s: Sequence[float]) -> None:
-        self.unit_s, self.unit = time_unit(whole_s)
-        self.end = max(whole_s / self.unit_s, 1e-9)
-        self.failures = [time_s / self.unit_s for time_s in failures_s]
+    label: str
+    lines: Mapping[str, Line]
+    hint: str = ""
+    is_stepped: bool = False
 
-
-def time_chart(account: Account, frame: TimeFrame) -> str:
-    """Draws where the time went, and below it goodput so far after start-up."""
-
-    def draw(axes: Sequence[Axes]) -> None:
-        causes, goodput = axes
-        shares = shares_over_time(account, _NUM_TIME_COLUMNS)
-        width = frame.end / _NUM_TIME_COLUMNS
-        edges = [index * width for index in range(_NUM_TIME_COLUMNS + 1)]
-        rows = [[*row, row[-1]] for row in shares.values()]
-        colors = [CAUSE_COLORS[cause] for cause in CAUSES]
-        causes.stackplot(edges, rows, step="post", colors=colors, linewidth=0)
-        causes.set_ylim(0, 1)
-        causes.set_yticks([])
-        for number, failure in enumerate(frame.failures[:_MAX_LABELS], start=1):
-            causes.text(failure, 1.05, f"failure {number}", ha="center", va="bottom", fontsize=8)
-        causes.set_ylabel("time spent", rotation=0, ha="right", va="center")
-        useful, counted = 0.0, 0.0
-        so_far: list[float] = []
-        for column in range(_NUM_TIME_COLUMNS):
-            useful += shares["useful"][column]
-            counted += sum(row[column] for row in shares.values()) - shares["starting"][column]
-            so_far.append(useful / counted if counted > 1e-9 else math.nan)
-        goodput.plot(edges[1:], so_far, color=CAUSE_COLORS["useful"], linewidth=1.8)
-        goodput.set_ylim(0, 1.03)
-        goodput.set_ylabel("goodput after\nstart-up", rotation=0, ha="right", va="center")
-
-    return _picture(draw, frame, heights=(0.45, 1.0))
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to draw."""
+        return not any(line.values for line in self.lines.values())
 
 
-def line_chart(
-    lines: Mapping[str, Line], frame: TimeFrame, label: str, *, is_stepped: bool = False
-) -> str:
-    """Draws lines over time from 0 on, with a legend if there are several."""
-
-    def draw(axes: Sequence[Axes]) -> None:
-        (chart,) = axes
-        for number, (name, line) in enumerate(list(lines.items())[:_MAX_LINES]):
-            times = [time_s / frame.unit_s for time_s in line.times_s]
-            color = _LINE_COLORS[number % len(_LINE_COLORS)]
-            marker = "o" if len(times) < 40 else None
-            style: dict[str, Any] = (
-                {"drawstyle": "steps-mid"} if is_stepped else {"marker": marker, "ms": 2.5}
-            )
-            chart.plot(times, line.values, color=color, linewidth=1.6, label=name, **style)
-        if len(lines) > 1:
-            chart.legend(
-                frameon=False, fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1)
-            )
-        drawn = [one for line in lines.values() for one in line.values if math.isfinite(one)]
-        lowest, highest = min([0.0, *drawn]), max([0.0, *drawn])
-        chart.set_ylim(1.08 * lowest, 1.08 * highest if highest > lowest else 1.0)
-        chart.set_ylabel(label, rotation=0, ha="right", va="center")
-
-    return _picture(draw, frame, heights=(1.3,))
-
-
-def members_chart(changes: Sequence[MemberChange], frame: TimeFrame) -> str:
-    """Draws the number of members over time, with a mark for each loss and each join."""
-
-    def draw(axes: Sequence[Axes]) -> None:
-        (chart,) = axes
-        times = [change.at_s / frame.unit_s for change in changes]
-        numbers = [change.num_members for change in changes]
-        chart.step(
-            [*times, frame.end],
-            [*numbers, *numbers[-1:]],
-            where="post",
-            color=_LINE_COLORS[0],
-            linewidth=1.6,
-        )
-        most = max(change.num_expected for change in changes)
-        for marker, color, height, named in (
-            ("v", _LOST, most + 0.35, [change.lost for change in changes]),
-            ("^", _JOINED, most + 0.75, [change.joined for change in changes]),
-        ):
-            marked = [time for time, tasks in zip(times, named, strict=True) if tasks]
-            heights = [height] * len(marked)
-            chart.plot(marked, heights, marker, color=color, markersize=4, linewidth=0)
-        chart.set_ylim(0, most + 1.1)
-        chart.set_yticks(range(0, most + 1, 1 + most // 8))
-        chart.set_ylabel("members", rotation=0, ha="right", va="center")
-
-    return _picture(draw, frame, heights=(0.9,))
+def series_of(run: RunEvents, account: Account) -> list[Series]:
+    """Returns what the picture shows below the causes, also what was not recorded."""
+    values = values_of(run, account.begin_s)
+    loss = {name: line for name, line in values.items() if "loss" in name}
+    metrics = {name: line for name, line in values.items() if "loss" not in name}
+    times_s = [change.at_s for change in account.member_changes]
+    counts = [change.num_members for change in account.member_changes]
+    members = Line([*times_s, account.whole_s], [*counts, *counts[-1:]])
+    hint = (
+        "No values were recorded. `fit` records them at the end of each epoch; in your own loop, "
+        'call sg.goodput.progress({"loss": loss}).'
+    )
+    of_host, of_device = (
+        memory_of(run.processes, field, account.begin_s) for field in ("host_bytes", "device_bytes")
+    )
+    return [
+        Series("loss", loss, "" if values else hint),
+        Series("metrics" if len(metrics) > 1 else min(metrics, default=""), metrics),
+        Series(
+            "steps/s",
+            {"speed": speed_of(run, account)},
+            "No step ended after the first. `fit` records steps; in your own loop, call "
+            "sg.goodput.step(step).",
+            is_stepped=True,
+        ),
+        Series("members", {"members": members}, is_stepped=True),
+        Series(
+            "host\nGiB",
+            of_host,
+            "No memory was recorded. Processes sample it by themselves if STRATAGEM_RUN_DIR is set "
+            "when they start.",
+        ),
+        Series(
+            "device\nGiB",
+            of_device,
+            "Devices reported no memory, as CPUs do not." if of_host else "",
+        ),
+    ]
 
 
-def straggler_chart(stragglers: StragglerMap, frame: TimeFrame) -> str:
-    """Draws a row per worker; the redder, the longer it holds up each step."""
+def draw(run: RunEvents, path: str | Path) -> None:
+    """Writes the picture to a file; the extension selects the format.
 
-    def draw(axes: Sequence[Axes]) -> None:
-        (chart,) = axes
-        edges = [frame.end * column / NUM_COLUMNS for column in range(NUM_COLUMNS + 1)]
-        rows = [number - 0.5 for number in range(len(stragglers.tasks) + 1)]
-        chart.pcolormesh(
-            edges,
-            rows,
-            stragglers.delays_s,
-            cmap="Reds",
-            vmin=0.0,
-            vmax=stragglers.longest_s or 1.0,
-            rasterized=True,  # a picture in the picture: smaller than a shape for each cell
-        )
-        chart.invert_yaxis()
-        step = 1 + len(stragglers.tasks) // 16
-        chart.set_yticks(range(0, len(stragglers.tasks), step), stragglers.tasks[::step])
-
-    return _picture(draw, frame, heights=(0.3 * min(len(stragglers.tasks), 16),))
+    Raises ImportError without matplotlib, ValueError for an unsupported format, and OSError if the
+    file cannot be written.
+    """
+    path = Path(path)
+    figure = figure_of(run, account_for(run))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
 
 
-def _picture(
-    draw: Callable[[Sequence[Axes]], None], frame: TimeFrame, heights: Sequence[float]
-) -> str:
-    """Draws axes below each other with a common axis of time."""
+def figure_of(run: RunEvents, account: Account) -> Figure:
+    """Returns a matplotlib figure of the run over time; what was not recorded has no panel."""
     matplotlib: Any = load("matplotlib", **_NEEDS)
     figure_module: Any = load("matplotlib.figure", **_NEEDS)
-    style = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "stratagem",
-        "text.parse_math": False,  # names of metrics may hold a "$"
-        "font.family": ["DejaVu Sans", "sans-serif"],
-        "font.size": 9,
-        "text.color": _TEXT,
-        "axes.labelcolor": _TEXT,
-        "axes.edgecolor": _FAINT,
-        "xtick.color": _TEXT,
-        "ytick.color": _TEXT,
-    }
-    with matplotlib.rc_context(style):
-        height_in = sum(heights) + _TOP_IN + _BOTTOM_IN + _GAP_IN * (len(heights) - 1)
-        figure = figure_module.Figure(figsize=(_WIDTH_IN, height_in))
-        axes = figure.subplots(
-            len(heights), sharex=True, squeeze=False, height_ratios=heights
-        ).flatten()
-        figure.subplots_adjust(
-            left=_LEFT_IN / _WIDTH_IN,
-            right=1 - 0.15 / _WIDTH_IN,
-            bottom=_BOTTOM_IN / height_in,
-            top=1 - _TOP_IN / height_in,
-            hspace=_GAP_IN * len(heights) / sum(heights),
-        )
-        draw(axes)
+    unit_s, unit = time_unit(account.whole_s)
+    series = [one for one in series_of(run, account) if not one.is_empty]
+    heights = [0.45, 0.9, *[1.1] * len(series)]
+    size = (_WIDTH_IN, sum(heights) + _GAP_IN * len(heights) + _EDGES_IN)
+    failures = [failure.told_s / unit_s for failure in account.failures]
+    with matplotlib.rc_context(_STYLE):
+        figure = figure_module.Figure(figsize=size, layout="constrained")
+        axes = figure.subplots(len(heights), sharex=True, height_ratios=heights)
+        _draw_time(axes[0], axes[1], account, unit_s)
+        for one, drawn in zip(axes[2:], series, strict=True):
+            _draw_lines(one, drawn, unit_s)
         for one in axes:
-            one.set_xlim(0, frame.end)
+            one.set_xlim(0, max(account.whole_s / unit_s, 1e-9))
             one.spines[["top", "right"]].set_visible(False)
-            for failure in frame.failures:
-                one.axvline(failure, color=_LOST, linewidth=1, linestyle=(0, (3, 2)))
+            for failure in failures:
+                color = CAUSE_COLORS["detecting"]
+                one.axvline(failure, color=color, linewidth=1, linestyle=(0, (3, 2)))
             one.grid(axis="y", color=_FAINT, linewidth=0.6)
             one.set_axisbelow(True)
-        axes[-1].set_xlabel(f"{frame.unit} from the first start")
-        file = io.BytesIO()
-        figure.savefig(file, format="svg", dpi=150, metadata={"Date": None})
-    return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+        if len(failures) <= _MAX_NUMBERED:
+            _number_failures(axes[0], failures, account.whole_s / unit_s)
+        axes[-1].set_xlabel(f"{unit} from the first start")
+        named = axes[0].get_legend_handles_labels()
+        figure.legend(*named, loc="outside upper left", ncols=5, frameon=False)
+    return figure
 
 
-# The cell about workers for which the others wait.
-
-_HEADERS = (
-    "worker",
-    "input",
-    "own work",
-    "waits for others",
-    "transfer",
-    "slow in",
-)
-_MAX_ROWS = 32
+def time_unit(whole_s: float) -> tuple[float, str]:
+    """Returns the unit of an axis of time: its seconds, and its name."""
+    if whole_s < 300:
+        return 1.0, "seconds"
+    return (60.0, "minutes") if whole_s < 4 * 3600 else (3600.0, "hours")
 
 
-def straggler_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
-    """Shows who holds up the others, and why."""
-    stragglers, workers = one.series.stragglers, one.series.workers
-    if stragglers is not None:
-        drawn = straggler_chart(stragglers, frame)
-        longest = duration_text(stragglers.longest_s)
-        return Cell(
-            charts=(drawn,),
-            headers=_HEADERS,
-            rows=tuple(map(_row, _shown(workers))),
-            note=f"{_findings(workers)} Darkest: {longest} per step.",
-        )
-    if len({process.task for process in one.run.processes if process.trains}) < 2:
-        return Cell(empty="A run of one worker has no stragglers.")
-    return Cell(
-        empty=f"{one.series.num_unmeasured} lines of steps have no measured waits. `fit` measures "
-        "them; in your own loop, pass waits to the step method of sg.goodput.current_events()."
+def _draw_time(causes: Axes, goodput: Axes, account: Account, unit_s: float) -> None:
+    """Draws the causes of each moment, and goodput from the first start to it."""
+    shares = shares_over_time(account, _NUM_TIME_COLUMNS)
+    # A run of a single moment has no cause.
+    shown = {cause: row for cause, row in shares.items() if any(row)} or shares
+    width = account.whole_s / unit_s / _NUM_TIME_COLUMNS
+    edges = [column * width for column in range(_NUM_TIME_COLUMNS + 1)]
+    causes.stackplot(
+        edges,
+        [[*row, row[-1]] for row in shown.values()],  # a value holds until the next edge
+        labels=[_cause_name(cause) for cause in shown],
+        colors=[CAUSE_COLORS[cause] for cause in shown],
+        step="post",
+        linewidth=0,
     )
+    causes.set_ylim(0, 1)
+    causes.set_yticks([])
+    causes.set_ylabel("time spent", **_LABEL)
+    useful, counted = 0.0, 0.0
+    so_far: list[float] = []
+    for column in range(_NUM_TIME_COLUMNS):
+        useful += shares["useful"][column]
+        counted += sum(row[column] for row in shares.values()) - shares["starting"][column]
+        so_far.append(useful / counted if counted > 1e-9 else math.nan)
+    goodput.plot(edges[1:], so_far, color=CAUSE_COLORS["useful"], linewidth=1.8)
+    goodput.set_ylim(0, 1.03)
+    goodput.set_ylabel("goodput after\nstart-up", **_LABEL)
 
 
-def _shown(workers: Sequence[WorkerSummary]) -> list[WorkerSummary]:
-    """Returns the workers with a row: all, or the slow ones and some of the others."""
-    shown = sorted(workers, key=lambda worker: worker.slow is None)[:_MAX_ROWS]
-    return [worker for worker in workers if worker in shown]
+def _draw_lines(axes: Axes, series: Series, unit_s: float) -> None:
+    """Draws lines from 0 on, with a legend if there are several."""
+    for number, (name, line) in enumerate(list(series.lines.items())[:_MAX_LINES]):
+        times = [time_s / unit_s for time_s in line.times_s]
+        color = _LINE_COLORS[number % len(_LINE_COLORS)]
+        marker = "" if series.is_stepped or len(times) >= 40 else "o"
+        style = "steps-post" if series.is_stepped else "default"
+        (drawn,) = axes.plot(times, line.values, marker, markersize=2.5, label=name)
+        drawn.set(color=color, linestyle="-", linewidth=1.6, drawstyle=style)
+    if len(series.lines) > 1:
+        # On the left is the exponent of small values.
+        axes.legend(frameon=False, fontsize=8, ncols=6, loc="lower right", bbox_to_anchor=(1, 1))
+    values = [one for line in series.lines.values() for one in line.values if math.isfinite(one)]
+    lowest, highest = min([0.0, *values]), max([0.0, *values])
+    axes.set_ylim(1.08 * lowest, 1.08 * highest if highest > lowest else 1.0)
+    axes.set_ylabel(series.label, **_LABEL)
 
 
-def _row(worker: WorkerSummary) -> tuple[str, ...]:
-    return (
-        worker.task,
-        _per_step(worker.input_s),
-        _per_step(worker.work_s),
-        _per_step(worker.peers_s),
-        _per_step(worker.transfer_s),
-        "-" if worker.slow is None else worker.slow.cause.value,
-    )
+def _number_failures(axes: Axes, times: Sequence[float], whole: float) -> None:
+    """Numbers the failures; nearby ones share a label."""
+    groups: list[list[int]] = []
+    for number, time in enumerate(times):
+        if groups and time - times[groups[-1][-1]] < 0.035 * whole:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    for group in groups:
+        first, last = group[0], group[-1]
+        text = f"{first + 1}" if first == last else f"{first + 1}-{last + 1}"
+        axes.text((times[first] + times[last]) / 2, 1.08, text, ha="center", va="bottom")
 
 
-def _per_step(time_s: float | None) -> str:
-    return "-" if time_s is None else duration_text(time_s)
+def _cause_name(cause: str) -> str:
+    return "start-up" if cause == "starting" else cause
 
 
-def _findings(workers: Sequence[WorkerSummary]) -> str:
-    """Returns a sentence about each slow worker."""
-    found = [
-        f"{one.slow.text}, in {one.num_late_steps:,} of {one.num_steps:,} steps."
-        for one in workers
-        if one.slow is not None
-    ]
-    return " ".join(found) or "No worker is slow."
-
-
-# Cells with charts: time, values, speed, members and memory.
-
-_MAX_CHART_ROWS = 20
-
-
-def time_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
-    """Shows causes over time, and goodput."""
-    account = one.account
-    shown = [cause for cause in CAUSES if account.time_s[cause] > 0]
-    names = {cause: "start-up" if cause == "starting" else cause for cause in CAUSES}
-    rows = tuple(
-        (
-            names[cause],
-            duration_text(account.time_s[cause]),
-            f"{account.time_s[cause] / (account.whole_s or 1.0):.1%}",
-            CAUSE_MEANINGS[cause].removeprefix("start-up: "),
-        )
-        for cause in shown
-    )
-    return Cell(
-        charts=(time_chart(account, frame),),
-        legend=tuple((CAUSE_COLORS[cause], names[cause]) for cause in shown),
-        headers=("cause", "time", "share", "meaning"),
-        rows=rows,
-        note=" ".join(f"Unreadable: {problem}" for problem in one.run.problems),
-    )
-
-
-def values_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
-    """Shows loss and metrics over time."""
-    series = one.series
-    if not series.values:
-        return Cell(
-            empty="No values were recorded. `fit` records them at the end of each epoch; in your "
-            'own loop, call sg.goodput.progress({"loss": loss}).'
-        )
-    loss = {name: line for name, line in series.values.items() if "loss" in name}
-    others = {name: line for name, line in series.values.items() if "loss" not in name}
-    drawn = [
-        line_chart(lines, frame, label)
-        for lines, label in (
-            (loss, "loss"),
-            (others, "metrics" if len(others) > 1 else min(others, default="")),
-        )
-        if lines
-    ]
-    return Cell(charts=tuple(drawn))
-
-
-def speed_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
-    """Shows steps per second over time."""
-    series = one.series
-    if not series.speed.values:
-        return Cell(
-            empty="No step ended after the first. `fit` records steps; in your own loop, call "
-            "sg.goodput.step(step)."
-        )
-    drawn = line_chart({"speed": series.speed}, frame, "steps/s", is_stepped=True)
-    return Cell(charts=(drawn,))
-
-
-def members_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
-    """Shows the members of an elastic group over time, and each change of them."""
-    changes = one.account.member_changes
-    if not changes:
-        return Cell(empty="This run has no ElasticStrategy, whose members may change.")
-    rows = [
-        (
-            duration_text(change.at_s),
-            ", ".join(change.lost) or "-",
-            ", ".join(change.joined) or "-",
-            f"{change.num_members} of {change.num_expected}",
-            duration_text(change.change_s),
-            "unknown" if change.pause_s is None else duration_text(change.pause_s),
-        )
-        for change in changes
-        if change.cause is not None
-    ]
-    more = len(rows) - _MAX_CHART_ROWS
-    return Cell(
-        charts=(members_chart(changes, frame),),
-        legend=((_LOST, "lost"), (_JOINED, "joined")),
-        headers=("at", "lost", "joined", "members", "change of the group", "training stood still"),
-        rows=tuple(rows[:_MAX_CHART_ROWS]),
-        note=f"{more} more are left out." if more > 0 else "",
-    )
-
-
-def memory_cell(one: ReportedRun, frame: TimeFrame) -> Cell:
-    """Shows memory of hosts and devices over time."""
-    series = one.series
-    if not series.host_memory and not series.device_memory:
-        return Cell(
-            empty="No memory was recorded. Processes sample it by themselves if STRATAGEM_RUN_DIR "
-            "is set when they start."
-        )
-    drawn = [
-        line_chart(_in_gib(lines), frame, label)
-        for lines, label in (
-            (series.host_memory, "host\nGiB"),
-            (series.device_memory, "device\nGiB"),
-        )
-        if lines
-    ]
-    note = "" if series.device_memory else "Devices reported no memory, as CPUs do not."
-    return Cell(charts=tuple(drawn), note=note)
-
-
-def _in_gib(lines: Mapping[str, Line]) -> dict[str, Line]:
-    return {
-        name: Line(line.times_s, tuple(value / 1024**3 for value in line.values))
-        for name, line in lines.items()
-    }
-
-
-# Cells with tables: failures, checkpoints, the plan and warnings.
-
-_MAX_TABLE_ROWS = 20
-
-
-def failure_cell(one: ReportedRun, _frame: TimeFrame) -> Cell:
-    """Lists failures and restarts."""
-    rows = [
-        (failure.told_s, _failure_row(number, failure))
-        for number, failure in enumerate(one.account.failures, start=1)
-    ]
-    for process in one.run.processes:
-        for event in process.events:
-            if isinstance(event, RestartEvent):
-                at_s = process.at_s(event) - one.account.begin_s
-                what = f"restart {event.attempt}: {event.cause}"
-                rows.append((at_s, (duration_text(at_s), what, "", "")))
-    if not rows:
-        return Cell(empty="No failure and no restart was recorded.")
-    ordered = [row for _, row in sorted(rows)]
-    return Cell(
-        headers=("at", "event", "to detect", "to resume"),
-        rows=tuple(ordered[:_MAX_TABLE_ROWS]),
-        note=_left_out(ordered),
-    )
-
-
-def _failure_row(number: int, failure: Failure) -> tuple[str, ...]:
-    times_s = (failure.detect_s, failure.resume_s)
-    return (
-        duration_text(failure.told_s),
-        f"failure {number}: {failure.what}",
-        *("unknown" if one is None else duration_text(one) for one in times_s),
-    )
-
-
-def save_cell(one: ReportedRun, _frame: TimeFrame) -> Cell:
-    """Lists checkpoints."""
-    if not one.series.saves:
-        return Cell(
-            empty="No checkpoint was written. sg.BackupAndRestore and sg.train.CheckpointManager "
-            "record theirs."
-        )
-    rows = [
-        (
-            duration_text(save.at_s),
-            f"{save.step:,}",
-            duration_text(save.stall_s),
-            duration_text(save.duration_s),
-            f"failed: {save.failed}" if save.failed is not None else "written",
-        )
-        for save in one.series.saves
-    ]
-    stalls = duration_text(sum(save.stall_s for save in one.series.saves))
-    return Cell(
-        headers=("at", "step", "stall", "duration", "result"),
-        rows=tuple(rows[:_MAX_TABLE_ROWS]),
-        note=f"{len(rows)} checkpoints, {stalls} of stalls. {_left_out(rows)}",
-    )
-
-
-def plan_cell(one: ReportedRun, _frame: TimeFrame) -> Cell:
-    """Shows a plan beside the measurement."""
-    plan = one.plan
-    if plan is None:
-        return Cell(
-            empty=one.plan_problem
-            or f"The run folder has no {PLAN_FILE}. Write it with: stratagem plan --target TARGET "
-            f"--output {one.name}/{PLAN_FILE} SCRIPT"
-        )
-    num_devices = plan.get("num_devices")
-    times = [row for row in plan.get("scaling", ()) if row.get("num_devices") == num_devices]
-    step_s = one.series.step_s
-    used = [max(line.values) for line in one.series.device_memory.values()]
-    batch = plan.get("global_batch")
-    speed = [value for value in one.series.speed.values if value > 0]
-    measured_rate = "unknown"
-    if batch and speed:
-        measured_rate = f"{batch * sorted(speed)[len(speed) // 2]:,.0f}/s"
-    planned_s = times[0].get("step_s") if times else None
-    return Cell(
-        headers=("", "plan", "measured"),
-        rows=(
-            ("hardware", str(plan.get("target")), "see the machines of this run"),
-            (
-                "time of a step",
-                "unknown" if planned_s is None else f"{1000 * planned_s:.3g} ms",
-                "unknown" if step_s is None else f"{1000 * step_s:.3g} ms",
-            ),
-            (
-                "examples",
-                "unknown" if not (batch and planned_s) else f"{batch / planned_s:,.0f}/s",
-                measured_rate,
-            ),
-            (
-                "memory per device",
-                bytes_text(plan.get("memory", {}).get("total_bytes")),
-                bytes_text(int(max(used))) if used else "not reported by the devices",
-            ),
-        ),
-    )
-
-
-def warning_cell(one: ReportedRun, _frame: TimeFrame) -> Cell:
-    """Lists warnings."""
-    warnings = one.series.warnings
-    if not warnings:
-        return Cell(empty="No warning was recorded.")
-    rows = [
-        (
-            duration_text(row.at_s),
-            ", ".join(row.tasks[:4]) + (" ..." if len(row.tasks) > 4 else ""),
-            row.category,
-            row.text,
-            row.origin,
-        )
-        for row in warnings
-    ]
-    return Cell(
-        headers=("at", "process", "kind", "warning", "origin"),
-        rows=tuple(rows[:_MAX_TABLE_ROWS]),
-        note=_left_out(rows),
-    )
-
-
-def _left_out(rows: Sized) -> str:
-    more = len(rows) - _MAX_TABLE_ROWS
-    return f"{more} more are left out." if more > 0 else ""
-
-
-# Sections of a report: a title, the way to read it, and its content.
-
-_SECTIONS: tuple[tuple[str, str, Callable[[ReportedRun, TimeFrame], Cell]], ...] = (
-    (
-        "Where the time went",
-        "Colors are the causes of the table; dashed red lines are failures. "
-        "The line is goodput after start-up, from the first start to that moment.",
-        time_cell,
-    ),
-    (
-        "Loss and metrics",
-        "As training reported them: at the end of each epoch, and of steps every few seconds.",
-        values_cell,
-    ),
-    (
-        "Speed",
-        "Steps per second, including steps that were lost and run again. "
-        "It is 0 where no step ended.",
-        speed_cell,
-    ),
-    (
-        "Members",
-        "Workers that train in an elastic group. Triangles are losses and joins. Training stands "
-        "still from the last step before a change to the first one after it, less the time of a "
-        "step.",
-        members_cell,
-    ),
-    (
-        "Stragglers",
-        "The redder, the longer a worker keeps the others waiting in each step by its own work. "
-        "Workers without red wait for the red one. Times are medians of a step.",
-        straggler_cell,
-    ),
-    (
-        "Failures and restarts",
-        "Times are from the first start. Detection runs from the last step to the "
-        "first report, and resuming from there to the next step.",
-        failure_cell,
-    ),
-    (
-        "Memory",
-        "Resident memory of each process on its host, and memory in use on its fullest "
-        "device, every five seconds.",
-        memory_cell,
-    ),
-    (
-        "Checkpoints",
-        "The stall is the time that training waited, in the slowest process.",
-        save_cell,
-    ),
-    (
-        "Plan and measurement",
-        "A plan is a prediction for its own target; compare it with a run there.",
-        plan_cell,
-    ),
-    (
-        "Warnings",
-        "Warnings of Python and log records from WARNING on, each text once.",
-        warning_cell,
-    ),
-)
-
-
-def sections_of(one: ReportedRun) -> list[tuple[str, str, Cell]]:
-    """Returns the title of each section, the way to read it, and its content."""
-    failures_s = [failure.told_s for failure in one.account.failures]
-    frame = TimeFrame(one.account.whole_s, failures_s)
-    return [(title, reading, cell(one, frame)) for title, reading, cell in _SECTIONS]
-
+# The page: the picture, and tables below it.
 
 _TEMPLATE = "report_page.html.j2"
-_NEEDS = {"needed_by": "The report of a run", "install": "'stratagem[observe]'"}
+_MAX_ROWS = 20
+_SAVE_TIMES = ("stall_s", "duration_s")
+_MAX_WORKERS = 32
+
+
+class Section(NamedTuple):
+    """A table with a title and the way to read it; the note says why there are no rows."""
+
+    title: str
+    reading: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str
 
 
 def write_report(run_dir: Path, path: Path) -> None:
@@ -699,23 +364,219 @@ def write_report(run_dir: Path, path: Path) -> None:
     Raises ImportError without matplotlib or Jinja, NotFoundError for a folder without events, and
     OSError if the file cannot be written.
     """
-    text = render(load_run(run_dir))
+    text = render(str(run_dir), read_run(run_dir))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
 
-def render(one: ReportedRun) -> str:
+def render(name: str, run: RunEvents) -> str:
     """Returns the page."""
     jinja: Any = load("jinja2", **_NEEDS)
+    matplotlib: Any = load("matplotlib", **_NEEDS)
+    account = account_for(run)
+    picture = io.BytesIO()
+    with matplotlib.rc_context(_STYLE):
+        figure_of(run, account).savefig(picture, format="svg", metadata={"Date": None})
     environment = jinja.Environment(
         autoescape=True, undefined=jinja.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     source = importlib.resources.files("stratagem.observe") / _TEMPLATE
-    begin = datetime.datetime.fromtimestamp(one.account.begin_s, tz=datetime.UTC)
-    state = "" if one.account.is_over else "; still running or killed"
+    begin = datetime.datetime.fromtimestamp(account.begin_s, tz=datetime.UTC)
     return environment.from_string(source.read_text(encoding="utf-8")).render(
-        name=one.name,
-        began=f"started {begin:%Y-%m-%d %H:%M:%S} UTC{state}",
-        tiles=tiles_of(one),
-        sections=sections_of(one),
+        name=name,
+        began=f"started {begin:%Y-%m-%d %H:%M:%S} UTC",
+        lines=[*goodput_lines(account), counts_line(account), changes_line(account)],
+        hints=[one.hint for one in series_of(run, account) if one.is_empty and one.hint],
+        picture=base64.b64encode(picture.getvalue()).decode(),
+        problems=account.problems,
+        sections=sections_of(run, account),
+    )
+
+
+def sections_of(run: RunEvents, account: Account) -> list[Section]:
+    """Returns the tables of a run."""
+    sections = [
+        _time_section(account),
+        _worker_section(run, account),
+        _failure_section(run, account),
+        _save_section(run, account),
+        _warning_section(run, account),
+    ]
+    return [*sections, _member_section(account)] if account.member_changes else sections
+
+
+def _section(
+    title: str,
+    reading: str,
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    note: str = "",
+    empty: str = "",
+) -> Section:
+    """Returns a section with the first rows, or with the sentence for none."""
+    more = len(rows) - _MAX_ROWS
+    note = f"{note} {more} more are left out." if more > 0 else note
+    return Section(title, reading, headers, rows[:_MAX_ROWS], note if rows else empty)
+
+
+def _time_section(account: Account) -> Section:
+    rows = [
+        (
+            _cause_name(cause),
+            duration_text(account.time_s[cause]),
+            f"{account.time_s[cause] / (account.whole_s or 1.0):.1%}",
+            CAUSE_MEANINGS[cause].removeprefix("start-up: "),
+        )
+        for cause in shown_causes(account)
+    ]
+    reading = "Each moment has one cause, so that they sum to the whole time."
+    headers = ("cause", "time", "share", "meaning")
+    return _section("Where the time went", reading, headers, rows)
+
+
+def _worker_section(run: RunEvents, account: Account) -> Section:
+    workers = summaries_of(run.processes, account.whole_s)
+    if len({process.task for process in run.processes if process.trains}) < 2:
+        empty = "A run of one worker has no slow one."
+    else:
+        empty = (
+            "No step has measured waits. `fit` measures them; in your own loop, pass waits to the "
+            "step method of sg.goodput.current_events()."
+        )
+    # All workers have a row, or the slow ones and some of the others.
+    shown = sorted(workers, key=lambda worker: worker.slow is None)[:_MAX_WORKERS]
+    found = [
+        f"{one.slow.text}, in {one.num_late_steps:,} of {one.times.num_steps:,} steps."
+        for one in workers
+        if one.slow is not None
+    ]
+    return Section(
+        "Slow workers",
+        "In lockstep the others wait for the worker whose own work takes longest. Times are "
+        "medians of a step.",
+        ("worker", "input", "own work", "waits for others", "transfer", "slow in"),
+        [_worker_row(one) for one in workers if one in shown],
+        (" ".join(found) or "No worker is slow.") if workers else empty,
+    )
+
+
+def _worker_row(one: WorkerSummary) -> tuple[str, ...]:
+    times = one.times
+    times_s = (times.input_s, times.busy_s - (times.input_s or 0.0), times.peers_s)
+    return (
+        one.task,
+        *map(_duration_or_dash, (*times_s, times.transfer_s)),
+        "-" if one.slow is None else one.slow.cause.value,
+    )
+
+
+def _duration_or_dash(time_s: float | None) -> str:
+    return "-" if time_s is None else duration_text(time_s)
+
+
+def _failure_section(run: RunEvents, account: Account) -> Section:
+    rows = [
+        (
+            failure.told_s,
+            f"failure {number}: {failure.what}",
+            _duration_or_dash(failure.detect_s),
+            _duration_or_dash(failure.resume_s),
+        )
+        for number, failure in enumerate(account.failures, start=1)
+    ]
+    rows += [
+        (process.at_s(event) - account.begin_s, f"restart {event.attempt}: {event.cause}", "", "")
+        for process in run.processes
+        for event in process.events
+        if isinstance(event, RestartEvent)
+    ]
+    return _section(
+        "Failures and restarts",
+        "Detection runs from the last step to the first report, and resuming from there to the "
+        "next step. A dash is unknown.",
+        ("at", "event", "to detect", "to resume"),
+        [(duration_text(at_s), *texts) for at_s, *texts in sorted(rows)],
+        empty="No failure and no restart was recorded.",
+    )
+
+
+def _save_section(run: RunEvents, account: Account) -> Section:
+    """Lists checkpoints; those of one step and one start of the group are one."""
+    groups: dict[tuple[int, int], list[tuple[float, SaveEndedEvent]]] = {}
+    for process in run.processes:
+        for event in process.events:
+            if isinstance(event, SaveEndedEvent):
+                group = groups.setdefault((process.start.attempt, event.step), [])
+                group.append((process.at_s(event) - account.begin_s, event))
+    rows: list[tuple[float, int, float, float, str]] = []
+    for (_, step), group in groups.items():
+        at_s, events = max(one[0] for one in group), [event for _, event in group]
+        failed = next((one.failed for one in events if one.failed is not None), None)
+        result = "written" if failed is None else f"failed: {failed}"
+        stall_s, took_s = (max(getattr(one, field) for one in events) for field in _SAVE_TIMES)
+        rows.append((at_s, step, stall_s, took_s, result))
+    stalls = duration_text(sum(row[2] for row in rows))
+    return _section(
+        "Checkpoints",
+        "The stall is the time that training waited, in the slowest process.",
+        ("at", "step", "stall", "duration", "result"),
+        [
+            (
+                duration_text(at_s),
+                f"{step:,}",
+                duration_text(stall_s),
+                duration_text(took_s),
+                result,
+            )
+            for at_s, step, stall_s, took_s, result in sorted(rows)
+        ],
+        note=f"{len(rows)} checkpoints, {stalls} of stalls.",
+        empty="No checkpoint was written. sg.BackupAndRestore and sg.train.CheckpointManager "
+        "record theirs.",
+    )
+
+
+def _warning_section(run: RunEvents, account: Account) -> Section:
+    """Lists warnings, each text once, with the processes that had it."""
+    groups: dict[tuple[str, str], list[tuple[float, str, str]]] = {}
+    for process in run.processes:
+        for event in process.events:
+            if isinstance(event, WarningEvent):
+                group = groups.setdefault((event.category, event.text), [])
+                group.append((process.at_s(event) - account.begin_s, process.task, event.origin))
+    rows: list[tuple[float, str, str, str, str]] = []
+    for (category, text), group in groups.items():
+        tasks = list(dict.fromkeys(task for _, task, _ in group))
+        named = ", ".join(tasks[:4]) + (" ..." if len(tasks) > 4 else "")
+        rows.append((min(at_s for at_s, _, _ in group), named, category, text, group[0][2]))
+    return _section(
+        "Warnings",
+        "Warnings of Python and log records from WARNING on, each text once.",
+        ("at", "process", "kind", "warning", "origin"),
+        [(duration_text(at_s), *texts) for at_s, *texts in sorted(rows)],
+        empty="No warning was recorded.",
+    )
+
+
+def _member_section(account: Account) -> Section:
+    rows = [
+        (
+            duration_text(change.at_s),
+            ", ".join(change.lost) or "-",
+            ", ".join(change.joined) or "-",
+            f"{change.num_members} of {change.num_expected}",
+            duration_text(change.change_s),
+            _duration_or_dash(change.pause_s),
+        )
+        for change in account.member_changes
+        if change.cause is not None
+    ]
+    return _section(
+        "Members",
+        "Training stands still from the last step before a change to the first one after it, less "
+        "the time of a step. A dash is unknown.",
+        ("at", "lost", "joined", "members", "change of the group", "training stood still"),
+        rows,
+        empty="No member was lost or joined.",
     )

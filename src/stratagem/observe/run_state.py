@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
-import math
 import os
 import threading
 import time
@@ -29,7 +28,7 @@ from stratagem.observe.events import (
     WarningEvent,
 )
 from stratagem.observe.goodput import Account, account_for
-from stratagem.observe.stragglers import Straggler, find_stragglers, windows_of
+from stratagem.observe.stragglers import Line, Straggler, elapsed_s, find_stragglers, times_of
 
 # State of one process of a run, from its events as they arrive.
 
@@ -51,12 +50,6 @@ class Phase(enum.Enum):
     FINISHED = "finished"
 
 
-@dataclasses.dataclass(frozen=True)
-class _RecentSteps:
-    at_s: float
-    event: StepEvent
-
-
 class ProcessState:
     """Latest facts about a process. Times are on the run's shared clock, except `heard_s`."""
 
@@ -72,7 +65,7 @@ class ProcessState:
         self.has_survivors = False  # others continue without it
         self._was_read = False
         self._is_first = True
-        self._recent: collections.deque[_RecentSteps] = collections.deque()
+        self.recent: collections.deque[Line] = collections.deque()  # of ten seconds
 
     @property
     def task(self) -> str:
@@ -114,25 +107,17 @@ class ProcessState:
 
     def steps_per_s(self) -> float | None:
         """Returns the speed over the last ten seconds of steps; None before the second line."""
-        elapsed_s = sum(_elapsed_s(one.event) for one in self._recent)
-        return sum(one.event.num_steps for one in self._recent) / elapsed_s if elapsed_s else None
-
-    def host_s_per_step(self) -> float | None:
-        """Returns the recent time per step in which the host did not wait; None if unknown."""
-        if not self._recent or any(one.event.waited_s is None for one in self._recent):
-            return None
-        own_s = sum(_elapsed_s(one.event) - (one.event.waited_s or 0.0) for one in self._recent)
-        return own_s / sum(one.event.num_steps for one in self._recent)
-
-    def recent_lines(self) -> list[tuple[str, float, StepEvent]]:
-        """Returns the recent lines of steps with the task and their times."""
-        return [(self.task, one.at_s, one.event) for one in self._recent]
+        events = [event for _, _, event in self.recent]
+        whole_s = sum(map(elapsed_s, events))
+        return sum(event.num_steps for event in events) / whole_s if whole_s else None
 
     def _add_event(self, event: Event, at_s: float) -> None:
         if isinstance(event, StepEvent):
             self.step, self.step_s = event.step, at_s
             if not self._is_first:  # the first steps contain the compilation
-                self._remember(event, at_s)
+                self.recent.append((self.task, at_s, event))
+                while len(self.recent) > 1 and self.recent[0][1] < at_s - _RECENT_S:
+                    self.recent.popleft()
             self._is_first = False
         elif isinstance(event, RestoredEvent):
             self.step, self._is_first = event.step, True
@@ -145,15 +130,6 @@ class ProcessState:
         elif isinstance(event, EndEvent):
             self.end = event
 
-    def _remember(self, event: StepEvent, at_s: float) -> None:
-        self._recent.append(_RecentSteps(at_s, event))
-        while len(self._recent) > 1 and self._recent[0].at_s < at_s - _RECENT_S:
-            self._recent.popleft()
-
-
-def _elapsed_s(event: StepEvent) -> float:
-    return max(event.elapsed_s, event.duration_s)
-
 
 _NUM_WARNINGS = 20
 _NUM_POINTS = 60
@@ -163,9 +139,8 @@ _NUM_POINTS = 60
 class TaskView:
     """A task of the latest launch, by its latest process. None is unknown.
 
-    `heard_s` is the time since its last event. `delay_s` is the time per step that the fastest
-    worker waits for this one, counted if processes report their waits. If it `is_straggler`, the
-    others wait `late_s` of each step for it, and `cause` says why.
+    `heard_s` is the time since its last event. The others wait `late_s` of each step for a slow
+    worker, and `cause` says why; None for all others.
     """
 
     task: str
@@ -173,10 +148,8 @@ class TaskView:
     attempt: int
     step: int | None
     heard_s: float
-    delay_s: float | None
-    is_straggler: bool
     cause: str | None
-    late_s: float
+    late_s: float | None
     host_bytes: int | None
     device_bytes: int | None
     device_limit_bytes: int | None
@@ -281,7 +254,7 @@ class RunState:
         speed = max((one.steps_per_s() or 0.0 for one in trainers), default=0.0) or None
         left_s = max(0, total - step) / speed if total and step and speed and is_moving else None
         end_s = max((one.last_s for one in latest.values()), default=0.0) if is_over else now_s
-        stragglers = _stragglers(trainers)
+        stragglers = find_stragglers(times_of(line for one in trainers for line in one.recent))
         members = self._members
         # The others do not start again with a member of an elastic group.
         attempts = [one.start.attempt for one in trainers] if members is None else []
@@ -392,31 +365,17 @@ def _trains(start: StartEvent) -> bool:
     return ProcessEvents(start=start, events=()).trains
 
 
-def _stragglers(trainers: Sequence[ProcessState]) -> tuple[Straggler, ...]:
-    """Returns the late workers of the last seconds."""
-    lines = [line for one in trainers for line in one.recent_lines()]
-    windows = windows_of(lines, window_s=math.inf)
-    return find_stragglers(windows[-1]) if windows else ()
-
-
 def _task_views(
     processes: Sequence[ProcessState],
     now_s: float,
     losses: Mapping[str, _Loss],
     stragglers: Sequence[Straggler],
 ) -> tuple[TaskView, ...]:
-    own_s = {
-        one.task: host_s
-        for one in processes
-        if _trains(one.start) and (host_s := one.host_s_per_step()) is not None
-    }
-    fastest_s = min(own_s.values(), default=0.0)
     late = {one.task: one for one in stragglers}
     views: list[TaskView] = []
     for process in sorted(processes, key=lambda one: (one.start.task_type, one.start.task_index)):
         phase, memory = process.phase(now_s), process.memory
         straggler = late.get(process.task)
-        delay_s = own_s[process.task] - fastest_s if process.task in own_s else None
         views.append(
             TaskView(
                 task=process.task,
@@ -424,10 +383,8 @@ def _task_views(
                 attempt=process.start.attempt,
                 step=process.step,
                 heard_s=max(0.0, now_s - process.heard_s),
-                delay_s=delay_s if len(own_s) > 1 else None,
-                is_straggler=straggler is not None,
                 cause=None if straggler is None else straggler.cause.value,
-                late_s=0.0 if straggler is None else straggler.late_s,
+                late_s=None if straggler is None else straggler.late_s,
                 host_bytes=None if memory is None else memory.host_bytes,
                 device_bytes=None if memory is None else memory.device_bytes,
                 device_limit_bytes=None if memory is None else memory.device_limit_bytes,

@@ -324,7 +324,7 @@ def _tasks(tasks: Sequence[TaskView]) -> RenderableType:
             Text(task.phase, _PHASE_STYLES[task.phase]),
             "-" if task.step is None else f"{task.step:,}",
             "-" if is_done else f"{task.heard_s:.0f} s ago",
-            Text(delay, "bold red" if task.is_straggler else ""),
+            Text(delay, "bold red"),
             bytes_text(task.host_bytes),
             f"{bytes_text(task.device_bytes)}{limit}",
             Text(task.note),
@@ -336,10 +336,10 @@ def _tasks(tasks: Sequence[TaskView]) -> RenderableType:
 
 
 def _delay_text(task: TaskView) -> str:
-    if task.is_straggler:
-        cause = "" if task.cause in (None, Cause.UNKNOWN.value) else f" ({task.cause})"
-        return f"{duration_text(task.late_s)}{cause}"
-    return "-" if task.delay_s is None else duration_text(task.delay_s)
+    if task.late_s is None:
+        return "-"
+    cause = "" if task.cause in (None, Cause.UNKNOWN.value) else f" ({task.cause})"
+    return f"{duration_text(task.late_s)}{cause}"
 
 
 def _warnings(state: RunSnapshot) -> RenderableType:

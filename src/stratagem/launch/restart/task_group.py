@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 import signal
 import threading
@@ -33,14 +32,15 @@ from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.output.screen import Screen
 from stratagem.launch.tasks.output.tracebacks import error_lines, failure_lines
-from stratagem.observe.events import RunFollower, StepEvent
+from stratagem.observe.events import RunFollower
 from stratagem.observe.stragglers import (
     MIN_STEPS,
     WINDOW_S,
+    Line,
     SettledLines,
     Straggler,
     find_stragglers,
-    windows_of,
+    times_of,
 )
 from stratagem.observe.writer import EventWriter
 
@@ -227,7 +227,7 @@ class SlowTasks:
         """Begins with new processes: what was found about the earlier ones counts no more."""
         self._follower.poll()  # of an earlier start
         self._settled = SettledLines()
-        self._lines: list[tuple[str, float, StepEvent]] = []
+        self._lines: list[Line] = []
         self._begun_s = self._polled_s = now_s
         self._slow: set[str] = set()  # in the last window
         self._said: set[str] = set()
@@ -241,13 +241,11 @@ class SlowTasks:
             self._lines += self._settled.pick(news)
         if now_s - self._begun_s < WINDOW_S:
             return []
-        windows = windows_of(
-            (line for line in self._lines if line[0] in running), window_s=math.inf
-        )
-        if not windows or windows[-1].num_steps < MIN_STEPS:
+        times = times_of(line for line in self._lines if line[0] in running)
+        if max((one.num_steps for one in times.values()), default=0) < MIN_STEPS:
             return []
         self._lines, self._begun_s = [], now_s
-        found = find_stragglers(windows[-1])
+        found = find_stragglers(times)
         slow = {one.task for one in found}
         # A task that is slow for a single window is not worth a message.
         new = (slow & self._slow) - self._said

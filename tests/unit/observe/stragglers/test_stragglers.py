@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 from hypothesis import given, settings
@@ -15,15 +14,15 @@ from stratagem.observe.stragglers import (
     Cause,
     SettledLines,
     Straggler,
-    Window,
     WorkerSummary,
     WorkerTimes,
     find_stragglers,
     summaries_of,
-    windows_of,
+    times_of,
 )
 from tests.unit.observe.goodput.runs import (
     EPOCH_S,
+    at,
     failure,
     first_step,
     members,
@@ -34,17 +33,16 @@ from tests.unit.observe.goodput.runs import (
 from tests.unit.observe.stragglers.simulation import Group, step_event
 
 
-def window_of(group: Group) -> Window:
-    (window,) = windows_of(group.lines(), window_s=math.inf)
-    return window
+def found_in(group: Group) -> tuple[Straggler, ...]:
+    return find_stragglers(times_of(group.lines()))
 
 
-def exact(busy_s: dict[str, float], num_bins: int = 10, **more) -> Window:
+def exact(busy_s: dict[str, float], num_steps: int = 10, **more) -> dict[str, WorkerTimes]:
     step_s = max(busy_s.values())
-    one = {
-        task: WorkerTimes(step_s=step_s, busy_s=time_s, **more) for task, time_s in busy_s.items()
+    return {
+        task: WorkerTimes(num_steps=num_steps, step_s=step_s, busy_s=time_s, **more)
+        for task, time_s in busy_s.items()
     }
-    return Window(bins=(one,) * num_bins, sizes=(1,) * num_bins)
 
 
 @settings(max_examples=30, deadline=None)
@@ -64,7 +62,7 @@ def test_equal_workers_are_not_late(num_workers, noise, compute_s, measures, see
         measures_transfers=measures,
         seed=seed,
     )
-    assert find_stragglers(window_of(group)) == ()
+    assert found_in(group) == ()
 
 
 @settings(max_examples=30, deadline=None)
@@ -89,7 +87,7 @@ def test_late_worker_and_its_cause_are_found(
         extra_s=extra_s,
         seed=seed,
     )
-    (found,) = find_stragglers(window_of(group))
+    (found,) = found_in(group)
     assert (found.task, found.cause.value) == (f"worker {slow}", cause)
     # The others are as far behind each other as before, so they wait for all of the extra time.
     assert found.late_s == pytest.approx(extra_s, abs=0.05 + 0.1 * extra_s)
@@ -101,19 +99,16 @@ def test_late_worker_is_found_where_transfers_are_not_measured(cause, num_worker
     group = Group(
         num_workers=num_workers, slow=1, cause=cause, extra_s=0.1, measures_transfers=False
     )
-    (found,) = find_stragglers(window_of(group))
+    (found,) = found_in(group)
     assert (found.task, found.cause.value) == ("worker 1", cause)
 
 
 def test_host_that_waits_for_its_own_programs_holds_up_nobody() -> None:
     """Its reading takes long, but less than the program beside it."""
-    quick = WorkerTimes(step_s=0.5, busy_s=0.01, idle_s=0.49, input_s=0.0)
-    reading = WorkerTimes(step_s=0.5, busy_s=0.4, idle_s=0.1, input_s=0.4)
-    one = {"worker 0": quick, "worker 1": quick, "worker 2": reading}
-    assert find_stragglers(Window(bins=(one,) * 10, sizes=(1,) * 10)) == ()
-    late = dataclasses.replace(reading, busy_s=0.5, idle_s=0.0)
-    one["worker 2"] = late
-    (found,) = find_stragglers(Window(bins=(one,) * 10, sizes=(1,) * 10))
+    times = exact({"worker 0": 0.01, "worker 1": 0.01, "worker 2": 0.4}, idle_s=0.1, input_s=0.01)
+    assert find_stragglers(times) == ()
+    times["worker 2"] = dataclasses.replace(times["worker 2"], idle_s=0.0)
+    (found,) = find_stragglers(times)
     assert found.task == "worker 2"
 
 
@@ -134,33 +129,42 @@ def test_few_steps_tell_nothing() -> None:
     busy_s = {"worker 0": 0.1, "worker 1": 0.5}
     assert find_stragglers(exact(busy_s, MIN_STEPS - 1)) == ()
     assert find_stragglers(exact(busy_s, MIN_STEPS))
-    assert find_stragglers(Window(bins=(), sizes=())) == ()
+    assert find_stragglers({}) == ()
+
+
+def test_excess_within_its_error_makes_nobody_late() -> None:
+    busy_s = {"worker 0": 0.1, "worker 1": 0.3}
+    assert find_stragglers(exact(busy_s, error_s=0.05)) == ()
+    assert find_stragglers(exact(busy_s, error_s=0.04))
 
 
 def test_single_pause_makes_nobody_late() -> None:
-    one = {f"worker {rank}": WorkerTimes(step_s=0.2, busy_s=0.2) for rank in range(3)}
-    waiting = {task: WorkerTimes(step_s=5.0, busy_s=0.2) for task in one}
-    pause = waiting | {"worker 1": WorkerTimes(step_s=5.0, busy_s=5.0)}
-    assert find_stragglers(Window(bins=(one,) * 9 + (pause,), sizes=(5,) * 10)) == ()
+    lines = [
+        (f"worker {rank}", 2.0 * number, step_event(5 * number, 5, 1.0, 0.0))
+        for rank in range(3)
+        for number in range(1, 10)
+    ]
+    pauses = [
+        (f"worker {rank}", 50.0, step_event(50, 5, 25.0, 0.0 if rank == 1 else 24.0))
+        for rank in range(3)
+    ]
+    assert find_stragglers(times_of([*lines, *pauses])) == ()
 
 
 def test_independent_workers_do_not_wait() -> None:
     """As those of parameter servers, whose steps take as long as each of them needs."""
-    one = {
-        f"worker {rank}": WorkerTimes(step_s=time_s, busy_s=time_s)
-        for rank, time_s in enumerate((0.2, 0.2, 0.6))
-    }
-    assert find_stragglers(Window(bins=(one,) * 10, sizes=(5,) * 10)) == ()
-    for task, times in one.items():
-        one[task] = dataclasses.replace(times, step_s=0.6)
-    (found,) = find_stragglers(Window(bins=(one,) * 10, sizes=(5,) * 10))
+    times = exact({"worker 0": 0.2, "worker 1": 0.2, "worker 2": 0.6})
+    (found,) = find_stragglers(times)
     assert found.task == "worker 2"
+    own = {task: dataclasses.replace(one, step_s=one.busy_s) for task, one in times.items()}
+    assert find_stragglers(own) == ()
 
 
 def test_worker_that_came_late_is_left_out() -> None:
-    one = {f"worker {rank}": WorkerTimes(step_s=0.2, busy_s=0.2) for rank in range(3)}
-    more = one | {"worker 3": WorkerTimes(step_s=0.2, busy_s=0.9)}
-    assert find_stragglers(Window(bins=(one,) * 6 + (more,) * 4, sizes=(5,) * 10)) == ()
+    times = exact({"worker 0": 0.2, "worker 1": 0.2, "worker 2": 0.9}, 10)
+    for num_steps, expected in ((5, 0), (6, 1)):
+        times["worker 2"] = dataclasses.replace(times["worker 2"], num_steps=num_steps)
+        assert len(find_stragglers(times)) == expected
 
 
 @pytest.mark.parametrize(
@@ -175,93 +179,50 @@ def test_sentence_names_the_cause(cause, words) -> None:
     assert words in Straggler(task="worker 1", cause=cause, late_s=1.5, step_s=2.0).text
 
 
-# Alignment of the lines of several workers.
+# Medians of the lines of each worker.
 
 
-def test_lines_are_averaged_over_the_same_steps() -> None:
-    """Worker 1 writes steps 1 to 4 and 5 to 10; worker 0 steps 1 to 10 in one line."""
+def test_times_are_medians_of_lines() -> None:
     lines = [
         ("worker 1", 1.0, step_event(4, 4, 4.0, 2.0, input_s=0.4)),
-        ("worker 1", 2.0, step_event(10, 6, 12.0, 6.0, input_s=1.2)),
-        ("worker 0", 2.5, step_event(10, 10, 16.0, 8.0, input_s=0.0)),
+        ("worker 1", 2.0, step_event(14, 10, 20.0, 10.0, input_s=2.0)),
+        ("worker 1", 3.0, step_event(15, 1, 9.0, 1.0, input_s=0.1)),
+        ("worker 10", 2.5, step_event(10, 10, 16.0, 8.0)),
+        ("worker 2", 2.5, step_event(10, 10, 16.0, 8.0)),
     ]
-    (window,) = windows_of(lines, window_s=math.inf)
-    assert window.sizes == (10,)
-    (one,) = window.bins
-    assert one["worker 1"].step_s == pytest.approx(1.6)
-    assert one["worker 1"].busy_s == pytest.approx(0.8)
-    assert one["worker 1"].input_s == pytest.approx(0.16)
-    assert one["worker 0"].busy_s == pytest.approx(0.8)
+    times = times_of(lines)
+    assert list(times) == ["worker 1", "worker 2", "worker 10"]
+    assert times["worker 1"].num_steps == 15
+    assert times["worker 1"].step_s == pytest.approx(2.0)
+    assert times["worker 1"].busy_s == pytest.approx(1.0)
+    assert times["worker 1"].input_s == pytest.approx(0.1)
+    assert times["worker 2"].busy_s == pytest.approx(0.8)
+    assert times["worker 2"].input_s is None
 
 
-def test_all_steps_are_in_windows_of_a_length() -> None:
-    group = Group(num_workers=3, num_steps=300, noise=0.0)  # 0.25 s each
-    windows = windows_of(group.lines())
-    assert sum(window.num_steps for window in windows) == 300
-    assert len(windows) == pytest.approx(300 * 0.25 / 10, abs=2)
-    assert all(len(one) == 3 for window in windows for one in window.bins)
+def test_error_is_that_of_a_median() -> None:
+    lines = [("worker 0", 1.0, step_event(1, 1, 2.0 + one, 1.0)) for one in (-0.1, 0.0, 0.1, 0.3)]
+    assert times_of(lines)["worker 0"].error_s == pytest.approx(1.2533 * 1.4826 * 0.1 / 2)
 
 
-def test_long_steps_are_in_windows_with_enough_of_them() -> None:
-    windows = windows_of(Group(num_workers=2, num_steps=23, compute_s=30.0).lines())
-    assert [window.num_steps for window in windows[:-1]] == [MIN_STEPS] * (len(windows) - 1)
-
-
-def test_steps_that_run_again_begin_a_window() -> None:
-    def lines(begin_s: float, waited_s: float) -> list:
-        return [
-            (f"worker {rank}", begin_s + rank, step_event(20, 20, 4.0, waited_s))
-            for rank in range(2)
-        ]
-
-    first, second = windows_of([*lines(0.0, 2.0), *lines(50.0, 3.0)], window_s=math.inf)
-    assert first.bins[0]["worker 0"].busy_s == pytest.approx(0.1)
-    assert second.bins[0]["worker 0"].busy_s == pytest.approx(0.05)
-
-
-def test_worker_that_ends_is_in_no_later_bin() -> None:
-    lines = [
-        *((f"worker {rank}", 1.0, step_event(10, 10, 1.0, 0.5)) for rank in range(3)),
-        *((f"worker {rank}", 2.0, step_event(20, 10, 1.0, 0.5)) for rank in (0, 2)),
-    ]
-    (window,) = windows_of(lines, window_s=math.inf)
-    assert [sorted(one) for one in window.bins] == [
-        ["worker 0", "worker 1", "worker 2"],
-        ["worker 0", "worker 2"],
-    ]
-
-
-def test_gap_in_the_steps_of_a_worker_is_covered_by_none() -> None:
-    lines = [
-        *((f"worker {rank}", 1.0, step_event(10, 10, 1.0, 0.5)) for rank in range(2)),
-        ("worker 0", 2.0, step_event(20, 10, 1.0, 0.5)),
-        *((f"worker {rank}", 3.0, step_event(30, 10, 1.0, 0.5)) for rank in range(2)),
-    ]
-    (window,) = windows_of(lines, window_s=math.inf)
-    assert window.sizes == (10, 10)
-
-
-def test_lines_without_waits_and_of_one_worker_give_nothing() -> None:
-    assert windows_of([("worker 0", 1.0, step_event(10, 10, 1.0, 0.5))]) == []
-    unmeasured = [(f"worker {rank}", 1.0, step_event(10, 10, 1.0, None)) for rank in range(2)]
-    assert windows_of(unmeasured) == []
-    assert windows_of([]) == []
+def test_lines_without_waits_give_nothing() -> None:
+    assert times_of([("worker 0", 1.0, step_event(10, 10, 1.0, None))]) == {}
 
 
 def test_input_is_no_longer_than_the_own_work() -> None:
-    lines = [
-        (f"worker {rank}", 1.0, step_event(10, 10, 1.0, 0.5, input_s=9.0)) for rank in range(2)
-    ]
-    (window,) = windows_of(lines, window_s=math.inf)
-    assert window.bins[0]["worker 1"].input_s == pytest.approx(0.05)
+    times = times_of([("worker 0", 1.0, step_event(10, 10, 1.0, 0.5, input_s=9.0))])
+    assert times["worker 0"].input_s == pytest.approx(0.05)
 
 
 # Times of the workers over a run, compared with what was put in.
 
 
 def summaries_in(group: Group) -> tuple[WorkerSummary, ...]:
-    lines = group.lines()
-    return summaries_of(windows_of(lines), max(at_s for _, at_s, _ in lines))
+    by_task: dict[str, list] = {}
+    for task, at_s, event in group.lines():
+        by_task.setdefault(task, []).append(dataclasses.replace(event, **at(10 + at_s)))
+    processes = [process(task, 0, first_step(9, 1), *lines) for task, lines in by_task.items()]
+    return summaries_of(processes, max(one.events[-1].monotonic_s for one in processes) - 10)
 
 
 @settings(max_examples=8, deadline=None)
@@ -297,14 +258,15 @@ def test_worker_that_is_slow_for_a_while_is_named(cause, seed, begin, length) ->
     assert one.slow.step_s == pytest.approx(0.56, abs=0.06)
     # The windows at its begin and end are half slow, and count in full or not at all.
     assert one.num_late_steps == pytest.approx(length, rel=0.35)
-    assert one.num_steps == 800
+    assert one.times.num_steps == 800
 
 
 def test_times_of_a_step_are_medians() -> None:
     worker = summaries_in(Group(num_workers=3, noise=0.0))[1]
     assert worker.task == "worker 1"
-    assert (worker.input_s, worker.work_s) == (pytest.approx(0.02), pytest.approx(0.2))
-    assert (worker.peers_s, worker.transfer_s) == (pytest.approx(0), pytest.approx(0.03))
+    times = worker.times
+    assert (times.input_s, times.busy_s) == (pytest.approx(0.02), pytest.approx(0.22))
+    assert (times.peers_s, times.transfer_s) == (pytest.approx(0), pytest.approx(0.03))
     assert worker.slow is None
 
 
@@ -312,14 +274,26 @@ def test_unmeasured_times_are_unknown() -> None:
     found = summaries_in(
         Group(num_workers=2, slow=1, cause="input", extra_s=0.2, measures_transfers=False)
     )
-    assert [worker.transfer_s for worker in found] == [None, None]
+    assert [worker.times.transfer_s for worker in found] == [None, None]
     assert [worker.slow and worker.slow.cause for worker in found] == [None, Cause.INPUT]
 
 
 def test_run_of_one_worker_has_no_summaries() -> None:
     assert summaries_of([], 10.0) == ()
-    alone = [line for line in Group(num_workers=2).lines() if line[0] == "worker 1"]
-    assert summaries_of(windows_of(alone), 10.0) == ()
+    alone = process("worker 1", 0, first_step(1, 1), steps(1, 20, 2, 60, waited=1.0))
+    assert summaries_of([alone], 20.0) == ()
+    assert len(summaries_of([alone, dataclasses.replace(alone, start=_start(2))], 20.0)) == 2
+
+
+def _start(index: int):
+    return process(f"worker {index}", 0).start
+
+
+def test_windows_are_as_long_as_a_few_long_steps_take() -> None:
+    """Steps of half a minute: one alone would be a pause."""
+    group = Group(num_workers=3, num_steps=23, compute_s=30.0, slow=1, cause="compute", extra_s=9.0)
+    (found,) = [one for one in summaries_in(group) if one.slow is not None]
+    assert found.task == "worker 1"
 
 
 # Lines of steps that count.

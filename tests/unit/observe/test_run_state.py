@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 
 import pytest
-from rich.console import Console
 
-from stratagem.observe import terminal as live_view
-from stratagem.observe.events import ProcessEvents, StepEvent, encode
+from stratagem.errors import NotFoundError
+from stratagem.observe import run_state as watcher_module
+from stratagem.observe.events import ProcessEvents, encode
 from stratagem.observe.goodput import account_for
-from stratagem.observe.run_state import RunSnapshot, RunState, Watcher
-from stratagem.observe.terminal import frame
+from stratagem.observe.run_state import (
+    LOST_AFTER_S,
+    ProcessState,
+    RunSnapshot,
+    RunState,
+    Watcher,
+)
 from tests.unit.observe.goodput.runs import (
     EPOCH_S,
     end,
@@ -26,6 +30,7 @@ from tests.unit.observe.goodput.runs import (
     process,
     progress,
     restart,
+    restored,
     run,
     steps,
     straggling,
@@ -49,11 +54,8 @@ def test_run_with_a_straggler() -> None:
     assert shown.steps_per_s == 2.5
     first, second = shown.tasks
     assert (first.task, second.task) == ("worker 0", "worker 1")
-    assert (first.delay_s, first.is_straggler) == (0.0, False)
-    assert second.delay_s == pytest.approx(0.2)
-    assert second.is_straggler
     assert (second.cause, second.late_s) == ("unknown", pytest.approx(0.2))
-    assert (first.cause, first.late_s) == (None, 0.0)
+    assert (first.cause, first.late_s) == (None, None)
     assert shown.stragglers == (
         "worker 1 is slow: the others wait 200 ms of each 400 ms step for it",
     )
@@ -204,142 +206,129 @@ def test_process_that_started_after_a_loss_is_not_the_lost_one() -> None:
     assert [task.phase for task in shown.tasks] == ["running", "restarting"]
 
 
-# Frames of the terminal view.
+# Phases of a process, its speed, and its time on the host.
 
 
-def shown(events, second: float, account=None) -> str:
-    console = Console(file=io.StringIO(), width=140)
-    account = account or account_for(events)
-    console.print(frame("runs/digits", snapshot(events, second), account))
-    return console.file.getvalue()
+def state_of(*events, read_s: float, attempt: int = 0, task: str = "worker 0") -> ProcessState:
+    news = process(task, 0, *events, attempt=attempt)
+    state = ProcessState(news.start)
+    state.add(news, EPOCH_S + read_s)
+    return state
 
 
-def row(text: str, name: str) -> list[str]:
-    (line,) = [line for line in text.splitlines() if line.startswith(f"│ {name}")]
-    return [cell.strip() for cell in line.split("│")[1:-1]]
+def phase(state: ProcessState, second: float) -> str:
+    return state.phase(EPOCH_S + second).value
 
 
-def test_frame_shows_a_straggler_and_all_figures() -> None:
-    text = shown(straggling(), 41)
-    assert text.startswith("runs/digits  finished  41.0 s since the start\n")
-    assert "101 of 101" in text
-    assert "2.5 steps/s" in text
-    assert "Goodput after start-up: " in text
-    assert "start-up took 10.0 s" in text
-    assert "start-up 10.0 s" in text
-    assert row(text, "worker 1") == [
-        "worker 1",
-        "finished",
-        "101",
-        "-",
-        "200 ms",
-        "300 MiB",
-        "0 MiB of 0 MiB",
-        "",
-    ]
-    assert "worker 1 is slow: the others wait 200 ms of each 400 ms step for it.\n" in text
-    assert "2 warnings, the last ones" in text
-    assert "12.0 s worker 1 UserWarning: slow <data>" in text
-    values = [line.split()[0] for line in text.splitlines() if line.startswith(("loss", "acc"))]
-    assert values == ["loss", "accuracy"]
-    assert "█▁" in text
+RUNNING = (first_step(10, 1), steps(10, 20, 2, 51))
 
 
-def test_running_worker_says_when_it_was_heard() -> None:
-    text = shown(run(process("worker 0", 0, first_step(5, 1))), 9)
-    assert text.startswith("runs/digits  running  9.0 s since the start\n")
-    assert row(text, "worker 0")[1:5] == ["running", "1", "4 s ago", "-"]
+@pytest.mark.parametrize(
+    ("events", "second", "expected"),
+    [
+        ((), 5, "starting"),
+        ((memory(60, 1),), 61, "starting"),
+        (RUNNING, 21, "running"),
+        ((*RUNNING, memory(40, 1)), 41, "waiting"),
+        (RUNNING, 20 + LOST_AFTER_S + 1, "lost"),
+        ((*RUNNING, end(21)), 500, "finished"),
+        ((*RUNNING, end(21, 3)), 500, "failed"),
+        ((*RUNNING, failure(21, "worker 1")), 22, "restarting"),
+        ((*RUNNING, restored(21, 7)), 22, "restarting"),
+        # Steps of 20 s: a silence of 25 s between them is no wait.
+        ((first_step(10, 1), steps(10, 50, 2, 3), memory(75, 1)), 76, "running"),
+    ],
+)
+def test_phase_follows_from_the_events(events, second, expected) -> None:
+    assert phase(state_of(*events, read_s=second), second) == expected
 
 
-def test_launcher_has_no_row_and_restarts_are_counted() -> None:
-    text = shown(gang_restart(), 78)
-    assert "launcher" not in text
-    assert ", 1 restart\n" in text
+def test_later_start_is_a_restart_until_its_first_step() -> None:
+    assert phase(state_of(read_s=1, attempt=1), 1) == "restarting"
+    assert phase(state_of(first_step(3, 8), read_s=3, attempt=1), 3) == "running"
 
 
-@pytest.mark.parametrize("loss", [1.0, None])
-def test_value_that_is_not_finite_is_named(loss) -> None:
-    text = shown(run(process("worker 0", 0, progress(5, 1, loss=loss))), 6)
-    assert ("not finite" in text) is (loss is None)
+@pytest.mark.parametrize(("task", "expected"), [("launcher 0", "running"), ("ps 0", "lost")])
+def test_silence_of_other_tasks(task, expected) -> None:
+    """A launcher has nothing to report; a server gives signs of life."""
+    assert phase(state_of(read_s=0, task=task), 100) == expected
 
 
-def test_only_some_of_many_workers_have_a_row() -> None:
-    text = shown(run(*(process(f"worker {index}", 0) for index in range(40))), 5)
-    assert "and 8 more" in text
-    assert text.count("│ starting") == 32
+def test_loss_that_another_process_reported_counts_until_the_task_is_heard_again() -> None:
+    state = state_of(*RUNNING, read_s=20)
+    state.lost_s = EPOCH_S + 21
+    assert phase(state, 22) == "lost"
+    state.add(process("worker 0", 0, steps(20, 30, 52, 101)), EPOCH_S + 30)
+    assert phase(state, 30) == "running"
 
 
-def test_text_of_a_run_is_not_markup_and_problems_are_shown() -> None:
-    events = straggling()
-    account = dataclasses.replace(account_for(events), problems=("[bold]torn[/bold]",))
-    assert "Unreadable: [bold]torn[/bold]" in shown(events, 41, account)
+def test_clock_of_the_viewer_may_differ() -> None:
+    """An hour ahead or behind, and news arrive: they are heard when they are read."""
+    for offset_s in (3600.0, -3600.0):
+        state = state_of(*RUNNING, read_s=20 + offset_s)
+        state.add(process("worker 0", 0, steps(20, 30, 52, 101)), EPOCH_S + 30 + offset_s)
+        assert phase(state, 31 + offset_s) == "running"
+        assert state.heard_s == EPOCH_S + 30 + offset_s
 
 
-def test_cause_of_a_slow_worker_is_in_its_row() -> None:
-    events = run(
-        *(
-            process(f"worker {rank}", 0, first_step(10, 1), measured(input_s))
-            for rank, input_s in enumerate((1.0, 11.0))
-        )
-    )
-    text = shown(events, 21)
-    assert row(text, "worker 0")[4] == "0 ms"
-    assert row(text, "worker 1")[4] == "200 ms (input)"
-    assert "worker 1 is slow in input: the others wait 200 ms of each 400 ms step" in text
+def test_speed_is_of_the_last_steps_without_first_ones() -> None:
+    state = state_of(steps(0, 10, 1, 1), read_s=10)
+    assert state.steps_per_s() is None
+    state.add(process("worker 0", 0, steps(10, 20, 2, 101)), EPOCH_S + 20)
+    assert state.steps_per_s() == 10
+    state.add(process("worker 0", 0, steps(60, 70, 102, 151)), EPOCH_S + 70)
+    assert state.steps_per_s() == 5
 
 
-def measured(input_s: float) -> StepEvent:
-    """50 steps in 20 s, with 5 s of computing and some of input."""
-    line = steps(10, 30, 2, 51, waited=15.0 - input_s)
-    return dataclasses.replace(line, input_s=input_s)
+@pytest.mark.parametrize(
+    ("code", "expected"), [(None, "lost"), (0, "finished"), (1, "lost")], ids=str
+)
+def test_process_without_which_others_continue(code, expected) -> None:
+    last = () if code is None else (end(21, code),)
+    state = state_of(*RUNNING, *last, read_s=22)
+    state.has_survivors = True
+    assert phase(state, 22) == expected
 
 
-def before(second: float):
-    """The events of a run with changes of members, up to a moment."""
-    whole = members_come_and_go()
-    return run(
-        *(
-            ProcessEvents(
-                start=one.start,
-                events=tuple(event for event in one.events if event.monotonic_s <= second),
-            )
-            for one in whole.processes
-            if one.start.monotonic_s <= second
-        )
-    )
+# A watcher reads what is new, and computes accounts at a bounded cost.
 
 
-def test_members_of_a_group_are_counted() -> None:
-    text = shown(before(21.75), 21.75)
-    assert text.startswith("runs/digits  running  21.8 s since the start, 2 of 3 workers\n")
-    assert row(text, "worker 1")[1] == "lost"
-    assert row(text, "worker 1")[-1] == "the others continue"
-    assert "2 of 3 members; lost 1 time, joined 0 times; training stood still for 1.0 s" in text
-    text = shown(before(32), 32)
-    assert text.startswith("runs/digits  running  32.0 s since the start, 3 of 3 workers\n")
-    assert "workers" not in shown(gang_restart(), 30).splitlines()[0]
-
-
-# Loops over a growing folder; tests/unit/cli/test_other_commands.py has one in a terminal.
-
-
-def test_view_ends_with_the_run(tmp_path, capsys) -> None:
+def test_state_and_account_of_a_run(tmp_path) -> None:
     write(tmp_path, straggling())
-    live_view.show_live("run", Watcher(tmp_path), 1e6)
-    assert "finished" in capsys.readouterr().out
+    watcher = Watcher(tmp_path, clock=lambda: EPOCH_S + 41)
+    assert watcher.poll().step == 101
+    assert watcher.account() == account_for(straggling())
+    values = watcher.as_dict(watcher.poll())
+    assert values["account"]["startup_s"] == pytest.approx(10)
 
 
-def test_exports_end_a_while_after_the_run(tmp_path, monkeypatch) -> None:
-    seconds = [0.0]
-    monkeypatch.setattr(live_view.time, "monotonic", lambda: seconds[0])
+def test_folder_that_appears_later(tmp_path) -> None:
+    watcher = Watcher(tmp_path / "run")
+    assert watcher.poll().tasks == ()
+    assert watcher.account() is None
+    assert watcher.as_dict(watcher.poll())["account"] is None
+    with pytest.raises(NotFoundError, match="has no events"):
+        watcher.poll_existing()
+    write(tmp_path / "run", straggling())
+    assert len(watcher.poll().tasks) == 2
+    assert len(watcher.poll_existing().tasks) == 2
 
-    def sleep(interval_s: float) -> None:
-        seconds[0] += interval_s
-        if seconds[0] == 30:
-            with (tmp_path / "events" / "worker-0.0.jsonl").open("a") as file:
-                file.write(encode(end(30)) + "\n")
 
-    monkeypatch.setattr(live_view.time, "sleep", sleep)
-    write(tmp_path, run(process("worker 0", 0, first_step(5, 1))))
-    live_view.export(Watcher(tmp_path), 1.0)
-    assert seconds[0] == pytest.approx(30 + 60, abs=1.5)
+def test_account_that_took_long_is_not_computed_for_each_line(tmp_path, monkeypatch) -> None:
+    """One of 1 s is due again after 20 s."""
+    seconds = iter(range(0, 1000))
+    monkeypatch.setattr(watcher_module.time, "perf_counter", lambda: float(next(seconds)))
+    running = gang_restart()
+    write(tmp_path, type(running)(processes=running.processes[1:3]))
+    watcher = Watcher(tmp_path, clock=lambda: EPOCH_S + 50)
+    watcher.poll()
+    first = watcher.account()
+    path = tmp_path / "events" / "worker-1.1.jsonl"
+    changes = 0
+    for number in range(19):
+        with path.open("a") as file:
+            file.write(encode(steps(50 + number, 51 + number, 40 + number, 40 + number)) + "\n")
+        watcher.poll()
+        changes += watcher.account() is not first
+        first = watcher.account()
+    assert changes <= 1
