@@ -113,7 +113,7 @@ def _profiled(training: Any) -> dict[str, Any]:
     """Profiles two epochs; returns their gaps, the longest with their operations."""
     import jax
 
-    from stratagem.observe.profiling.trace import read_trace
+    from stratagem.observe.profiling import read_trace
 
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level, options.host_tracer_level = 0, 2

@@ -14,7 +14,7 @@ from typing import Any
 from jax.extend import backend
 from jax.profiler import ProfileData
 
-from stratagem.observe.profiling.trace import DeviceOperation, read_trace
+from stratagem.observe.profiling import DeviceOperation, read_trace
 from stratagem.planning.schedule import OperationCost, Schedule, operation_costs
 from stratagem.planning.targets import Accelerator
 

@@ -23,8 +23,7 @@ def command(trace: Path, top: int, *, as_json: bool) -> None:
     # Reading needs no accelerator.
     environment.set_defaults({"JAX_PLATFORMS": "cpu"})
     try:
-        from stratagem.observe.profiling.recorder import read_profiles
-        from stratagem.observe.profiling.summary import show_profile
+        from stratagem.observe.profiling import read_profiles, show_profile
 
         summaries = read_profiles(trace)
     except (ImportError, OSError, ValueError) as error:

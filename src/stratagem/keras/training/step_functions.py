@@ -39,7 +39,7 @@ from stratagem.keras.training.active_fit import StepEvents
 from stratagem.keras.training.replica_steps import ReplicaSteps
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.observe.process_writer import current_events
-from stratagem.observe.profiling.trace import input_mark
+from stratagem.observe.recorder import input_mark
 from stratagem.observe.wait_clock import DataWait, wait_clock
 from stratagem.strategies.reduction import of_all
 from stratagem.variables.components import aggregate_components, gather_together

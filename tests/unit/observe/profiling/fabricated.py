@@ -92,10 +92,6 @@ def input_wait(begin_ns: int, end_ns: int) -> Event:
     return Event("stratagem input", begin_ns, end_ns)
 
 
-def compilation(begin_ns: int, end_ns: int) -> Event:
-    return Event("backend_compile_and_load", begin_ns, end_ns)
-
-
 def end_mark(at_ns: int) -> Event:
     return Event("stratagem end", at_ns, at_ns)
 
@@ -129,7 +125,6 @@ def two_steps() -> bytes:
         input_wait(150, 250),
         step(1000, 1050),
         input_wait(850, 950),
-        compilation(1050, 1080),
         end_mark(1900),
     ]
     return cpu_trace(python, first, second)

@@ -8,17 +8,15 @@ from pathlib import Path
 import jax
 import pytest
 
-from stratagem.observe.profiling import recorder as module
-from stratagem.observe.profiling.recorder import (
+from stratagem.observe import recorder as module
+from stratagem.observe.profiling import find_traces, read_profile, read_profiles
+from stratagem.observe.recorder import (
     UNOBSERVED,
     StepRecorder,
     current_observer,
     end_observation,
-    find_traces,
     observe,
     observed_call,
-    read_profile,
-    read_profiles,
 )
 from tests.unit.observe.profiling.fabricated import OPERATIONS, cpu_trace, step, two_steps, write
 
@@ -75,18 +73,6 @@ def test_steps_are_counted_from_the_first_that_is_left_out(profiler) -> None:
     assert current_observer() is None
     recorder.close()
     assert profiler.notes.count("stop") == 1
-
-
-def test_use_of_the_host_is_that_of_the_recorded_steps(profiler, monkeypatch, tmp_path) -> None:
-    times_s = iter([100.0, 103.5])
-    monkeypatch.setattr(module, "process_tree_s", lambda: next(times_s))
-    monkeypatch.setattr(module, "available_cores", lambda: 6.0)
-    recorder = profiler.recorder(1, 2)
-    profiler.run(recorder, 1, 1, 1)
-    ((_, summary),) = profiler.found
-    assert (summary.processor_s, summary.num_cores) == (3.5, 6.0)
-    read = read_profile(tmp_path)
-    assert (read.processor_s, read.num_cores) == (3.5, 6.0)
 
 
 def test_calls_of_many_steps_are_recorded_whole(profiler) -> None:
@@ -231,8 +217,6 @@ def test_folder_without_a_trace(name, why, tmp_path) -> None:
         "{",
         "[]",
         '{"programs": {"jit_step": {"dot": ["a"]}}}',
-        '{"programs": {}, "host": {"processor_s": 1.0}}',
-        '{"programs": {}, "host": {"processor_s": "?", "num_cores": 2}}',
     ],
 )
 def test_damaged_layers_are_an_error(text, tmp_path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -14,33 +13,25 @@ from hypothesis import strategies as st
 from jax.profiler import ProfileData
 from rich.console import Console
 
-from stratagem.observe.profiling.recorder import find_traces
-from stratagem.observe.profiling.summary import (
-    PARTS,
-    ProfileSummary,
-    every_steps,
-    instructions_of,
-    layer_of,
-    period_of,
-    show_profile,
-    summarize,
-)
-from stratagem.observe.profiling.trace import (
-    COMPILATION,
+from stratagem.observe.profiling import (
     END,
+    PARTS,
     STEP,
     DeviceOperation,
     DeviceTrace,
-    clip,
-    input_mark,
-    intersect,
+    ProfileSummary,
+    every_steps,
+    find_traces,
+    instructions_of,
     is_collective,
-    length,
+    layer_of,
     parse_trace,
+    period_of,
     read_trace,
-    subtract,
-    union,
+    show_profile,
+    summarize,
 )
+from stratagem.observe.recorder import input_mark
 from tests.unit.observe.profiling.fabricated import (
     OPERATIONS,
     Event,
@@ -62,36 +53,21 @@ _SPANS = st.lists(_SPAN.filter(lambda one: one[0] < one[1]), max_size=6)
 
 
 def _trace(operations, **fields) -> DeviceTrace:
-    steps = fields.pop("steps", [((0, 1), 1)])
-    given = {"input": [], "compilation": [], "end_ns": None, "executions": {}} | fields
-    return DeviceTrace("gpu", operations, steps=steps, **given)
+    return DeviceTrace("gpu", operations, **{"steps": [((0, 1), 1)], **fields})
 
 
-def _operation(begin, end, kind="compute", name="dot", module="jit_step", run=None):
-    return DeviceOperation(name, module, begin, end, kind, run)
+def _operation(begin, end, kind="compute", name="dot", module="jit_step"):
+    return DeviceOperation(name, module, begin, end, kind)
 
 
 @settings(max_examples=60, deadline=None)
-@given(_SPANS.filter(bool), _SPANS, _SPANS, _SPANS, _SPANS, _SPANS)
-def test_each_nanosecond_counts_once(
-    compute, collectives, copies, executed, waits, compiles
-) -> None:
+@given(_SPANS.filter(bool), _SPANS, _SPANS, _SPANS)
+def test_each_nanosecond_counts_once(compute, collectives, copies, waits) -> None:
     operations = [_operation(*one) for one in compute]
     operations += [_operation(*one, "collective", "all-reduce") for one in collectives]
     operations += [_operation(*one, "copy", "MemcpyH2D") for one in copies]
-    executions = {"gpu:0": union(executed) or [(0.0, 0.0)]}
-    found = summarize(
-        _trace(
-            {"gpu:0": operations},
-            executions=executions,
-            input=union(waits),
-            compilation=union(compiles),
-            end_ns=_WHOLE_NS,
-        )
-    )
-    causes = dict(
-        zip(PARTS, (compute, collectives, copies, executed, waits, compiles), strict=False)
-    )
+    found = summarize(_trace({"gpu:0": operations}, input=waits, end_ns=_WHOLE_NS))
+    causes = dict(zip(PARTS, (compute, collectives, copies, waits), strict=False))
     counted = dict.fromkeys(PARTS, 0)
     for nanosecond in range(_WHOLE_NS):
         holds = (
@@ -114,9 +90,7 @@ def test_two_steps_on_two_devices() -> None:
         "compute": (400 + 700 + 600 + 600) / 2,
         "collectives": (200 + 300) / 2,
         "copies": 0,
-        "launch": 0,
         "input": (150 + 150) / 2,  # 150 to 200, when operations begin, and 850 to 950
-        "compilation": 30,
         "host": 0,
     }
     mean["host"] = 2000 - sum(mean.values())
@@ -135,24 +109,6 @@ def test_two_steps_on_two_devices() -> None:
     assert (reduce.kind, reduce.layer, reduce.count) == ("collective", "", 1)
 
 
-def test_gaps_within_an_execution_are_launches() -> None:
-    operations = [_operation(10, 20, run=1), _operation(25, 30, run=1), _operation(50, 60, run=2)]
-    summary = summarize(_trace({"cpu:0": operations}))
-    assert summary.parts_s["launch"] == pytest.approx(5e-9)
-    assert summary.parts_s["host"] == pytest.approx(30e-9)
-
-
-def test_without_executions_short_gaps_of_a_program_are_launches() -> None:
-    gaps_ns = (3_000, 49_000, 51_000)
-    operations, at = [], 0
-    for gap_ns in (*gaps_ns, 0):
-        operations.append(_operation(at, at + 1_000))
-        at += 1_000 + gap_ns
-    summary = summarize(_trace({"gpu:0": operations}))
-    assert summary.parts_s["launch"] == pytest.approx(52e-6)
-    assert summary.parts_s["host"] == pytest.approx(51e-6)
-
-
 def test_loop_around_operations_is_no_operation() -> None:
     operations = [
         _operation(0, 100, name="while.1"),
@@ -160,10 +116,9 @@ def test_loop_around_operations_is_no_operation() -> None:
         _operation(40, 60),
         _operation(100, 150, name="while.2"),  # without operations inside, it counts
     ]
-    summary = summarize(_trace({"tpu:0": operations}, executions={"tpu:0": [(0, 150)]}))
+    summary = summarize(_trace({"tpu:0": operations}))
     assert summary.parts_s["compute"] == pytest.approx(70e-9)
     assert summary.parts_s["collectives"] == pytest.approx(30e-9)
-    assert summary.parts_s["launch"] == pytest.approx(50e-9)
     assert [one.name for one in summary.operations] == ["while.2", "all-reduce", "dot"]
 
 
@@ -194,17 +149,6 @@ def test_empty_summary_has_no_shares(summary) -> None:
     assert (empty.busy_share, empty.overlapped_share) == (0, 0)
 
 
-def test_cores_are_those_for_the_same_work_without_waiting(summary) -> None:
-    parts_s = dict.fromkeys(PARTS, 0.0) | {"compute": 4.0, "input": 6.0}
-    summary = dataclasses.replace(
-        summary, whole_s=10.0, parts_s=parts_s, processor_s=20.0, num_cores=2.0
-    )
-    assert (summary.is_input_bound, summary.needed_cores) == (True, 5.0)
-    assert summary.to_dict()["needed_cores"] == 5.0
-    unknown = dataclasses.replace(summary, processor_s=None)
-    assert (unknown.is_input_bound, unknown.needed_cores) == (True, None)
-
-
 # Operations and marks in traces of each platform; GPU and TPU traces are by XLA's format alone.
 
 
@@ -213,25 +157,23 @@ def _parsed(content: bytes):
 
 
 def test_operation_of_a_cpu_lasts_until_its_end_on_another_thread() -> None:
-    begin, end = cpu_operation("dot.1", 100, 700, device=1, run=5, returns_ns=150)
+    begin, end = cpu_operation("dot.1", 100, 700, device=1, returns_ns=150)
     trace = _parsed(cpu_trace([], [begin], [end]))
     assert trace.platform == "cpu"
-    assert trace.devices == {
-        "cpu:1": [DeviceOperation("dot.1", "jit_step", 100, 700, "compute", 5)]
-    }
+    assert trace.devices == {"cpu:1": [DeviceOperation("dot.1", "jit_step", 100, 700, "compute")]}
 
 
 def test_operation_without_an_end_lasts_as_long_as_its_call() -> None:
     begin, _ = cpu_operation("all-reduce.2", 100, 700)
     (one,) = _parsed(cpu_trace([], [begin])).devices["cpu:0"]
-    assert (one.interval, one.kind) == ((100, 700), "collective")
+    assert (one.begin_ns, one.end_ns, one.kind) == (100, 700, "collective")
 
 
 def test_marks_of_the_host() -> None:
     python = [step(10, 20, 4), step(0, 5), input_wait(6, 8), input_wait(7, 9), end_mark(30)]
     trace = _parsed(cpu_trace(python, cpu_operation("dot", 1, 2)))
     assert trace.steps == [((0, 5), 1), ((10, 20), 4)]
-    assert trace.input == [(6, 9)]
+    assert sorted(trace.input) == [(6, 8), (7, 9)]
     assert trace.end_ns == 30
 
 
@@ -268,7 +210,10 @@ def test_streams_of_a_gpu_as_cupti_writes_them() -> None:
     driver = {"Host Threads/77": [Event("cuLaunchKernel", 20, 30, {"correlation_id": 1})]}
     planes = {"/device:GPU:0": lines, "/host:CPU": host, "/host:CUPTI": driver}
     trace = _parsed(xspace(planes))
-    found = [(one.name, one.module, one.kind, one.interval) for one in trace.devices["gpu:0"]]
+    found = [
+        (one.name, one.module, one.kind, (one.begin_ns, one.end_ns))
+        for one in trace.devices["gpu:0"]
+    ]
     assert found == [
         ("cublas-gemm.4", "jit__one_step", "compute", (100, 300)),
         ("cublas-gemm.4", "jit__one_step", "compute", (300, 320)),
@@ -299,7 +244,6 @@ def test_lines_of_a_tpu() -> None:
     trace = _parsed(xspace({"/device:TPU:0": lines, "/device:TPU:0 SparseCore 1": lines}))
     assert trace.platform == "tpu"
     assert list(trace.devices) == ["tpu:0"]
-    assert trace.executions == {"tpu:0": [(90, 800)]}
     assert [(one.name, one.kind) for one in trace.devices["tpu:0"]] == [
         ("while.1", "compute"),
         ("fusion.5", "compute"),
@@ -375,7 +319,6 @@ def test_shares_and_times_are_of_one_step(summary) -> None:
     # 115 of 200 ms are 57.5 ms of each step.
     assert _row(lines, "compute")[1:3] == ["57.5%", "57.50 ms"]
     assert _row(lines, "collectives")[1:3] == ["12.5%", "12.50 ms"]
-    assert _row(lines, "compilation")[1:3] == ["1.5%", "1.50 ms"]
     assert not any("copies" in line for line in lines)  # none were made
     assert "Collectives take 17.50 ms; compute hides 29%." in lines
     assert _row(lines, "dot") == ["dot", "model/dense", "backward", "57.50 ms", "57.5%"]
@@ -400,22 +343,11 @@ def test_trace_without_marks_has_no_steps(summary) -> None:
     assert lines[1].strip() == "Time"
 
 
-@pytest.mark.parametrize(
-    ("processor_s", "num_cores", "expected"),
-    [
-        (None, None, "Input-bound: the devices wait 60% of the time for batches."),
-        (0.48, 2.0, "for batches. The host needs 6.0 cores, and has 2."),
-        (0.08, 2.0, "for batches. The host needs 1.0 of its 2 cores: read in more threads or"),
-    ],
-)
-def test_input_that_limits_says_what_it_needs(
-    summary, processor_s: float | None, num_cores: float | None, expected: str
-) -> None:
+def test_input_that_limits_is_named(summary) -> None:
     parts_s = dict.fromkeys(summary.parts_s, 0.0) | {"compute": 0.08, "input": 0.12}
-    limited = dataclasses.replace(
-        summary, whole_s=0.2, parts_s=parts_s, processor_s=processor_s, num_cores=num_cores
-    )
-    assert expected in " ".join(_shown(limited, width=200))
+    limited = dataclasses.replace(summary, whole_s=0.2, parts_s=parts_s)
+    assert limited.is_input_bound
+    assert "Input-bound: the devices wait 60% of the time for batches." in _shown(limited)
 
 
 def test_input_that_is_fast_enough_is_not_mentioned(summary) -> None:
@@ -502,7 +434,7 @@ def test_what_has_no_period_is_done_in_every_step() -> None:
 # Marks in a trace that JAX's profiler really writes.
 
 
-def test_marks_are_read_back_with_operations_and_compilation(tmp_path) -> None:
+def test_marks_are_read_back_with_operations(tmp_path) -> None:
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with jax.profiler.trace(str(tmp_path), profiler_options=options):
@@ -518,32 +450,8 @@ def test_marks_are_read_back_with_operations_and_compilation(tmp_path) -> None:
     assert num_steps == 3
     assert trace.end_ns is not None
     assert trace.end_ns >= end
-    for spans in (trace.input, trace.compilation):
-        assert spans
-        assert all(begin <= first <= last <= end for first, last in spans)
+    ((first, last),) = trace.input
+    assert begin <= first <= last <= end
     (operations,) = trace.devices.values()
     assert {one.module for one in operations} >= {"jit__lambda"}
     assert all(begin <= one.begin_ns < one.end_ns <= end for one in operations)
-    assert "backend_compile_and_load" in COMPILATION
-
-
-# Sets of intervals, compared with sets of whole numbers.
-
-_INTERVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=6)
-
-
-def _points(intervals) -> set[int]:
-    return {point for begin, end in intervals for point in range(int(begin), int(end))}
-
-
-@given(_INTERVALS, _INTERVALS)
-def test_operations_are_those_of_sets(first, second) -> None:
-    a, b = union(first), union(second)
-    assert _points(a) == _points(first)
-    assert length(a) == len(_points(first))
-    assert _points(intersect(a, b)) == _points(first) & _points(second)
-    assert _points(subtract(a, b)) == _points(first) - _points(second)
-    assert _points(clip(a, (5, 20))) == _points(first) & set(range(5, 20))
-    for found in (a, intersect(a, b), subtract(a, b)):  # sorted, apart and not empty
-        assert all(begin < end for begin, end in found)
-        assert all(one[1] <= other[0] for one, other in itertools.pairwise(found))
