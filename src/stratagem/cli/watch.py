@@ -122,7 +122,6 @@ def _of_run(state: RunSnapshot) -> Iterator[tuple[str, str, list[str], _Samples]
         ("restarts", "Restarts of this launch.", state.num_restarts),
         ("members", "Workers of an elastic group.", state.num_members),
         ("expected_members", "Workers of a full elastic group.", state.num_expected),
-        ("warnings", "Recorded warnings.", state.num_warnings),
     ):
         yield name, meaning, [], [([], value)]
     values = [([name], math.nan if one is None else one) for name, one in state.values.items()]

@@ -12,6 +12,7 @@ from typing import Any
 from stratagem.errors import NotFoundError, explain
 
 FORMAT_VERSION = 1
+_NOT_TRAINING = ("ps", "evaluator", "launcher")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,16 @@ class StartEvent(Event):
     attempt: int
     num_processes: int
     pid: int
+
+    @property
+    def task(self) -> str:
+        """The task, such as "worker 2"."""
+        return f"{self.task_type} {self.task_index}"
+
+    @property
+    def trains(self) -> bool:
+        """True if the process runs training steps."""
+        return self.task_type not in _NOT_TRAINING
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,18 +95,6 @@ class MemoryEvent(Event):
     host_bytes: int | None
     device_bytes: int | None
     device_limit_bytes: int | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class WarningEvent(Event):
-    """A warning of Python, or a log record of level WARNING or above; each text once.
-
-    `origin` is the file and line, or the logger.
-    """
-
-    text: str
-    category: str
-    origin: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,19 +156,6 @@ class NoticeEvent(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class StragglerEvent(Event):
-    """The others wait for `task`, for `late_s` of each step of `step_s`.
-
-    `cause` is input, compute or unknown.
-    """
-
-    task: str
-    cause: str
-    late_s: float
-    step_s: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class MembersEvent(Event):
     """An elastic group began, or its members changed: `num_members` of `num_expected` train.
 
@@ -209,8 +195,6 @@ _KINDS: dict[str, type[Event]] = {
     "end": EndEvent,
     "progress": ProgressEvent,
     "memory": MemoryEvent,
-    "warning": WarningEvent,
-    "straggler": StragglerEvent,
     "members": MembersEvent,
 }
 _KIND_OF = {event_type: kind for kind, event_type in _KINDS.items()}
@@ -233,15 +217,6 @@ def _types_of(annotation: str) -> set[type[Any]]:
 # Allowed types of each field, by event type.
 _FIELDS = {
     event_type: {field.name: _types_of(str(field.type)) for field in dataclasses.fields(event_type)}
-    for event_type in _KIND_OF
-}
-# Fields that earlier releases did not write, with their defaults.
-_DEFAULTS = {
-    event_type: {
-        field.name: field.default
-        for field in dataclasses.fields(event_type)
-        if field.default is not dataclasses.MISSING
-    }
     for event_type in _KIND_OF
 }
 
@@ -279,7 +254,6 @@ def decode(line: str) -> Event:
     if event_type is None:
         raise _unreadable_error(f"its kind is {values.get('kind')!r}")
     allowed = _FIELDS[event_type]
-    values = _DEFAULTS[event_type] | values
     for name, types in allowed.items():
         value = values.get(name)
         if name not in values or type(value) not in types or not _is_valid(value):
@@ -307,9 +281,6 @@ def _unreadable_error(why: str) -> ValueError:
     )
 
 
-_NOT_TRAINING = ("ps", "evaluator", "launcher")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProcessEvents:
     """Events of one process in order, beginning with its start."""
@@ -320,12 +291,12 @@ class ProcessEvents:
     @property
     def task(self) -> str:
         """The task, such as "worker 2"."""
-        return f"{self.start.task_type} {self.start.task_index}"
+        return self.start.task
 
     @property
     def trains(self) -> bool:
         """True if the process runs training steps."""
-        return self.start.task_type not in _NOT_TRAINING
+        return self.start.trains
 
     def at_s(self, event: Event) -> float:
         """Converts an event's time to the shared wall clock.

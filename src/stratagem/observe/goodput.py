@@ -10,8 +10,9 @@ import dataclasses
 import heapq
 import itertools
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from stratagem.observe.events import (
     EndEvent,
@@ -24,7 +25,6 @@ from stratagem.observe.events import (
     read_run,
 )
 from stratagem.observe.history import (
-    CheckpointStall,
     Failure,
     History,
     RetainedSteps,
@@ -188,17 +188,18 @@ def lost_processes(
     return frozenset(lost)
 
 
-CAUSES = (
-    "useful",
-    "repeated",
-    "members lost",
-    "members joined",
-    "detecting",
-    "restarting",
-    "saving",
-    "starting",
-    "waiting",
-)
+CAUSE_MEANINGS = {
+    "useful": "steps that count",
+    "repeated": "steps lost and run again",
+    "members lost": "training stood still because members were lost",
+    "members joined": "training stood still because members joined",
+    "detecting": "from the last step to the detection of a failure",
+    "restarting": "from detection to the next step",
+    "saving": "training waited for a checkpoint",
+    "starting": "start-up: from a start to the end of the first step",
+    "waiting": "waiting for data, evaluation, everything else",
+}
+CAUSES = tuple(CAUSE_MEANINGS)
 
 # If several apply at the same time, the first one counts. A step contains the pause before it.
 _SAVED, _LOST, _JOINED, _KEPT, _REPEATED, _DETECTING, _RESTARTING, _NOT_SAVED = range(8)
@@ -252,11 +253,33 @@ def spans_of(
     `times_s` has the beginning of the run, the first start of a process that trains, and the end.
     """
     begin_s, first_start_s, end_s = times_s
-    intervals = [interval for history in histories for interval in history.intervals]
-    stalls = [stall for history in histories for stall in history.stalls]
-    layers = [*_step_layers(intervals, retained), *_stall_layers(stalls)]
-    layers += [*_startup_layers(histories, is_elastic=bool(changes)), *_member_layers(changes)]
-    layers += [*_failure_layers(failures, end_s), _Layer(begin_s, first_start_s, _STARTING)]
+    layers = [_Layer(begin_s, first_start_s, _STARTING)]
+    training = _TrainingTimes(histories if changes else ())
+    for history in histories:
+        for one in history.intervals:
+            if not one.is_first:
+                part = retained.num_useful(one) / one.num_steps
+                middle_s = one.begin_s + part * (one.end_s - one.begin_s)
+                shares = (one.share, one.snapshot_share)
+                layers.append(_Layer(one.begin_s, middle_s, _KEPT, *shares))
+                layers.append(_Layer(middle_s, one.end_s, _REPEATED, *shares))
+        for stall in history.stalls:
+            rank = _NOT_SAVED if stall.failed else _SAVED
+            layers.append(_Layer(stall.begin_s, stall.end_s, rank))
+        for startup in history.startups:
+            # The start of a member while the others train is none of the run.
+            if not changes or not training.has_steps_in(startup):
+                rank = _STARTING if startup.is_start else _RESTARTING
+                layers.append(_Layer(startup.begin_s, startup.end_s, rank))
+    for change in changes:
+        if change.pause_s is not None:
+            rank = _JOINED if change.cause == _CAUSE_OF[_JOINED] else _LOST
+            layers.append(_Layer(change.at_s, change.at_s + change.pause_s, rank))
+    for failure in failures:
+        if failure.sign_of_life_s is not None:
+            layers.append(_Layer(failure.sign_of_life_s, failure.told_s, _DETECTING))
+        resumed_s = end_s if failure.resumed_s is None else failure.resumed_s
+        layers.append(_Layer(failure.told_s, resumed_s, _RESTARTING))
     return tuple(_merged_spans(layers, begin_s, end_s))
 
 
@@ -267,31 +290,6 @@ class _Layer:
     rank: int
     share: float = 1.0
     snapshot_share: float = 0.0
-
-
-def _step_layers(intervals: Iterable[StepInterval], retained: RetainedSteps) -> Iterator[_Layer]:
-    for interval in intervals:
-        if not interval.is_first:
-            part = retained.num_useful(interval) / interval.num_steps
-            middle_s = interval.begin_s + part * (interval.end_s - interval.begin_s)
-            shares = (interval.share, interval.snapshot_share)
-            yield _Layer(interval.begin_s, middle_s, _KEPT, *shares)
-            yield _Layer(middle_s, interval.end_s, _REPEATED, *shares)
-
-
-def _stall_layers(stalls: Iterable[CheckpointStall]) -> Iterator[_Layer]:
-    for stall in stalls:
-        yield _Layer(stall.begin_s, stall.end_s, _NOT_SAVED if stall.failed else _SAVED)
-
-
-def _startup_layers(histories: Sequence[History], *, is_elastic: bool) -> Iterator[_Layer]:
-    """Yields the startups of the run; a process that starts while others train is none."""
-    training = _TrainingTimes(histories) if is_elastic else None
-    for history in histories:
-        for startup in history.startups:
-            if training is None or not training.has_steps_in(startup):
-                rank = _STARTING if startup.is_start else _RESTARTING
-                yield _Layer(startup.begin_s, startup.end_s, rank)
 
 
 class _TrainingTimes:
@@ -313,21 +311,6 @@ class _TrainingTimes:
         index = bisect.bisect_left(self._begins_s, startup.begin_s)
         ends_s = self._earliest_ends_s[index : index + 1]
         return any(end_s <= startup.end_s for end_s in ends_s)
-
-
-def _member_layers(changes: Iterable[MemberChange]) -> Iterator[_Layer]:
-    for change in changes:
-        if change.pause_s is not None:
-            rank = _JOINED if change.cause == _CAUSE_OF[_JOINED] else _LOST
-            yield _Layer(change.at_s, change.at_s + change.pause_s, rank)
-
-
-def _failure_layers(failures: Iterable[Failure], end_s: float) -> Iterator[_Layer]:
-    for failure in failures:
-        if failure.sign_of_life_s is not None:
-            yield _Layer(failure.sign_of_life_s, failure.told_s, _DETECTING)
-        resumed_s = end_s if failure.resumed_s is None else failure.resumed_s
-        yield _Layer(failure.told_s, resumed_s, _RESTARTING)
 
 
 def _merged_spans(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[Span]:
@@ -371,6 +354,11 @@ def _sweep(layers: Iterable[_Layer], begin_s: float, end_s: float) -> Iterator[_
             heapq.heappop(active)
         rank, share, snapshot_share = active[0][:-1] if active else (_WAITING, 1.0, 0.0)
         yield _Layer(from_s, to_s, rank, share, snapshot_share)
+
+
+_TIMES = ("at_s", "told_s", "sign_of_life_s", "resumed_s")
+_Reported = TypeVar("_Reported", Failure, MemberChange)
+_FAILURE_FIELDS = ("told_s", "what", "detect_s", "resume_s", "silence_s")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -456,14 +444,7 @@ class Account:
             "time_to_detect_s": _median_and_worst(detect_s),
             "time_to_resume_s": _median_and_worst(resume_s),
             "failures": [
-                {
-                    "told_s": failure.told_s,
-                    "what": failure.what,
-                    "detect_s": failure.detect_s,
-                    "resume_s": failure.resume_s,
-                    "silence_s": failure.silence_s,
-                }
-                for failure in self.failures
+                {name: getattr(one, name) for name in _FAILURE_FIELDS} for one in self.failures
             ],
             "member_changes": [dataclasses.asdict(change) for change in self.member_changes],
             "problems": list(self.problems),
@@ -514,11 +495,11 @@ def account_for(run: RunEvents) -> Account:
         spans=spans,
         num_steps=_num_useful(intervals, retained),
         num_repeated=_num_repeated(histories),
-        failures=tuple(_relative_to(failure, begin_s) for failure in failures),
+        failures=tuple(_relative_to(begin_s, failure) for failure in failures),
         is_over=_is_over([one for one in trainers if one.start not in lost]),
         num_processes=len(run.processes),
         problems=run.problems,
-        member_changes=tuple(_change_relative_to(change, begin_s) for change in changes),
+        member_changes=tuple(_relative_to(begin_s, change) for change in changes),
     )
 
 
@@ -572,25 +553,14 @@ def _num_repeated(histories: Iterable[History]) -> int:
     return num_repeated
 
 
-def _relative_to(failure: Failure, begin_s: float) -> Failure:
-    life_s, resumed_s = failure.sign_of_life_s, failure.resumed_s
-    return dataclasses.replace(
-        failure,
-        told_s=failure.told_s - begin_s,
-        sign_of_life_s=None if life_s is None else life_s - begin_s,
-        resumed_s=None if resumed_s is None else resumed_s - begin_s,
-    )
-
-
-def _change_relative_to(change: MemberChange, begin_s: float) -> MemberChange:
-    return dataclasses.replace(
-        change, at_s=change.at_s - begin_s, resumed_s=change.resumed_s - begin_s
-    )
+def _relative_to(begin_s: float, one: _Reported) -> _Reported:
+    """Returns a failure or a change with times after the beginning of the run."""
+    times_s = {name: getattr(one, name, None) for name in _TIMES}
+    known = {name: time_s - begin_s for name, time_s in times_s.items() if time_s is not None}
+    return dataclasses.replace(one, **known)
 
 
 def _median_and_worst(times_s: Sequence[float]) -> dict[str, float] | None:
     if not times_s:
         return None
-    ordered, middle = sorted(times_s), len(times_s) // 2
-    median_s = ordered[middle] if len(ordered) % 2 else sum(ordered[middle - 1 : middle + 1]) / 2
-    return {"median": median_s, "worst": ordered[-1]}
+    return {"median": statistics.median(times_s), "worst": max(times_s)}

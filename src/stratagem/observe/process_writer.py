@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import math
 import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, SupportsFloat, TypeAlias
+from typing import SupportsFloat, TypeAlias
 
 from stratagem import environment
 from stratagem.cluster.detection import detect
@@ -68,74 +66,6 @@ def resident_bytes() -> int | None:
         return None
 
 
-# Copies of this process's warnings in its events, for viewers of the run.
-
-MAX_WARNINGS = 100
-_MAX_CHARACTERS = 1000
-
-
-class WarningCapture:
-    """Records warnings of Python and log records of level WARNING or above, each text once.
-
-    Both are shown as before: no handler is added, because a handler of the root logger would turn
-    off `logging.basicConfig` and the output to stderr.
-    """
-
-    def __init__(self, writer: EventWriter) -> None:
-        self._writer = writer
-        self._texts: set[str] = set()
-        self._state = threading.local()
-        self._show = warnings.showwarning
-        self._make_record = logging.getLogRecordFactory()
-
-    def start(self) -> None:
-        """Begins to record."""
-        warnings.showwarning = self._show_warning
-        logging.setLogRecordFactory(self._record)
-
-    def stop(self) -> None:
-        """Stops recording, and restores what `start` replaced unless others replaced it since."""
-        if warnings.showwarning == self._show_warning:
-            warnings.showwarning = self._show
-        if logging.getLogRecordFactory() == self._record:
-            logging.setLogRecordFactory(self._make_record)
-
-    def _show_warning(
-        self,
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: Any = None,
-        line: str | None = None,
-    ) -> None:
-        self._note(str(message), category.__name__, f"{filename}:{lineno}")
-        self._show(message, category, filename, lineno, file, line)
-
-    def _record(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
-        record = self._make_record(*args, **kwargs)
-        # Warnings that logging captures were recorded as warnings.
-        if record.levelno >= logging.WARNING and record.name != "py.warnings":
-            try:
-                text = record.getMessage()
-            except (TypeError, ValueError):  # logging itself reports wrong arguments
-                text = str(record.msg)
-            self._note(text, record.levelname, record.name)
-        return record
-
-    def _note(self, text: str, category: str, origin: str) -> None:
-        text = text[:_MAX_CHARACTERS]
-        is_nested = getattr(self._state, "is_noting", False)  # the writer itself may warn
-        if is_nested or text in self._texts or len(self._texts) >= MAX_WARNINGS:
-            return
-        self._texts.add(text)
-        self._state.is_noting = True
-        try:
-            self._writer.warning(text, category=category, origin=origin)
-        finally:
-            self._state.is_noting = False
-
-
 PROGRESS_INTERVAL_S = 5.0
 
 _STAT = Path("/proc/self/stat")
@@ -144,7 +74,6 @@ _STAT = Path("/proc/self/stat")
 class _EventState:
     writer: EventWriter | None = None
     sampler: MemorySampler | None = None
-    capture: WarningCapture | None = None
     progress_s: float = -math.inf
     waits: WaitReading | None = None  # at the last step of a custom loop
     exit_code: int = 0
@@ -181,8 +110,6 @@ def current_events() -> EventWriter | None:
             if _current.writer is None:
                 _current.writer = writer = _open_writer(run_dir)
                 _current.sampler = MemorySampler(writer)
-                _current.capture = WarningCapture(writer)
-                _current.capture.start()
                 _watch_exceptions()
     return _current.writer
 
@@ -272,8 +199,6 @@ def close_events(exit_code: int, reason: str | None = None) -> None:
     if _current.writer is not None:
         if _current.sampler is not None:
             _current.sampler.stop()
-        if _current.capture is not None:
-            _current.capture.stop()
         _current.writer.end(exit_code, reason)
         _current.writer.close()
 

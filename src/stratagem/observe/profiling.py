@@ -186,24 +186,19 @@ def is_collective(name: str) -> bool:
 
 def read_trace(path: Path) -> DeviceTrace:
     """Reads an `.xplane.pb` file; raises ValueError if it is not one, or lists no operations."""
+    problem, trace = "lists no operations of a device", DeviceTrace()
     try:
-        data = ProfileData.from_serialized_xspace(path.read_bytes())
+        trace = parse_trace(ProfileData.from_serialized_xspace(path.read_bytes()))
     except RuntimeError as error:
-        raise ValueError(
-            explain(
-                f"{path} cannot be read as a trace ({error}).",
-                expected="an .xplane.pb file as jax.profiler writes it.",
-                fix="profile again: the file may be incomplete.",
-            )
-        ) from error
-    trace = parse_trace(data)
+        problem = f"cannot be read as a trace ({error})"
     if not any(trace.devices.values()):
         raise ValueError(
             explain(
-                f"{path} lists no operations of a device.",
-                expected="a trace in which a compiled program ran on a CPU, GPU or TPU.",
-                fix="profile steps that run on devices; with ProfileOptions of your own, leave "
-                "host_tracer_level at 2.",
+                f"{path} {problem}.",
+                expected="an .xplane.pb file as jax.profiler writes it of a compiled program that "
+                "ran on a CPU, GPU or TPU.",
+                fix="profile again: the file may be incomplete. With ProfileOptions of your own, "
+                "leave host_tracer_level at 2.",
             )
         )
     return trace
@@ -537,11 +532,8 @@ INSTRUCTIONS = "operations.json"
 def find_traces(path: Path) -> list[Path]:
     """Returns the trace files in a folder, of the latest profile of each worker.
 
-    A file may be the trace itself or the one for Perfetto beside it. Raises FileNotFoundError if
-    there is none.
+    Raises FileNotFoundError if there is none.
     """
-    if path.name.endswith(".trace.json.gz"):
-        path = path.with_name(path.name.removesuffix(".trace.json.gz") + _TRACE)
     if path.is_file():
         return [path]
     traces = sorted(path.rglob(f"*{_TRACE}")) if path.is_dir() else []
@@ -612,14 +604,8 @@ def _read_instructions(trace: Path) -> dict[str, dict[str, tuple[str, str]]]:
     if not path.is_file():
         return {}
     try:
-        programs: Any = json.loads(path.read_text(encoding="utf-8"))["programs"]
-        return {
-            str(program): {
-                str(name): (str(kind), str(scope)) for name, (kind, scope) in found.items()
-            }
-            for program, found in programs.items()
-        }
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        programs: dict[str, dict[str, tuple[str, str]]] = json.loads(path.read_text())["programs"]
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             explain(
                 f"{path} cannot be read ({type(error).__name__}: {error}).",
@@ -627,6 +613,7 @@ def _read_instructions(trace: Path) -> dict[str, dict[str, tuple[str, str]]]:
                 fix="delete it: the summary then has no layers.",
             )
         ) from error
+    return programs
 
 
 # Tables of a profile, for the terminal.

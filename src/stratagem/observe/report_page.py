@@ -7,6 +7,7 @@ import datetime
 import importlib.resources
 import io
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,14 +20,13 @@ from stratagem.observe.events import (
     RestartEvent,
     RunEvents,
     SaveEndedEvent,
-    WarningEvent,
     read_run,
 )
-from stratagem.observe.goodput import CAUSES, Account, account_for
+from stratagem.observe.goodput import CAUSE_MEANINGS, CAUSES, Account, account_for
 from stratagem.observe.history import history_of
 from stratagem.observe.stragglers import WorkerSummary, summaries_of
 from stratagem.observe.terminal import (
-    CAUSE_MEANINGS,
+    CAUSE_COLORS,
     changes_line,
     counts_line,
     duration_text,
@@ -134,17 +134,6 @@ def _columns(
 
 # The picture: panels below each other with a common axis of time.
 
-CAUSE_COLORS = {
-    "useful": "#3a9a5b",
-    "repeated": "#8a5bb8",
-    "members lost": "#7a4a21",
-    "members joined": "#3fb0a8",
-    "detecting": "#c8372d",
-    "restarting": "#e8862e",
-    "saving": "#2a78b8",
-    "starting": "#e3c53b",
-    "waiting": "#b5b5b5",
-}
 _LINE_COLORS = ("#2a78b9", "#e8862f", "#3a9a5c", "#8a5bb9", "#c8378d", "#4bb4c4", "#8c8c2b")
 _TEXT, _FAINT = "#1d2228", "#dfe3e8"
 _STYLE = {
@@ -166,8 +155,6 @@ _EDGES_IN = 1.2
 _GAP_IN = 0.25
 _NUM_TIME_COLUMNS = 400
 _MAX_LINES = 12
-# More numbers of failures would overlap.
-_MAX_NUMBERED = 12
 _NEEDS = {"needed_by": "The report of a run", "install": "'stratagem[observe]'"}
 
 
@@ -260,8 +247,6 @@ def figure_of(run: RunEvents, account: Account) -> Figure:
                 one.axvline(failure, color=color, linewidth=1, linestyle=(0, (3, 2)))
             one.grid(axis="y", color=_FAINT, linewidth=0.6)
             one.set_axisbelow(True)
-        if len(failures) <= _MAX_NUMBERED:
-            _number_failures(axes[0], failures, account.whole_s / unit_s)
         axes[-1].set_xlabel(f"{unit} from the first start")
         named = axes[0].get_legend_handles_labels()
         figure.legend(*named, loc="outside upper left", ncols=5, frameon=False)
@@ -322,20 +307,6 @@ def _draw_lines(axes: Axes, series: Series, unit_s: float) -> None:
     axes.set_ylabel(series.label, **_LABEL)
 
 
-def _number_failures(axes: Axes, times: Sequence[float], whole: float) -> None:
-    """Numbers the failures; nearby ones share a label."""
-    groups: list[list[int]] = []
-    for number, time in enumerate(times):
-        if groups and time - times[groups[-1][-1]] < 0.035 * whole:
-            groups[-1].append(number)
-        else:
-            groups.append([number])
-    for group in groups:
-        first, last = group[0], group[-1]
-        text = f"{first + 1}" if first == last else f"{first + 1}-{last + 1}"
-        axes.text((times[first] + times[last]) / 2, 1.08, text, ha="center", va="bottom")
-
-
 def _cause_name(cause: str) -> str:
     return "start-up" if cause == "starting" else cause
 
@@ -343,8 +314,7 @@ def _cause_name(cause: str) -> str:
 # The page: the picture, and tables below it.
 
 _TEMPLATE = "report_page.html.j2"
-_MAX_ROWS = 20
-_SAVE_TIMES = ("stall_s", "duration_s")
+_MAX_OF_A_KIND = 20
 _MAX_WORKERS = 32
 
 
@@ -395,29 +365,7 @@ def render(name: str, run: RunEvents) -> str:
 
 def sections_of(run: RunEvents, account: Account) -> list[Section]:
     """Returns the tables of a run."""
-    sections = [
-        _time_section(account),
-        _worker_section(run, account),
-        _failure_section(run, account),
-        _save_section(run, account),
-        _warning_section(run, account),
-    ]
-    return [*sections, _member_section(account)] if account.member_changes else sections
-
-
-def _section(
-    title: str,
-    reading: str,
-    headers: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    note: str = "",
-    empty: str = "",
-) -> Section:
-    """Returns a section with the first rows, or with the sentence for none."""
-    more = len(rows) - _MAX_ROWS
-    note = f"{note} {more} more are left out." if more > 0 else note
-    return Section(title, reading, headers, rows[:_MAX_ROWS], note if rows else empty)
+    return [_time_section(account), _worker_section(run, account), _event_section(run, account)]
 
 
 def _time_section(account: Account) -> Section:
@@ -432,7 +380,7 @@ def _time_section(account: Account) -> Section:
     ]
     reading = "Each moment has one cause, so that they sum to the whole time."
     headers = ("cause", "time", "share", "meaning")
-    return _section("Where the time went", reading, headers, rows)
+    return Section("Where the time went", reading, headers, rows, "")
 
 
 def _worker_section(run: RunEvents, account: Account) -> Section:
@@ -475,108 +423,65 @@ def _duration_or_dash(time_s: float | None) -> str:
     return "-" if time_s is None else duration_text(time_s)
 
 
-def _failure_section(run: RunEvents, account: Account) -> Section:
-    rows = [
-        (
-            failure.told_s,
-            f"failure {number}: {failure.what}",
-            _duration_or_dash(failure.detect_s),
-            _duration_or_dash(failure.resume_s),
-        )
-        for number, failure in enumerate(account.failures, start=1)
+def _event_section(run: RunEvents, account: Account) -> Section:
+    events = sorted([*_failures(run, account), *_changes(account), *_saves(run, account)])
+    counts: Counter[str] = Counter()
+    rows: list[tuple[str, str, str]] = []
+    for at_s, kind, text in events:
+        counts[kind] += 1
+        if counts[kind] <= _MAX_OF_A_KIND:
+            rows.append((duration_text(at_s), kind, text))
+    left_out = [
+        f"{count - _MAX_OF_A_KIND} more of the kind {kind} are left out."
+        for kind, count in counts.items()
+        if count > _MAX_OF_A_KIND
     ]
-    rows += [
-        (process.at_s(event) - account.begin_s, f"restart {event.attempt}: {event.cause}", "", "")
-        for process in run.processes
-        for event in process.events
-        if isinstance(event, RestartEvent)
-    ]
-    return _section(
-        "Failures and restarts",
-        "Detection runs from the last step to the first report, and resuming from there to the "
-        "next step. A dash is unknown.",
-        ("at", "event", "to detect", "to resume"),
-        [(duration_text(at_s), *texts) for at_s, *texts in sorted(rows)],
-        empty="No failure and no restart was recorded.",
+    empty = (
+        "No failure, no restart and no checkpoint was recorded. sg.BackupAndRestore and "
+        "sg.train.CheckpointManager record theirs."
     )
+    reading = "Times are from the first start."
+    note = " ".join(left_out) if rows else empty
+    return Section("What happened", reading, ("at", "event", "meaning"), rows, note)
 
 
-def _save_section(run: RunEvents, account: Account) -> Section:
-    """Lists checkpoints; those of one step and one start of the group are one."""
+def _failures(run: RunEvents, account: Account) -> Iterator[tuple[float, str, str]]:
+    for one in account.failures:
+        detected = "" if one.detect_s is None else f", detected in {duration_text(one.detect_s)}"
+        again = ", no step since"
+        if one.resume_s is not None:
+            again = f", the next step {duration_text(one.resume_s)} later"
+        yield one.told_s, "failure", f"{one.what}{detected}{again}"
+    for process in run.processes:
+        for event in process.events:
+            if isinstance(event, RestartEvent):
+                at_s = process.at_s(event) - account.begin_s
+                yield at_s, "restart", f"{event.attempt}: {event.cause}"
+
+
+def _changes(account: Account) -> Iterator[tuple[float, str, str]]:
+    for change in account.member_changes:
+        if change.cause is not None:
+            tasks = ", ".join([*change.lost, *change.joined])
+            text = f"{tasks}; {change.num_members} of {change.num_expected} train"
+            if change.pause_s is not None:
+                text += f"; training stood still for {duration_text(change.pause_s)}"
+            yield change.at_s, change.cause, text
+
+
+def _saves(run: RunEvents, account: Account) -> Iterator[tuple[float, str, str]]:
+    """Yields checkpoints; those of one step and one start of the group are one."""
     groups: dict[tuple[int, int], list[tuple[float, SaveEndedEvent]]] = {}
     for process in run.processes:
         for event in process.events:
             if isinstance(event, SaveEndedEvent):
                 group = groups.setdefault((process.start.attempt, event.step), [])
                 group.append((process.at_s(event) - account.begin_s, event))
-    rows: list[tuple[float, int, float, float, str]] = []
     for (_, step), group in groups.items():
-        at_s, events = max(one[0] for one in group), [event for _, event in group]
-        failed = next((one.failed for one in events if one.failed is not None), None)
-        result = "written" if failed is None else f"failed: {failed}"
-        stall_s, took_s = (max(getattr(one, field) for one in events) for field in _SAVE_TIMES)
-        rows.append((at_s, step, stall_s, took_s, result))
-    stalls = duration_text(sum(row[2] for row in rows))
-    return _section(
-        "Checkpoints",
-        "The stall is the time that training waited, in the slowest process.",
-        ("at", "step", "stall", "duration", "result"),
-        [
-            (
-                duration_text(at_s),
-                f"{step:,}",
-                duration_text(stall_s),
-                duration_text(took_s),
-                result,
-            )
-            for at_s, step, stall_s, took_s, result in sorted(rows)
-        ],
-        note=f"{len(rows)} checkpoints, {stalls} of stalls.",
-        empty="No checkpoint was written. sg.BackupAndRestore and sg.train.CheckpointManager "
-        "record theirs.",
-    )
-
-
-def _warning_section(run: RunEvents, account: Account) -> Section:
-    """Lists warnings, each text once, with the processes that had it."""
-    groups: dict[tuple[str, str], list[tuple[float, str, str]]] = {}
-    for process in run.processes:
-        for event in process.events:
-            if isinstance(event, WarningEvent):
-                group = groups.setdefault((event.category, event.text), [])
-                group.append((process.at_s(event) - account.begin_s, process.task, event.origin))
-    rows: list[tuple[float, str, str, str, str]] = []
-    for (category, text), group in groups.items():
-        tasks = list(dict.fromkeys(task for _, task, _ in group))
-        named = ", ".join(tasks[:4]) + (" ..." if len(tasks) > 4 else "")
-        rows.append((min(at_s for at_s, _, _ in group), named, category, text, group[0][2]))
-    return _section(
-        "Warnings",
-        "Warnings of Python and log records from WARNING on, each text once.",
-        ("at", "process", "kind", "warning", "origin"),
-        [(duration_text(at_s), *texts) for at_s, *texts in sorted(rows)],
-        empty="No warning was recorded.",
-    )
-
-
-def _member_section(account: Account) -> Section:
-    rows = [
-        (
-            duration_text(change.at_s),
-            ", ".join(change.lost) or "-",
-            ", ".join(change.joined) or "-",
-            f"{change.num_members} of {change.num_expected}",
-            duration_text(change.change_s),
-            _duration_or_dash(change.pause_s),
-        )
-        for change in account.member_changes
-        if change.cause is not None
-    ]
-    return _section(
-        "Members",
-        "Training stands still from the last step before a change to the first one after it, less "
-        "the time of a step. A dash is unknown.",
-        ("at", "lost", "joined", "members", "change of the group", "training stood still"),
-        rows,
-        empty="No member was lost or joined.",
-    )
+        events = [event for _, event in group]
+        failed = next((event.failed for event in events if event.failed is not None), None)
+        took = duration_text(max(event.duration_s for event in events))
+        stall = duration_text(max(event.stall_s for event in events))
+        text = f"step {step:,}, written in {took}, training waited {stall}"
+        text = text if failed is None else f"step {step:,}, failed after {took}: {failed}"
+        yield max(at_s for at_s, _ in group), "checkpoint", text

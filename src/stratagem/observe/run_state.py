@@ -1,4 +1,4 @@
-"""State of a run: progress, processes, values and warnings, from its events as they arrive."""
+"""State of a run: progress, processes and values, from its events as they arrive."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from stratagem.observe.events import (
     RunFollower,
     StartEvent,
     StepEvent,
-    WarningEvent,
 )
 from stratagem.observe.goodput import Account, account_for
 from stratagem.observe.stragglers import Line, Straggler, elapsed_s, find_stragglers, times_of
@@ -66,11 +65,6 @@ class ProcessState:
         self._was_read = False
         self._is_first = True
         self.recent: collections.deque[Line] = collections.deque()  # of ten seconds
-
-    @property
-    def task(self) -> str:
-        """The task, such as "worker 2"."""
-        return f"{self.start.task_type} {self.start.task_index}"
 
     def add(self, news: ProcessEvents, now_s: float) -> None:
         """Adds events that were read at `now_s` on the clock of the viewer."""
@@ -115,7 +109,7 @@ class ProcessState:
         if isinstance(event, StepEvent):
             self.step, self.step_s = event.step, at_s
             if not self._is_first:  # the first steps contain the compilation
-                self.recent.append((self.task, at_s, event))
+                self.recent.append((self.start.task, at_s, event))
                 while len(self.recent) > 1 and self.recent[0][1] < at_s - _RECENT_S:
                     self.recent.popleft()
             self._is_first = False
@@ -129,10 +123,6 @@ class ProcessState:
             self.memory = event
         elif isinstance(event, EndEvent):
             self.end = event
-
-
-_NUM_WARNINGS = 20
-_NUM_POINTS = 60
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,24 +147,12 @@ class TaskView:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NotedWarning:
-    """A warning, `at_s` seconds after the start of the launch."""
-
-    at_s: float
-    task: str
-    text: str
-    category: str
-    origin: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSnapshot:
     """State of a run at one moment. None is unknown.
 
     Speed is the fastest worker's over the last ten seconds of steps. `values` are the latest loss
-    and metrics, and a value of None is not finite; `history` has earlier values of the first one.
-    `stragglers` has a sentence for each slow worker. In an elastic group, `num_members` of
-    `num_expected` workers train.
+    and metrics, and a value of None is not finite. `stragglers` has a sentence for each slow
+    worker. In an elastic group, `num_members` of `num_expected` workers train.
     """
 
     age_s: float
@@ -187,11 +165,8 @@ class RunSnapshot:
     steps_per_s: float | None
     left_s: float | None
     values: dict[str, float | None]
-    history: tuple[float, ...]
     num_restarts: int
     tasks: tuple[TaskView, ...]
-    num_warnings: int
-    warnings: tuple[NotedWarning, ...]
     stragglers: tuple[str, ...]
     num_members: int | None
     num_expected: int | None
@@ -237,12 +212,13 @@ class RunState:
 
     def snapshot(self, now_s: float) -> RunSnapshot:
         """Returns the state at `now_s` on the viewer's clock."""
-        latest = {one.task: one for one in sorted(self._processes.values(), key=_start_s)}
+        by_time = sorted(self._processes.values(), key=lambda one: one.start.time_s)
+        latest = {one.start.task: one for one in by_time}
         for task, loss in self._losses.items():
             if task in latest and loss.since_s >= latest[task].start.time_s:
                 latest[task].lost_s = loss.at_s
                 latest[task].has_survivors = loss.has_survivors
-        trainers = [one for one in latest.values() if _trains(one.start)]
+        trainers = [one for one in latest.values() if one.start.trains]
         leader = max(trainers, key=lambda one: one.step_s or 0.0, default=None)
         # A launcher may start ended tasks again.
         group = [*trainers, *(one for one in latest.values() if one.start.task_type == "launcher")]
@@ -269,11 +245,8 @@ class RunState:
             steps_per_s=speed,
             left_s=left_s,
             values=dict(self._values),
-            history=tuple(self._history),
             num_restarts=max([self._num_restarts, *attempts]),
             tasks=_task_views(list(latest.values()), now_s, self._losses, stragglers),
-            num_warnings=self._num_warnings,
-            warnings=tuple(self._warnings),
             stragglers=tuple(one.text for one in stragglers),
             num_members=None if members is None else members.num_members,
             num_expected=None if members is None else members.num_expected,
@@ -284,14 +257,11 @@ class RunState:
         self._progress: ProgressEvent | None = None
         self._progress_s = 0.0
         self._values: dict[str, float | None] = {}
-        self._history: collections.deque[float] = collections.deque(maxlen=_NUM_POINTS)
         self._values_s = 0.0
         self._num_restarts = 0
         self._losses: dict[str, _Loss] = {}  # by task
         self._members: MembersEvent | None = None
         self._members_s = 0.0
-        self._num_warnings = 0
-        self._warnings: collections.deque[NotedWarning] = collections.deque(maxlen=_NUM_WARNINGS)
 
     def _step(self, leader: ProcessState | None) -> int | None:
         if leader is None or leader.step is None:
@@ -299,7 +269,7 @@ class RunState:
         return leader.step
 
     def _begins_launch(self, start: StartEvent) -> bool:
-        trainers = [one for one in self._processes.values() if _trains(one.start)]
+        trainers = [one for one in self._processes.values() if one.start.trains]
         if not self._processes:
             return True
         if start.attempt or not trainers or any(one.last_s >= start.time_s for one in trainers):
@@ -308,7 +278,7 @@ class RunState:
             return True
         launchers = [one for one in self._processes if one.task_type == "launcher"]
         is_launched = any(self._processes[one].end is None for one in launchers)
-        is_repeated = any(one.task == ProcessState(start).task for one in trainers)
+        is_repeated = any(one.start.task == start.task for one in trainers)
         return is_repeated and not is_launched
 
     def _add_events(self, news: ProcessEvents) -> None:
@@ -316,17 +286,6 @@ class RunState:
             at_s = news.at_s(event)
             if isinstance(event, ProgressEvent):
                 self._add_progress(event, at_s)
-            elif isinstance(event, WarningEvent):
-                self._num_warnings += 1
-                self._warnings.append(
-                    NotedWarning(
-                        at_s=at_s - self._begin_s,
-                        task=news.task,
-                        text=event.text,
-                        category=event.category,
-                        origin=event.origin,
-                    )
-                )
             elif isinstance(event, RestartEvent):
                 self._num_restarts = max(self._num_restarts, event.attempt)
             elif isinstance(event, FailureEvent) and event.lost is not None:
@@ -349,20 +308,7 @@ class RunState:
         if at_s >= self._progress_s:
             self._progress, self._progress_s = event, at_s
         if event.values and at_s >= self._values_s:
-            # In lockstep all workers report the same values, at almost the same time.
-            is_repeated = event.values == self._values
             self._values, self._values_s = event.values, at_s
-            value = event.values.get("loss", next(iter(event.values.values())))
-            if value is not None and not is_repeated:
-                self._history.append(value)
-
-
-def _start_s(process: ProcessState) -> float:
-    return process.start.time_s
-
-
-def _trains(start: StartEvent) -> bool:
-    return ProcessEvents(start=start, events=()).trains
 
 
 def _task_views(
@@ -375,10 +321,10 @@ def _task_views(
     views: list[TaskView] = []
     for process in sorted(processes, key=lambda one: (one.start.task_type, one.start.task_index)):
         phase, memory = process.phase(now_s), process.memory
-        straggler = late.get(process.task)
+        straggler = late.get(process.start.task)
         views.append(
             TaskView(
-                task=process.task,
+                task=process.start.task,
                 phase=phase.value,
                 attempt=process.start.attempt,
                 step=process.step,
@@ -400,7 +346,7 @@ def _note(process: ProcessState, phase: Phase, losses: Mapping[str, _Loss]) -> s
     if phase is Phase.FAILED and process.end is not None:
         why = process.end.reason or f"exit code {process.end.code}"
     elif phase is Phase.LOST:
-        loss = losses.get(process.task)
+        loss = losses.get(process.start.task)
         why = "no sign of life" if loss is None else loss.why
     return "; ".join(part for part in (restarted, why) if part)
 

@@ -8,25 +8,24 @@ from collections.abc import Sequence
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
-from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from stratagem.observe.goodput import CAUSES, Account
+from stratagem.observe.goodput import CAUSE_MEANINGS, CAUSES, Account
 from stratagem.observe.run_state import RunSnapshot, TaskView, Watcher
 from stratagem.observe.stragglers import Cause
 
-CAUSE_MEANINGS = {
-    "useful": "steps that count",
-    "repeated": "steps lost and run again",
-    "members lost": "training stood still because members were lost",
-    "members joined": "training stood still because members joined",
-    "detecting": "from the last step to the detection of a failure",
-    "restarting": "from detection to the next step",
-    "saving": "training waited for a checkpoint",
-    "starting": "start-up: from a start to the end of the first step",
-    "waiting": "waiting for data, evaluation, everything else",
+CAUSE_COLORS = {
+    "useful": "#3a9a5b",
+    "repeated": "#8a5bb8",
+    "members lost": "#7a4a21",
+    "members joined": "#3fb0a8",
+    "detecting": "#c8372d",
+    "restarting": "#e8862e",
+    "saving": "#2a78b8",
+    "starting": "#e3c53b",
+    "waiting": "#b5b5b5",
 }
 _OF_ELASTIC_GROUPS = ("members lost", "members joined")
 _MAX_FAILURES = 20
@@ -179,22 +178,9 @@ _PHASE_STYLES = {
     "lost": "bold red",
     "finished": "blue",
 }
-_CAUSE_STYLES = {
-    "useful": "green",
-    "repeated": "magenta",
-    "members lost": "bright_red",
-    "members joined": "cyan",
-    "detecting": "red",
-    "restarting": "dark_orange",
-    "saving": "blue",
-    "starting": "yellow",
-    "waiting": "bright_black",
-}
-_SPARKS = "▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 60
 _LAUNCHER = "launcher"
 _MAX_TASKS = 32
-_MAX_WARNINGS = 3
 
 
 def frame(name: str, state: RunSnapshot, account: Account | None) -> RenderableType:
@@ -206,8 +192,6 @@ def frame(name: str, state: RunSnapshot, account: Account | None) -> RenderableT
     tasks = [one for one in state.tasks if _LAUNCHER not in one.task or one.phase == "failed"]
     parts.append(_tasks(tasks))
     parts += [Text(f"{one}.", "bold red") for one in state.stragglers]
-    if state.warnings:
-        parts.append(_warnings(state))
     if account is not None:
         parts += [Text(f"Unreadable: {problem}", style="dim") for problem in account.problems]
     return Group(*parts)
@@ -268,20 +252,11 @@ def _progress(state: RunSnapshot) -> RenderableType:
         grid.add_row("speed", f"{state.steps_per_s:.4g} steps/s", left)
     elif state.total_steps or state.step:
         grid.add_row("speed", "- (no steps after the first yet)")
-    # `loss` is the value with a history.
     for name in sorted(state.values, key=lambda name: name != "loss"):
         value = state.values[name]
         text = Text("not finite", "bold red") if value is None else Text(f"{value:.5g}", "bold")
-        is_first = name == ("loss" if "loss" in state.values else next(iter(state.values)))
-        grid.add_row(name, text, Text(_spark_line(state.history) if is_first else "", "green"))
+        grid.add_row(name, text)
     return Padding(grid, (1, 0, 0, 0))
-
-
-def _spark_line(values: Sequence[float]) -> str:
-    if len(values) < 2:
-        return ""
-    low, span = min(values), (max(values) - min(values)) or 1.0
-    return "".join(_SPARKS[int((one - low) / span * (len(_SPARKS) - 1))] for one in values[-30:])
 
 
 def _goodput(account: Account) -> RenderableType:
@@ -292,10 +267,10 @@ def _goodput(account: Account) -> RenderableType:
     for cause in CAUSES:
         begin = round(done * _BAR_WIDTH)
         done += account.time_s[cause] / (account.whole_s or 1.0)
-        bar.append("█" * (round(done * _BAR_WIDTH) - begin), style=_CAUSE_STYLES[cause])
+        bar.append("█" * (round(done * _BAR_WIDTH) - begin), style=CAUSE_COLORS[cause])
         if account.time_s[cause] >= 0.005 * account.whole_s:
             name = "start-up" if cause == "starting" else cause
-            legend.append("█ ", style=_CAUSE_STYLES[cause])
+            legend.append("█ ", style=CAUSE_COLORS[cause])
             legend.append(f"{name} {duration_text(account.time_s[cause])}   ")
     lines = Group(
         Text(after, "bold"),
@@ -340,20 +315,6 @@ def _delay_text(task: TaskView) -> str:
         return "-"
     cause = "" if task.cause in (None, Cause.UNKNOWN.value) else f" ({task.cause})"
     return f"{duration_text(task.late_s)}{cause}"
-
-
-def _warnings(state: RunSnapshot) -> RenderableType:
-    lines = [
-        Text.assemble(
-            (f"{duration_text(one.at_s)} {one.task} ", "dim"),
-            (f"{one.category}: ", "yellow"),
-            one.text.splitlines()[0] if one.text else "",
-        )
-        for one in state.warnings[-_MAX_WARNINGS:]
-    ]
-    number = state.num_warnings
-    title = f"{number} {'warning' if number == 1 else 'warnings'}, the last ones"
-    return Panel(Group(*lines), title=title, title_align="left", border_style="yellow")
 
 
 # Loops over a growing run folder: one frame, a live terminal, or exports only.

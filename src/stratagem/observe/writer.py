@@ -16,24 +16,7 @@ from typing import SupportsFloat
 
 from stratagem import environment
 from stratagem.errors import explain
-from stratagem.observe.events import (
-    EndEvent,
-    Event,
-    FailureEvent,
-    MembersEvent,
-    MemoryEvent,
-    NoticeEvent,
-    ProgressEvent,
-    RestartEvent,
-    RestoredEvent,
-    SaveEndedEvent,
-    SaveStartedEvent,
-    StartEvent,
-    StepEvent,
-    StragglerEvent,
-    WarningEvent,
-    encode,
-)
+from stratagem.observe import events
 from stratagem.observe.wait_clock import StepWaits
 
 # Number of earlier starts of this process's task, as the launcher sets it.
@@ -141,10 +124,10 @@ class StepRecord:
     keeping_s: float = 0.0
     waits: StepWaits = NO_WAITS
 
-    def event(self, time_s: float) -> StepEvent:
+    def event(self, time_s: float) -> events.StepEvent:
         """Returns the event of these steps, which ended at a time of `time.time`."""
         waits = self.waits
-        return StepEvent(
+        return events.StepEvent(
             time_s=time_s,
             monotonic_s=self.end_s,
             step=int(self.step),
@@ -304,7 +287,7 @@ class EventWriter:
         self._steps = StepAggregator(interval_s, time.monotonic())
         started = {name: now_s - age_s for name, now_s in _now().items()}
         self._write(
-            StartEvent(
+            events.StartEvent(
                 **started,
                 task_type=task_type,
                 task_index=int(task_index),
@@ -398,7 +381,7 @@ class EventWriter:
             num_epochs: number of epochs after which training ends, or None.
         """
         numbers = {name: float(value) for name, value in (values or {}).items()}
-        event = ProgressEvent(
+        event = events.ProgressEvent(
             **_now(),
             step=self._last_step if step is None else int(step),
             total_steps=total_steps,
@@ -422,24 +405,13 @@ class EventWriter:
             device_limit_bytes: memory of that device, or None.
         """
         self._record_beside(
-            MemoryEvent(
+            events.MemoryEvent(
                 **_now(),
                 host_bytes=host_bytes,
                 device_bytes=device_bytes,
                 device_limit_bytes=device_limit_bytes,
             )
         )
-
-    def warning(self, text: str, *, category: str, origin: str) -> None:
-        """Records a warning.
-
-        Args:
-            text: the message.
-            category: class of the warning, or level of the log record.
-            origin: file and line, or the logger.
-        """
-        event = WarningEvent(**_now(), text=text, category=category, origin=origin)
-        self._record_beside(event)
 
     def save_started(self, step: int, *, is_asynchronous: bool = False) -> None:
         """Records that a checkpoint is about to be written.
@@ -448,7 +420,7 @@ class EventWriter:
             step: number of steps completed so far.
             is_asynchronous: True if training continues meanwhile.
         """
-        event = SaveStartedEvent(**_now(), step=int(step), is_asynchronous=is_asynchronous)
+        event = events.SaveStartedEvent(**_now(), step=int(step), is_asynchronous=is_asynchronous)
         self._record(event)
 
     def save_ended(
@@ -469,7 +441,7 @@ class EventWriter:
             is_asynchronous: True if training continued meanwhile.
             failed: the error message, or None on success.
         """
-        event = SaveEndedEvent(
+        event = events.SaveEndedEvent(
             **_now(),
             step=int(step),
             stall_s=float(stall_s),
@@ -488,7 +460,7 @@ class EventWriter:
             source: "memory", or a path.
         """
         self._last_step = int(step)
-        event = RestoredEvent(**_now(), step=int(step), source=os.fspath(source))
+        event = events.RestoredEvent(**_now(), step=int(step), source=os.fspath(source))
         self._record(event, is_restart=True)
 
     def failure(
@@ -502,7 +474,7 @@ class EventWriter:
             silence_s: seconds since its last sign of life, or None if unknown.
         """
         silence_s = None if silence_s is None else float(silence_s)
-        event = FailureEvent(**_now(), reason=reason, lost=lost, silence_s=silence_s)
+        event = events.FailureEvent(**_now(), reason=reason, lost=lost, silence_s=silence_s)
         self._record(event, is_restart=True)
 
     def restart(self, attempt: int, cause: str) -> None:
@@ -512,7 +484,7 @@ class EventWriter:
             attempt: number of earlier starts.
             cause: reason for the restart.
         """
-        self._record(RestartEvent(**_now(), attempt=int(attempt), cause=cause))
+        self._record(events.RestartEvent(**_now(), attempt=int(attempt), cause=cause))
 
     def notice(self, reason: str) -> None:
         """Records that this machine will be taken away; safe to call in a signal handler.
@@ -520,21 +492,9 @@ class EventWriter:
         Args:
             reason: source of the notice, such as a signal name.
         """
-        self._record(NoticeEvent(**_now(), reason=reason), interrupts=False)
+        self._record(events.NoticeEvent(**_now(), reason=reason), interrupts=False)
 
-    def straggler(self, task: str, cause: str, *, late_s: float, step_s: float) -> None:
-        """Records that the others wait for a task.
-
-        Args:
-            task: the slow task, such as "worker 2".
-            cause: "input", "compute" or "unknown".
-            late_s: seconds of each step that the others wait for it.
-            step_s: seconds of a step.
-        """
-        event = StragglerEvent(**_now(), task=task, cause=cause, late_s=late_s, step_s=step_s)
-        self._record_beside(event)
-
-    def members(self, event: MembersEvent) -> None:
+    def members(self, event: events.MembersEvent) -> None:
         """Records the members of an elastic group, at the end of their first step together.
 
         Args:
@@ -552,7 +512,7 @@ class EventWriter:
         """
         if not self._has_ended:
             self._has_ended = True
-            self._record(EndEvent(**_now(), code=int(code), reason=reason))
+            self._record(events.EndEvent(**_now(), code=int(code), reason=reason))
 
     def close(self) -> None:
         """Writes pending steps and closes the file; later events are dropped."""
@@ -560,14 +520,16 @@ class EventWriter:
             self._write_pending()
             self._log.close()
 
-    def _record(self, event: Event, *, interrupts: bool = True, is_restart: bool = False) -> None:
+    def _record(
+        self, event: events.Event, *, interrupts: bool = True, is_restart: bool = False
+    ) -> None:
         with self._lock:
             self._write_pending()
             if interrupts:
                 self._steps.interrupt(event.monotonic_s, is_restart=is_restart)
             self._write(event)
 
-    def _record_beside(self, event: Event) -> None:
+    def _record_beside(self, event: events.Event) -> None:
         """Writes an event that leaves the line of steps in progress whole.
 
         Takes no lock, which a fork could copy while another thread holds it. A line is one append.
@@ -584,8 +546,8 @@ class EventWriter:
     def _write_steps(self, line: StepRecord) -> None:
         self._write(line.event(time.time() - time.monotonic() + line.end_s))
 
-    def _write(self, event: Event) -> None:
-        self._log.write(encode(event))
+    def _write(self, event: events.Event) -> None:
+        self._log.write(events.encode(event))
 
 
 def _now() -> dict[str, float]:

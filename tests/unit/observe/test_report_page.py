@@ -54,7 +54,6 @@ from tests.unit.observe.goodput.runs import (
     save,
     steps,
     straggling,
-    warning,
     write,
 )
 from tests.unit.observe.stragglers.simulation import Group
@@ -113,9 +112,8 @@ def test_page_is_one_file(page) -> None:
 
 def test_page_holds_the_sections_of_a_run(page) -> None:
     assert [tag for tag, _ in page.seen].count("h1") == 1
-    titles = ("Where the time went", "Slow workers", "Checkpoints", "Warnings")
+    titles = ("Where the time went", "Slow workers", "What happened")
     assert all(title in page.text for title in titles)
-    assert "slow <data>" in page.text
     assert "Goodput after start-up: " in page.text
 
 
@@ -166,9 +164,7 @@ NOTHING = run(process("worker 0", 0))
     ("title", "words"),
     [
         ("Slow workers", "one worker"),
-        ("Checkpoints", "sg.BackupAndRestore"),
-        ("Failures and restarts", "No failure"),
-        ("Warnings", "No warning"),
+        ("What happened", "sg.BackupAndRestore"),
     ],
 )
 def test_section_without_rows_says_why(title, words) -> None:
@@ -237,59 +233,52 @@ def test_unmeasured_waits_of_several_workers_are_named() -> None:
 
 
 def test_failures_and_restarts_are_in_order() -> None:
-    assert section("Failures and restarts", gang_restart()).rows == [
-        ("45.0 s", "failure 1: worker 1 lost", "5.0 s", "13.0 s"),
-        ("47.0 s", "restart 1: worker 1 failed", "", ""),
+    assert section("What happened", gang_restart()).rows == [
+        ("45.0 s", "failure", "worker 1 lost, detected in 5.0 s, the next step 13.0 s later"),
+        ("47.0 s", "restart", "1: worker 1 failed"),
     ]
+    unknown = run(process("worker 0", 0, failure(1, "<worker> 1")))
+    assert section("What happened", unknown).rows == [
+        ("1.0 s", "failure", "<worker> 1 lost, no step since")
+    ]
+    assert "<worker> 1 lost" in Page(render("run", unknown)).text
 
 
 def test_checkpoints_have_their_stalls() -> None:
-    lines = (*save(3, 5, 7), *save(8, 9, 9, failed="disk full"), end(9))
-    found = section("Checkpoints", run(process("worker 0", 0, *lines)))
-    assert found.rows[0] == ("5.0 s", "7", "2.0 s", "2.0 s", "written")
-    assert found.rows[1][-1] == "failed: disk full"
-    assert found.note == "2 checkpoints, 3.0 s of stalls."
+    lines = (*save(3, 5, 7), *save(8, 9, 1009, failed="disk full"), end(9))
+    assert section("What happened", run(process("worker 0", 0, *lines))).rows == [
+        ("5.0 s", "checkpoint", "step 7, written in 2.0 s, training waited 2.0 s"),
+        ("9.0 s", "checkpoint", "step 1,009, failed after 1.0 s: disk full"),
+    ]
 
 
 def test_checkpoint_of_several_processes_is_one() -> None:
     events = run(
         process("worker 0", 0, first_step(1, 1), *save(2, 3, 1), end(9)),
-        process("worker 1", 0, first_step(1, 1), *save(2, 4, 1, failed="disk full"), end(9)),
+        process("worker 1", 0, first_step(1, 1), *save(2, 4, 1, stall_s=0.5), end(9)),
         process("worker 0", 10, first_step(11, 1), *save(12, 13, 1), end(19), attempt=1),
     )
-    assert section("Checkpoints", events).rows == [
-        ("4.0 s", "1", "2.0 s", "2.0 s", "failed: disk full"),
-        ("13.0 s", "1", "1.0 s", "1.0 s", "written"),
+    found = [row for row in section("What happened", events).rows if row[1] == "checkpoint"]
+    assert found == [
+        ("4.0 s", "checkpoint", "step 1, written in 2.0 s, training waited 1.0 s"),
+        ("13.0 s", "checkpoint", "step 1, written in 1.0 s, training waited 1.0 s"),
     ]
 
 
-def test_warning_of_several_processes_is_one() -> None:
-    (row,) = section("Warnings", straggling()).rows
-    assert row == ("12.0 s", "worker 0, worker 1", "UserWarning", "slow <data>", "train.py:3")
-    events = run(
-        process("worker 0", 0, warning(7, "slow"), warning(8, "slower")),
-        *(process(f"worker {index}", 0, warning(6, "slow")) for index in range(1, 6)),
-    )
-    first, second = section("Warnings", events).rows
-    assert first[:2] == ("6.0 s", "worker 0, worker 1, worker 2, worker 3 ...")
-    assert (second[0], second[3]) == ("8.0 s", "slower")
+def test_only_the_first_of_many_events_of_a_kind_are_shown() -> None:
+    many = [one for step in range(1, 31) for one in save(step, step + 0.5, step)]
+    found = section("What happened", run(process("worker 0", 0, *many, failure(40, "worker 1"))))
+    assert [row[1] for row in found.rows] == [*["checkpoint"] * 20, "failure"]
+    assert found.note == "10 more of the kind checkpoint are left out."
 
 
-def test_only_the_first_of_many_rows_are_shown() -> None:
-    many = (warning(number, f"number {number}") for number in range(1, 31))
-    found = section("Warnings", run(process("worker 0", 0, *many)))
-    assert (len(found.rows), found.note.strip()) == (20, "10 more are left out.")
-
-
-def test_changes_of_members_are_in_a_table() -> None:
-    found = section("Members", members_come_and_go())
-    assert found.rows[:2] == [
-        ("20.0 s", "worker 1", "-", "2 of 3", "250 ms", "1.0 s"),
-        ("30.0 s", "-", "worker 1", "3 of 3", "250 ms", "500 ms"),
+def test_changes_of_members_are_events() -> None:
+    rows = section("What happened", members_come_and_go()).rows
+    assert rows[:2] == [
+        ("20.0 s", "members lost", "worker 1; 2 of 3 train; training stood still for 1.0 s"),
+        ("30.0 s", "members joined", "worker 1; 3 of 3 train; training stood still for 500 ms"),
     ]
-    assert len(found.rows) == 4
-    titles = [one.title for one in sections_of(NOTHING, account_for(NOTHING))]
-    assert "Members" not in titles
+    assert len(rows) == 4
 
 
 # Lines over time, beside values computed by hand.
@@ -436,13 +425,6 @@ def test_failures_are_marked_where_they_were_reported() -> None:
     places = pytest.approx([151 / 60, 301 / 60, 451 / 60])
     assert [line.get_xdata()[0] for line in time_spent.lines] == places
     assert [line.get_xdata()[0] for line in goodput.lines[1:]] == places
-    assert [text.get_text() for text in time_spent.texts] == ["1", "2", "3"]
-
-
-def test_failures_that_lie_close_together_get_one_text() -> None:
-    events = _close_failures()
-    time_spent, *_ = figure_of(events, account_for(events)).axes
-    assert [text.get_text() for text in time_spent.texts] == ["1-5", "6"]
 
 
 def test_goodput_at_the_end_is_that_of_the_account() -> None:
@@ -501,7 +483,7 @@ def test_time_is_shown_in_a_sensible_unit(whole_s, unit) -> None:
 # Views of a real run: two workers, a kill, a restart, and a worker that reads slowly.
 
 _PROGRAM = """
-import os, time, warnings
+import os, time
 import stratagem as sg
 import keras
 import numpy as np
@@ -509,7 +491,6 @@ import numpy as np
 is_first = os.environ.get("STRATAGEM_RESTART_COUNT", "0") == "0"
 strategy = sg.MultiWorkerMirroredStrategy()
 rank = strategy.cluster_resolver.task_id
-warnings.warn("the data is old", UserWarning)
 
 
 class Rows(keras.utils.PyDataset):
@@ -562,7 +543,6 @@ def test_watch_shows_the_run_as_it_ended(run_dir) -> None:
     assert tasks["worker 1"]["late_s"] > 0.02
     assert tasks["worker 0"]["late_s"] is None
     assert tasks["worker 0"]["host_bytes"] > 50 * 1024**2
-    assert {one["text"] for one in shown["warnings"]} >= {"the data is old"}
 
 
 @pytest.mark.slow
@@ -579,7 +559,8 @@ def test_report_shows_who_held_up_whom(run_dir) -> None:
     page = run_dir / "report.html"
     assert CliRunner().invoke(main, ["report", str(run_dir)]).stdout == f"Wrote {page}.\n"
     text = page.read_text()
-    assert "worker 1 failed (exit code 7)" in text
+    assert "1: worker 1 failed (exit code 7)" in text
     assert "worker 1 is slow in input: the others wait" in text
     assert "worker 0 is slow" not in text
-    assert len(section("Checkpoints", read_run(run_dir)).rows) >= 3
+    rows = section("What happened", read_run(run_dir)).rows
+    assert [row[1] for row in rows].count("checkpoint") >= 3

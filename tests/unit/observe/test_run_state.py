@@ -34,7 +34,6 @@ from tests.unit.observe.goodput.runs import (
     run,
     steps,
     straggling,
-    warning,
     write,
 )
 
@@ -50,7 +49,6 @@ def test_run_with_a_straggler() -> None:
     shown = snapshot(straggling(), 41)
     assert (shown.step, shown.total_steps, shown.is_over) == (101, 101, True)
     assert shown.values == {"loss": 1.0, "accuracy": 0.75}
-    assert shown.history == (2.0, 1.0)
     assert shown.steps_per_s == 2.5
     first, second = shown.tasks
     assert (first.task, second.task) == ("worker 0", "worker 1")
@@ -60,9 +58,6 @@ def test_run_with_a_straggler() -> None:
         "worker 1 is slow: the others wait 200 ms of each 400 ms step for it",
     )
     assert (first.host_bytes, first.device_bytes) == (300 * 1024**2, 600)
-    assert shown.num_warnings == 2
-    assert shown.warnings[0].text == "slow <data>"
-    assert shown.warnings[0].at_s == 12
 
 
 def test_events_may_arrive_one_by_one() -> None:
@@ -108,7 +103,7 @@ def test_second_launch_replaces_the_first() -> None:
     shown = snapshot(run(*first, second), 107)
     assert shown.num_launches == 2
     assert [task.task for task in shown.tasks] == ["worker 0"]
-    assert (shown.step, shown.values, shown.num_warnings) == (1, {}, 0)
+    assert (shown.step, shown.values) == (1, {})
     assert shown.age_s == 7
 
 
@@ -135,17 +130,10 @@ def test_time_left_follows_from_speed_and_total() -> None:
     assert snapshot(unknown, 21).left_s is None
 
 
-def test_value_that_is_not_finite_is_shown_and_has_no_history() -> None:
+def test_value_that_is_not_finite_is_shown() -> None:
     events = run(process("worker 0", 0, progress(5, 1, loss=1.0), progress(6, 2, loss=None)))
     shown = snapshot(events, 7)
-    assert (shown.values, shown.history) == ({"loss": None}, (1.0,))
-
-
-def test_only_the_last_warnings_are_stored() -> None:
-    events = run(process("worker 0", 0, *(warning(one, f"number {one}") for one in range(1, 50))))
-    shown = snapshot(events, 50)
-    assert (shown.num_warnings, len(shown.warnings)) == (49, 20)
-    assert shown.warnings[-1].text == "number 49"
+    assert shown.values == {"loss": None}
 
 
 def test_start_on_a_clock_that_was_set_back_does_no_harm() -> None:

@@ -172,11 +172,8 @@ def test_frame_shows_a_straggler_and_all_figures() -> None:
         "",
     ]
     assert "worker 1 is slow: the others wait 200 ms of each 400 ms step for it.\n" in text
-    assert "2 warnings, the last ones" in text
-    assert "12.0 s worker 1 UserWarning: slow <data>" in text
     values = [line.split()[0] for line in text.splitlines() if line.startswith(("loss", "acc"))]
     assert values == ["loss", "accuracy"]
-    assert "█▁" in text
 
 
 def test_running_worker_says_when_it_was_heard() -> None:

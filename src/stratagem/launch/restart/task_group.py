@@ -186,13 +186,6 @@ class LaunchEvents:
         if self._writer is not None:
             self._writer.notice(reason)
 
-    def straggler(self, slow: Straggler) -> None:
-        """Records a task for which the others wait."""
-        if self._writer is not None:
-            self._writer.straggler(
-                slow.task, slow.cause.value, late_s=slow.late_s, step_s=slow.step_s
-            )
-
     def restart(self, restart: int, cause: ExitStatus | None) -> None:
         """Records a restart of all tasks; `cause` is None if the launcher asked for it."""
         self._has_failed = False
@@ -467,7 +460,6 @@ class _TaskGroup:
         }
         for one in self._slow.find(now_s, running):
             self._screen.say([f"{one.text}."])
-            self._events.straggler(one)
 
     def ask_to_leave(self) -> None:
         """Asks the tasks once to save and exit, unless they are about to end anyway."""

@@ -21,8 +21,6 @@ from stratagem.observe.events import (
     SaveStartedEvent,
     StartEvent,
     StepEvent,
-    StragglerEvent,
-    WarningEvent,
     encode,
 )
 from stratagem.observe.goodput import Account, account_for
@@ -143,10 +141,6 @@ def memory(at_s: float, host: int | None, device: int | None = None) -> MemoryEv
     return MemoryEvent(**at(at_s), host_bytes=host, device_bytes=device, device_limit_bytes=limit)
 
 
-def straggler(at_s: float, task: str, *, late_s: float, step_s: float) -> StragglerEvent:
-    return StragglerEvent(**at(at_s), task=task, cause="input", late_s=late_s, step_s=step_s)
-
-
 def members(
     at_s: float,
     view: int,
@@ -174,10 +168,6 @@ def members(
     )
 
 
-def warning(at_s: float, text: str) -> WarningEvent:
-    return WarningEvent(**at(at_s), text=text, category="UserWarning", origin="train.py:3")
-
-
 def straggling() -> RunEvents:
     """Worker 1 takes 0.3 s of each step for itself from second 20 to 40, and worker 0 waits."""
     own = {"worker 0": 0.1, "worker 1": 0.3}
@@ -193,7 +183,6 @@ def straggling() -> RunEvents:
                 progress(40, 101, 101, loss=1.0, accuracy=0.75),
                 memory(5, 100 * 1024**2, 400),
                 memory(35, 300 * 1024**2, 600),
-                warning(12, "slow <data>"),
                 end(41),
             )
             for task, own_s in own.items()

@@ -185,11 +185,9 @@ def test_latest_profile_of_each_worker(tmp_path) -> None:
     assert find_traces(latest.parent) == [latest]
 
 
-def test_file_and_the_one_for_perfetto_beside_it(tmp_path) -> None:
+def test_file_and_folder_of_a_trace(tmp_path) -> None:
     trace = _trace(tmp_path, 0, "a", OPERATIONS)
-    beside = trace.with_name("vm.trace.json.gz")
-    beside.write_bytes(b"")
-    for path in (trace, beside, tmp_path, str(tmp_path)):
+    for path in (trace, tmp_path, str(tmp_path)):
         assert read_profile(path).operations[0].layer == "model/dense"
 
 
@@ -216,7 +214,6 @@ def test_folder_without_a_trace(name, why, tmp_path) -> None:
     [
         "{",
         "[]",
-        '{"programs": {"jit_step": {"dot": ["a"]}}}',
     ],
 )
 def test_damaged_layers_are_an_error(text, tmp_path) -> None:

@@ -271,7 +271,9 @@ def test_collectives_by_name(name, expected) -> None:
 
 def test_trace_without_operations_is_an_error(tmp_path) -> None:
     path = write(tmp_path / "vm.xplane.pb", cpu_trace([step(0, 10)], []))
-    with pytest.raises(ValueError, match=r"lists no operations of a device\.\nExpected a trace"):
+    with pytest.raises(
+        ValueError, match=r"lists no operations of a device\.\nExpected an \.xplane"
+    ):
         read_trace(path)
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import math
 import os
 import subprocess
 import sys
 import threading
 import time
-import warnings
 from pathlib import Path
 
 import pytest
@@ -27,16 +25,13 @@ from stratagem.observe.events import (
     RunFollower,
     StartEvent,
     StepEvent,
-    WarningEvent,
     decode,
     encode,
     read_run,
 )
 from stratagem.observe.goodput import account_for
 from stratagem.observe.process_writer import (
-    MAX_WARNINGS,
     MemorySampler,
-    WarningCapture,
     current_events,
     resident_bytes,
 )
@@ -56,8 +51,6 @@ from tests.unit.observe.goodput.runs import (
     restored,
     save,
     steps,
-    straggler,
-    warning,
     write,
 )
 
@@ -345,13 +338,11 @@ ONE_OF_EACH: list[Event] = [
     notice(8),
     steps(3, 4, 2, 3, waited=0.5),
     dataclasses.replace(steps(3, 4, 2, 3, waited=0.5), input_s=0.1, peers_s=0.2, transfer_s=0.3),
-    straggler(8, "worker 1", late_s=0.1, step_s=0.4),
     members(8, 0, 3, pause_s=None, step_s=None),
     members(8, 3, 2, lost="0 2", joined="1", pause_s=0.5),
     progress(8, 7, 10, loss=0.5, accuracy=None),
     memory(8, None),
     memory(8, 12, 34),
-    warning(8, "first\nsecond \u00e9"),
     end(9, -9, "killed by SIGKILL\nand more: \u00e9"),
     end(9),
 ]
@@ -398,13 +389,6 @@ def test_line_of_another_form_is_refused(change, message) -> None:
         decode(line)
 
 
-def test_steps_of_an_earlier_release_have_no_waits() -> None:
-    values = json.loads(encode(first_step(3, 1)))
-    for name in ("waited_s", "idle_s", "input_s", "peers_s", "transfer_s"):
-        del values[name]
-    assert decode(json.dumps(values)) == first_step(3, 1)
-
-
 @pytest.mark.parametrize(
     ("event", "name", "value"),
     [
@@ -423,108 +407,6 @@ def test_values_and_members_of_another_form_are_refused(event, name, value) -> N
 def test_torn_line_is_refused(line) -> None:
     with pytest.raises(ValueError, match="it is not a complete JSON object"):
         decode(line)
-
-
-# Copies of warnings; what the program shows stays as it was.
-
-
-@pytest.fixture
-def shown(monkeypatch) -> list[str]:
-    """Texts that Python would print; what `start` replaces is restored."""
-    found: list[str] = []
-    monkeypatch.setattr(warnings, "showwarning", lambda text, *_, **__: found.append(str(text)))
-    factory = logging.getLogRecordFactory()
-    yield found
-    logging.setLogRecordFactory(factory)
-
-
-@pytest.fixture
-def recorded(tmp_path):
-    """Runs a function while warnings are recorded, and returns the events."""
-
-    def record(call) -> list[tuple[str, str, str]]:
-        with EventWriter(tmp_path, "worker", 0, num_processes=1) as writer:
-            capture = WarningCapture(writer)
-            capture.start()
-            with warnings.catch_warnings():
-                warnings.simplefilter("always")
-                call()
-            capture.stop()
-        (process,) = read_run(tmp_path).processes
-        events = [event for event in process.events if isinstance(event, WarningEvent)]
-        return [(event.text, event.category, event.origin) for event in events]
-
-    return record
-
-
-def test_warning_is_recorded_once_and_shown_each_time(shown, recorded) -> None:
-    def call() -> None:
-        for _ in range(3):
-            warnings.warn("slow", UserWarning, stacklevel=1)
-
-    ((text, category, origin),) = recorded(call)
-    assert (text, category) == ("slow", "UserWarning")
-    assert origin.startswith(f"{__file__}:")
-    assert shown == ["slow"] * 3
-
-
-def test_log_record_is_recorded_and_handled(shown, recorded, monkeypatch) -> None:
-    """One with wrong arguments too, which logging itself reports."""
-    handled: list[logging.LogRecord] = []
-    logger = logging.getLogger("train.data")
-    handler = logging.NullHandler()
-    monkeypatch.setattr(handler, "handle", handled.append)
-    monkeypatch.setattr(logger, "handlers", [handler])
-    monkeypatch.setattr(logger, "propagate", False)
-    monkeypatch.setattr(logger, "level", logging.INFO)
-
-    def call() -> None:
-        logger.warning("%d rows are empty", 3)
-        logger.error("wrong %d", "arguments")
-        logger.info("fine")
-
-    assert recorded(call) == [
-        ("3 rows are empty", "WARNING", "train.data"),
-        ("wrong %d", "ERROR", "train.data"),
-    ]
-    assert [record.msg for record in handled] == ["%d rows are empty", "wrong %d", "fine"]
-
-
-def test_number_and_length_are_bounded(shown, recorded) -> None:
-    def call() -> None:
-        for number in range(MAX_WARNINGS + 20):
-            warnings.warn(f"{number} " + 5000 * "x", UserWarning, stacklevel=1)
-
-    found = recorded(call)
-    assert len(found) == MAX_WARNINGS
-    assert {len(text) for text, _, _ in found} == {1000}
-    assert len(shown) == MAX_WARNINGS + 20
-
-
-def test_nothing_is_left_behind(shown, recorded) -> None:
-    before = warnings.showwarning, logging.getLogRecordFactory()
-    recorded(lambda: None)
-    assert (warnings.showwarning, logging.getLogRecordFactory()) == before
-
-
-def test_root_logger_gets_no_handler(shown, recorded) -> None:
-    """One would turn off `logging.basicConfig`."""
-    handlers = list(logging.getLogger().handlers)
-    found = []
-    recorded(lambda: found.extend(logging.getLogger().handlers))
-    assert found == handlers
-
-
-def test_warning_of_the_writer_itself_ends(shown, tmp_path) -> None:
-    (tmp_path / "file").write_text("")
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        writer = EventWriter(tmp_path / "file", "worker", 0, num_processes=1)
-        capture = WarningCapture(writer)
-        capture.start()
-        warnings.warn("slow", UserWarning, stacklevel=1)
-        capture.stop()
-    assert shown[-1] == "slow"
 
 
 # Samples of memory, by a thread of their own.

@@ -274,18 +274,6 @@ def test_interval_that_is_invalid_is_refused(tmp_path, interval_s) -> None:
         open_writer(tmp_path, interval_s=interval_s)
 
 
-def test_slow_worker_is_written_beside_the_steps(tmp_path) -> None:
-    with open_writer(tmp_path, interval_s=1e9) as writer:
-        for step in range(1, 4):
-            writer.step(step)
-        writer.straggler("worker 1", "input", late_s=0.5, step_s=1.0)
-        writer.step(4)
-    _, _, event, rest = written(tmp_path)
-    assert (event["kind"], event["task"], event["cause"]) == ("straggler", "worker 1", "input")
-    assert (event["late_s"], event["step_s"]) == (0.5, 1.0)
-    assert (rest["step"], rest["num_steps"]) == (4, 3)
-
-
 def test_step_with_a_pause_is_written_by_itself(tmp_path) -> None:
     """The change is reported at the end of a step, before the step is."""
     with open_writer(tmp_path, interval_s=1e9) as writer:
