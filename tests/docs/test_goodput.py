@@ -11,7 +11,7 @@ from stratagem.observe.events import _KINDS, EndEvent, Event, StartEvent, StepEv
 from stratagem.observe.goodput import CAUSES
 from tests.command_runner import CliRunner
 from tests.fresh_process import run_fresh
-from tests.unit.observe.goodput.runs import long_run, write
+from tests.unit.observe.runs import long_run, write
 
 _FOLDER = Path(__file__).parents[2] / "docs" / "how_to"
 _PAGE = (_FOLDER / "goodput.md").read_text(encoding="utf-8")

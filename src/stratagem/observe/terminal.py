@@ -53,7 +53,7 @@ def goodput_lines(account: Account) -> tuple[str, str]:
     """Describes goodput after start-up, and with it, one line each.
 
     Example:
-        >>> from tests.unit.observe.goodput.runs import gang_restart
+        >>> from tests.unit.observe.runs import gang_restart
         >>> after, whole = goodput_lines(sg.goodput.account_for(gang_restart()))
         >>> after
         'Goodput after start-up: 0.588 (40.0 s useful of 1 min 08 s)'
@@ -88,7 +88,7 @@ def changes_line(account: Account) -> str:
     """Describes the changes of an elastic group's members; empty without any.
 
     Example:
-        >>> from tests.unit.observe.goodput.runs import members_come_and_go
+        >>> from tests.unit.observe.runs import members_come_and_go
         >>> changes_line(sg.goodput.account_for(members_come_and_go()))
         '3 of 3 members; lost 2 times, joined 2 times; training stood still for 3.5 s'
     """

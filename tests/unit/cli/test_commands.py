@@ -23,8 +23,8 @@ from stratagem.cli.commands import Commands, chosen_log_level, json_option, prin
 from tests.architecture.test_light_imports import first_that_is_heavy
 from tests.command_runner import CliRunner
 from tests.unit.cli.migrate.programs import SG
-from tests.unit.observe.goodput.runs import gang_restart
-from tests.unit.observe.goodput.runs import write as write_of_goodput
+from tests.unit.observe.runs import gang_restart
+from tests.unit.observe.runs import write as write_of_goodput
 from tests.unit.test_logs import root_handlers
 
 

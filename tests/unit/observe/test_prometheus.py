@@ -17,7 +17,7 @@ from stratagem.cli.watch import RunCollector, serve
 from stratagem.observe.events import encode
 from stratagem.observe.run_state import Watcher
 from tests.command_runner import CliRunner
-from tests.unit.observe.goodput.runs import (
+from tests.unit.observe.runs import (
     EPOCH_S,
     members_come_and_go,
     process,

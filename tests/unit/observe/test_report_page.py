@@ -37,7 +37,8 @@ from stratagem.observe.report_page import (
     write_report,
 )
 from tests.command_runner import CliRunner
-from tests.unit.observe.goodput.runs import (
+from tests.unit.observe.lockstep_group import Group
+from tests.unit.observe.runs import (
     EPOCH_S,
     account_of,
     at,
@@ -56,7 +57,6 @@ from tests.unit.observe.goodput.runs import (
     straggling,
     write,
 )
-from tests.unit.observe.stragglers.simulation import Group
 
 VOID = {"meta", "br", "img"}
 

@@ -18,7 +18,7 @@ from stratagem.observe.run_state import (
     RunState,
     Watcher,
 )
-from tests.unit.observe.goodput.runs import (
+from tests.unit.observe.runs import (
     EPOCH_S,
     end,
     failure,

@@ -13,7 +13,7 @@ from stratagem.observe.events import ProcessEvents, StepEvent, encode
 from stratagem.observe.goodput import account_for
 from stratagem.observe.run_state import RunState, Watcher
 from stratagem.observe.terminal import changes_line, duration_text, frame, show_account
-from tests.unit.observe.goodput.runs import (
+from tests.unit.observe.runs import (
     EPOCH_S,
     account_of,
     end,

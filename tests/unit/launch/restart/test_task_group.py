@@ -29,8 +29,8 @@ from stratagem.observe.events import (
 from stratagem.observe.goodput import account_for
 from stratagem.observe.stragglers import WINDOW_S
 from tests.unit.launch.waiting import is_running, number_in, until
-from tests.unit.observe.goodput.runs import first_step, process, run, write
-from tests.unit.observe.stragglers.simulation import Group
+from tests.unit.observe.lockstep_group import Group
+from tests.unit.observe.runs import first_step, process, run, write
 
 LAUNCH = "from stratagem.cli import main; main()"
 READY = """

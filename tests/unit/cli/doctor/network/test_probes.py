@@ -24,7 +24,7 @@ from stratagem.cli.doctor.network.agent import (
 )
 from stratagem.cli.doctor.network.survey import SurveyedHost
 from stratagem.group.authentication.connections import frame, read_frame
-from tests.unit.observe.run_events.test_wait_clock import ticking
+from tests.unit.observe.test_wait_clock import ticking
 
 _LIMIT_S = 120.0
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stratagem.observe.goodput import CAUSES, account_for
-from tests.unit.observe.goodput.runs import (
+from tests.unit.observe.runs import (
     EPOCH_S,
     account_of,
     end,

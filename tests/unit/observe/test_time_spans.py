@@ -26,7 +26,7 @@ from stratagem.observe.history import (
     StepTimes,
     history_of,
 )
-from tests.unit.observe.goodput.runs import (
+from tests.unit.observe.runs import (
     EPOCH_S,
     account_of,
     at,

@@ -20,7 +20,8 @@ from stratagem.observe.stragglers import (
     summaries_of,
     times_of,
 )
-from tests.unit.observe.goodput.runs import (
+from tests.unit.observe.lockstep_group import Group, step_event
+from tests.unit.observe.runs import (
     EPOCH_S,
     at,
     failure,
@@ -30,7 +31,6 @@ from tests.unit.observe.goodput.runs import (
     restored,
     steps,
 )
-from tests.unit.observe.stragglers.simulation import Group, step_event
 
 
 def found_in(group: Group) -> tuple[Straggler, ...]:

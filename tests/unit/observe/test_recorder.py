@@ -18,7 +18,7 @@ from stratagem.observe.recorder import (
     observe,
     observed_call,
 )
-from tests.unit.observe.profiling.fabricated import OPERATIONS, cpu_trace, step, two_steps, write
+from tests.unit.observe.fabricated_traces import OPERATIONS, cpu_trace, step, two_steps, write
 
 
 class Profiler:

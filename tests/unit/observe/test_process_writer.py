@@ -37,7 +37,7 @@ from stratagem.observe.process_writer import (
 )
 from stratagem.observe.writer import EventWriter
 from tests.fresh_process import run_fresh
-from tests.unit.observe.goodput.runs import (
+from tests.unit.observe.runs import (
     end,
     failure,
     first_step,

@@ -26,7 +26,7 @@ from stratagem.observe.writer import (
     StepRecord,
     restart_count,
 )
-from tests.unit.observe.goodput.runs import members
+from tests.unit.observe.runs import members
 
 _KILLED = """
 import os, signal, sys

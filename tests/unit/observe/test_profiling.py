@@ -32,7 +32,7 @@ from stratagem.observe.profiling import (
     summarize,
 )
 from stratagem.observe.recorder import input_mark
-from tests.unit.observe.profiling.fabricated import (
+from tests.unit.observe.fabricated_traces import (
     OPERATIONS,
     Event,
     cpu_operation,
