@@ -189,8 +189,8 @@ class _Loss:
 class RunState:
     """Collects the events of a run folder. Its work grows with new events only.
 
-    With several launches in one folder, the state is the latest one's. A launch begins with a
-    launcher, or a repeated task, that starts when all training processes have fallen silent.
+    With several launches in one folder, the state is the latest one's. A launch begins when a task
+    starts for the first time again after all training processes have fallen silent.
     """
 
     def __init__(self) -> None:
@@ -270,16 +270,9 @@ class RunState:
 
     def _begins_launch(self, start: StartEvent) -> bool:
         trainers = [one for one in self._processes.values() if one.start.trains]
-        if not self._processes:
-            return True
-        if start.attempt or not trainers or any(one.last_s >= start.time_s for one in trainers):
-            return False
-        if start.task_type == "launcher":
-            return True
-        launchers = [one for one in self._processes if one.task_type == "launcher"]
-        is_launched = any(self._processes[one].end is None for one in launchers)
-        is_repeated = any(one.start.task == start.task for one in trainers)
-        return is_repeated and not is_launched
+        is_silent = all(one.last_s < start.time_s for one in trainers)
+        is_again = start.attempt == 0 and any(one.task == start.task for one in self._processes)
+        return not self._processes or (is_again and is_silent)
 
     def _add_events(self, news: ProcessEvents) -> None:
         for event in news.events:
@@ -375,7 +368,15 @@ class Watcher:
     def poll(self) -> RunSnapshot:
         """Reads new events and returns the state; the account follows if it is due."""
         with self._lock:
-            return self._poll()
+            news = self._follower.poll()
+            now_s = self._clock()
+            self._state.add(news, now_s)
+            self._is_stale = self._is_stale or bool(news)
+            state = self._state.snapshot(now_s)
+            begin_s = time.perf_counter()
+            if self._is_stale and (state.is_over or begin_s >= self._next_account_s):
+                self._compute_account(begin_s)
+            return state
 
     def account(self) -> Account | None:
         """Returns the latest account; None without events."""
@@ -390,17 +391,6 @@ class Watcher:
         """Polls; raises NotFoundError if the folder has no readable events."""
         state = self.poll()
         self._follower.events()
-        return state
-
-    def _poll(self) -> RunSnapshot:
-        news = self._follower.poll()
-        now_s = self._clock()
-        self._state.add(news, now_s)
-        self._is_stale = self._is_stale or bool(news)
-        state = self._state.snapshot(now_s)
-        begin_s = time.perf_counter()
-        if self._is_stale and (state.is_over or begin_s >= self._next_account_s):
-            self._compute_account(begin_s)
         return state
 
     def _compute_account(self, begin_s: float) -> None:
