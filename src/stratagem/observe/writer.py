@@ -126,7 +126,6 @@ class StepRecord:
 
     def event(self, time_s: float) -> events.StepEvent:
         """Returns the event of these steps, which ended at a time of `time.time`."""
-        waits = self.waits
         return events.StepEvent(
             time_s=time_s,
             monotonic_s=self.end_s,
@@ -135,11 +134,7 @@ class StepRecord:
             duration_s=float(self.duration_s),
             elapsed_s=float(self.end_s - self.begin_s),
             keeping_s=float(self.keeping_s),
-            waited_s=waits.waited_s,
-            idle_s=waits.idle_s,
-            input_s=waits.input_s,
-            peers_s=waits.peers_s,
-            transfer_s=waits.transfer_s,
+            **self.waits._asdict(),
         )
 
 

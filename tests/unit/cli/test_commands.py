@@ -518,5 +518,5 @@ def test_plot_without_matplotlib_names_the_package(tmp_path, monkeypatch) -> Non
     monkeypatch.setattr(optional_libraries, "importlib", type("", (), {"import_module": without}))
     result = _stratagem("goodput", tmp_path, "--plot", tmp_path / "run.png")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "The plot of a run needs matplotlib.figure" in result.stderr
+    assert "The report of a run needs matplotlib" in result.stderr
     assert "pip install 'stratagem[observe]'" in result.stderr
