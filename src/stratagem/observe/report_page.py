@@ -385,13 +385,11 @@ def _time_section(account: Account) -> Section:
 
 def _worker_section(run: RunEvents, account: Account) -> Section:
     workers = summaries_of(run.processes, account.whole_s)
-    if len({process.task for process in run.processes if process.trains}) < 2:
-        empty = "A run of one worker has no slow one."
-    else:
-        empty = (
-            "No step has measured waits. `fit` measures them; in your own loop, pass waits to the "
-            "step method of sg.goodput.current_events()."
-        )
+    empty = (
+        "A run of one worker has no slow one, and without measured waits none is found. `fit` "
+        "measures them; in your own loop, pass waits to the step method of "
+        "sg.goodput.current_events()."
+    )
     # All workers have a row, or the slow ones and some of the others.
     shown = sorted(workers, key=lambda worker: worker.slow is None)[:_MAX_WORKERS]
     found = [

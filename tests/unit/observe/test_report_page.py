@@ -229,7 +229,7 @@ def test_unknown_times_are_dashes() -> None:
 
 
 def test_unmeasured_waits_of_several_workers_are_named() -> None:
-    assert section("Slow workers", gang_restart()).note.startswith("No step has measured waits.")
+    assert "without measured waits none is found" in section("Slow workers", gang_restart()).note
 
 
 def test_failures_and_restarts_are_in_order() -> None:
