@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from stratagem.observe.events import ProcessEvents, RunEvents, read_run
+from stratagem.observe.events import ProcessEvents, RunEvents, StepEvent, read_run
 from stratagem.observe.goodput import account_for
 from stratagem.observe.report_page import draw
 from stratagem.observe.run_state import RunState
@@ -25,8 +26,8 @@ from stratagem.observe.terminal import frame
 
 HERE = Path(__file__).parent
 NAME = "runs/digits"
-# A moment while worker 1 is slow.
-FRAME_S = 45.0
+# Worker 1 waits longer than this for each batch while it is slow.
+SLOW_S = 0.2
 TRAIN = """
 import os
 import time
@@ -95,9 +96,14 @@ def train(folder: Path) -> None:
 
 
 def draw_frame() -> None:
-    """Draws the terminal at a moment in the middle of the first run."""
+    """Draws the terminal in the middle of the time in which worker 1 is slow."""
     whole = read_run(NAME)
-    until_s = whole.processes[0].start.time_s + FRAME_S
+    until_s = statistics.median(
+        process.at_s(event)
+        for process in whole.processes
+        for event in process.events
+        if isinstance(event, StepEvent) and (event.input_s or 0.0) > SLOW_S * event.num_steps
+    )
     processes = tuple(
         ProcessEvents(
             start=one.start,

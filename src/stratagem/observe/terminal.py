@@ -268,7 +268,7 @@ def _goodput(account: Account) -> RenderableType:
         begin = round(done * _BAR_WIDTH)
         done += account.time_s[cause] / (account.whole_s or 1.0)
         bar.append("█" * (round(done * _BAR_WIDTH) - begin), style=CAUSE_COLORS[cause])
-        if account.time_s[cause] >= 0.005 * account.whole_s:
+        if account.time_s[cause] > 0.005 * account.whole_s:
             name = "start-up" if cause == "starting" else cause
             legend.append("█ ", style=CAUSE_COLORS[cause])
             legend.append(f"{name} {duration_text(account.time_s[cause])}   ")
