@@ -90,7 +90,7 @@ def _block_of(page: str, word: str) -> str:
 def _make_run(folder: Path) -> None:
     """Writes the events of ten minutes in which a worker is killed twice."""
     sys.path.insert(0, str(ROOT))
-    from tests.unit.observe.goodput.runs import long_run, write
+    from tests.unit.observe.runs import long_run, write
 
     write(folder / "runs/digits", long_run(2))
 

@@ -22,7 +22,7 @@ import stratagem
 from stratagem import contexts as stack
 from stratagem import logs
 from stratagem.group import current as current_process_group
-from stratagem.observe.run_events.wait_clock import wait_clock
+from stratagem.observe.wait_clock import wait_clock
 
 # pytest's own, set anew for each phase of a test; and those that scikit-learn sets when it is
 # imported, by whichever test comes first.

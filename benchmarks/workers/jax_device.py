@@ -52,7 +52,7 @@ def gaps_between(operations: Sequence[Any]) -> list[tuple[float, float, str, str
 
 def profile_of(run_epochs: Callable[[int], float]) -> dict[str, Any]:
     """Profiles two epochs; returns the gaps by length, and the longest."""
-    from stratagem.observe.profiling.trace import read_trace
+    from stratagem.observe.profiling import read_trace
 
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level, options.host_tracer_level = 0, 2

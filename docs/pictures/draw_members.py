@@ -15,11 +15,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from stratagem.observe.goodput.account import Account
-from stratagem.observe.goodput.report import duration_text
-from stratagem.observe.goodput.time_spans import MemberChange
-from stratagem.observe.monitoring.html_report import load_run
-from stratagem.observe.monitoring.run_series import Line
+from stratagem.observe.events import read_run
+from stratagem.observe.goodput import Account, MemberChange, account_for
+from stratagem.observe.report_page import Line, speed_of
+from stratagem.observe.terminal import duration_text
 
 HERE = Path(__file__).parent
 BLUE, RED, GREEN, GRAY = "#2a78b8", "#c8372d", "#3a9a5b", "#e6e6e6"
@@ -83,13 +82,14 @@ def train(folder: Path) -> None:
 
 def draw(run_dir: Path) -> None:
     """Draws members and speed over time."""
-    one = load_run(run_dir)
+    run = read_run(run_dir)
+    account = account_for(run)
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     members, speed = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.3))
-    draw_members(members, one.account)
-    draw_speed(speed, one.series.speed)
+    draw_members(members, account)
+    draw_speed(speed, speed_of(run, account))
     for axes in (members, speed):
-        axes.set_xlim(0, one.account.whole_s)
+        axes.set_xlim(0, account.whole_s)
         axes.grid(axis="y", color=GRAY, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
@@ -139,7 +139,7 @@ def mark(axes: Any, change: MemberChange) -> None:
 
 def draw_speed(axes: Any, speed: Line) -> None:
     """Draws steps per second."""
-    axes.plot(speed.times_s, speed.values, color=BLUE, linewidth=2, drawstyle="steps-mid")
+    axes.plot(speed.times_s, speed.values, color=BLUE, linewidth=2, drawstyle="steps-post")
     axes.set_ylim(0, 1.15 * max(speed.values))
     axes.set_ylabel("steps per second")
     axes.set_xlabel("seconds from the first start")

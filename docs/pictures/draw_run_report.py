@@ -1,34 +1,33 @@
-"""Draws `run_watch.svg` and `run_report.png` from a real run.
+"""Draws `run_watch.svg` and `run_report.png`, the picture of the page, from a real run.
 
 python docs/pictures/draw_run_report.py [FOLDER]
 
 Two workers train on digits. Worker 1 dies once, and reads its data slowly for a while. Takes a
-minute, and needs Chromium. A run already in FOLDER is not repeated.
+minute. A run already in FOLDER is not repeated.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from PIL import Image
 from rich.console import Console
 
-from stratagem.observe.goodput.account import account_for
-from stratagem.observe.monitoring.html_report import write_report
-from stratagem.observe.monitoring.run_state import RunState
-from stratagem.observe.monitoring.terminal_view import frame
-from stratagem.observe.run_events.reader import ProcessEvents, RunEvents, read_run
+from stratagem.observe.events import ProcessEvents, RunEvents, StepEvent, read_run
+from stratagem.observe.goodput import account_for
+from stratagem.observe.report_page import draw
+from stratagem.observe.run_state import RunState
+from stratagem.observe.terminal import frame
 
 HERE = Path(__file__).parent
-CHROMIUM = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")
 NAME = "runs/digits"
-# A moment while worker 1 is slow.
-FRAME_S = 45.0
+# Worker 1 waits longer than this for each batch while it is slow.
+SLOW_S = 0.2
 TRAIN = """
 import os
 import time
@@ -82,7 +81,7 @@ def main() -> None:
             train(folder)
         os.chdir(folder)
         draw_frame()
-        draw_report(NAME, "run_report", 2480)
+        draw(read_run(NAME), HERE / "run_report.png")
 
 
 def train(folder: Path) -> None:
@@ -97,9 +96,14 @@ def train(folder: Path) -> None:
 
 
 def draw_frame() -> None:
-    """Draws the terminal at a moment in the middle of the first run."""
+    """Draws the terminal in the middle of the time in which worker 1 is slow."""
     whole = read_run(NAME)
-    until_s = whole.processes[0].start.time_s + FRAME_S
+    until_s = statistics.median(
+        process.at_s(event)
+        for process in whole.processes
+        for event in process.events
+        if isinstance(event, StepEvent) and (event.input_s or 0.0) > SLOW_S * event.num_steps
+    )
     processes = tuple(
         ProcessEvents(
             start=one.start,
@@ -115,25 +119,6 @@ def draw_frame() -> None:
     console.print("$ stratagem watch runs/digits", style="bold")
     console.print(frame(NAME, state.snapshot(until_s), account))
     console.save_svg(str(HERE / "run_watch.svg"), title="stratagem watch")
-
-
-def draw_report(name: str, picture: str, height: int) -> None:
-    """Draws a page as Chromium shows it."""
-    path = Path("report.html")
-    write_report(Path(name), path)
-    subprocess.run(
-        [
-            *CHROMIUM,
-            f"--window-size=1000,{height}",
-            "--screenshot=report.png",
-            path.absolute().as_uri(),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    # Fewer colors: a small file.
-    image = Image.open("report.png").convert("RGB").quantize(256)
-    image.save(HERE / f"{picture}.png", optimize=True)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ LIGHT_STATEMENTS = [
             "launch",
             "launch.remote",
             "observe.goodput",
-            "observe.monitoring",
+            "observe.run_state",
+            "observe.terminal",
         )
     ),
     "from stratagem.cli import main; main(['--help'], standalone_mode=False)",

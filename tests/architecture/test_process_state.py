@@ -15,7 +15,7 @@ import pytest
 import stratagem
 from stratagem import logs
 from stratagem.cluster.addresses import free_ports
-from stratagem.observe.run_events.wait_clock import wait_clock
+from stratagem.observe.wait_clock import wait_clock
 from tests.other_machine import floored, shuffled
 from tests.process_state import ProcessState
 from tests.unit.group.elastic.members import Cluster

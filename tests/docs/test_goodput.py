@@ -7,12 +7,11 @@ import re
 from pathlib import Path
 
 from stratagem.cli import main
-from stratagem.observe.goodput.time_spans import CAUSES
-from stratagem.observe.run_events.reader import read_run
-from stratagem.observe.run_events.records import _KINDS, EndEvent, Event, StartEvent, StepEvent
+from stratagem.observe.events import _KINDS, EndEvent, Event, StartEvent, StepEvent, read_run
+from stratagem.observe.goodput import CAUSES
 from tests.command_runner import CliRunner
 from tests.fresh_process import run_fresh
-from tests.unit.observe.goodput.runs import long_run, write
+from tests.unit.observe.runs import long_run, write
 
 _FOLDER = Path(__file__).parents[2] / "docs" / "how_to"
 _PAGE = (_FOLDER / "goodput.md").read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stratagem.observe.profiling.summary import PARTS
+from stratagem.observe.profiling import PARTS
 
 _PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "profiling.md"
 

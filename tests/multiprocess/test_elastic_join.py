@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import pytest
 
-from stratagem.observe.goodput.account import Account, account_for
-from stratagem.observe.run_events.reader import read_run
+from stratagem.observe.events import read_run
+from stratagem.observe.goodput import Account, account_for
 from tests.multiprocess.cluster import PROGRAMS, addresses, ended, environment
 from tests.multiprocess.programs.elastic_data import (
     NUM_BATCHES,

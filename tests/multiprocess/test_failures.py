@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.observe.run_events.reader import read_run
-from stratagem.observe.run_events.records import EndEvent, FailureEvent, StepEvent
+from stratagem.observe.events import EndEvent, FailureEvent, StepEvent, read_run
 from tests.multiprocess.cluster import PROGRAMS, Ended, ended, started
 from tests.multiprocess.namespaces import can_make_hosts, hosts
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.observe.profiling.recorder import read_profile
+from stratagem.observe.profiling import read_profile
 from tests.multiprocess.cluster import PROGRAMS, run_cluster
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stratagem.observe.monitoring.html_report import load_run
-from stratagem.observe.stragglers import WorkerSummary
+from stratagem.observe.events import read_run
+from stratagem.observe.goodput import account_for
+from stratagem.observe.stragglers import WorkerSummary, summaries_of
 from tests.multiprocess.cluster import PROGRAMS, run_cluster
 
 # What they find are times, which programs on the same cores change.
@@ -21,7 +22,8 @@ def _workers(folder: Path, *arguments: str, count: int = 3) -> tuple[WorkerSumma
     ended = run_cluster([_PROGRAM, *arguments], count, STRATAGEM_RUN_DIR=str(folder))
     for one in ended:
         assert one.code == 0, one.errors
-    return load_run(folder).series.workers
+    run = read_run(folder)
+    return summaries_of(run.processes, account_for(run).whole_s)
 
 
 def _found(workers: tuple[WorkerSummary, ...]) -> dict[str, str]:
@@ -38,9 +40,9 @@ def test_elastic_workers_are_slow_in_input_and_in_computing(tmp_path: Path) -> N
     assert two.slow is not None
     assert one.slow.late_s == pytest.approx(0.2, rel=0.3)
     assert two.slow.late_s == pytest.approx(0.15, rel=0.3)
-    assert (one.input_s or 0.0) > (first.input_s or 0.0) + 0.1
-    assert two.work_s > first.work_s + 0.1
-    assert (first.peers_s or 0.0) > (one.peers_s or 0.0) + 0.1
+    assert (one.times.input_s or 0.0) > (first.times.input_s or 0.0) + 0.1
+    assert two.times.busy_s > first.times.busy_s + 0.1
+    assert (first.times.peers_s or 0.0) > (one.times.peers_s or 0.0) + 0.1
 
 
 @pytest.mark.parametrize("cause", ["input", "host"])

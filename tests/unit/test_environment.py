@@ -281,7 +281,7 @@ RELEASED = """
 import stratagem
 import numpy as np
 from stratagem.environment import release_freed_memory
-from stratagem.observe.run_events.process_writer import resident_bytes
+from stratagem.observe.process_writer import resident_bytes
 
 begun = resident_bytes()
 arrays = [np.ones(2**22) for _ in range(8)]

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +28,6 @@ from stratagem.resources import (
     TemporaryFolder,
     available_cores,
     checked_folder,
-    process_tree_s,
 )
 from stratagem.settings import (
     COUNT,
@@ -479,39 +477,7 @@ def test_file_system_without_locks_leaves_nothing(tmp_path, monkeypatch) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-# Processor time of a process tree, and the cores that it may use.
-
-_BURNS = """
-import subprocess, sys, time
-
-deep = int(sys.argv[1])
-inner = subprocess.Popen([sys.executable, *sys.orig_argv[1:3], str(deep - 1)]) if deep else None
-while time.process_time() < 0.5:
-    pass
-print("burnt", flush=True)
-sys.stdin.read() if inner is None else inner.wait()
-"""
-
-
-def test_descendants_count_while_they_run_and_after_they_ended() -> None:
-    before_s = process_tree_s()
-    program = subprocess.Popen(
-        [sys.executable, "-c", _BURNS, "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert program.stdin is not None
-    assert program.stdout is not None
-    assert [program.stdout.readline() for _ in range(2)] == [b"burnt\n"] * 2
-    running_s = process_tree_s() - before_s
-    program.communicate()
-    ended_s = process_tree_s() - before_s
-    assert 0.95 <= running_s <= ended_s < running_s + 0.5
-
-
-def test_threads_of_this_process_count() -> None:
-    before_s, end_s = process_tree_s(), time.thread_time() + 0.2
-    while time.thread_time() < end_s:
-        pass
-    assert process_tree_s() - before_s >= 0.15
+# Cores that a process may use.
 
 
 @pytest.mark.parametrize(

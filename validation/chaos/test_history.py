@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.observe.run_events.test_wait_clock import ticking
+from tests.unit.observe.test_wait_clock import ticking
 from validation.chaos import recording
 from validation.chaos.history import Attempt, Cell, Final, History, Span, check, read_history
 from validation.chaos.recording import Recorder

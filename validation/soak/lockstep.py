@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stratagem.launch.prefork.server_program import PROGRAM
-from stratagem.observe.goodput.account import account_for
-from stratagem.observe.run_events.reader import read_run
+from stratagem.observe.events import read_run
+from stratagem.observe.goodput import account_for
 from validation.soak.sampling import Sampler, processes_below
 
 __all__ = ["soak_lockstep"]

@@ -25,7 +25,7 @@ from stratagem.errors import DeadlineExceededError, InvalidArgumentError, check_
 from stratagem.group.current import current_group
 from stratagem.group.member import Group
 from stratagem.group.verdict import Activity
-from stratagem.observe.run_events.process_writer import current_events
+from stratagem.observe.process_writer import current_events
 
 # Agreement of all processes on the step to save after a preemption notice.
 

@@ -44,7 +44,7 @@ from stratagem.checkpoint.storage.shards import (
 )
 from stratagem.errors import NotFoundError, explain, raise_reported, report_error
 from stratagem.group.current import current_group
-from stratagem.observe.run_events.process_writer import current_events
+from stratagem.observe.process_writer import current_events
 
 # Options for writing and reading a checkpoint.
 

@@ -15,8 +15,8 @@ from stratagem import environment
 from stratagem.cli.commands import json_option, print_json
 from stratagem.environment import load
 from stratagem.group.authentication.secret import required_secret
-from stratagem.observe.goodput.account import Account
-from stratagem.observe.monitoring.run_state import Phase, RunSnapshot, Watcher
+from stratagem.observe.goodput import Account
+from stratagem.observe.run_state import Phase, RunSnapshot, Watcher
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -59,7 +59,7 @@ def watch_command(
     RUN_DIR is the folder with the run's events. It may still be empty. Without a terminal, prints
     one frame. Exits with the run, or on Ctrl-C.
     """
-    from stratagem.observe.monitoring import terminal_view as live_view
+    from stratagem.observe import terminal as live_view
 
     watcher = Watcher(run_dir)
     try:
@@ -72,7 +72,7 @@ def watch_command(
         elif once or not (is_terminal or prometheus_port is not None):
             live_view.print_frame(str(run_dir), watcher)
         elif is_terminal:
-            live_view.show(str(run_dir), watcher, interval_s)
+            live_view.show_live(str(run_dir), watcher, interval_s)
         else:
             live_view.export(watcher, interval_s)
     except KeyboardInterrupt:
@@ -94,7 +94,7 @@ def report_command(run_dir: Path, output: Path | None) -> None:
 
     The file needs no network. RUN_DIR is the folder with the run's events.
     """
-    from stratagem.observe.monitoring.html_report import write_report
+    from stratagem.observe.report_page import write_report
 
     output = output or run_dir / "report.html"
     try:
@@ -115,19 +115,20 @@ def goodput_command(run_dir: Path, plot: Path | None, *, as_json: bool) -> None:
 
     RUN_DIR is the folder with the run's events.
     """
-    from stratagem.observe import goodput
-    from stratagem.observe.goodput import report
+    from stratagem.observe import report_page, terminal
+    from stratagem.observe.goodput import account_for, read_run
 
     try:
-        account = goodput.account_for(goodput.read_run(run_dir))
+        run = read_run(run_dir)
         if plot is not None:
-            report.draw(account, plot)
+            report_page.draw(run, plot)
     except (ImportError, LookupError, OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
+    account = account_for(run)
     if as_json:
         print_json(account.as_dict())
         return
-    report.show(account)
+    terminal.show_account(account)
 
 
 @click.command("profile")
@@ -143,8 +144,7 @@ def profile_command(trace: Path, top: int, *, as_json: bool) -> None:
     # Reading needs no accelerator.
     environment.set_defaults({"JAX_PLATFORMS": "cpu"})
     try:
-        from stratagem.observe.profiling.recorder import read_profiles
-        from stratagem.observe.profiling.summary import show_profile
+        from stratagem.observe.profiling import read_profiles, show_profile
 
         summaries = read_profiles(trace)
     except (ImportError, OSError, ValueError) as error:
@@ -204,7 +204,6 @@ def _of_run(state: RunSnapshot) -> Iterator[tuple[str, str, list[str], _Samples]
         ("restarts", "Restarts of this launch.", state.num_restarts),
         ("members", "Workers of an elastic group.", state.num_members),
         ("expected_members", "Workers of a full elastic group.", state.num_expected),
-        ("warnings", "Recorded warnings.", state.num_warnings),
     ):
         yield name, meaning, [], [([], value)]
     values = [([name], math.nan if one is None else one) for name, one in state.values.items()]
@@ -214,7 +213,6 @@ def _of_run(state: RunSnapshot) -> Iterator[tuple[str, str, list[str], _Samples]
     yield "processes", "Number of processes in each state.", ["state"], counts
     for name, meaning, field in (
         ("last_heard_seconds", "Seconds since the last event of a process.", "heard_s"),
-        ("step_delay_seconds", "Time that a worker holds up each step.", "delay_s"),
         ("host_memory_bytes", "Resident memory.", "host_bytes"),
         ("device_memory_bytes", "Memory in use on the fullest device.", "device_bytes"),
     ):

@@ -22,7 +22,7 @@ from stratagem.group.current import current_group
 from stratagem.group.elastic.group import ElasticGroup
 from stratagem.group.member import Group
 from stratagem.group.verdict import Activity
-from stratagem.observe.run_events.wait_clock import wait_clock
+from stratagem.observe.wait_clock import wait_clock
 
 # A small program runs within the call that starts it on CPU, and raises ValueErrors.
 _MAY_BE_LOSSES = (jax.errors.JaxRuntimeError, ValueError)

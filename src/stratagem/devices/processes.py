@@ -35,7 +35,7 @@ from stratagem.group.current import Identity, current_group, set_current_group
 from stratagem.group.elastic.group import ElasticGroup
 from stratagem.group.member import Group
 from stratagem.group.verdict import Activity, GroupLimits
-from stratagem.observe.run_events.process_writer import close_events, current_events
+from stratagem.observe.process_writer import close_events, current_events
 
 # Exit of a process of a group: together with the others, or immediately if the group is broken.
 #

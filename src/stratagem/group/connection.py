@@ -30,7 +30,7 @@ from stratagem.group.current import Identity
 from stratagem.group.hub import MEMBER, TUNNEL, Hub
 from stratagem.group.tunnel import open_coordination_port
 from stratagem.group.verdict import GroupLimits, ProgramPosition, Verdict
-from stratagem.observe.run_events.writer import restart_count
+from stratagem.observe.writer import restart_count
 
 # Notice to the processes that wait for process 0, if it cannot listen for them.
 #

@@ -38,7 +38,7 @@ from stratagem.input.sources.source import (
     repeated_cardinality,
     require_shards,
 )
-from stratagem.observe.run_events.wait_clock import PeerSizesWait, wait_clock
+from stratagem.observe.wait_clock import PeerSizesWait, wait_clock
 from stratagem.options import AutoShardPolicy, InputContext, InputOptions
 from stratagem.variables.distributed import PerReplica
 

@@ -23,8 +23,8 @@ from stratagem.errors import OutOfRangeError, explain
 from stratagem.input.batches import HostBatch
 from stratagem.input.placement import HostSteps, PlacedBatches, are_small, place, put_steps
 from stratagem.input.sources.source import BATCHES_PER_SNAPSHOT, Reader
-from stratagem.observe.profiling.trace import input_mark
-from stratagem.observe.run_events.wait_clock import DataWait, wait_clock
+from stratagem.observe.recorder import input_mark
+from stratagem.observe.wait_clock import DataWait, wait_clock
 from stratagem.variables.distributed import is_array
 from stratagem.variables.exhausted_memory import explain_exhausted_memory
 

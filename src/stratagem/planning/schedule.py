@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from stratagem.observe.profiling.summary import period_of
+from stratagem.observe.profiling import period_of
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^ +(?:ROOT )?%([\w.-]+) = (.*?) ([a-z][\w-]*)\(")

@@ -36,12 +36,12 @@ from stratagem.checkpoint.restoring import (
     whole_values_of,
 )
 from stratagem.checkpoint.storage.shards import ShardedArray
-from stratagem.observe.run_events import writer
-from stratagem.observe.run_events.writer import EventWriter
+from stratagem.observe import writer
+from stratagem.observe.writer import EventWriter
 from stratagem.variables.registry import home_of
 from tests.unit.checkpoint.groups import Reader
 from tests.unit.checkpoint.test_group_calls import Group
-from tests.unit.observe.run_events.test_wait_clock import ticking
+from tests.unit.observe.test_wait_clock import ticking
 
 LARGE = np.arange(2**19, dtype="float32").reshape(1024, 512)
 ITEMS = {"state": "state_item"}

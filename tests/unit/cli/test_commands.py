@@ -23,8 +23,8 @@ from stratagem.cli.commands import Commands, chosen_log_level, json_option, prin
 from tests.architecture.test_light_imports import first_that_is_heavy
 from tests.command_runner import CliRunner
 from tests.unit.cli.migrate.programs import SG
-from tests.unit.observe.goodput.runs import gang_restart
-from tests.unit.observe.goodput.runs import write as write_of_goodput
+from tests.unit.observe.runs import gang_restart
+from tests.unit.observe.runs import write as write_of_goodput
 from tests.unit.test_logs import root_handlers
 
 
@@ -518,5 +518,5 @@ def test_plot_without_matplotlib_names_the_package(tmp_path, monkeypatch) -> Non
     monkeypatch.setattr(optional_libraries, "importlib", type("", (), {"import_module": without}))
     result = _stratagem("goodput", tmp_path, "--plot", tmp_path / "run.png")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "The plot of a run needs matplotlib.figure" in result.stderr
+    assert "The report of a run needs matplotlib" in result.stderr
     assert "pip install 'stratagem[observe]'" in result.stderr

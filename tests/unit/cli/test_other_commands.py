@@ -19,10 +19,12 @@ from click.testing import Result
 import stratagem
 from stratagem.cli import main
 from stratagem.group.authentication.secret import Secret, find_secret
-from stratagem.observe.run_events.records import encode
+from stratagem.observe.events import encode
 from tests.command_runner import CliRunner
 from tests.unit.cli.manifests.kubelet import by_kind, started_pods
-from tests.unit.observe.goodput.runs import (
+from tests.unit.observe.fabricated_traces import OPERATIONS, two_steps
+from tests.unit.observe.fabricated_traces import write as write_of_profile
+from tests.unit.observe.runs import (
     end,
     first_step,
     process,
@@ -30,8 +32,6 @@ from tests.unit.observe.goodput.runs import (
     straggling,
     write,
 )
-from tests.unit.observe.profiling.fabricated import OPERATIONS, two_steps
-from tests.unit.observe.profiling.fabricated import write as write_of_profile
 
 
 def _call(*arguments: str, given: str | None = None) -> Result:

@@ -22,7 +22,11 @@ SUITES: dict[str, tuple[str, ...]] = {
     "variables": ("tests/unit/variables",),
     "checkpoint": ("tests/unit/checkpoint",),
     "callbacks": ("tests/unit/keras/callbacks",),
-    "profiling": ("tests/unit/observe/profiling", "tests/unit/execution/summary"),
+    "profiling": (
+        "tests/unit/observe/test_profiling.py",
+        "tests/unit/observe/test_recorder.py",
+        "tests/unit/execution/summary",
+    ),
     "estimator": (
         "tests/unit/estimator/test_steps.py",
         "tests/unit/estimator/test_estimator.py",

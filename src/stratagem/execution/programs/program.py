@@ -53,7 +53,7 @@ from stratagem.execution.tracing.errors import (
 from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.remote_state import RemoteState
 from stratagem.logs import warn_on_one_worker
-from stratagem.observe.profiling.recorder import observed_call
+from stratagem.observe.recorder import observed_call
 
 # Differences between the arguments of two calls that need different programs.
 

@@ -25,7 +25,7 @@ from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.summary.collector import is_tracing
 from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.remote_state import Ids, inputs_of
-from stratagem.observe.run_events.process_writer import current_events
+from stratagem.observe.process_writer import current_events
 from stratagem.variables.layouts import is_remote, store_of, stored_sharding
 from stratagem.variables.registry import VariableKind, home_of
 

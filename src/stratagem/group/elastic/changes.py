@@ -26,9 +26,9 @@ from stratagem.group.elastic.peers import (
 )
 from stratagem.group.elastic.views import Report, View, next_view, with_newcomers
 from stratagem.group.verdict import GroupLimits
-from stratagem.observe.run_events.process_writer import current_events
-from stratagem.observe.run_events.records import MembersEvent
-from stratagem.observe.run_events.writer import EventWriter
+from stratagem.observe.events import MembersEvent
+from stratagem.observe.process_writer import current_events
+from stratagem.observe.writer import EventWriter
 
 _logger = logging.getLogger(__name__)
 

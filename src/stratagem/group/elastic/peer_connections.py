@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.observe.run_events.wait_clock import WaitClock, wait_clock
+from stratagem.observe.wait_clock import WaitClock, wait_clock
 
 # The end of sockets that another thread may be using.
 

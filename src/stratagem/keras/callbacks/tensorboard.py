@@ -23,8 +23,8 @@ from stratagem.errors import explain
 from stratagem.execution import summary
 from stratagem.keras.training.active_fit import call_after_fit
 from stratagem.keras.training.model import observe_steps, strategy_of
-from stratagem.observe.profiling.recorder import StepRecorder, observe
-from stratagem.observe.profiling.summary import ProfileSummary, show_profile
+from stratagem.observe.profiling import ProfileSummary, show_profile
+from stratagem.observe.recorder import StepRecorder, observe
 from stratagem.resources import checked_folder
 
 # TensorBoard summaries of a model: weights, embeddings, and the graph of layers.

@@ -24,7 +24,7 @@ from stratagem.execution.replica_context import ReplicaContext
 from stratagem.execution.tracing.functionalize import on_global_model
 from stratagem.keras.patches import patches
 from stratagem.keras.variables.requests import annotated
-from stratagem.observe.profiling.summary import every_steps
+from stratagem.observe.profiling import every_steps
 from stratagem.options import ReduceOp
 from stratagem.variables.distributed import is_indexed_slices
 from stratagem.variables.layouts import is_compressed

@@ -24,13 +24,13 @@ from stratagem.devices.lockstep import (
 )
 from stratagem.keras.patches import patches
 from stratagem.keras.private import JAXEpochIterator, calls_in_thread, pythonify_logs
-from stratagem.observe.run_events.process_writer import (
+from stratagem.observe.process_writer import (
     current_events,
     is_progress_due,
     sample_devices,
 )
-from stratagem.observe.run_events.wait_clock import DataWait, wait_clock
-from stratagem.observe.run_events.writer import EventWriter
+from stratagem.observe.wait_clock import DataWait, wait_clock
+from stratagem.observe.writer import EventWriter
 
 if TYPE_CHECKING:
     import jax

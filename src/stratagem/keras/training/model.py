@@ -61,9 +61,8 @@ from stratagem.keras.training.step_functions import (
     logs_wanted,
 )
 from stratagem.keras.variables.creation import adopt, adopt_new, scope_of
-from stratagem.observe.profiling.recorder import current_observer
-from stratagem.observe.profiling.trace import input_mark
-from stratagem.observe.run_events.process_writer import current_events
+from stratagem.observe.process_writer import current_events
+from stratagem.observe.recorder import current_observer, input_mark
 from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:

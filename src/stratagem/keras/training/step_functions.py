@@ -38,9 +38,9 @@ from stratagem.keras.private import (
 from stratagem.keras.training.active_fit import StepEvents
 from stratagem.keras.training.replica_steps import ReplicaSteps
 from stratagem.keras.variables.variable import DistributedVariable
-from stratagem.observe.profiling.trace import input_mark
-from stratagem.observe.run_events.process_writer import current_events
-from stratagem.observe.run_events.wait_clock import DataWait, wait_clock
+from stratagem.observe.process_writer import current_events
+from stratagem.observe.recorder import input_mark
+from stratagem.observe.wait_clock import DataWait, wait_clock
 from stratagem.strategies.reduction import of_all
 from stratagem.variables.components import aggregate_components, gather_together
 from stratagem.variables.distributed import PerReplica, regroup

@@ -28,7 +28,7 @@ from stratagem.environment import load
 from stratagem.errors import FAILURE, DeadlineExceededError, UnavailableError, explain
 from stratagem.group.authentication.secret import has_ray_token, ray_token_file
 from stratagem.launch.prefork.fork_server import HOST_VARIABLE
-from stratagem.observe.run_events.process_writer import close_events
+from stratagem.observe.process_writer import close_events
 from stratagem.resources import Closing
 
 # End of a program that has loaded Ray: by Ctrl-C, or after Ray was lost.

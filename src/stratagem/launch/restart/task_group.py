@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 import signal
 import threading
@@ -32,17 +31,17 @@ from stratagem.launch.restart.running_tasks import RunningTask, RunningTasks
 from stratagem.launch.tasks.exit_status import ExitStatus, error_lines, failure_lines
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.output import Screen
-from stratagem.observe.run_events.reader import RunFollower
-from stratagem.observe.run_events.records import StepEvent
-from stratagem.observe.run_events.writer import EventWriter
+from stratagem.observe.events import RunFollower
 from stratagem.observe.stragglers import (
     MIN_STEPS,
     WINDOW_S,
+    Line,
     SettledLines,
     Straggler,
     find_stragglers,
-    windows_of,
+    times_of,
 )
+from stratagem.observe.writer import EventWriter
 
 # Signals to the launcher, queued for its loop.
 
@@ -135,13 +134,6 @@ class LaunchEvents:
         if self._writer is not None:
             self._writer.notice(reason)
 
-    def straggler(self, slow: Straggler) -> None:
-        """Records a task for which the others wait."""
-        if self._writer is not None:
-            self._writer.straggler(
-                slow.task, slow.cause.value, late_s=slow.late_s, step_s=slow.step_s
-            )
-
     def restart(self, restart: int, cause: ExitStatus | None) -> None:
         """Records a restart of all tasks; `cause` is None if the launcher asked for it."""
         self._has_failed = False
@@ -176,7 +168,7 @@ class SlowTasks:
         """Begins with new processes: what was found about the earlier ones counts no more."""
         self._follower.poll()  # of an earlier start
         self._settled = SettledLines()
-        self._lines: list[tuple[str, float, StepEvent]] = []
+        self._lines: list[Line] = []
         self._begun_s = self._polled_s = now_s
         self._slow: set[str] = set()  # in the last window
         self._said: set[str] = set()
@@ -190,13 +182,11 @@ class SlowTasks:
             self._lines += self._settled.pick(news)
         if now_s - self._begun_s < WINDOW_S:
             return []
-        windows = windows_of(
-            (line for line in self._lines if line[0] in running), window_s=math.inf
-        )
-        if not windows or windows[-1].num_steps < MIN_STEPS:
+        times = times_of(line for line in self._lines if line[0] in running)
+        if max((one.num_steps for one in times.values()), default=0) < MIN_STEPS:
             return []
         self._lines, self._begun_s = [], now_s
-        found = find_stragglers(windows[-1])
+        found = find_stragglers(times)
         slow = {one.task for one in found}
         # A task that is slow for a single window is not worth a message.
         new = (slow & self._slow) - self._said
@@ -401,7 +391,6 @@ class _TaskGroup:
         }
         for one in self._slow.find(now_s, running):
             self._screen.say([f"{one.text}."])
-            self._events.straggler(one)
 
     def ask_to_leave(self) -> None:
         """Asks the tasks once to save and exit, unless they are about to end anyway."""

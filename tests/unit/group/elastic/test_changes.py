@@ -20,9 +20,9 @@ from stratagem.group.elastic.peers import (
 )
 from stratagem.group.elastic.views import Report, View
 from stratagem.group.verdict import GroupLimits
-from stratagem.observe.run_events.records import MembersEvent
+from stratagem.observe.events import MembersEvent
 from tests.unit.group.elastic.members import Training
-from tests.unit.observe.run_events.test_wait_clock import ticking
+from tests.unit.observe.test_wait_clock import ticking
 
 # Decisions of the lowest member, with peers that are made up.
 

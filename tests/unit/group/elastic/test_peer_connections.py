@@ -19,10 +19,10 @@ from stratagem.group.elastic.peer_connections import (
     PeerLostError,
     close_after_use,
 )
-from stratagem.observe.run_events.wait_clock import WaitClock
+from stratagem.observe.wait_clock import WaitClock
 from tests.unit.group.elastic.members import connected_peers
 from tests.unit.group.process_group.members import together
-from tests.unit.observe.run_events.test_wait_clock import FakeTime
+from tests.unit.observe.test_wait_clock import FakeTime
 
 _COUNT = 3
 

@@ -23,7 +23,7 @@ from stratagem.keras.callbacks import tensorboard
 from stratagem.keras.callbacks.backup_and_restore import JoiningFit
 from stratagem.keras.training.step_functions import TrainOrTestFunction
 from tests.unit.execution.summary.events import Read
-from tests.unit.observe.run_events.test_wait_clock import ticking
+from tests.unit.observe.test_wait_clock import ticking
 
 _EPOCHS, _NUM_BATCHES, _BATCH = 3, 4, 8
 _X = np.random.default_rng(0).random((_NUM_BATCHES * _BATCH - 3, 4)).astype(np.float32)

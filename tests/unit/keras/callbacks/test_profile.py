@@ -22,8 +22,8 @@ from stratagem.keras.callbacks.backup_and_restore import (
     set_callback_states,
 )
 from stratagem.keras.numerics.random_state import Draws
-from stratagem.observe.profiling.recorder import current_observer
-from stratagem.observe.profiling.trace import read_trace
+from stratagem.observe.profiling import read_trace
+from stratagem.observe.recorder import current_observer
 
 X = np.random.default_rng(0).random((64, 16), np.float32)
 Y = X.sum(axis=1, keepdims=True)

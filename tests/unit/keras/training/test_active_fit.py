@@ -26,10 +26,9 @@ from stratagem.keras.training.active_fit import (
 )
 from stratagem.keras.training.generate_stream import generate_stepwise
 from stratagem.keras.training.planned_models import computing_as, is_float32, repeated_blocks
-from stratagem.observe.run_events import process_writer
-from stratagem.observe.run_events.reader import read_run
-from stratagem.observe.run_events.records import ProgressEvent
-from stratagem.observe.run_events.writer import EventWriter
+from stratagem.observe import process_writer
+from stratagem.observe.events import ProgressEvent, read_run
+from stratagem.observe.writer import EventWriter
 from tests.parity.comparison import mirrored
 from tests.unit.keras.training.small_decoder import Decoder, Letters
 

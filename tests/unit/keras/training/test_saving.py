@@ -20,7 +20,7 @@ from stratagem.execution.tracing.arguments import batch_arguments
 from stratagem.input.batches import take_batch
 from stratagem.input.placement import place
 from stratagem.keras.training.model import lower_training_step, observe_steps, restore_steps
-from stratagem.observe.profiling.recorder import end_observation, observe
+from stratagem.observe.recorder import end_observation, observe
 from stratagem.strategies.mirrored import CompileOnlyStrategy
 from stratagem.variables.registry import VariableKind
 from tests.fresh_process import run_fresh

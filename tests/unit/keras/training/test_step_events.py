@@ -19,10 +19,9 @@ import pytest
 
 from stratagem.devices.lockstep import last_program, wait_for_program
 from stratagem.keras.training import active_fit as step_events
-from stratagem.observe.run_events import process_writer
-from stratagem.observe.run_events.reader import read_run
-from stratagem.observe.run_events.records import StepEvent
-from stratagem.observe.run_events.wait_clock import wait_clock
+from stratagem.observe import process_writer
+from stratagem.observe.events import StepEvent, read_run
+from stratagem.observe.wait_clock import wait_clock
 from tests.parity.comparison import Scope, mirrored, regression
 from tests.unit.keras.replicas import values_of
 from tests.unit.launch.waiting import until

@@ -25,8 +25,7 @@ from stratagem.launch.restart.policy import (
     tasks_to_stop,
 )
 from stratagem.launch.tasks.exit_status import ExitStatus
-from stratagem.observe.run_events.reader import read_run
-from stratagem.observe.run_events.records import FailureEvent, NoticeEvent, RestartEvent
+from stratagem.observe.events import FailureEvent, NoticeEvent, RestartEvent, read_run
 from tests.unit.launch.test_scripts import AFTER, SELF, WAIT
 
 

@@ -1,0 +1,505 @@
+"""Reading a run folder, and reports of unreadable lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from stratagem.errors import NotFoundError
+from stratagem.observe import process_writer
+from stratagem.observe import process_writer as memory_sampler
+from stratagem.observe.events import (
+    EndEvent,
+    Event,
+    MemoryEvent,
+    RunEvents,
+    RunFollower,
+    StartEvent,
+    StepEvent,
+    decode,
+    encode,
+    read_run,
+)
+from stratagem.observe.goodput import account_for
+from stratagem.observe.process_writer import (
+    MemorySampler,
+    current_events,
+    resident_bytes,
+)
+from stratagem.observe.writer import EventWriter
+from tests.fresh_process import run_fresh
+from tests.unit.observe.runs import (
+    end,
+    failure,
+    first_step,
+    gang_restart,
+    members,
+    memory,
+    notice,
+    process,
+    progress,
+    restart,
+    restored,
+    save,
+    steps,
+    write,
+)
+
+
+def test_run_is_read_as_it_was_written(tmp_path) -> None:
+    write(tmp_path, gang_restart())
+    read = read_run(tmp_path)
+    assert sorted(read.processes, key=str) == sorted(gang_restart().processes, key=str)
+    assert read.problems == ()
+    starts_s = [one.start.time_s for one in read.processes]
+    assert starts_s == sorted(starts_s)
+
+
+@pytest.mark.parametrize("made", ["nothing", "folder", "empty"])
+def test_folder_without_events_is_named(tmp_path, made) -> None:
+    if made != "nothing":
+        (tmp_path / "run").mkdir()
+    if made == "empty":
+        (tmp_path / "run" / "events").mkdir()
+    with pytest.raises(NotFoundError, match=r"run has no events\.\nExpected event files"):
+        read_run(tmp_path / "run")
+
+
+def test_torn_last_line_is_reported_and_the_rest_read(tmp_path) -> None:
+    write(tmp_path, gang_restart())
+    path = tmp_path / "events" / "worker-0.1.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    read = read_run(tmp_path)
+    (problem,) = read.problems
+    number = whole.count(b"\n")
+    assert problem == (
+        f"worker-0.1.jsonl, line {number}: This line is not an event: "
+        "it is not a complete JSON object."
+    )
+    assert sum(len(one.events) for one in read.processes) == -1 + sum(
+        len(one.events) for one in gang_restart().processes
+    )
+
+
+def test_file_of_a_later_version_is_reported_once_and_left_out(tmp_path) -> None:
+    write(tmp_path, gang_restart())
+    lines = [json.dumps({"version": 2, "kind": "start"})] * 3
+    (tmp_path / "events" / "worker-9.jsonl").write_text("\n".join(lines))
+    read = read_run(tmp_path)
+    assert len(read.processes) == len(gang_restart().processes)
+    assert read.problems == (
+        "worker-9.jsonl, line 1: This line is not an event: its version is 2. "
+        "2 more lines are unreadable.",
+    )
+
+
+def test_file_without_a_start_and_one_that_cannot_be_opened_are_reported(tmp_path) -> None:
+    write(tmp_path, gang_restart())
+    (tmp_path / "events" / "worker-8.jsonl").write_text(encode(end(3)) + "\n")
+    (tmp_path / "events" / "worker-9.jsonl").mkdir()
+    without, folder = read_run(tmp_path).problems
+    assert without == "worker-8.jsonl: skipped, because its first event is not a start."
+    assert folder.startswith("worker-9.jsonl: ")
+    assert "directory" in folder
+
+
+def test_folder_in_which_nothing_can_be_read_is_named_with_the_reason(tmp_path) -> None:
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "worker-0.jsonl").write_text(encode(end(3)) + "\n")
+    with pytest.raises(NotFoundError, match=r"has no events\. worker-0.jsonl: skipped, because"):
+        read_run(tmp_path)
+
+
+def test_lines_of_threads_are_put_in_order(tmp_path) -> None:
+    events: list[Event] = [*save(3, 6, 1), restored(4, 1), first_step(5, 2)]
+    one = process("worker 0", 0)
+    (tmp_path / "events").mkdir()
+    lines = [encode(event) for event in (one.start, *events)]
+    (tmp_path / "events" / "worker-0.jsonl").write_text("\n".join(lines))
+    (read,) = read_run(tmp_path).processes
+    assert [event.monotonic_s for event in read.events] == [0, 3, 4, 5, 6]
+
+
+def test_follower_reads_each_event_once(tmp_path) -> None:
+    follower = RunFollower(tmp_path)
+    assert follower.poll() == ()
+    with pytest.raises(NotFoundError, match="has no events"):
+        follower.events()
+    write(tmp_path, gang_restart())
+    news = follower.poll()
+    assert sorted(news, key=str) == sorted(gang_restart().processes, key=str)
+    assert follower.poll() == ()
+    with (tmp_path / "events" / "worker-0.1.jsonl").open("a") as file:
+        file.write(encode(end(90)) + "\n")
+    (new,) = follower.poll()
+    assert (new.task, new.events) == ("worker 0", (end(90),))
+    assert sorted(follower.events().processes, key=str) == sorted(
+        read_run(tmp_path).processes, key=str
+    )
+
+
+def test_follower_waits_for_the_rest_of_a_line(tmp_path) -> None:
+    write(tmp_path, gang_restart())
+    follower = RunFollower(tmp_path)
+    follower.poll()
+    line = encode(end(90, 1, "\u00e9t\u00e9")).encode() + b"\n"
+    with (tmp_path / "events" / "worker-0.1.jsonl").open("ab") as file:
+        for cut in range(0, len(line), 7):
+            assert follower.poll() == ()
+            assert follower.events().problems == ()
+            file.write(line[cut : cut + 7])
+            file.flush()
+    (new,) = follower.poll()
+    assert new.events == (end(90, 1, "\u00e9t\u00e9"),)
+
+
+def test_follower_reports_an_unknown_event_and_reads_on(tmp_path) -> None:
+    write(tmp_path, gang_restart())
+    follower = RunFollower(tmp_path)
+    follower.poll()
+    strange = json.dumps(json.loads(encode(end(90))) | {"kind": "coffee"})
+    with (tmp_path / "events" / "worker-0.1.jsonl").open("a") as file:
+        file.write(f"{strange}\n{encode(end(91))}\n")
+    (new,) = follower.poll()
+    assert new.events == (end(91),)
+    (problem,) = follower.events().problems
+    assert problem.startswith("worker-0.1.jsonl, line ")
+    assert "its kind is 'coffee'" in problem
+
+
+def test_whole_last_line_without_an_end_counts_once_the_run_is_over(tmp_path) -> None:
+    write(tmp_path, gang_restart())
+    with (tmp_path / "events" / "worker-0.1.jsonl").open("a") as file:
+        file.write(encode(end(90)))
+    read = read_run(tmp_path)
+    assert read.problems == ()
+    assert any(end(90) in one.events for one in read.processes)
+
+
+# The event writer of a process, each test in a fresh interpreter.
+
+CLUSTER = {"worker": ["a:1", "b:1", "c:1"], "ps": ["d:1"], "evaluator": ["e:1"]}
+STEPS = "import stratagem as sg\nfor step in range(1, 4): sg.goodput.step(step)\n"
+
+
+def in_task(task_type: str, index: int) -> str:
+    return json.dumps({"cluster": CLUSTER, "task": {"type": task_type, "index": index}})
+
+
+def run_of(folder: Path, program: str, *, code: int = 0, **environment: str) -> RunEvents:
+    """Returns the events after a program that exits with this code."""
+    ours = ("TF_CONFIG", "STRATAGEM_RESTART_COUNT")
+    plain = {name: text for name, text in os.environ.items() if name not in ours}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**plain, "STRATAGEM_RUN_DIR": str(folder), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == code, done.stderr
+    return read_run(folder)
+
+
+def end_of(run: RunEvents) -> EndEvent:
+    (process,) = run.processes
+    assert isinstance(process.events[-1], EndEvent)
+    return process.events[-1]
+
+
+def test_process_without_a_folder_writes_nothing(monkeypatch, tmp_path) -> None:
+    monkeypatch.delenv("STRATAGEM_RUN_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    process_writer.step(1)
+    assert current_events() is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("task_type", "index", "num_processes"),
+    [("worker", 2, 3), ("ps", 0, 1)],
+)
+def test_task_is_the_one_of_the_cluster(tmp_path, task_type, index, num_processes) -> None:
+    environment = {"TF_CONFIG": in_task(task_type, index), "STRATAGEM_RESTART_COUNT": "4"}
+    (process,) = run_of(tmp_path, STEPS, **environment).processes
+    start = process.start
+    assert (start.task_type, start.task_index, start.attempt) == (task_type, index, 4)
+    assert start.num_processes == num_processes
+
+
+def test_process_by_itself_is_worker_0_and_its_steps_are_written(tmp_path) -> None:
+    run = run_of(tmp_path / "new", STEPS)
+    (process,) = run.processes
+    assert (process.task, process.start.attempt, process.start.num_processes) == ("worker 0", 0, 1)
+    lines = [event for event in process.events if isinstance(event, StepEvent)]
+    assert sum(line.num_steps for line in lines) == lines[-1].step == 3
+    account = account_for(run)
+    assert (account.num_steps, account.is_over, account.failures) == (3, True, ())
+
+
+@pytest.mark.slow
+def test_steps_of_a_loop_have_the_waits_that_are_counted(tmp_path) -> None:
+    """The first step has none, since nothing says when it began."""
+    program = (
+        "import stratagem as sg\n"
+        "from stratagem.observe.wait_clock import wait_clock\n"
+        "wait_clock.measures_transfers = {}\n"
+        "for step in range(1, 4):\n"
+        "    sg.goodput.step(step)\n"
+        "    wait_clock.input_s += 0.5\n"
+        "    wait_clock.peers_s += 0.25\n"
+    )
+    for measures, waited_s in ((True, 0.5), (False, None)):
+        (process,) = run_of(tmp_path / str(measures), program.format(measures)).processes
+        first, rest = (event for event in process.events if isinstance(event, StepEvent))
+        assert (first.num_steps, first.waited_s, first.input_s) == (1, None, None)
+        assert (rest.num_steps, rest.waited_s, rest.input_s) == (2, waited_s, 1.0)
+
+
+def test_start_is_that_of_the_process(tmp_path) -> None:
+    """Not the time of its first event, which may come much later."""
+    before_s = time.time()
+    program = "import time\nlooked_at_s = time.time()\n" + STEPS + "print(looked_at_s)"
+    lines = run_fresh(program, TF_CONFIG=None, STRATAGEM_RUN_DIR=str(tmp_path))
+    (process,) = read_run(tmp_path).processes
+    # The system counts starts in hundredths of a second.
+    assert before_s - 0.02 <= process.start.time_s <= float(lines[0]) + 0.02
+
+
+_LEAVES = """
+from stratagem.checkpoint.preemption import PreemptionExit
+manager = sg.train.CheckpointManager(sg.train.Checkpoint(), os.environ["STRATAGEM_RUN_DIR"], None)
+PreemptionExit(sg.TerminationConfig(), manager, "test")._leave()
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "reason"),
+    [
+        ("", 0, None),
+        ("raise ValueError('loss is nan')", 1, "ValueError: loss is nan"),
+        (_LEAVES, 42, "left after notice"),
+        ("sg.goodput.current_events().end(7, 'enough'); sys.exit(7)", 7, "enough"),
+        ("sg.goodput.close_events(5, 'at once'); os._exit(5)", 5, "at once"),
+    ],
+)
+def test_end_is_reported_as_far_as_it_is_known(tmp_path, last, code, reason) -> None:
+    end = end_of(run_of(tmp_path, f"import os, sys\n{STEPS}{last}", code=code))
+    assert (end.code, end.reason) == (code, reason)
+
+
+def test_interrupt_is_reported_with_the_code_of_shells(tmp_path) -> None:
+    end = end_of(run_of(tmp_path, f"{STEPS}raise KeyboardInterrupt", code=-2))
+    assert (end.code, end.reason) == (130, "KeyboardInterrupt: ")
+
+
+def test_forked_child_writes_nothing(tmp_path) -> None:
+    program = f"import os\n{STEPS}if os.fork() == 0:\n    sg.goodput.step(4)\nelse:\n    os.wait()"
+    (process,) = run_of(tmp_path, program).processes
+    kinds = [type(event).__name__ for event in process.events]
+    assert kinds.count("EndEvent") == 1
+    assert max(event.step for event in process.events if isinstance(event, StepEvent)) == 3
+
+
+def test_environment_that_is_invalid_is_reported(tmp_path) -> None:
+    environment = {"TF_CONFIG": "{", "STRATAGEM_RUN_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", STEPS],
+        env={"PATH": "/usr/bin", "PYTHONPATH": ":".join(sys.path), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "ValueError" in done.stderr
+
+
+# Encoding and decoding of events, and rejected lines.
+
+ONE_OF_EACH: list[Event] = [
+    gang_restart().processes[0].start,
+    first_step(3, 1),
+    *save(3, 4, 1, failed="disk full"),
+    restored(5, 1),
+    failure(6, "worker 1", silence_s=2.5),
+    failure(6),
+    restart(7, 1),
+    notice(8),
+    steps(3, 4, 2, 3, waited=0.5),
+    dataclasses.replace(steps(3, 4, 2, 3, waited=0.5), input_s=0.1, peers_s=0.2, transfer_s=0.3),
+    members(8, 0, 3, pause_s=None, step_s=None),
+    members(8, 3, 2, lost="0 2", joined="1", pause_s=0.5),
+    progress(8, 7, 10, loss=0.5, accuracy=None),
+    memory(8, None),
+    memory(8, 12, 34),
+    end(9, -9, "killed by SIGKILL\nand more: \u00e9"),
+    end(9),
+]
+
+
+@pytest.mark.parametrize("event", ONE_OF_EACH)
+def test_event_is_one_line_and_comes_back(event) -> None:
+    line = encode(event)
+    assert "\n" not in line
+    assert decode(line) == event
+
+
+def test_line_names_its_version_and_its_kind_and_carries_the_fields() -> None:
+    assert json.loads(encode(restored(5, 17, "memory"))) == {
+        "version": 1,
+        "kind": "restored",
+        "time_s": 5.0,
+        "monotonic_s": 5,
+        "step": 17,
+        "source": "memory",
+    }
+
+
+def test_field_of_a_later_release_is_left_out() -> None:
+    values = json.loads(encode(ONE_OF_EACH[0])) | {"color": "blue"}
+    assert isinstance(decode(json.dumps(values)), StartEvent)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "This line is not an event: its version is 2"),
+        ({"kind": "coffee"}, "This line is not an event: its kind is 'coffee'"),
+        ({"step": "7"}, "This line is not an event: its step is '7'"),
+        ({"step": True}, "This line is not an event: its step is True"),
+        ({"step": 7.5}, "This line is not an event: its step is 7.5"),
+        ({"source": None}, "This line is not an event: its source is None"),
+        ({"time_s": float("nan")}, "This line is not an event: its time_s is nan"),
+    ],
+)
+def test_line_of_another_form_is_refused(change, message) -> None:
+    line = json.dumps(json.loads(encode(restored(5, 17))) | change)
+    with pytest.raises(ValueError, match=message):
+        decode(line)
+
+
+@pytest.mark.parametrize(
+    ("event", "name", "value"),
+    [
+        *((progress(8, 7), "values", one) for one in (None, [1.0], {"loss": "1"}, {"loss": True})),
+        (progress(8, 7), "values", {"loss": math.inf}),
+        *((members(8, 1, 2), "lost", one) for one in ("worker 1", None, [1], {"worker 1": 1.0})),
+    ],
+)
+def test_values_and_members_of_another_form_are_refused(event, name, value) -> None:
+    line = json.dumps(json.loads(encode(event)) | {name: value})
+    with pytest.raises(ValueError, match=f"its {name} is"):
+        decode(line)
+
+
+@pytest.mark.parametrize("line", ["", '{"version": 1, "ki', "[1]", "7", "\x00\x00"])
+def test_torn_line_is_refused(line) -> None:
+    with pytest.raises(ValueError, match="it is not a complete JSON object"):
+        decode(line)
+
+
+# Samples of memory, by a thread of their own.
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def samples(folder) -> list[MemoryEvent]:
+    (process,) = read_run(folder).processes
+    return [event for event in process.events if isinstance(event, MemoryEvent)]
+
+
+def test_samples_are_written_until_the_stop(tmp_path) -> None:
+    third = threading.Event()
+
+    class Counting(EventWriter):
+        count = 0
+
+        def memory(self, *arguments, **keywords) -> None:
+            super().memory(*arguments, **keywords)
+            self.count += 1
+            if self.count == 3:
+                third.set()
+
+    with Counting(tmp_path, "worker", 0, num_processes=1) as writer:
+        sampler = MemorySampler(writer, interval_s=0.01)
+        assert third.wait(120)
+        sampler.stop()
+        assert not sampler._thread.is_alive()
+    found = samples(tmp_path)
+    assert len(found) >= 3
+    assert found[0].device_bytes is None
+
+
+class HeldWriter(EventWriter):
+    """Holds each sample until `release` is set."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "worker", 0, num_processes=1)
+        self.is_sampling = threading.Event()
+        self.release = threading.Event()
+
+    def memory(self, *arguments, **keywords) -> None:
+        self.is_sampling.set()
+        assert self.release.wait(120)
+        super().memory(*arguments, **keywords)
+
+
+def test_stop_waits_for_the_sample_in_progress(tmp_path) -> None:
+    with HeldWriter(tmp_path) as writer:
+        sampler = MemorySampler(writer, interval_s=1e6)
+        assert writer.is_sampling.wait(120)
+        threading.Timer(0.05, writer.release.set).start()
+        sampler.stop()
+        writer.end()
+    (process,) = read_run(tmp_path).processes
+    assert [type(event) for event in process.events[-2:]] == [MemoryEvent, EndEvent]
+
+
+def test_sample_that_is_late_is_dropped(tmp_path, monkeypatch) -> None:
+    """A device that hangs holds up the end for the limit only."""
+    monkeypatch.setattr(memory_sampler, "STOP_LIMIT_S", 0.01)
+    with HeldWriter(tmp_path) as writer:
+        sampler = MemorySampler(writer, interval_s=1e6)
+        assert writer.is_sampling.wait(120)
+        sampler.stop()
+        writer.end()
+        writer.release.set()
+        sampler._thread.join(120)
+    (process,) = read_run(tmp_path).processes
+    assert isinstance(process.events[-1], EndEvent)
+
+
+def test_memory_of_devices_is_in_the_sample(tmp_path) -> None:
+    with EventWriter(tmp_path, "worker", 0, num_processes=1) as writer:
+        sampler = MemorySampler(writer, interval_s=1e6)
+        sampler.device_memory = lambda: (12, 34)
+        sampler.sample()
+        sampler.stop()
+        sampler._thread.join(120)
+    assert (12, 34) in [(one.device_bytes, one.device_limit_bytes) for one in samples(tmp_path)]
+
+
+def test_resident_memory_is_what_the_kernel_says(tmp_path, monkeypatch) -> None:
+    """Of this process: some of what it has asked for, and never more."""
+    resident = resident_bytes()
+    assert resident is not None
+    assert 0 < resident < int(Path("/proc/self/statm").read_text().split()[0]) * PAGE_BYTES
+    (tmp_path / "statm").write_text("2000 250 30 4 0 900 0\n")
+    monkeypatch.setattr(memory_sampler, "_STATM", tmp_path / "statm")
+    assert resident_bytes() == 250 * PAGE_BYTES
+
+
+def test_system_without_proc_reports_nothing(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(memory_sampler, "_STATM", tmp_path / "none")
+    assert resident_bytes() is None
