@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -90,15 +91,17 @@ def command(
             step = planning.with_global_batch(step, global_batch)
             note = f"The batch of {global_batch} replaces the script's."
         if num_results is None:
-            assumed, show = planning.Assumptions(**given), show_plan
-            found = planning.plan_step(
+            assumed = planning.Assumptions(**given)
+            found = plan = planning.plan_step(
                 step, machine, title=script.name, notes=(note,), assumptions=assumed
             )
+            show = functools.partial(show_plan, plan)
         else:
-            assumed, show = planning.assumptions_of(machine, **given), show_search
-            found = planning.search_step(
+            assumed = planning.assumptions_of(machine, **given)
+            found = search = planning.search_step(
                 step, machine, title=script.name, count=num_results, assumptions=assumed
             )
+            show = functools.partial(show_search, search)
         if output is not None:
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(json.dumps(found.to_dict(), indent=2) + "\n")
@@ -107,4 +110,4 @@ def command(
     if as_json:
         print_json(found.to_dict())
     else:
-        show(found)
+        show()
