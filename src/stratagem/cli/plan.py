@@ -77,7 +77,7 @@ def command(
     environment.set_defaults({"JAX_PLATFORMS": "cpu"})
     given = {name: value for name, value in links.items() if value is not None}
     found: Plan | PlanSearch
-    show: Callable[[Any], None]
+    show: Callable[[], None]
     try:
         environment.require_jax_choice()
         from stratagem import planning
