@@ -68,8 +68,24 @@ _CAUSES = {
     Reason.ERROR: ("the connection fails", "try it by hand: nc -vz ADDRESS PORT."),
 }
 
-# Outcome and numeric address; None where nothing was tried.
-Attempt = tuple[str, str] | None
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A failed connection between two hosts.
+
+    Args:
+        source: process id of the host that tried it.
+        to: process id of the other one.
+        is_free: True for a free port, False for the port of its task.
+        reason: outcome, a `Reason`.
+        address: numeric address that was tried; "" if the name is unknown.
+    """
+
+    source: int
+    to: int
+    is_free: bool
+    reason: str
+    address: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,21 +117,19 @@ class SurveyedHost:
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """What is known of all hosts; rows of attempts are sources, columns destinations.
+    """What is known of all hosts.
 
     Args:
         hosts: the hosts, by process id.
-        cluster: attempts to connect to the ports of the cluster. That of the first host is left
-            out: the others have joined through it.
-        free: attempts to connect to a free port.
-        owned: by host, True for those numeric addresses, used by others, that it has.
+        failures: connections that failed, of all that were tried. The port of the first task is not
+            tried: the others have joined through it.
+        owned: by host, True for those numeric addresses of its failures that it has.
         offset_s: how far each clock is ahead of the first host's.
         uncertainty_s: error limits of `offset_s`.
     """
 
     hosts: Sequence[SurveyedHost]
-    cluster: Sequence[Sequence[Attempt]]
-    free: Sequence[Sequence[Attempt]]
+    failures: Sequence[Failure]
     owned: Sequence[Mapping[str, bool]]
     offset_s: Sequence[float]
     uncertainty_s: Sequence[float]
@@ -156,28 +170,23 @@ def check_survey(survey: Survey) -> list[Finding]:
 
 
 def _check_connections(survey: Survey) -> Iterator[Finding]:
-    num_failed = 0
-    for is_free, attempts in ((False, survey.cluster), (True, survey.free)):
-        failed: dict[tuple[int, Reason, str], list[int]] = defaultdict(list)
-        for source, row in enumerate(attempts):
-            for to, tried in enumerate(row):
-                if tried is not None and tried[0] != Reason.REACHED:
-                    failed[to, _reason(survey, to, tried), tried[1]].append(source)
-        num_failed += len(failed)
-        for (to, reason, address), sources in failed.items():
-            host = survey.hosts[to]
-            place = host.run_address if is_free else join_address(host.address, host.port or 0)
-            on = " on free ports, which collectives use" if is_free else ""
-            resolved = "" if address in ("", host.address, place) else f" ({address})"
-            cause, fix = _CAUSES[reason]
-            yield Finding(
-                _TOPIC,
-                Level.ERROR,
-                f"{_listed(survey, sources)} cannot reach {host.name} at {place}{resolved}{on}: "
-                f"{cause}.",
-                fix,
-            )
-    if not num_failed:
+    sources: dict[tuple[bool, int, Reason, str], list[int]] = defaultdict(list)
+    for one in survey.failures:
+        sources[one.is_free, one.to, _reason(survey, one), one.address].append(one.source)
+    for (is_free, to, reason, address), indices in sorted(sources.items()):
+        host = survey.hosts[to]
+        place = host.run_address if is_free else join_address(host.address, host.port or 0)
+        on = " on free ports, which collectives use" if is_free else ""
+        resolved = "" if address in ("", host.address, place) else f" ({address})"
+        cause, fix = _CAUSES[reason]
+        yield Finding(
+            _TOPIC,
+            Level.ERROR,
+            f"{_listed(survey, indices)} cannot reach {host.name} at {place}{resolved}{on}: "
+            f"{cause}.",
+            fix,
+        )
+    if not sources:
         has_ports = any(host.port is not None for host in survey.hosts)
         yield Finding(
             _TOPIC,
@@ -187,9 +196,9 @@ def _check_connections(survey: Survey) -> Iterator[Finding]:
         )
 
 
-def _reason(survey: Survey, to: int, tried: tuple[str, str]) -> Reason:
-    reason = Reason(tried[0])
-    is_foreign = survey.owned[to].get(tried[1]) is False
+def _reason(survey: Survey, one: Failure) -> Reason:
+    reason = Reason(one.reason)
+    is_foreign = survey.owned[one.to].get(one.address) is False
     if is_foreign and reason in (Reason.REFUSED, Reason.TIMEOUT, Reason.SILENT, Reason.NO_ROUTE):
         return Reason.FOREIGN_ADDRESS
     return reason
@@ -197,16 +206,14 @@ def _reason(survey: Survey, to: int, tried: tuple[str, str]) -> Reason:
 
 def _check_names(survey: Survey) -> Iterator[Finding]:
     """Names that a host itself resolves to its loopback interface, as Debian does."""
-    for to, host in enumerate(survey.hosts):
-        tried = [row[to] for row in (*survey.cluster, *survey.free)]
-        outside = sorted({one[1] for one in tried if one and one[1] and not is_loopback(one[1])})
-        if host.own_name and is_loopback(host.own_name) and outside:
+    for host in survey.hosts:
+        if is_loopback(host.own_name) and not is_loopback(host.run_address):
             yield Finding(
                 _TOPIC,
                 Level.WARNING,
                 f"{host.name} has the wrong interface for its own name: {host.address} is "
-                f"{host.own_name} there, and {outside[0]} for others. Servers that listen at their "
-                "name are out of reach.",
+                f"{host.own_name} there, and others reach it at {host.run_address}. Servers that "
+                "listen at their name are out of reach.",
                 f"remove the line of {host.own_name} from /etc/hosts there, or use addresses in "
                 "place of names.",
             )

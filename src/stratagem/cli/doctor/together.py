@@ -10,8 +10,8 @@ The command runs on every host, as a training script would, and goes through the
 3. Some exchanges in a row bound the differences of the clocks.
 4. Each connects to the gates of all others. A gate admits holders of the secret only, and tells
    them the number of its process.
-5. They tell each other whom they reached, and at which address; then which of these addresses
-   are their own.
+5. They tell each other whom they did not reach, and at which address; then which of these
+   addresses are their own.
 
 All have the same survey then, and print the same findings. If a process does not come, or is lost,
 the group names it on all others within a limit, and each of these examines its own machine instead.
@@ -38,7 +38,7 @@ from stratagem.cli.doctor.clusters import check_own_address, examine_resolvers
 from stratagem.cli.doctor.examination import examine, variables_of_user
 from stratagem.cli.doctor.findings import Finding, Level, problems
 from stratagem.cli.doctor.survey import (
-    Attempt,
+    Failure,
     Reason,
     Survey,
     SurveyedHost,
@@ -78,7 +78,7 @@ _VARIABLES = (
 _STEP_LIMIT_S = 180.0
 _LIMIT_NAME = "a limit of the doctor"
 _NUM_READINGS = 5
-# Gates cut handshakes short beyond 64 of an address; a process has two ports.
+# Connections that a process tries at once: a gate cuts handshakes short beyond 64 of an address.
 _MOST_AT_ONCE = 32
 _PURPOSE = "doctor"
 _ANSWER_BYTES = 16
@@ -216,20 +216,18 @@ def _exchange_all(
             ]
             for index, (host, (_, has_port, free_port)) in enumerate(zip(hosts, told, strict=True))
         ]
-        reaching = _reach_all(places, identity.process_id, credentials, limit_s)
+        trying = _failures(places, identity.process_id, credentials, limit_s)
+        failed = [dataclasses.astuple(one) for one in asyncio.run(trying)]
         # Each connection is a lookup, a handshake of two parts, and an answer.
-        rounds = math.ceil(count / _MOST_AT_ONCE)
-        reached = exchange(
-            "connections", [asyncio.run(reaching), readings], _STEP_LIMIT_S + 8 * limit_s * rounds
-        )
-    rows = [tried for tried, _ in reached]
-    used = {one[1] for row in rows for one in row[identity.process_id] if one and one[1]}
-    offset_s, uncertainty_s = clock_offsets([one for _, one in reached])
+        rounds = math.ceil(2 * count / _MOST_AT_ONCE)
+        told = exchange("connections", [failed, readings], _STEP_LIMIT_S + 4 * limit_s * rounds)
+    failures = [Failure(*one) for own, _ in told for one in own]
+    tried = {one.address for one in failures if one.to == identity.process_id and one.address}
+    offset_s, uncertainty_s = clock_offsets([own for _, own in told])
     return Survey(
         hosts=hosts,
-        cluster=[[tried[0] for tried in row] for row in rows],
-        free=[[tried[1] for tried in row] for row in rows],
-        owned=exchange("addresses", {one: local_addresses(one) == [one] for one in used}),
+        failures=failures,
+        owned=exchange("addresses", {one: local_addresses(one) == [one] for one in tried}),
         offset_s=offset_s,
         uncertainty_s=uncertainty_s,
     )
@@ -279,31 +277,29 @@ def _listeners(
     return [one for sockets in of_task for one in sockets], free[:1]
 
 
-async def _reach_all(
+async def _failures(
     places: Sequence[Sequence[tuple[str, int] | None]],
     own: int,
     credentials: Credentials,
     limit_s: float,
-) -> list[list[Attempt]]:
-    """Tries the places of all other processes; returns the outcomes, by process."""
+) -> list[Failure]:
+    """Tries the two places of all other processes: the port of the task, and the free port."""
     turn = asyncio.Semaphore(_MOST_AT_ONCE)
 
-    async def reach_one(to: int) -> list[Attempt]:
+    async def try_place(to: int, place: tuple[str, int], *, is_free: bool) -> Failure:
         async with turn:
-            tries = [
-                _nothing() if place is None else attempt(*place, credentials, to, limit_s)
-                for place in places[to]
-            ]
-            return await asyncio.gather(*tries)
+            reason, address = await attempt(*place, credentials, to, limit_s)
+        return Failure(own, to, is_free, reason, address)
 
     # Each begins with the next one, so that no process is tried by all others at once.
     order = [(own + step) % len(places) for step in range(1, len(places))]
-    tried = dict(zip(order, await asyncio.gather(*map(reach_one, order)), strict=True))
-    return [tried.get(to, [None, None]) for to in range(len(places))]
-
-
-async def _nothing() -> None:
-    return None
+    tries = [
+        try_place(to, place, is_free=bool(is_free))
+        for to in order
+        for is_free, place in enumerate(places[to])
+        if place is not None
+    ]
+    return [one for one in await asyncio.gather(*tries) if one.reason != Reason.REACHED]
 
 
 async def attempt(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -64,6 +65,17 @@ def test_cluster_whose_machines_answer_is_fine(monkeypatch: pytest.MonkeyPatch, 
     assert findings[0].text == ("TF_CONFIG: 3 processes in lockstep, this is worker 0; 3 worker.")
     assert findings[1].text == f"This machine can listen at {own}."
     assert findings[2].text == "All 2 other tasks can be reached."
+
+
+def test_parameter_server_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = [f"127.0.0.1:{closed_port()}" for _ in range(2)]
+    jobs = {"worker": addresses[:1], "ps": addresses[1:]}
+    config = {"cluster": jobs, "task": {"type": "ps", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    findings = clusters.examine_clusters()
+    assert [one.level for one in findings] == [Level.OK] * 3
+    assert findings[0].text == "TF_CONFIG: this is ps 0; 1 worker, 1 ps."
+    assert findings[1].text == f"This machine can listen at {addresses[1]}."
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from stratagem.cli.doctor.findings import Finding, Level, problems
 from stratagem.cli.doctor.survey import (
+    Failure,
     Reason,
     Survey,
     SurveyedHost,
@@ -34,15 +35,10 @@ def _sound(size: int = 4) -> Survey:
         )
         for index in range(size)
     ]
-    reached = [
-        [(Reason.REACHED, f"10.0.0.{to}") if to != one else None for to in range(size)]
-        for one in range(size)
-    ]
     return Survey(
         hosts,
-        cluster=[list(row) for row in reached],
-        free=[list(row) for row in reached],
-        owned=[{f"10.0.0.{index}": True} for index in range(size)],
+        failures=[],
+        owned=[{}] * size,
         offset_s=[0.0] * size,
         uncertainty_s=[1e-4] * size,
     )
@@ -58,10 +54,9 @@ def _with(survey: Survey, index: int, **fields: Any) -> Survey:
 def _failing(
     survey: Survey, one: int, to: int, reason: Reason, address: str, *, is_free: bool = False
 ) -> Survey:
-    """The survey with another attempt in the place of one."""
-    rows: list[list[Any]] = [list(row) for row in (survey.free if is_free else survey.cluster)]
-    rows[one][to] = (reason.value, address)
-    return dataclasses.replace(survey, **{"free" if is_free else "cluster": rows})
+    """The survey with one more failure."""
+    failure = Failure(one, to, is_free, reason.value, address)
+    return dataclasses.replace(survey, failures=[*survey.failures, failure])
 
 
 def _problems(survey: Survey) -> list[Finding]:
@@ -128,11 +123,9 @@ def test_loopback_address_of_the_own_name_is_the_wrong_interface() -> None:
 def test_cluster_on_one_machine_uses_loopback() -> None:
     survey = _sound(2)
     for one in range(2):
-        survey = _with(survey, one, own_name="127.0.1.1")
-        for is_free in (False, True):
-            place = (one, 1 - one, Reason.REACHED, "127.0.0.1")
-            survey = _failing(survey, *place, is_free=is_free)
+        survey = _with(survey, one, own_name="127.0.1.1", run_address="127.0.0.1")
     assert _problems(survey) == []
+    assert _problems(_with(_sound(2), 0, address="", port=None, own_name="")) == []
 
 
 @pytest.mark.parametrize(
@@ -222,6 +215,8 @@ def test_equal_findings_of_hosts_are_shown_once() -> None:
 
 
 def test_survey_is_json() -> None:
-    survey = json.loads(json.dumps(dataclasses.asdict(_sound(2))))
-    assert survey["hosts"][1]["name"] == "worker 1"
-    assert survey["cluster"][0] == [None, ["reached", "10.0.0.1"]]
+    survey = _failing(_sound(2), 0, 1, Reason.TIMEOUT, "10.0.0.1", is_free=True)
+    values = json.loads(json.dumps(dataclasses.asdict(survey)))
+    assert values["hosts"][1]["name"] == "worker 1"
+    place = {"source": 0, "to": 1, "is_free": True, "address": "10.0.0.1"}
+    assert values["failures"] == [{**place, "reason": "timeout"}]

@@ -6,6 +6,7 @@ import asyncio
 import importlib.metadata
 import json
 import platform
+import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ import pytest
 from stratagem.cli.doctor import together
 from stratagem.cli.doctor.accelerators import Probe
 from stratagem.cli.doctor.findings import Finding, Level
-from stratagem.cli.doctor.survey import Reason, Survey, SurveyedHost
+from stratagem.cli.doctor.survey import Failure, Reason, Survey, SurveyedHost, check_survey
 from stratagem.cli.doctor.together import (
     attempt,
     examine_together,
@@ -83,31 +84,38 @@ def test_all_processes_have_the_same_survey(
 ) -> None:
     if secret is not None:
         monkeypatch.setenv("STRATAGEM_SECRET", secret)
-    surveys = _surveys(_identities(3, lists_all=lists_all))
+    identities = _identities(3, lists_all=lists_all)
+    outcomes: list[tuple[int, bool, str]] = []
+
+    async def recorded(host: str, port: int, *rest: Any) -> tuple[str, str]:
+        outcome = await attempt(host, port, *rest)
+        outcomes.append((rest[1], (host, port) in identities[0].addresses, outcome[0]))
+        return outcome
+
+    monkeypatch.setattr(together, "attempt", recorded)
+    surveys = _surveys(identities)
     survey = surveys[0]
     assert isinstance(survey, Survey), survey
     assert surveys == [survey] * 3
-    reached = (Reason.REACHED, "127.0.0.1")
-    for one in range(3):
-        for to in range(3):
-            assert survey.free[one][to] == (reached if one != to else None)
-            is_tried = lists_all and to not in (0, one)
-            assert survey.cluster[one][to] == (reached if is_tried else None)
+    assert survey.failures == []
+    expected = [(to, False, Reason.REACHED) for to in range(3)]
+    expected += [(to, True, Reason.REACHED) for to in (1, 2) if lists_all]
+    assert sorted(outcomes) == sorted(2 * expected)
     assert [host.name for host in survey.hosts] == ["worker 0", "worker 1", "worker 2"]
     assert [host.run_address for host in survey.hosts] == ["127.0.0.1"] * 3
-    assert survey.owned[1] == {"127.0.0.1": True}
+    assert survey.owned == [{}] * 3
     assert max(map(abs, survey.offset_s)) <= max(survey.uncertainty_s)
     assert survey.hosts[2].findings[0]["text"] == "No room."
 
 
 def test_process_that_never_comes_is_named_with_the_option() -> None:
     first, second, _ = _identities(3)
-    for error in _surveys([first, second], wait_s=1.5):
-        assert isinstance(error, DeadlineExceededError)
-        problem, expected, fix = str(error).splitlines()
-        assert problem.startswith("2 of 3 joined within 2 s; worker 2 (127.0.0.1:")
-        assert expected == "Expected the command on all hosts within 1.5 s."
-        assert "--wait changes the limit" in fix
+    errors = _surveys([first, second], wait_s=1.5)
+    problem, expected, fix = str(errors[0]).splitlines()
+    assert re.search(r"of 3 joined within \d+ s; .*worker 2 \(127.0.0.1:\d+\) did not\.", problem)
+    assert expected == "Expected the command on all hosts within 1.5 s."
+    assert "--wait changes the limit" in fix
+    assert all(isinstance(error, DeadlineExceededError) for error in errors)
 
 
 def test_process_without_the_first_one_names_it() -> None:
@@ -129,9 +137,26 @@ def test_port_of_another_process_that_is_taken_is_a_finding_about_it() -> None:
     with socket.create_server(identities[1].addresses[1]):
         survey, _ = _surveys(identities)
     assert isinstance(survey, Survey)
-    assert survey.cluster[0][1] is None
-    assert survey.free[0][1] == (Reason.REACHED, "127.0.0.1")
+    assert survey.failures == []
     assert "Another program uses 127.0.0.1" in survey.hosts[1].findings[0]["text"]
+
+
+def test_failed_connection_is_in_the_survey_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def failed(
+        host: str, port: int, credentials: Credentials, to: int, limit_s: float
+    ) -> Any:
+        is_lost = (host, port) == identities[2].addresses[2]
+        return (Reason.TIMEOUT, "192.0.2.1") if is_lost else (Reason.REACHED, host)
+
+    identities = _identities(3)
+    monkeypatch.setattr(together, "attempt", failed)
+    first, *others = _surveys(identities)
+    assert isinstance(first, Survey)
+    assert others == [first] * 2
+    assert first.failures == [Failure(one, 2, False, "timeout", "192.0.2.1") for one in (0, 1)]
+    assert first.owned == [{}, {}, {"192.0.2.1": False}]
+    (finding,) = (one for one in check_survey(first) if "cannot reach" in one.text)
+    assert "wrong interface, the address is not one of that host's" in finding.text
 
 
 def test_other_description_of_the_cluster_is_named_on_all() -> None:
