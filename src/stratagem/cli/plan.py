@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,7 @@ from stratagem import environment
 from stratagem.cli.commands import json_option, print_json
 
 if TYPE_CHECKING:
-    from stratagem.execution.tracing.functionalize import CapturedStep
+    from stratagem.planning.choices import PlanSearch
     from stratagem.planning.result import Plan
 
 
@@ -73,84 +75,39 @@ def command(
     """
     # Leave the accelerators of this machine to other programs.
     environment.set_defaults({"JAX_PLATFORMS": "cpu"})
+    given = {name: value for name, value in links.items() if value is not None}
+    found: Plan | PlanSearch
+    show: Callable[[], None]
     try:
         environment.require_jax_choice()
+        from stratagem import planning
+        from stratagem.planning.choices import show_search
         from stratagem.planning.result import show_plan
 
-        step = _captured(script, arguments, target, global_batch, shard_state, shard_size)
-        if num_results is not None:
-            _search(step, script.name, target, num_results, links, output, as_json=as_json)
-            return
-        plan = _make_plan(step, script, target, global_batch, links)
-        _write(output, plan.to_dict())
+        machine = planning.parse_target(target)
+        step = planning.capture_script(script, arguments, machine, shard_state, shard_size)
+        note = "The batch is the script's first one, split over the devices."
+        if global_batch is not None:
+            step = planning.with_global_batch(step, global_batch)
+            note = f"The batch of {global_batch} replaces the script's."
+        if num_results is None:
+            assumed = planning.Assumptions(**given)
+            found = planning.plan_step(
+                step, machine, title=script.name, notes=(note,), assumptions=assumed
+            )
+            show = functools.partial(show_plan, found)
+        else:
+            assumed = planning.assumptions_of(machine, **given)
+            found = planning.search_step(
+                step, machine, title=script.name, count=num_results, assumptions=assumed
+            )
+            show = functools.partial(show_search, found)
+        if output is not None:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(json.dumps(found.to_dict(), indent=2) + "\n")
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        print_json(plan.to_dict())
-        return
-    show_plan(plan)
-
-
-def _write(output: Path | None, fields: object) -> None:
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(fields, indent=2) + "\n")
-
-
-def _captured(
-    script: Path,
-    arguments: tuple[str, ...],
-    target: str,
-    global_batch: int | None,
-    shard_state: str | None,
-    shard_size: int | None,
-) -> CapturedStep:
-    from stratagem import planning
-
-    machine = planning.parse_target(target)
-    step = planning.capture_script(script, arguments, machine, shard_state, shard_size)
-    return step if global_batch is None else planning.with_global_batch(step, global_batch)
-
-
-def _search(
-    step: CapturedStep,
-    title: str,
-    target: str,
-    num_results: int,
-    links: dict[str, float | None],
-    output: Path | None,
-    *,
-    as_json: bool,
-) -> None:
-    from stratagem import planning
-    from stratagem.planning.choices import show_search
-
-    machine = planning.parse_target(target)
-    assumed = planning.assumptions_of(machine, **_given(links))
-    found = planning.search_step(step, machine, title=title, count=num_results, assumptions=assumed)
-    _write(output, found.to_dict())
-    if as_json:
         print_json(found.to_dict())
-        return
-    show_search(found)
-
-
-def _make_plan(
-    step: CapturedStep,
-    script: Path,
-    target: str,
-    global_batch: int | None,
-    links: dict[str, float | None],
-) -> Plan:
-    from stratagem import planning
-
-    machine = planning.parse_target(target)
-    note = "The batch is the script's first one, split over the devices."
-    if global_batch is not None:
-        note = f"The batch of {global_batch} replaces the script's."
-    assumed = planning.Assumptions(**_given(links))
-    return planning.plan_step(step, machine, title=script.name, notes=(note,), assumptions=assumed)
-
-
-def _given(links: dict[str, float | None]) -> dict[str, float]:
-    return {name: value for name, value in links.items() if value is not None}
+    else:
+        show()
