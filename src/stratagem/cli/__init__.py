@@ -9,24 +9,17 @@ from __future__ import annotations
 import click
 
 from stratagem import environment
-from stratagem.cli.commands import Commands, json_option
-from stratagem.cli.completion import command as completion_command
+from stratagem.cli.commands import Commands, completion_command, json_option
 from stratagem.cli.config import command as config_command
-from stratagem.cli.doctor.command import command as doctor_command
-from stratagem.cli.doctor.command import env_command
+from stratagem.cli.doctor.command import doctor_command, env_command, test_command
 from stratagem.cli.explain import command as explain_command
-from stratagem.cli.goodput import command as goodput_command
 from stratagem.cli.input_service import command as input_service_command
 from stratagem.cli.launch import command as launch_command
 from stratagem.cli.migrate.command import command as migrate_command
 from stratagem.cli.plan import command as plan_command
-from stratagem.cli.profile import command as profile_command
-from stratagem.cli.report import command as report_command
-from stratagem.cli.secret import command as secret_command
-from stratagem.cli.selftest.command import command as test_command
-from stratagem.cli.server import command as server_command
+from stratagem.cli.runs import goodput_command, profile_command, report_command, watch_command
+from stratagem.cli.server import secret_command, server_command
 from stratagem.cli.templates import kubernetes_group, slurm_group
-from stratagem.cli.watch import command as watch_command
 
 __all__ = ["main"]
 

@@ -42,7 +42,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         "tests/unit/cli/doctor/test_settings.py",
         "tests/unit/cli/test_config_file.py",
         "tests/unit/cli/test_other_commands.py",
-        "tests/unit/cli/selftest",
+        "tests/unit/cli/doctor/test_selftest.py",
         "tests/unit/cluster/test_accelerators.py",
         "tests/unit/test_environment.py",
         "tests/unit/test_public_names.py",

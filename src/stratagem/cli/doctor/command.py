@@ -1,4 +1,4 @@
-"""`stratagem doctor` and `stratagem env`."""
+"""`stratagem doctor`, `stratagem env` and `stratagem test`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stratagem.cli.commands import json_option, print_json
+from stratagem.cli.commands import chosen_log_level, json_option, print_json
 
 if TYPE_CHECKING:
     from stratagem.cli.doctor.findings import Finding
@@ -47,7 +47,7 @@ _POSITIVE = click.FloatRange(min=0, min_open=True)
 @click.argument(
     "script", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
-def command(
+def doctor_command(
     script: Path | None,
     *,
     as_json: bool,
@@ -75,7 +75,7 @@ def command(
         survey, made = examine_together(wait_s, limit_s)
         fields = {"survey": survey and dataclasses.asdict(survey)}
     else:
-        from stratagem.cli.selftest.trial import measure
+        from stratagem.cli.doctor.speed import measure
 
         made = itertools.chain(examine(script), measure() if is_run else ())
     findings = list(made) if as_json else show(made)
@@ -109,3 +109,26 @@ def env_command(*, as_json: bool) -> None:
         print_json(known)
     else:
         click.echo(describe(known))
+
+
+@click.command("test")
+@click.option("--only", multiple=True, help="Run these cases only, such as mirrored; repeatable.")
+@json_option
+def test_command(only: tuple[str, ...], *, as_json: bool) -> None:
+    """Test this installation: train under every strategy.
+
+    Compares the weights of a small model with gradient descent in NumPy. Takes about a
+    minute on two cores. Exit codes: 0 if all that can run passed, 1 if one failed.
+    """
+    from stratagem.cli.doctor.selftest import CASES, run_case, run_shown
+
+    names = [case.name for case in CASES]
+    if unknown := sorted(set(only) - set(names)):
+        raise click.UsageError(f"No such case: {', '.join(unknown)}. There are {', '.join(names)}.")
+    cases = [case for case in CASES if not only or case.name in only]
+    if as_json:
+        outcomes = [run_case(case) for case in cases]
+        print_json([{**dataclasses.asdict(one), "passed": one.passed} for one in outcomes])
+    else:
+        outcomes = run_shown(cases, shows_progress=chosen_log_level() != "error")
+    raise SystemExit(int(any(not one.passed and not one.is_skipped for one in outcomes)))

@@ -21,8 +21,8 @@ import pytest
 
 from stratagem import environment as optional_libraries
 from stratagem.cli import main
-from stratagem.cli import watch as prometheus_export
-from stratagem.cli.watch import RunCollector, serve
+from stratagem.cli import runs as prometheus_export
+from stratagem.cli.runs import RunCollector, serve
 from stratagem.errors import NotFoundError
 from stratagem.observe.goodput.account import account_for
 from stratagem.observe.goodput.report import CAUSE_COLORS

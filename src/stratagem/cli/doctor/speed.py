@@ -1,6 +1,6 @@
 """Speed of a collective, of parameter servers and of checkpoints, beside that of the hardware.
 
-`python -m stratagem.cli.selftest.measurements NAME` measures one, in a process of its own.
+Each is measured in a process of its own: `python -m stratagem.cli.doctor.speed NAME`.
 """
 
 from __future__ import annotations
@@ -11,21 +11,24 @@ import os
 import shutil
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 import stratagem as sg
+from stratagem import environment
+from stratagem.cli.doctor.findings import Finding, Level
 
-MARKER = "STRATAGEM_MEASURED"
+_MARKER = "STRATAGEM_MEASURED"
+_LIMIT_S = 120
+_TOPIC = "trial"
 _ARRAY_BYTES = 2**24
 _NUM_ROUNDS = 7
 
@@ -49,6 +52,9 @@ class Measured:
 
 def collective() -> Measured:
     """Measures the sum of an array over the local devices."""
+    import jax
+    import jax.numpy as jnp
+
     devices = jax.local_devices()
     names = [f"{devices[0].platform}:{index}" for index in range(len(devices))]
     strategy = sg.MirroredStrategy(names if len(names) > 1 else ["cpu:0", "cpu:1"])
@@ -89,6 +95,8 @@ def parameter_servers() -> Measured:
 
 def checkpoint() -> Measured:
     """Measures saving and restoring an array in the current folder."""
+    import jax.numpy as jnp
+
     folder = Path(tempfile.mkdtemp(prefix=".stratagem-doctor-", dir=os.getcwd()))
     array = np.random.default_rng(0).integers(0, 256, _ARRAY_BYTES, np.uint8)
 
@@ -121,9 +129,55 @@ MEASUREMENTS: dict[str, Callable[[], Measured]] = {
 }
 
 
-def main(name: str) -> None:
+def print_measured(name: str) -> None:
     """Prints one measurement as JSON."""
-    print(MARKER, json.dumps(dataclasses.asdict(MEASUREMENTS[name]())), flush=True)
+    print(_MARKER, json.dumps(dataclasses.asdict(MEASUREMENTS[name]())), flush=True)
+
+
+def measure(
+    names: Iterable[str] = tuple(MEASUREMENTS), limit_s: float = _LIMIT_S
+) -> Iterator[Finding]:
+    """Measures each; yields the speed beside that of the hardware, or why it failed."""
+    for name in names:
+        try:
+            finished = subprocess.run(  # noqa: S603 - our own program
+                [sys.executable, "-m", "stratagem.cli.doctor.speed", name],
+                capture_output=True,
+                text=True,
+                timeout=limit_s,
+                check=False,
+                env={"JAX_NUM_CPU_DEVICES": "2", **environment.snapshot_outside_cluster()},
+            )
+        except subprocess.TimeoutExpired:
+            yield _failed(name, f"not finished after {limit_s:.0f} s")
+            continue
+        lines = [line for line in finished.stdout.splitlines() if line.startswith(_MARKER)]
+        if finished.returncode or not lines:
+            errors = [line for line in finished.stderr.splitlines() if line.strip()] or [
+                "no output"
+            ]
+            yield _failed(name, errors[-1][:200])
+            continue
+        measured = json.loads(lines[-1].removeprefix(_MARKER))
+        yield Finding(
+            _TOPIC,
+            Level.OK,
+            f"{measured['what']}: {_rate(measured['bytes_per_s'])} "
+            f"({measured['reference']}: {_rate(measured['reference_bytes_per_s'])}).",
+        )
+
+
+def _failed(name: str, reason: str) -> Finding:
+    return Finding(
+        _TOPIC,
+        Level.ERROR,
+        f"{name} failed: {reason}",
+        f"run {sys.executable} -m stratagem.cli.doctor.speed {name} for the whole error.",
+    )
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.2f} GB/s"
 
 
 def _median_s(call: Callable[[], Any]) -> float:
@@ -154,4 +208,4 @@ def _send(address: tuple[str, int], data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    print_measured(sys.argv[1])

@@ -1,4 +1,8 @@
-"""Cases of the self-test, each in its own processes, so that a crash fails one case only."""
+"""Self-test of an installation: trains under every strategy, and compares the weights with NumPy.
+
+Each case runs in processes of its own, so that a crash fails that case only:
+`python -m stratagem.cli.doctor.selftest NAME`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -45,7 +50,7 @@ def trained_weights() -> np.ndarray:
     return weights[:, 0]
 
 
-_MARKER = "STRATAGEM_WEIGHTS"
+MARKER = "STRATAGEM_WEIGHTS"
 _LIMIT_S = 300
 # float32, over 9 updates.
 _TOLERANCE = 1e-5
@@ -58,7 +63,7 @@ class Case:
     """One strategy.
 
     Args:
-        name: name in `program.STRATEGIES`.
+        name: name in `strategies`.
         title: name for the table.
         num_workers: processes that `stratagem launch` starts; 0 for one process without it.
         needs: optional module without which the case is skipped.
@@ -136,7 +141,7 @@ def run_case(case: Case, limit_s: float = _LIMIT_S) -> CaseOutcome:
     except subprocess.TimeoutExpired:
         return CaseOutcome(case, wall_s=limit_s, problem=f"not finished after {limit_s:.0f} s")
     wall_s = time.monotonic() - started_s
-    lines = [line for line in finished.stdout.splitlines() if _MARKER in line]
+    lines = [line for line in finished.stdout.splitlines() if MARKER in line]
     expected_lines = max(case.num_workers, 1)
     if finished.returncode or len(lines) != expected_lines:
         return CaseOutcome(case, wall_s=wall_s, problem=_error_of(finished))
@@ -144,7 +149,7 @@ def run_case(case: Case, limit_s: float = _LIMIT_S) -> CaseOutcome:
 
 
 def _command(case: Case) -> list[str]:
-    program = ["stratagem.cli.selftest.program", case.name]
+    program = ["stratagem.cli.doctor.selftest", case.name]
     if not case.num_workers:
         return [sys.executable, "-m", *program]
     launcher = [sys.executable, "-m", "stratagem", "launch", "--workers", str(case.num_workers)]
@@ -155,7 +160,7 @@ def _compared(case: Case, lines: list[str], wall_s: float) -> CaseOutcome:
     decoder = json.JSONDecoder()
     largest, num_replicas = 0.0, 0
     for line in lines:
-        text = line.partition(_MARKER)[2].strip()
+        text = line.partition(MARKER)[2].strip()
         weights, end = decoder.raw_decode(text)
         num_replicas = int(text[end:].split()[0])
         difference = np.abs(np.asarray(weights) - trained_weights()).max()
@@ -210,3 +215,55 @@ def _cells(outcome: CaseOutcome) -> tuple[str, str, str, str]:
         f"{outcome.wall_s:.1f} s",
         result,
     )
+
+
+# The program of a case.
+
+
+def strategies() -> dict[str, Callable[[], Any]]:
+    """Returns what makes the strategy of each case; loads JAX."""
+    import jax
+
+    import stratagem as sg
+
+    def replica_devices() -> list[str] | None:
+        """Returns two CPU devices on a machine without several accelerators."""
+        is_alone = jax.default_backend() == "cpu" or jax.local_device_count() == 1
+        return ["cpu:0", "cpu:1"] if is_alone else None
+
+    return {
+        "default": sg.get_strategy,
+        "one_device": lambda: sg.OneDeviceStrategy(jax.local_devices()[0]),
+        "mirrored": lambda: sg.MirroredStrategy(replica_devices()),
+        "sharded": lambda: sg.MirroredStrategy(replica_devices(), shard_state="all"),
+        "central_storage": lambda: sg.CentralStorageStrategy(replica_devices()),
+        "hybrid": lambda: sg.HybridStrategy(replica_devices(), placement={"kernel": "central"}),
+        "tpu": lambda: sg.TPUStrategy(),
+        "multi_worker": sg.MultiWorkerMirroredStrategy,
+        "parameter_server": lambda: sg.ParameterServerStrategy(num_workers=1, num_servers=2),
+    }
+
+
+def train(name: str) -> None:
+    """Trains under a strategy, by `fit`, and prints the weights."""
+    import keras
+
+    features, labels = data()
+    strategy = strategies()[name]()
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.layers.Input((features.shape[1],)),
+                keras.layers.Dense(1, kernel_initializer="zeros"),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(LEARNING_RATE), "mse")
+    arguments: dict[str, Any] = {"verbose": 0}  # Keras annotates it as str
+    model.fit(features, labels, batch_size=BATCH_SIZE, epochs=EPOCHS, shuffle=False, **arguments)
+    kernel, bias = model.get_weights()
+    weights = [*kernel[:, 0].tolist(), *bias.tolist()]
+    print(MARKER, json.dumps(weights), f"{strategy.num_replicas_in_sync} replicas", flush=True)
+
+
+if __name__ == "__main__":
+    train(sys.argv[1])

@@ -1,9 +1,8 @@
-"""`stratagem watch`: live view of a run in the terminal, and its exports."""
+"""Commands that read the folder of a run or its traces: watch, report, goodput, profile."""
 
 from __future__ import annotations
 
 import hmac
-import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stratagem import environment
+from stratagem.cli.commands import json_option, print_json
 from stratagem.environment import load
 from stratagem.group.authentication.secret import required_secret
 from stratagem.observe.goodput.account import Account
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Address for Prometheus; any but loopback needs the secret of the run.",
 )
-def command(
+def watch_command(
     run_dir: Path,
     interval_s: float,
     prometheus_port: int | None,
@@ -59,7 +60,6 @@ def command(
     one frame. Exits with the run, or on Ctrl-C.
     """
     from stratagem.observe.monitoring import terminal_view as live_view
-    from stratagem.observe.monitoring.run_state import Watcher
 
     watcher = Watcher(run_dir)
     try:
@@ -68,7 +68,7 @@ def command(
             click.echo(f"Serving metrics on port {port}, at /metrics.", err=True)
         is_terminal = sys.stdout.isatty()
         if as_json:
-            click.echo(json.dumps(watcher.as_dict(watcher.poll_existing()), indent=2))
+            print_json(watcher.as_dict(watcher.poll_existing()))
         elif once or not (is_terminal or prometheus_port is not None):
             live_view.print_frame(str(run_dir), watcher)
         elif is_terminal:
@@ -79,6 +79,88 @@ def command(
         return
     except (ImportError, LookupError, OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
+
+
+@click.command("report")
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write; RUN_DIR/report.html by default.",
+)
+def report_command(run_dir: Path, output: Path | None) -> None:
+    """Write a report of a run as an HTML file.
+
+    The file needs no network. RUN_DIR is the folder with the run's events.
+    """
+    from stratagem.observe.monitoring.html_report import write_report
+
+    output = output or run_dir / "report.html"
+    try:
+        write_report(run_dir, output)
+    except (ImportError, LookupError, OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"Wrote {output}.")
+
+
+@click.command("goodput")
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Also plot it: FILE.png."
+)
+@json_option
+def goodput_command(run_dir: Path, plot: Path | None, *, as_json: bool) -> None:
+    """Show a run's useful time, and where the rest went.
+
+    RUN_DIR is the folder with the run's events.
+    """
+    from stratagem.observe import goodput
+    from stratagem.observe.goodput import report
+
+    try:
+        account = goodput.account_for(goodput.read_run(run_dir))
+        if plot is not None:
+            report.draw(account, plot)
+    except (ImportError, LookupError, OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        print_json(account.as_dict())
+        return
+    report.show(account)
+
+
+@click.command("profile")
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("--top", type=click.IntRange(0), default=10, help="Operations to show.")
+@json_option
+def profile_command(trace: Path, top: int, *, as_json: bool) -> None:
+    """Show what the time of profiled training steps was spent on.
+
+    TRACE is the folder given to sg.profile or jax.profiler.start_trace, or an .xplane.pb file in
+    it. The latest profile of each worker counts.
+    """
+    # Reading needs no accelerator.
+    environment.set_defaults({"JAX_PLATFORMS": "cpu"})
+    try:
+        from stratagem.observe.profiling.recorder import read_profiles
+        from stratagem.observe.profiling.summary import show_profile
+
+        summaries = read_profiles(trace)
+    except (ImportError, OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        found = [{"trace": str(path), **one.to_dict(top)} for path, one in summaries.items()]
+        print_json(found)
+        return
+    for path, summary in summaries.items():
+        show_profile(summary, _title(path, trace), top=top)
+
+
+def _title(path: Path, folder: Path) -> str:
+    """Returns the part of a path that tells workers apart."""
+    parts = path.relative_to(folder).parts if path != folder else ()
+    return parts[0] if len(parts) > 1 and parts[0] != "plugins" else path.name
 
 
 # Metrics of a run for Prometheus, computed from its folder at each scrape.

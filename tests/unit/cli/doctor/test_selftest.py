@@ -13,25 +13,31 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from stratagem.cli.doctor import selftest as cases
+from stratagem.cli.doctor import selftest as reference
+from stratagem.cli.doctor import speed
 from stratagem.cli.doctor.findings import Level
-from stratagem.cli.selftest import cases, trial
-from stratagem.cli.selftest import cases as reference
-from stratagem.cli.selftest.cases import CASES, Case, CaseOutcome, trained_weights
-from stratagem.cli.selftest.measurements import MEASUREMENTS
-from stratagem.cli.selftest.program import MARKER, STRATEGIES
+from stratagem.cli.doctor.selftest import (
+    CASES,
+    MARKER,
+    Case,
+    CaseOutcome,
+    strategies,
+    trained_weights,
+)
 
 _BY_NAME = {case.name: case for case in cases.CASES}
 
 
 def test_every_strategy_is_a_case() -> None:
-    assert list(_BY_NAME) == list(STRATEGIES)
+    assert list(_BY_NAME) == list(strategies())
 
 
 @pytest.mark.parametrize(
     "name",
     [
         "mirrored",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in STRATEGIES if name != "mirrored"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in _BY_NAME if name != "mirrored"),
     ],
 )
 def test_case_passes_here(name: str) -> None:
@@ -140,15 +146,11 @@ def test_keras_alone_reaches_the_same_weights() -> None:
 # Speeds beside those of the hardware; failures with the command that shows them whole.
 
 
-def test_every_measurement_is_run() -> None:
-    assert tuple(MEASUREMENTS) == trial.NAMES
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", trial.NAMES)
+@pytest.mark.parametrize("name", speed.MEASUREMENTS)
 def test_speed_is_shown_beside_the_hardware(name: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (finding,) = trial.measure([name])
+    (finding,) = speed.measure([name])
     assert finding.level is Level.OK, finding.text
     rates = [float(rate) for rate in re.findall(r"([\d.]+) GB/s", finding.text)]
     assert len(rates) == 2
@@ -158,14 +160,14 @@ def test_speed_is_shown_beside_the_hardware(name: str, tmp_path, monkeypatch) ->
 
 @pytest.mark.slow
 def test_failure_names_the_command_that_shows_it_whole() -> None:
-    (finding,) = trial.measure(["levitation"])
+    (finding,) = speed.measure(["levitation"])
     assert finding.level is Level.ERROR
     assert "KeyError: 'levitation'" in finding.text
-    assert "stratagem.cli.selftest.measurements levitation" in finding.fix
+    assert "stratagem.cli.doctor.speed levitation" in finding.fix
 
 
 def test_hang_is_a_failure() -> None:
-    (finding,) = trial.measure(["collective"], limit_s=0.05)
+    (finding,) = speed.measure(["collective"], limit_s=0.05)
     assert finding.text == "collective failed: not finished after 0 s"
 
 

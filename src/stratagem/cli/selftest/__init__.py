@@ -1,1 +1,0 @@
-"""Self-test of an installation: every strategy, compared with NumPy."""
