@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -92,16 +92,16 @@ def command(
             note = f"The batch of {global_batch} replaces the script's."
         if num_results is None:
             assumed = planning.Assumptions(**given)
-            found = plan = planning.plan_step(
+            found = planning.plan_step(
                 step, machine, title=script.name, notes=(note,), assumptions=assumed
             )
-            show = functools.partial(show_plan, plan)
+            show = functools.partial(show_plan, found)
         else:
             assumed = planning.assumptions_of(machine, **given)
-            found = search = planning.search_step(
+            found = planning.search_step(
                 step, machine, title=script.name, count=num_results, assumptions=assumed
             )
-            show = functools.partial(show_search, search)
+            show = functools.partial(show_search, found)
         if output is not None:
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(json.dumps(found.to_dict(), indent=2) + "\n")
