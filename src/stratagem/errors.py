@@ -22,8 +22,11 @@ argument, so that it can be pickled and sent between processes.
 
 from __future__ import annotations
 
+import math
+import numbers
 import signal
 import threading
+from typing import Any
 
 __all__ = [
     "CancelledError",
@@ -274,6 +277,36 @@ def explain(received: str, *, expected: str, fix: str, code: str | None = None) 
     """
     message = f"{received}\nExpected {expected}\nFix: {fix}"
     return message if code is None else f"{message}\nHelp: stratagem explain {code}"
+
+
+def check_number(
+    owner: str, least: float = 1, *, above: float | None = None, **arguments: Any
+) -> None:
+    """Raises a ValueError unless arguments, by name, are numbers of at least `least`.
+
+    With `above`, they are to be larger than that. Without, and if `least` is an int, they are to be
+    integers. `owner` is the class or function that received them.
+
+    Example:
+        >>> check_number("Tables", num_versions=0)
+        Traceback (most recent call last):
+        ValueError: Tables received num_versions=0...
+    """
+    is_whole = above is None and isinstance(least, int)
+    bound = f"of at least {least:g}" if above is None else f"above {above:g}"
+    kind: Any = numbers.Integral if is_whole else numbers.Real
+    for name, value in arguments.items():
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        is_large = is_number and (value >= least if above is None else value > above)
+        if is_large and math.isfinite(value):
+            continue
+        raise ValueError(
+            explain(
+                f"{owner} received {name}={value!r}.",
+                expected=f"{'an integer' if is_whole else 'a number'} {bound}.",
+                fix=f"pass such a number as {name}.",
+            )
+        )
 
 
 # Exit codes of the commands, of launched tasks, and of programs that save and exit.

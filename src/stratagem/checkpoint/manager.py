@@ -27,7 +27,7 @@ from stratagem.checkpoint.policies import (
 from stratagem.checkpoint.saving import CheckpointLocation, CheckpointOptions, TableSeries
 from stratagem.checkpoint.storage.files import COMMIT_MARK, is_whole
 from stratagem.checkpoint.storage.process import wait_for_writing
-from stratagem.errors import DataLossError, explain, raise_reported
+from stratagem.errors import DataLossError, check_number, explain, raise_reported
 from stratagem.resources import checked_folder
 
 if TYPE_CHECKING:
@@ -107,8 +107,9 @@ class CheckpointManager:
         self._init_fn = init_fn
         self._saved_step = last_checkpoint_step
         self._saved_time_s = time.monotonic()
+        check_number("CheckpointManager", full_tables_every=full_tables_every)
         tables = self._folder / f"{checkpoint_name}-tables"
-        self._tables = TableSeries(tables, _checked_every(full_tables_every))
+        self._tables = TableSeries(tables, full_tables_every)
 
     @property
     def directory(self) -> str:
@@ -280,29 +281,10 @@ def _keep_policy(
         return None
     if isinstance(max_to_keep, KeepPolicy):
         latest: KeepPolicy = max_to_keep
-    elif max_to_keep < 1:
-        raise ValueError(
-            explain(
-                f"max_to_keep={max_to_keep!r} would delete every checkpoint.",
-                expected="1 or more, a policy such as KeepLatest(3), or None to keep all.",
-                fix="pass max_to_keep=1 or more.",
-            )
-        )
     else:
+        check_number("CheckpointManager", max_to_keep=max_to_keep)
         latest = KeepLatest(max_to_keep)
     return latest if every_n_hours is None else AnyPolicy(latest, KeepEveryHours(every_n_hours))
-
-
-def _checked_every(full_tables_every: int) -> int:
-    if full_tables_every < 1:
-        raise ValueError(
-            explain(
-                f"full_tables_every={full_tables_every!r} is no number of checkpoints.",
-                expected="1 or more.",
-                fix="pass full_tables_every=1 to save all rows of keyed tables each time.",
-            )
-        )
-    return full_tables_every
 
 
 def _save_policy(interval: int | SavePolicy | None, step_counter: object) -> SavePolicy | None:

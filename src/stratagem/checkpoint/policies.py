@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +129,7 @@ class SaveEverySteps:
     steps: int
 
     def __post_init__(self) -> None:
-        _check_count(self, "steps", self.steps)
+        check_number("SaveEverySteps", steps=self.steps)
 
     def is_due(self, moment: Moment) -> bool:
         """Returns True if a checkpoint should be saved now."""
@@ -160,7 +160,7 @@ class SaveEverySeconds:
     seconds: float
 
     def __post_init__(self) -> None:
-        _check_positive(self, "seconds", self.seconds)
+        check_number("SaveEverySeconds", above=0, seconds=self.seconds)
 
     def is_due(self, moment: Moment) -> bool:
         """Returns True if a checkpoint should be saved now."""
@@ -189,7 +189,7 @@ class KeepLatest:
     count: int
 
     def __post_init__(self) -> None:
-        _check_count(self, "count", self.count)
+        check_number("KeepLatest", count=self.count)
 
     def keeps(self, checkpoints: Sequence[RetainedCheckpoint]) -> set[int]:
         """Returns the numbers of the checkpoints to keep."""
@@ -218,7 +218,7 @@ class KeepEveryHours:
     hours: float
 
     def __post_init__(self) -> None:
-        _check_positive(self, "hours", self.hours)
+        check_number("KeepEveryHours", above=0, hours=self.hours)
 
     def keeps(self, checkpoints: Sequence[RetainedCheckpoint]) -> set[int]:
         """Returns the numbers of the checkpoints to keep."""
@@ -279,23 +279,3 @@ class Any:
     def keeps(self, checkpoints: Sequence[RetainedCheckpoint]) -> set[int]:
         """Returns the numbers of the checkpoints to keep."""
         return {number for policy in self._keepers for number in policy.keeps(checkpoints)}
-
-
-def _check_count(policy: object, name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _not_positive(policy, name, value, "an integer, 1 or more")
-
-
-def _check_positive(policy: object, name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise _not_positive(policy, name, value, "a number above 0")
-
-
-def _not_positive(policy: object, name: str, value: object, expected: str) -> ValueError:
-    return ValueError(
-        explain(
-            f"{type(policy).__name__}({name}={value!r}) is not a valid policy.",
-            expected=f"{expected}.",
-            fix=f"pass a positive {name}.",
-        )
-    )

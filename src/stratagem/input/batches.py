@@ -15,7 +15,7 @@ from jax.experimental import sparse
 from jax.sharding import Sharding
 
 from stratagem.devices.mesh import Topology, is_explicit
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain
 
 # Rows of arrays that are on an accelerator, selected for many steps by one program.
 
@@ -228,7 +228,8 @@ def batch_sizes_for_worker(
 
     Source: TF 2.21 data/experimental/ops/distribute.py, batch_sizes_for_worker.
     """
-    _check_positive(
+    check_number(
+        "batch_sizes_for_worker",
         global_batch_size=global_batch_size,
         num_workers=num_workers,
         num_replicas_per_worker=num_replicas_per_worker,
@@ -246,18 +247,6 @@ def batch_sizes_for_worker(
     parts = [smaller + 1] * num_larger + [smaller] * (num_parts - num_larger)
     start = worker_index * num_replicas_per_worker
     return parts[start:] + parts[:start]
-
-
-def _check_positive(**sizes: int) -> None:
-    for name, value in sizes.items():
-        if value < 1:
-            raise ValueError(
-                explain(
-                    f"{name}={value} is out of range.",
-                    expected="1 or more.",
-                    fix=f"pass a positive {name}.",
-                )
-            )
 
 
 # Conversion of sparse arrays to rows of equal width, which split and pad like dense arrays.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
-import types
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
@@ -16,7 +14,7 @@ from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import check_task, id_in_cluster, task_count, worker_count
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.devices.mesh import Topology
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain
 from stratagem.execution.programs.lockstep import Executor, Lockstep
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
@@ -153,39 +151,12 @@ class CoordinatorOptions:
     durable_updates: bool = False
 
     def __post_init__(self) -> None:
-        _check("start_delay_s", self.start_delay_s, may_be_zero=True)
+        owner = "sg.coordinator.options"
+        check_number(owner, 0.0, start_delay_s=self.start_delay_s)
         if self.recovery_timeout_s is not None:
-            _check("recovery_timeout_s", self.recovery_timeout_s)
-        _check("max_transient_failures", self.max_transient_failures, may_be_zero=True, kind=int)
-        _check("journal_interval_s", self.journal_interval_s)
-        if not isinstance(self.durable_updates, bool):
-            raise ValueError(
-                explain(
-                    f"sg.coordinator.options received durable_updates={self.durable_updates!r}.",
-                    expected="True or False.",
-                    fix="pass a bool, or omit durable_updates for the default.",
-                )
-            )
-
-
-def _check(
-    name: str,
-    value: float,
-    *,
-    may_be_zero: bool = False,
-    kind: type[int] | types.UnionType = int | float,
-) -> None:
-    is_number = isinstance(value, kind) and not isinstance(value, bool)
-    if is_number and math.isfinite(value) and (value > 0 or (may_be_zero and value == 0)):
-        return
-    least = "0 or more" if may_be_zero else "more than 0"
-    raise ValueError(
-        explain(
-            f"sg.coordinator.options received {name}={value!r}.",
-            expected=f"{'an integer' if kind is int else 'a number of seconds'}, {least}.",
-            fix=f"pass a valid number, or omit {name} for the default.",
-        )
-    )
+            check_number(owner, above=0, recovery_timeout_s=self.recovery_timeout_s)
+        check_number(owner, 0, max_transient_failures=self.max_transient_failures)
+        check_number(owner, above=0, journal_interval_s=self.journal_interval_s)
 
 
 def checked_options(options: object, *, independent: bool) -> CoordinatorOptions:
@@ -238,15 +209,7 @@ class ClusterPlan:
     def __post_init__(self) -> None:
         has_workers = self.strategy == "ParameterServerStrategy"
         for name in ("num_workers", "num_servers") if has_workers else ("num_servers",):
-            number = getattr(self, name)
-            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise ValueError(
-                    explain(
-                        f"{self.strategy} received {name}={number!r}.",
-                        expected="an integer of at least 1.",
-                        fix=f"pass a positive integer, or omit {name} for the default.",
-                    )
-                )
+            check_number(self.strategy, **{name: getattr(self, name)})
 
     @classmethod
     def local(cls, num_workers: int | None, num_servers: int | None) -> ClusterPlan:

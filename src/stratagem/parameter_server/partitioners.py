@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -72,7 +72,7 @@ class FixedShardsPartitioner:
     num_shards: int
 
     def __post_init__(self) -> None:
-        _require_positive(self, "num_shards")
+        check_number("FixedShardsPartitioner", num_shards=self.num_shards)
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
         """Returns the number of shards along each axis."""
@@ -104,7 +104,7 @@ class MinSizePartitioner:
     bytes_per_string: int = 16
 
     def __post_init__(self) -> None:
-        _require_positive(self, "min_shard_bytes", "max_shards", "bytes_per_string")
+        check_number("MinSizePartitioner", **dataclasses.asdict(self))
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
         """Returns the number of shards along each axis."""
@@ -136,9 +136,10 @@ class MaxSizePartitioner:
     bytes_per_string: int = 16
 
     def __post_init__(self) -> None:
-        _require_positive(self, "max_shard_bytes", "bytes_per_string")
-        if self.max_shards is not None:
-            _require_positive(self, "max_shards")
+        numbers = dataclasses.asdict(self)
+        if self.max_shards is None:
+            del numbers["max_shards"]
+        check_number("MaxSizePartitioner", **numbers)
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
         """Returns the number of shards along each axis."""
@@ -206,16 +207,3 @@ def _shard_counts(shape: Sequence[int], axis: int, num_shards: int) -> list[int]
 
 def _size_bytes(shape: Sequence[int], dtype: DTypeLike) -> int:
     return math.prod(shape) * np.dtype(dtype).itemsize
-
-
-def _require_positive(partitioner: object, *names: str) -> None:
-    for name in names:
-        value = getattr(partitioner, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise ValueError(
-                explain(
-                    f"{name}={value!r} of {type(partitioner).__name__} is not valid.",
-                    expected="a positive int.",
-                    fix=f"pass {name}=1 or more.",
-                )
-            )

@@ -119,7 +119,7 @@ def test_all_rows_each_time(objects, tmp_path) -> None:
         series.save()
     assert bases_in(tmp_path) == {3: False}
     series.check()
-    with pytest.raises(ValueError, match=r"full_tables_every=0 is no number of checkpoints"):
+    with pytest.raises(ValueError, match="CheckpointManager received full_tables_every=0"):
         Series(objects, tmp_path, full_tables_every=0)
 
 

@@ -621,7 +621,7 @@ def test_each_step_uses_one_global_batch(
 def test_sizes_must_be_positive_and_the_worker_must_exist() -> None:
     sizes = {"global_batch_size": 4, "num_workers": 2, "num_replicas_per_worker": 1}
     for name in sizes:
-        with pytest.raises(ValueError, match=rf"{name}=0 is out of range.\nExpected 1 or more."):
+        with pytest.raises(ValueError, match=rf"batch_sizes_for_worker received {name}=0"):
             batch_sizes_for_worker(**{**sizes, name: 0}, worker_index=0)
     for index in (-1, 2):
         words = rf"worker_index={index} is out of range for 2 workers"

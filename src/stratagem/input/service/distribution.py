@@ -15,7 +15,7 @@ import numpy as np
 
 from stratagem.cluster.addresses import split_address, without_scheme
 from stratagem.environment import load
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain
 from stratagem.group.current import current_group
 from stratagem.input.batch_messages import AUTO, SnapshotWriter, checked_compression
 from stratagem.input.dataset import Dataset
@@ -70,14 +70,8 @@ def _checked(
                 fix="pass the index of this process among the consumers, and their number.",
             )
         )
-    if most_ahead is not None and most_ahead < 1:
-        raise ValueError(
-            explain(
-                f"max_outstanding_requests={most_ahead} is out of range.",
-                expected="1 or more batches.",
-                fix="omit it for 2 batches per worker.",
-            )
-        )
+    if most_ahead is not None:
+        check_number("distribute", max_outstanding_requests=most_ahead)
     if is_exact and policy is ShardingPolicy.OFF and not in_rounds:
         raise ValueError(
             explain(
@@ -87,11 +81,12 @@ def _checked(
                 fix='pass "distributed_epoch" (DYNAMIC).',
             )
         )
-    if skip_errors < 0 or (skip_errors and in_rounds):
+    check_number("distribute", 0, skip_errors=skip_errors)
+    if skip_errors and in_rounds:
         raise ValueError(
             explain(
                 f"skip_errors={skip_errors} was passed with num_consumers={num_consumers}.",
-                expected="0 or more, and 0 in coordinated reads: consumers would lose step.",
+                expected="0 in coordinated reads: consumers would lose step.",
                 fix="omit skip_errors or num_consumers.",
             )
         )

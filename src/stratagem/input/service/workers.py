@@ -35,7 +35,7 @@ from stratagem.cluster.addresses import (
     without_scheme,
 )
 from stratagem.environment import load
-from stratagem.errors import PoisonExampleError, UnavailableError, explain
+from stratagem.errors import PoisonExampleError, UnavailableError, check_number, explain
 from stratagem.group.authentication.secret import find_secret
 from stratagem.group.transport.connection import ServerError
 from stratagem.group.transport.listener import Listener, Request
@@ -717,14 +717,7 @@ def start(num_workers: int) -> InputService:
 
     Source: specific to Stratagem.
     """
-    if num_workers < 1:
-        raise ValueError(
-            explain(
-                f"num_workers={num_workers} is out of range.",
-                expected="1 or more.",
-                fix="pass the number of processes that read the data.",
-            )
-        )
+    check_number("sg.input.service.start", num_workers=num_workers)
     if environment.lookup("RAY_ADDRESS") is None and not is_connected():
         return InputService(DispatcherConfig(), num_workers)
     start_local_ray().wait()

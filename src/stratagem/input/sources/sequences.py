@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from stratagem.devices.mesh import is_explicit
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain
 from stratagem.input.sources.source import INFINITE_CARDINALITY, Reader, Source
 
 # Sources of in-memory arrays and other indexable rows, with batching and shuffling.
@@ -48,14 +48,7 @@ class RowSource(Source):
         seed: int = 0,
         drop_remainder: bool = False,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(
-                explain(
-                    f"batch_size={batch_size} is out of range.",
-                    expected="1 or more examples.",
-                    fix="pass the global batch size.",
-                )
-            )
+        check_number("sg.input.Dataset", batch_size=batch_size)
         self.take = take
         self.num_rows = num_rows
         self.batch_size = batch_size

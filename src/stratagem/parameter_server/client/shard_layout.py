@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stratagem.errors import explain
 from stratagem.parameter_server.partitioners import Partitioner, rows_of_shards
 from stratagem.parameter_server.server.shards import ShardSpec
 from stratagem.parameter_server.server.tables.row_formats import BUCKET_COUNT as BUCKET_COUNT
@@ -172,16 +171,6 @@ class KeyLayout(ShardLayout):
             share, left = divmod(most, len(self.rows))
             table["max_rows"] = share + (shard < left)
         return {**super().spec_of(shard), "table": table}
-
-    def shard(self, shard: int) -> ShardLayout:
-        """Raises a TypeError: a shard takes only keys of its buckets."""
-        raise TypeError(
-            explain(
-                f"Shard {shard} of the table {self.name!r} was requested as a variable.",
-                expected="the whole table: its rows are found by key, on any shard.",
-                fix="look up keys in the table.",
-            )
-        )
 
 
 def layout_of_keys(

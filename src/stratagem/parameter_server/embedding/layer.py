@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import keras
 
 from stratagem.contexts import get_strategy
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain
 from stratagem.execution.lookups import embedding_lookup, note_table
 from stratagem.keras.variables.requests import annotated
 from stratagem.parameter_server.fingerprints import fingerprint
@@ -24,7 +24,6 @@ from stratagem.parameter_server.server.tables.table_options import (
     RowInitializer,
     TierOptions,
     policy_from,
-    tier_options,
 )
 from stratagem.variables.layouts import is_keyed
 
@@ -201,23 +200,16 @@ class DynamicEmbedding(keras.layers.Layer):
         self.eviction = _policy(eviction, Eviction, "eviction")
         self.max_rows = max_rows
         self.storage_dtype = storage_dtype
-        self.tiers = tier_options(tiers) if isinstance(tiers, Mapping) else tiers
+        self.tiers = TierOptions(**tiers) if isinstance(tiers, Mapping) else tiers
         self.allow_row_export = allow_row_export
         self.supports_masking = False
         self._check()
         row_initializer(self.initializer, 0)  # raises for one that servers do not have
 
     def _check(self) -> None:
-        numbers = {"output_dim": self.output_dim, "max_rows": self.max_rows or 1}
-        small = {name: number for name, number in numbers.items() if number < 1}
-        if small or self.max_rows == 0:
-            raise ValueError(
-                explain(
-                    f"DynamicEmbedding received {small or {'max_rows': 0}}.",
-                    expected="numbers of at least 1.",
-                    fix="omit max_rows for no limit.",
-                )
-            )
+        check_number("DynamicEmbedding", output_dim=self.output_dim)
+        if self.max_rows is not None:
+            check_number("DynamicEmbedding", max_rows=self.max_rows)
         if self.combiner is not None and self.combiner not in COMBINERS:
             raise ValueError(
                 explain(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.errors import DataLossError, NotFoundError, explain
+from stratagem.errors import DataLossError, NotFoundError, check_number, explain
 from stratagem.parameter_server.server.tables.row_formats import RowFormat, buckets_of
 from stratagem.parameter_server.server.tables.saved_tables import TableFile, TableVersions
 from stratagem.parameter_server.server.tables.table_chains import TableChain
@@ -223,14 +223,7 @@ class Tables(Closing):
         num_versions: int = 2,
         poll_s: float | None = 1.0,
     ) -> None:
-        if num_versions < 1:
-            raise ValueError(
-                explain(
-                    f"Tables received num_versions={num_versions}.",
-                    expected="at least 1 version.",
-                    fix="omit num_versions.",
-                )
-            )
+        check_number("Tables", num_versions=num_versions)
         self._saved = TableVersions(folder)
         self._num_versions = num_versions
         self._loading = threading.Lock()

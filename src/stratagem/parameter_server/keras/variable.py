@@ -194,13 +194,7 @@ def _bits_of_places(data: jax.Array, bit_width: int, shape: tuple[int, ...]) -> 
 
 
 def _unused(*_: object) -> Any:
-    raise NotImplementedError(
-        explain(
-            "A random initial value that is made in parts was to be drawn from a derived key.",
-            expected="numbers that are drawn from one key, each by its place.",
-            fix="tell us the versions of Keras and JAX: those that were tested do not do so.",
-        )
-    )
+    raise NotImplementedError("a random initial value was to be drawn from a derived key")
 
 
 # A larger initial value is created row by row, on its server.

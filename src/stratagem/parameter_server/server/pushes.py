@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from stratagem.environment import load
-from stratagem.errors import explain
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server.changes import Change, Lifetime
 from stratagem.parameter_server.server.shards import ASYNCHRONOUS, UpdateMode, combine_rows
@@ -67,7 +66,7 @@ class SynchronousUpdates:
 
     def __init__(self, store: ServerVariables, num_needed: int) -> None:
         self._store = store
-        self._num_needed = _checked(num_needed)
+        self._num_needed = num_needed
         self._waiting: dict[str, Contribution] = {}
         self.num_discarded = 0
 
@@ -111,7 +110,7 @@ class SynchronousUpdates:
         Updates if enough workers are waiting. Raises ValueError if it is not positive.
         """
         with self._store.changing():
-            self._num_needed = _checked(num_needed)
+            self._num_needed = num_needed
             self._update_if_complete()
 
     def flush(self) -> None:
@@ -260,18 +259,6 @@ def _largest(contributions: list[Contribution]) -> dict[str, float]:
     return values
 
 
-def _checked(num_needed: int) -> int:
-    if num_needed < 1:
-        raise ValueError(
-            explain(
-                f"num_needed={num_needed} is not a valid number of workers per synchronous update.",
-                expected="at least 1 worker.",
-                fix="use fewer backup workers than workers.",
-            )
-        )
-    return num_needed
-
-
 class Pushes:
     """Applies pushed gradients with the client's optimizers and update mode."""
 
@@ -415,13 +402,7 @@ class Pushes:
         """
         with self._store.changing():
             if self._synchronous is None:
-                raise RuntimeError(
-                    explain(
-                        f"Cannot wait for {num_needed} workers: updates are asynchronous.",
-                        expected="synchronous updates.",
-                        fix="set the rule with UpdateMode(num_needed=...) first.",
-                    )
-                )
+                raise RuntimeError("updates are asynchronous, or no optimizer has come yet")
             self._synchronous.expect(num_needed)
             self._sums.expect(num_needed)
             self.mode = dataclasses.replace(self.mode, num_needed=num_needed)

@@ -173,16 +173,8 @@ class Shard:
         """Raises IndexError if a row number is out of range."""
         num_rows = self.spec.shape[0] if self.spec.shape else 0
         if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= num_rows):
-            valid = f"rows 0 to {num_rows - 1} of this shard"
-            raise IndexError(
-                explain(
-                    f"Rows {int(rows.min())} to {int(rows.max())} of {self.spec.name!r} were "
-                    "requested.",
-                    expected=f"{valid if num_rows else 'no rows: this shard has none'}.",
-                    fix="look up only ids within the table.",
-                    code="SG607",
-                )
-            )
+            wanted = f"Rows {int(rows.min())} to {int(rows.max())}"
+            raise IndexError(f"{wanted} of {self.spec.name!r} were requested: it has {num_rows}")
 
     def pulled(self, slot: str | None, rows: np.ndarray) -> np.ndarray:
         """Returns copies of rows of a slot, or of the value if `slot` is None."""
@@ -347,14 +339,7 @@ def made_in_pieces(spec: ShardSpec, rows: Callable[[int, int], np.ndarray]) -> n
         count = min(most, num_rows - first)
         piece = np.asarray(rows(spec.first_row + first, count))
         if piece.shape != (count, *row_shape):
-            raise ValueError(
-                explain(
-                    f"{count} rows of the initial value of {spec.name!r} were made with shape "
-                    f"{piece.shape}.",
-                    expected=f"shape {(count, *row_shape)}.",
-                    fix="make the initializer use the row count in its `shape` argument.",
-                )
-            )
+            raise ValueError(f"initial rows of {spec.name!r} have the shape {piece.shape}")
         value[first : first + count] = piece
     return value
 

@@ -190,13 +190,7 @@ class Rules:
         """
         rule = self._rules.get(optimizer)
         if rule is None:
-            raise RuntimeError(
-                explain(
-                    f"Gradients of {[*names]} were pushed before an optimizer was set.",
-                    expected="an optimizer that was built for these variables.",
-                    fix="compile the model on the coordinator, or build the optimizer.",
-                )
-            )
+            raise RuntimeError(f"gradients of {[*names]} came before their optimizer")
         return rule
 
     def scalars_of(self, optimizer: str) -> Mapping[str, np.ndarray]:
@@ -318,13 +312,7 @@ class ServerVariables(NamedShards):
             with self._reading:
                 shard, slot = self._find(name)
             if value.shape != shard.spec.shape:
-                raise ValueError(
-                    explain(
-                        f"{name!r} was assigned a value of shape {value.shape}.",
-                        expected=f"shape {shard.spec.shape}.",
-                        fix="assign a value with the shape of the variable or slot.",
-                    )
-                )
+                raise ValueError(f"{name!r} was assigned a value of shape {value.shape}")
             if shard.spec.table is not None:  # without rows: those of keys stay
                 return
             current = shard.array(slot)

@@ -398,7 +398,7 @@ def test_known_length_only_where_it_is_promised(servers) -> None:
         ({"max_outstanding_requests": 0}, "max_outstanding_requests=0"),
         ({"mode": "parallel_epochs", "exactly_once": True}, "each worker reads all data"),
         ({"mode": ShardingPolicy.HINT}, "without a shard hint"),
-        ({"skip_errors": -1}, "skip_errors=-1 was passed"),
+        ({"skip_errors": -1}, "received skip_errors=-1"),
         (
             {"skip_errors": 1, "job_name": "j", "consumer_index": 0, "num_consumers": 2},
             "skip_errors=1 was passed with num_consumers=2",

@@ -198,7 +198,7 @@ def test_staleness_is_how_many_updates_came_between(served) -> None:
 
 
 def test_unknown_requests_and_names_are_reported(served, connections) -> None:
-    with pytest.raises(ServerError, match="server received a request of kind 'dance'"):
+    with pytest.raises(ServerError, match="server knows no request of kind 'dance'"):
         connections.ask(0, Message("dance"))
     with pytest.raises(ServerError, match="no variable 'v' on this server"):
         connections.ask(0, Message("pull", {"names": ["v"]}))

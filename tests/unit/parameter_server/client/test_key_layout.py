@@ -50,11 +50,6 @@ def test_bucket_is_the_start_of_the_hash() -> None:
     ]
 
 
-def test_shard_of_keys_is_no_variable() -> None:
-    with pytest.raises(TypeError, match="Shard 1 of the table 'table' was requested"):
-        layout_of_keys("table", (8,), "float32", (0, 1)).shard(1)
-
-
 class Tables:
     """Servers of a keyed table of ones, as dictionaries; a key without a row has zeros."""
 

@@ -182,7 +182,7 @@ def test_optimizers_have_their_own_variables_slots_and_scalars() -> None:
     for name in ("count", "third.count", "first.other"):
         with pytest.raises(KeyError, match=f"no scalar '{name}' on this server"):
             store.set_scalars({name: 7})
-    with pytest.raises(RuntimeError, match=r"Gradients of \['v'\] were pushed before an optimizer"):
+    with pytest.raises(RuntimeError, match=r"gradients of \['v'\] came before"):
         store.update({"v": one}, {})
 
 
@@ -196,7 +196,7 @@ def test_optimizer_that_is_dropped_leaves_nothing_behind() -> None:
     assert store.scalars == {"second.count": 0}
     with pytest.raises(KeyError, match=r"no variable 'v:first.v' on this server"):
         store.pull(["v:first.v"])
-    with pytest.raises(RuntimeError, match="were pushed before an optimizer"):
+    with pytest.raises(RuntimeError, match="came before their optimizer"):
         store.update({"v": np.ones(3, np.float32)}, {}, {"v": "first"})
     assert store.update({"v": np.ones(3, np.float32)}, {}, {"v": "second"}) == 1
     store.drop_rule("first")  # again, which changes nothing

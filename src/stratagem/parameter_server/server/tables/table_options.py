@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain
 from stratagem.parameter_server.server.tables.row_formats import (
     GOLDEN,
-    ROW_DTYPES,
     RowFormat,
     mix64,
     seeded,
 )
+from stratagem.resources import checked_folder
 
 # Policies of keyed tables: admission of rows, and eviction.
 
@@ -48,7 +48,7 @@ class AfterSightings:
     max_candidates: int = _MOST_CANDIDATES
 
     def __post_init__(self) -> None:
-        _require(self, self.sightings >= 1 and self.max_candidates >= 1, "numbers of at least 1")
+        check_number("AfterSightings", **dataclasses.asdict(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,14 @@ class WithProbability:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require(self, 0 < self.probability <= 1, "a probability above 0 and at most 1")
+        if not 0 < self.probability <= 1:
+            raise ValueError(
+                explain(
+                    f"WithProbability received probability={self.probability!r}.",
+                    expected="a number above 0 and at most 1.",
+                    fix="omit the policy to make every row.",
+                )
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +103,7 @@ class NotSeenFor:
     steps: int
 
     def __post_init__(self) -> None:
-        _require(self, self.steps >= 1, "at least 1 step")
+        check_number("NotSeenFor", steps=self.steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,24 +140,11 @@ _POLICIES: dict[str, Callable[..., Any]] = {
 
 
 def policy_from(fields: Mapping[str, Any] | None) -> Any:
-    """Returns the policy from its class name as `kind` and its fields; None for None.
-
-    Raises:
-        ValueError: no such policy.
-    """
+    """Returns the policy from its class name as `kind` and its fields; None for None."""
     if fields is None:
         return None
     arguments = dict(fields)
-    policy = _POLICIES.get(arguments.pop("kind", ""))
-    if policy is None:
-        raise ValueError(
-            explain(
-                f"A keyed table has the policy {fields.get('kind')!r}.",
-                expected=f"one of {sorted(_POLICIES)}.",
-                fix="run the same Stratagem version in all processes.",
-            )
-        )
-    return policy(**arguments)
+    return _POLICIES[arguments.pop("kind")](**arguments)
 
 
 def are_drawn(policy: WithProbability, keys: np.ndarray, version: int) -> np.ndarray:
@@ -185,20 +179,8 @@ def victims(
     return places[is_chosen]
 
 
-def _require(policy: Any, is_valid: bool, expected: str) -> None:
-    if not is_valid:
-        raise ValueError(
-            explain(
-                f"{policy} has a number out of range.",
-                expected=f"{expected}.",
-                fix="omit the policy to make every row, or to keep it.",
-            )
-        )
-
-
 # Initial rows of keyed tables, computed from the key: the same on any server and in any order.
 
-_KINDS = ("constant", "uniform", "normal", "truncated_normal")
 _MOST_NUMBERS = 2**16  # computed at once: temporary arrays stay in the processor's cache
 # Probability that a standard normal number is below -2.
 _BELOW_TWO = 0.5 * math.erfc(math.sqrt(2))
@@ -217,9 +199,6 @@ class RowInitializer:
         b: largest value or standard deviation.
         seed: tables with different seeds have different rows.
 
-    Raises:
-        ValueError: another kind, or a negative standard deviation.
-
     Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators (2014).
     """
 
@@ -227,17 +206,6 @@ class RowInitializer:
     a: float = 0.0
     b: float = 0.0
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        is_normal = self.kind in ("normal", "truncated_normal")
-        if self.kind not in _KINDS or (is_normal and self.b < 0):
-            raise ValueError(
-                explain(
-                    f"{self} is not an initializer of a keyed table.",
-                    expected=f"one of {_KINDS}, and a deviation of at least 0.",
-                    fix="use a uniform, normal or constant initializer of Keras.",
-                )
-            )
 
     def stored(self, keys: np.ndarray, format: RowFormat) -> np.ndarray:
         """Returns the initial row of each key in a format, which may round it."""
@@ -293,14 +261,8 @@ class TierOptions:
     folder: str
 
     def __post_init__(self) -> None:
-        if self.memory_bytes < 1 or not self.folder:
-            raise ValueError(
-                explain(
-                    f"A keyed table has the tiers {dataclasses.asdict(self)}.",
-                    expected="memory_bytes of at least 1, and a folder.",
-                    fix="omit tiers to keep all rows in memory.",
-                )
-            )
+        check_number("TierOptions", memory_bytes=self.memory_bytes)
+        checked_folder("folder", self.folder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,7 +280,7 @@ class TableOptions:
         storage_dtype: dtype in which rows are held, see `RowFormat`; None for that of the table.
 
     Raises:
-        ValueError: a limit below 1, or another dtype.
+        ValueError: a limit below 1.
     """
 
     initializer: RowInitializer
@@ -330,61 +292,18 @@ class TableOptions:
     storage_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        if self.storage_dtype not in (None, *ROW_DTYPES):
-            raise ValueError(
-                explain(
-                    f"A keyed table has storage_dtype={self.storage_dtype!r}.",
-                    expected=f"one of {ROW_DTYPES}, or None.",
-                    fix="omit storage_dtype to hold rows as they are computed with.",
-                )
-            )
-        if self.max_rows is not None and self.max_rows < 1:
-            raise ValueError(
-                explain(
-                    f"A keyed table has max_rows={self.max_rows}.",
-                    expected="at least 1 row.",
-                    fix="omit max_rows for no limit.",
-                )
-            )
+        if self.max_rows is not None:
+            check_number("A keyed table", max_rows=self.max_rows)
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> TableOptions:
-        """Returns the options from JSON fields.
-
-        Raises:
-            ValueError: an unknown option, or an invalid one.
-        """
-        unknown = {name for name, value in fields.items() if value is not None} - {
-            one.name for one in dataclasses.fields(cls)
+        """Returns the options from JSON fields; None in these stands for a default."""
+        given = {name: value for name, value in fields.items() if value is not None}
+        tiers = given.get("tiers")
+        made: dict[str, Any] = {
+            "initializer": RowInitializer(**given.get("initializer", {})),
+            "admission": policy_from(given.get("admission")),
+            "eviction": policy_from(given.get("eviction")),
+            "tiers": None if tiers is None else TierOptions(**tiers),
         }
-        if unknown:
-            raise ValueError(
-                explain(
-                    f"A keyed table has the options {sorted(unknown)}, which servers do not have.",
-                    expected=f"some of {[one.name for one in dataclasses.fields(cls)]}.",
-                    fix="run the same Stratagem version in all processes.",
-                )
-            )
-        tiers = fields.get("tiers")
-        return cls(
-            RowInitializer(**(fields.get("initializer") or {})),
-            policy_from(fields.get("admission")),
-            policy_from(fields.get("eviction")),
-            fields.get("max_rows"),
-            bool(fields.get("allow_row_export")),
-            None if tiers is None else tier_options(tiers),
-            fields.get("storage_dtype"),
-        )
-
-
-def tier_options(fields: Mapping[str, Any]) -> TierOptions:
-    """Returns tiers from JSON fields; raises ValueError for missing or unknown ones."""
-    if {*fields} != {one.name for one in dataclasses.fields(TierOptions)}:
-        raise ValueError(
-            explain(
-                f"A keyed table has the tiers {dict(fields)}.",
-                expected="memory_bytes and folder.",
-                fix="run the same Stratagem version in all processes.",
-            )
-        )
-    return TierOptions(**fields)
+        return cls(**{**given, **made})

@@ -208,9 +208,9 @@ def test_scatter_makes_rows_and_leaves_counts() -> None:
 @pytest.mark.parametrize(
     ("keys", "error", "match"),
     [
-        (np.array([SECRET], np.int32), TypeError, "Keys of 't' have dtype int32 and 1 axes"),
-        (np.array([[SECRET, 2]]), TypeError, "Keys of 't' have dtype int64 and 2 axes"),
-        (np.array([SECRET, 4, SECRET]), ValueError, "A key of 't' was given twice in one request"),
+        (np.array([SECRET], np.int32), TypeError, "keys of 't' are no int64 vector"),
+        (np.array([[SECRET, 2]]), TypeError, "keys of 't' are no int64 vector"),
+        (np.array([SECRET, 4, SECRET]), ValueError, "a key of 't' was given twice"),
     ],
     ids=["int32", "axes", "twice"],
 )
@@ -224,7 +224,7 @@ def test_other_keys_are_refused(keys, error, match) -> None:
 
 def test_gradient_of_the_whole_and_another_spec_are_refused() -> None:
     store = made()
-    with pytest.raises(ValueError, match="A gradient of the whole of 't' was pushed"):
+    with pytest.raises(ValueError, match="a gradient of the whole of 't' was pushed"):
         store.update({"t": np.ones((0, DIM))}, {})
     with pytest.raises(ValueError, match="but it already exists"):
         store.create(spec(max_rows=5))

@@ -474,7 +474,7 @@ def test_policies_are_read_from_fields() -> None:
     assert policy_from(fields) == AfterSightings(3, 9)
     assert policy_from({"kind": "NotSeenFor", "steps": 5}) == NotSeenFor(5)
     assert policy_from({"kind": "LeastFrequent"}) == LeastFrequent()
-    with pytest.raises(ValueError, match="has the policy 'Random'"):
+    with pytest.raises(KeyError, match="Random"):
         policy_from({"kind": "Random"})
 
 
@@ -489,5 +489,5 @@ def test_policies_are_read_from_fields() -> None:
     ],
 )
 def test_numbers_out_of_range_are_refused(kind, numbers) -> None:
-    with pytest.raises(ValueError, match="has a number out of range"):
+    with pytest.raises(ValueError, match=r"received \w+=[0-9.]+"):
         kind(*numbers)
