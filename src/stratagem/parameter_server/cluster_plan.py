@@ -311,17 +311,6 @@ class JournalPlan:
     is_temporary: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class EntryPoints:
-    """Functions that start the object served by a process; the object has an `address`.
-
-    `server` takes the index, the keys and a `JournalPlan`; `worker` takes the index and the keys.
-    """
-
-    server: Callable[..., Any]
-    worker: Callable[..., Any]
-
-
 class Cluster(Protocol):
     """Running servers, and workers to start."""
 

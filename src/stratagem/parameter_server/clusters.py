@@ -46,7 +46,7 @@ from stratagem.launch.remote.ray.ray_nodes import (
     resource_of_task,
     start_head,
 )
-from stratagem.parameter_server.cluster_plan import ClusterPlan, EntryPoints, JournalPlan
+from stratagem.parameter_server.cluster_plan import ClusterPlan, JournalPlan
 from stratagem.resources import Closing, TemporaryFolder, cache_dir
 
 # Machine resources and CPU threads requested by each server and worker.
@@ -163,15 +163,20 @@ _MODULES = (
 class CoordinatedCluster(Closing):
     """Starts the servers of a cluster, and its workers on request.
 
+    `serve_server` and `serve_worker` start the object that a process serves, which has an
+    `address`. They get the index and the keys, and a server also a `JournalPlan`.
+
     Raises a DeadlineExceededError if tasks do not join in time, a RuntimeError if a server cannot
     start.
     """
 
     has_journals = True
 
-    def __init__(self, plan: ClusterPlan, entry_points: EntryPoints) -> None:
+    def __init__(
+        self, plan: ClusterPlan, serve_server: Callable[..., Any], serve_worker: Callable[..., Any]
+    ) -> None:
         self.keys = ClusterKeys.make()
-        self._entry_points = entry_points
+        self._serve_worker = serve_worker
         self._plan = plan
         self._on_moved: list[Callable[[int, str], None]] = []
         self._closing = contextlib.ExitStack()
@@ -185,7 +190,7 @@ class CoordinatedCluster(Closing):
                 self._placing = _connect(plan, stack)
             server = (self.keys, self._journals(stack))
             self.servers = stack.enter_context(
-                self._start("ps", entry_points.server, [server] * plan.num_servers)
+                self._start("ps", serve_server, [server] * plan.num_servers)
             )
             self._addresses: list[str | None] = list(self.servers.addresses)
             self.server_addresses = self.servers.addresses
@@ -202,8 +207,8 @@ class CoordinatedCluster(Closing):
 
     def start_workers(self) -> LocalProcesses | RayProcesses:
         """Starts the workers."""
-        serve = self._entry_points.worker
-        workers = self._start("worker", serve, [(self.keys,)] * self._plan.num_workers)
+        arguments = [(self.keys,)] * self._plan.num_workers
+        workers = self._start("worker", self._serve_worker, arguments)
         return self._closing.enter_context(workers)
 
     def close(self) -> None:
@@ -298,7 +303,7 @@ class SharedCluster(Closing):
 
     has_journals = True
 
-    def __init__(self, plan: ClusterPlan, entry_points: EntryPoints) -> None:
+    def __init__(self, plan: ClusterPlan, *entry_points: Callable[..., Any]) -> None:
         assert plan.spec is not None
         assert plan.task is not None
         self._spec, self._task = plan.spec, plan.task
@@ -310,7 +315,7 @@ class SharedCluster(Closing):
         with contextlib.ExitStack() as stack:
             if self._is_leader:
                 served = stack.enter_context(
-                    CoordinatedCluster(dataclasses.replace(plan, task=None), entry_points)
+                    CoordinatedCluster(dataclasses.replace(plan, task=None), *entry_points)
                 )
                 self._ray = load_ray()
                 self._locate: Callable[[int], str | None] = served.locate_server

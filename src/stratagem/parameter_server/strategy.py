@@ -14,7 +14,6 @@ import jax
 
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import id_in_cluster
-from stratagem.cluster.spec import ClusterSpec
 from stratagem.devices.finding import DeviceLike, find_devices, local_devices, refuse_to_plan
 from stratagem.devices.mesh import Topology
 from stratagem.errors import UnavailableError, explain, report_error
@@ -31,7 +30,6 @@ from stratagem.parameter_server.cluster_plan import (
     Cluster,
     ClusterPlan,
     CoordinatorOptions,
-    EntryPoints,
     JournalPlan,
     ProcessParts,
     RemoteStateStrategy,
@@ -81,28 +79,6 @@ class IndependentWorker(Lockstep):
     def __init__(self, strategy: Strategy, worker: tuple[int, int]) -> None:
         super().__init__(strategy)
         self.worker = worker
-
-
-def training_parts(
-    cluster: Cluster,
-    plan: ClusterPlan,
-    spec: ClusterSpec,
-    partitioner: Partitioner | None,
-    mode: UpdateMode,
-    silence_s: float | None,
-) -> ProcessParts:
-    """Returns the parts of this process, a coordinator or an independent worker of the plan."""
-    if plan.task is None:
-        return coordinator_parts(cluster, partitioner, mode, silence_s)
-    worker = id_in_cluster(spec, *plan.task)
-    return independent_parts(
-        cluster,
-        worker,
-        plan.num_workers,
-        partitioner,
-        mode,
-        silence_s=silence_s,
-    )
 
 
 def connect(cluster: Cluster, silence_s: float | None) -> Connections:
@@ -211,19 +187,13 @@ def independent_parts(
     return parts
 
 
-def non_training_parts(task: tuple[str | None, int | None]) -> ProcessParts:
-    """Returns the parts of a task that does not train."""
-    executor = functools.partial(NonTraining, task=task)
-    return ProcessParts(Topology(local_devices()[:1]), Replicated(), executor)
-
-
 # Entry points of servers and workers; importing them imports all that models need.
 
 
 def start_cluster(plan: ClusterPlan) -> Cluster:
     """Starts the servers of a planned cluster, or joins it as an independent worker."""
-    entry_points = EntryPoints(serve_server, serve_worker)
-    return (SharedCluster if plan.task else CoordinatedCluster)(plan, entry_points)
+    kind = SharedCluster if plan.task else CoordinatedCluster
+    return kind(plan, serve_server, serve_worker)
 
 
 def serve_server(index: int, keys: ClusterKeys, journals: JournalPlan) -> ParameterServer:
@@ -252,22 +222,14 @@ def make_worker(
     keys: ClusterKeys,
     *,
     host: str = "127.0.0.1",
-    port: int = 0,
     devices: Sequence[DeviceLike] | None = None,
 ) -> Worker:
     """Returns a worker with a replica on each of `devices`; None for all local ones."""
-    make_strategy = functools.partial(_worker_strategy, devices=devices)
-    return Worker(keys, KERAS_PACKING, make_strategy, host=host, port=port)
 
+    def make_strategy(client: ServerClient, index: int, mode: UpdateMode) -> RemoteStateStrategy:
+        return RemoteStateStrategy(worker_parts(client, index, mode, devices))
 
-def _worker_strategy(
-    client: ServerClient,
-    index: int,
-    mode: UpdateMode,
-    *,
-    devices: Sequence[DeviceLike] | None,
-) -> RemoteStateStrategy:
-    return RemoteStateStrategy(worker_parts(client, index, mode, devices))
+    return Worker(keys, KERAS_PACKING, make_strategy, host=host)
 
 
 def _compute_inline() -> None:
@@ -351,7 +313,8 @@ class ParameterServerStrategy(RemoteStateStrategy):
                 check_counts(spec)
         own_task = (resolver.task_type, resolver.task_id)
         if is_non_training(spec, own_task, independent=independent):
-            super().__init__(non_training_parts(own_task))
+            executor = functools.partial(NonTraining, task=own_task)
+            super().__init__(ProcessParts(Topology(local_devices()[:1]), Replicated(), executor))
             return
         if independent:
             plan = ClusterPlan.independent(spec, own_task)
@@ -367,9 +330,15 @@ class ParameterServerStrategy(RemoteStateStrategy):
             backup_workers=backup_workers,
             max_staleness=max_staleness,
         )
-        silence_s = limits.recovery_timeout_s
         cluster, partitioner = start_cluster(plan), variable_partitioner
-        parts = training_parts(cluster, plan, spec, partitioner, mode, silence_s)
+        silence_s = limits.recovery_timeout_s
+        if plan.task is None:
+            parts = coordinator_parts(cluster, partitioner, mode, silence_s)
+        else:
+            worker, count = id_in_cluster(spec, *plan.task), plan.num_workers
+            parts = independent_parts(
+                cluster, worker, count, partitioner, mode, silence_s=silence_s
+            )
         super().__init__(parts, limits)
 
     @property
@@ -436,7 +405,16 @@ def table_servers(
     """
     arguments = {name: value for name, value in locals().items() if name != "num_replicas"}
     if num_replicas is None:
-        _refuse(arguments)
+        given = [f"{name}={value!r}" for name, value in arguments.items() if value is not None]
+        if given:
+            raise ValueError(
+                explain(
+                    f"A HybridStrategy received {', '.join(given)}, but no rule has the place "
+                    '"server".',
+                    expected="arguments for parameter servers only if a rule uses them.",
+                    fix='pass placement={"embedding": "server"}, or omit these arguments.',
+                )
+            )
         return None
     refuse_to_plan("A HybridStrategy with tables on parameter servers")
     limits = checked_options(options, independent=True)
@@ -445,19 +423,6 @@ def table_servers(
     plan = plan.with_journals(journal_dir, limits)
     silence_s = limits.recovery_timeout_s
     return TableServers(start_cluster(plan), num_replicas, variable_partitioner, silence_s)
-
-
-def _refuse(arguments: dict[str, Any]) -> None:
-    given = [f"{name}={value!r}" for name, value in arguments.items() if value is not None]
-    if given:
-        raise ValueError(
-            explain(
-                f"A HybridStrategy received {', '.join(given)}, but no rule has the place "
-                '"server".',
-                expected="arguments for parameter servers only if a rule uses them.",
-                fix='pass placement={"embedding": "server"}, or omit these arguments.',
-            )
-        )
 
 
 @final

@@ -125,7 +125,7 @@ class Worker(Closing):
     """Listens for a coordinator and runs its functions, from construction until `close`.
 
     `make_strategy` returns this worker's strategy, given a client of the servers, the index of the
-    worker, and the mode in which servers apply gradients. `port` 0 is any free port.
+    worker, and the mode in which servers apply gradients.
 
     Raises:
         OSError: the address is in use.
@@ -139,7 +139,6 @@ class Worker(Closing):
         make_strategy: Callable[[ServerClient, int, UpdateMode], RemoteStateStrategy],
         *,
         host: str = "127.0.0.1",
-        port: int = 0,
     ) -> None:
         self._keys = keys
         self._packing = packing
@@ -159,9 +158,7 @@ class Worker(Closing):
             "resource": self._make_resource,
             "move": self._move_server,
         }
-        self._listener = Listener(
-            keys, self._handle, host=host, port=port, num_threads=1, at_once={"move"}
-        )
+        self._listener = Listener(keys, self._handle, host=host, num_threads=1, at_once={"move"})
 
     @property
     def address(self) -> str:

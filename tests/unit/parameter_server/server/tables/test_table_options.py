@@ -569,7 +569,7 @@ def test_options_that_servers_do_not_have_are_refused() -> None:
     ],
 )
 def test_tiers_need_memory_and_a_folder(tiers) -> None:
-    with pytest.raises((TypeError, ValueError), match="memory_bytes|folder|engine"):
+    with pytest.raises((TypeError, ValueError), match=r"memory_bytes|folder|engine"):
         TableOptions.from_fields({"tiers": tiers})
 
 
