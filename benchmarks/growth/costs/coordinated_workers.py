@@ -20,7 +20,7 @@ from stratagem.group.transport.listener import Listener, Request
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.cluster_plan import CoordinatorOptions, RemoteStateStrategy
 from stratagem.parameter_server.coordinator.shipping import Ended, calls_in, pack_ended
-from stratagem.parameter_server.keras.pickler import pack_object
+from stratagem.parameter_server.keras.pickling import pack_object
 from stratagem.parameter_server.server.shards import ASYNCHRONOUS
 from stratagem.parameter_server.strategy import coordinator_parts
 

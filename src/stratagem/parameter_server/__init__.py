@@ -7,7 +7,7 @@ Who speaks:
 2. The coordinator creates variables on the servers (`keras/variable.py` over `client/client.py`)
    and sends optimizers to them. A variable is on one server, or split by rows over several
    (`client/shard_layout.py`).
-3. It pickles a function once (`keras/pickler.py`, `coordinator/shipping.py`) and sends its number
+3. It pickles a function once (`keras/pickling.py`, `coordinator/shipping.py`) and sends its number
    and arguments to a free worker, taken from one queue (`coordinator/closure_queue.py`).
 4. The worker runs the function (`coordinator/worker.py`). A step pulls values and rows, computes,
    and pushes gradients (`client/remote_steps.py`); a server applies them (`server/pushes.py`) and

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -17,7 +18,6 @@ import numpy as np
 from stratagem import contexts as stack
 from stratagem.errors import explain
 from stratagem.keras.private import KerasSaveable, config_and_rate
-from stratagem.parameter_server.keras.pickler import ProcessSettings
 from stratagem.parameter_server.server.shards import Slot, State, aligned_empty
 
 # Rows of several tables in one array, so that one program updates them all.
@@ -140,6 +140,44 @@ def _group(names: Sequence[str], state: State) -> _Group:
 def _padded(count: int) -> int:
     step = max(_LEAST_ROWS, (1 << (count - 1).bit_length()) // _PARTS)
     return -(-count // step) * step
+
+
+# What a script may set after an import, on which results depend.
+_SETTINGS_OF_JAX = (
+    "jax_debug_infs",
+    "jax_debug_nans",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_threefry_partitionable",
+)
+
+
+class ProcessSettings:
+    """Settings of Keras and JAX in the process that makes it, which another process takes over."""
+
+    def __init__(self) -> None:
+        config = keras.config
+        self._pid = os.getpid()
+        self._of_keras = {
+            config.set_floatx: config.floatx(),
+            config.set_epsilon: config.epsilon(),
+            config.set_image_data_format: config.image_data_format(),
+            config.set_dtype_policy: config.dtype_policy(),
+        }
+        self._of_jax = {name: getattr(jax.config, name) for name in _SETTINGS_OF_JAX}
+
+    def take_over(self) -> None:
+        """Sets them in this process, unless it is the one that they are from."""
+        if self._pid == os.getpid():
+            return
+        for set_value, value in self._of_keras.items():
+            set_value(value)
+        for name, value in self._of_jax.items():
+            if getattr(jax.config, name) != value:
+                jax.config.update(name, value)
 
 
 # Suffix of a shard's name.

@@ -27,7 +27,6 @@ from stratagem.group.transport.wire import Message
 
 # Subtracting counts as adding. One synchronous update is several pushes.
 KINDS: tuple[str, ...] = ("assign", "assign_add", "scatter", "scatter_add", "push")
-_PLACES = {kind: place for place, kind in enumerate(KINDS)}
 
 
 def kind_of(message: Message) -> str | None:
@@ -47,45 +46,27 @@ class UpdateCounts:
     """
 
     def __init__(self) -> None:
-        self._applied = [0] * len(KINDS)
+        self.applied: Counter[str] = Counter()
         self.resent: Counter[str] = Counter()
         self.repeated: Counter[str] = Counter()
 
-    @property
-    def applied(self) -> Counter[str]:
-        """Applied updates."""
-        return +Counter(dict(zip(KINDS, self._applied, strict=True)))
-
-    def note_applied(self, kind: str) -> None:
-        """Counts an applied update."""
-        self._applied[_PLACES[kind]] += 1
-
     def numbers(self) -> list[int]:
         """Returns the numbers of applied updates of `KINDS`, for answers."""
-        return self._applied.copy()
+        return [self.applied[kind] for kind in KINDS]
 
     def saved(self) -> dict[str, list[int]]:
         """Returns all counts by outcome, each in the order of `KINDS`, for a journal."""
-        counts = {"resent": self.resent, "repeated": self.repeated}
-        others = {name: [one[kind] for kind in KINDS] for name, one in counts.items()}
-        return {"applied": self.numbers(), **others}
+        return {name: [one[kind] for kind in KINDS] for name, one in vars(self).items()}
 
     def restore(self, saved: Mapping[str, Sequence[int]]) -> None:
         """Restores the result of `saved` from a journal."""
-        counts = {
-            name: Counter({kind: int(n) for kind, n in zip(KINDS, saved[name], strict=True)})
-            for name in ("applied", "resent", "repeated")
-        }
-        self._applied = [counts["applied"][kind] for kind in KINDS]
-        self.resent, self.repeated = +counts["resent"], +counts["repeated"]
+        for name in vars(self):
+            pairs = zip(KINDS, saved[name], strict=True)
+            setattr(self, name, Counter({kind: int(number) for kind, number in pairs if number}))
 
     def described(self) -> dict[str, Mapping[str, int]]:
         """Returns all counts, by outcome and kind."""
-        return {
-            "applied": dict(self.applied),
-            "resent": dict(self.resent),
-            "repeated": dict(self.repeated),
-        }
+        return {name: dict(one) for name, one in vars(self).items()}
 
 
 # Least recently active clients are dropped beyond this limit. Each worker thread is a client.
@@ -253,7 +234,7 @@ class Changes:
                 self._note_function(change)
             kind = kind_of(change.message)
             if kind is not None and is_applied:
-                self.counts.note_applied(kind)
+                self.counts.applied[kind] += 1
         return self._answer(change.message, outcome)
 
     def forget(self, change: Change) -> None:

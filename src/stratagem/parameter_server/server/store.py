@@ -62,52 +62,6 @@ def made_shard(
     return Shard(spec, value)
 
 
-# Shards of a server by name, and their sizes.
-
-
-class NamedShards:
-    """Thread-safe mapping of shards by name."""
-
-    def __init__(self) -> None:
-        self._shards: dict[str, Shard] = {}
-        self._reading = threading.Lock()
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all variables."""
-        with self._reading:
-            return list(self._shards)
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of all variables and slots, in bytes."""
-        with self._reading:
-            return sum(shard.size_bytes for shard in self._shards.values())
-
-    @property
-    def marked_bytes(self) -> int:
-        """Size of the table rows that changed since the last journal entry, in bytes."""
-        with self._reading:
-            return sum(shard.marked_bytes for shard in self._shards.values())
-
-    @property
-    def keyed_shards(self) -> dict[str, KeyedShard]:
-        """Keyed tables, by name."""
-        with self._reading:
-            shards = list(self._shards.values())
-        return {one.spec.name: one for one in shards if isinstance(one, KeyedShard)}
-
-    @property
-    def tables(self) -> dict[str, dict[str, int]]:
-        """Sizes and counters of keyed tables, by name."""
-        return {name: shard.described() for name, shard in self.keyed_shards.items()}
-
-    def replace_table(self, table: KeyedShard) -> None:
-        """Replaces the keyed table with the same spec. Call within `changing`."""
-        with self._reading:
-            self._shards[table.spec.name] = table
-
-
 # Registry of a server's optimizers and their scalars.
 
 
@@ -225,7 +179,7 @@ def _as_json(description: Mapping[str, Any]) -> Any:
 Marks = Mapping[str, Any]  # changed rows, by shard name
 
 
-class ServerVariables(NamedShards):
+class ServerVariables:
     """Thread-safe store of a server's variables, optimizers and slots.
 
     `version` counts updates. `num_changes` counts every change that belongs in a journal.
@@ -234,12 +188,48 @@ class ServerVariables(NamedShards):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self._shards: dict[str, Shard] = {}
+        self._reading = threading.Lock()
         self._rules = Rules()
         self._updating = threading.RLock()
         self.version = 0
         self.num_changes = self.num_refused = 0
         self.tiers = Tiers(self.changing)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all variables."""
+        with self._reading:
+            return list(self._shards)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all variables and slots, in bytes."""
+        with self._reading:
+            return sum(shard.size_bytes for shard in self._shards.values())
+
+    @property
+    def marked_bytes(self) -> int:
+        """Size of the table rows that changed since the last journal entry, in bytes."""
+        with self._reading:
+            return sum(shard.marked_bytes for shard in self._shards.values())
+
+    @property
+    def keyed_shards(self) -> dict[str, KeyedShard]:
+        """Keyed tables, by name."""
+        with self._reading:
+            shards = list(self._shards.values())
+        return {one.spec.name: one for one in shards if isinstance(one, KeyedShard)}
+
+    @property
+    def tables(self) -> dict[str, dict[str, int]]:
+        """Sizes and counters of keyed tables, by name."""
+        return {name: shard.described() for name, shard in self.keyed_shards.items()}
+
+    def replace_table(self, table: KeyedShard) -> None:
+        """Replaces the keyed table with the same spec. Call within `changing`."""
+        with self._reading:
+            self._shards[table.spec.name] = table
 
     def changing(self) -> AbstractContextManager[Any]:
         """Returns a context that blocks changes by other threads, but not reads. Reentrant."""

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from stratagem.parameter_server.keras.pickler import pack_object, unpack_object
+from stratagem.parameter_server.keras.pickling import pack_object, unpack_object
 
 
 class Custom(keras.Model):

@@ -379,7 +379,7 @@ def test_each_thread_has_values_of_its_own() -> None:
 def test_counts_are_there_again_after_a_restart() -> None:
     counts, restored = UpdateCounts(), UpdateCounts()
     for kind in ("assign_add", "push", "assign_add", "push", "assign_add"):
-        counts.note_applied(kind)
+        counts.applied[kind] += 1
     counts.resent["push"] += 1
     counts.repeated["assign_add"] += 2
     assert dict(zip(KINDS, counts.numbers(), strict=True)) == {
