@@ -17,6 +17,7 @@ from stratagem.input.sources.source import (
     RepeatedSource,
     Source,
     check_count,
+    checked_length,
 )
 
 
@@ -276,17 +277,7 @@ class Dataset:
         return self._source.cardinality
 
     def __len__(self) -> int:
-        count = self.cardinality
-        if count < 0:
-            raise TypeError(
-                explain(
-                    "len() was called on a dataset of unknown or infinite length.",
-                    expected="a source with a length.",
-                    fix="count batches yourself, or read .cardinality, which is negative here.",
-                    code="SG309",
-                )
-            )
-        return count
+        return checked_length(self.cardinality, "a dataset")
 
     @property
     def element_spec(self) -> Any:

@@ -29,13 +29,14 @@ from stratagem.input.placement import HostSteps, PlacedBatches, place
 from stratagem.input.sources.sequences import ArraySource
 from stratagem.input.sources.source import (
     BATCHES_PER_SNAPSHOT,
-    INFINITE_CARDINALITY,
     ArraySpec,
     Reader,
     RepeatedReader,
     Source,
     check_count,
+    checked_length,
     repeated_cardinality,
+    require_shards,
 )
 from stratagem.observe.run_events.wait_clock import PeerSizesWait, wait_clock
 from stratagem.options import AutoShardPolicy, InputContext, InputOptions
@@ -284,18 +285,7 @@ class DistributedDataset:
         return -(-count // self._strategy.topology.num_local_replicas)
 
     def __len__(self) -> int:
-        count = self.cardinality
-        if count < 0:
-            length = "infinite" if count == INFINITE_CARDINALITY else "unknown"
-            raise TypeError(
-                explain(
-                    f"len() was called on a distributed dataset of {length} length.",
-                    expected="a source with a length.",
-                    fix="count steps yourself, or read .cardinality, which is negative here.",
-                    code="SG309",
-                )
-            )
-        return count
+        return checked_length(self.cardinality, "a distributed dataset")
 
     @property
     def element_spec(self) -> Any:
@@ -591,7 +581,8 @@ class InputShard:
             return cls(source, context, is_whole=True)
         if policy is AutoShardPolicy.OFF:
             return cls(source, context, is_whole=False)
-        _check_can_shard(source, policy, count)
+        hint = source.has_shard_hint
+        require_shards(policy, count, num_files=source.num_files, has_shard_hint=hint)
         return cls(source.shard(count, index), context, is_whole=False)
 
     @property
@@ -608,31 +599,6 @@ class InputShard:
     def open(self, epoch: int) -> Reader:
         """Opens an epoch; the reader returns a `HostBatch` of this process's replicas."""
         return (_OwnParts if self.is_whole else _CutBatches)(self, self.source.open(epoch))
-
-
-def _check_can_shard(source: Source, policy: AutoShardPolicy, count: int) -> None:
-    if policy is AutoShardPolicy.HINT and not source.has_shard_hint:
-        raise ValueError(
-            explain(
-                "AutoShardPolicy.HINT was set for a dataset without a shard hint.",
-                expected="a dataset sharded with SHARD_HINT.",
-                fix="call dataset.shard(sg.input.SHARD_HINT, sg.input.SHARD_HINT), or use "
-                "AutoShardPolicy.DATA.",
-                code="SG307",
-            )
-        )
-    num_files = source.num_files
-    if policy is AutoShardPolicy.FILE and (num_files is None or num_files < count):
-        found = "no known files" if num_files is None else f"{num_files} files"
-        raise InvalidArgumentError(
-            explain(
-                f"AutoShardPolicy.FILE was set for {count} workers and a dataset with {found}.",
-                expected=f"{count} files or more.",
-                fix="create the dataset with sg.input.Dataset.from_files, write more files, or "
-                "use AutoShardPolicy.DATA.",
-                code="SG307",
-            )
-        )
 
 
 class _OwnParts(Reader):

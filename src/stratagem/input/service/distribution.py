@@ -25,12 +25,17 @@ from stratagem.input.service.splits import (
     SourceFacts,
     checked_policy,
     facts_of,
-    require_hint,
     require_repeatable,
 )
 from stratagem.input.service.trainer import EpochReading, ReadRequest, SentDataset
 from stratagem.input.sources.adapters import as_source
-from stratagem.input.sources.source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Reader, Source
+from stratagem.input.sources.source import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Reader,
+    Source,
+    require_shards,
+)
 from stratagem.options import AutoShardPolicy
 
 
@@ -178,8 +183,8 @@ class ServiceSource(Source):
 
 def _check(facts: SourceFacts, wanted: ReadRequest) -> None:
     """Raises ValueError if a dataset cannot be read as asked for."""
-    if wanted.policy == ShardingPolicy.HINT:
-        require_hint(facts)
+    if wanted.policy is ShardingPolicy.HINT:
+        require_shards(wanted.policy, 1, num_files=None, has_shard_hint=facts.has_shard_hint)
     if wanted.is_exact:
         require_repeatable(facts)
 

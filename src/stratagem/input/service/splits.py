@@ -10,8 +10,8 @@ import enum
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from stratagem.errors import InvalidArgumentError, explain
-from stratagem.input.sources.source import FileSource, RepeatedSource, Source
+from stratagem.errors import explain
+from stratagem.input.sources.source import FileSource, RepeatedSource, Source, require_shards
 
 
 class ShardingPolicy(enum.IntEnum):
@@ -149,36 +149,12 @@ def plan_splits(
                 fix="list the addresses of the workers, or use ShardingPolicy.DYNAMIC.",
             )
         )
+    hint = facts.has_shard_hint
+    require_shards(policy, count, num_files=facts.num_files, has_shard_hint=hint)
     if policy is ShardingPolicy.HINT:
-        require_hint(facts)
         return SplitPlan("shards", count)
     has_files = facts.num_files is not None and facts.num_files >= count
-    if policy is ShardingPolicy.FILE and not has_files:
-        found = "no known files" if facts.num_files is None else f"{facts.num_files} files"
-        raise InvalidArgumentError(
-            explain(
-                f"ShardingPolicy.FILE was set for {count} workers and a dataset with {found}.",
-                expected=f"{count} files or more.",
-                fix="create the dataset with sg.input.Dataset.from_files, write more files, or "
-                "use ShardingPolicy.DYNAMIC.",
-                code="SG307",
-            )
-        )
     return SplitPlan("shards" if has_files and policy != ShardingPolicy.DATA else "strides", count)
-
-
-def require_hint(facts: SourceFacts) -> None:
-    """Raises ValueError if the source has no shard hint."""
-    if not facts.has_shard_hint:
-        raise ValueError(
-            explain(
-                "ShardingPolicy.HINT was set for a dataset without a shard hint.",
-                expected="a dataset sharded with SHARD_HINT.",
-                fix="call dataset.shard(sg.input.SHARD_HINT, sg.input.SHARD_HINT), or use "
-                "ShardingPolicy.DYNAMIC.",
-                code="SG307",
-            )
-        )
 
 
 def require_repeatable(facts: SourceFacts) -> None:

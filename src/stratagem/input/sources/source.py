@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from stratagem.errors import explain
+from stratagem.errors import InvalidArgumentError, explain
 from stratagem.options import AutoShardPolicy
 
 # `ArraySpec`: shape and dtype of batches with an open batch size.
@@ -192,9 +193,52 @@ def not_resumable_error(kind: str, *, fix: str) -> NotImplementedError:
     )
 
 
+def checked_length(count: int, what: str) -> int:
+    """Returns a cardinality as a length; raises TypeError if it is infinite or unknown."""
+    if count < 0:
+        length = "infinite" if count == INFINITE_CARDINALITY else "unknown"
+        raise TypeError(
+            explain(
+                f"len() was called on {what} of {length} length.",
+                expected="a source with a length.",
+                fix="count batches yourself, or read .cardinality, which is negative here.",
+                code="SG309",
+            )
+        )
+    return count
+
+
 # Sources that can be sharded: files, and datasets with a shard hint.
 
 SHARD_HINT = -1
+
+
+def require_shards(
+    policy: enum.Enum, count: int, *, num_files: int | None, has_shard_hint: bool
+) -> None:
+    """Raises an error if data cannot be divided into `count` shards by a policy, HINT or FILE."""
+    name = f"{type(policy).__name__}.{policy.name}"
+    if policy.name == "HINT" and not has_shard_hint:
+        raise ValueError(
+            explain(
+                f"{name} was set for a dataset without a shard hint.",
+                expected="a dataset sharded with SHARD_HINT.",
+                fix="call dataset.shard(sg.input.SHARD_HINT, sg.input.SHARD_HINT), or use "
+                f"{type(policy).__name__}.DATA.",
+                code="SG307",
+            )
+        )
+    if policy.name == "FILE" and (num_files is None or num_files < count):
+        found = "no known files" if num_files is None else f"{num_files} files"
+        raise InvalidArgumentError(
+            explain(
+                f"{name} was set for {count} workers and a dataset with {found}.",
+                expected=f"{count} files or more.",
+                fix="create the dataset with sg.input.Dataset.from_files, write more files, or "
+                f"use {type(policy).__name__}.DATA.",
+                code="SG307",
+            )
+        )
 
 
 class FileSource(Source):
