@@ -7,7 +7,7 @@ import dataclasses
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 import jax
@@ -343,7 +343,8 @@ _logger = logging.getLogger(__name__)
 class Consumption:
     """Tracks restored values of a checkpoint; on deletion, warns about values nothing received.
 
-    `optional` values need no object, such as the state of metrics.
+    `optional` values need no object, such as the state of metrics. `has_matched` is True once the
+    checkpoint has an object, whose variables may still be missing.
     """
 
     def __init__(self, where: str, values: Iterable[str], optional: Iterable[str]) -> None:
@@ -351,18 +352,14 @@ class Consumption:
         self._is_partial = False
         self._left = dict.fromkeys(values)
         self._optional = set(optional)
-        self._has_matched = False
+        self.has_matched = False
         self.unmatched: dict[str, None] = {}
 
     def consume(self, values: Iterable[str]) -> None:
         """Records values that an object has received."""
         for value in values:
             self._left.pop(value, None)
-            self._has_matched = True
-
-    def matched(self) -> None:
-        """Records an object of the checkpoint; its variables may still be missing."""
-        self._has_matched = True
+            self.has_matched = True
 
     @property
     def left(self) -> list[str]:
@@ -372,17 +369,12 @@ class Consumption:
     @property
     def left_names(self) -> str:
         """The first of these values, for messages."""
-        return _first_names(self.left)
+        return first_names(self.left)
 
     @property
     def unmatched_names(self) -> str:
         """The first objects without values, for messages."""
-        return _first_names(list(self.unmatched))
-
-    @property
-    def is_nontrivial(self) -> bool:
-        """True if the checkpoint has values for any object."""
-        return self._has_matched
+        return first_names(list(self.unmatched))
 
     def expect_partial(self) -> None:
         """Disables the warning at deletion."""
@@ -482,7 +474,7 @@ class LoadStatus:
             AssertionError: it holds none.
         """
         consumption = self._consumption
-        if not consumption.is_nontrivial:
+        if not consumption.has_matched:
             raise AssertionError(
                 explain(
                     f"No object matches {consumption.where}, which holds {consumption.left_names}.",
@@ -507,6 +499,7 @@ class LoadStatus:
         return f"LoadStatus({consumption.where!r}, waiting={len(consumption.left)})"
 
 
-def _first_names(names: list[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
+    """Returns the first of some names, for messages."""
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return (", ".join(names[:_MAX_NAMES]) or "none") + more

@@ -582,7 +582,7 @@ class Restoration:
             if name not in self._saved:
                 self.consumption.unmatched[name] = None
                 continue
-            self.consumption.matched()
+            self.consumption.has_matched = True
             has_optimizer = getattr(value, "optimizer", None) is not None
             groups = {entry["path"].split("/")[0] for entry in self._entries(name)}
             if self._saved[name]["kind"] == "model" and has_optimizer and OPTIMIZER not in groups:

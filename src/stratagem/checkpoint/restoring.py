@@ -18,6 +18,7 @@ from stratagem.checkpoint.objects import (
     ArrayLeaf,
     Part,
     build_optimizer,
+    first_names,
     model_groups,
     part_by_path,
 )
@@ -146,7 +147,6 @@ def _after_first_value(variable: keras.Variable, then: Callable[[], None]) -> No
 # Matching of an object's variables to the arrays of a checkpoint.
 
 OPTIMIZER, METRICS = "optimizer_variables", "metrics_variables"
-_MAX_NAMES = 5
 
 
 def match(part: Part, entries: Sequence[Mapping[str, Any]], where: str) -> dict[str, str]:
@@ -225,8 +225,8 @@ def _variables_error(
     return ValueError(
         explain(
             f"{where} holds {len(saved)} variables of {part.name}, which has {len(own)}. "
-            f"Not in the checkpoint: {_first_names(missing)}. "
-            f"Only there: {_first_names(extra)}.",
+            f"Not in the checkpoint: {first_names(missing)}. "
+            f"Only there: {first_names(extra)}.",
             expected="an object with the variables that were saved.",
             fix="build the object as it was when saved, or restore another checkpoint.",
             code="SG703",
@@ -251,11 +251,6 @@ def _shape_error(
             code="SG703",
         )
     )
-
-
-def _first_names(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - _MAX_NAMES} more" if len(paths) > _MAX_NAMES else ""
-    return (", ".join(paths[:_MAX_NAMES]) or "none") + more
 
 
 _WEIGHTS = "weights"

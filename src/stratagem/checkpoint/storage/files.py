@@ -42,6 +42,7 @@ from stratagem.checkpoint.storage.shards import (
     read_large_arrays,
     remove_shards,
     verify_large_arrays,
+    write_error,
 )
 from stratagem.environment import load
 from stratagem.errors import NotFoundError, explain
@@ -152,14 +153,7 @@ def _write(
             target.rename(folder)
     except Exception as error:
         _remove_unfinished(target)
-        raise OSError(
-            explain(
-                f"The checkpoint {folder} could not be written: {_reason(error, warned)}",
-                expected="a writable folder on a disk with enough space. Earlier checkpoints are "
-                "unchanged.",
-                fix="free space or choose another folder, then save again.",
-            )
-        ) from error
+        raise write_error(f"The checkpoint {folder}", _reason(error, warned)) from error
 
 
 def warm_up() -> None:

@@ -28,6 +28,7 @@ from stratagem.checkpoint.storage.shards import (
     is_of_shards,
     remove_shards,
     report_shard_error,
+    silence_error,
     wait_for_shards,
 )
 from stratagem.checkpoint.storage.staging import ArrayLocation, Staging
@@ -225,7 +226,7 @@ class StorageProcess:
             self._last.exception()
             # Callbacks of the future run after it is done, but before the thread's next task.
             with contextlib.suppress(RuntimeError):  # the thread accepts no task at exit
-                self._thread.submit(_do_nothing).result()
+                self._thread.submit(lambda: None).result()
 
     def close(self) -> None:
         """Waits for pending work and ends the process."""
@@ -249,7 +250,10 @@ class StorageProcess:
         try:
             self._connection.send((name, folder, *arguments))
             if not self._connection.poll(limit_s := settings.read("save_timeout_s")):
-                raise self._silence_error(name, folder, limit_s)
+                self._kill()  # the next request starts another one
+                raise silence_error(
+                    f"The storage process has not answered during {name} of {folder}", limit_s
+                )
             result, error = self._connection.recv()
         except DeadlineExceededError:
             raise
@@ -258,20 +262,6 @@ class StorageProcess:
         if error is not None:
             raise error
         return result
-
-    def _silence_error(self, name: str, folder: Path, limit_s: float) -> DeadlineExceededError:
-        self._kill()
-        return DeadlineExceededError(
-            explain(
-                f"The storage process has not answered for {limit_s:g} s during {name} of "
-                f"{folder}, and was killed.",
-                expected=f"an answer within {limit_s:g} s (STRATAGEM_SAVE_TIMEOUT_S).",
-                fix="check whether the disk answers, or raise the limit if a checkpoint may take "
-                "that long. The next checkpoint restarts the process; earlier checkpoints are "
-                "unchanged.",
-                code="SG508",
-            )
-        )
 
     def _exit_error(self, name: str, folder: Path) -> OSError:
         returncode = self._process.wait()
@@ -284,10 +274,6 @@ class StorageProcess:
                 "the process; earlier checkpoints are unchanged.",
             )
         )
-
-
-def _do_nothing() -> None:
-    pass
 
 
 _processes: list[StorageProcess] = []

@@ -96,14 +96,7 @@ def write_shards(
         }
     except Exception as error:
         report_shard_error(folder, process_id, error)
-        raise OSError(
-            explain(
-                f"The shards of process {process_id} could not be written to {folder}: {error}",
-                expected="a writable folder on a disk with enough space. Earlier checkpoints are "
-                "unchanged.",
-                fix="free space or choose another folder, then save again.",
-            )
-        ) from error
+        raise write_error(f"The shards of process {process_id} in {folder}", error) from error
     _report(folder, process_id, {"checksums": checksums})
 
 
@@ -133,17 +126,12 @@ def wait_for_shards(write: ShardedWrite, *, limit_s: float, check: Callable[[], 
                 if not has_begun or time.monotonic() > failed_s + _GRACE_S:
                     raise
             if time.monotonic() > end_s:
-                raise _silence_error(write, process_id, limit_s)
+                where = f"its shards to {write.folder.parent}"
+                raise silence_error(f"Process {process_id} has not written {where}", limit_s)
             time.sleep(_POLL_S)
         if "error" in result:
-            raise OSError(
-                explain(
-                    f"Process {process_id} could not write its shards to {write.folder.parent}: "
-                    f"{result['error']}",
-                    expected="shards of all processes. Earlier checkpoints are unchanged.",
-                    fix="free space or choose another folder, then save again.",
-                )
-            )
+            shards = f"The shards of process {process_id} in {write.folder.parent}"
+            raise write_error(shards, result["error"])
 
 
 def entries_with_shards(
@@ -285,14 +273,26 @@ def _result(folder: Path, process_id: int) -> dict[str, Any] | None:
         return None
 
 
-def _silence_error(write: ShardedWrite, process_id: int, limit_s: float) -> DeadlineExceededError:
+def write_error(what: str, reason: object) -> OSError:
+    """Returns the error of a part of a checkpoint that could not be written."""
+    return OSError(
+        explain(
+            f"{what} could not be written: {reason}",
+            expected="a writable folder on a disk with enough space. Earlier checkpoints are "
+            "unchanged.",
+            fix="free space or choose another folder, then save again.",
+        )
+    )
+
+
+def silence_error(what: str, limit_s: float) -> DeadlineExceededError:
+    """Returns the error of a process that has not done its part of a save or restore in time."""
     return DeadlineExceededError(
         explain(
-            f"Process {process_id} has not written its shards to {write.folder.parent} for "
-            f"{limit_s:g} s.",
-            expected=f"the shards within {limit_s:g} s (STRATAGEM_SAVE_TIMEOUT_S).",
-            fix="check whether the disk answers in that process, or raise the limit if a "
-            "checkpoint may take that long. Earlier checkpoints are unchanged.",
+            f"{what} within {limit_s:g} s.",
+            expected=f"an answer within {limit_s:g} s (STRATAGEM_SAVE_TIMEOUT_S).",
+            fix="check whether the disk answers there, or raise the limit if a checkpoint may take "
+            "that long. The next one starts anew; earlier checkpoints are unchanged.",
             code="SG508",
         )
     )

@@ -230,7 +230,7 @@ def test_stopped_process_raises_within_the_limit_and_is_replaced(tmp_path, monke
     first = storage_process()
     os.kill(first.pid, signal.SIGSTOP)
     monkeypatch.setenv("STRATAGEM_SAVE_TIMEOUT_S", "0.2")
-    with pytest.raises(DeadlineExceededError, match=r"has not answered for 0\.2 s during write of"):
+    with pytest.raises(DeadlineExceededError, match=r"has not answered during write of"):
         write(first, tmp_path / "one").result()
     monkeypatch.delenv("STRATAGEM_SAVE_TIMEOUT_S")
     second = storage_process()
