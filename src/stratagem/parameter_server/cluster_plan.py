@@ -359,20 +359,14 @@ def update_mode(
     the age, in updates, of the values that gradients are computed from.
     """
     is_count = isinstance(backup_workers, int) and not isinstance(backup_workers, bool)
-    if not is_count or not 0 <= backup_workers < num_workers:
+    if not is_count or not 0 <= backup_workers < (num_workers if synchronous else 1):
         raise ValueError(
             explain(
-                f"backup_workers={backup_workers!r} was passed for {num_workers} workers.",
-                expected="an integer from 0 to the number of workers minus 1.",
-                fix="pass a smaller number, or omit backup_workers.",
-            )
-        )
-    if backup_workers and not synchronous:
-        raise ValueError(
-            explain(
-                f"backup_workers={backup_workers} was passed without synchronous=True.",
-                expected="backup workers only for synchronous updates.",
-                fix="pass synchronous=True, or omit backup_workers.",
+                f"backup_workers={backup_workers!r} was passed for {num_workers} workers"
+                f"{'' if synchronous else ' without synchronous=True'}.",
+                expected="an integer from 0 to the number of workers minus 1, and 0 for "
+                "asynchronous updates.",
+                fix="pass synchronous=True or a smaller number, or omit backup_workers.",
             )
         )
     return UpdateMode(num_workers - backup_workers if synchronous else 0, max_staleness)
@@ -390,6 +384,17 @@ class ProcessParts:
     executor: Callable[[Any], Executor] = Lockstep
     cluster: Cluster | None = None
     connections: Connections | None = None
+
+
+def no_copy(strategy: Strategy) -> ValueError:
+    """Returns the error of a copy of a strategy with servers."""
+    return ValueError(
+        explain(
+            f"{strategy} was passed to copy.deepcopy, which cannot copy it.",
+            expected="one strategy for its servers, which store each variable once.",
+            fix="use the strategy itself.",
+        )
+    )
 
 
 class RemoteStateStrategy(Strategy, Closing):
@@ -421,13 +426,7 @@ class RemoteStateStrategy(Strategy, Closing):
         return f"{name}({len(self.cluster.server_addresses)} servers)"
 
     def __deepcopy__(self, memo: dict[int, object]) -> NoReturn:
-        raise ValueError(
-            explain(
-                f"{self} was passed to copy.deepcopy, which cannot copy it.",
-                expected="one strategy per cluster: its servers store each variable once.",
-                fix="use the strategy itself.",
-            )
-        )
+        raise no_copy(self)
 
     def close(self) -> None:
         """Stops the workers and the servers, and discards the variables."""

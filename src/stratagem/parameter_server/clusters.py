@@ -113,26 +113,18 @@ class Placing:
             return {}
         return {_NUM_THREADS: str(max(1, self.num_cores // count))}
 
-    def of_servers(self, count: int) -> _Resources:
-        """Returns the resources of each of `count` servers; None if they need none."""
-        return self._of_tasks("ps", count) or self._shares("ps", count, 0)
+    def resources(self, task_type: str, count: int) -> _Resources:
+        """Returns the resources of each of `count` servers or workers; None if they need none.
 
-    def of_workers(self, count: int) -> _Resources:
-        """Returns the resources of each of `count` workers; None if they need none."""
-        return self._of_tasks("worker", count) or self._shares(
-            "worker", count, self.num_gpus // count
-        )
-
-    def _of_tasks(self, task_type: str, count: int) -> _Resources:
-        if not self.by_task:
-            return None
-        return [{resource_of_task(task_type, index): 1} for index in range(count)]
-
-    def _shares(self, role: str, count: int, num_gpus: int) -> _Resources:
-        """Splits GPUs equally; adds a CPU each if enough for all and the coordinator."""
+        Workers share the GPUs equally. Each task gets a CPU if that is enough for all and the
+        coordinator.
+        """
+        if self.by_task:
+            return [{resource_of_task(task_type, index): 1} for index in range(count)]
+        num_gpus = self.num_gpus // count if task_type == "worker" else 0
         share = {"GPU": num_gpus} if num_gpus else {}
         if self.by_role:
-            share[role] = 1
+            share[task_type] = 1
         elif self.num_cpus > 2 * count:
             share["CPU"] = 1
         return [share] * count if share else None
@@ -223,17 +215,12 @@ class CoordinatedCluster(Closing):
         threads = self._placing.threads(count)
         if self._standby is not None:
             return LocalProcesses(kind, serve, arguments, standby=self._standby, variables=threads)
-        is_server = kind == "ps"
-        own, resources = (
-            (_OF_SERVERS, self._placing.of_servers(count))
-            if is_server
-            else (_OF_WORKERS, self._placing.of_workers(count))
-        )
+        own = _OF_SERVERS if kind == "ps" else _OF_WORKERS
         return RayProcesses(
             kind,
             serve,
             arguments,
-            resources=resources,
+            resources=self._placing.resources(kind, count),
             environment={**own, **threads},
             modules=_MODULES,
         )
@@ -295,6 +282,14 @@ _POLL_S = 0.2
 _ANSWER_S = 10.0
 
 
+def _waited_for(asked: Callable[[], Any], limit_s: float) -> Any:
+    """Asks until the answer is true, and returns the last one, after `limit_s` in any case."""
+    deadline_s = time.monotonic() + limit_s
+    while not (answer := asked()) and time.monotonic() <= deadline_s:
+        threading.Event().wait(_POLL_S)
+    return answer
+
+
 class SharedCluster(Closing):
     """Membership of a worker in a shared cluster. The leader starts the servers.
 
@@ -354,20 +349,17 @@ class SharedCluster(Closing):
 
     def wait_for_begin(self, number: int, limit_s: float) -> None:
         """Waits for the leader's `begin`; raises a DeadlineExceededError after `limit_s`."""
-        deadline_s = time.monotonic() + limit_s
-        while self._asked("num_begun") < number:
-            if time.monotonic() > deadline_s:
-                raise DeadlineExceededError(
-                    explain(
-                        f"The leader, {leader_of(self._spec)}, did not begin training {number} "
-                        f"within {limit_s:g} s.",
-                        expected="a leader that runs the same program.",
-                        fix="check the output of the leader; to wait longer, pass RunConfig("
-                        "session_creation_timeout_secs=...).",
-                        code="SG601",
-                    )
+        if not _waited_for(lambda: self._asked("num_begun") >= number, limit_s):
+            raise DeadlineExceededError(
+                explain(
+                    f"The leader, {leader_of(self._spec)}, did not begin training {number} "
+                    f"within {limit_s:g} s.",
+                    expected="a leader that runs the same program.",
+                    fix="check the output of the leader; to wait longer, pass RunConfig("
+                    "session_creation_timeout_secs=...).",
+                    code="SG601",
                 )
-            threading.Event().wait(_POLL_S)
+            )
 
     def close(self) -> None:
         """Leaves the cluster; the leader waits for the others and stops the servers."""
@@ -413,14 +405,13 @@ class SharedCluster(Closing):
 
     def _found(self) -> Any:
         limit_s = float(settings.read("join_timeout_s"))
-        deadline_s = time.monotonic() + limit_s
-        while True:
-            try:
+
+        def actor() -> Any:
+            with contextlib.suppress(ValueError):  # not created yet
                 return self._ray.get_actor(ACTOR, NAMESPACE)
-            except ValueError:  # not created yet
-                if time.monotonic() > deadline_s:
-                    break
-            threading.Event().wait(_POLL_S)
+
+        if (found := _waited_for(actor, limit_s)) is not None:
+            return found
         raise DeadlineExceededError(
             explain(
                 f"The leader, {leader_of(self._spec)}, did not publish the servers' addresses "
@@ -439,21 +430,17 @@ class SharedCluster(Closing):
     def _wait_for_others(self) -> None:
         """Waits until the others finish, since the servers stop with this process."""
         limit_s = float(settings.read("barrier_timeout_s"))
-        deadline_s = time.monotonic() + limit_s
-        while present := self._present():
-            if time.monotonic() > deadline_s:
-                warnings.warn(
-                    explain(
-                        f"Workers {sorted(present)} are still running {limit_s:g} s after the "
-                        "leader finished; their servers stop now.",
-                        expected="workers that finish at about the same time.",
-                        fix="set STRATAGEM_BARRIER_TIMEOUT_S to wait longer.",
-                    ),
-                    RuntimeWarning,
-                    stacklevel=3,
-                )
-                return
-            threading.Event().wait(_POLL_S)
+        if not _waited_for(lambda: not self._present(), limit_s):
+            warnings.warn(
+                explain(
+                    f"Workers {sorted(self._present())} are still running {limit_s:g} s after the "
+                    "leader finished; their servers stop now.",
+                    expected="workers that finish at about the same time.",
+                    fix="set STRATAGEM_BARRIER_TIMEOUT_S to wait longer.",
+                ),
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _present(self) -> set[int]:
         """Returns the workers that have not finished and whose machine is alive."""

@@ -37,6 +37,7 @@ from stratagem.parameter_server.cluster_plan import (
     checked_cluster,
     checked_options,
     is_non_training,
+    no_copy,
     refuse_numbers,
     update_mode,
 )
@@ -511,13 +512,7 @@ class HybridStrategy(Strategy, Closing):
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
         if self._servers is None:
             return super().__deepcopy__(memo)
-        raise ValueError(
-            explain(
-                f"{self} was passed to copy.deepcopy, which cannot copy it.",
-                expected="one strategy for its servers, which hold each variable once.",
-                fix="use the strategy itself.",
-            )
-        )
+        raise no_copy(self)
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:

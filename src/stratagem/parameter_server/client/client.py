@@ -224,13 +224,13 @@ class ServerRequests:
         """Returns the number of discarded pushes, summed over all servers."""
         return sum(state["num_discarded"] for state in self.describe().values())
 
-    def journal(self, *, is_needed: bool = True) -> dict[int, int]:
+    def journal(self) -> dict[int, int | None]:
         """Makes all servers write their journals.
 
-        Without `is_needed`, they may have none. Returns the number of updates on each disk.
+        Returns the number of updates on each disk; None for a server without a journal.
         """
-        message = Message("journal", {"is_needed": is_needed})
-        answers = self._connections.ask_all(dict.fromkeys(range(self.num_servers), message))
+        servers = range(self.num_servers)
+        answers = self._connections.ask_all(dict.fromkeys(servers, Message("journal")))
         return {server: answer.fields["journaled_version"] for server, answer in answers.items()}
 
     def _ask(

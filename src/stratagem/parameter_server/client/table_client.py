@@ -143,7 +143,7 @@ class TableClient:
     def _load(self, versions: TableVersions, number: int, names: Mapping[str, str]) -> None:
         try:
             self._send_chains("load_tables", versions, number, names)
-            self.client.journal(is_needed=False)  # a server that ends has no former rows then
+            self.client.journal()  # a server that ends has no former rows then
         except Exception as error:
             error.add_note(
                 "Some servers may have restored their rows, and others not: restore again."

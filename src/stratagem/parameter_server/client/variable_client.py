@@ -315,10 +315,6 @@ class VariableClient:
         finally:
             self._cached = None
 
-    def read_rows(self, variable: Any, ids: np.ndarray) -> np.ndarray:
-        """Returns current rows of a variable on the servers; see `ServerClient.pull_rows`."""
-        return self.client.pull_rows(name_of(variable), ids)
-
     def scatter(self, variable: Any, ids: np.ndarray, values: np.ndarray, *, sign: int = 0) -> None:
         """Writes rows of a variable on the servers; see `ServerClient.scatter`."""
         self.num_writes += 1

@@ -401,7 +401,8 @@ class ParameterServerVariable(DistributedVariable):
         """Returns some rows; see `ShardedVariable.take_rows`."""
         if self.is_apart:
             self._require_own_replica()
-            return self._maybe_autocast(self._asked().read_rows(self, np.asarray(rows, np.int64)))
+            ids = np.asarray(rows, np.int64)
+            return self._maybe_autocast(self._asked().client.pull_rows(name_of(self), ids))
         if self.has_rows and current_scope() is not None:
             return embedding_lookup(self, np.asarray(rows, np.int64))
         return self.value[as_slice(rows) if isinstance(rows, range) else rows]
@@ -420,7 +421,7 @@ class ParameterServerVariable(DistributedVariable):
             variable_client.scatter(self, ids, values, sign=_SIGNS[method])
         else:
             rows, places = np.unique(ids, return_inverse=True)
-            now = variable_client.read_rows(self, rows)
+            now = variable_client.client.pull_rows(name_of(self), rows)
             changed = changed_rows(method, now, IndexedSlices(values, places))
             variable_client.scatter(self, rows, np.asarray(changed))
         return self._changed()

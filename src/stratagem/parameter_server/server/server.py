@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from stratagem.environment import load
-from stratagem.errors import explain
 from stratagem.group.transport.connection import ServerError
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.journal import Journal, JournalLock, invalid_journal, remove_journal
@@ -626,18 +625,8 @@ class ParameterServer(Closing):
         )
 
     def _write_journal(self, message: Message) -> Message:
-        """Field: `is_needed`; False if a server may have no journal."""
-        if self._journal is None and not message.fields.get("is_needed", True):
-            return Message("ok", {"journaled_version": None})
-        if self._journal is None:
-            raise ServerError(
-                explain(
-                    "A parameter server without a journal cannot write a journal entry.",
-                    expected="a server that was started with a journal.",
-                    fix="start the servers with journal_dir=.",
-                )
-            )
-        return Message("ok", {"journaled_version": self._journal.write()})
+        version = None if self._journal is None else self._journal.write()
+        return Message("ok", {"journaled_version": version})
 
     def _is_short(self, message: Message) -> bool:
         limit_bytes = 0 if self.store.tiers.has_tables else _SHORT_BYTES.get(message.kind, 0)

@@ -234,7 +234,10 @@ def test_chief_is_one_of_the_independent_workers() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backup_workers": 1}, "backup_workers=1 was passed without synchronous=True"),
+        (
+            {"backup_workers": 1},
+            "for 2 workers without synchronous=True",
+        ),
         ({"backup_workers": -1, "synchronous": True}, "backup_workers=-1 was passed for 2 workers"),
         ({"backup_workers": 2, "synchronous": True}, "backup_workers=2 was passed for 2 workers"),
     ],
