@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +31,6 @@ from stratagem.variables.components import store_components
 from stratagem.variables.distributed import PerReplica
 from stratagem.variables.layouts import is_in_parts, is_keyed, store_of
 from stratagem.variables.registry import VariableKind, home_of
-
-if TYPE_CHECKING:
-    import keras
-
-    from stratagem.strategies.strategy import Strategy
-
 
 # Hooks that run an action when Keras creates or initializes variables.
 
@@ -78,7 +72,7 @@ def is_in_step() -> bool:
     return _hooks.stateless_scope() is not None or isinstance(jnp.zeros(()), Tracer)
 
 
-def call_after(owner: Strategy, method: str, action: Callable[[], bool]) -> None:
+def call_after(owner: Any, method: str, action: Callable[[], bool]) -> None:
     """Runs an action after each call of one object's method, until the action returns True."""
     # Not by assignment: a built layer forbids it.
     vars(owner)[method] = _MethodWithCallback(owner, method, action)
@@ -87,7 +81,7 @@ def call_after(owner: Strategy, method: str, action: Callable[[], bool]) -> None
 class _MethodWithCallback:
     """A bound method followed by an action; copies of the object get only the method."""
 
-    def __init__(self, owner: Strategy, method: str, action: Callable[[], bool]) -> None:
+    def __init__(self, owner: Any, method: str, action: Callable[[], bool]) -> None:
         functools.update_wrapper(self, getattr(owner, method))
         self._members, self._method, self._action = vars(owner), method, action
         self._original: Any = getattr(owner, method)

@@ -21,7 +21,7 @@ from stratagem.execution.tracing.remote_state import (
     WholeInput,
 )
 from stratagem.parameter_server.client.row_requests import DistinctKeys, representatives
-from stratagem.parameter_server.client.shard_layout import ShardLayout
+from stratagem.parameter_server.client.shard_layout import KeyLayout, ShardLayout
 from stratagem.parameter_server.client.variable_client import (
     Assigned,
     Gradient,
@@ -40,7 +40,6 @@ from stratagem.variables.layouts import is_keyed, is_remote
 if TYPE_CHECKING:
     import keras
 
-    from stratagem.parameter_server.client.shard_layout import KeyLayout
 
 # Keys of a step: the distinct ones of all lookups in a table, and the place of each id in them.
 

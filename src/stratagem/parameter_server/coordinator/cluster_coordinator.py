@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -27,9 +27,7 @@ from stratagem.parameter_server.coordinator.shipping import (
 )
 from stratagem.parameter_server.server.changes import KINDS
 from stratagem.resources import Closing
-
-if TYPE_CHECKING:
-    from stratagem.strategies.strategy import Strategy
+from stratagem.strategies.strategy import Strategy
 
 # Progress bar for scheduled functions.
 

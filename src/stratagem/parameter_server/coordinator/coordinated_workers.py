@@ -11,7 +11,7 @@ import uuid
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +34,7 @@ from stratagem.parameter_server.coordinator.shipping import (
 )
 from stratagem.parameter_server.server.changes import LostUpdates, by_kind
 from stratagem.resources import Closing
-
-if TYPE_CHECKING:
-    from stratagem.strategies.strategy import Strategy
+from stratagem.strategies.strategy import Strategy
 
 # Watch for synchronous updates that can no longer complete.
 #

@@ -12,7 +12,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -26,10 +26,7 @@ from stratagem.parameter_server.coordinator.remote_value import (
     leaves_of,
     map_structure,
 )
-
-if TYPE_CHECKING:
-    from stratagem.strategies.strategy import Strategy
-
+from stratagem.strategies.strategy import Strategy
 
 # Interface for pickling between the coordinator and workers.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 
@@ -14,6 +15,7 @@ from stratagem.contexts import get_strategy
 from stratagem.errors import check_number, explain
 from stratagem.execution.lookups import embedding_lookup, note_table
 from stratagem.keras.variables.requests import annotated
+from stratagem.parameter_server.client.shard_layout import KeyLayout
 from stratagem.parameter_server.fingerprints import fingerprint
 from stratagem.parameter_server.keras.variable import KeyedTableOptions
 from stratagem.parameter_server.server.tables.row_formats import ROW_DTYPES, RowFormat
@@ -25,14 +27,8 @@ from stratagem.parameter_server.server.tables.table_options import (
     TierOptions,
     policy_from,
 )
+from stratagem.strategies.strategy import Strategy
 from stratagem.variables.layouts import is_keyed
-
-if TYPE_CHECKING:
-    import jax
-
-    from stratagem.parameter_server.client.shard_layout import KeyLayout
-    from stratagem.strategies.strategy import Strategy
-
 
 # Keras initializers as initial rows by key, which servers compute without code of a client.
 

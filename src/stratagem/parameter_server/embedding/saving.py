@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -16,13 +16,11 @@ import numpy as np
 from stratagem.contexts import get_strategy
 from stratagem.environment import load
 from stratagem.errors import explain
+from stratagem.parameter_server.client.shard_layout import KeyLayout
 from stratagem.parameter_server.client.table_client import TableClient
 from stratagem.parameter_server.server.tables.saved_tables import TableVersions
 from stratagem.parameter_server.server.tables.table_chains import compact as compact_version
-
-if TYPE_CHECKING:
-    from stratagem.parameter_server.client.shard_layout import KeyLayout
-    from stratagem.strategies.strategy import Strategy
+from stratagem.strategies.strategy import Strategy
 
 
 def save(

@@ -6,8 +6,9 @@ import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
@@ -29,20 +30,20 @@ from stratagem.parameter_server.client.variable_client import (
     IsFinite,
     RowGradient,
     Scalar,
+    VariableClient,
     VariableOnWorkerError,
 )
 from stratagem.parameter_server.keras.update_rule import KerasUpdate, other_shapes, scalar_names
-from stratagem.parameter_server.keras.variable import KeyedVariable, making_slot, whole_gradient
+from stratagem.parameter_server.keras.variable import (
+    KeyedVariable,
+    ParameterServerVariable,
+    making_slot,
+    whole_gradient,
+)
 from stratagem.parameter_server.server.shards import stored_name
+from stratagem.strategies.strategy import Strategy
 from stratagem.variables.distributed import IndexedSlices, is_indexed_slices
 from stratagem.variables.layouts import is_keyed, is_remote
-
-if TYPE_CHECKING:
-    import jax
-
-    from stratagem.parameter_server.client.variable_client import VariableClient
-    from stratagem.parameter_server.keras.variable import ParameterServerVariable
-    from stratagem.strategies.strategy import Strategy
 
 _NAME = "_stratagem_name"
 _UNDECAYED = "_stratagem_undecayed"

@@ -18,7 +18,7 @@ import pickle
 import weakref
 from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 import keras
@@ -44,7 +44,7 @@ from stratagem.keras.private import (
 from stratagem.keras.variables.requests import annotated
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.parameter_server.client.shard_layout import ShardLayout
-from stratagem.parameter_server.client.variable_client import Stored, Unplaced
+from stratagem.parameter_server.client.variable_client import Scalar, Stored, Unplaced
 from stratagem.parameter_server.coordinator.shipping import Resource
 from stratagem.parameter_server.keras.optimizer import (
     give_to_servers,
@@ -59,12 +59,8 @@ from stratagem.parameter_server.keras.variable import (
     ShardedParameterServerVariable,
     making_slot,
 )
+from stratagem.strategies.strategy import Strategy
 from stratagem.variables.registry import home_of
-
-if TYPE_CHECKING:
-    from stratagem.parameter_server.client.variable_client import Scalar
-    from stratagem.strategies.strategy import Strategy
-
 
 _PLAIN = {type(None), bool, int, float, complex, str, bytes}
 _CONTAINERS = {tuple, list, dict}

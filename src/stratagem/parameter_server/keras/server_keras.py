@@ -7,7 +7,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import jax
 import keras
@@ -61,16 +61,10 @@ from stratagem.parameter_server.keras.worker_data import (
     WorkerData,
 )
 from stratagem.parameter_server.server.shards import stored_name
+from stratagem.strategies.placement import PlacementRules
+from stratagem.strategies.strategy import Strategy
 from stratagem.variables.distributed import IndexedSlices, is_indexed_slices
 from stratagem.variables.layouts import is_remote
-
-if TYPE_CHECKING:
-    import jax
-    import keras
-
-    from stratagem.strategies.placement import PlacementRules
-    from stratagem.strategies.strategy import Strategy
-
 
 # `fit`, `evaluate` and `predict` on the workers of a parameter-server cluster.
 #

@@ -11,7 +11,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,8 @@ import keras
 import numpy as np
 from jax.core import Tracer
 from jax.extend import random as jax_random
+from jax.typing import DTypeLike
+from numpy.typing import ArrayLike
 
 from stratagem.contexts import get_strategy
 from stratagem.errors import explain
@@ -49,12 +51,6 @@ from stratagem.variables.components import WholeValue
 from stratagem.variables.distributed import IndexedSlices
 from stratagem.variables.registry import Home, VariableKind
 from stratagem.variables.sharded_variable import Rows, ShardedVariable, as_slice, changed_rows
-
-if TYPE_CHECKING:
-    import jax
-    from jax.typing import DTypeLike
-    from numpy.typing import ArrayLike
-
 
 # Rows of a large variable's initial value, made without the rest of it.
 #

@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stratagem.contexts import get_strategy
 from stratagem.errors import CancelledError, explain
@@ -19,9 +19,7 @@ from stratagem.keras.training.datasets import DatasetCreator, UnreadData, part_o
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue
 from stratagem.parameter_server.coordinator.worker import get_current_worker_index
-
-if TYPE_CHECKING:
-    from stratagem.strategies.strategy import Strategy
+from stratagem.strategies.strategy import Strategy
 
 # Worker-side batches of a dataset that the worker created.
 
