@@ -34,7 +34,7 @@ from stratagem.parameter_server.client.variable_client import (
     name_of,
 )
 from stratagem.parameter_server.server.changes import LostUpdates
-from stratagem.parameter_server.server.shards import Pushed, aligned_empty, sum_rows
+from stratagem.parameter_server.server.shards import aligned_empty, sum_rows
 from stratagem.variables.layouts import is_keyed, is_remote
 
 if TYPE_CHECKING:
@@ -476,7 +476,7 @@ class RemoteSteps:
         are_used = True
         for what, array in self._usable(sent, arrays):
             if batch.optimizers and _is_of_another_call(what, batch):
-                are_used &= self._push_some(batch, []).is_used
+                are_used &= self.variables.push([], **vars(batch)).is_used
                 batch = Gradients(scalars=batch.scalars if _is_gradient(what) else {})
             if isinstance(what, OptimizerScalar):
                 batch.scalars[what.name] = array.item()
@@ -487,7 +487,7 @@ class RemoteSteps:
             else:
                 self._add_gradient(batch, ids, what, self._weighted(what, array))
         if batch.optimizers:
-            pushed = self._push_some(batch, names)
+            pushed = self.variables.push(names, **vars(batch))
             are_used &= pushed.is_used
             if pushed.is_used:
                 self._loaded, self._brought_s = pushed.values, time.monotonic()
@@ -524,31 +524,16 @@ class RemoteSteps:
             return
         else:
             name = name_of(what.table)
-            batch.rows[name] = self._row_gradients(name, ids[name], array)
+            keys = self._keys.get(name)  # a step has places of keys
+            own_ids = ids[name]
+            batch.rows[name] = (own_ids, array) if keys is None else keys.gradients(own_ids, array)
         batch.optimizers[name] = what.optimizer
-
-    def _row_gradients(
-        self, name: str, ids: np.ndarray, rows: np.ndarray
-    ) -> tuple[np.ndarray | DistinctKeys, np.ndarray]:
-        """Returns ids or keys of a table, and their gradients; a step has places of keys."""
-        step_keys = self._keys.get(name)
-        return (ids, rows) if step_keys is None else step_keys.gradients(ids, rows)
 
     def _weighted(self, what: Gradient | RowGradient, array: np.ndarray) -> np.ndarray:
         is_gradient = isinstance(what, Gradient) or not what.is_ids
         if not is_gradient or self.gradient_weight == 1:
             return array
         return array * np.asarray(self.gradient_weight, array.dtype)
-
-    def _push_some(self, batch: Gradients, names: Sequence[str]) -> Pushed:
-        return self.variables.push(
-            batch.whole,
-            batch.rows,
-            pull=names,
-            optimizers=batch.optimizers,
-            scalars=batch.scalars,
-            assigned=batch.assigned,
-        )
 
     def _change(
         self,

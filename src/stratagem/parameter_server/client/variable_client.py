@@ -274,23 +274,14 @@ class VariableClient:
         """Returns an optimizer's scalars from a server, cached in a block of `caching_reads`."""
         return (self._cached or self.client).scalars(server)
 
-    def push(
-        self,
-        *gradients: Mapping[str, Any],
-        optimizers: Mapping[str, str],
-        pull: Sequence[str],
-        scalars: Mapping[str, float] | None = None,
-        assigned: Mapping[str, tuple[np.ndarray, int]] | None = None,
-    ) -> Pushed:
+    def push(self, pull: Sequence[str], **gradients: Any) -> Pushed:
         """Sends gradients; see `ServerClient.push`.
 
         `optimizers` has an entry for each variable with a gradient.
         """
-        pushed = self.client.push(
-            *gradients, pull=pull, optimizers=optimizers, scalars=scalars, assigned=assigned
-        )
+        pushed = self.client.push(**gradients, pull=pull)
         if self._cached is not None:
-            self._cached.note_pushed(optimizers, pushed.values)
+            self._cached.note_pushed(gradients["optimizers"], pushed.values)
         return pushed
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
@@ -363,7 +364,9 @@ class ClusterCoordinator(PublicDir, Closing):
 
         Source: TF 2.21 cluster_coordinator.py, ClusterCoordinator.create_per_worker_dataset.
         """
-        return PerWorkerDataset(lambda: self._made_on_workers(_Iterator(dataset_fn)))
+        return PerWorkerDataset(
+            lambda: self._made_on_workers(functools.partial(_iterator, dataset_fn))
+        )
 
     def create_per_worker(self, make: Callable[[], Any]) -> PerWorkerValues:
         """Creates an object on each worker, for use by scheduled functions.
@@ -390,13 +393,6 @@ class ClusterCoordinator(PublicDir, Closing):
         self._workers.close()
 
 
-class _Iterator:
-    """Creates a worker's iterator from a dataset, or from a function that returns one."""
-
-    def __init__(self, dataset_or_fn: Callable[[], Iterable[Any]] | Iterable[Any]) -> None:
-        self._dataset_or_fn = dataset_or_fn
-
-    def __call__(self) -> Any:
-        """Returns a new iterator."""
-        source: Any = self._dataset_or_fn
-        return iter(source if hasattr(source, "__iter__") else source())
+def _iterator(dataset_or_fn: Any) -> Any:
+    """Returns a new iterator of a dataset, or of what a function returns."""
+    return iter(dataset_or_fn if hasattr(dataset_or_fn, "__iter__") else dataset_or_fn())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -40,28 +41,18 @@ class BatchAssignment:
     weights: tuple[float, ...] | None = None
 
 
-class BatchesMaker:
-    """Function sent to a worker to create its batches.
+def _batches(
+    creator: DatasetCreator, pipelines: Mapping[int, int], *, are_in_sync: bool
+) -> WorkerBatches:
+    """Returns the batches of the worker that calls it.
 
     `pipelines` maps workers to input pipelines. `are_in_sync` is True if the replicas of all
     workers form one step.
     """
-
-    def __init__(
-        self, creator: DatasetCreator, pipelines: Mapping[int, int], *, are_in_sync: bool
-    ) -> None:
-        self._creator = creator
-        self._pipelines = dict(pipelines)
-        self._are_in_sync = are_in_sync
-
-    def __call__(self) -> WorkerBatches:
-        """Returns the batches."""
-        worker, count = self._pipelines[get_current_worker_index()], len(self._pipelines)
-        dataset_fn = part_of(self._creator, worker, count, are_in_sync=self._are_in_sync)
-        strategy, options = get_strategy(), self._creator.input_options
-        return WorkerBatches(
-            lambda: strategy.distribute_datasets_from_function(dataset_fn, options)
-        )
+    worker, count = pipelines[get_current_worker_index()], len(pipelines)
+    dataset_fn = part_of(creator, worker, count, are_in_sync=are_in_sync)
+    strategy, options = get_strategy(), creator.input_options
+    return WorkerBatches(lambda: strategy.distribute_datasets_from_function(dataset_fn, options))
 
 
 class WorkerBatches:
@@ -182,13 +173,15 @@ class WorkerData(UnreadData):
         self.num_needed = strategy.placement.remote.variables.mode.num_needed if adds_up else 0
         workers = self.coordinator.present_workers
         pipelines = {worker: place for place, worker in enumerate(workers)}
-        maker = BatchesMaker(
-            creator, pipelines, are_in_sync=strategy.placement.remote.is_synchronous
+        are_in_sync = strategy.placement.remote.is_synchronous
+        self.source = self.coordinator.create_per_worker(
+            functools.partial(_batches, creator, pipelines, are_in_sync=are_in_sync)
         )
-        self.source = self.coordinator.create_per_worker(maker)
         asked = {worker: self.ask(worker, WorkerBatches.cardinality) for worker in workers}
         self.lengths = {worker: answer_of(self.coordinator, asked[worker]) for worker in workers}
-        require_end(min(self.lengths.values(), key=_endless_first), name, steps)
+        require_end(
+            min(self.lengths.values(), key=lambda one: one != INFINITE_CARDINALITY), name, steps
+        )
         self._num_opened = 0
         self._latest: BatchAssigner | None = None
 
@@ -370,7 +363,3 @@ def answer_of(coordinator: ClusterCoordinator, asked: RemoteValue) -> Any:
     except CancelledError:
         coordinator.join()  # raises the reason
         raise
-
-
-def _endless_first(length: int) -> int:
-    return 0 if length == INFINITE_CARDINALITY else 1

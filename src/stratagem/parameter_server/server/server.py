@@ -464,17 +464,17 @@ class ParameterServer(Closing):
             "export_rows": self._tables.export_rows,
         }
 
-    def _change_handlers(self) -> dict[str, Callable[[Message], dict[str, Any]]]:
-        """Returns the handlers of changes other than pushes."""
+    def _change_handlers(self) -> dict[str, Callable[[Message], dict[str, Any] | None]]:
+        """Returns the handlers of changes other than pushes, which may return an outcome."""
         return {
             "create": self._create,
             "assign": self._assign,
             "scatter": self._scatter,
             "rule": self._set_rule,
-            "drop_rule": self._drop_rule,
+            "drop_rule": lambda message: self.store.drop_rule(message.fields["optimizer"]),
             "set_scalar": self._set_scalar,
-            "expect": self._expect,
-            "flush": self._flush,
+            "expect": lambda message: self._pushes.expect(message.fields["num_needed"]),
+            "flush": lambda message: self._pushes.flush(),
             "load_tables": self._tables.load,
             "evict": self._tables.evict,
         }
@@ -517,7 +517,7 @@ class ParameterServer(Closing):
             return
         with self.store.changing():
             if not change.answer_repeated():
-                change.done(**self._whole_changes[kind](change.message))
+                change.done(**(self._whole_changes[kind](change.message) or {}))
 
     def _answer(self, message: Message, outcome: Mapping[str, Any]) -> Message:
         """Builds the answer of a change, with the whole variables in field `pull`."""
@@ -563,46 +563,30 @@ class ParameterServer(Closing):
         ]
         return Message("ok", self._fields(version), rows)
 
-    def _assign(self, message: Message) -> dict[str, Any]:
+    def _assign(self, message: Message) -> None:
         for name, value in zip(message.fields["names"], message.arrays, strict=True):
             self.store.assign(name, value, sign=message.fields["sign"])
-        return {}
 
-    def _scatter(self, message: Message) -> dict[str, Any]:
+    def _scatter(self, message: Message) -> None:
         """Fields: `names`, `sign`. Arrays: row numbers and values for each name."""
         arrays = message.arrays
         for name, rows, values in zip(
             message.fields["names"], arrays[::2], arrays[1::2], strict=True
         ):
             self.store.scatter(name, rows, values, sign=message.fields["sign"])
-        return {}
 
-    def _set_rule(self, message: Message) -> dict[str, Any]:
+    def _set_rule(self, message: Message) -> None:
         (pickled,) = message.arrays
         fields = message.fields
         mode = None if fields["mode"] is None else UpdateMode(**fields["mode"])
         self._pushes.set_rule(pickled, fields["names"], mode, fields["optimizer"])
-        return {}
-
-    def _drop_rule(self, message: Message) -> dict[str, Any]:
-        self.store.drop_rule(message.fields["optimizer"])
-        return {}
-
-    def _expect(self, message: Message) -> dict[str, Any]:
-        self._pushes.expect(message.fields["num_needed"])
-        return {}
-
-    def _flush(self, message: Message) -> dict[str, Any]:
-        self._pushes.flush()
-        return {}
 
     def _scalars(self, message: Message) -> Message:
         scalars = self.store.scalars
         return Message("ok", {"names": list(scalars)}, [np.asarray(s) for s in scalars.values()])
 
-    def _set_scalar(self, message: Message) -> dict[str, Any]:
+    def _set_scalar(self, message: Message) -> None:
         self.store.set_scalars({message.fields["name"]: message.arrays[0]})
-        return {}
 
     def _describe(self, message: Message) -> Message:
         journal = self._journal

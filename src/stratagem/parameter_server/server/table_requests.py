@@ -161,7 +161,7 @@ class TableRequests:
             return Message("ok", {"damage": str(error)})
         return Message("ok", {"damage": None})
 
-    def load(self, message: Message) -> dict[str, Any]:
+    def load(self, message: Message) -> None:
         """Replaces tables with saved ones. A damaged file raises before anything changes.
 
         A table with tiers is replaced when all of its rows are on disk: until then, and if that
@@ -187,7 +187,6 @@ class TableRequests:
                     self._store.replace_table(table)
                 failed.pop_all()
                 self._store.num_changes += 1
-        return {}
 
     def evict(self, message: Message) -> dict[str, Any]:
         """Evicts rows. Fields: `names`; `eviction`, a policy; `max_rows` to leave, or None."""
