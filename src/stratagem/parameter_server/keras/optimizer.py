@@ -261,27 +261,51 @@ def send_gradients(
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         grads = _unscaled(optimizer, grads, variables[0].variable_client, scope.outermost)
         optimizer = optimizer.inner_optimizer
-    is_clipping, has_whole = clips(optimizer), _needs_whole_tables(optimizer)
-    rows: dict[int, IndexedSlices] = {}
-    values: list[Any] = []
-    for place, (grad, variable) in enumerate(zip(grads, variables, strict=True)):
-        if is_indexed_slices(grad) and variable.has_rows and not has_whole:
-            # Repeated ids count once in the norm, with the sum of their gradients.
-            rows[place] = rows_that_are_there(grad.combined() if is_clipping else grad, variable)
-            values.append(rows[place].values)
-        else:
-            values.append(grad.to_dense() if is_indexed_slices(grad) else grad)
-    if optimizer.loss_scale_factor is not None:
-        values = [value / optimizer.loss_scale_factor for value in values]
-    if is_clipping:
-        values = clip_gradients(optimizer, values)
+    # These change rows without a lookup, so that servers need gradients of whole tables.
+    has_whole = bool(optimizer.use_ema or optimizer.gradient_accumulation_steps)
+    grads = [
+        grad.to_dense() if is_indexed_slices(grad) and (has_whole or not one.has_rows) else grad
+        for grad, one in zip(grads, variables, strict=True)
+    ]
+    grads = final_gradients(optimizer, grads, variables)
     name = name_on_servers(optimizer, variables[0].variable_client)
     send_assigned(variables, optimizer, scope.outermost)
-    for place, (variable, value) in enumerate(zip(variables, values, strict=True)):
-        one = rows.get(place)
-        grad = value if one is None else IndexedSlices(value, one.indices, one.dense_shape)
+    for grad, variable in zip(grads, variables, strict=True):
         send(grad, variable, name, scope.outermost)
     scope.outermost.leave_to_servers([*variables, *optimizer.variables])
+
+
+def final_gradients(
+    optimizer: keras.optimizers.Optimizer, grads: list[Any], variables: list[Any]
+) -> list[Any]:
+    """Returns gradients of rows that are there, unscaled, and clipped, all together by their norm.
+
+    `variables` may be on servers, or here.
+    """
+    is_clipping, scale = clips(optimizer), optimizer.loss_scale_factor
+    found: list[Any] = []
+    for grad, variable in zip(grads, variables, strict=True):
+        if is_indexed_slices(grad) and is_clipping:
+            # Repeated ids count once in the norm, with the sum of their gradients.
+            grad = grad.combined()
+        if is_indexed_slices(grad) and is_remote(variable) and variable.has_rows:
+            grad = rows_that_are_there(grad, variable)
+        found.append(with_values(grad, lambda value: value / scale) if scale else grad)
+    if not is_clipping:
+        return found
+    clipped = iter(clip_gradients(optimizer, [_values(grad) for grad in found]))
+    return [with_values(grad, lambda _: next(clipped)) for grad in found]
+
+
+def with_values(grad: jax.Array | IndexedSlices, change: Callable[[Any], Any]) -> Any:
+    """Returns a gradient with other numbers."""
+    if not isinstance(grad, IndexedSlices):
+        return change(grad)
+    return IndexedSlices(change(grad.values), grad.indices, grad.dense_shape)
+
+
+def _values(grad: jax.Array | IndexedSlices) -> Any:
+    return grad.values if isinstance(grad, IndexedSlices) else grad
 
 
 def _unscaled(
@@ -292,15 +316,8 @@ def _unscaled(
     The servers make no update if a gradient is infinite or no number, of any synchronous worker.
     """
     counter, scale = optimizer.step_counter.value, optimizer.dynamic_scale.value
-    grads = [
-        IndexedSlices(grad.values / scale, grad.indices, grad.dense_shape)
-        if isinstance(grad, IndexedSlices)
-        else grad / scale
-        for grad in grads
-    ]
-    is_finite = optimizer.check_finite(
-        [grad.values if isinstance(grad, IndexedSlices) else grad for grad in grads]
-    )
+    grads = [with_values(grad, lambda value: value / scale) for grad in grads]
+    is_finite = optimizer.check_finite([_values(grad) for grad in grads])
     if client.mode.num_needed > 1 and scope.receive is not None:
         place, num_infinite = scope.receive(SumOverWorkers(None, (), jnp.dtype("float32")))
         scope.send(Summand(place), 1 - is_finite.astype("float32"))
@@ -394,11 +411,6 @@ def rows_that_are_there(slices: IndexedSlices, table: keras.Variable) -> Indexed
     is_row = is_there.reshape(-1, *[1] * (slices.values.ndim - 1))
     values = jnp.where(is_row, slices.values, jnp.zeros((), slices.values.dtype))
     return IndexedSlices(values, jnp.where(is_there, ids, any_id), slices.dense_shape)
-
-
-def _needs_whole_tables(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Returns True if an optimizer changes rows without a lookup, so that it needs whole tables."""
-    return bool(optimizer.use_ema or optimizer.gradient_accumulation_steps)
 
 
 def clips(optimizer: keras.optimizers.Optimizer) -> bool:

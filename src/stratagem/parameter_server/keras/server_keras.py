@@ -19,7 +19,7 @@ from stratagem.errors import explain, raise_reported
 from stratagem.execution.replica_context import ReplicaContext
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.keras.numerics.optimizer import apply_with_rows
-from stratagem.keras.private import clip_gradients, count_update, filter_empty_gradients
+from stratagem.keras.private import count_update, filter_empty_gradients
 from stratagem.keras.training.datasets import DatasetCreator
 from stratagem.keras.training.step_functions import (
     HostBatches,
@@ -36,16 +36,16 @@ from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCo
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue, RemoteValueStatus
 from stratagem.parameter_server.keras.optimizer import (
     check_known,
-    clips,
     create_slot,
+    final_gradients,
     give_to_servers,
     name_on_servers,
     note_built,
-    rows_that_are_there,
     scalars_of,
     send,
     send_assigned,
     send_gradients,
+    with_values,
 )
 from stratagem.parameter_server.keras.pickling import KERAS_PACKING
 from stratagem.parameter_server.keras.variable import (
@@ -63,7 +63,6 @@ from stratagem.parameter_server.keras.worker_data import (
 from stratagem.parameter_server.server.shards import stored_name
 from stratagem.strategies.placement import PlacementRules
 from stratagem.strategies.strategy import Strategy
-from stratagem.variables.distributed import IndexedSlices, is_indexed_slices
 from stratagem.variables.layouts import is_remote
 
 # `fit`, `evaluate` and `predict` on the workers of a parameter-server cluster.
@@ -496,7 +495,7 @@ def apply_in_parts(
     assert scope is not None
     check_known(optimizer, variables)
     grads, variables = filter_empty_gradients(optimizer, grads, variables)
-    grads = _final(optimizer, grads)
+    grads = final_gradients(optimizer, grads, variables)
     pairs = list(zip(grads, variables, strict=True))
     remote = [pair for pair in pairs if is_remote(pair[1])]
     own = [pair for pair in pairs if not is_remote(pair[1])]
@@ -506,8 +505,10 @@ def apply_in_parts(
         if not own:
             count_update(optimizer)
             return
-        variables = [variable for _, variable in own]
-        apply_with_rows(apply, optimizer, _scaled(optimizer, [grad for grad, _ in own]), variables)
+        # Keras divides by the loss scale again; clipping twice is harmless.
+        scale = optimizer.loss_scale_factor or 1.0
+        grads = [with_values(grad, lambda value: value * scale) for grad, _ in own]
+        apply_with_rows(apply, optimizer, grads, [variable for _, variable in own])
 
 
 def _require_rows_suffice(optimizer: keras.optimizers.Optimizer) -> None:
@@ -526,32 +527,6 @@ def _require_rows_suffice(optimizer: keras.optimizers.Optimizer) -> None:
     )
 
 
-def _final(optimizer: keras.optimizers.Optimizer, grads: list[Any]) -> list[Any]:
-    """Unscales gradients and clips them by their global norm."""
-    scale = optimizer.loss_scale_factor
-    if scale:
-        grads = [_with_values(grad, lambda value: value / scale) for grad in grads]
-    if not clips(optimizer):
-        return grads
-    # Repeated ids count once in the norm, with the sum of their gradients.
-    grads = [grad.combined() if is_indexed_slices(grad) else grad for grad in grads]
-    values = [grad.values if is_indexed_slices(grad) else grad for grad in grads]
-    clipped = iter(clip_gradients(optimizer, values))
-    return [_with_values(grad, lambda _: next(clipped)) for grad in grads]
-
-
-def _scaled(optimizer: keras.optimizers.Optimizer, grads: list[Any]) -> list[Any]:
-    """Multiplies by the loss scale, since Keras divides again; clipping twice is harmless."""
-    scale = optimizer.loss_scale_factor
-    return [_with_values(grad, lambda value: value * scale) for grad in grads] if scale else grads
-
-
-def _with_values(grad: jax.Array | IndexedSlices, change: Callable[[Any], Any]) -> Any:
-    if not isinstance(grad, IndexedSlices):
-        return change(grad)
-    return IndexedSlices(change(grad.values), grad.indices, grad.dense_shape)
-
-
 def _send(
     optimizer: keras.optimizers.Optimizer, pairs: list[tuple[Any, Any]], scope: ReplicaScope
 ) -> None:
@@ -563,8 +538,6 @@ def _send(
     variables = [variable for _, variable in pairs]
     send_assigned(variables, optimizer, scope)
     for grad, variable in pairs:
-        if is_indexed_slices(grad) and variable.has_rows:
-            grad = rows_that_are_there(grad, variable)
         send(grad, variable, name, scope)
     slots = [one for one in optimizer.variables if is_remote(one)]
     scope.leave_to_servers([*variables, *slots])
