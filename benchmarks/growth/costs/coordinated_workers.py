@@ -57,7 +57,6 @@ def _nothing() -> None:
 class _Cluster:
     """A cluster without servers, and with simulated workers."""
 
-    has_journals = False
     server_addresses: tuple[str, ...] = ()
 
     def __init__(self, num_workers: int) -> None:

@@ -49,7 +49,7 @@ def values_to_save(
     `sharded` has the arrays whose shards this process returns; other processes than the first
     return nothing else.
     """
-    arrays = _whole(parts, items, on_host if is_first() else _drop, sharded)
+    arrays = _whole(parts, items, on_host if is_first() else lambda value: None, sharded)
     shards = _shards(parts, items, sharded)
     arrays = arrays | shards if is_first() else shards
     return {
@@ -80,24 +80,17 @@ def _whole(
     sharded: ShardedItems,
 ) -> dict[str, dict[str, Any]]:
     """Returns whole values; `keep` gets each that was gathered from several processes."""
-    arrays = {
-        items[name]: whole_values_of(part, keep, _sharded_paths(sharded, items[name]))
-        for name, part in parts.items()
-    }
+    arrays = {}
+    for name, part in parts.items():
+        saved = sharded.get(items[name], {})
+        skipped = {path for path, array in saved.items() if array is not None}
+        arrays[items[name]] = whole_values_of(part, keep, skipped)
     arrays[COMPONENTS] = {
         f"{items[name]}/{path}": components
         for name, part in parts.items()
         for path, components in gathered_components_of(part, keep).items()
     }
     return arrays
-
-
-def _sharded_paths(sharded: ShardedItems, item: str) -> set[str]:
-    return {path for path, array in sharded.get(item, {}).items() if array is not None}
-
-
-def _drop(value: object) -> None:
-    del value
 
 
 # `keras.Model.load_weights` looks for a model's state here.

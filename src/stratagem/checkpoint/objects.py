@@ -320,14 +320,14 @@ _KINDS: dict[str, type[_Holder]] = {
 
 
 def _not_built(name: str, kind: str, value: object) -> ValueError:
-    fix = {
-        "optimizer": "call optimizer.build(model.trainable_variables) first.",
-    }.get(kind, "build it, or call it with a batch, first.")
+    is_optimizer = kind == "optimizer"
     return ValueError(
         explain(
             f"The {kind} {name}={value!r} has no variables yet.",
             expected="an object with variables, whose values can be saved or restored.",
-            fix=fix,
+            fix="call optimizer.build(model.trainable_variables) first."
+            if is_optimizer
+            else "build it, or call it with a batch, first.",
             code="SG705",
         )
     )

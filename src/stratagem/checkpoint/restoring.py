@@ -622,9 +622,6 @@ def _local_value(variable: keras.Variable, value: object) -> _Array:
     if is_sharded_over_processes(variable):
         assert isinstance(value, jax.Array)
         return local_shards(value)
-    return _local_components(value) if has_components(variable) else on_host(value)
-
-
-def _local_components(storage: object) -> _Array:
-    components = PerReplica(stacked=storage).components
-    return np.stack([np.asarray(component) for component in components])
+    if not has_components(variable):
+        return on_host(value)
+    return np.stack([np.asarray(one) for one in PerReplica(stacked=value).components])

@@ -26,8 +26,6 @@ from stratagem.checkpoint.storage.files import (
     Arrays,
     Wanted,
     is_whole,
-    read_arrays,
-    read_manifest,
     write,
 )
 from stratagem.checkpoint.storage.process import (
@@ -331,9 +329,12 @@ def wait_for_writing() -> None:
 def load_manifest(folder: Path) -> dict[str, Any]:
     """Returns the manifest of a checkpoint; raises DataLossError if it is damaged."""
     wait_for_files()
-    if jax.process_count() == 1:
-        return read_manifest(folder)
-    return storage_process().read_manifest(folder)
+    return _storage().read_manifest(folder)
+
+
+def _storage() -> Any:
+    """Returns what reads checkpoints: a process of its own, if this one is in a group of JAX."""
+    return files if jax.process_count() == 1 else storage_process()
 
 
 def load_arrays(
@@ -347,17 +348,13 @@ def load_arrays(
     `names` holds item names; a dict also selects paths within each item. `receive` copies large
     arrays that this process reads itself, as in `stratagem.checkpoint.storage.read_arrays`.
     """
-    if jax.process_count() == 1:
-        return read_arrays(folder, manifest, names, receive)
-    return storage_process().read_arrays(folder, manifest, names)
+    own = (receive,) if jax.process_count() == 1 else ()
+    return _storage().read_arrays(folder, manifest, names, *own)
 
 
 def check_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> None:
     """Verifies arrays without keeping them; raises DataLossError if a file is damaged."""
-    if jax.process_count() == 1:
-        files.check_arrays(folder, manifest, names)
-    else:
-        storage_process().check_arrays(folder, manifest, names)
+    _storage().check_arrays(folder, manifest, names)
 
 
 def _has_room(items: Mapping[str, Arrays], place: CheckpointLocation) -> bool:

@@ -359,7 +359,7 @@ class DistributedDataset:
         open_epoch = self._open
         for count in self._repeats:
             open_epoch = functools.partial(RepeatedReader, open_epoch, count=count)
-        reader, read = open_epoch(epoch), _next_batch
+        reader, read = open_epoch(epoch), next
         if state is not None:
             reader.restore(state["source"])
             for _ in range(state["then_read"]):
@@ -386,7 +386,8 @@ class DistributedDataset:
             return self._shard.open(epoch)
         if isinstance(self._source, list):
             return _StepReader(
-                _ParallelReader([source.open(epoch) for source in self._source]), _join_next
+                _ParallelReader([source.open(epoch) for source in self._source]),
+                lambda reader: join_parts(next(reader)),
             )
         count = self._strategy.topology.num_local_replicas
         return _StepReader(
@@ -400,16 +401,6 @@ class DistributedDataset:
 
 def _as_on_devices(spec: ArraySpec) -> ArraySpec:
     return ArraySpec(spec.shape, jax.dtypes.canonicalize_dtype(spec.dtype))
-
-
-def _next_batch(reader: Reader) -> HostBatch:
-    """Returns the next batch, which is already split."""
-    return next(reader)
-
-
-def _join_next(reader: Reader) -> HostBatch:
-    """Joins the next batch of each replica's reader."""
-    return join_parts(next(reader))
 
 
 def _join_consecutive(reader: Reader, num_replicas: int) -> HostBatch:
@@ -601,17 +592,16 @@ class InputShard:
         return (_OwnParts if self.is_whole else _CutBatches)(self, self.source.open(epoch))
 
 
-class _OwnParts(Reader):
+class _OwnParts(_StepReader):
     """Splits each batch over all replicas and returns the parts of this process."""
 
     def __init__(self, shard: InputShard, reader: Reader) -> None:
+        super().__init__(reader, next)
         self._shard = shard
-        self._reader = reader
-        self.has_cheap_state = reader.has_cheap_state
         self.is_in_memory = reader.is_in_memory
 
     def read(self) -> HostBatch:
-        return self._own_part(next(self._reader))
+        return self._own_part(super().read())
 
     def read_many(self, count: int, num_parts: int) -> tuple[HostSteps, int] | None:
         found = self._reader.next_many(count, self._shard.context.num_replicas_in_sync)
@@ -634,15 +624,6 @@ class _OwnParts(Reader):
         if context.num_input_pipelines == 1:
             return batch
         return batch.of_replicas(self._first_replica, self._shard.num_local_replicas)
-
-    def state(self) -> Any:
-        return self._reader.state()
-
-    def restore(self, state: object) -> None:
-        self._reader.restore(state)
-
-    def close(self) -> None:
-        self._reader.close()
 
 
 class _CutBatches(Reader):

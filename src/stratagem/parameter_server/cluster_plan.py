@@ -20,6 +20,7 @@ from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.parameter_server.server.shards import UpdateMode
 from stratagem.resources import Closing, checked_folder
+from stratagem.strategies.membership import copy_refused
 from stratagem.strategies.strategy import NonTraining, Strategy
 from stratagem.variables.placement import Replicated
 
@@ -324,11 +325,6 @@ class Cluster(Protocol):
         """Addresses of the servers, by index."""
         ...
 
-    @property
-    def has_journals(self) -> bool:
-        """True if servers write journals, so that they can restart."""
-        ...
-
     def locate_server(self, server: int) -> str | None:
         """Returns the current address of a server, also after a restart; None if unknown."""
         ...
@@ -386,17 +382,6 @@ class ProcessParts:
     connections: Connections | None = None
 
 
-def no_copy(strategy: Strategy) -> ValueError:
-    """Returns the error of a copy of a strategy with servers."""
-    return ValueError(
-        explain(
-            f"{strategy} was passed to copy.deepcopy, which cannot copy it.",
-            expected="one strategy for its servers, which store each variable once.",
-            fix="use the strategy itself.",
-        )
-    )
-
-
 class RemoteStateStrategy(Strategy, Closing):
     """Strategy with variables on parameter servers: a coordinator's, or one of its workers'.
 
@@ -426,7 +411,7 @@ class RemoteStateStrategy(Strategy, Closing):
         return f"{name}({len(self.cluster.server_addresses)} servers)"
 
     def __deepcopy__(self, memo: dict[int, object]) -> NoReturn:
-        raise no_copy(self)
+        raise copy_refused(self)
 
     def close(self) -> None:
         """Stops the workers and the servers, and discards the variables."""

@@ -162,8 +162,6 @@ class CoordinatedCluster(Closing):
     start.
     """
 
-    has_journals = True
-
     def __init__(
         self, plan: ClusterPlan, serve_server: Callable[..., Any], serve_worker: Callable[..., Any]
     ) -> None:
@@ -295,8 +293,6 @@ class SharedCluster(Closing):
 
     Raises a DeadlineExceededError if the leader or a server does not start in time.
     """
-
-    has_journals = True
 
     def __init__(self, plan: ClusterPlan, *entry_points: Callable[..., Any]) -> None:
         assert plan.spec is not None

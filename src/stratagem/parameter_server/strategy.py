@@ -37,7 +37,6 @@ from stratagem.parameter_server.cluster_plan import (
     checked_cluster,
     checked_options,
     is_non_training,
-    no_copy,
     refuse_numbers,
     update_mode,
 )
@@ -52,7 +51,7 @@ from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.shards import ASYNCHRONOUS, UpdateMode
 from stratagem.resources import Closing
 from stratagem.strategies.cross_device_ops import CrossDeviceOps
-from stratagem.strategies.membership import local_topology, parameter_device_of
+from stratagem.strategies.membership import copy_refused, local_topology, parameter_device_of
 from stratagem.strategies.placement import (
     CENTRAL,
     SERVER,
@@ -103,7 +102,6 @@ def coordinator_parts(
         client,
         ShardPlacer(len(cluster.server_addresses), partitioner),
         mode,
-        has_journals=cluster.has_journals,
         is_coordinator=True,
     )
     return ProcessParts(
@@ -144,7 +142,6 @@ def worker_parts(
     devices: Sequence[DeviceLike] | None = None,
     *,
     placer: ShardPlacer | None = None,
-    has_journals: bool = False,
 ) -> ProcessParts:
     """Returns the parts of a worker with replicas on `devices`; None for all local devices.
 
@@ -152,7 +149,7 @@ def worker_parts(
     """
     found = local_devices() if devices is None else find_devices(list(devices))
     topology = Topology(found, first_replica_id=index * len(found))
-    variables = VariableClient(client, placer, mode, has_journals=has_journals)
+    variables = VariableClient(client, placer, mode)
     steps = _steps(variables, len(found))
     steps.counts_from_zero = placer is None
     return ProcessParts(topology, RemotePlacement(steps))
@@ -180,7 +177,6 @@ def independent_parts(
         mode,
         devices,
         placer=ShardPlacer(len(cluster.server_addresses), partitioner),
-        has_journals=cluster.has_journals,
     )
     parts.placement.remote.lost_updates = LostUpdates(worker)
     parts.executor = functools.partial(IndependentWorker, worker=(worker, num_workers))
@@ -377,7 +373,6 @@ class TableServers(Closing):
             ServerClient(self._connections),
             ShardPlacer(self.num_servers, partitioner),
             ASYNCHRONOUS,
-            has_journals=cluster.has_journals,
             is_coordinator=True,
         )
         self.steps = RemoteSteps(variables, num_replicas, keras=ServerKeras(), is_alone=True)
@@ -512,7 +507,7 @@ class HybridStrategy(Strategy, Closing):
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
         if self._servers is None:
             return super().__deepcopy__(memo)
-        raise no_copy(self)
+        raise copy_refused(self)
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:

@@ -37,8 +37,6 @@ class ThreadWorkers:
 class ThreadCluster:
     """Servers in this process, and workers where they are asked for."""
 
-    has_journals = False
-
     def __init__(self, num_servers: int, devices: Sequence[Sequence[str]]) -> None:
         self.keys = ClusterKeys.make()
         self.servers = [ParameterServer(self.keys) for _ in range(num_servers)]
@@ -66,8 +64,6 @@ class ThreadCluster:
 
 class OneThatDies:
     """A cluster of one server, which keeps a journal and can be killed."""
-
-    has_journals = True
 
     def __init__(self, folder: Path) -> None:
         self.server = Server(folder)

@@ -244,7 +244,9 @@ def _read_portions(
 
     def read(portion: Mapping[str, Sequence[Mapping[str, Any]]]) -> Mapping[str, Arrays]:
         found = _read_portion(folder, manifest, portion)
-        _check_portion(folder, portion, found)
+        for name, some in portion.items():
+            for entry in some:
+                check_array(entry, found[name][entry["path"]], str(folder))
         return found
 
     with ThreadPoolExecutor(_NUM_READERS, "stratagem-readers") as threads:
@@ -276,16 +278,6 @@ def _read_portion(
     for name, item in items.items():
         item |= {path: _leaf(trees[name], path) for path in _with_bytes(item)}
     return items
-
-
-def _check_portion(
-    folder: Path,
-    portion: Mapping[str, Sequence[Mapping[str, Any]]],
-    read: Mapping[str, Arrays],
-) -> None:
-    for name, entries in portion.items():
-        for entry in entries:
-            check_array(entry, read[name][entry["path"]], str(folder))
 
 
 def _saving(orbax: Any) -> Any:

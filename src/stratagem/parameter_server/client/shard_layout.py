@@ -59,7 +59,7 @@ class ShardLayout:
     @property
     def is_keyed(self) -> bool:
         """True if rows are found by 64-bit keys; see `KeyLayout`."""
-        return False
+        return isinstance(self, KeyLayout)
 
     def shards_of(self, ids: np.ndarray) -> np.ndarray:
         """Returns the shard of each id."""
@@ -141,11 +141,6 @@ class KeyLayout(ShardLayout):
 
     table: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any], hash=False)
     skips_zero: bool = False
-
-    @property
-    def is_keyed(self) -> bool:
-        """True: rows are found by key."""
-        return True
 
     @property
     def row_format(self) -> RowFormat:

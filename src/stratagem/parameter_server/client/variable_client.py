@@ -154,7 +154,7 @@ class VariableClient:
     """Reads and writes remote variables, one by one and for whole steps.
 
     `placer` places new variables; None on a worker, which creates none. `is_coordinator` is True if
-    all other processes get their optimizers from this one. `has_journals` is True if servers have.
+    all other processes get their optimizers from this one.
 
     `is_in_step` is True while a step runs: variables then return the fetched values. `num_writes`
     counts changes made here outside of steps.
@@ -169,13 +169,11 @@ class VariableClient:
         placer: ShardPlacer | None,
         mode: UpdateMode,
         *,
-        has_journals: bool = False,
         is_coordinator: bool = False,
     ) -> None:
         self.client = client
         self.mode = mode
         self.num_writes = 0
-        self.has_journals = has_journals
         self.is_coordinator = is_coordinator
         self._placer = placer
         self.known: dict[str, Any] = {}
@@ -350,8 +348,8 @@ class VariableClient:
             variable.place = Unplaced(value)
 
     def secure(self) -> None:
-        """Makes the servers write their journals, so that they can restart from this state."""
-        if self.has_journals:
+        """Makes servers write their journals, if any, so that they can restart from this state."""
+        if self.creates_variables:
             self.client.journal()
 
     def name_optimizer(self, optimizer: keras.optimizers.Optimizer) -> str:

@@ -377,16 +377,11 @@ class ClosureQueue:
 
     def _raise_error(self) -> None:
         """Raises an error once, after the running closures have finished."""
-        if self._error is None:
-            return
-        self._stopped.wait_for(lambda: not self._num_running)
-        error = self._take_error()
+        if self._error is not None:
+            self._stopped.wait_for(lambda: not self._num_running)
+        error, self._error = self._error, None
         if error is not None:  # None: another thread has raised it
             raise error
-
-    def _take_error(self) -> BaseException | None:
-        error, self._error = self._error, None
-        return error
 
 
 def _group(

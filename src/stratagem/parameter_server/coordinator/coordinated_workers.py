@@ -482,7 +482,11 @@ class CoordinatedWorkers(Closing):
             for index in range(len(addresses))
         ]
         strategy.cluster.report_moves_to(self._note_move)
-        self.processes.watch(self._note_loss, self._note_return, self._note_end)
+        self.processes.watch(
+            lambda worker, reason: self._links[worker].lose(reason),
+            self._note_return,
+            self._note_end,
+        )
         for link in self._links:
             link.start()
         self.stalls: StallWatch | None = None
@@ -541,9 +545,6 @@ class CoordinatedWorkers(Closing):
             threading.Thread(target=link.send_address, args=(server, address), daemon=True).start()
         if self._ended:  # the restarted server may have an old count of workers
             self._expect_present()
-
-    def _note_loss(self, worker: int, reason: str) -> None:
-        self._links[worker].lose(reason)
 
     def _note_return(self, worker: int, address: str) -> None:
         if worker in self._ended:

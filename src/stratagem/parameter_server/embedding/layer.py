@@ -255,13 +255,18 @@ class DynamicEmbedding(keras.layers.Layer):
         # The same in each run of a program, which may resume with the rows of the last one.
         seed = fingerprint(str(self.path).encode())
         return {
+            **self._options(),
             "initializer": dataclasses.asdict(row_initializer(self.initializer, seed)),
+            "allow_row_export": self.allow_row_export or None,
+        }
+
+    def _options(self) -> dict[str, Any]:
+        return {
             "admission": _policy_fields(self.admission),
             "eviction": _policy_fields(self.eviction),
             "max_rows": self.max_rows,
             "storage_dtype": self.storage_dtype,
             "tiers": None if self.tiers is None else dataclasses.asdict(self.tiers),
-            "allow_row_export": self.allow_row_export or None,
         }
 
     def call(self, keys: jax.Array, weights: jax.Array | None = None) -> Any:
@@ -324,11 +329,7 @@ class DynamicEmbedding(keras.layers.Layer):
             "initializer": keras.initializers.serialize(self.initializer),
             "combiner": self.combiner,
             "mask_zero": self.mask_zero,
-            "admission": _policy_fields(self.admission),
-            "eviction": _policy_fields(self.eviction),
-            "max_rows": self.max_rows,
-            "storage_dtype": self.storage_dtype,
-            "tiers": None if self.tiers is None else dataclasses.asdict(self.tiers),
+            **self._options(),
             "allow_row_export": self.allow_row_export,
         }
         return {**super().get_config(), **config}

@@ -51,10 +51,6 @@ class TableCopy:
         self.base = base
         self.end: TableEnd | None = None
 
-    def begin(self) -> None:
-        """Begins a copy. Call while no update is made."""
-        self.shard.history.take()
-
     def first(self) -> KeyedMarks:
         """Returns the slots to copy first."""
         history = self.shard.history
@@ -89,7 +85,7 @@ class TableCopy:
 
     @property
     def unsaved_bytes(self) -> int:
-        """Size of the rows that changed since the last call of `begin` or `next`."""
+        """Size of the rows that changed since the last call of `next`."""
         return self.shard.history.num_unsaved * self.shard.row_bytes
 
 
@@ -102,7 +98,7 @@ def copied(
     """
     with store.changing():
         for copy in copies:
-            copy.begin()
+            copy.next()
     marks, last = [copy.first() for copy in copies], list[SavedRows]()
     for number in range(_MOST_ROUNDS + 1):
         for copy, own in zip(copies, marks, strict=True):
