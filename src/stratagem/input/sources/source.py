@@ -208,6 +208,34 @@ def checked_length(count: int, what: str) -> int:
     return count
 
 
+class SourceOf(Source):
+    """A source that is what another one is, but for what its subclass says."""
+
+    @property
+    @abc.abstractmethod
+    def once(self) -> Source:
+        """The other source."""
+
+    @property
+    def order_follows_epoch(self) -> bool:
+        """Same as the other source."""
+        return self.once.order_follows_epoch
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Same as the other source."""
+        return self.once.is_repeatable
+
+    @property
+    def cardinality(self) -> int:
+        """Number of batches of the other source."""
+        return self.once.cardinality
+
+    def open(self, epoch: int) -> Reader:
+        """Opens the other source."""
+        return self.once.open(epoch)
+
+
 # Sources that can be sharded: files, and datasets with a shard hint.
 
 SHARD_HINT = -1
@@ -241,7 +269,7 @@ def require_shards(
         )
 
 
-class FileSource(Source):
+class FileSource(SourceOf):
     """A dataset that a function creates from a list of files."""
 
     def __init__(self, files: Sequence[Any], make: Callable[[list[Any]], Source]) -> None:
@@ -267,11 +295,6 @@ class FileSource(Source):
         return FileSource(self._files[index::num_shards], self._make)
 
     @property
-    def order_follows_epoch(self) -> bool:
-        """Same as the dataset of the files."""
-        return self._whole_source().order_follows_epoch
-
-    @property
     def is_repeatable(self) -> bool:
         """True: files have the same contents each time, and a function must shuffle them alike."""
         return True
@@ -281,22 +304,15 @@ class FileSource(Source):
         """The files."""
         return self._files
 
-    def _whole_source(self) -> Source:
+    @property
+    def once(self) -> Source:
+        """The dataset of the files."""
         if self._source is None:
             self._source = self._make(list(self._files))
         return self._source
 
-    @property
-    def cardinality(self) -> int:
-        """Number of batches of the dataset of the files."""
-        return self._whole_source().cardinality
 
-    def open(self, epoch: int) -> Reader:
-        """Opens the dataset of the files."""
-        return self._whole_source().open(epoch)
-
-
-class HintSource(Source):
+class HintSource(SourceOf):
     """A dataset with a shard hint, created from the number of shards and the index."""
 
     def __init__(self, make: Callable[[int, int], Source]) -> None:
@@ -313,28 +329,11 @@ class HintSource(Source):
         return self._make(num_shards, index)
 
     @property
-    def order_follows_epoch(self) -> bool:
-        """Same as the unsharded dataset."""
-        return self._unsharded().order_follows_epoch
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Same as the unsharded dataset."""
-        return self._unsharded().is_repeatable
-
-    def _unsharded(self) -> Source:
+    def once(self) -> Source:
+        """The unsharded dataset."""
         if self._whole is None:
             self._whole = self._make(1, 0)
         return self._whole
-
-    @property
-    def cardinality(self) -> int:
-        """Number of batches of all examples."""
-        return self._unsharded().cardinality
-
-    def open(self, epoch: int) -> Reader:
-        """Opens the unsharded dataset."""
-        return self._unsharded().open(epoch)
 
 
 # Sources that repeat another source, one epoch after the other.
@@ -373,7 +372,7 @@ def repeated_cardinality(cardinality: int, count: int | None) -> int:
     return cardinality if count and cardinality < 0 else cardinality * count
 
 
-class RepeatedSource(Source):
+class RepeatedSource(SourceOf):
     """A source repeated `count` times, or forever if None.
 
     Its epoch e starts at epoch e * count of the source.
@@ -392,16 +391,6 @@ class RepeatedSource(Source):
     def count(self) -> int | None:
         """Number of repetitions; None if there is no end."""
         return self._count
-
-    @property
-    def order_follows_epoch(self) -> bool:
-        """Same as the source."""
-        return self._source.order_follows_epoch
-
-    @property
-    def is_repeatable(self) -> bool:
-        """Same as the source."""
-        return self._source.is_repeatable
 
     @property
     def cardinality(self) -> int:

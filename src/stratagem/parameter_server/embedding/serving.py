@@ -73,27 +73,6 @@ class ServedPart:
             left = left[~is_here]
 
 
-def served_parts(
-    versions: TableVersions,
-    number: int,
-    table: str,
-    num_parts: int,
-    earlier: Mapping[tuple[str, int], ServedPart],
-) -> list[ServedPart]:
-    """Returns the parts of a table in a version; `earlier` has parts of the version before.
-
-    Only files that `earlier` has not are read.
-
-    Raises:
-        DataLossError: a file is missing, damaged or out of order.
-    """
-    parts: list[ServedPart] = []
-    for part in range(num_parts):
-        described = versions.chain(number, table, part)
-        parts.append(_served(versions, described, earlier.get((table, part))))
-    return parts
-
-
 def _served(
     versions: TableVersions, described: Mapping[str, Any], earlier: ServedPart | None
 ) -> ServedPart:
@@ -356,8 +335,11 @@ class Tables(Closing):
         opened: dict[str, _ServedTable] = {}
         parts: dict[tuple[str, int], ServedPart] = {}
         for name, table in manifest["tables"].items():
-            own = served_parts(self._saved, number, name, len(table["parts"]), self._parts)
-            parts |= {(name, part): one for part, one in enumerate(own)}
+            own: list[ServedPart] = []
+            for part in range(len(table["parts"])):  # only files that are new are read
+                described = self._saved.chain(number, name, part)
+                own.append(_served(self._saved, described, self._parts.get((name, part))))
+                parts[name, part] = own[-1]
             opened[name] = _ServedTable(
                 RowFormat.of(tuple(table["row_shape"]), table["dtype"], table["options"]),
                 RowInitializer(**(table["options"].get("initializer") or {})),

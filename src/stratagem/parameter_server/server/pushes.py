@@ -375,9 +375,17 @@ class Pushes:
             scalars = fields.get("scalars", {})
             if self._synchronous is not None:
                 worker = fields.get("worker") or change.client
-                one = Contribution(worker, pulled, whole, rows, answer, change.fail, optimizers)
-                one = dataclasses.replace(
-                    one, origin=change.origin, scalars=scalars, assigned=assigned
+                one = Contribution(
+                    worker,
+                    pulled,
+                    whole,
+                    rows,
+                    answer,
+                    change.fail,
+                    optimizers,
+                    change.origin,
+                    scalars,
+                    assigned,
                 )
                 if change.is_of_rerun:
                     self._synchronous.withdraw(change.origin)

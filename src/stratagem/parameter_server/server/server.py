@@ -407,7 +407,28 @@ class ParameterServer(Closing):
         self._pickle: Any = load(
             "cloudpickle", needed_by="a parameter server", install="stratagem[ray]"
         )
-        self._reads, self._whole_changes = self._read_handlers(), self._change_handlers()
+        self._reads: dict[str, Callable[[Message], Message]] = {
+            "pull": self._pull,
+            "pull_rows": self._pull_rows,
+            "scalars": self._scalars,
+            "describe": self._describe,
+            "journal": self._write_journal,
+            "check_tables": self._tables.check,
+            "export_rows": self._tables.export_rows,
+        }
+        # Changes other than pushes, which may return an outcome.
+        self._whole_changes: dict[str, Callable[[Message], dict[str, Any] | None]] = {
+            "create": self._create,
+            "assign": self._assign,
+            "scatter": self._scatter,
+            "rule": self._set_rule,
+            "drop_rule": lambda message: self.store.drop_rule(message.fields["optimizer"]),
+            "set_scalar": self._set_scalar,
+            "expect": lambda message: self._pushes.expect(message.fields["num_needed"]),
+            "flush": lambda message: self._pushes.flush(),
+            "load_tables": self._tables.load,
+            "evict": self._tables.evict,
+        }
         with contextlib.ExitStack() as stack:
             stack.callback(self.store.tiers.close)
             file = None if journal is None else stack.enter_context(_locked(journal))
@@ -452,32 +473,6 @@ class ParameterServer(Closing):
             self.store.tiers.close(removes=True)
         if self._removed is not None:
             remove_journal(self._removed)
-
-    def _read_handlers(self) -> dict[str, Callable[[Message], Message]]:
-        return {
-            "pull": self._pull,
-            "pull_rows": self._pull_rows,
-            "scalars": self._scalars,
-            "describe": self._describe,
-            "journal": self._write_journal,
-            "check_tables": self._tables.check,
-            "export_rows": self._tables.export_rows,
-        }
-
-    def _change_handlers(self) -> dict[str, Callable[[Message], dict[str, Any] | None]]:
-        """Returns the handlers of changes other than pushes, which may return an outcome."""
-        return {
-            "create": self._create,
-            "assign": self._assign,
-            "scatter": self._scatter,
-            "rule": self._set_rule,
-            "drop_rule": lambda message: self.store.drop_rule(message.fields["optimizer"]),
-            "set_scalar": self._set_scalar,
-            "expect": lambda message: self._pushes.expect(message.fields["num_needed"]),
-            "flush": lambda message: self._pushes.flush(),
-            "load_tables": self._tables.load,
-            "evict": self._tables.evict,
-        }
 
     def _handle(self, request: Request) -> None:
         kind = request.message.kind
