@@ -22,7 +22,6 @@ from stratagem.parameter_server.server.tables.saved_tables import (
     file_name,
     remove_unneeded,
 )
-from stratagem.parameter_server.server.tables.table_options import Eviction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,20 +172,6 @@ class TableClient:
         for answer in answers.values():
             if answer.fields.get("damage") is not None:
                 raise DataLossError(answer.fields["damage"])
-
-    def evict(self, eviction: Eviction, max_rows: int | None = None) -> int:
-        """Evicts rows of all tables by a policy, and returns their number.
-
-        `LeastRecent` and `LeastFrequent` leave `max_rows` on each server.
-        """
-        policy = {"kind": type(eviction).__name__, **dataclasses.asdict(eviction)}
-        requests: dict[int, dict[str, Any]] = defaultdict(dict)
-        for _, _, server, shard in self._shards(self.layouts):
-            requests[server][shard] = {}
-        answers = self.client.ask_about_tables(
-            "evict", requests, eviction=policy, max_rows=max_rows
-        )
-        return sum(answer.fields["evicted"] for answer in answers.values())
 
     def pieces(
         self, name: str, *, with_keys: bool

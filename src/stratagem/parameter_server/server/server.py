@@ -427,7 +427,6 @@ class ParameterServer(Closing):
             "expect": lambda message: self._pushes.expect(message.fields["num_needed"]),
             "flush": lambda message: self._pushes.flush(),
             "load_tables": self._tables.load,
-            "evict": self._tables.evict,
         }
         with contextlib.ExitStack() as stack:
             stack.callback(self.store.tiers.close)

@@ -1,4 +1,4 @@
-"""Requests about whole keyed tables: saving, loading, eviction, and reading of all rows."""
+"""Requests about whole keyed tables: saving, loading, and reading of all rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from stratagem.parameter_server.server.tables.saved_tables import (
     TableHead,
 )
 from stratagem.parameter_server.server.tables.table_chains import TableChain, load_table
-from stratagem.parameter_server.server.tables.table_options import policy_from
 from stratagem.parameter_server.server.tables.tiered_shard import TieredShard
 
 # Copies of keyed tables as they are between two updates, while updates continue.
@@ -183,18 +182,6 @@ class TableRequests:
                     self._store.replace_table(table)
                 failed.pop_all()
                 self._store.num_changes += 1
-
-    def evict(self, message: Message) -> dict[str, Any]:
-        """Evicts rows. Fields: `names`; `eviction`, a policy; `max_rows` to leave, or None."""
-        policy = policy_from(message.fields["eviction"])
-        numbers = [
-            self._store.keyed_shards[name].evict(
-                policy, message.fields["max_rows"], self._store.version
-            )
-            for name in message.fields["names"]
-        ]
-        self._store.num_changes += 1
-        return {"evicted": sum(numbers)}
 
     def export_rows(self, message: Message) -> Message:
         """Returns some rows. Fields: `name`; `first`, a slot; `with_keys`.

@@ -14,7 +14,6 @@ from stratagem.group.transport.connection import ServerError
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server import table_requests as table_copies
 from stratagem.parameter_server.server.tables.saved_tables import TableVersions
-from stratagem.parameter_server.server.tables.table_options import LeastFrequent, NotSeenFor
 from tests.unit.parameter_server.table_clusters import table_cluster
 
 ADMITTING = {"admission": {"kind": "AfterSightings", "sightings": 2}}
@@ -223,22 +222,6 @@ def test_folder_that_a_server_cannot_see(versions, monkeypatch) -> None:
             OSError, match=r"1 of 1 parameter servers could not(.|\n)*does not see the folder"
         ):
             cluster.tables.save(versions)
-
-
-def test_eviction_on_request() -> None:
-    with table_cluster(2) as cluster:
-        cluster.train(range(30))
-        before = cluster.state()
-        evicted = cluster.tables.evict(NotSeenFor(10))
-        kept = {key for key, (*_, age) in before.items() if age < 10}
-        assert {*cluster.state()} == kept
-        assert evicted == len(before) - len(kept) > 0
-        before = cluster.state()
-        evicted = cluster.tables.evict(LeastFrequent(), max_rows=20)
-        assert len(cluster.state()) == 40
-        counts = sorted(values[-2] for values in before.values())
-        assert evicted == len(before) - 40
-        assert max(values[-2] for values in cluster.state().values()) == counts[-1]
 
 
 def test_keys_are_exported_only_if_the_table_allows_it() -> None:

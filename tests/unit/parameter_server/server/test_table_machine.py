@@ -26,7 +26,6 @@ from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.tables.saved_tables import TableVersions
-from stratagem.parameter_server.server.tables.table_options import LeastFrequent, NotSeenFor
 from tests.unit.parameter_server.server.update_rules import Momentum
 from tests.unit.parameter_server.table_clusters import TableCluster
 
@@ -93,27 +92,21 @@ class Table(RuleBasedStateMachine):
             row.value = row.value - np.float32(0.1) * row.velocity
             row.count, row.seen = row.count + 1, self.num_updates
 
-    @rule(steps=st.integers(1, 6))
-    def evict_what_was_not_seen(self, steps: int) -> None:
-        old = [place for place, row in self.rows.items() if self.num_updates - row.seen >= steps]
-        assert self.cluster.tables.evict(NotSeenFor(steps)) == len(old)
-        for place in old:
-            del self.rows[place]
-
-    @rule(most=st.integers(0, len(UNIVERSE)))
-    def evict_the_least_frequent(self, most: int) -> None:
-        before = set(self.rows)
-        evicted = self.cluster.tables.evict(LeastFrequent(), most)
-        assert evicted == max(0, len(before) - most)
-        left = {place for place in before if UNIVERSE[place] in self.cluster.state()}
-        assert len(left) == len(before) - evicted
-        # Among equals any may go.
-        assert all(
-            self.rows[gone].count <= self.rows[kept].count
-            for gone in before - left
-            for kept in left
-        )
-        self.rows = {place: self.rows[place] for place in left}
+    @rule(places=PLACES)
+    def evict(self, places: list[int]) -> None:
+        """As a policy does, which chooses by counts and ages."""
+        here = [place for place in places if place in self.rows]
+        store = self.server.store
+        with store.changing():
+            keyed, lock = store.keyed_shards["t"].keyed, store.keyed_shards["t"].lock
+            slots = keyed.rows.find(UNIVERSE[here])
+            ages = store.version + keyed.version_offset - keyed.rows.seen[slots].astype(np.int64)
+            rows = [self.rows.pop(place) for place in here]
+            assert keyed.rows.counts[slots].tolist() == [row.count for row in rows]
+            assert ages.tolist() == [self.num_updates - row.seen for row in rows]
+            with lock:
+                keyed.rows.remove(slots)
+            store.num_changes += 1
 
     @rule(is_change=st.booleans())
     def save(self, is_change: bool) -> None:

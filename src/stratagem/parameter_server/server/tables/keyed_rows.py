@@ -16,7 +16,6 @@ from stratagem.parameter_server.server.tables.table_options import (
     TableOptions,
     WithProbability,
     are_drawn,
-    victims,
 )
 
 COUNTERS: tuple[str, ...] = ("created", "evicted", "evicted_updates", "refused_updates")
@@ -118,21 +117,6 @@ class KeyedRows:
     def eviction(self) -> Eviction | None:
         """Policy of the table."""
         return self._options.eviction
-
-    def evict(self, eviction: Eviction, max_rows: int | None, version: int) -> int:
-        """Evicts rows by a policy, down to `max_rows` or by age, and returns their number."""
-        used = self.rows.used
-        seen = self.rows.seen[used]
-        if isinstance(eviction, NotSeenFor):
-            age = version + self.version_offset - seen.astype(np.int64)
-            slots = used[age >= eviction.steps]
-        else:
-            excess = max(0, len(used) - (self._most_rows if max_rows is None else max_rows))
-            all_rows = np.ones(len(used), np.bool_)
-            counts = self.rows.counts[used]
-            slots = used[victims(eviction, counts, seen, all_rows, excess)] if excess else used[:0]
-        self._evict(slots)
-        return len(slots)
 
     def evict_aged(self, version: int) -> None:
         """Evicts rows for their age."""

@@ -31,7 +31,7 @@ from stratagem.parameter_server.server.tables.key_slots import (
 )
 from stratagem.parameter_server.server.tables.keyed_rows import COUNTERS, KeyedRows, Sighting
 from stratagem.parameter_server.server.tables.row_formats import RowFormat
-from stratagem.parameter_server.server.tables.table_options import Eviction, TableOptions
+from stratagem.parameter_server.server.tables.table_options import TableOptions
 
 # Memory of the key of a row, its place in the index and its counts.
 _KEY_BYTES = 28
@@ -302,12 +302,6 @@ class KeyedShard(Shard):
         """Returns copies of the rows of slots in use."""
         with self.lock:
             return self._saved(slots, np.empty(0, np.int64))
-
-    def evict(self, eviction: Eviction, max_rows: int | None, version: int) -> int:
-        """Evicts rows by a policy, down to `max_rows` or by age, and returns their number."""
-        with self.lock:
-            self._is_changed = True
-            return self._keyed.evict(eviction, max_rows, version)
 
     def described(self) -> dict[str, int]:
         """Returns the counters and sizes of the table."""
