@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -558,13 +558,11 @@ class WorkerServer(Closing):
         self._has_ended.wait()
 
 
-def serve_input_worker(
-    index: int, dispatcher: str, host: str | None, tags: Sequence[str]
-) -> WorkerServer:
+def serve_input_worker(index: int, dispatcher: str, host: str | None) -> WorkerServer:
     """Returns a worker in its process; without a host, on loopback if its dispatcher is."""
     if host is None and not is_loopback(split_address(dispatcher)[0]):
         host = own_host()
-    return WorkerServer(WorkerConfig(dispatcher, worker_address=host, worker_tags=[*tags]))
+    return WorkerServer(WorkerConfig(dispatcher, worker_address=host))
 
 
 # Workers as processes on this machine or as Ray actors, and with a dispatcher.
@@ -577,14 +575,13 @@ _MODULES = ("cloudpickle", "zmq", "stratagem.input.service.workers")
 
 
 class InputWorkers(Closing):
-    """Processes of input workers, each started again when it dies.
+    """Input workers in `processes`, each started again when it dies.
 
     Args:
         dispatcher: address of their dispatcher.
         count: number of workers.
         on_ray: places them by Ray, which this process is connected to; else they are forked here.
         host: address of this machine for trainers; None for loopback, or that of Ray.
-        tags: names that `DispatchServer.describe` shows.
 
     Raises:
         RuntimeError: a worker cannot start.
@@ -592,45 +589,30 @@ class InputWorkers(Closing):
     """
 
     def __init__(
-        self,
-        dispatcher: str,
-        count: int,
-        *,
-        on_ray: bool = False,
-        host: str | None = None,
-        tags: Sequence[str] = (),
+        self, dispatcher: str, count: int, *, on_ray: bool = False, host: str | None = None
     ) -> None:
-        arguments = count * [(dispatcher, host, tuple(tags))]
+        arguments = count * [(dispatcher, host)]
         with contextlib.ExitStack() as stack:
             self._book = stack.enter_context(BookClient(dispatcher))
             with contextlib.suppress(UnavailableError):  # The workers wait for it, too.
                 self._book.ask("expect", count=count, group=uuid.uuid4().hex)
-            self._workers: LocalProcesses | RayProcesses
+            self.processes: LocalProcesses | RayProcesses
             if on_ray:
                 secret = find_secret()
                 variables = {**_VARIABLES, **(secret.variables() if secret is not None else {})}
-                self._workers = RayProcesses(
+                self.processes = RayProcesses(
                     _KIND, serve_input_worker, arguments, environment=variables, modules=_MODULES
                 )
             else:
                 variables = {**environment.snapshot(), **_VARIABLES}
                 standby = stack.enter_context(SharedStandby(_MODULES, variables))
-                self._workers = LocalProcesses(
+                self.processes = LocalProcesses(
                     _KIND, serve_input_worker, arguments, standby=standby
                 )
-            stack.callback(self._workers.close)
-            self._addresses = self._workers.addresses
-            self._workers.watch(self._lose, self._find, _give_up)
+            stack.callback(self.processes.close)
+            self._addresses = self.processes.addresses
+            self.processes.watch(self._lose, self._find, _give_up)
             self._closing = stack.pop_all()
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids."""
-        return self._workers.pids
-
-    def kill(self, index: int) -> None:
-        """Kills a worker, for tests."""
-        self._workers.kill(index)
 
     def _lose(self, index: int, reason: str) -> None:
         """Tells the dispatcher, which would notice later; if it is away, trainers notice."""

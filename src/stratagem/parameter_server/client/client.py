@@ -141,19 +141,59 @@ class NeededRules:
         return lacking
 
 
-# `ServerRequests`: requests about whole servers, their updates and their tables.
+# A scheduled function while it runs on a worker, which identifies its updates.
 
 
-class ServerRequests:
-    """Requests to servers that name no variable, or only shards. Thread-safe."""
+@dataclasses.dataclass(frozen=True)
+class RunningFunction:
+    """One run of a function. Servers make each of its updates once, however often it runs.
 
-    def __init__(self, connections: Connections) -> None:
+    It must make its updates in the same order each time. `is_rerun` is True if it may have run
+    before. `order` is the number of the coordinator's message to this worker; servers may forget
+    the functions of messages before `first_open`, because none of them will run again.
+    """
+
+    name: str
+    is_rerun: bool = False
+    order: int = 0
+    first_open: int = 0
+    _places: itertools.count[int] = dataclasses.field(
+        default_factory=lambda: itertools.count(1), init=False
+    )
+
+    def update_fields(self) -> dict[str, Any]:
+        """Returns the fields of the function's next update."""
+        fields: dict[str, Any] = {
+            "function": self.name,
+            "place": next(self._places),
+            "order": self.order,
+            "first_open": self.first_open,
+        }
+        if self.is_rerun:
+            fields["is_rerun"] = True
+        return fields
+
+
+class ServerClient:
+    """Reads and writes variables by name, wherever their shards are. Thread-safe.
+
+    `client_name` identifies this worker to synchronous updates, also after a restart. With None
+    each thread counts as a worker.
+    """
+
+    def __init__(self, connections: Connections, client_name: str | None = None) -> None:
         self._connections = connections
         self._local = threading.local()
         self._numbers = itertools.count(1)
         self._seen = SeenVersions()
         self._rules = SentRules(connections)
         self.num_repeated = 0
+        self._client_name = client_name
+        self._layouts: dict[str, ShardLayout] = {}
+        self._distinct = DistinctIds()
+        self._pickle: Any = load(
+            "cloudpickle", needed_by="a client of parameter servers", install="stratagem[ray]"
+        )
 
     @property
     def num_servers(self) -> int:
@@ -202,8 +242,8 @@ class ServerRequests:
 
         Its fields are `version` (number of updates); `journaled_version` (updates on disk) and
         `journal_error`, None without a journal or error; `restored_version` (updates at start, or
-        None); `names` of variables; `num_waiting` and `waiting` (number and names of workers that
-        wait for others); `staleness`; `num_discarded`; `updates` (numbers of applied, resent and
+        None); `names` of variables; `waiting` (names of workers that wait for
+        others); `staleness`; `num_discarded`; `updates` (numbers of applied, resent and
         repeated ones, by kind); `num_dropped_records` (of a damaged end of the journal at start).
         """
         servers = range(len(self._connections))
@@ -232,83 +272,6 @@ class ServerRequests:
         servers = range(self.num_servers)
         answers = self._connections.ask_all(dict.fromkeys(servers, Message("journal")))
         return {server: answer.fields["journaled_version"] for server, answer in answers.items()}
-
-    def _ask(
-        self,
-        messages: dict[int, Message],
-        variables: Callable[[int], Sequence[str]] = lambda server: (),
-    ) -> dict[int, Message]:
-        """Sends requests, and records the versions of the variables in the answers."""
-        answers = self._connections.ask_all(messages)
-        for server, answer in answers.items():
-            has_values = answer.kind != "needs_rule"
-            self._seen.note(server, answer, variables(server) if has_values else ())
-            self.num_repeated += bool(answer.fields.get("is_repeated"))
-        return answers
-
-    def _ask_all(self, kind: str, arrays: Sequence[np.ndarray] = (), **fields: object) -> None:
-        message = Message(kind, {**fields, **self._change()}, arrays)
-        self._ask(dict.fromkeys(range(len(self._connections)), message))
-
-    def _change(self) -> dict[str, Any]:
-        """Returns fields that identify a change, so that servers apply a resent one only once.
-
-        Each thread is a separate client with one change at a time.
-        """
-        client = getattr(self._local, "client", None)
-        if client is None:
-            client = self._local.client = uuid.uuid4().hex
-        return {"client": client, "number": next(self._numbers)}
-
-
-# A scheduled function while it runs on a worker, which identifies its updates.
-
-
-@dataclasses.dataclass(frozen=True)
-class RunningFunction:
-    """One run of a function. Servers make each of its updates once, however often it runs.
-
-    It must make its updates in the same order each time. `is_rerun` is True if it may have run
-    before. `order` is the number of the coordinator's message to this worker; servers may forget
-    the functions of messages before `first_open`, because none of them will run again.
-    """
-
-    name: str
-    is_rerun: bool = False
-    order: int = 0
-    first_open: int = 0
-    _places: itertools.count[int] = dataclasses.field(
-        default_factory=lambda: itertools.count(1), init=False
-    )
-
-    def update_fields(self) -> dict[str, Any]:
-        """Returns the fields of the function's next update."""
-        fields: dict[str, Any] = {
-            "function": self.name,
-            "place": next(self._places),
-            "order": self.order,
-            "first_open": self.first_open,
-        }
-        if self.is_rerun:
-            fields["is_rerun"] = True
-        return fields
-
-
-class ServerClient(ServerRequests):
-    """Reads and writes variables by name, wherever their shards are. Thread-safe.
-
-    `client_name` identifies this worker to synchronous updates, also after a restart. With None
-    each thread counts as a worker.
-    """
-
-    def __init__(self, connections: Connections, client_name: str | None = None) -> None:
-        super().__init__(connections)
-        self._client_name = client_name
-        self._layouts: dict[str, ShardLayout] = {}
-        self._distinct = DistinctIds()
-        self._pickle: Any = load(
-            "cloudpickle", needed_by="a client of parameter servers", install="stratagem[ray]"
-        )
 
     @contextlib.contextmanager
     def in_function(self, function: RunningFunction) -> Generator[None]:
@@ -531,6 +494,33 @@ class ServerClient(ServerRequests):
         fields = {**seen, "worker": self._client_name, "place": place}
         answers = self._ask({server: Message("sum", fields, [value])})
         return answers[server].arrays[0]
+
+    def _ask(
+        self,
+        messages: dict[int, Message],
+        variables: Callable[[int], Sequence[str]] = lambda server: (),
+    ) -> dict[int, Message]:
+        """Sends requests, and records the versions of the variables in the answers."""
+        answers = self._connections.ask_all(messages)
+        for server, answer in answers.items():
+            has_values = answer.kind != "needs_rule"
+            self._seen.note(server, answer, variables(server) if has_values else ())
+            self.num_repeated += bool(answer.fields.get("is_repeated"))
+        return answers
+
+    def _ask_all(self, kind: str, arrays: Sequence[np.ndarray] = (), **fields: object) -> None:
+        message = Message(kind, {**fields, **self._change()}, arrays)
+        self._ask(dict.fromkeys(range(len(self._connections)), message))
+
+    def _change(self) -> dict[str, Any]:
+        """Returns fields that identify a change, so that servers apply a resent one only once.
+
+        Each thread is a separate client with one change at a time.
+        """
+        client = getattr(self._local, "client", None)
+        if client is None:
+            client = self._local.client = uuid.uuid4().hex
+        return {"client": client, "number": next(self._numbers)}
 
     def _find(self, name: str) -> tuple[ShardLayout, str]:
         """Returns the layout of a variable or of a slot "variable:slot", and ":slot" or ""."""

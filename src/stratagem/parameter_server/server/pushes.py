@@ -71,11 +71,6 @@ class SynchronousUpdates:
         self.num_discarded = 0
 
     @property
-    def num_waiting(self) -> int:
-        """Number of workers waiting for the update."""
-        return len(self._waiting)
-
-    @property
     def waiting(self) -> list[str]:
         """Names of the workers waiting for the update."""
         with self._store.changing():
@@ -280,11 +275,6 @@ class Pushes:
         """Staleness histogram: [number of updates behind, number of pushes] pairs."""
         with self._counting:
             return [[behind, count] for behind, count in sorted(self._staleness.items())]
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of workers waiting for a synchronous update."""
-        return len(self.waiting)
 
     @property
     def waiting(self) -> list[str]:

@@ -593,7 +593,6 @@ class ParameterServer(Closing):
                 "names": self.store.names,
                 "tables": self.store.tables,
                 "staleness": self._pushes.staleness,
-                "num_waiting": self._pushes.num_waiting,
                 "waiting": self._pushes.waiting,
                 "num_discarded": self._pushes.num_discarded,
                 "journaled_version": None if journal is None else journal.journaled_version,

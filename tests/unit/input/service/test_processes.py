@@ -49,7 +49,7 @@ class Service:
 
     def __init__(self) -> None:
         self.dispatcher = DispatchServer(DispatcherConfig(worker_timeout_ms=60_000))
-        self.workers = InputWorkers(self.dispatcher.target, 2, tags=["here"])
+        self.workers = InputWorkers(self.dispatcher.target, 2)
 
     def distribute(self, dataset: sg.input.Dataset, **options: Any) -> sg.input.Dataset:
         target = self.dispatcher.target
@@ -71,11 +71,11 @@ def test_a_killed_worker_is_replaced_and_its_splits_are_read_at_once(service, tm
     batches = service.distribute(
         sg.input.Dataset(Batches(tmp_path), batch_size=1), exactly_once=True
     )
-    found, killed = [], service.workers.pids[0]
+    found, killed = [], service.workers.processes.pids[0]
     for batch in batches:
         found.append(batch.item())
         if len(found) == 50:
-            service.workers.kill(0)
+            service.workers.processes.kill(0)
     assert sorted(found) == list(range(_NUM_BATCHES))
     read = ledger(tmp_path)
     assert str(killed) in read
@@ -83,9 +83,7 @@ def test_a_killed_worker_is_replaced_and_its_splits_are_read_at_once(service, tm
     again = sum(read.values(), Counter()) - Counter(range(_NUM_BATCHES))
     assert again.total() < 50
     until(lambda: len(service.dispatcher.describe()["workers"]) == 2)
-    workers = service.dispatcher.describe()["workers"]
-    assert [worker["tags"] for worker in workers.values()] == [["here"]] * 2
-    assert killed not in service.workers.pids
+    assert killed not in service.workers.processes.pids
 
 
 @pytest.mark.slow
@@ -121,9 +119,9 @@ def test_workers_are_started_and_ended(monkeypatch) -> None:
 @pytest.mark.usefixtures("ray_cluster")
 def test_ray_places_the_workers_and_starts_a_killed_one_again() -> None:
     with sg.input.service.start(2) as service:
-        pids = service._workers.pids
+        pids = service._workers.processes.pids
         assert _numbers(service) == list(range(90))
-        service._workers.kill(0)
+        service._workers.processes.kill(0)
         assert _numbers(service) == list(range(90))
-        until(lambda: service._workers.pids[0] != pids[0])
+        until(lambda: service._workers.processes.pids[0] != pids[0])
         assert _numbers(service) == list(range(90))

@@ -90,7 +90,7 @@ def start(connections: Connections, mode: UpdateMode) -> ServerClient:
 def wait_for(served: ServerClient, num_waiting: int) -> None:
     """Until so many workers wait at each server."""
     wait_until(
-        lambda: all(state["num_waiting"] == num_waiting for state in served.describe().values())
+        lambda: all(len(state["waiting"]) == num_waiting for state in served.describe().values())
     )
 
 
@@ -272,7 +272,7 @@ def test_sums_come_before_the_update_and_late_workers_get_their_own(connections,
     assert all(future.result(LIMIT_S).is_used for future in [one.push(1.0), two.push(1.0)])
     np.testing.assert_array_equal(ask(late, 7.0).result(LIMIT_S), [7, 1])
     waiting = ask(one, 4.0)
-    wait_until(lambda: served.describe()[0]["num_waiting"] == 1)
+    wait_until(lambda: len(served.describe()[0]["waiting"]) == 1)
     served.flush()
     np.testing.assert_array_equal(waiting.result(LIMIT_S), [4, 1])
     served.set_rule(Momentum(), ["v"], UpdateMode())  # each worker alone
