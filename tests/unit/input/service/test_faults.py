@@ -224,6 +224,14 @@ def test_a_dispatcher_that_comes_back_hears_from_its_workers() -> None:
         assert sorted(found + _numbers(batches)) == list(range(300))
 
 
+def test_a_dispatcher_describes_its_workers() -> None:
+    with input_servers(1) as servers:
+        worker = servers.add_worker(worker_tags=["here"])
+        assert servers.dispatcher.describe()["workers"][worker.address] == {"tags": ["here"]}
+        worker.stop()
+        assert worker.address not in servers.dispatcher.describe()["workers"]
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainers that wait a second for a worker."""
