@@ -26,6 +26,7 @@ import math
 import numbers
 import signal
 import threading
+from collections.abc import Collection
 from typing import Any
 
 __all__ = [
@@ -305,6 +306,31 @@ def check_number(
                 f"{owner} received {name}={value!r}.",
                 expected=f"{'an integer' if is_whole else 'a number'} {bound}.",
                 fix=f"pass such a number as {name}.",
+            )
+        )
+
+
+def check_choice(owner: str, choices: Collection[object], **arguments: object) -> None:
+    """Raises a ValueError unless arguments, by name, are among `choices`."""
+    for name, value in arguments.items():
+        if value not in choices:
+            raise ValueError(
+                explain(
+                    f"{owner} received {name}={value!r}.",
+                    expected=f"one of {', '.join(map(repr, choices))}.",
+                    fix=f"pass one of these as {name}, or omit it.",
+                )
+            )
+
+
+def check_type(name: str, value: object, *kinds: type) -> None:
+    """Raises a TypeError unless an argument is of one of these classes."""
+    if not isinstance(value, kinds):
+        raise TypeError(
+            explain(
+                f"{name}={value!r} is of type {type(value).__name__}.",
+                expected=f"a {' or a '.join(kind.__name__ for kind in kinds)}.",
+                fix=f"pass a {kinds[0].__name__} as {name}.",
             )
         )
 

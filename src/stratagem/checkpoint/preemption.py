@@ -21,7 +21,7 @@ from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import task_count
 from stratagem.contexts import get_strategy
 from stratagem.devices.processes import expect_exit
-from stratagem.errors import DeadlineExceededError, InvalidArgumentError, explain
+from stratagem.errors import DeadlineExceededError, InvalidArgumentError, check_type, explain
 from stratagem.group.current import current_group
 from stratagem.group.member import Group
 from stratagem.group.verdict import Activity
@@ -395,7 +395,7 @@ class PreemptionCheckpointHandler:
     ) -> None:
         self._manager = _manager_of(checkpoint_or_checkpoint_manager, checkpoint_dir)
         config = TerminationConfig() if termination_config is None else termination_config
-        _check_kind("termination_config", config, TerminationConfig)
+        check_type("termination_config", config, TerminationConfig)
         _check_cluster(cluster_resolver)
         self._config = config.for_environment()
         self._calls = RunCalls()
@@ -498,7 +498,7 @@ class PreemptionCheckpointHandler:
 def _manager_of(
     saved: Checkpoint | CheckpointManager, folder: str | os.PathLike[str] | None
 ) -> CheckpointManager:
-    _check_kind("checkpoint_or_checkpoint_manager", saved, Checkpoint, CheckpointManager)
+    check_type("checkpoint_or_checkpoint_manager", saved, Checkpoint, CheckpointManager)
     if isinstance(saved, CheckpointManager):
         return saved
     if not folder:
@@ -516,7 +516,7 @@ def _check_cluster(cluster_resolver: ClusterResolver | None) -> None:
     resolver = cluster_resolver or get_strategy().cluster_resolver
     if resolver is None:
         return
-    _check_kind("cluster_resolver", resolver, ClusterResolver)
+    check_type("cluster_resolver", resolver, ClusterResolver)
     spec = resolver.cluster_spec()
     if task_count(spec, "ps"):
         raise NotImplementedError(
@@ -534,16 +534,5 @@ def _check_cluster(cluster_resolver: ClusterResolver | None) -> None:
                 "not connected to the others.",
                 expected="a strategy that connects the processes first.",
                 fix="create sg.MultiWorkerMirroredStrategy first, with the same resolver.",
-            )
-        )
-
-
-def _check_kind(name: str, value: object, *kinds: type) -> None:
-    if not isinstance(value, kinds):
-        raise TypeError(
-            explain(
-                f"{name}={value!r} is of type {type(value).__name__}.",
-                expected=f"a {' or a '.join(kind.__name__ for kind in kinds)}.",
-                fix=f"pass a {kinds[0].__name__} as {name}.",
             )
         )

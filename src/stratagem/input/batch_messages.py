@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from stratagem.environment import load
-from stratagem.errors import DataLossError, NotFoundError, explain
+from stratagem.errors import DataLossError, NotFoundError, check_choice, explain
 from stratagem.group.transport.journal import (
     HEADER_BYTES,
     JournalLock,
@@ -46,15 +46,7 @@ def checked_compression(compression: object) -> str | None:
 
     Raises ImportError if "zstd" cannot be used in this process.
     """
-    if compression not in (AUTO, ZSTD, None):
-        raise ValueError(
-            explain(
-                f"compression={compression!r} is not supported.",
-                expected='"AUTO", "zstd" or None.',
-                fix='omit it: "AUTO" compresses batches between machines only, if zstandard is '
-                "installed.",
-            )
-        )
+    check_choice("The input service", (AUTO, ZSTD, None), compression=compression)
     if compression == ZSTD:
         _library()
     return None if compression is None else str(compression)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from stratagem import contexts as stack
-from stratagem.errors import explain
+from stratagem.errors import check_type, explain
 from stratagem.input.batch_messages import SnapshotSource
 from stratagem.input.sources.adapters import GeneratorSource, as_source, batched_source, every_nth
 from stratagem.input.sources.source import (
@@ -257,14 +257,7 @@ class Dataset:
         Source: TF 2.21 dataset_ops.py, Dataset.apply.
         """
         dataset = transformation_func(self)
-        if not isinstance(dataset, Dataset):
-            raise TypeError(
-                explain(
-                    f"The function of apply returned {dataset!r} of type {type(dataset).__name__}.",
-                    expected="an sg.input.Dataset.",
-                    fix="return sg.input.Dataset(...).",
-                )
-            )
+        check_type("the result of transformation_func", dataset, Dataset)
         return dataset
 
     def as_source(self) -> Source:

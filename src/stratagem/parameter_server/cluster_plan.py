@@ -14,7 +14,7 @@ from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import check_task, id_in_cluster, task_count, worker_count
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.devices.mesh import Topology
-from stratagem.errors import check_number, explain
+from stratagem.errors import check_number, check_type, explain
 from stratagem.execution.programs.lockstep import Executor, Lockstep
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
@@ -29,7 +29,9 @@ from stratagem.variables.placement import Replicated
 _JOBS = {"num_workers": "worker", "num_servers": "ps"}
 
 
-def checked_cluster(resolver: object, strategy: str) -> tuple[ClusterResolver, ClusterSpec]:
+def checked_cluster(
+    resolver: ClusterResolver | None, strategy: str
+) -> tuple[ClusterResolver, ClusterSpec]:
     """Returns the resolver and cluster of a strategy; the cluster is empty without one.
 
     `resolver=None` reads `TF_CONFIG`, or a Slurm step with servers. Raises a TypeError or
@@ -38,14 +40,8 @@ def checked_cluster(resolver: object, strategy: str) -> tuple[ClusterResolver, C
 
     Source: TF 2.21 parameter_server_strategy_v2.py, _verify_args_and_config.
     """
-    if resolver is not None and not isinstance(resolver, ClusterResolver):
-        raise TypeError(
-            explain(
-                f"cluster_resolver={resolver!r} is of type {type(resolver).__name__}.",
-                expected="a ClusterResolver, or None.",
-                fix="pass sg.cluster_resolver.TFConfigClusterResolver(), for example.",
-            )
-        )
+    if resolver is not None:
+        check_type("cluster_resolver", resolver, ClusterResolver)
     used = resolver or detect_with_servers()
     spec = used.cluster_spec()
     if resolver is not None and not spec:
@@ -160,20 +156,14 @@ class CoordinatorOptions:
         check_number(owner, above=0, journal_interval_s=self.journal_interval_s)
 
 
-def checked_options(options: object, *, independent: bool) -> CoordinatorOptions:
+def checked_options(options: CoordinatorOptions | None, *, independent: bool) -> CoordinatorOptions:
     """Returns the user's options, or the defaults for None.
 
     `independent` workers schedule no functions, so limits on these raise a ValueError.
     """
-    options = CoordinatorOptions() if options is None else options
-    if not isinstance(options, CoordinatorOptions):
-        raise TypeError(
-            explain(
-                f"options={options!r} is of type {type(options).__name__}.",
-                expected="sg.coordinator.options(...), or None.",
-                fix="pass sg.coordinator.options(...), or omit options.",
-            )
-        )
+    if options is None:
+        return CoordinatorOptions()
+    check_type("options", options, CoordinatorOptions)
     if independent and (options.start_delay_s or options.max_transient_failures):
         raise ValueError(
             explain(

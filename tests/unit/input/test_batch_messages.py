@@ -367,7 +367,7 @@ def test_damaged_bytes_are_refused() -> None:
 def test_kinds_that_are_not_supported_are_named(monkeypatch) -> None:
     assert checked_compression("AUTO") == "AUTO"
     assert checked_compression(None) is None
-    with pytest.raises(ValueError, match="compression='SNAPPY' is not supported"):
+    with pytest.raises(ValueError, match="received compression='SNAPPY'"):
         checked_compression("SNAPPY")
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(ImportError, match="compression of batches needs zstandard"):

@@ -23,7 +23,7 @@ import numpy as np
 
 from stratagem import settings
 from stratagem.cluster.addresses import ip_address, is_loopback, split_address, without_scheme
-from stratagem.errors import NotFoundError, explain
+from stratagem.errors import NotFoundError, check_choice, explain
 from stratagem.group.authentication.secret import Secret, key_of, new_secret, required_secret
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
@@ -145,19 +145,7 @@ class DispatcherConfig:
     host: str = dataclasses.field(default="127.0.0.1", kw_only=True)
 
     def __post_init__(self) -> None:
-        check_protocol(self.protocol)
-
-
-def check_protocol(protocol: str | None) -> None:
-    """Raises ValueError for a protocol other than TCP."""
-    if protocol not in (None, "tcp"):
-        raise ValueError(
-            explain(
-                f"protocol={protocol!r} is not supported.",
-                expected='"tcp", which uses shared memory on one machine by itself.',
-                fix="omit protocol.",
-            )
-        )
+        check_choice("DispatcherConfig", (None, "tcp"), protocol=self.protocol)
 
 
 @dataclasses.dataclass

@@ -35,7 +35,13 @@ from stratagem.cluster.addresses import (
     without_scheme,
 )
 from stratagem.environment import load
-from stratagem.errors import PoisonExampleError, UnavailableError, check_number, explain
+from stratagem.errors import (
+    PoisonExampleError,
+    UnavailableError,
+    check_choice,
+    check_number,
+    explain,
+)
 from stratagem.group.authentication.secret import find_secret
 from stratagem.group.transport.connection import ServerError
 from stratagem.group.transport.listener import Listener, Request
@@ -45,7 +51,6 @@ from stratagem.input.service.address_book import (
     BookClient,
     DispatcherConfig,
     DispatchServer,
-    check_protocol,
     service_keys,
     tcp_address,
 )
@@ -332,7 +337,7 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         split_address(self.dispatcher_address)
-        check_protocol(self.protocol)
+        check_choice("WorkerConfig", (None, "tcp"), protocol=self.protocol)
 
 
 class WorkerServer(Closing):

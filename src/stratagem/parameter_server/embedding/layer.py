@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import keras
 
 from stratagem.contexts import get_strategy
-from stratagem.errors import check_number, explain
+from stratagem.errors import check_choice, check_number, explain
 from stratagem.execution.lookups import embedding_lookup, note_table
 from stratagem.keras.variables.requests import annotated
 from stratagem.parameter_server.client.shard_layout import KeyLayout
@@ -206,22 +206,8 @@ class DynamicEmbedding(keras.layers.Layer):
         check_number("DynamicEmbedding", output_dim=self.output_dim)
         if self.max_rows is not None:
             check_number("DynamicEmbedding", max_rows=self.max_rows)
-        if self.combiner is not None and self.combiner not in COMBINERS:
-            raise ValueError(
-                explain(
-                    f"DynamicEmbedding received combiner={self.combiner!r}.",
-                    expected=f"None or one of {COMBINERS}.",
-                    fix='use combiner="mean", or pool the rows in a layer of your own.',
-                )
-            )
-        if self.storage_dtype not in (None, *ROW_DTYPES):
-            raise ValueError(
-                explain(
-                    f"DynamicEmbedding received storage_dtype={self.storage_dtype!r}.",
-                    expected=f"None or one of {ROW_DTYPES}.",
-                    fix="omit storage_dtype for rows in float32.",
-                )
-            )
+        check_choice("DynamicEmbedding", (None, *COMBINERS), combiner=self.combiner)
+        check_choice("DynamicEmbedding", (None, *ROW_DTYPES), storage_dtype=self.storage_dtype)
         needs_limit = self.eviction is not None and not isinstance(self.eviction, NotSeenFor)
         if needs_limit and self.max_rows is None:
             raise ValueError(

@@ -15,7 +15,7 @@ import numpy as np
 
 from stratagem.contexts import get_strategy
 from stratagem.environment import load
-from stratagem.errors import explain
+from stratagem.errors import check_choice, explain
 from stratagem.parameter_server.client.shard_layout import KeyLayout
 from stratagem.parameter_server.client.table_client import TableClient
 from stratagem.parameter_server.server.tables.saved_tables import TableVersions
@@ -226,9 +226,6 @@ def client_of(strategy: Strategy | None) -> TableClient:
 # Export of keyed tables to Parquet and Arrow files, which other programs read.
 
 
-_FORMATS = ("parquet", "arrow")
-
-
 def export(
     folder: str | os.PathLike[str],
     *,
@@ -261,11 +258,11 @@ def export(
     Example:
         >>> sg.embedding.export("/tmp/tables", format="csv")
         Traceback (most recent call last):
-        ValueError: Tables cannot be exported as 'csv'...
+        ValueError: sg.embedding.export received format='csv'...
 
     Source: specific to Stratagem.
     """
-    _check_format(format)
+    check_choice("sg.embedding.export", ("parquet", "arrow"), format=format)
     client = client_of(strategy)
     arrow = load("pyarrow", needed_by="sg.embedding.export", install="'stratagem[data]'")
     if with_keys:
@@ -278,17 +275,6 @@ def export(
                 for keys, rows in client.pieces(name, with_keys=with_keys):
                     write(_record_batch(arrow, schema, keys, rows))
     return [str(final / file) for file in names.values()]
-
-
-def _check_format(format: str) -> None:
-    if format not in _FORMATS:
-        raise ValueError(
-            explain(
-                f"Tables cannot be exported as {format!r}.",
-                expected=f"one of {_FORMATS}.",
-                fix='use format="parquet".',
-            )
-        )
 
 
 def _check_keys(client: TableClient) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from scipy.sparse import csc_array
 
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain
 
 # Row ids of tables, and sums of rows with equal ids.
 
@@ -452,15 +452,9 @@ class UpdateMode:
     max_staleness: int | None = None
 
     def __post_init__(self) -> None:
-        if self.num_needed < 0 or (self.max_staleness or 0) < 0:
-            raise ValueError(
-                explain(
-                    f"{self} has a negative number.",
-                    expected="num_needed and max_staleness to be 0 or more.",
-                    fix="omit num_needed for asynchronous updates, and max_staleness to accept "
-                    "gradients of any age.",
-                )
-            )
+        check_number("ParameterServerStrategy", 0, num_needed=self.num_needed)
+        if self.max_staleness is not None:
+            check_number("ParameterServerStrategy", 0, max_staleness=self.max_staleness)
         if self.num_needed and self.max_staleness is not None:
             raise ValueError(
                 explain(

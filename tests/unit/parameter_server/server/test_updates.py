@@ -468,8 +468,8 @@ def test_memory_is_aligned_for_jax(shape) -> None:
 @pytest.mark.parametrize(
     ("numbers", "words"),
     [
-        ((-1, None), "has a negative number"),
-        ((0, -1), "has a negative number"),
+        ((-1, None), "received num_needed=-1"),
+        ((0, -1), "received max_staleness=-1"),
         ((2, 0), "limits the staleness of synchronous updates"),
     ],
 )

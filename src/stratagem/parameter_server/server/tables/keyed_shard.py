@@ -12,7 +12,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from stratagem.errors import explain
 from stratagem.parameter_server.server.shards import (
     SavedPart,
     Shard,
@@ -343,14 +342,8 @@ class KeyedShard(Shard):
         self._require_distinct(new)
         self._hold(slots[is_known])
         if len(new) > self._keyed.room(int(np.count_nonzero(is_known))):
-            raise ValueError(
-                explain(
-                    f"{len(new)} rows were assigned to keys without rows, and {self.spec.name!r} "
-                    "is full.",
-                    expected=f"at most {self._keyed.most_rows} rows.",
-                    fix="use a larger max_rows or more servers.",
-                )
-            )
+            where = f"and {self.spec.name!r} is full"
+            raise ValueError(f"{len(new)} rows were assigned to keys without rows, {where}")
         self._reserve(len(new))
         with self.lock:
             made = slots[~is_known] = self._keyed.make(slots[is_known], new)
