@@ -470,7 +470,6 @@ class ElasticDataset(DistributedDataset):
         return self._begin_with(_ElasticIterator)
 
     def _loader(self, reader: Reader, **arguments: Any) -> Loader:
-        del arguments
         return Loader(reader, _undivided, _ONE, to_device=False, can_seek=True)
 
 

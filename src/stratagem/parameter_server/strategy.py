@@ -122,7 +122,6 @@ def _steps(variables: VariableClient, num_replicas: int) -> RemoteSteps:
 
 def _send_rules_again(client: ServerClient, server: int, address: str) -> None:
     """Sends the optimizers to a restarted server, on which workers may already wait for them."""
-    del address
 
     def send() -> None:
         try:

@@ -79,7 +79,6 @@ def _main() -> None:
 
     def end_if_idle(signum: int, frame: object) -> None:
         """Exits if training has exited and no request is in progress."""
-        del signum, frame
         if os.getppid() != parent and not server.is_busy:
             raise SystemExit(0)
 

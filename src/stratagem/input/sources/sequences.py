@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any, NoReturn
 
@@ -132,46 +132,11 @@ class ArraySource(RowSource):
         )
 
 
-class SequenceSource(Source):
+class SequenceSource(RowSource):
     """A list or tuple of batches."""
 
-    @property
-    def order_follows_epoch(self) -> bool:
-        """True."""
-        return True
-
-    @property
-    def can_seek(self) -> bool:
-        """True."""
-        return True
-
     def __init__(self, batches: Sequence[Any]) -> None:
-        self._batches = batches
-
-    @property
-    def cardinality(self) -> int:
-        """Number of batches."""
-        return len(self._batches)
-
-    def open(self, epoch: int) -> Reader:
-        """Opens the sequence."""
-        return _IndexReader(iter(range(len(self._batches))), self._batches.__getitem__)
-
-
-class _IndexReader(Reader):
-    """Reads batches by index, so that resuming reads none twice."""
-
-    def __init__(self, numbers: Iterator[int], get: Callable[[int], Any]) -> None:
-        self._numbers = numbers
-        self._get = get
-
-    def read(self) -> Any:
-        return self._get(next(self._numbers))
-
-    def restore(self, state: dict[str, Any]) -> None:
-        for _ in range(state["num_read"]):
-            next(self._numbers)
-        self.num_read = state["num_read"]
+        super().__init__(lambda rows: batches[rows.start], len(batches), batch_size=1)
 
 
 class PyDatasetSource(Source):

@@ -183,14 +183,12 @@ class Shard:
 
     def expanded(self, slot: str | None, pulled: np.ndarray) -> np.ndarray:
         """Returns the result of `pulled` as updates compute with it."""
-        del slot
         return pulled
 
     def scatter(
         self, slot: str | None, rows: np.ndarray, values: np.ndarray, sign: int, version: int
     ) -> None:
         """Assigns rows of a table (`sign=0`), or adds to them. `version` is that of the server."""
-        del version
         current = np.asarray(self.array(slot))
         new = values if sign == 0 else np.take(current, rows, axis=0) + sign * values
         self.mark(rows)
@@ -204,7 +202,6 @@ class Shard:
 
         `version` is that of the update.
         """
-        del version
         return UpdatedPart(self, optimizer, rows, grads)
 
     def add_slot(self, name: str, slot: Slot) -> None:

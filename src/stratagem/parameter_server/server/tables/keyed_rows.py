@@ -9,7 +9,6 @@ import numpy as np
 from stratagem.parameter_server.server.tables.key_slots import DirtyRows, KeySlots
 from stratagem.parameter_server.server.tables.table_options import (
     AfterSightings,
-    Eviction,
     LeastFrequent,
     LeastRecent,
     NotSeenFor,
@@ -46,14 +45,14 @@ class KeyedRows:
 
     `counters`, since the table was created: rows created and evicted, updates of evicted rows, and
     row updates without a row. Each row update is in the count of its row, or in one of the last
-    two. Callers serialize changes.
+    two. `most_rows` is the largest number of rows. Callers serialize changes.
     """
 
     def __init__(
         self, options: TableOptions, most_rows: int, dirty: DirtyRows | None = None
     ) -> None:
         self._options = options
-        self._most_rows = min(most_rows, options.max_rows or most_rows)
+        self.most_rows = min(most_rows, options.max_rows or most_rows)
         self.rows = KeySlots(most_rows, dirty)
         self.candidates = KeySlots(self.most_candidates)
         self.counters = dict.fromkeys(COUNTERS, 0)
@@ -78,15 +77,15 @@ class KeyedRows:
     def room(self, num_known: int) -> int:
         """Returns how many rows can be made by a change with so many known keys."""
         if isinstance(self._options.eviction, LeastFrequent | LeastRecent):
-            return self._most_rows - num_known
-        return self._most_rows - len(self.rows)
+            return self.most_rows - num_known
+        return self.most_rows - len(self.rows)
 
     def make(self, known: np.ndarray, new: np.ndarray) -> np.ndarray:
         """Makes rows, and returns their slots. Evicts others, but not `known` ones, if needed."""
         if not len(new):
             return new
         eviction = self._options.eviction
-        excess = len(self.rows) + len(new) - self._most_rows
+        excess = len(self.rows) + len(new) - self.most_rows
         if excess > 0 and isinstance(eviction, LeastFrequent | LeastRecent):
             with self.rows.held(known):
                 evicted = self.rows.chosen(eviction, excess)
@@ -107,16 +106,6 @@ class KeyedRows:
         if self.most_candidates:
             self._count_candidates(sighting, version)
         return slots
-
-    @property
-    def most_rows(self) -> int:
-        """Largest number of rows."""
-        return self._most_rows
-
-    @property
-    def eviction(self) -> Eviction | None:
-        """Policy of the table."""
-        return self._options.eviction
 
     def evict_aged(self, version: int) -> None:
         """Evicts rows for their age."""

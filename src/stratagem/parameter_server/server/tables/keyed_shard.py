@@ -230,8 +230,8 @@ class KeyedShard(Shard):
         super().__init__(spec, self._value.array)
         self._slot_arrays: dict[str, GrowingArray] = {}
         self.initials: dict[str, float] = {}
-        self.keyed = self._keyed = KeyedRows(self.options, self._most_rows, self._row_states())
-        self._rows, self._candidates = self._keyed.rows, self._keyed.candidates
+        self.keyed = KeyedRows(self.options, self._most_rows, self._row_states())
+        self._rows, self._candidates = self.keyed.rows, self.keyed.candidates
         self._is_changed = True  # what is no slot: counters, and the spec of a new table
         self.history = SaveHistory(self._rows, self._candidates)
 
@@ -307,7 +307,7 @@ class KeyedShard(Shard):
         with self.lock:
             num_rows = len(self._rows)
             sizes = {"rows": num_rows, "hot": num_rows, "bytes": self.size_bytes}
-            return {**sizes, "candidates": len(self._candidates), **self._keyed.counters}
+            return {**sizes, "candidates": len(self._candidates), **self.keyed.counters}
 
     def pulled(self, slot: str | None, rows: np.ndarray) -> np.ndarray:
         """Returns the rows of keys as they are stored: see `expanded`.
@@ -341,12 +341,12 @@ class KeyedShard(Shard):
         new = rows[~is_known]
         self._require_distinct(new)
         self._hold(slots[is_known])
-        if len(new) > self._keyed.room(int(np.count_nonzero(is_known))):
+        if len(new) > self.keyed.room(int(np.count_nonzero(is_known))):
             where = f"and {self.spec.name!r} is full"
             raise ValueError(f"{len(new)} rows were assigned to keys without rows, {where}")
         self._reserve(len(new))
         with self.lock:
-            made = slots[~is_known] = self._keyed.make(slots[is_known], new)
+            made = slots[~is_known] = self.keyed.make(slots[is_known], new)
             places = self._new_places(made)
             self.value[places] = self._initial(None, new, self.value.dtype)
             for name in self.slots:
@@ -355,7 +355,7 @@ class KeyedShard(Shard):
             if sign:
                 values = self.expanded(slot, array[places]) + sign * values
             array[places] = self.format.stored(values) if slot is None else values
-            self._rows.note(slots, version + self._keyed.version_offset, 0)
+            self._rows.note(slots, version + self.keyed.version_offset, 0)
 
     def updated(
         self, optimizer: str, rows: np.ndarray | None, grads: np.ndarray | None, version: int
@@ -367,7 +367,7 @@ class KeyedShard(Shard):
         """
         if rows is None or grads is None:
             raise ValueError(f"a gradient of the whole of {self.spec.name!r} was pushed")
-        sighting = self._keyed.sighting(rows, version)
+        sighting = self.keyed.sighting(rows, version)
         self._require_distinct(np.concatenate([sighting.new, sighting.refused]))
         self._hold(sighting.slots)
         self._reserve(len(sighting.new))
@@ -431,8 +431,8 @@ class KeyedShard(Shard):
         self._is_changed = True
         self._rows.restore(saved.rows)
         self._candidates.restore(saved.candidates)
-        self._keyed.counters.update({name: int(saved.counters[name]) for name in COUNTERS})
-        self._keyed.version_offset = int(saved.counters.get("version_offset", 0))
+        self.keyed.counters.update({name: int(saved.counters[name]) for name in COUNTERS})
+        self.keyed.version_offset = int(saved.counters.get("version_offset", 0))
         for name, rows in part.slots.items():
             if name not in self.slots:
                 self._add_slot_array(name, rows.dtype, float(saved.initials[name]))
@@ -458,7 +458,7 @@ class KeyedShard(Shard):
         """Stores the rows of an update and makes new ones, after it succeeded."""
         value = self._rounded(sighting, value)
         with self.lock:
-            rows = self._keyed.keep(sighting, version)
+            rows = self.keyed.keep(sighting, version)
             self._is_changed |= bool(len(sighting.refused))
             made = self._new_places(rows[len(sighting.slots) :])
             if len(made):  # slots of other optimizers too
@@ -468,7 +468,7 @@ class KeyedShard(Shard):
             self.value[places] = value
             for name, slot in slots.items():
                 self.slots[name][places] = slot
-            self._keyed.evict_aged(version)
+            self.keyed.evict_aged(version)
 
     def _rounded(self, sighting: Sighting, value: np.ndarray) -> np.ndarray:
         """Returns the new rows of an update as they are stored."""
@@ -535,14 +535,14 @@ class KeyedShard(Shard):
     def _end_of_new(self, num_new: int) -> int:
         """Returns the end of the slots after new rows: a full table evicts as many."""
         end = self._rows.num_slots
-        return min(max(self._keyed.most_rows, end), end + num_new)
+        return min(max(self.keyed.most_rows, end), end + num_new)
 
     def _saved(self, rows: np.ndarray, candidates: np.ndarray) -> SavedPart:
         keys = self._rows.saved(rows)
         table = SavedTable(
             keys,
             self._candidates.saved(candidates),
-            {**self._keyed.counters, "version_offset": self._keyed.version_offset},
+            {**self.keyed.counters, "version_offset": self.keyed.version_offset},
             dict(self.initials),
             self._on_disk(),
         )

@@ -84,7 +84,7 @@ class TableChain(Closing):
                 ]
                 # An optimizer that was added later marked all rows.
                 slots = {name: one for name, one in part.slots.items() if name in self.end.initials}
-                yield file, _chosen(SavedRows(*_keys(part), part.value, slots, part.offset), *kept)
+                yield file, _chosen(dataclasses.replace(part, slots=slots), *kept)
 
     def close(self) -> None:
         """Closes all files."""
@@ -176,10 +176,6 @@ def _not_found(keys: SavedKeys, is_found: np.ndarray) -> np.ndarray:
     return is_new
 
 
-def _keys(part: SavedRows) -> tuple[SavedKeys, SavedKeys]:
-    return part.rows, part.candidates
-
-
 def _chosen(part: SavedRows, rows: np.ndarray, candidates: np.ndarray) -> SavedRows:
     """Returns the rows and candidates that are True in the masks."""
     kept = part.candidates.chosen(candidates)
@@ -197,9 +193,7 @@ def _is_in(keys: np.ndarray, buckets: range) -> np.ndarray:
 def _numbered(part: SavedRows, num_rows: int, num_candidates: int) -> SavedRows:
     """Returns the rows with the next slots."""
     rows, candidates = (
-        SavedKeys(
-            np.arange(first, first + len(one.slots)), one.keys, one.seen, one.counts, one.freed
-        )
+        dataclasses.replace(one, slots=np.arange(first, first + len(one.slots)))
         for one, first in ((part.rows, num_rows), (part.candidates, num_candidates))
     )
     return SavedRows(rows, candidates, part.value, part.slots)
@@ -210,8 +204,8 @@ def _saved_part(
 ) -> SavedPart:
     """Returns rows as a journal has them, `age` versions newer."""
     rows, candidates = (
-        SavedKeys(one.slots, one.keys, one.seen + np.uint32(age), one.counts, one.freed)
-        for one in _keys(part)
+        dataclasses.replace(one, seen=one.seen + np.uint32(age))
+        for one in (part.rows, part.candidates)
     )
     saved = SavedTable(rows, candidates, end.counters, end.initials)
     value = part.value
@@ -234,7 +228,7 @@ def _excess(
     excess = num_rows - table.keyed.most_rows
     if excess <= 0:
         return np.empty(0, np.int64)
-    eviction = table.keyed.eviction
+    eviction = table.options.eviction
     if not isinstance(eviction, LeastFrequent | LeastRecent):
         raise ValueError(
             explain(
