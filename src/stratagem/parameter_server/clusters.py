@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import os
 import pickle
 import threading
 import time
@@ -47,7 +46,7 @@ from stratagem.launch.remote.ray.ray_nodes import (
     start_head,
 )
 from stratagem.parameter_server.cluster_plan import ClusterPlan, JournalPlan
-from stratagem.resources import Closing, TemporaryFolder, cache_dir
+from stratagem.resources import Closing, TemporaryFolder, available_cores, cache_dir
 
 # Machine resources and CPU threads requested by each server and worker.
 
@@ -78,7 +77,7 @@ class Placing:
     @classmethod
     def here(cls) -> Placing:
         """Returns the resources of this machine, for forked processes."""
-        return cls(num_cores=_num_cores())
+        return cls(num_cores=max(1, int(available_cores())))
 
     @classmethod
     def now(cls, spec: ClusterSpec | None, *, is_own: bool) -> Placing:
@@ -88,7 +87,7 @@ class Placing:
         """
         ray = load_ray()
         is_one = spec is None and sum(node["Alive"] for node in ray.nodes()) == 1
-        num_cores = _num_cores() if is_one else 0
+        num_cores = max(1, int(available_cores())) if is_one else 0
         if is_own:
             return cls(num_cores=num_cores)
         there = ray.cluster_resources()
@@ -128,13 +127,6 @@ class Placing:
         elif self.num_cpus > 2 * count:
             share["CPU"] = 1
         return [share] * count if share else None
-
-
-def _num_cores() -> int:
-    """Returns the number of cores this process may use, or all where the OS cannot say."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 # Servers compute on the host; workers use the accelerators.

@@ -289,21 +289,29 @@ def is_of(dataset: object, package: str, *names: str) -> bool:
     )
 
 
-class GrainMapSource(Source):
-    """A `grain.MapDataset` of batches, reshuffled in each epoch."""
+class GrainIterSource(Source):
+    """A `grain.IterDataset` of batches, with its worker processes."""
 
     @property
     def order_follows_epoch(self) -> bool:
         """True."""
         return True
 
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def open(self, epoch: int) -> Reader:
+        """Opens the dataset, which shuffles by itself."""
+        return _GrainReader(_open_iterator(self._dataset))
+
+
+class GrainMapSource(GrainIterSource):
+    """A `grain.MapDataset` of batches, reshuffled in each epoch."""
+
     @property
     def can_seek(self) -> bool:
         """True."""
         return True
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
 
     @property
     def cardinality(self) -> int:
@@ -321,22 +329,6 @@ class GrainMapSource(Source):
         if begin := len(self._dataset) * epoch + first:
             dataset = dataset[begin:]
         return _GrainReader(_open_iterator(dataset.to_iter_dataset()))
-
-
-class GrainIterSource(Source):
-    """A `grain.IterDataset` of batches, with its worker processes."""
-
-    @property
-    def order_follows_epoch(self) -> bool:
-        """True."""
-        return True
-
-    def __init__(self, dataset: Iterable[Any]) -> None:
-        self._dataset = dataset
-
-    def open(self, epoch: int) -> Reader:
-        """Opens the dataset, which shuffles by itself."""
-        return _GrainReader(_open_iterator(self._dataset))
 
 
 def _open_iterator(dataset: Iterable[Any]) -> Any:
@@ -454,23 +446,12 @@ class HuggingFaceStreamSource(IterableSource):
         return HuggingFaceStreamSource(self._dataset.shard(num_shards, index, contiguous=False))
 
 
-class TorchLoaderSource(Source):
-    """A `torch.utils.data.DataLoader`."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    @property
-    def cardinality(self) -> int:
-        """Number of batches; unknown for an iterable-style dataset without a length."""
-        try:
-            return len(self._loader)
-        except TypeError:
-            return UNKNOWN_CARDINALITY
+class TorchLoaderSource(IterableSource):
+    """A `torch.utils.data.DataLoader`; without a length, if its dataset has none."""
 
     def open(self, epoch: int) -> Reader:
         """Opens the loader, which shuffles by itself."""
-        return _TorchReader(self._loader)
+        return _TorchReader(self._batches)
 
 
 class _TorchReader(Reader):

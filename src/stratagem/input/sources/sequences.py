@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -136,7 +137,11 @@ class SequenceSource(RowSource):
     """A list or tuple of batches."""
 
     def __init__(self, batches: Sequence[Any]) -> None:
-        super().__init__(lambda rows: batches[rows.start], len(batches), batch_size=1)
+        super().__init__(functools.partial(_batch_of, batches), len(batches), batch_size=1)
+
+
+def _batch_of(batches: Sequence[Any], rows: slice) -> Any:
+    return batches[rows.start]
 
 
 class PyDatasetSource(Source):

@@ -141,39 +141,6 @@ class NeededRules:
         return lacking
 
 
-# A scheduled function while it runs on a worker, which identifies its updates.
-
-
-@dataclasses.dataclass(frozen=True)
-class RunningFunction:
-    """One run of a function. Servers make each of its updates once, however often it runs.
-
-    It must make its updates in the same order each time. `is_rerun` is True if it may have run
-    before. `order` is the number of the coordinator's message to this worker; servers may forget
-    the functions of messages before `first_open`, because none of them will run again.
-    """
-
-    name: str
-    is_rerun: bool = False
-    order: int = 0
-    first_open: int = 0
-    _places: itertools.count[int] = dataclasses.field(
-        default_factory=lambda: itertools.count(1), init=False
-    )
-
-    def update_fields(self) -> dict[str, Any]:
-        """Returns the fields of the function's next update."""
-        fields: dict[str, Any] = {
-            "function": self.name,
-            "place": next(self._places),
-            "order": self.order,
-            "first_open": self.first_open,
-        }
-        if self.is_rerun:
-            fields["is_rerun"] = True
-        return fields
-
-
 class ServerClient:
     """Reads and writes variables by name, wherever their shards are. Thread-safe.
 
@@ -274,10 +241,21 @@ class ServerClient:
         return {server: answer.fields["journaled_version"] for server, answer in answers.items()}
 
     @contextlib.contextmanager
-    def in_function(self, function: RunningFunction) -> Generator[None]:
-        """Identifies the updates of this thread by a scheduled function, in a `with` block."""
+    def in_function(
+        self, name: str, *, is_rerun: bool = False, order: int = 0, first_open: int = 0
+    ) -> Generator[None]:
+        """Identifies the updates of this thread by a scheduled function, in a `with` block.
+
+        Servers make each of its updates once, however often it runs, if it makes them in the same
+        order each time. `is_rerun` is True if it may have run before. `order` is the number of the
+        coordinator's message to this worker; servers may forget the functions of messages before
+        `first_open`, because none of them will run again.
+        """
+        fields = {"function": name, "order": order, "first_open": first_open}
+        if is_rerun:
+            fields["is_rerun"] = True
         previous = getattr(self._local, "function", None)
-        self._local.function = function
+        self._local.function = fields, itertools.count(1)
         try:
             yield
         finally:
@@ -582,7 +560,8 @@ class ServerClient:
     def _update(self) -> dict[str, Any]:
         """Returns the fields of a change that is an update, perhaps of a scheduled function."""
         fields = self._change()
-        function: RunningFunction | None = getattr(self._local, "function", None)
+        function = getattr(self._local, "function", None)
         if function is not None:
-            fields |= function.update_fields()
+            of_function, places = function
+            fields |= {**of_function, "place": next(places)}
         return fields

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,7 +19,7 @@ from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.listener import Listener, Request
 from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.client.client import RunningFunction, ServerClient
+from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.cluster_plan import RemoteStateStrategy
 from stratagem.parameter_server.coordinator.remote_value import map_structure
 from stratagem.parameter_server.coordinator.shipping import (
@@ -246,13 +247,13 @@ class Worker(Closing):
             self._strategy.placement.remote.forget()
         ended: list[Ended] = []
         for call in calls_in(message):
-            function = RunningFunction(
-                name=f"{self._coordinator} {call.closure}",
+            running = client.in_function(
+                f"{self._coordinator} {call.closure}",
                 is_rerun=call.is_rerun,
                 order=message.fields["order"],
                 first_open=message.fields["first_open"],
             )
-            ended.append(self._ended(call, function))
+            ended.append(self._ended(call, running))
             if ended[-1].trace is not None:
                 break
         fields = {
@@ -262,15 +263,15 @@ class Worker(Closing):
         }
         return pack_ended(ended, fields)
 
-    def _ended(self, call: SentCall, running: RunningFunction) -> Ended:
-        """Runs a function and returns its outcome."""
+    def _ended(self, call: SentCall, running: AbstractContextManager[None]) -> Ended:
+        """Runs a function, `running` in a `with` block, and returns its outcome."""
         begin_s = time.monotonic()
         variables = self._strategy.placement.remote.variables
         collected = variables.collected
         _reset(collected.values())
         try:
             function = self._functions[call.function]
-            with self._in_function(), variables.client.in_function(running):
+            with self._in_function(), running:
                 args, kwargs = self._packing.unpack(call.packed, self._strategy)
                 result = function(*args, **kwargs)
             # Copy: a later step may donate the buffers.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 import time
 import types
@@ -360,39 +359,39 @@ def _with(
 def test_machines_of_tasks_are_for_those(monkeypatch) -> None:
     _with(monkeypatch, {"CPU": 8.0, "chief:0": 1.0})
     found = Placing.now(SPEC, is_own=False)
-    assert found.of_servers(1) == [{"ps:0": 1}]
-    assert found.of_workers(2) == [{"worker:0": 1}, {"worker:1": 1}]
+    assert found.resources("ps", 1) == [{"ps:0": 1}]
+    assert found.resources("worker", 2) == [{"worker:0": 1}, {"worker:1": 1}]
 
 
 def test_cluster_of_somebody_else_gives_shares(monkeypatch) -> None:
     _with(monkeypatch, {"CPU": 16.0, "GPU": 5.0})
     found = Placing.now(SPEC, is_own=False)
-    assert found.of_servers(2) == [{"CPU": 1}] * 2
-    assert found.of_workers(2) == [{"GPU": 2, "CPU": 1}] * 2
+    assert found.resources("ps", 2) == [{"CPU": 1}] * 2
+    assert found.resources("worker", 2) == [{"GPU": 2, "CPU": 1}] * 2
     _with(monkeypatch, {"CPU": 2.0})
     small = Placing.now(None, is_own=False)
-    assert small.of_servers(2) is None
-    assert small.of_workers(2) is None
+    assert small.resources("ps", 2) is None
+    assert small.resources("worker", 2) is None
 
 
 def test_machines_of_roles_are_for_those(monkeypatch) -> None:
     _with(monkeypatch, {"CPU": 16.0, "GPU": 8.0, "ps": 2.0, "worker": 4.0})
     found = Placing.now(None, is_own=False)
-    assert found.of_servers(2) == [{"ps": 1}] * 2
-    assert found.of_workers(4) == [{"GPU": 2, "worker": 1}] * 4
+    assert found.resources("ps", 2) == [{"ps": 1}] * 2
+    assert found.resources("worker", 4) == [{"GPU": 2, "worker": 1}] * 4
 
 
 def test_cluster_of_this_process_is_spread(monkeypatch) -> None:
     _with(monkeypatch, {"CPU": 16.0})
     found = Placing.now(None, is_own=True)
-    assert (found.of_servers(2), found.of_workers(3)) == (None, None)
+    assert (found.resources("ps", 2), found.resources("worker", 3)) == (None, None)
 
 
 @pytest.fixture
 def six_cores(monkeypatch) -> None:
     for name in ("NPROC", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
+    monkeypatch.setattr("stratagem.parameter_server.clusters.available_cores", lambda: 6.0)
 
 
 @pytest.mark.parametrize("is_own", [True, False])

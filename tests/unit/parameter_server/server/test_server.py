@@ -20,7 +20,7 @@ from stratagem.group.transport.connection import Connections, ServerError
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.journal import Journal
 from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.client.client import RunningFunction, ServerClient
+from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.changes import by_kind
 from stratagem.parameter_server.server.server import ParameterServer
@@ -315,9 +315,9 @@ def test_function_that_runs_again_makes_its_updates_once(server, served, connect
     first, second = ServerClient(connections), ServerClient(connections)
     for client in (first, second):
         client.know(V)
-    with first.in_function(RunningFunction("f")):
+    with first.in_function("f"):
         first.assign("v", np.ones(3), sign=1)  # then its process is killed
-    with second.in_function(RunningFunction("f", is_rerun=True)):
+    with second.in_function("f", is_rerun=True):
         for _ in range(2):
             second.assign("v", np.ones(3), sign=1)
     second.assign("v", np.ones(3), sign=1)  # of no function
@@ -335,7 +335,7 @@ def test_synchronous_gradients_of_a_lost_run_are_withdrawn(served, connections) 
         worker.know(V)
 
     def push_in(name: str, function: str, *, is_rerun: bool = False) -> bool:
-        with workers[name].in_function(RunningFunction(function, is_rerun)):
+        with workers[name].in_function(function, is_rerun=is_rerun):
             return workers[name].push(gradient).is_used
 
     with ThreadPoolExecutor(3) as pool:
