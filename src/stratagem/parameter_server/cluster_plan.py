@@ -180,20 +180,32 @@ _LOCAL_SERVERS = 2
 
 
 @dataclasses.dataclass(frozen=True)
+class JournalPlan:
+    """Journals of a cluster's servers: the folder, and seconds between entries.
+
+    `folder=None` selects one of this run. `is_durable` answers an update only once it is on disk.
+    `is_temporary` removes a journal when its server closes.
+    """
+
+    folder: str | None = None
+    interval_s: float = 1.0
+    is_durable: bool = False
+    is_temporary: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class ClusterPlan:
     """Number and machines of a cluster's processes.
 
-    `spec` has the machine of each task; None means this machine. `journal_dir=None` selects a
-    folder of this run. `task` is the type and index of this process if each worker runs its own
-    program, None in a coordinator. `strategy` is a name for messages.
+    `spec` has the machine of each task; None means this machine. `task` is the type and index of
+    this process if each worker runs its own program, None in a coordinator. `strategy` is a name
+    for messages.
     """
 
     num_workers: int
     num_servers: int
     spec: ClusterSpec | None = None
-    journal_dir: str | None = None
-    journal_interval_s: float = 1.0
-    durable_updates: bool = False
+    journals: JournalPlan = JournalPlan()
     task: tuple[str, int] | None = None
     strategy: str = "ParameterServerStrategy"
 
@@ -280,26 +292,9 @@ class ClusterPlan:
         self, journal_dir: str | os.PathLike[str] | None, limits: CoordinatorOptions
     ) -> ClusterPlan:
         """Returns the plan with another journal folder; None for a folder of this run."""
-        return dataclasses.replace(
-            self,
-            journal_dir=None if journal_dir is None else checked_folder("journal_dir", journal_dir),
-            journal_interval_s=limits.journal_interval_s,
-            durable_updates=limits.durable_updates,
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class JournalPlan:
-    """Journals of a cluster's servers: the folder, and seconds between entries.
-
-    `is_durable` answers an update only once it is on disk. `is_temporary` removes a journal when
-    its server closes.
-    """
-
-    folder: str
-    interval_s: float = 1.0
-    is_durable: bool = False
-    is_temporary: bool = False
+        folder = None if journal_dir is None else checked_folder("journal_dir", journal_dir)
+        journals = JournalPlan(folder, limits.journal_interval_s, limits.durable_updates)
+        return dataclasses.replace(self, journals=journals)
 
 
 class Cluster(Protocol):

@@ -176,7 +176,7 @@ class CoordinatedCluster(Closing):
             )
             self._addresses: list[str | None] = list(self.servers.addresses)
             self.server_addresses = self.servers.addresses
-            self.servers.watch(self._lose, self._find, self._give_up)
+            self.servers.watch(self._lose, self._find, self._lose)
             self._closing = stack.pop_all()
 
     def locate_server(self, server: int) -> str | None:
@@ -217,30 +217,23 @@ class CoordinatedCluster(Closing):
 
     def _journals(self, stack: contextlib.ExitStack) -> JournalPlan:
         """Returns the plan of journals; the folder is a path on the machine of each server."""
-        plan, is_temporary = self._plan, False
-        folder = plan.journal_dir
-        if folder is None and plan.spec is None:
-            folder = str(stack.enter_context(TemporaryFolder("stratagem-journals-")).path)
-        elif folder is None:
-            run = hashlib.sha256(self.keys.server_public).hexdigest()[:16]
-            folder, is_temporary = str(cache_dir() / "journals" / run), True
-        return JournalPlan(
-            folder,
-            plan.journal_interval_s,
-            is_durable=plan.durable_updates,
-            is_temporary=is_temporary,
-        )
+        journals = self._plan.journals
+        if journals.folder is not None:
+            return journals
+        if self._plan.spec is None:
+            own = stack.enter_context(TemporaryFolder("stratagem-journals-"))
+            return dataclasses.replace(journals, folder=str(own.path))
+        run = hashlib.sha256(self.keys.server_public).hexdigest()[:16]
+        folder = str(cache_dir() / "journals" / run)
+        return dataclasses.replace(journals, folder=folder, is_temporary=True)
 
-    def _lose(self, server: int, reason: str) -> None:
+    def _lose(self, server: int, reason: object) -> None:
         self._addresses[server] = None
 
     def _find(self, server: int, address: str) -> None:
         self._addresses[server] = address
         for on_moved in self._on_moved:
             on_moved(server, address)
-
-    def _give_up(self, server: int, error: Exception) -> None:
-        self._addresses[server] = None
 
 
 def _is_local(plan: ClusterPlan) -> bool:

@@ -195,6 +195,7 @@ def start_cluster(plan: ClusterPlan) -> Cluster:
 def serve_server(index: int, keys: ClusterKeys, journals: JournalPlan) -> ParameterServer:
     """Starts a parameter server in this process; creates the journal folder if missing."""
     _compute_inline()
+    assert journals.folder is not None
     folder = Path(journals.folder)
     if journals.is_temporary:
         sweep_journals(folder.parent)

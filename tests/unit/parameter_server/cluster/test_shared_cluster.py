@@ -167,7 +167,6 @@ def test_chief_and_worker_train_one_model_by_programs_of_their_own(tmp_path) -> 
         {"max_transient_failures": 1.5},
         {"journal_interval_s": float("nan")},
         {"journal_interval_s": True},
-        {"durable_updates": 1},
     ],
     ids=str,
 )
