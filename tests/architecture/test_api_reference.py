@@ -139,11 +139,11 @@ def test_aliases_lead_to_the_main_page(generator: ModuleType, pages: dict[str, s
     names = {name: entry.name for entry in generator.entries() for name in entry.names}
     assert names["sg.input.DistributedDataset"] == "sg.DistributedDataset"
     assert names["sg.CollectiveCommunication"] == "sg.CommunicationImplementation"
-    assert names["sg.checkpoint.Kept"] == "sg.checkpoint.RetainedCheckpoint"
-    assert "checkpoint/Kept" not in pages
+    assert names["sg.coordinator.options"] == "sg.coordinator.CoordinatorOptions"
+    assert "coordinator/options" not in pages
     assert (
-        "{py:obj}`sg.checkpoint.Kept <stratagem.checkpoint.RetainedCheckpoint>`"
-        in (pages["checkpoint/index"])
+        "{py:obj}`sg.coordinator.options <stratagem.coordinator.CoordinatorOptions>`"
+        in (pages["coordinator/index"])
     )
 
 

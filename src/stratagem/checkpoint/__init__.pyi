@@ -23,9 +23,6 @@ from stratagem.checkpoint.policies import (
     KeepPolicy as KeepPolicy,
 )
 from stratagem.checkpoint.policies import (
-    Kept as Kept,
-)
-from stratagem.checkpoint.policies import (
     Moment as Moment,
 )
 from stratagem.checkpoint.policies import (

@@ -54,10 +54,6 @@ class RetainedCheckpoint:
     time_s: float
 
 
-# The older name.
-Kept = RetainedCheckpoint
-
-
 @runtime_checkable
 class SavePolicy(Protocol):
     """Decides when to save.

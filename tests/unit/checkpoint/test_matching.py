@@ -107,10 +107,6 @@ def test_any_takes_policies_of_one_kind(policies) -> None:
         Any(*policies)
 
 
-def test_older_name_of_a_retained_checkpoint_stays() -> None:
-    assert sg.checkpoint.Kept is RetainedCheckpoint
-
-
 # Actions after a method of one object, until they are done, and after first values.
 
 
