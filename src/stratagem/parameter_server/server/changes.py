@@ -98,33 +98,22 @@ class _Client:
 
 
 class Change:
-    """A change request in progress. Resent copies of the request wait for the same answer."""
+    """A change request in progress. Resent copies of the request wait for the same answer.
+
+    `number` is that of the request among the client's changes. `origin` has the function that a
+    worker ran, "" for none, and the place of this change in it; `is_of_rerun` is True if the
+    function may have run before, on a lost worker.
+    """
 
     def __init__(self, owner: Changes, request: Request) -> None:
         self.message = request.message
         self.requests = [request]
         self._owner = owner
-
-    @property
-    def client(self) -> str:
-        """Client that sent the request."""
-        return self.message.fields["client"]
-
-    @property
-    def number(self) -> int:
-        """Number of the request among the client's changes."""
-        return self.message.fields["number"]
-
-    @property
-    def origin(self) -> tuple[str, int]:
-        """Function that a worker ran, and the place of this change in it; "" for none."""
-        fields = self.message.fields
-        return fields.get("function", ""), fields.get("place", 0)
-
-    @property
-    def is_of_rerun(self) -> bool:
-        """True if the function may have run before, on a lost worker."""
-        return bool(self.message.fields.get("is_rerun"))
+        fields = request.message.fields
+        self.client: str = fields["client"]
+        self.number: int = fields["number"]
+        self.origin: tuple[str, int] = fields.get("function", ""), fields.get("place", 0)
+        self.is_of_rerun = bool(fields.get("is_rerun"))
 
     def answer_repeated(self) -> bool:
         """Answers an update that another run of its function has made; False if none has.

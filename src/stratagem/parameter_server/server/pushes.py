@@ -6,14 +6,17 @@ import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
-from stratagem.environment import load
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server.changes import Change, Lifetime
-from stratagem.parameter_server.server.shards import ASYNCHRONOUS, UpdateMode, combine_rows
+from stratagem.parameter_server.server.shards import (
+    ASYNCHRONOUS,
+    UpdateMode,
+    UpdateRule,
+    combine_rows,
+)
 from stratagem.parameter_server.server.store import ServerVariables
 
 # Synchronous updates: gradients of all workers but the slowest, summed and applied once.
@@ -60,8 +63,7 @@ class Contribution:
 class SynchronousUpdates:
     """Thread-safe accumulator of gradients, which updates once enough workers contributed.
 
-    `num_needed` is the number of workers per update: all but the backup workers. Raises
-    ValueError if `num_needed` is not positive.
+    `num_needed` is the number of workers per update: all but the backup workers.
     """
 
     def __init__(self, store: ServerVariables, num_needed: int) -> None:
@@ -102,7 +104,7 @@ class SynchronousUpdates:
     def expect(self, num_needed: int) -> None:
         """Changes `num_needed` after a worker was lost or returned.
 
-        Updates if enough workers are waiting. Raises ValueError if it is not positive.
+        Updates if enough workers are waiting.
         """
         with self._store.changing():
             self._num_needed = num_needed
@@ -260,9 +262,6 @@ class Pushes:
     def __init__(self, store: ServerVariables, lifetime: Lifetime) -> None:
         self._store = store
         self._lifetime = lifetime
-        self._pickle: Any = load(
-            "cloudpickle", needed_by="a parameter server", install="stratagem[ray]"
-        )
         self._synchronous: SynchronousUpdates | None = None
         self._sums = SynchronousSums(store)
         self._counting = threading.Lock()
@@ -284,21 +283,19 @@ class Pushes:
 
     def set_rule(
         self,
-        pickled: np.ndarray,
+        rule: UpdateRule,
         names: list[str],
         mode: UpdateMode | None = None,
         optimizer: str = "",
     ) -> None:
         """Sets an optimizer and the update mode; None keeps the mode.
 
-        `pickled` must come from an authenticated client.
-
         Raises:
             KeyError: no such variable.
             ValueError: the name belongs to a different optimizer.
         """
         with self._store.changing():
-            self._store.set_rule(self._pickle.loads(pickled.tobytes()), names, optimizer)
+            self._store.set_rule(rule, names, optimizer)
             if mode is not None:
                 self.set_mode(mode)
 
@@ -396,7 +393,6 @@ class Pushes:
 
         Raises:
             RuntimeError: updates are asynchronous.
-            ValueError: `num_needed` is not positive.
         """
         with self._store.changing():
             if self._synchronous is None:

@@ -573,7 +573,8 @@ class ParameterServer(Closing):
         (pickled,) = message.arrays
         fields = message.fields
         mode = None if fields["mode"] is None else UpdateMode(**fields["mode"])
-        self._pushes.set_rule(pickled, fields["names"], mode, fields["optimizer"])
+        rule = self._pickle.loads(pickled.tobytes())
+        self._pushes.set_rule(rule, fields["names"], mode, fields["optimizer"])
 
     def _scalars(self, message: Message) -> Message:
         scalars = self.store.scalars

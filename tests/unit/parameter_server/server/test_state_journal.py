@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -28,7 +27,7 @@ from tests.unit.parameter_server.server.test_server import full_disk
 from tests.unit.parameter_server.server.update_rules import Momentum
 
 NAMES = ["v", "b", "table", "v:v", "table:v"]
-RULE = np.frombuffer(cloudpickle.dumps(Momentum()), np.uint8)
+RULE = Momentum()
 
 
 def read(path: Path) -> tuple[ServerState, Journal]:

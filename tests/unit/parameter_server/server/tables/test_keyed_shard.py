@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 
@@ -270,7 +269,7 @@ OPTIONS = {
     "eviction": {"kind": "LeastFrequent"},
     "max_rows": 120,
 }
-RULE = np.frombuffer(cloudpickle.dumps(Accumulator()), np.uint8)
+RULE = Accumulator()
 
 
 @pytest.fixture
@@ -402,8 +401,7 @@ def test_marks_of_a_failed_write_are_put_back(tmp_path, started, monkeypatch) ->
 
 def test_a_dropped_optimizer_takes_its_slots(tmp_path, started) -> None:
     state, journal = started()
-    other = np.frombuffer(cloudpickle.dumps(Other("other")), np.uint8)
-    state.pushes.set_rule(other, ["t"], None, "second")
+    state.pushes.set_rule(Other("other"), ["t"], None, "second")
     push(state.store, np.arange(10))  # by another optimizer
     slots = state.store.pull_rows("t:second.v", np.arange(11))
     np.testing.assert_array_equal(slots, np.full((11, DIM), 0.75))
