@@ -94,51 +94,35 @@ class SentRules:
     def asked(
         self, messages: dict[int, Message], ask: Callable[[dict[int, Message]], dict[int, Message]]
     ) -> dict[int, Message]:
-        """Sends pushes by `ask`, and again to restarted servers once these have the optimizers."""
-        answers = ask(messages)
-        needed = None
-        while any(answer.kind == "needs_rule" for answer in answers.values()):
-            needed = needed or NeededRules(self)
-            answers |= ask({server: messages[server] for server in needed.supply(answers)})
-        return answers
+        """Sends pushes by `ask`, and again to restarted servers once these have the optimizers.
 
-
-class NeededRules:
-    """Wait of one push until servers have the optimizers that it needs.
-
-    A worker usually has none of them: the coordinator sends them when it notices the restart.
-    """
-
-    def __init__(self, rules: SentRules) -> None:
-        self._rules = rules
-        self._limit_s = float(settings.read("peer_timeout_s"))
-        self._deadline_s = time.monotonic() + self._limit_s
-
-    def supply(self, answers: Mapping[int, Message]) -> list[int]:
-        """Returns the servers that asked for optimizers, after sending or awaiting these.
+        A worker usually has none of them: the coordinator sends them when it notices the restart.
 
         Raises:
             UnavailableError: no process has sent them within `STRATAGEM_PEER_TIMEOUT_S`.
         """
-        lacking = [server for server, answer in answers.items() if answer.kind == "needs_rule"]
-        for server in lacking:
-            needed = answers[server].fields["optimizers"]
-            if {*needed} <= self._rules.send(server, needed):
-                continue
-            if time.monotonic() > self._deadline_s:
-                raise UnavailableError(
-                    explain(
-                        f"Parameter server {server} restarted from its journal and has waited "
-                        f"{self._limit_s:g} s for the optimizers {sorted(needed)}.",
-                        expected="the coordinator, or the worker that created an optimizer, to "
-                        "send it again.",
-                        fix="check that this process runs and reaches the server. Set "
-                        "STRATAGEM_PEER_TIMEOUT_S to change the limit.",
-                        code="SG602",
+        answers, begin_s = ask(messages), time.monotonic()
+        while lacking := [one for one, answer in answers.items() if answer.kind == "needs_rule"]:
+            limit_s = float(settings.read("peer_timeout_s"))
+            for server in lacking:
+                needed = answers[server].fields["optimizers"]
+                if {*needed} <= self.send(server, needed):
+                    continue
+                if time.monotonic() > begin_s + limit_s:
+                    raise UnavailableError(
+                        explain(
+                            f"Parameter server {server} restarted from its journal and has waited "
+                            f"{limit_s:g} s for the optimizers {sorted(needed)}.",
+                            expected="the coordinator, or the worker that created an optimizer, to "
+                            "send it again.",
+                            fix="check that this process runs and reaches the server. Set "
+                            "STRATAGEM_PEER_TIMEOUT_S to change the limit.",
+                            code="SG602",
+                        )
                     )
-                )
-            threading.Event().wait(_POLL_S)
-        return lacking
+                threading.Event().wait(_POLL_S)
+            answers |= ask({server: messages[server] for server in lacking})
+        return answers
 
 
 class ServerClient:
@@ -439,7 +423,7 @@ class ServerClient:
             placement, slot = self._find(name)
             for shard, part in enumerate(placement.parts(np.asarray(value))):
                 full_name = placement.name_of(shard) + slot
-                pushes[placement.servers[shard]].assign(full_name, part, sign)
+                pushes[placement.servers[shard]].assigned[full_name] = part, sign
         wanted = self._wanted(pull)
         fields = {**self._update(), "worker": self._client_name, "scalars": dict(scalars or {})}
         messages = {
@@ -539,7 +523,7 @@ class ServerClient:
             placement = self._layouts[name]
             for shard, part in enumerate(placement.parts(np.asarray(gradient))):
                 to = pushes[placement.servers[shard]]
-                to.add(placement, shard, optimizers.get(name, ""), part)
+                to.whole[to.noted(placement, shard, optimizers)] = part
         for name, (ids, values) in rows.items():
             placement = self._layouts[name]
             known = isinstance(ids, DistinctKeys)
@@ -548,7 +532,7 @@ class ServerClient:
             for shard, part, numbers in updated.held(placement):
                 # Send empty parts too: servers count updates and wait for all workers.
                 to = pushes[placement.servers[shard]]
-                to.add_rows(placement, shard, optimizers.get(name, ""), numbers, sums[part])
+                to.rows[to.noted(placement, shard, optimizers)] = numbers, sums[part]
         return pushes
 
     def _wanted(self, names: Sequence[str]) -> WholeVariables:

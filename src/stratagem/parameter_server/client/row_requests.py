@@ -72,50 +72,37 @@ class RequestParts:
 
 
 class GradientParts:
-    """Gradients for one server."""
+    """Gradients for one server, by name of the shard, in `whole` and `rows`.
+
+    `rows` has row numbers, possibly none, and their gradients. `assigned` has the values to set
+    before the update, with signs, by name of a shard or of its slot. `variables` are those with
+    gradients.
+    """
 
     def __init__(self) -> None:
         self.variables: list[str] = []
-        self._whole: dict[str, np.ndarray] = {}
-        self._rows: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self.whole: dict[str, np.ndarray] = {}
+        self.rows: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self.assigned: dict[str, tuple[np.ndarray, int]] = {}
         self._optimizers: dict[str, str] = {}
-        self._assigned: dict[str, tuple[np.ndarray, int]] = {}
 
-    def assign(self, name: str, value: np.ndarray, sign: int) -> None:
-        """Adds the value of a shard, or of its slot, to set before the update."""
-        self._assigned[name] = value, sign
-
-    def add(self, placement: ShardLayout, shard: int, optimizer: str, gradient: np.ndarray) -> None:
-        """Adds the gradient of a shard."""
-        self._whole[self._noted(placement, shard, optimizer)] = gradient
-
-    def add_rows(
-        self,
-        placement: ShardLayout,
-        shard: int,
-        optimizer: str,
-        numbers: np.ndarray,
-        values: np.ndarray,
-    ) -> None:
-        """Adds gradients of rows of a shard, possibly none, by their numbers in it."""
-        self._rows[self._noted(placement, shard, optimizer)] = (numbers, values)
-
-    def _noted(self, placement: ShardLayout, shard: int, optimizer: str) -> str:
+    def noted(self, placement: ShardLayout, shard: int, optimizers: Mapping[str, str]) -> str:
+        """Notes the optimizer of a shard, of those by variable, and returns the shard's name."""
         self.variables.append(placement.name)
         name = placement.name_of(shard)
-        if optimizer:
+        if optimizer := optimizers.get(placement.name):
             self._optimizers[name] = optimizer
         return name
 
     def message(self, **fields: object) -> Message:
         """Returns the push message; `fields` are added to those that describe the arrays."""
-        all_fields = {**fields, "whole": list(self._whole), "rows": list(self._rows)}
+        all_fields = {**fields, "whole": list(self.whole), "rows": list(self.rows)}
         all_fields["optimizers"] = self._optimizers
-        of_rows = [array for pair in self._rows.values() for array in pair]
-        if self._assigned:
-            all_fields["assigned"] = {name: sign for name, (_, sign) in self._assigned.items()}
-        assigned = [value for value, _ in self._assigned.values()]
-        return Message("push", all_fields, [*self._whole.values(), *of_rows, *assigned])
+        of_rows = [array for pair in self.rows.values() for array in pair]
+        if self.assigned:
+            all_fields["assigned"] = {name: sign for name, (_, sign) in self.assigned.items()}
+        assigned = [value for value, _ in self.assigned.values()]
+        return Message("push", all_fields, [*self.whole.values(), *of_rows, *assigned])
 
 
 # Lookups with more bytes of rows are split: shared memory holds three answers per connection.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,7 @@ from stratagem.errors import UnavailableError
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client import row_requests as request_partitioning
-from stratagem.parameter_server.client.client import NeededRules, SentRules, ServerClient
+from stratagem.parameter_server.client.client import SentRules, ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
 from tests.unit.parameter_server.client.test_client import NUM_SERVERS, connected, place
 from tests.unit.parameter_server.server.update_rules import Momentum
@@ -180,21 +179,34 @@ def needs(*optimizers: str) -> Message:
     return Message("needs_rule", {"optimizers": [*optimizers]})
 
 
+PUSHES = {0: Message("push"), 1: Message("push")}
+
+
 def test_servers_that_lack_one_are_asked_again(rules, sent) -> None:
-    needed = NeededRules(rules)
-    assert needed.supply({0: Message("ok"), 1: needs("sgd")}) == [1]
-    assert needed.supply({0: Message("ok"), 1: Message("ok")}) == []
-    assert len(sent.messages) == 1
+    asked: list[dict[int, Message]] = []
+    answers = iter([{0: Message("ok"), 1: needs("sgd")}, {1: Message("ok")}])
+
+    def ask(messages: dict[int, Message]) -> dict[int, Message]:
+        asked.append(messages)
+        return next(answers)
+
+    got = rules.asked(PUSHES, ask)
+    assert [answer.kind for answer in got.values()] == ["ok", "ok"]
+    assert [[*one] for one in asked] == [[0, 1], [1]]
+    assert [to for to, _ in sent.messages] == [1]
 
 
 def test_wait_for_another_process_that_never_sends_one_ends(rules, monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.2")
-    needed = NeededRules(rules)
-    lacking = {0: needs("lion")}
-    assert needed.supply(lacking) == [0]
-    time.sleep(0.2)
+    asked: list[dict[int, Message]] = []
+
+    def ask(messages: dict[int, Message]) -> dict[int, Message]:
+        asked.append(messages)
+        return {0: needs("lion"), 1: Message("ok")}
+
     with pytest.raises(UnavailableError, match=r"waited 0.2 s for the optimizers \['lion'\]"):
-        needed.supply(lacking)
+        rules.asked(PUSHES, ask)
+    assert len(asked) > 1
 
 
 # One message to each server, however many shards of a variable it holds.
