@@ -587,34 +587,22 @@ def save_tables(
             names.setdefault(part.name, {})[path] = list(groups).index(tables), name
     if not groups:
         return None
-    if series is not None:
-        return _saved_in(series, groups, names, folder)
 
-    def write() -> str:
+    def write() -> tuple[str, list[int]]:
         _finish_others(folder)
         staged = folder.with_name(f".{folder.name}.tables-{uuid.uuid4().hex}")
+        own = TableSeries(staged, 1) if series is None else series
         try:
-            for number, (tables, some) in enumerate(groups.items()):
-                tables.save_to(staged / str(number), sorted(some))
+            return own.folder.name, own.save(groups, folder.name)
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
             raise
-        return staged.name
 
-    staged = folder.with_name(run_on_first("Checkpoint.write", write))
-    remove = partial(shutil.rmtree, staged, ignore_errors=True)
-    return SavedTables({"folder": staged.name, "names": names}, staged, remove)
-
-
-def _saved_in(
-    series: TableSeries, groups: Mapping[Any, set[str]], names: object, folder: Path
-) -> SavedTables:
-    def write() -> list[int]:
-        _finish_others(folder)
-        return series.save(groups, folder.name)
-
-    numbers = run_on_first("Checkpoint.write", write)
-    notes = {"folder": series.folder.name, "names": names, "versions": numbers}
+    beside, numbers = run_on_first("Checkpoint.write", write)
+    notes = {"folder": beside, "names": names, "versions": numbers}
+    if series is None:
+        staged = folder.with_name(beside)
+        return SavedTables(notes, staged, partial(shutil.rmtree, staged, ignore_errors=True))
     before, series.last = series.last, folder.name
 
     def remove() -> None:
@@ -677,13 +665,12 @@ def _place_of(
 ) -> tuple[Path, Mapping[str, str], int]:
     """Returns the arguments of `check_in` and `restore_from` for a group.
 
-    Rows of a single checkpoint are also found if the process was killed before it moved them.
+    Rows are beside the checkpoint in a series, or if the process was killed before it moved them.
     """
     notes = manifest["tables"]
     beside = folder.parent / notes["folder"]
-    if "versions" in notes:
-        return beside / str(number), names, notes["versions"][number]
-    return (beside if beside.is_dir() else folder / _FOLDER) / str(number), names, 1
+    tables = beside if beside.is_dir() else folder / _FOLDER
+    return tables / str(number), names, notes["versions"][number]
 
 
 def _finish_others(folder: Path) -> None:

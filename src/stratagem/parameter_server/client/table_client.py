@@ -93,12 +93,9 @@ class TableClient:
             DataLossError: a file is missing, damaged or out of order.
             ValueError: there is no such table in the version, or its rows have another shape.
         """
-        self._send_chains("check_tables", versions, number, {name: name for name in self.layouts})
-        self._load(versions, number, {name: name for name in self.layouts})
-
-    def save_to(self, folder: Path, names: Iterable[str]) -> int:
-        """Saves all rows of tables as the only version in a folder, for a checkpoint."""
-        return self.save(TableVersions(folder), names=names)
+        names = {name: name for name in self.layouts}
+        self.check_in(versions.folder, names, number)
+        self.restore_from(versions.folder, names, number)
 
     def save_next(
         self,
@@ -126,22 +123,19 @@ class TableClient:
         """Removes the version of a checkpoint that was not written."""
         TableVersions(folder).remove(number)
 
-    def check_in(self, folder: Path, names: Mapping[str, str], number: int = 1) -> None:
+    def check_in(self, folder: Path, names: Mapping[str, str], number: int) -> None:
         """Verifies the tables of a checkpoint; `names` maps own names to saved ones.
 
         Raises:
             DataLossError: a file is missing or damaged.
             ValueError: there is no such table, or its rows have another shape.
         """
-        self._send_chains("check_tables", TableVersions(folder), number, names)
+        self._send_chains("check_tables", folder, names, number)
 
-    def restore_from(self, folder: Path, names: Mapping[str, str], number: int = 1) -> None:
+    def restore_from(self, folder: Path, names: Mapping[str, str], number: int) -> None:
         """Replaces tables with those of a checkpoint; see `check_in`."""
-        self._load(TableVersions(folder), number, names)
-
-    def _load(self, versions: TableVersions, number: int, names: Mapping[str, str]) -> None:
         try:
-            self._send_chains("load_tables", versions, number, names)
+            self._send_chains("load_tables", folder, names, number)
             self.client.journal()  # a server that ends has no former rows then
         except Exception as error:
             error.add_note(
@@ -149,10 +143,9 @@ class TableClient:
             )
             raise
 
-    def _send_chains(
-        self, kind: str, versions: TableVersions, number: int, names: Mapping[str, str]
-    ) -> None:
+    def _send_chains(self, kind: str, folder: Path, names: Mapping[str, str], number: int) -> None:
         """Sends each server the files with rows of its buckets, by own names of tables."""
+        versions = TableVersions(folder)
         manifest = versions.manifest(number)
         requests: dict[int, dict[str, Any]] = defaultdict(dict)
         for name, saved_name in names.items():
