@@ -125,20 +125,15 @@ class _IteratorReader(Reader):
     def __init__(
         self, iterator: Iterator[Any], origin: Iterable[Any], before: _IteratorReader | None = None
     ) -> None:
-        self._iterator = iterator
+        self.iterator = iterator
         self._origin = origin
         # Only the count: a chain of readers would grow by one per epoch.
         self._num_before = 0 if before is None else before.num_taken
         self.num_taken = self._num_before
 
-    @property
-    def iterator(self) -> Iterator[Any]:
-        """The iterator."""
-        return self._iterator
-
     def read(self) -> Any:
         try:
-            batch = next(self._iterator)
+            batch = next(self.iterator)
         except StopIteration:
             if self.num_taken == self._num_before > 0:
                 raise _used_up(self._origin, self._num_before) from None
@@ -153,12 +148,12 @@ class _IteratorReader(Reader):
     def restore(self, state: object) -> None:
         owner, names = self._stateful()
         getattr(owner, names[1])(state)
-        if owner is not self._iterator and owner is self._origin:
-            self._iterator = iter(self._origin)
+        if owner is not self.iterator and owner is self._origin:
+            self.iterator = iter(self._origin)
         self.num_taken = self._num_before = 0  # A state may also rewind the iterator.
 
     def _stateful(self) -> tuple[Any, tuple[str, str]]:
-        for owner in (self._iterator, self._origin):
+        for owner in (self.iterator, self._origin):
             for names in _STATE_METHODS:
                 if all(callable(getattr(owner, name, None)) for name in names):
                     return owner, names
@@ -168,8 +163,8 @@ class _IteratorReader(Reader):
         )
 
     def close(self) -> None:
-        close = getattr(self._iterator, "close", None)  # Runs a generator's `finally`.
-        if callable(close) and self._iterator is not self._origin:
+        close = getattr(self.iterator, "close", None)  # Runs a generator's `finally`.
+        if callable(close) and self.iterator is not self._origin:
             close()
 
 

@@ -281,18 +281,18 @@ class FileSource(SourceOf):
                     fix="check the glob pattern or folder that lists them.",
                 )
             )
-        self._files = list(files)
+        self.files = list(files)
         self._make = make
         self._source: Source | None = None
 
     @property
     def num_files(self) -> int:
         """Number of files."""
-        return len(self._files)
+        return len(self.files)
 
     def shard(self, num_shards: int, index: int) -> Source:
         """Returns every `num_shards`th file from `index` on."""
-        return FileSource(self._files[index::num_shards], self._make)
+        return FileSource(self.files[index::num_shards], self._make)
 
     @property
     def is_repeatable(self) -> bool:
@@ -300,15 +300,10 @@ class FileSource(SourceOf):
         return True
 
     @property
-    def files(self) -> list[Any]:
-        """The files."""
-        return self._files
-
-    @property
     def once(self) -> Source:
         """The dataset of the files."""
         if self._source is None:
-            self._source = self._make(list(self._files))
+            self._source = self._make(list(self.files))
         return self._source
 
 
@@ -380,7 +375,7 @@ class RepeatedSource(SourceOf):
 
     def __init__(self, source: Source, count: int | None) -> None:
         self._source = source
-        self._count = count
+        self.count = count
 
     @property
     def once(self) -> Source:
@@ -388,14 +383,9 @@ class RepeatedSource(SourceOf):
         return self._source
 
     @property
-    def count(self) -> int | None:
-        """Number of repetitions; None if there is no end."""
-        return self._count
-
-    @property
     def cardinality(self) -> int:
         """Number of batches of all repetitions."""
-        return repeated_cardinality(self._source.cardinality, self._count)
+        return repeated_cardinality(self._source.cardinality, self.count)
 
     @property
     def num_files(self) -> int | None:
@@ -414,7 +404,7 @@ class RepeatedSource(SourceOf):
 
     def shard(self, num_shards: int, index: int) -> Source:
         """Returns the repeated shard of the source."""
-        return RepeatedSource(self._source.shard(num_shards, index), self._count)
+        return RepeatedSource(self._source.shard(num_shards, index), self.count)
 
     def element_spec(self) -> Any:
         """Same as the source."""
@@ -422,7 +412,7 @@ class RepeatedSource(SourceOf):
 
     def open(self, epoch: int) -> Reader:
         """Opens the first repetition."""
-        return RepeatedReader(self._source.open, epoch, self._count)
+        return RepeatedReader(self._source.open, epoch, self.count)
 
 
 class RepeatedReader(Reader):
