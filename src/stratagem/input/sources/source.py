@@ -251,8 +251,8 @@ def require_shards(
             explain(
                 f"{name} was set for a dataset without a shard hint.",
                 expected="a dataset sharded with SHARD_HINT.",
-                fix="call dataset.shard(sg.input.SHARD_HINT, sg.input.SHARD_HINT), or use another "
-                "policy.",
+                fix="call dataset.shard(sg.input.SHARD_HINT, sg.input.SHARD_HINT), or use "
+                f"{type(policy).__name__}.DATA.",
                 code="SG307",
             )
         )
@@ -263,7 +263,7 @@ def require_shards(
                 f"{name} was set for {count} workers and a dataset with {found}.",
                 expected=f"{count} files or more.",
                 fix="create the dataset with sg.input.Dataset.from_files, write more files, or "
-                "use another policy.",
+                f"use {type(policy).__name__}.DATA.",
                 code="SG307",
             )
         )

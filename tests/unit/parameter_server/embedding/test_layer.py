@@ -311,8 +311,8 @@ def test_only_servers_have_stats() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"output_dim": 0}, ValueError, "received {'output_dim': 0}"),
-        ({"max_rows": 0}, ValueError, "received {'max_rows': 0}"),
+        ({"output_dim": 0}, ValueError, "received output_dim=0"),
+        ({"max_rows": 0}, ValueError, "received max_rows=0"),
         ({"combiner": "max"}, ValueError, "received combiner='max'"),
         ({"eviction": sg.embedding.LeastRecent()}, ValueError, ".* without max_rows"),
         ({"admission": 2}, TypeError, "received admission=2"),
