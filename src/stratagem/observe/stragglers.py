@@ -75,7 +75,7 @@ class SettledLines:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkerTimes:
-    """Medians per step of one worker, over its lines. None is not measured.
+    """Medians per step of one worker, over its lines, and the mean step. None is not measured.
 
     `busy_s` is its own work, with the standard error `error_s`, and `input_s` of it is the wait for
     its own data. `idle_s` is the wait for programs that run beside the host, which may be computing
@@ -86,6 +86,7 @@ class WorkerTimes:
     num_steps: int
     step_s: float
     busy_s: float
+    mean_s: float = 0.0
     error_s: float = 0.0
     idle_s: float | None = None
     input_s: float | None = None
@@ -117,6 +118,7 @@ def _times(events: Sequence[StepEvent]) -> WorkerTimes:
         num_steps=sum(one.num_steps for one in events),
         step_s=statistics.median(elapsed_s(one) / one.num_steps for one in events),
         busy_s=middle_s,
+        mean_s=sum(map(elapsed_s, events)) / sum(one.num_steps for one in events),
         error_s=_ERROR_OF_MEDIAN * deviation_s / math.sqrt(len(events)),
         idle_s=median("idle_s"),
         input_s=None if input_s is None else min(max(0.0, input_s), middle_s),
@@ -181,20 +183,29 @@ def find_stragglers(times: Mapping[str, WorkerTimes]) -> tuple[Straggler, ...]:
     if len(present) < 2 or most < MIN_STEPS:
         return ()
     step_s = statistics.median(one.step_s for one in present.values())
-    # Only workers whose steps take equally long wait for each other.
-    if not all(step_s / _MAX_RATIO < one.step_s < step_s * _MAX_RATIO for one in present.values()):
+    # Only workers whose steps take equally long wait for each other. Pauses change the medians of
+    # lines that hold other steps, and the means where a pause is in the next line of some.
+    steps_s = [one.step_s for one in present.values()]
+    if not (_are_equal(steps_s) or _are_equal([one.mean_s for one in present.values()])):
         return ()
     found: list[Straggler] = []
     for task, own in present.items():
         others = [one for name, one in present.items() if name != task]
         late_s = own.busy_s - statistics.median(one.busy_s for one in others)
-        error_s = math.hypot(own.error_s, statistics.median(one.error_s for one in others))
+        # A median of several workers is as much surer than that of one.
+        others_error_s = statistics.median(one.error_s for one in others) / math.sqrt(len(others))
+        error_s = math.hypot(own.error_s, others_error_s)
         is_late = late_s > max(MIN_SHARE * step_s, _NUM_ERRORS * error_s)
         # One that waits for its own programs would wait longer with less work.
         if is_late and (own.idle_s or 0.0) <= _IDLE_SHARE * step_s:
             cause = _cause_of(late_s, own, others)
             found.append(Straggler(task=task, cause=cause, late_s=late_s, step_s=step_s))
     return tuple(sorted(found, key=lambda one: -one.late_s))
+
+
+def _are_equal(times_s: Sequence[float]) -> bool:
+    middle_s = statistics.median(times_s)
+    return all(middle_s / _MAX_RATIO < one_s < middle_s * _MAX_RATIO for one_s in times_s)
 
 
 def _cause_of(late_s: float, own: WorkerTimes, others: Iterable[WorkerTimes]) -> Cause:
