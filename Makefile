@@ -208,8 +208,7 @@ gpu: $(if $(filter .venv/bin/python,$(GPU_PYTHON)),.venv/.cuda) ## checks, tests
 	run validation.gpu --resume --alone --limit 600; \
 	run validation.gpu.suites --platform gpu_alone --limit-s 1500 --output runs/gpu/suites; \
 	run benchmarks.gpu --resume --profile --budget-s 1800 --output runs/gpu/bench; \
-	run benchmarks.gpu.report runs/gpu/bench/results.json --output runs/gpu/report; \
-	for side in fit scan; do run benchmarks.gpu_profile.gaps $$side resnet50 --output runs/gpu/gaps-$$side.json; done; \
+	run benchmarks checkpoint --devices gpu --gigabytes 10 --peers $(GPU_PYTHON) --output runs/gpu/bench; \
 	if test -n "$$failed"; then echo "Failed:$$failed. Results: runs/gpu." >&2; exit 1; fi
 
 .PHONY: release-check

@@ -2,69 +2,69 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from typing import Any
 
 import keras
-from keras import layers
+from keras import layers, ops
 
-from benchmarks.workloads import MLP_SIZES, WORKLOADS, Workload, mlp_weights
+from benchmarks.workloads import MLP_SIZES, LlamaSizes, TransformerSizes, Workload, mlp_weights
 
-__all__ = ["build_model", "compile_model", "fit_arguments"]
-
-
-@dataclasses.dataclass(frozen=True)
-class _TransformerSizes:
-    width: int
-    num_heads: int
-    feed_forward_width: int
-    num_blocks: int
+_EPSILON, _ROPE_WAVELENGTH = 1e-5, 500_000
 
 
-_SMALL_TRANSFORMER = _TransformerSizes(64, 4, 128, 2)
-# Those of BERT-base: Devlin et al. 2019, section 3.
-_LARGE_TRANSFORMER = _TransformerSizes(768, 12, 3072, 12)
-
-# About those of GPT-2's successors with a billion parameters: 21 blocks of 50 million.
-_BILLION_TRANSFORMER = _TransformerSizes(2048, 16, 8192, 21)
-# As many blocks as BERT-base and GPT-2 have, a third as wide: for a step that is cheap beside the
-# compilation of its program.
-_NARROW_TRANSFORMER = _TransformerSizes(256, 4, 1024, 12)
-
-
-def build_model(name: str) -> keras.Model:
-    """Returns the model of a workload, with the same weights in every process."""
+def build_model(workload: Workload, *, attention: str = "causal") -> Any:
+    """Returns the model of a workload, with the same weights in every process of one backend."""
+    if workload.kind == "llama":
+        return build_llama(workload, attention=attention)
     keras.utils.set_random_seed(0)
-    workload = WORKLOADS[name]
+    if workload.is_mixed:
+        keras.config.set_dtype_policy("mixed_bfloat16")
     make = {
         "mlp": _mlp,
         "small_mlp": _small_mlp,
         "cnn": _cnn,
-        "transformer": _small_transformer,
-        "large_transformer": _large_transformer,
-        "billion_transformer": _billion_transformer,
+        "transformer": _transformer,
+        "gpt": _gpt,
         "resnet50": _resnet50,
-        "bert": _bert,
-        "gpt2": _gpt2,
-        "small_resnet50": _small_resnet50,
     }
-    return make[name](workload)
+    return make[workload.kind](workload)
 
 
-def compile_model(model: keras.Model, *, steps_per_call: int, **options: Any) -> None:
-    """Compiles with Adam, cross entropy of logits, and accuracy."""
-    model.compile(
-        optimizer=keras.optimizers.Adam(),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        steps_per_execution=steps_per_call,
-        **options,
-    )
+def compile_model(
+    model: Any,
+    workload: Workload,
+    *,
+    steps_per_call: int,
+    accumulation: int = 1,
+    loss: Any = None,
+    **options: Any,
+) -> None:
+    """Compiles with Adam, cross entropy of logits, and accuracy, or as the model is trained."""
+    optimizer: Any = keras.optimizers.Adam(workload.learning_rate)
+    loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if workload.kind == "llama":  # in earnest training, only weights of matrices would decay
+        steps = accumulation if accumulation > 1 else None
+        optimizer = keras.optimizers.AdamW(
+            workload.learning_rate, gradient_accumulation_steps=steps
+        )
+        options["weighted_metrics"] = None
+    if workload.has_metrics:
+        options["metrics"] = ["accuracy"]
+    model.compile(optimizer, loss, steps_per_execution=steps_per_call, **options)
 
 
 def fit_arguments() -> dict[str, Any]:
     """How every side calls `fit`: silently, and without shuffling, which is no framework's own."""
     return {"verbose": 0, "shuffle": False}
+
+
+def fit_arrays(workload: Workload) -> tuple[Any, Any]:
+    """Returns inputs as the model takes them, and labels."""
+    x, y = workload.arrays()
+    if workload.kind == "llama":  # by their names in KerasHub
+        return {"token_ids": x, "padding_mask": (x >= 0).astype("int32")}, y
+    return x, y
 
 
 def _mlp(workload: Workload) -> keras.Model:
@@ -99,91 +99,134 @@ def _cnn(workload: Workload) -> keras.Model:
     )
 
 
-def _small_transformer(workload: Workload) -> keras.Model:
-    return _transformer(workload, _SMALL_TRANSFORMER)
-
-
-def _large_transformer(workload: Workload) -> keras.Model:
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    return _transformer(workload, _LARGE_TRANSFORMER)
-
-
-def _billion_transformer(workload: Workload) -> keras.Model:
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    return _transformer(workload, _BILLION_TRANSFORMER)
-
-
-def _transformer(workload: Workload, sizes: _TransformerSizes) -> keras.Model:
-    tokens = layers.Input(workload.input_shape, dtype="int32")
-    x = layers.Embedding(workload.num_tokens, sizes.width)(tokens)
+def _transformer(workload: Workload) -> keras.Model:
+    """Keras's example of text classification, without positions."""
+    sizes = workload.transformer
+    tokens = layers.Input((sizes.length,), dtype="int32")
+    x = layers.Embedding(sizes.num_tokens, sizes.width)(tokens)
     for _ in range(sizes.num_blocks):
         attention = layers.MultiHeadAttention(sizes.num_heads, sizes.width // sizes.num_heads)
         x = layers.LayerNormalization()(x + attention(x, x))
-        inner = layers.Dense(sizes.feed_forward_width, activation="relu")(x)
+        inner = layers.Dense(2 * sizes.width, activation="relu")(x)
         x = layers.LayerNormalization()(x + layers.Dense(sizes.width)(inner))
     x = layers.GlobalAveragePooling1D()(x)
     return keras.Model(tokens, layers.Dense(workload.num_classes)(x))
 
 
 def _resnet50(workload: Workload) -> keras.Model:
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    pixels = layers.Input(workload.input_shape, dtype="uint8")
+    pixels = layers.Input(workload.input_shape, dtype=workload.input_dtype)
     network = keras.applications.ResNet50(
-        weights=None, classes=workload.num_classes, classifier_activation=None
-    )
-    return keras.Model(pixels, network(layers.Rescaling(1 / 255)(pixels)))
-
-
-def _small_resnet50(workload: Workload) -> keras.Model:
-    return keras.applications.ResNet50(
         weights=None,
         input_shape=workload.input_shape,
         classes=workload.num_classes,
         classifier_activation=None,
     )
+    if workload.input_dtype == "uint8":
+        return keras.Model(pixels, network(layers.Rescaling(1 / 255)(pixels)))
+    return network
 
 
-def _bert(workload: Workload) -> keras.Model:
-    """BERT: an encoder with post-normalization, and a class from the first token."""
-    sizes = _NARROW_TRANSFORMER
-    tokens = layers.Input(workload.input_shape, dtype="int32")
-    x = layers.LayerNormalization()(_embed(tokens, workload, sizes))
-    for _ in range(sizes.num_blocks):
-        attention = layers.MultiHeadAttention(sizes.num_heads, sizes.width // sizes.num_heads)
-        x = layers.LayerNormalization()(x + attention(x, x))
-        x = layers.LayerNormalization()(x + _feed_forward(x, sizes))
-    pooled = layers.Dense(sizes.width, activation="tanh")(x[:, 0])
-    return keras.Model(tokens, layers.Dense(workload.num_classes)(pooled))
+def _gpt(workload: Workload) -> keras.Model:
+    """GPT-2: a causal decoder with pre-normalization; its logits use the token embedding."""
+    sizes = workload.transformer
+    tokens = layers.Input((sizes.length,), dtype="int32")
+    embedding = layers.ReversibleEmbedding(sizes.num_tokens, sizes.width, name="tokens")
+    x = _Positions(name="positions")(embedding(tokens))
+    for index in range(sizes.num_blocks):
+        attention = _Attention(sizes, name=f"attention_{index}")
+        x = x + attention(_norm(f"first_norm_{index}")(x))
+        x = x + _feed_forward(_norm(f"second_norm_{index}")(x), sizes, index)
+    return keras.Model(tokens, embedding(_norm("norm")(x), reverse=True))
 
 
-def _gpt2(workload: Workload) -> keras.Model:
-    """GPT-2: a causal decoder with pre-normalization, and logits of the next token."""
-    sizes = _NARROW_TRANSFORMER
-    tokens = layers.Input(workload.input_shape, dtype="int32")
-    x = _embed(tokens, workload, sizes)
-    for _ in range(sizes.num_blocks):
-        attention = layers.MultiHeadAttention(sizes.num_heads, sizes.width // sizes.num_heads)
-        normalized = layers.LayerNormalization()(x)
-        x = x + attention(normalized, normalized, use_causal_mask=True)
-        x = x + _feed_forward(layers.LayerNormalization()(x), sizes)
-    logits = layers.Dense(workload.num_classes, use_bias=False)
-    return keras.Model(tokens, logits(layers.LayerNormalization()(x)))
-
-
-class _PositionEmbedding(layers.Layer):
+class _Positions(layers.Layer):
     """Adds a vector for each position."""
 
     def build(self, input_shape: Any) -> None:
-        self.vectors = self.add_weight(shape=input_shape[1:], initializer="uniform")
+        self.vectors = self.add_weight(shape=input_shape[1:], initializer="uniform", name="vectors")
 
     def call(self, x: Any) -> Any:
         return x + self.vectors
 
 
-def _embed(tokens: Any, workload: Workload, sizes: _TransformerSizes) -> Any:
-    return _PositionEmbedding()(layers.Embedding(workload.num_tokens, sizes.width)(tokens))
+class _Attention(layers.Layer):
+    """Causal self-attention with one matrix for queries, keys and values."""
+
+    def __init__(self, sizes: TransformerSizes, **options: Any) -> None:
+        super().__init__(**options)
+        self.num_heads = sizes.num_heads
+        self.inner = layers.Dense(3 * sizes.width, name="inner")
+        self.outer = layers.Dense(sizes.width, name="outer")
+
+    def build(self, input_shape: Any) -> None:
+        self.inner.build(input_shape)
+        self.outer.build(input_shape)
+
+    def call(self, x: Any) -> Any:
+        length, width = x.shape[1:]
+        heads = (-1, length, 3, self.num_heads, width // self.num_heads)
+        parts = ops.reshape(self.inner(x), heads)
+        attended = ops.dot_product_attention(
+            parts[:, :, 0], parts[:, :, 1], parts[:, :, 2], is_causal=True
+        )
+        return self.outer(ops.reshape(attended, (-1, length, width)))
 
 
-def _feed_forward(x: Any, sizes: _TransformerSizes) -> Any:
-    inner = layers.Dense(sizes.feed_forward_width, activation="gelu")(x)
-    return layers.Dense(sizes.width)(inner)
+def _feed_forward(x: Any, sizes: TransformerSizes, index: int) -> Any:
+    inner = layers.Dense(4 * sizes.width, activation="gelu", name=f"expand_{index}")(x)
+    return layers.Dense(sizes.width, name=f"contract_{index}")(inner)
+
+
+def _norm(name: str) -> layers.Layer:
+    return layers.LayerNormalization(epsilon=_EPSILON, name=name)
+
+
+def build_llama(workload: Workload, *, attention: str) -> Any:
+    """Returns a Llama of KerasHub with random weights, not compiled.
+
+    With LoRA, the base is in bfloat16; otherwise weights are in float32, and products in bfloat16.
+    """
+    import keras_hub  # which is not everywhere
+
+    keras.utils.set_random_seed(0)
+    sizes = workload.sizes
+    assert isinstance(sizes, LlamaSizes)
+    backbone: Any = keras_hub.models.Llama3Backbone(
+        vocabulary_size=sizes.num_tokens,
+        num_layers=sizes.num_blocks,
+        num_query_heads=sizes.num_heads,
+        num_key_value_heads=sizes.num_kv_heads,
+        hidden_dim=sizes.width,
+        intermediate_dim=sizes.inner_width,
+        rope_max_wavelength=_ROPE_WAVELENGTH,
+        layer_norm_epsilon=_EPSILON,
+        tie_word_embeddings=sizes.is_tied,
+        dtype="bfloat16" if sizes.lora_rank else "mixed_bfloat16",
+    )
+    if sizes.lora_rank:
+        backbone.enable_lora(sizes.lora_rank)
+    if attention == "causal":
+        attend_causally(backbone)
+    return keras_hub.models.Llama3CausalLM(backbone, preprocessor=None)
+
+
+def attend_causally(backbone: Any) -> None:
+    """Lets the attention kernel be causal by itself, where KerasHub passes it a mask.
+
+    A mask makes the kernel compute and load all pairs of positions, also those that it removes, and
+    write a gradient of the mask. Positions see none after them either way; padding must be on the
+    right, as no position before it sees it then. KerasHub also repeats keys and values for each
+    query head, which the kernel does not need.
+    """
+    for block in backbone.transformer_layers:
+        attention = block._self_attention_layer
+        attention._compute_attention = functools.partial(_attend, attention._compute_attention)
+
+
+def _attend(masked: Any, query: Any, key: Any, value: Any, attention_mask: Any = None) -> Any:
+    if query.shape[1] != key.shape[1]:  # generates one token with a cache of those before
+        return masked(query, key, value, attention_mask)
+    groups = masked.__self__.num_key_value_groups
+    return ops.dot_product_attention(
+        query, key[:, :, ::groups], value[:, :, ::groups], is_causal=True
+    )

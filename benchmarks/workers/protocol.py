@@ -1,7 +1,7 @@
 """A worker's half of the conversation with the benchmark that started it.
 
 The options come as JSON on the command line. The worker says it is ready; then each line on stdin
-asks for a number of epochs, and each answer tells how long they took. The end of stdin ends it.
+asks for something, and each answer tells how long it took. The end of stdin ends it.
 This module is imported first and imports nothing but the standard library.
 """
 
@@ -12,73 +12,48 @@ import importlib.metadata
 import json
 import os
 import platform
+import socket
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-__all__ = [
-    "ANSWER_PREFIX",
-    "Training",
-    "WorkerOptions",
-    "serve",
-    "serve_questions",
-    "versions_here",
-]
+# Only Linux lets a process choose its core, which has to be before any of its threads.
+if "BENCHMARK_CORE" in os.environ:
+    os.sched_setaffinity(0, {int(os.environ["BENCHMARK_CORE"])})
 
 # Lines without it are noise, for example of a sitecustomize that ran before this module.
 ANSWER_PREFIX = "benchmark-answer "
 
 _DISTRIBUTIONS = (
-    "stratagem",
-    "keras",
-    "jax",
-    "jaxlib",
-    "tensorflow",
-    "tensorflow-recommenders-addons",
-    "torch",
-    "torchrec",
-    "fbgemm-gpu-cpu",
-    "triton",
-    "numpy",
-    "orbax-checkpoint",
-    "pyzmq",
-    "ray",
+    *("stratagem", "keras", "keras-nightly", "jax", "jaxlib", "orbax-checkpoint", "pyzmq", "numpy"),
+    *("tensorflow", "torch", "torchrec", "fbgemm-gpu-cpu"),
 )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """What a worker trains, and where.
+    """What a worker trains, and where."""
 
-    Args:
-        workload: key of `benchmarks.workloads.WORKLOADS`.
-        platform: "cpu" or "gpu".
-        num_devices: devices of that platform.
-        steps_per_call: `steps_per_execution`.
-        data_on_device: whether the data lies on the device before the first step.
-        steps_per_epoch: None for as many as the workload says.
-        step_s: how long a step takes that stands in for training; None for real training.
-        batch_size: of all devices together; None for as many as the workload says.
-        pinned: whether each device is a process of its own, on a core of its own.
-        callbacks: of `fit`: "" for none, "batches" for one on every batch, or "usual" for a
-            progress bar, early stopping and TensorBoard.
-        apart: whether such processes train a model each, without a word to one another.
-        compiled: whether PyTorch compiles the model.
-    """
-
-    workload: str
-    platform: str = "cpu"
-    num_devices: int = 1
-    steps_per_call: int = 1
-    data_on_device: bool = False
-    steps_per_epoch: int | None = None
-    step_s: float | None = None
-    batch_size: int | None = None
-    pinned: bool = False
-    callbacks: str = ""
-    apart: bool = False
-    compiled: bool = False
+    workload: str  # key of `WORKLOADS` or `GPU_WORKLOADS` in `benchmarks.workloads`
+    platform: str = "cpu"  # "cpu" or "gpu"
+    num_devices: int = 1  # devices of that platform
+    kind: str = ""  # of a worker that does one of several things
+    steps_per_call: int = 1  # `steps_per_execution`
+    data_on_device: bool = False  # whether the data lies on the device before the first step
+    steps_per_epoch: int | None = None  # None for as many as the workload says
+    step_s: float = 0.0  # how long a step takes that stands in for training
+    batch_size: int | None = None  # of all devices together; None for as many as the workload says
+    pinned: bool = False  # whether it is a worker of a cluster, on a core of its own
+    compiled: bool = False  # whether PyTorch compiles the model
+    is_tiny: bool = False  # a size for tests on a CPU
+    # of a Llama: "causal", or "mask" for the mask that KerasHub passes to the kernel.
+    attention: str = "causal"
+    has_chunks: bool = False  # whether the loss of a Llama is computed by chunks of the vocabulary
+    remat: str = ""  # policy of `sg.remat` for the blocks of a Llama; "" keeps all activations
+    accumulation: int = 1  # batches of a Llama whose mean gradient makes an update
+    optimizer_memory: str = "device"  # of a Llama's optimizer state: "device" or "pinned_host"
 
     @property
     def device_names(self) -> list[str]:
@@ -87,56 +62,61 @@ class WorkerOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A prepared model.
+    """A prepared model."""
 
-    Args:
-        run_epochs: trains for so many epochs, waits for the devices and returns the last loss.
-        steps_per_epoch: steps in each.
-        device_kind: what the devices are.
-        end: called when nobody asks any more.
-    """
-
+    # trains for so many epochs, waits for the devices and returns the last loss.
     run_epochs: Callable[[int], float]
-    steps_per_epoch: int
-    device_kind: str = "CPU"
-    end: Callable[[], None] = lambda: None
+    steps_per_epoch: int  # steps in each
+    # told with each answer: "device_kind", "peak_bytes" of the device, "compile_s".
+    details: Callable[[], dict[str, Any]] = dict
+    # of two epochs, as JSON; None for sides that cannot.
+    profile: Callable[[], dict[str, Any]] | None = None
 
 
 def serve(prepare: Callable[[WorkerOptions], Training]) -> None:
-    """Answers until stdin ends. Whatever goes wrong ends the process: stderr tells the rest."""
-    answers = _own_stream()
-    training = prepare(WorkerOptions(**json.loads(sys.argv[1])))
-    _answer(answers, {"versions": versions_here(), "device_kind": training.device_kind})
-    for line in sys.stdin:
-        num_epochs = json.loads(line)["epochs"]
-        start_s, start_cpu_s = time.perf_counter(), time.process_time()
-        loss = training.run_epochs(num_epochs)
-        seconds, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
-        num_steps = num_epochs * training.steps_per_epoch
-        told = {"seconds": seconds, "cpu_s": cpu_s, "steps": num_steps, "loss": float(loss)}
-        _answer(answers, told)
-    training.end()
+    """Answers how long epochs take, until stdin ends."""
+
+    def begin() -> Callable[[dict[str, Any]], dict[str, Any]]:
+        training = prepare(WorkerOptions(**arguments()))
+
+        def train(question: dict[str, Any]) -> dict[str, Any]:
+            if "profile" in question:
+                return {"profile": training.profile() if training.profile else None}
+            start_s, start_cpu_s = time.perf_counter(), time.process_time()
+            loss = training.run_epochs(question["epochs"])
+            seconds, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
+            told = {"seconds": seconds, "cpu_s": cpu_s, "loss": float(loss)}
+            steps = question["epochs"] * training.steps_per_epoch
+            return {**told, "steps": steps, **training.details()}
+
+        return train
+
+    serve_questions(begin)
 
 
 def serve_questions(prepare: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]]) -> None:
-    """Answers each line of stdin by what a function makes of it, until stdin ends."""
-    answers = _own_stream()
-    answer = prepare()
-    _answer(answers, {"versions": versions_here()})
-    for line in sys.stdin:
-        _answer(answers, answer(json.loads(line)))
+    """Answers each line of stdin by what a function makes of it, with its seconds.
 
-
-def _own_stream() -> Any:
-    """Libraries print to stdout whenever they like: it becomes stderr, answers have their own."""
+    Whatever goes wrong ends the process: stderr tells the rest.
+    """
+    # Libraries print to stdout whenever they like: it becomes stderr, answers have their own.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    return answers
+
+    def tell(message: dict[str, Any]) -> None:
+        answers.write(ANSWER_PREFIX + json.dumps(message) + "\n")
+        answers.flush()
+
+    answer = prepare()
+    tell({"versions": versions_here()})
+    for line in sys.stdin:
+        start_s = time.perf_counter()
+        told = answer(json.loads(line))
+        tell({"seconds": time.perf_counter() - start_s, **told})
 
 
-def _answer(answers: Any, message: dict[str, Any]) -> None:
-    answers.write(ANSWER_PREFIX + json.dumps(message) + "\n")
-    answers.flush()
+def arguments() -> dict[str, Any]:
+    return json.loads(sys.argv[1])
 
 
 def versions_here() -> dict[str, str]:
@@ -148,3 +128,60 @@ def versions_here() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def cluster_variables(num_workers: int) -> list[dict[str, str]]:
+    """Returns the `TF_CONFIG` of each worker of a cluster on this host."""
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(num_workers)]}
+    return [
+        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})}
+        for index in range(num_workers)
+    ]
+
+
+def rank_variables(num_ranks: int) -> list[dict[str, str]]:
+    """Returns the variables that PyTorch's launcher gives to each process."""
+    (port,) = free_ports(1)
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(num_ranks)}
+    return [{**common, "RANK": str(rank)} for rank in range(num_ranks)]
+
+
+class StepLine(NamedTuple):
+    """So many steps are done by a process, at a time by the machine's clock."""
+
+    rank: int
+    process_id: int
+    step: int
+    time_s: float
+
+
+class StepTeller:
+    """Writes a line for each step of a process, whole and at once."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self._file = os.open(folder / f"steps-{rank}", flags, 0o644)
+
+    def tell(self, step: int) -> None:
+        os.write(self._file, f"{os.getpid()} {step} {time.time():.6f}\n".encode())
+
+
+def read_steps(folder: Path) -> list[StepLine]:
+    """Returns the steps that were told so far, the earliest first."""
+    found: list[StepLine] = []
+    for path in folder.glob("steps-*"):
+        rank = int(path.name.removeprefix("steps-"))
+        for line in path.read_text(encoding="ascii").splitlines():
+            process_id, step, time_s = line.split()
+            found.append(StepLine(rank, int(process_id), int(step), float(time_s)))
+    return sorted(found, key=lambda line: line.time_s)

@@ -6,10 +6,7 @@ The options are those of `recovering_fit`. As PyTorch's elastic examples do, ran
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.workers.step_lines import StepTeller
+from benchmarks.workers.protocol import StepTeller, arguments
 from benchmarks.workers.torch_models import build_model
+from benchmarks.workloads import WORKLOADS
 
 
 def _main(options: dict[str, Any]) -> None:
@@ -27,8 +25,8 @@ def _main(options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     _join()
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    x, y = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in "xy")
-    model = nn.parallel.DistributedDataParallel(build_model("mlp"))
+    x, y = (np.load(folder.parent / f"{name}.npy", mmap_mode="r") for name in "xy")
+    model = nn.parallel.DistributedDataParallel(build_model(WORKLOADS["mlp"]))
     optimizer, loss_of = torch.optim.Adam(model.parameters()), nn.CrossEntropyLoss()
     step = 0
     if state_path.exists():
@@ -52,12 +50,6 @@ def _main(options: dict[str, Any]) -> None:
             torch.save(state, state_path.with_suffix(".new"))
             os.replace(state_path.with_suffix(".new"), state_path)
         teller.tell(step)
-        if step % steps_per_epoch == 0:
-            is_late = torch.tensor(int(time.time() > options["end_s"]))
-            dist.all_reduce(is_late, dist.ReduceOp.MAX)
-            if is_late:
-                break
-    dist.destroy_process_group()
 
 
 def _join() -> None:
@@ -74,4 +66,4 @@ def _join() -> None:
 
 
 if __name__ == "__main__":
-    _main(json.loads(sys.argv[1]))
+    _main(arguments())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -13,14 +14,12 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from benchmarks.workers.protocol import serve_questions
+from benchmarks.workers.protocol import arguments, serve_questions
 from stratagem.devices.all_reduce import Algorithm, ReplicaAxis
 from stratagem.devices.lockstep import compiling, run_together, wait_until_ready
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shared_sums import is_connected, no_sums, ordered_sum
 from stratagem.execution.communicator import MeshCommunicator
-
-__all__ = ["prepare"]
 
 # Bytes per round, within limits of the number of sums: long enough to stand out from noise.
 _ROUND_BYTES, _MIN_SUMS, _MAX_SUMS = 2**22, 2, 20
@@ -34,15 +33,22 @@ def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
     topology = strategy.topology
     communicator = strategy.cross_device_ops.communicator(topology)
 
+    wanted = arguments().get("algorithm")
+
+    @functools.lru_cache(maxsize=1)  # those of one size take enough memory
+    def sums_of(size: int) -> dict[str, _Sums]:
+        algorithms = [one for one in _algorithms_of(topology) if wanted in (None, one.value)]
+        return {one.value: _Sums(topology, one, size) for one in algorithms}
+
     def answer(question: dict[str, Any]) -> dict[str, Any]:
         size = question["bytes"]
-        sums = {one.value: _Sums(topology, one, size) for one in _algorithms_of(topology)}
+        sums = sums_of(size)
         # Interleaved, so that other load on the machine affects all algorithms.
         rounds = [[one.time_s() for one in sums.values()] for _ in range(question["rounds"])]
         medians = map(statistics.median, zip(*rounds, strict=True))
         return {
             "seconds": dict(zip(sums, medians, strict=True)),
-            "chosen": communicator.algorithm_of(size).value,
+            "chosen": wanted or communicator.algorithm_of(size).value,
         }
 
     return answer

@@ -8,20 +8,17 @@ from benchmarks.workers.protocol import Training, WorkerOptions, serve
 from benchmarks.workloads import workload_of
 
 import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
-import jax
 import keras
 
 from benchmarks.workers.keras_models import build_model
 from benchmarks.workers.stratagem_fit import make_strategy
-
-__all__ = ["prepare"]
 
 
 def prepare(options: WorkerOptions) -> Training:
     workload = workload_of(options)
     strategy = make_strategy(options)
     with strategy.scope():
-        model = build_model(options.workload)
+        model = build_model(workload)
         optimizer = keras.optimizers.Adam()
         mean_loss = keras.metrics.Mean()
         accuracy = keras.metrics.SparseCategoricalAccuracy()
@@ -60,8 +57,7 @@ def prepare(options: WorkerOptions) -> Training:
             float(accuracy.result())
         return loss
 
-    kind = jax.devices(options.platform)[0].device_kind
-    return Training(run_epochs, workload.steps_per_epoch, kind)
+    return Training(run_epochs, workload.steps_per_epoch)
 
 
 if __name__ == "__main__":

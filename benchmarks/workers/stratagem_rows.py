@@ -1,14 +1,13 @@
-"""Ours: rows of a table on two parameter servers, looked up and updated by this process.
+"""Ours: rows of a table on parameter servers, looked up and updated by this process.
 
-The servers are processes of their own, and end with this one.
+With "server" as its argument it is one of these, which tells its address and serves until stdin
+ends, with the keys that come as the first line.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
@@ -16,79 +15,95 @@ import stratagem as sg  # isort: skip - before keras, because it selects the JAX
 import keras
 import numpy as np
 
-from benchmarks.workers.parameter_server_work import (
+from benchmarks.workers.cluster_work import (
     LEARNING_RATE,
     NUM_BATCHES,
+    Array,
     ClusterOptions,
-    answer_work,
+    first_rows,
     id_batches,
-    require_equal,
+    keys_of,
+    resident_bytes,
+    serve_rows,
+    server_ids,
+    start_server,
 )
-from benchmarks.workers.protocol import serve_questions
-from benchmarks.workers.server_processes import server_cpu_s, start_server
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.shard_layout import ShardPlacer
+from stratagem.parameter_server.client.shard_layout import ShardLayout, ShardPlacer, layout_of_keys
 from stratagem.parameter_server.keras.update_rule import KerasUpdate
+from stratagem.parameter_server.server.server import ParameterServer
 
-__all__ = ["first_values", "prepare", "start_servers"]
-
-_OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adagrad": keras.optimizers.Adagrad}
-
-
-def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Starts the servers; answers how long work takes on them."""
-    options = ClusterOptions(**json.loads(sys.argv[1]))
-    keys = ClusterKeys.make()
-    served = ServerClient(Connections(keys, start_servers(options.num_servers, keys)))
-    placer = ShardPlacer(
-        options.num_servers, sg.partitioners.FixedShardsPartitioner(options.num_servers)
-    )
-    row_size = options.row_size
-    placement = placer.place("table", (options.table_rows, row_size), "float32", has_rows=True)
-    served.create(placement, functools.partial(first_values, row_size=row_size))
-    rule = KerasUpdate(_OPTIMIZERS[options.optimizer](LEARNING_RATE))
-    served.set_rule(rule, ["table"])
-    batches_of = functools.cache(lambda num_ids: id_batches(num_ids, options))
-    distinct_of = functools.cache(
-        lambda num_ids: [len(np.unique(ids)) for ids in batches_of(num_ids)]
-    )
-
-    def per_server_s(question: dict[str, Any], begun_s: float) -> dict[str, float]:
-        """Returns how many rows crossed for each second of the servers' processors."""
-        counts = distinct_of(question["num_ids"])
-        num_rows = sum(counts[number % NUM_BATCHES] for number in range(question["amount"]))
-        return {"rows_per_server_s": num_rows / max(server_cpu_s() - begun_s, 1e-9)}
-
-    def pull(question: dict[str, Any]) -> dict[str, float]:
-        batches, begun_s = batches_of(question["num_ids"]), server_cpu_s()
-        last = np.zeros(row_size, np.float32)
-        for number in range(question["amount"]):
-            last = served.pull_rows("table", batches[number % NUM_BATCHES])[-1]
-        wanted = batches[(question["amount"] - 1) % NUM_BATCHES, -1]
-        require_equal("the last row", last, np.full(row_size, wanted, np.float32))
-        return per_server_s(question, begun_s)
-
-    def push(question: dict[str, Any]) -> dict[str, float]:
-        batches, begun_s = batches_of(question["num_ids"]), server_cpu_s()
-        gradients = np.ones((question["num_ids"], row_size), np.float32)
-        for number in range(question["amount"]):
-            served.push({}, {"table": (batches[number % NUM_BATCHES], gradients)})
-        return per_server_s(question, begun_s)
-
-    return answer_work({"pull_rows": pull, "push_rows": push})
+_FILLED_AT_ONCE = 10_000  # buffers of larger messages would count as memory of rows
 
 
-def first_values(first_row: int, num_rows: int, *, row_size: int) -> np.ndarray[Any, Any]:
-    """Returns rows of the table as it begins: each is its own number."""
-    numbers = np.arange(first_row, first_row + num_rows, dtype=np.float32)
-    return np.repeat(numbers[:, None], row_size, axis=1)
+class _ServedRows:
+    def __init__(self, options: ClusterOptions) -> None:
+        self._options = options
+        keys = ClusterKeys.make()
+        self._client = ServerClient(Connections(keys, _start_servers(options.num_servers, keys)))
+        one_row = np.zeros((1, options.row_size), np.float32)
+        self._client.create(self._layout("warm", 1), one_row)
+        rule = KerasUpdate(keras.optimizers.SGD(LEARNING_RATE))
+        self._client.set_rule(rule, ["warm"])
+        self._client.push({"warm": one_row}, {})
+        empty_bytes = resident_bytes(server_ids())
+        initial: Any = functools.partial(first_rows, row_size=options.row_size)
+        layout = self._layout("table", options.table_rows)
+        self._client.create(layout, None if options.is_keyed else initial)
+        self._client.set_rule(rule, ["warm", "table"])
+        if options.is_keyed:
+            self._fill()
+        self.row_bytes = (resident_bytes(server_ids()) - empty_bytes) / options.table_rows
+        self._names_of = functools.cache(self._make_names)
+        self._ones_of = functools.cache(
+            lambda num_ids: np.ones((num_ids, options.row_size), np.float32)
+        )
+
+    def _layout(self, name: str, num_rows: int) -> ShardLayout:
+        options = self._options
+        if options.is_keyed and num_rows > 1:
+            described = {"initializer": {"kind": "constant"}}
+            servers = range(options.num_servers)
+            return layout_of_keys(name, (options.row_size,), "float32", servers, described)
+        split = sg.partitioners.FixedShardsPartitioner(options.num_servers)
+        placer = ShardPlacer(options.num_servers, split)
+        return placer.place(name, (num_rows, options.row_size), "float32", has_rows=num_rows > 1)
+
+    def _fill(self) -> None:
+        """Makes all rows, by gradients that lead to their first values."""
+        for first in range(0, self._options.table_rows, _FILLED_AT_ONCE):
+            ids = np.arange(first, min(first + _FILLED_AT_ONCE, self._options.table_rows))
+            rows = first_rows(first, len(ids), self._options.row_size)
+            self._client.push({}, {"table": (keys_of(ids), rows / -LEARNING_RATE)})
+
+    def _make_names(self, num_ids: int) -> Array:
+        ids = id_batches(num_ids, self._options)
+        return keys_of(ids) if self._options.is_keyed else ids
+
+    def pull(self, num_ids: int, amount: int) -> Array:
+        names = self._names_of(num_ids)
+        for number in range(amount):
+            rows = self._client.pull_rows("table", names[number % NUM_BATCHES])
+        return rows
+
+    def push(self, num_ids: int, amount: int) -> None:
+        names, ones = self._names_of(num_ids), self._ones_of(num_ids)
+        for number in range(amount):
+            self._client.push({}, {"table": (names[number % NUM_BATCHES], ones)})
+
+    def step(self, num_ids: int, amount: int) -> Array:
+        names, ones = self._names_of(num_ids), self._ones_of(num_ids)
+        for number in range(amount):
+            rows = self._client.pull_rows("table", names[number % NUM_BATCHES])
+            self._client.push({}, {"table": (names[number % NUM_BATCHES], ones)})
+        return rows
 
 
-def start_servers(count: int, keys: ClusterKeys) -> list[str]:
+def _start_servers(count: int, keys: ClusterKeys) -> list[str]:
     """Starts parameter servers and returns their addresses."""
-    processes = [start_server("stratagem_server") for _ in range(count)]
+    processes = [start_server("stratagem_rows", "server") for _ in range(count)]
     addresses: list[str] = []
     for process in processes:
         assert process.stdin is not None
@@ -99,5 +114,16 @@ def start_servers(count: int, keys: ClusterKeys) -> list[str]:
     return addresses
 
 
+def _serve() -> None:
+    import stratagem.keras  # noqa: F401 - optimizers that arrive are those of Keras on JAX
+
+    with ParameterServer(ClusterKeys(bytes.fromhex(sys.stdin.readline()))) as server:
+        print(server.address, flush=True)
+        sys.stdin.read()
+
+
 if __name__ == "__main__":
-    serve_questions(prepare)
+    if sys.argv[1] == "server":
+        _serve()
+        sys.exit()
+    serve_rows(_ServedRows)

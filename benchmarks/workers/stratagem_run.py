@@ -15,14 +15,12 @@ import numpy as np
 from benchmarks.workers.keras_models import build_model
 from benchmarks.workers.stratagem_fit import make_strategy
 
-__all__ = ["prepare"]
-
 
 def prepare(options: WorkerOptions) -> Training:
     workload = workload_of(options)
     strategy = make_strategy(options)
     with strategy.scope():
-        model = build_model(options.workload)
+        model = build_model(workload)
         optimizer = keras.optimizers.Adam()
     per_example_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
 
@@ -47,8 +45,7 @@ def prepare(options: WorkerOptions) -> Training:
             losses = strategy.run(train_step, args=batch)
         return float(strategy.reduce("SUM", losses, axis=None))
 
-    kind = jax.devices(options.platform)[0].device_kind
-    return Training(run_epochs, workload.steps_per_epoch, kind)
+    return Training(run_epochs, workload.steps_per_epoch)
 
 
 if __name__ == "__main__":

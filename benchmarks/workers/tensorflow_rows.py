@@ -1,128 +1,128 @@
-"""Peer: rows of a table on parameter servers of TensorFlow, looked up and updated by one worker."""
+"""Peer: rows on servers of TensorFlow. This process is the worker, and each id is sent once.
+
+With the cluster, a job and a number as its argument it is a task of that cluster: a server, or a
+worker for `tensorflow_parameter_server`, which ends when its stdin does.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
+import os
+import sys
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from benchmarks.workers.parameter_server_work import (
+from benchmarks.workers.cluster_work import (
     LEARNING_RATE,
     NUM_BATCHES,
+    Array,
     ClusterOptions,
+    first_rows,
     id_batches,
-    require_equal,
+    resident_bytes,
+    serve_rows,
+    server_ids,
+    start_server,
 )
+from benchmarks.workers.protocol import free_ports
 
-__all__ = ["Rows"]
-
-# What Keras's Adagrad begins with, and adds to roots.
-_FIRST_SUM, _EPSILON = 0.1, 1e-7
+_FILLED_AT_ONCE = 100_000
 
 
-class Rows:
-    """A table that is split over all servers.
+def start_task(cluster: dict[str, list[str]], job: str, index: int) -> None:
+    start_server("tensorflow_rows", json.dumps({"cluster": cluster, "job": job, "index": index}))
 
-    Args:
-        strategy: whose servers hold it.
-        coordinator: whose worker looks rows up, in a loop of its own: no closure is waited for.
-        options: of the table.
-    """
 
-    def __init__(self, strategy: Any, coordinator: Any, options: ClusterOptions) -> None:
-        def first_values(shard_info: Any) -> Any:
-            begin, (count, _) = shard_info.offset[0], shard_info.shape
-            numbers = tf.range(begin, begin + count, dtype=tf.int32)
-            return tf.repeat(tf.cast(numbers, tf.float32)[:, None], options.row_size, axis=1)
+def _serve(cluster: dict[str, list[str]], job: str, index: int) -> None:
+    config = tf.compat.v1.ConfigProto()
+    num_workers = len(cluster["worker"])
+    if (os.cpu_count() or 1) < num_workers + 1:  # TensorFlow's guide of parameter servers says so
+        config.inter_op_parallelism_threads = num_workers + 1
+    spec = tf.train.ClusterSpec(cluster)
+    server = tf.distribute.Server(spec, job, index, protocol="grpc", config=config)
+    sys.stdin.read()
+    assert server
+    os._exit(0)  # what serves has threads of its own, which nobody can end
 
-        def first_sums(shard_info: Any) -> Any:
-            return tf.fill(shard_info.shape, _FIRST_SUM)
 
-        shape = (options.table_rows, options.row_size)
-        with strategy.scope():
-            self._table = tf.Variable(first_values, shape=shape, dtype=tf.float32)
-        self._make_sums = lambda: tf.Variable(first_sums, shape=shape, dtype=tf.float32)
-        self._strategy = strategy
+class _ServedRows:
+    """Variables of TensorFlow, one on each server, of consecutive rows."""
+
+    def __init__(self, options: ClusterOptions) -> None:
         self._options = options
-        self._coordinator = coordinator
-        self._sums: Any = None
-        self._loops: dict[tuple[str, int], Any] = {}
+        ports = free_ports(options.num_servers + 1)
+        worker, *servers = [f"127.0.0.1:{port}" for port in ports]
+        cluster = {"ps": servers, "worker": [worker]}
+        for index in range(options.num_servers):
+            start_task(cluster, "ps", index)
+        tf.config.experimental_connect_to_cluster(
+            tf.train.ClusterSpec(cluster), job_name="worker", task_index=0
+        )
+        devices = [f"/job:ps/replica:0/task:{place}/device:CPU:0" for place in range(len(servers))]
+        for device in devices:
+            with tf.device(device):
+                tf.constant(0.0)
+        empty_bytes = resident_bytes(server_ids())
+        self._per_server = -(-options.table_rows // len(devices))
+        self._variables: list[Any] = []
+        for place, device in enumerate(devices):
+            count = min(self._per_server, options.table_rows - place * self._per_server)
+            with tf.device(device):
+                self._variables.append(tf.Variable(tf.zeros((count, options.row_size))))
+            self._variables[-1][0].numpy()  # is there
+        for first in range(0, options.table_rows, _FILLED_AT_ONCE):
+            count = min(_FILLED_AT_ONCE, options.table_rows - first)
+            numbers = tf.range(first, first + count, dtype=tf.int64)
+            self._subtract(numbers, tf.constant(-first_rows(first, count, options.row_size)))
+            for variable in self._variables:
+                variable[0].numpy()  # is filled
+        self.row_bytes = (resident_bytes(server_ids()) - empty_bytes) / options.table_rows
+        self._loop_of = functools.cache(self._make_loop)
 
-    def pull(self, question: dict[str, Any]) -> dict[str, float]:
-        """Looks up rows of the same number of ids again and again; the last one is told."""
-        num_ids, amount = question["num_ids"], question["amount"]
-        loop = self._loop("pull", num_ids)
-        found = self._coordinator.schedule(loop, args=(tf.constant(amount),)).fetch()
-        wanted = id_batches(num_ids, self._options)[(amount - 1) % NUM_BATCHES, -1]
-        require_equal("the last row", found, np.full(self._options.row_size, wanted, np.float32))
-        return {}
+    def _subtract(self, ids: Any, rows: Any) -> None:
+        servers, count = tf.cast(ids // self._per_server, tf.int32), len(self._variables)
+        numbers = tf.dynamic_partition(ids % self._per_server, servers, count)
+        parts = tf.dynamic_partition(rows, servers, count)
+        for variable, own, part in zip(self._variables, numbers, parts, strict=True):
+            with tf.device(variable.device):
+                tf.raw_ops.ResourceScatterSub(resource=variable.handle, indices=own, updates=part)
 
-    def push(self, question: dict[str, Any], optimizer: str) -> dict[str, float]:
-        """Updates rows by gradients of ones."""
-        if optimizer == "adagrad" and self._sums is None:
-            with self._strategy.scope():
-                self._sums = self._make_sums()
-        loop = self._loop(optimizer, question["num_ids"])
-        self._coordinator.schedule(loop, args=(tf.constant(question["amount"]),)).fetch()
-        return {}
+    def pull(self, num_ids: int, amount: int) -> Array:
+        return self._loop_of(num_ids, "pull")(tf.constant(amount)).numpy()
 
-    def _loop(self, kind: str, num_ids: int) -> Any:
-        key = (kind, num_ids)
-        if key not in self._loops:
-            batches = id_batches(num_ids, self._options)
-            make = _pulling if kind == "pull" else _pushing
-            self._loops[key] = make(self._table, batches, self._sums if kind == "adagrad" else None)
-        return self._loops[key]
+    def push(self, num_ids: int, amount: int) -> None:
+        self._loop_of(num_ids, "push")(tf.constant(amount)).numpy()
 
+    def step(self, num_ids: int, amount: int) -> Array:
+        return self._loop_of(num_ids, "pull and push")(tf.constant(amount)).numpy()
 
-def _pulling(table: Any, batches: Any, sums: Any) -> Any:
-    @tf.function
-    def pull(amount: Any) -> Any:
-        ids = tf.constant(batches)
-        last = tf.zeros(table.shape[1])
-        for number in tf.range(amount):
-            # As a step, which needs its rows, and the next one what this one computes.
-            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
-            last = tf.nn.embedding_lookup(table, ids[number % NUM_BATCHES])[-1]
-        return last
+    def _make_loop(self, num_ids: int, kind: str) -> Any:
+        pulls, pushes = "pull" in kind, "push" in kind
+        batches = tf.constant(id_batches(num_ids, self._options))
+        gradients = LEARNING_RATE * tf.ones((num_ids, self._options.row_size))
 
-    return pull
+        @tf.function
+        def loop(amount: Any) -> Any:
+            last = tf.zeros((num_ids, self._options.row_size))
+            for number in tf.range(amount):
+                # As a step, which needs its rows, and the next one what this one computes.
+                tf.autograph.experimental.set_loop_options(parallel_iterations=1)
+                distinct, places = tf.unique(batches[number % NUM_BATCHES])
+                if pulls:
+                    found = tf.nn.embedding_lookup(self._variables, distinct)
+                    last = tf.gather(found, places)
+                if pushes:
+                    sums = tf.math.unsorted_segment_sum(gradients, places, tf.size(distinct))
+                    with tf.control_dependencies([last]):
+                        self._subtract(distinct, sums)
+            return last
 
-
-def _pushing(table: Any, batches: Any, sums: Any) -> Any:
-    @tf.function
-    def push(amount: Any) -> Any:
-        ids = tf.constant(batches)
-        gradients = tf.ones((batches.shape[1], table.shape[1]))
-        for number in tf.range(amount):
-            tf.autograph.experimental.set_loop_options(parallel_iterations=1)
-            pushed = tf.IndexedSlices(gradients, ids[number % NUM_BATCHES])
-            if sums is None:
-                scaled = tf.IndexedSlices(LEARNING_RATE * gradients, pushed.indices)
-                table.scatter_sub(scaled)
-            else:
-                _apply_adagrad(table, sums, pushed)
-        return amount
-
-    return push
+        return loop
 
 
-def _apply_adagrad(table: Any, sums: Any, gradients: Any) -> None:
-    """As Keras's optimizer of TensorFlow did: each id once, then the op of its servers."""
-    ids, places = tf.unique(gradients.indices)
-    summed = tf.math.unsorted_segment_sum(gradients.values, places, tf.size(ids))
-    rows_of_shard = table.shape[0] // len(table.variables)
-    shards = tf.cast(ids // rows_of_shard, tf.int32)
-    numbers = tf.dynamic_partition(ids % rows_of_shard, shards, len(table.variables))
-    parts = tf.dynamic_partition(summed, shards, len(table.variables))
-    for place, (shard, squares) in enumerate(zip(table.variables, sums.variables, strict=True)):
-        with tf.device(shard.device):
-            tf.raw_ops.ResourceSparseApplyAdagradV2(
-                var=shard.handle,
-                accum=squares.handle,
-                lr=LEARNING_RATE,
-                epsilon=_EPSILON,
-                grad=parts[place],
-                indices=numbers[place],
-            )
+if __name__ == "__main__":
+    if "job" in (told := json.loads(sys.argv[1])):
+        _serve(**told)
+    serve_rows(_ServedRows)

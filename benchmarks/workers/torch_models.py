@@ -5,31 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
-from benchmarks.workloads import MLP_SIZES, WORKLOADS, Workload
+from benchmarks.workloads import MLP_SIZES, TransformerSizes, Workload
 
-__all__ = ["build_model"]
+_EPSILON = 1e-5
 
 
-def build_model(name: str) -> nn.Module:
+def build_model(workload: Workload) -> nn.Module:
     torch.manual_seed(0)
-    workload = WORKLOADS[name]
-    if name == "mlp":
-        return _mlp()
-    if name == "cnn":
-        return _cnn(workload.num_classes)
-    if name == "bert":
-        return _Bert(workload)
-    if name == "gpt2":
-        return _Gpt2(workload)
-    if name == "small_resnet50":
-        return _resnet50(workload.num_classes)
-    assert name == "transformer", f"{name} is not among the models in PyTorch"
-    return _Transformer(workload.num_tokens, workload.num_classes)
+    make = {
+        "mlp": _mlp,
+        "cnn": _cnn,
+        "transformer": _Classifier,
+        "gpt": _Gpt,
+        "resnet50": _resnet50,
+    }
+    return make[workload.kind](workload)
 
 
-def _mlp() -> nn.Module:
+def _mlp(workload: Workload) -> nn.Module:
     first, second, third, last = MLP_SIZES
     return nn.Sequential(
         nn.Linear(first, second),
@@ -40,7 +36,7 @@ def _mlp() -> nn.Module:
     )
 
 
-def _cnn(num_classes: int) -> nn.Module:
+def _cnn(workload: Workload) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 32, 3),
         nn.ReLU(),
@@ -49,81 +45,62 @@ def _cnn(num_classes: int) -> nn.Module:
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(64 * 5 * 5, num_classes),
+        nn.Linear(64 * 5 * 5, workload.num_classes),
     ).to(memory_format=torch.channels_last)  # what oneDNN is fastest with
 
 
-class _Transformer(nn.Module):
-    def __init__(self, num_tokens: int, num_classes: int) -> None:
+class _Classifier(nn.Module):
+    def __init__(self, workload: Workload) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(num_tokens, 64)
-        block = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
-        self.blocks = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(64, num_classes)
+        sizes = workload.transformer
+        self.embedding = nn.Embedding(sizes.num_tokens, sizes.width)
+        block = nn.TransformerEncoderLayer(
+            sizes.width, sizes.num_heads, 2 * sizes.width, dropout=0.0, batch_first=True
+        )
+        self.blocks = nn.TransformerEncoder(block, sizes.num_blocks, enable_nested_tensor=False)
+        self.head = nn.Linear(sizes.width, workload.num_classes)
 
     def forward(self, tokens: Any) -> Any:
         return self.head(self.blocks(self.embedding(tokens)).mean(dim=1))
 
 
-# Those of `keras_models`: width, heads, width of the feed-forward layers, blocks.
-_WIDTH, _NUM_HEADS, _FEED_FORWARD_WIDTH, _NUM_BLOCKS = 256, 4, 1024, 12
+class _Block(nn.Module):
+    def __init__(self, sizes: TransformerSizes) -> None:
+        super().__init__()
+        width, self.num_heads = sizes.width, sizes.num_heads
+        self.first_norm = nn.LayerNorm(width, eps=_EPSILON)
+        self.inner, self.outer = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.second_norm = nn.LayerNorm(width, eps=_EPSILON)
+        self.expand, self.contract = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Any) -> Any:
+        x = x + self._attend(self.first_norm(x))
+        return x + self.contract(F.gelu(self.expand(self.second_norm(x))))
+
+    def _attend(self, x: Any) -> Any:
+        batch, length, width = x.shape
+        parts = self.inner(x).view(batch, length, 3, self.num_heads, width // self.num_heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.outer(attended.transpose(1, 2).reshape(batch, length, width))
 
 
-def _blocks(*, norm_first: bool) -> nn.Module:
-    block = nn.TransformerEncoderLayer(
-        _WIDTH,
-        _NUM_HEADS,
-        _FEED_FORWARD_WIDTH,
-        dropout=0.0,
-        activation="gelu",
-        batch_first=True,
-        norm_first=norm_first,
-    )
-    return nn.TransformerEncoder(block, _NUM_BLOCKS, enable_nested_tensor=False)
-
-
-class _Embedding(nn.Module):
-    """A vector of each token and one of its position."""
-
+class _Gpt(nn.Module):
     def __init__(self, workload: Workload) -> None:
         super().__init__()
-        (length,) = workload.input_shape
-        self.tokens = nn.Embedding(workload.num_tokens, _WIDTH)
-        self.positions = nn.Parameter(torch.empty(length, _WIDTH).uniform_(-0.05, 0.05))
+        sizes = workload.transformer
+        self.tokens = nn.Embedding(sizes.num_tokens, sizes.width)
+        self.positions = nn.Parameter(torch.empty(sizes.length, sizes.width).uniform_(-0.05, 0.05))
+        nn.init.uniform_(self.tokens.weight, -0.05, 0.05)  # Keras's
+        self.blocks = nn.Sequential(*(_Block(sizes) for _ in range(sizes.num_blocks)))
+        self.norm = nn.LayerNorm(sizes.width, eps=_EPSILON)
 
     def forward(self, tokens: Any) -> Any:
-        return self.tokens(tokens) + self.positions
+        x = self.norm(self.blocks(self.tokens(tokens) + self.positions))
+        return x @ self.tokens.weight.T
 
 
-class _Bert(nn.Module):
-    def __init__(self, workload: Workload) -> None:
-        super().__init__()
-        self.embedding = nn.Sequential(_Embedding(workload), nn.LayerNorm(_WIDTH))
-        self.blocks = _blocks(norm_first=False)
-        self.pooler = nn.Linear(_WIDTH, _WIDTH)
-        self.head = nn.Linear(_WIDTH, workload.num_classes)
-
-    def forward(self, tokens: Any) -> Any:
-        x = self.blocks(self.embedding(tokens))
-        return self.head(torch.tanh(self.pooler(x[:, 0])))
-
-
-class _Gpt2(nn.Module):
-    def __init__(self, workload: Workload) -> None:
-        super().__init__()
-        (length,) = workload.input_shape
-        self.embedding = _Embedding(workload)
-        self.blocks = _blocks(norm_first=True)
-        self.norm = nn.LayerNorm(_WIDTH)
-        self.head = nn.Linear(_WIDTH, workload.num_classes, bias=False)
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length))
-
-    def forward(self, tokens: Any) -> Any:
-        x = self.blocks(self.embedding(tokens), mask=self.mask, is_causal=True)
-        return self.head(self.norm(x))
-
-
-def _resnet50(num_classes: int) -> nn.Module:
+def _resnet50(workload: Workload) -> nn.Module:
     """Keras's ResNet-50: its first convolution of a block has the stride, and all have biases."""
     groups: list[nn.Module] = []
     num_channels = 64
@@ -132,14 +109,23 @@ def _resnet50(num_classes: int) -> nn.Module:
             groups.append(_Bottleneck(num_channels, width, stride if place == 0 else 1))
             num_channels = 4 * width
     return nn.Sequential(
+        *([_Pixels()] if workload.input_dtype == "uint8" else []),
         *_convolution(3, 64, 7, stride=2),
         nn.ReLU(),
         nn.MaxPool2d(3, stride=2, padding=1),
         *groups,
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(num_channels, num_classes),
+        nn.Linear(num_channels, workload.num_classes),
     ).to(memory_format=torch.channels_last)
+
+
+class _Pixels(nn.Module):
+    """Takes uint8 images with channels last, and normalizes them on the device."""
+
+    def forward(self, pixels: Any) -> Any:
+        # A view: the memory is that of channels_last.
+        return pixels.permute(0, 3, 1, 2).float() / 255
 
 
 def _convolution(num_in: int, num_out: int, size: int, stride: int = 1) -> list[nn.Module]:

@@ -8,12 +8,7 @@ sides. An `EmbeddingBagCollection` with one id a bag is four times as fast here 
 from __future__ import annotations
 
 import functools
-import json
 import os
-import socket
-import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,42 +21,34 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, r
 from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from benchmarks.workers.protocol import serve_questions
-from benchmarks.workers.server_processes import server_cpu_s, server_ids, start_server
-from benchmarks.workers.table_work import (
+from benchmarks.workers.cluster_work import (
     LEARNING_RATE,
-    Table,
-    TableOptions,
-    answer_tables,
+    NUM_BATCHES,
+    Array,
+    ClusterOptions,
     first_rows,
     id_batches,
-    loopback_bytes,
-    own_loopback,
     resident_bytes,
+    serve_rows,
 )
 
-__all__ = ["prepare"]
-
-_PULL, _STEP = 0, 1
 _FILLED_AT_ONCE = 1_000_000
 
 
-class _Rank:
-    """One of the processes that share the table."""
+class _SharedRows:
+    """The part of the table that one of the processes has."""
 
-    def __init__(self, options: TableOptions, rank: int, port: int) -> None:
-        self._options, self._rank = options, rank
-        world = options.num_holders
+    def __init__(self, options: ClusterOptions) -> None:
+        self._options = options
+        world = options.num_servers
         # The processes compute at the same time, and share the cores.
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
-        dist.init_process_group(
-            "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world
-        )
+        dist.init_process_group("gloo")
         os.environ["LOCAL_WORLD_SIZE"] = str(world)
         config = torchrec.EmbeddingBagConfig(
             name="table",
             embedding_dim=options.row_size,
-            num_embeddings=options.num_rows,
+            num_embeddings=options.table_rows,
             feature_names=["ids"],
         )
         bags = torchrec.EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
@@ -85,73 +72,41 @@ class _Rank:
                 some = min(_FILLED_AT_ONCE, count - first)
                 rows = first_rows(begin + first, some, options.row_size)
                 shard.tensor[first : first + some] = torch.from_numpy(rows)
+        # Without the memory of a process that has only imported its modules.
+        self.row_bytes = (resident_bytes([0]) - _imported_bytes) / options.table_rows
         self._batches = functools.cache(self._make_batches)
         self._ones = functools.cache(lambda shape: torch.ones(shape))
 
-    def run(self, kind: int, num_ids: int, batch: int) -> Any:
-        """Looks up this process's part of a batch, and updates it unless `kind` is a pull."""
-        with torch.set_grad_enabled(kind == _STEP):
-            rows = self._bags(self._batches(num_ids)[batch]).wait()["ids"]
-        if kind == _STEP:
-            rows.backward(self._ones(rows.shape))
-        return rows
+    def pull(self, num_ids: int, amount: int) -> Array:
+        return self._run(num_ids, amount, is_step=False)
+
+    def step(self, num_ids: int, amount: int) -> Array:
+        return self._run(num_ids, amount, is_step=True)
+
+    def push(self, num_ids: int, amount: int) -> None:
+        raise NotImplementedError("Its rows are updated by the gradient of a lookup.")
+
+    def _run(self, num_ids: int, amount: int, *, is_step: bool) -> Array:
+        """Looks up this process's part of batches, and updates it in a step."""
+        batches = self._batches(num_ids)
+        for number in range(amount):
+            with torch.set_grad_enabled(is_step):
+                rows = self._bags(batches[number % NUM_BATCHES]).wait()["ids"]
+            if is_step:
+                rows.backward(self._ones(rows.shape))
+        return rows.detach().numpy()
 
     def _make_batches(self, num_ids: int) -> list[Any]:
         """Returns the first part of the ids for the first process, and so on."""
-        ids = id_batches(num_ids, self._options.num_rows)
-        own = np.array_split(ids, self._options.num_holders, axis=1)[self._rank]
+        ids = id_batches(num_ids, self._options)
+        own = np.array_split(ids, self._options.num_servers, axis=1)[dist.get_rank()]
         lengths = torch.ones(own.shape[1], dtype=torch.int32)
         return [
             KeyedJaggedTensor(["ids"], torch.from_numpy(one.copy()), lengths=lengths) for one in own
         ]
 
 
-def prepare() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Starts the other processes and makes the table."""
-    options = TableOptions(**json.loads(sys.argv[1]))
-    own_loopback()
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    for rank in range(1, options.num_holders):
-        start_server("torchrec_tables", sys.argv[1], str(rank), str(port))
-    rank = _Rank(options, 0, port)
-    others = server_ids()
-
-    def run(kind: int, num_ids: int, batch: int) -> np.ndarray[Any, Any]:
-        dist.broadcast(torch.tensor([kind, num_ids, batch]), 0)
-        return rank.run(kind, num_ids, batch).detach().numpy()
-
-    # Without the memory of a process that has only imported its modules.
-    dist.barrier()
-    row_bytes = _grown_bytes(others) / options.num_rows
-    table = Table(
-        pull=lambda num_ids, batch: run(_PULL, num_ids, batch),
-        step=lambda num_ids, batch: run(_STEP, num_ids, batch),
-        cpu_s=lambda: time.process_time() + server_cpu_s(),
-        sent_bytes=loopback_bytes,
-        row_bytes=row_bytes,
-    )
-    return answer_tables(table, options)
-
-
-def _grown_bytes(others: list[int]) -> int:
-    return resident_bytes([0, *others]) - _imported_bytes * (1 + len(others))
-
-
-def _follow() -> None:
-    """Does what the first process says, until that ends."""
-    rank = _Rank(TableOptions(**json.loads(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3]))
-    dist.barrier()
-    message = torch.zeros(3, dtype=torch.int64)
-    while True:
-        dist.broadcast(message, 0)
-        rank.run(*message.tolist())
-
-
 _imported_bytes = resident_bytes([0])
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        _follow()
-    serve_questions(prepare)
+    serve_rows(_SharedRows)

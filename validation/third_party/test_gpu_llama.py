@@ -10,11 +10,10 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks.gpu.models import GpuModel, model_of
-from benchmarks.gpu.options import SideOptions
-from benchmarks.gpu.transformer_sizes import LlamaSizes
-from benchmarks.gpu.workers import jax_llama, keras_llama_side, stratagem_llama
-from benchmarks.gpu.workers.keras_llama import build_llama, keras_arrays
+from benchmarks.workers import jax_by_hand, keras_fit, stratagem_fit
+from benchmarks.workers.keras_models import build_llama, fit_arrays
+from benchmarks.workers.protocol import WorkerOptions
+from benchmarks.workloads import GPU_WORKLOADS, LlamaSizes, Workload, tiny
 
 
 @pytest.fixture(autouse=True)
@@ -24,18 +23,18 @@ def _leave_policy():
     keras.config.set_dtype_policy(before)
 
 
-def _sizes(model: GpuModel) -> LlamaSizes:
-    assert isinstance(model.transformer, LlamaSizes)
-    return model.transformer
+def _sizes(model: Workload) -> LlamaSizes:
+    assert isinstance(model.sizes, LlamaSizes)
+    return model.sizes
 
 
 def _count(variables: Any) -> int:
     return sum(int(np.prod(one.shape)) for one in variables)
 
 
-@pytest.mark.parametrize("name", ["llama1b", "llama8b-lora"])
+@pytest.mark.parametrize("name", ["llama1b", "llama8b_lora"])
 def test_flops_count_the_weights_of_the_model(name: str) -> None:
-    model = model_of(name, is_tiny=True)
+    model = tiny(GPU_WORKLOADS[name])
     sizes, network = _sizes(model), build_llama(model, attention="causal")
     looked_up = 0 if sizes.is_tied else sizes.num_tokens * sizes.width
     base = [one for one in network.variables if "lora" not in one.path and "seed" not in one.path]
@@ -46,8 +45,8 @@ def test_flops_count_the_weights_of_the_model(name: str) -> None:
 
 
 def test_the_causal_kernel_gives_the_logits_of_the_mask() -> None:
-    model = model_of("llama1b", is_tiny=True)
-    inputs, _ = keras_arrays(model)
+    model = tiny(GPU_WORKLOADS["llama1b"])
+    inputs, _ = fit_arrays(model)
     first = {name: one[:2] for name, one in inputs.items()}
     logits = [
         np.asarray(build_llama(model, attention=attention)(first), "float32")
@@ -62,7 +61,7 @@ def test_the_causal_kernel_gives_the_logits_of_the_mask() -> None:
 
 
 def test_generated_tokens_are_those_of_the_mask() -> None:
-    model = model_of("llama1b", is_tiny=True)
+    model = tiny(GPU_WORKLOADS["llama1b"])
     tokens = np.arange(1, 17, dtype="int32")[None].repeat(2, axis=0)
     prompt = {"token_ids": tokens, "padding_mask": (np.arange(16)[None] < 6).repeat(2, axis=0)}
     generated = []
@@ -73,23 +72,22 @@ def test_generated_tokens_are_those_of_the_mask() -> None:
     np.testing.assert_array_equal(*generated)
 
 
-_TRAINED = dataclasses.replace(model_of("llama1b", is_tiny=True), learning_rate=1e-3)
+_TRAINED = dataclasses.replace(tiny(GPU_WORKLOADS["llama1b"]), learning_rate=1e-3)
 
 
-def _losses(prepare: Any, model: GpuModel = _TRAINED, **options: Any) -> list[float]:
-    given = SideOptions(model=model.name, result="", begun_s=0.0, platform="cpu", **options)
-    training = prepare(given, model)
-    return [training.first_call(), training.train(2)]
+def _losses(prepare: Any, model: Workload = _TRAINED, **options: Any) -> list[float]:
+    training = prepare(WorkerOptions(workload=model.name, **options), model)
+    return [training.run_epochs(1), training.run_epochs(2)]
 
 
 @functools.cache  # not a fixture: those of a module run before types may be promoted
 def _by_hand() -> list[float]:
-    return _losses(jax_llama.prepare, steps_per_call=4)
+    return _losses(jax_by_hand.prepare, steps_per_call=4)
 
 
 @functools.cache
 def _summed_by_hand() -> list[float]:
-    return _losses(jax_llama.prepare, steps_per_call=4, accumulation=4)
+    return _losses(jax_by_hand.prepare, steps_per_call=4, accumulation=4)
 
 
 @pytest.mark.slow
@@ -97,7 +95,7 @@ def _summed_by_hand() -> list[float]:
     "options",
     [
         {"steps_per_call": 4},
-        {"steps_per_call": 4, "loss": "chunks"},
+        {"steps_per_call": 4, "has_chunks": True},
         {"steps_per_call": 4, "remat": "dots"},
         {"steps_per_call": 4, "optimizer_memory": "pinned_host", "attention": "mask"},
     ],
@@ -105,19 +103,19 @@ def _summed_by_hand() -> list[float]:
 )
 def test_losses_are_those_of_the_scan_by_hand(options: dict[str, Any]) -> None:
     assert _by_hand()[1] < _by_hand()[0] - 0.1
-    np.testing.assert_allclose(_losses(stratagem_llama.prepare, **options), _by_hand(), rtol=2e-3)
+    np.testing.assert_allclose(_losses(stratagem_fit.prepare, **options), _by_hand(), rtol=2e-3)
 
 
 @pytest.mark.slow
 def test_losses_of_keras_are_those_of_the_scan_by_hand() -> None:
-    found = _losses(keras_llama_side.prepare, steps_per_call=4, attention="mask")
+    found = _losses(keras_fit.prepare, steps_per_call=4, attention="mask")
     np.testing.assert_allclose(found, _by_hand(), rtol=2e-3)
 
 
 @pytest.mark.slow
 def test_gradients_of_four_batches_by_hand_are_those_of_one_large_batch() -> None:
     large = dataclasses.replace(_TRAINED, batch_size=8, steps_per_epoch=2)
-    expected = _losses(jax_llama.prepare, model=large)
+    expected = _losses(jax_by_hand.prepare, model=large)
     assert expected[1] < expected[0]
     np.testing.assert_allclose(_summed_by_hand(), expected, rtol=2e-3)
 
@@ -126,9 +124,9 @@ def test_gradients_of_four_batches_by_hand_are_those_of_one_large_batch() -> Non
 @pytest.mark.parametrize(
     ("side", "options"),
     [
-        (stratagem_llama, {"steps_per_call": 4}),
-        (stratagem_llama, {"steps_per_call": 4, "optimizer_memory": "pinned_host"}),
-        (keras_llama_side, {"steps_per_call": 4, "attention": "mask"}),
+        (stratagem_fit, {"steps_per_call": 4}),
+        (stratagem_fit, {"steps_per_call": 4, "optimizer_memory": "pinned_host"}),
+        (keras_fit, {"steps_per_call": 4, "attention": "mask"}),
     ],
     ids=["fit", "fit, pinned_host", "Keras fit"],
 )
@@ -139,6 +137,6 @@ def test_gradients_of_four_batches_are_those_by_hand(side: Any, options: dict[st
 
 @pytest.mark.slow
 def test_lora_trains_under_the_strategy() -> None:
-    model = dataclasses.replace(model_of("llama8b-lora", is_tiny=True), learning_rate=1e-3)
-    first, last = _losses(stratagem_llama.prepare, model, loss="chunks")
+    model = dataclasses.replace(tiny(GPU_WORKLOADS["llama8b_lora"]), learning_rate=1e-3)
+    first, last = _losses(stratagem_fit.prepare, model, has_chunks=True)
     assert last < first

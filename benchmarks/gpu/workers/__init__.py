@@ -1,1 +1,0 @@
-"""Programs of the sides, each a process of its own."""

@@ -1,1 +1,0 @@
-"""Profiles of training steps on one GPU: the longest kernels, beside what they could take."""

@@ -1,1 +1,0 @@
-"""How much faster two workers are than one, on two cores."""
