@@ -54,7 +54,7 @@ def test_smallest_size(name: str, part: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", _COMMANDS)
+@pytest.mark.parametrize("command", _COMMANDS, ids=lambda command: command.split()[0])
 def test_other_commands(command: str, tmp_path: Path) -> None:
     name, *arguments = shlex.split(command.replace("OUT", str(tmp_path)))
     if name == "compare" and not (_REPOSITORY / ".git").exists():

@@ -30,7 +30,7 @@ def details_of(platform: str) -> Callable[[], dict[str, Any]]:
     jax.monitoring.register_event_duration_secs_listener(note)
 
     def details() -> dict[str, Any]:
-        device = jax.devices(platform)[0]
+        device = jax.local_devices(backend=platform)[0]
         peak_bytes = (device.memory_stats() or {}).get("peak_bytes_in_use")
         told = {"device_kind": device.device_kind, "compile_s": sum(durations)}
         return {**told, "peak_bytes": peak_bytes}
