@@ -261,7 +261,7 @@ class TierOptions:
     folder: str
 
     def __post_init__(self) -> None:
-        check_number("TierOptions", memory_bytes=self.memory_bytes)
+        check_number("TierOptions", 1.0, memory_bytes=self.memory_bytes)  # 1e9, too
         checked_folder("folder", self.folder)
 
 

@@ -233,7 +233,7 @@ class TieredShard(KeyedShard):
         self._position: Position = (0, 0) if position is None else position
         self._damaged = _NO_ROW
         self._opened = None if position is not None else DiskRows(self._folder)
-        self._memory_bytes = self.options.tiers.memory_bytes
+        self._memory_bytes = int(self.options.tiers.memory_bytes)
         self._frames = RowFrames(self._most_rows, self._most_places, self._are_clean)
         self._num_hits = 0
         self.is_journaled = False
