@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import itertools
@@ -9,7 +10,7 @@ import mmap
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 from stratagem.errors import explain
@@ -122,6 +123,21 @@ def set_defaults(variables: Mapping[str, str]) -> None:
     """Sets variables that are not set, for libraries that can only be configured this way."""
     for name, text in variables.items():
         os.environ.setdefault(name, text)
+
+
+@contextlib.contextmanager
+def changed(**variables: str) -> Generator[None]:
+    """Sets variables during a block, for libraries that put them above their arguments."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, text in before.items():
+            if text is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = text
 
 
 def record_library_settings() -> None:

@@ -21,7 +21,7 @@ from stratagem.group.transport.wire import Message, is_message, pack, unpack
 from stratagem.group.verdict import GroupLimits
 from stratagem.group.wire import decode, encode
 from stratagem.input.batch_messages import is_available, pack_batch, unpack_batch
-from stratagem.launch.remote.jobs.job_log import FrameReader
+from stratagem.launch.remote.job import FrameReader
 from stratagem.parameter_server.server.server import ParameterServer
 
 __all__ = ["PARSERS"]

@@ -30,19 +30,19 @@ from stratagem.launch.processes.local_processes import (
     not_the_coordinator,
 )
 from stratagem.launch.processes.ray_processes import RayProcesses
-from stratagem.launch.remote.ray.leader import leader_of
-from stratagem.launch.remote.ray.node_process import RayNode
-from stratagem.launch.remote.ray.ray_cluster import (
+from stratagem.launch.remote.ray_cluster import (
     ACTOR,
     NAMESPACE,
+    RayCluster,
     ServerRegistry,
     is_connected,
     load_ray,
-    start_local_ray,
 )
-from stratagem.launch.remote.ray.ray_nodes import (
+from stratagem.launch.remote.ray_nodes import (
+    RayNode,
     expect_token,
     join_as_node,
+    leader_of,
     resource_of_task,
     start_head,
 )
@@ -272,7 +272,7 @@ def _connect(plan: ClusterPlan, stack: contextlib.ExitStack) -> Placing:
     if plan.spec is not None and environment.lookup("RAY_ADDRESS") is None:
         head_address = stack.enter_context(_head(plan.spec)).head_address
     count = plan.num_workers + plan.num_servers
-    ray = stack.enter_context(start_local_ray(head_address, num_processes=count))
+    ray = stack.enter_context(RayCluster(head_address, num_processes=count))
     ray.wait()
     return Placing.now(plan.spec, is_own=ray.started_here)
 
@@ -382,7 +382,7 @@ class SharedCluster(Closing):
             address = self._spec.task_address(*leader_of(self._spec))
             expect_token()
             stack.enter_context(join_as_node(address, *self._task, host=host))
-        stack.enter_context(start_local_ray(address)).wait()
+        stack.enter_context(RayCluster(address)).wait()
 
     @property
     def _node(self) -> str:

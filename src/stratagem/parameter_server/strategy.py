@@ -22,7 +22,7 @@ from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.journal import sweep_journals
-from stratagem.launch.remote.ray.ray_cluster import own_host
+from stratagem.launch.remote.ray_cluster import own_host
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.remote_steps import RemoteSteps
 from stratagem.parameter_server.client.shard_layout import ShardPlacer

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 import stratagem as sg
-from stratagem.launch.remote.ray.ray_cluster import ServerRegistry
+from stratagem.launch.remote.ray_cluster import ServerRegistry
 from stratagem.parameter_server.cluster_plan import RemoteStateStrategy
 from stratagem.parameter_server.server.shards import ASYNCHRONOUS
 from stratagem.parameter_server.strategy import independent_parts

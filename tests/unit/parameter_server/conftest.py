@@ -11,7 +11,7 @@ import pytest
 with contextlib.suppress(ImportError):  # tests without Ray run where it is missing
     import ray  # noqa: F401 - sets a variable of its own, once, before any test
 
-from stratagem.launch.remote.ray.ray_cluster import RayCluster, start_local_ray
+from stratagem.launch.remote.ray_cluster import RayCluster
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from tests.unit.parameter_server import shared_with_workers
 from tests.unit.parameter_server.clusters import coordinated
@@ -39,7 +39,7 @@ def ray_cluster() -> Iterator[RayCluster]:
         with warnings.catch_warnings():
             # Ray forks, and runs a line of Python before exec. JAX warns of that when it runs.
             warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
-            cluster = start_local_ray(num_processes=2)
+            cluster = RayCluster(num_processes=2)
             cluster.wait()
         with cluster:
             yield cluster

@@ -43,8 +43,8 @@ _ROLES = {
     "dashboard": "/dashboard/dashboard.py",
     "agent": "ray::DashboardAgent",
     "supervisor": "ray::JobSupervisor",
-    "driver": "python3 -m stratagem.launch.remote.jobs.job",
-    "actor": "ray::_TaskActor",
+    "driver": "python3 -m stratagem.launch.remote.job",
+    "actor": "ray::JobProcess",
 }
 _NOTICED = re.compile(r"try \d+ failed|Ray ended on this machine")
 _NAMED = re.compile(r"UnavailableError|DeadlineExceededError|PermissionError|did not finish on")

@@ -53,11 +53,11 @@ from stratagem.input.service.splits import SplitPlan, facts_of, file_of_split, r
 from stratagem.input.sources.source import Source
 from stratagem.launch.processes.local_processes import LocalProcesses, SharedStandby
 from stratagem.launch.processes.ray_processes import RayProcesses
-from stratagem.launch.remote.ray.ray_cluster import (
+from stratagem.launch.remote.ray_cluster import (
+    RayCluster,
     is_connected,
     load_ray,
     own_host,
-    start_local_ray,
 )
 from stratagem.resources import Closing
 
@@ -727,7 +727,7 @@ def start(num_workers: int) -> InputService:
         )
     if environment.lookup("RAY_ADDRESS") is None and not is_connected():
         return InputService(DispatcherConfig(), num_workers)
-    start_local_ray().wait()
+    RayCluster().wait()
     is_one = sum(node["Alive"] for node in load_ray().nodes()) == 1
     config = DispatcherConfig(host="127.0.0.1" if is_one else own_host())
     return InputService(config, num_workers, on_ray=True)

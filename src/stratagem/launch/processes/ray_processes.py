@@ -32,7 +32,7 @@ from stratagem.launch.processes.local_processes import (
     not_started,
     watched_twice,
 )
-from stratagem.launch.remote.ray.ray_cluster import (
+from stratagem.launch.remote.ray_cluster import (
     RayWatch,
     is_ray_lost,
     load_ray,
@@ -365,7 +365,7 @@ def _connected_ray() -> Any:
             explain(
                 "Processes cannot start: this process is not connected to Ray.",
                 expected="a connection to a Ray cluster.",
-                fix="call start_local_ray().wait() first.",
+                fix="call RayCluster().wait() first.",
             )
         )
     return ray

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import getpass
 import io
+import json
 import logging
 import platform
 import secrets
@@ -14,9 +15,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypedDict, Unpack
 
 from stratagem import environment, logs, settings
@@ -32,18 +32,18 @@ from stratagem.launch.functions import (
     find_unpicklable,
     require_callable,
 )
-from stratagem.launch.remote.jobs.job_log import (
+from stratagem.launch.remote.job import ANSWER, JOB_VARIABLE, JobPlan, answer_key, verified
+from stratagem.launch.remote.jobs_client import (
     HEARTBEATS_PER_LIMIT,
     JobOutput,
     JobResult,
+    JobsClient,
+    Lease,
     follow,
-    verified,
+    local_modules,
+    pack,
 )
-from stratagem.launch.remote.jobs.jobs_client import JobsClient, Lease
-from stratagem.launch.remote.jobs.local_code import Package, local_modules, pack
-from stratagem.launch.remote.jobs.lockstep import JOB_VARIABLE, JobPlan, answer_key
-from stratagem.launch.remote.ray.leader import leader_of, tasks_of
-from stratagem.launch.remote.ray.ray_nodes import resource_of_task
+from stratagem.launch.remote.ray_nodes import leader_of, resource_of_task, tasks_of
 from stratagem.launch.restart.task_group import CaughtSignals
 from stratagem.launch.tasks.exit_status import exit_code
 from stratagem.launch.tasks.function_task import CALL, PROGRAM, pack_call, read_result
@@ -57,7 +57,7 @@ _REPORT_WAIT_AFTER_S = 5.0
 _CLIENT = "stratagem_client"
 # Seconds for a program to end after SIGTERM; Ray's default is 3.
 _STOP_S = "10"
-_FUNCTION = ("-c", PROGRAM, ".", "{answer}")
+_FUNCTION = ("-c", PROGRAM, ".", ANSWER)
 
 
 class RemoteArguments(TypedDict, total=False):
@@ -165,12 +165,20 @@ class RemoteCluster:
             UnavailableError: the connection to the cluster was lost.
             PermissionError: the cluster has another token.
         """
-        self._check_task(answer_of)
+        plan = self._plan(_FUNCTION)
+        if answer_of is not None and answer_of not in plan.tasks:
+            raise ValueError(
+                explain(
+                    f"answer_of={answer_of!r} is not a task that calls the function: {plan.tasks}.",
+                    expected="type and index of one of these tasks, or None.",
+                    fix="omit answer_of, or pass one of these tasks.",
+                )
+            )
         call = _pickled(fn, args, dict(kwargs or {}))
         package = pack(None, local_modules(), more={CALL: call}, excludes=self._excludes)
         python = ".".join(map(str, sys.version_info[:2]))
-        plan = dataclasses.replace(self._plan(_FUNCTION), python=python, answers=answer_of)
-        job, nonce = self._run(package, plan)
+        plan = dataclasses.replace(plan, python=python, answers=answer_of)
+        job = self._run(package, plan)
         if not job.answer:
             raise RuntimeError(
                 explain(
@@ -179,9 +187,15 @@ class RemoteCluster:
                     fix="read its last output.",
                 )
             )
-        result = read_result(io.BytesIO(verified(job.answer, answer_key(nonce))))
+        result = read_result(io.BytesIO(verified(job.answer, answer_key(plan.nonce))))
         if result.traceback:
-            error = result.error or _unsendable_error(fn, result.traceback)
+            error = result.error or RuntimeError(
+                explain(
+                    f"{fn!r} raised an exception that cannot be sent back: {result.traceback[-1]}",
+                    expected="an exception that can be pickled.",
+                    fix="read its traceback, which is the cause of this error.",
+                )
+            )
             raise error from RemoteError(*result.traceback)
         return result.value
 
@@ -209,45 +223,35 @@ class RemoteCluster:
         folder = path.parents[module.count(".")] if module else path.parent
         command = ("-m", module, *args) if module else (path.name, *args)
         package = pack(folder, local_modules(), excludes=self._excludes)
-        return self._run(package, self._plan(command))[0].code
+        return self._run(package, self._plan(command)).code
 
-    def _check_task(self, task: tuple[str, int] | None) -> None:
-        known = self._plan(()).tasks
-        if task is not None and task not in known:
-            raise ValueError(
-                explain(
-                    f"answer_of={task!r} is not a task that calls the function: {known}.",
-                    expected="type and index of one of these tasks, or None.",
-                    fix="omit answer_of, or pass one of these tasks.",
-                )
-            )
-
-    def _run(self, package: Package, plan: JobPlan) -> tuple[JobResult, str]:
+    def _run(self, package: bytes, plan: JobPlan) -> JobResult:
         self._wait_for_servers()
-        if not self._jobs.has_package(package.name):
-            self._jobs.upload(package.name, package.content)
         if self._spec is not None:
             self._wait_for_turn()
         # If this process exits, cancel the job it started.
         with CaughtSignals() as caught, contextlib.ExitStack() as stack:
             if plan.lease_s is not None:
                 stack.enter_context(Lease(self._jobs, plan.nonce, plan.lease_s))
+            text = json.dumps(dataclasses.asdict(plan))
             job = self._jobs.submit(
-                f"python3 -m stratagem.launch.remote.jobs.job {shlex.quote(plan.to_json())}",
-                {
-                    "working_dir": f"gcs://{package.name}",
-                    "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_S, JOB_VARIABLE: plan.nonce},
-                },
+                f"python3 -m stratagem.launch.remote.job {shlex.quote(text)}",
+                package,
+                {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_S, JOB_VARIABLE: plan.nonce},
                 **{_CLIENT: f"{getpass.getuser()} at {platform.node()}"},
             )
-            with self._stopped_on_error(job):
+            result: JobResult | None = None
+            try:
                 output = JobOutput([f"{kind} {index}" for kind, index in plan.tasks])
                 result = follow(
                     self._jobs, job, plan.nonce, output, lambda: caught.ending is not None
                 )
                 if result is not None:
-                    return result, plan.nonce
-                self._stop(job)
+                    return result
+            finally:  # also if it is left, by an error or a signal
+                if result is None and plan.lease_s is not None:
+                    with contextlib.suppress(UnavailableError):
+                        self._jobs.stop(job)
         assert caught.ending is not None
         signal.raise_signal(caught.ending)
         sys.exit(128 + caught.ending)
@@ -270,20 +274,6 @@ class RemoteCluster:
             head=spec.task_address(*leader_of(spec)),
             url=self._jobs.url,
         )
-
-    @contextlib.contextmanager
-    def _stopped_on_error(self, job: str) -> Generator[None]:
-        """Stops a job if following it raises."""
-        try:
-            yield
-        except BaseException:
-            self._stop(job)
-            raise
-
-    def _stop(self, job: str) -> None:
-        if self._lease_s is not None:
-            with contextlib.suppress(UnavailableError):
-                self._jobs.stop(job)
 
     def _wait_for_turn(self) -> None:
         """Waits for jobs of other clients: a cluster runs one program at a time."""
@@ -313,41 +303,40 @@ class RemoteCluster:
     def _wait_for_servers(self) -> None:
         deadline_s = time.monotonic() + self._join_timeout_s
         while True:
-            try:
-                missing = self._missing()
-            except UnavailableError as error:
-                if time.monotonic() > deadline_s:
-                    # Only the first sentence of that error: this one has its own fix.
-                    raise self._too_late("its leader", str(error).splitlines()[0]) from error
-            else:
-                if not missing:
-                    return
-                if time.monotonic() > deadline_s:
-                    raise self._too_late(", ".join(missing), "The leader has started.")
+            missing, leader = self._missing()
+            if not missing:
+                return
+            if time.monotonic() > deadline_s:
+                raise DeadlineExceededError(
+                    explain(
+                        f"The cluster at {self._jobs.url} is incomplete after "
+                        f"{self._join_timeout_s:g} s; missing: {', '.join(missing)}. {leader}",
+                        expected="`stratagem server` on each machine, with the same "
+                        "RAY_AUTH_TOKEN.",
+                        fix="start the missing servers; STRATAGEM_JOIN_TIMEOUT_S changes the "
+                        "limit.",
+                        code="SG514",
+                    )
+                )
             threading.Event().wait(_POLL_S)
 
-    def _missing(self) -> list[str]:
-        """Returns the tasks whose servers have not joined."""
-        if self._spec is None:
-            self._jobs.version()
-            return []
-        joined = {name for machine in self._jobs.resources() for name in machine}
-        return [
-            f"{kind} {index} ({self._spec.task_address(kind, index)})"
-            for kind, index in tasks_of(self._spec)
+    def _missing(self) -> tuple[list[str], str]:
+        """Returns the tasks whose servers have not joined, and a sentence about the leader."""
+        spec = self._spec
+        try:
+            self._jobs.connect()
+            if spec is None:
+                return [], ""
+            joined = {name for machine in self._jobs.machines() for name in machine}
+        except UnavailableError as error:
+            # Only the first sentence of that error: the one of the caller has its own fix.
+            return ["its leader"], str(error).splitlines()[0]
+        missing = [
+            f"{kind} {index} ({spec.task_address(kind, index)})"
+            for kind, index in tasks_of(spec)
             if resource_of_task(kind, index) not in joined
         ]
-
-    def _too_late(self, missing: str, details: str) -> DeadlineExceededError:
-        return DeadlineExceededError(
-            explain(
-                f"The cluster at {self._jobs.url} is incomplete after {self._join_timeout_s:g} s; "
-                f"missing: {missing}. {details}",
-                expected="`stratagem server` on each machine, with the same RAY_AUTH_TOKEN.",
-                fix="start the missing servers; STRATAGEM_JOIN_TIMEOUT_S changes the limit.",
-                code="SG514",
-            )
-        )
+        return missing, "The leader has started."
 
 
 def _number(value: float | None, setting: str) -> float:
@@ -392,16 +381,6 @@ def _describe_unpicklable(
     parts |= {f"Argument {name!r}": value for name, value in kwargs.items()}
     found = find_unpicklable(parts | captured_values(fn))
     return f"{fn!r}" if found is None else f"{found[0]} of {fn!r}, {found[1]!r},"
-
-
-def _unsendable_error(fn: Callable[..., Any], lines: Sequence[str]) -> RuntimeError:
-    return RuntimeError(
-        explain(
-            f"{fn!r} raised an exception that cannot be sent back: {lines[-1]}",
-            expected="an exception that can be pickled.",
-            fix="read its traceback, which is the cause of this error.",
-        )
-    )
 
 
 # `connect_to_cluster`: moves the running script to a cluster of servers.
@@ -451,15 +430,16 @@ def connect_to_cluster(
     """
     if environment.lookup(JOB_VARIABLE) is not None:
         return
-    _check_old(job_name, task_index, protocol, cluster_device_filters)
-    cluster = RemoteCluster(cluster_spec_or_resolver, **options)
+    values = (job_name, task_index, protocol, cluster_device_filters)
+    if values not in (("localhost", 0, None, None), ("localhost", 0, "grpc", None)):
+        raise ValueError(
+            explain(
+                f"job_name, task_index, protocol and cluster_device_filters are {values!r}.",
+                expected='"localhost", 0, None or "grpc", and None: this program is not a task.',
+                fix="omit them; tasks of the cluster run `stratagem server`.",
+            )
+        )
     main = sys.modules["__main__"]
-    module = getattr(getattr(main, "__spec__", None), "name", None)
-    code = cluster.run_script(_script_of(main), sys.argv[1:], module=module)
-    sys.exit(exit_code(code))
-
-
-def _script_of(main: ModuleType) -> str:
     script = getattr(main, "__file__", None)
     if script is None:
         raise RuntimeError(
@@ -469,16 +449,6 @@ def _script_of(main: ModuleType) -> str:
                 fix="save it, or send a function: sg.remote.RemoteCluster(...).run(train).",
             )
         )
-    return script
-
-
-def _check_old(job_name: str, task_index: int, protocol: str | None, filters: object) -> None:
-    values = (job_name, task_index, protocol, filters)
-    if values[:2] != ("localhost", 0) or protocol not in (None, "grpc") or filters is not None:
-        raise ValueError(
-            explain(
-                f"job_name, task_index, protocol and cluster_device_filters are {values!r}.",
-                expected='"localhost", 0, None or "grpc", and None: this program is not a task.',
-                fix="omit them; tasks of the cluster run `stratagem server`.",
-            )
-        )
+    cluster = RemoteCluster(cluster_spec_or_resolver, **options)
+    module = getattr(getattr(main, "__spec__", None), "name", None)
+    sys.exit(exit_code(cluster.run_script(script, sys.argv[1:], module=module)))

@@ -12,10 +12,14 @@ from stratagem.cluster.detection import detect_with_servers
 from stratagem.cluster.roles import check_task
 from stratagem.cluster.spec import ClusterDef, ClusterSpec
 from stratagem.errors import UnavailableError, explain
-from stratagem.launch.remote.ray.leader import leader_of, tasks_of
-from stratagem.launch.remote.ray.node_process import RayNode
-from stratagem.launch.remote.ray.ray_cluster import make_token
-from stratagem.launch.remote.ray.ray_nodes import join_as_node, start_head
+from stratagem.launch.remote.ray_cluster import make_token
+from stratagem.launch.remote.ray_nodes import (
+    RayNode,
+    join_as_node,
+    leader_of,
+    start_head,
+    tasks_of,
+)
 from stratagem.resources import Closing
 
 

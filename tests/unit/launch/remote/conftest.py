@@ -1,4 +1,4 @@
-"""Fake head for the tests of one file."""
+"""Fake head for the tests of one file, and settings of Ray."""
 
 from __future__ import annotations
 
@@ -17,3 +17,18 @@ def fake_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]
     with head(tmp_path / "head") as made:
         (tmp_path / "head").mkdir()
         yield made
+
+
+@pytest.fixture
+def ray_settings(monkeypatch) -> None:
+    for name in (
+        "RAY_AUTH_MODE",
+        "RAY_CLIENT_MODE",  # set by the import of Ray
+        "RAY_COLOR_PREFIX",
+        "RAY_DEDUP_LOGS",
+        "RAY_FLUSH_DRIVER_LOGS",
+        "RAY_SCHEDULER_EVENTS",
+    ):
+        monkeypatch.setenv(name, "")  # so that what is set meanwhile is gone at the end
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)

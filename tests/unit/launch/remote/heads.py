@@ -82,14 +82,15 @@ class Head:
 
     async def _put(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
-        self.num_uploads += not name.startswith("stratagem_client")
+        self.num_uploads += not name.startswith("stratagem_client")  # the renewals of a lease
         self.packages[name] = await request.read()
         return web.Response()
 
     async def _list(self, request: web.Request) -> web.Response:
-        jobs = [{"submission_id": job, **self._told(job)} for job in self.processes]
+        jobs = [self._told(job) for job in self.processes]
         # What a program of the cluster connects is a job without a name, to Ray.
-        return web.json_response([*jobs, {"submission_id": None, "status": "RUNNING"}])
+        other = {"type": "DRIVER", "entrypoint": "", "submission_id": None, "status": "RUNNING"}
+        return web.json_response([*jobs, other])
 
     async def _submit(self, request: web.Request) -> web.Response:
         wanted = await request.json()
@@ -112,22 +113,27 @@ class Head:
                 wanted["entrypoint"],
                 shell=True,
                 cwd=folder,
-                env={**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"},
+                env={
+                    **os.environ,
+                    **wanted["runtime_env"].get("env_vars", {}),
+                    "PATH": f"{bin_folder}:{os.environ['PATH']}",
+                },
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        return web.json_response({"submission_id": job})
+        return web.json_response({"job_id": job, "submission_id": job})
 
     async def _state(self, request: web.Request) -> web.Response:
         return web.json_response(self._told(request.match_info["job"]))
 
     def _told(self, job: str) -> dict[str, Any]:
+        """What Ray tells about a job, as far as its client requires or uses it."""
         code = self.processes[job].poll()
         status = "RUNNING" if code is None else "FAILED" if code else "SUCCEEDED"
         status = "STOPPED" if job in self.stopped and code is not None else status
-        told = {"status": status, "message": None, "driver_exit_code": code}
-        return {**told, "metadata": self.metadata[job]}
+        told = {"type": "SUBMISSION", "entrypoint": "", "submission_id": job, "status": status}
+        return {**told, "driver_exit_code": code, "metadata": self.metadata[job]}
 
     async def _stop(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]

@@ -22,7 +22,7 @@ from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import DeadlineExceededError
 from stratagem.launch.functions import RemoteError
 from stratagem.launch.remote import remote_cluster
-from stratagem.launch.remote.jobs.local_code import local_modules
+from stratagem.launch.remote.jobs_client import local_modules
 from stratagem.launch.remote.remote_cluster import RemoteCluster
 from tests.unit.launch.remote.heads import Head
 

@@ -12,7 +12,7 @@ from stratagem.errors import DeadlineExceededError, UnavailableError
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.launch.processes import local_processes
 from stratagem.launch.processes.ray_processes import RayProcesses
-from stratagem.launch.remote.ray.ray_cluster import RayCluster
+from stratagem.launch.remote.ray_cluster import RayCluster
 from tests.unit.launch.remote.living import wait_for_end
 from tests.unit.launch.waiting import until
 from tests.unit.parameter_server import forked_objects as served

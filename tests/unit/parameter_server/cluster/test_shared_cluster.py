@@ -19,7 +19,7 @@ import stratagem as sg
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import DeadlineExceededError
-from stratagem.launch.remote.ray.ray_cluster import ServerRegistry
+from stratagem.launch.remote.ray_cluster import ServerRegistry
 from stratagem.parameter_server import clusters as placing
 from stratagem.parameter_server.cluster_plan import (
     checked_cluster,

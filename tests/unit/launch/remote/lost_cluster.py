@@ -18,7 +18,7 @@ import psutil
 
 from stratagem import environment
 from stratagem.cluster.addresses import free_ports
-from stratagem.launch.remote.ray.ray_nodes import start_head
+from stratagem.launch.remote.ray_nodes import start_head
 
 
 class Kill(keras.callbacks.Callback):

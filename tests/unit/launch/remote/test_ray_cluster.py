@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import json
 import os
 import queue
@@ -13,36 +14,34 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 
-from stratagem.cluster.addresses import free_ports
-from stratagem.cluster.spec import ClusterSpec
+from stratagem.cluster import addresses
+from stratagem.cluster.addresses import HTTP, free_ports, probe
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.launch.remote.ray import ray_cluster
-from stratagem.launch.remote.ray import ray_cluster as ray_watch
-from stratagem.launch.remote.ray.leader import leader_of, tasks_of
-from stratagem.launch.remote.ray.ray_cluster import (
+from stratagem.launch.remote import ray_cluster
+from stratagem.launch.remote.ray_cluster import (
     RayCluster,
     RayWatch,
     ServerRegistry,
+    Service,
     has_token,
-    start_local_ray,
 )
-from stratagem.launch.remote.ray.streamed_process import StreamedProcess, TaskActor, TaskMessage
+from tests.unit.launch.remote.answering import answering, listening
 from tests.unit.launch.remote.living import name_of, wait_for_end
-from tests.unit.launch.remote.ray.answering import answering, listening
 
 PROGRAM = """
 import json, os, signal, sys
 from stratagem.cluster.preemption.signals import has_foreign_handler
-from stratagem.launch.remote.ray.ray_cluster import start_local_ray
+from stratagem.launch.remote.ray_cluster import RayCluster
 before = signal.getsignal(signal.SIGTERM)
-cluster = start_local_ray()
+cluster = RayCluster()
 cluster.wait()
 from stratagem.launch.processes.ray_processes import RayProcesses
 from stratagem.group.transport.endpoints import ClusterKeys
@@ -171,7 +170,7 @@ def test_client_of_ray_is_refused(monkeypatch) -> None:
         RayCluster("ray://head:10001")
     monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
     with pytest.raises(ValueError, match="Ray address 'ray://head:10001'"):
-        start_local_ray()
+        RayCluster()
 
 
 @pytest.fixture
@@ -186,7 +185,7 @@ def own_settings(monkeypatch) -> None:
 def test_address_where_no_ray_is_is_reported(monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "0.3")
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    with start_local_ray(address) as cluster:
+    with RayCluster(address) as cluster:
         assert not cluster.started_here
         with pytest.raises(DeadlineExceededError, match=f"head of the Ray cluster at {address}"):
             cluster.wait()
@@ -198,139 +197,102 @@ def test_ray_that_is_not_installed_is_reported(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
-        start_local_ray() as cluster,
-        pytest.raises(ImportError, match="a cluster of parameter servers needs ray"),
+        RayCluster() as cluster,
+        pytest.raises(ImportError, match="a Ray cluster needs ray"),
     ):
         cluster.wait()
 
 
-# Process with streamed output.
-
-
-class Said:
-    """What a process has printed."""
-
-    def __init__(self) -> None:
-        self.texts = {"out": "", "err": ""}
-        self.changed = threading.Condition()
-
-    def __call__(self, kind: str, text: str) -> None:
-        with self.changed:
-            self.texts[kind] += text
-            self.changed.notify_all()
-
-    def wait_for(self, text: str) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: text in self.texts["out"], 120), self.texts
-
-
-def _started(program: str, said: Said, **variables: str) -> StreamedProcess:
-    return StreamedProcess((sys.executable, "-uc", program), {**os.environ, **variables}, said)
-
-
-def test_both_streams_and_the_exit_code_arrive() -> None:
-    said = Said()
-    program = "import os, sys; print('a\\rb\\u2713', os.environ['X']); sys.exit('bad')"
-    with _started(program, said, X="y", PYTHONIOENCODING="utf-8") as process:
-        assert process.wait() == 1
-    assert said.texts == {"out": "a\rb\u2713 y\n", "err": "bad\n"}
-
-
-def test_process_that_goes_on_is_ended_with_what_it_has_started() -> None:
-    said = Said()
-    program = (
-        "import signal, subprocess, sys\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
-        "child = subprocess.Popen(['sleep', '100'])\n"
-        "print('child', child.pid, flush=True)\n"
-        "child.wait()\n"
-    )
-    with _started(program, said) as process:
-        said.wait_for("\n")
-        assert process.wait(0.0) is None
-        process.end()
-        assert process.wait() == 5
-    assert wait_for_end([int(said.texts["out"].split()[1])]) == set()
-
-
-def test_process_that_will_not_end_is_killed() -> None:
-    said = Said()
-    program = (
-        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "print('ready', flush=True)\ntime.sleep(100)\n"
-    )
-    with _started(program, said) as process:
-        said.wait_for("ready")
-        process.end(grace_s=0.1)
-        assert process.wait() == -9
-
-
-def test_program_that_is_not_there_is_recognized_by_its_exit_code() -> None:
-    said = Said()
-    with StreamedProcess(("/no/such/program",), dict(os.environ), said) as process:
-        assert process.wait() == 127
-    assert "Cannot run /no/such/program" in said.texts["err"]
-
-
-def test_folder_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(FileNotFoundError):
-        StreamedProcess((sys.executable, "-V"), dict(os.environ), Said(), "/no/such/folder")
-
-
-# Actor that runs one task.
+# Services of Ray: one that listens and does not answer is silent, and then lost.
 
 
 @pytest.fixture
-def actor() -> Iterator[TaskActor]:
-    with contextlib.closing(TaskActor("10.0.0.7")) as made:
-        yield made
+def quick(monkeypatch) -> None:
+    monkeypatch.setattr(addresses, "_PROBE_S", 120.0)
+    monkeypatch.setattr(ray_cluster, "_REFUSED_S", 0.2)
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "1")
 
 
-def _all_messages(actor: TaskActor) -> list[TaskMessage]:
-    found: list[TaskMessage] = []
-    while not found or found[-1][0] != "end":
-        found += actor.next(0.2)
-    return found
+@pytest.fixture
+def give_up_early(quick, monkeypatch) -> Callable[[], None]:
+    """From then on, a service that says nothing is given up after 0.2 s."""
+    return lambda: monkeypatch.setattr(addresses, "_PROBE_S", 0.2)
 
 
-def test_address_is_a_free_port_of_its_machine(actor) -> None:
-    host, port = actor.free_address()
-    assert host == "10.0.0.7"
-    assert 0 < port < 65536
+def looks(service: Service, limit_s: float = 120.0) -> bool:
+    """Looks until the service is lost."""
+    deadline_s = time.monotonic() + limit_s
+    while not service.is_lost and time.monotonic() < deadline_s:
+        service.look()
+        time.sleep(0.05)
+    return service.is_lost
 
 
-def test_task_says_what_it_prints_and_how_it_ends(actor, monkeypatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "of the actor")
-    monkeypatch.setenv("TF_CONFIG", "of the machine")
-    program = (
-        "import os, sys\n"
-        "open(sys.argv[1], 'w').write('42')\n"
-        "print(os.environ.get('RAY_ADDRESS'), os.environ['TF_CONFIG'], os.environ['HOME'] != '')\n"
-        "sys.exit(3)\n"
-    )
-    actor.start(("-c", program, "{answer}"), {"TF_CONFIG": "of the job"})
-    *found, end = _all_messages(actor)
-    assert {kind for kind, _ in found} == {"out"}
-    assert "".join(text for _, text in found) == "None of the job True\n"
-    assert end == ("end", "3")
-    assert actor.answer() == b"42"
+def test_answers(give_up_early) -> None:
+    refused = f"127.0.0.1:{free_ports(1)[0]}"
+    with answering() as there, listening() as stopped:
+        assert [probe(one) for one in (there, refused)] == ["there", "refused"]
+        give_up_early()
+        assert probe(stopped) == "no answer within 0.2 s"
+    assert probe("no-such-host.invalid:1") not in ("there", "refused")
+    with pytest.raises(ValueError, match="port"):
+        probe("no-port")
 
 
-def test_task_without_an_answer_has_none(actor) -> None:
-    actor.start(("-c", ""), {})
-    assert _all_messages(actor) == [("end", "0")]
-    assert actor.answer() == b""
+@pytest.mark.usefixtures("quick")
+def test_error_page_is_an_answer() -> None:
+    """Ray's dashboard refuses requests without its token."""
+
+    class Refuse(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(401)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuse) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert probe(f"127.0.0.1:{server.server_address[1]}", HTTP) == "there"
+        server.shutdown()
 
 
-def test_closed_actor_ends_its_process(actor) -> None:
-    actor.start(("-uc", "import os, time; print(os.getpid()); time.sleep(100)"), {})
-    found: list[TaskMessage] = []
-    while not found:
-        found = actor.next(1.0)
-    pid = int(found[0][1])
-    os.kill(pid, 0)
-    actor.close()
-    assert wait_for_end([pid]) == set()
+def test_service_that_answers_is_not_lost_and_others_are(give_up_early) -> None:
+    with answering() as there, listening() as stopped:
+        silent, gone = Service("raylet", stopped), Service("gcs", f"127.0.0.1:{free_ports(1)[0]}")
+        assert not looks(Service("raylet", there), limit_s=1.5)
+        give_up_early()
+        assert looks(silent)
+        assert not silent.has_ended
+        assert looks(gone)
+        assert gone.has_ended
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick")
+def test_service_that_may_still_start_has_more_time(monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "3")
+    (port,) = free_ports(1)
+    service = Service("dashboard", f"127.0.0.1:{port}", has_started=False)
+    assert not looks(service, limit_s=1.5)
+    with answering(port):
+        service.look()
+    assert looks(service)
+    assert service.has_ended
+    late = Service("dashboard", f"127.0.0.1:{port}", has_started=False)
+    assert looks(late)
+    assert not late.has_ended
+
+
+@pytest.mark.usefixtures("quick")
+def test_service_that_answers_again_in_time_is_not_lost(monkeypatch) -> None:
+    with listening() as stopped, monkeypatch.context() as silent:
+        silent.setattr(addresses, "_PROBE_S", 0.2)
+        service = Service("raylet", stopped)
+        service.look()
+    with answering(int(stopped.rpartition(":")[2])):
+        service.look()
+        time.sleep(1.2)
+        assert not service.is_lost
 
 
 # Ray processes that stop answering, here plain sockets, and a real cluster that is killed.
@@ -341,17 +303,17 @@ _LIMIT_S = 60.0
 @pytest.fixture
 def losses(monkeypatch) -> queue.Queue[UnavailableError]:
     monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "2")
-    monkeypatch.setattr(ray_watch, "mark_ray_lost", lambda: None)
+    monkeypatch.setattr(ray_cluster, "mark_ray_lost", lambda: None)
     return queue.Queue()
 
 
 def test_process_that_ends_is_named_with_the_limit_and_what_to_do(losses) -> None:
     with answering() as gcs, contextlib.ExitStack() as stack:
-        addresses = {"GCS": gcs, "raylet": stack.enter_context(answering())}
-        with RayWatch(addresses, losses.put):
+        watched = {"GCS": gcs, "raylet": stack.enter_context(answering())}
+        with RayWatch(watched, losses.put):
             stack.close()
             error = losses.get(timeout=_LIMIT_S)
-    words = rf"Ray's raylet at {addresses['raylet']} has not answered for 1 s: refused"
+    words = rf"Ray's raylet at {watched['raylet']} has not answered for 1 s: refused"
     with pytest.raises(UnavailableError, match=rf"{words}(?s:.)*STRATAGEM_PEER_TIMEOUT_S(?s:.)*"):
         raise error
     assert "start the Ray cluster again" in str(error)
@@ -375,31 +337,6 @@ def test_process_that_is_restarted_in_time_is_not_lost(losses) -> None:
         for _ in range(4):  # as many probes as the limit has seconds, and more
             second.accept()[0].close()
     assert losses.empty()
-
-
-# Order of a cluster's tasks, and its leader.
-
-
-@pytest.mark.parametrize(
-    ("cluster", "leader"),
-    [
-        ({"ps": ["a:1"], "worker": ["b:1"], "chief": ["c:1"]}, ("chief", 0)),
-        ({"ps": ["a:1"], "worker": {1: "b:1", 2: "c:1"}}, ("worker", 1)),
-        ({"ps": ["a:1", "b:1"], "evaluator": ["c:1"]}, ("ps", 0)),
-    ],
-)
-def test_leader_is_the_chief_or_the_first_worker(cluster, leader) -> None:
-    assert leader_of(ClusterSpec(cluster)) == leader
-
-
-def test_all_tasks_are_named() -> None:
-    spec = ClusterSpec({"evaluator": ["e:1"], "ps": ["p:1"], "worker": {0: "a:1", 2: "b:1"}})
-    assert tasks_of(spec) == [("worker", 0), ("worker", 2), ("ps", 0), ("evaluator", 0)]
-
-
-def test_cluster_without_tasks_has_no_leader() -> None:
-    with pytest.raises(ValueError, match="has no task"):
-        leader_of(ClusterSpec({}))
 
 
 # Registry that workers share.

@@ -15,7 +15,7 @@ from tests.unit.launch.remote.living import descendants, wait_for_end
 
 pytest.importorskip("ray")
 
-LOADS_RAY = "from stratagem.launch.remote.ray.ray_cluster import load_ray\nload_ray()\n"
+LOADS_RAY = "from stratagem.launch.remote.ray_cluster import load_ray\nload_ray()\n"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def _run(folder: Path, killed: str) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
         "-m",
-        "tests.unit.launch.remote.ray.lost_cluster",
+        "tests.unit.launch.remote.lost_cluster",
         str(folder),
         killed,
     ]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from stratagem import environment, settings
-from stratagem.cluster.addresses import probe
+from stratagem.cluster.addresses import GRPC, probe
 from stratagem.cluster.preemption.signals import has_foreign_handler
 from stratagem.environment import load
 from stratagem.errors import FAILURE, DeadlineExceededError, UnavailableError, explain
@@ -106,7 +106,7 @@ def load_ray() -> Any:
     """Imports Ray and returns it; raises ImportError if it is not installed."""
     is_first, print_error = "ray" not in sys.modules, sys.excepthook
     keep_interrupts()
-    ray = load("ray", needed_by="a cluster of parameter servers", install="stratagem[ray]")
+    ray = load("ray", needed_by="a Ray cluster", install="stratagem[ray]")
     if is_first:
         print_without_lost_ray(print_error)
     return ray
@@ -143,6 +143,10 @@ class RayCluster(Closing):
     `address` is host:port; "auto" for the cluster on this machine; None for `RAY_ADDRESS`, or else
     for a new one here, which starts `num_processes` processes early. Raises ValueError for an
     address of Ray Client.
+
+    A Ray started here accepts only clients with its token: `RAY_AUTH_TOKEN`, or else the one in
+    `~/.ray/auth_token`, which is made if missing. Messages are not encrypted, not even the keys of
+    a cluster; on an untrusted network, Ray needs TLS (`RAY_USE_TLS`).
     """
 
     def __init__(self, address: str | None = None, *, num_processes: int = 1) -> None:
@@ -261,23 +265,6 @@ def own_host() -> str:
     return str(found.get_node_ip_address())
 
 
-def dashboard_url() -> str:
-    """Connects to the cluster in `RAY_ADDRESS`; returns the URL at which its head accepts jobs."""
-    ray = load_ray()
-    context = ray.init(logging_level="error", log_to_driver=False, ignore_reinit_error=True)
-    return f"http://{context.dashboard_url}"
-
-
-def start_local_ray(address: str | None = None, *, num_processes: int = 1) -> RayCluster:
-    """Begins connecting to Ray, and starts it here if there is none; see `RayCluster`.
-
-    A Ray started here accepts only clients with its token: `RAY_AUTH_TOKEN`, or else the one in
-    `~/.ray/auth_token`, which is made if missing. Messages are not encrypted, not even the keys of
-    a cluster; on an untrusted network, Ray needs TLS (`RAY_USE_TLS`).
-    """
-    return RayCluster(address, num_processes=num_processes)
-
-
 def is_connected() -> bool:
     """Returns True if this process is connected to Ray, by any code."""
     ray = sys.modules.get("ray")
@@ -307,11 +294,67 @@ def wait_for_head(address: str, name: str, limit_s: float | None = None) -> None
         threading.Event().wait(_POLL_S)
 
 
+# Services of Ray, as seen from outside: whether they answer, not only whether they listen.
+#
+# A process that was stopped still accepts connections, because the kernel does.
+
+# A service that refuses connections this long has ended; a slow one refuses none.
+_REFUSED_S = 3.0
+
+
+class Service:
+    """Answers of a service to greetings, for a look each second.
+
+    `has_started` is False for one that may still start, within `STRATAGEM_JOIN_TIMEOUT_S`. One that
+    refuses connections for `refused_s` has ended, 3 s if None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        greeting: bytes = GRPC,
+        *,
+        has_started: bool = True,
+        refused_s: float | None = None,
+    ) -> None:
+        self.name = name
+        self.address = address
+        self.answer = ""
+        self._greeting = greeting
+        self._has_started = has_started
+        self._refused_s = _REFUSED_S if refused_s is None else refused_s
+        self._silent_since_s: float | None = None
+        self._refused_since_s: float | None = None
+
+    def look(self) -> None:
+        """Greets it once."""
+        self.answer = answer = probe(self.address, self._greeting)
+        now_s = time.monotonic()
+        self._has_started = self._has_started or answer == "there"
+        self._silent_since_s = None if answer == "there" else self._silent_since_s or now_s
+        self._refused_since_s = (self._refused_since_s or now_s) if answer == "refused" else None
+
+    @property
+    def has_ended(self) -> bool:
+        """True if it has refused connections for a while."""
+        return self._has_started and _is_longer(self._refused_since_s, self._refused_s)
+
+    @property
+    def is_lost(self) -> bool:
+        """True if it has ended, or has not answered within `STRATAGEM_PEER_TIMEOUT_S`."""
+        limit_s = float(settings.read("peer_timeout_s" if self._has_started else "join_timeout_s"))
+        return self.has_ended or _is_longer(self._silent_since_s, limit_s)
+
+
+def _is_longer(since_s: float | None, limit_s: float) -> bool:
+    return since_s is not None and time.monotonic() - since_s > limit_s
+
+
 # Watch over the Ray processes that this process depends on: the head's GCS and its own raylet.
 #
 # Ray waits for a lost raylet without end, and ends a process without an explanation a minute after
-# it
-# lost the GCS.
+# it lost the GCS.
 
 _WATCH_POLL_S = 1.0
 
@@ -327,9 +370,12 @@ class RayWatch(Closing):
     def __init__(
         self, addresses: Mapping[str, str], on_lost: Callable[[UnavailableError], None]
     ) -> None:
-        self._addresses = dict(addresses)
-        self._on_lost = on_lost
         self._limit_s = float(settings.read("peer_timeout_s"))
+        self._services = [
+            Service(name, address, refused_s=self._limit_s / 2)
+            for name, address in addresses.items()
+        ]
+        self._on_lost = on_lost
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stratagem-ray", daemon=True)
         self._thread.start()
@@ -341,25 +387,20 @@ class RayWatch(Closing):
             self._thread.join()
 
     def _watch(self) -> None:
-        answered_s = dict.fromkeys(self._addresses, time.monotonic())
         while not self._is_closed.wait(_WATCH_POLL_S):
-            for name, address in self._addresses.items():
-                answer = probe(address)
-                now_s = time.monotonic()
-                if answer == "there":
-                    answered_s[name] = now_s
-                    continue
-                limit_s = self._limit_s / 2 if answer == "refused" else self._limit_s
-                if now_s - answered_s[name] > limit_s and not self._is_closed.is_set():
+            for service in self._services:
+                service.look()
+                if service.is_lost and not self._is_closed.is_set():
                     mark_ray_lost()
-                    self._on_lost(self._error(name, address, answer, limit_s))
+                    self._on_lost(self._error(service))
                     return
 
-    def _error(self, name: str, address: str, answer: str, limit_s: float) -> UnavailableError:
+    def _error(self, service: Service) -> UnavailableError:
+        limit_s = self._limit_s / 2 if service.has_ended else self._limit_s
         return UnavailableError(
             explain(
-                f"Ray's {name} at {address} has not answered for {limit_s:g} s: {answer}. It was "
-                "killed, or its machine or network failed.",
+                f"Ray's {service.name} at {service.address} has not answered for {limit_s:g} s: "
+                f"{service.answer}. It was killed, or its machine or network failed.",
                 expected=f"an answer within {self._limit_s:g} s (STRATAGEM_PEER_TIMEOUT_S), or "
                 "half of that from a port that refuses connections.",
                 fix="start the Ray cluster again, then the program: it resumes from its last "

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from stratagem.cluster.addresses import free_ports
+from stratagem.cluster.spec import ClusterSpec
 from stratagem.errors import DeadlineExceededError, UnavailableError
-from stratagem.launch.remote.ray import node_process
-from stratagem.launch.remote.ray.node_process import RayNode
-from stratagem.launch.remote.ray.ray_nodes import join_as_node, start_head
+from stratagem.launch.remote import ray_nodes
+from stratagem.launch.remote.ray_nodes import RayNode, join_as_node, leader_of, start_head, tasks_of
 from tests.multiprocess.namespaces import can_make_hosts, hosts
+from tests.unit.launch.remote.answering import answering
 from tests.unit.launch.remote.living import PrintedLines, descendants, name_of, wait_for_end
-from tests.unit.launch.remote.ray.answering import answering
 
 pytestmark = pytest.mark.usefixtures("ray_settings")
 
@@ -80,8 +80,8 @@ def test_head_that_cannot_start_says_why(monkeypatch) -> None:
 
 LEADER = """
 import json, sys
-from stratagem.launch.remote.ray.ray_cluster import start_local_ray
-from stratagem.launch.remote.ray.ray_nodes import start_head
+from stratagem.launch.remote.ray_cluster import RayCluster
+from stratagem.launch.remote.ray_nodes import start_head
 from stratagem.launch.processes.ray_processes import RayProcesses
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
@@ -90,7 +90,7 @@ from tests.unit.parameter_server import forked_objects as served
 
 address, hosts = sys.argv[1], json.loads(sys.argv[2])
 keys = ClusterKeys.make()
-with start_head(address), start_local_ray(address) as cluster:
+with start_head(address), RayCluster(address) as cluster:
     cluster.wait()
     tasks = sorted(hosts)
     with RayProcesses(
@@ -111,7 +111,7 @@ with start_head(address), start_local_ray(address) as cluster:
 
 JOINER = """
 import sys
-from stratagem.launch.remote.ray.ray_nodes import join_as_node
+from stratagem.launch.remote.ray_nodes import join_as_node
 from stratagem.errors import UnavailableError
 try:
     node = join_as_node(sys.argv[1], sys.argv[2], int(sys.argv[3]), host=sys.argv[4])
@@ -242,7 +242,7 @@ def test_service_that_ends_in_order_or_was_stopped_ends_the_node(
 
 _STARTS_A_HEAD = """
 import sys, time
-from stratagem.launch.remote.ray.ray_nodes import start_head
+from stratagem.launch.remote.ray_nodes import start_head
 
 with start_head(sys.argv[1], jobs_port=int(sys.argv[2])) as node:
     time.sleep(600)
@@ -274,32 +274,57 @@ def test_agent_that_was_stopped_ends_with_a_killed_node(monkeypatch) -> None:
 
 
 def test_workers_that_do_not_end_with_their_raylet_or_node_are_killed(monkeypatch) -> None:
-    monkeypatch.setattr(node_process, "_WORKERS_END_S", 0.3)
+    monkeypatch.setattr(ray_nodes, "_WORKERS_END_S", 0.3)
     ended = subprocess.Popen(["true"])
     ended.wait()
     mine, orphaned = f"{os.getpid()}-1", f"{ended.pid}-1"
-    variables = {**os.environ, node_process._NODE_VARIABLE: mine}
+    variables = {**os.environ, ray_nodes._NODE_VARIABLE: mine}
 
     def start(name: str, **others: str) -> subprocess.Popen[bytes]:
         command = ["bash", "-c", f"exec -a {name} sleep 60"]
         return subprocess.Popen(command, env={**variables, **others})
 
     worker = start("ray::IDLE")
-    another = {node_process._NODE_VARIABLE: f"{os.getpid()}-2"}
+    another = {ray_nodes._NODE_VARIABLE: f"{os.getpid()}-2"}
     others = [start("program"), start("ray::IDLE", **another)]
-    orphan = start("ray::DashboardAgent", **{node_process._NODE_VARIABLE: orphaned})
+    orphan = start("ray::DashboardAgent", **{ray_nodes._NODE_VARIABLE: orphaned})
     try:
         deadline_s = time.monotonic() + 120
-        while len(node_process._marked_workers()) < 3 and time.monotonic() < deadline_s:
+        while len(ray_nodes._marked_workers()) < 3 and time.monotonic() < deadline_s:
             time.sleep(0.05)
-        assert node_process._workers(mine) == [worker.pid]
-        node_process._end_orphans()
+        assert ray_nodes._workers(mine) == [worker.pid]
+        ray_nodes._end_orphans()
         assert orphan.wait(timeout=120) == -signal.SIGKILL
         assert worker.poll() is None
-        node_process._end_workers(mine)
+        ray_nodes._end_workers(mine)
         assert worker.wait(timeout=120) == -signal.SIGKILL
         assert [one.poll() for one in others] == [None, None]
     finally:
         for one in (worker, orphan, *others):
             one.kill()
             one.wait()
+
+
+# Order of a cluster's tasks, and its leader.
+
+
+@pytest.mark.parametrize(
+    ("cluster", "leader"),
+    [
+        ({"ps": ["a:1"], "worker": ["b:1"], "chief": ["c:1"]}, ("chief", 0)),
+        ({"ps": ["a:1"], "worker": {1: "b:1", 2: "c:1"}}, ("worker", 1)),
+        ({"ps": ["a:1", "b:1"], "evaluator": ["c:1"]}, ("ps", 0)),
+    ],
+)
+def test_leader_is_the_chief_or_the_first_worker(cluster, leader) -> None:
+    assert leader_of(ClusterSpec(cluster)) == leader
+
+
+def test_all_tasks_are_named() -> None:
+    spec = ClusterSpec({"evaluator": ["e:1"], "ps": ["p:1"], "worker": {0: "a:1", 2: "b:1"}})
+    assert tasks_of(spec) == [("worker", 0), ("worker", 2), ("ps", 0), ("evaluator", 0)]
+
+
+def test_cluster_without_tasks_has_no_leader() -> None:
+    with pytest.raises(ValueError, match="has no task"):
+        leader_of(ClusterSpec({}))

@@ -1,14 +1,17 @@
-"""Program run as several tasks; actors are objects of this process, called in threads."""
+"""The program of a job, as one process and as several tasks.
+
+Actors are objects of this process, called in threads.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import base64
 import concurrent.futures
 import contextlib
 import dataclasses
-import http.server
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,20 +24,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem.cluster.addresses import free_ports
-from stratagem.errors import UnavailableError
-from stratagem.launch.remote.jobs import job, jobs_client, lockstep
-from stratagem.launch.remote.jobs.job_log import (
+from stratagem.launch.remote import job
+from stratagem.launch.remote.job import (
     FrameReader,
     FrameWriter,
+    JobPlan,
+    LeaseWatch,
     LogFrame,
+    TaskMessage,
+    JobProcess,
+    answer_key,
+    lease_path,
+    run_in_lockstep,
     signed,
     verified,
 )
-from stratagem.launch.remote.jobs.jobs_client import JobsClient, Lease, LeaseWatch
-from stratagem.launch.remote.jobs.local_code import pack
-from stratagem.launch.remote.jobs.lockstep import JobPlan, answer_key, run_in_lockstep
 from tests.fuzzing import JSON, fuzz
+from tests.unit.launch.remote.living import wait_for_end
 
 
 class RayError(Exception):
@@ -103,9 +109,13 @@ class FakeRay:
 def fake_ray(monkeypatch):
     with concurrent.futures.ThreadPoolExecutor() as pool:
         made = FakeRay(pool)
-        monkeypatch.setattr(lockstep, "load_ray", lambda: made)
-        monkeypatch.setattr(lockstep, "watched_addresses", dict)
+        monkeypatch.setattr(job, "load_ray", lambda: made)
+        monkeypatch.setattr(job, "watched_addresses", dict)
         yield made
+
+
+def _text(plan: JobPlan) -> str:
+    return json.dumps(dataclasses.asdict(plan))
 
 
 def _plan(program: str) -> JobPlan:
@@ -124,10 +134,10 @@ def _run(
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
     frames = FrameWriter("n", descriptor)
     try:
-        ended = run_in_lockstep(plan, frames, is_over or threading.Event())
+        code, answer = run_in_lockstep(plan, frames, is_over or threading.Event())
     finally:
         os.close(descriptor)
-    return ended, list(FrameReader("n").feed(path.read_text()))
+    return (code, base64.b64decode(answer)), list(FrameReader("n").feed(path.read_text()))
 
 
 _NAMES = ("chief 0", "worker 0")
@@ -141,7 +151,7 @@ open(sys.argv[1], "w").write(config["task"]["type"])
 
 def test_answer_is_that_of_the_task_that_is_named(fake_ray, tmp_path) -> None:
     plan = dataclasses.replace(_plan(_CONFIG), answers=("worker", 0))
-    (code, answer), _ = _run(JobPlan.from_json(plan.to_json()), tmp_path / "log")
+    (code, answer), _ = _run(JobPlan(**json.loads(_text(plan))), tmp_path / "log")
     assert (code, answer) == (0, b"worker")
 
 
@@ -186,12 +196,12 @@ def test_job_that_is_over_ends_its_tasks(fake_ray, tmp_path) -> None:
 
 
 def test_lost_machine_is_a_failure_of_its_task(fake_ray, tmp_path, monkeypatch) -> None:
-    class LostLater(lockstep.TaskActor):
+    class LostLater(JobProcess):
         def next(self, timeout_s: float) -> Any:
             fake_ray.actors[1].is_lost = True
             return super().next(timeout_s)
 
-    monkeypatch.setattr(lockstep, "TaskActor", LostLater)
+    monkeypatch.setattr(job, "JobProcess", LostLater)
     ended, frames = _run(_plan("import time; time.sleep(100)"), tmp_path / "log")
     fake_ray.actors[1].made.close()
     assert ended == (1, b"")
@@ -204,8 +214,8 @@ def test_lost_ray_ends_the_job_with_its_error(fake_ray, tmp_path, monkeypatch) -
             super().__init__()
             on_lost(RuntimeError(f"Ray's GCS is lost: {addresses}"))
 
-    monkeypatch.setattr(lockstep, "RayWatch", LostAtOnce)
-    monkeypatch.setattr(lockstep, "watched_addresses", lambda: {"GCS": "a:1"})
+    monkeypatch.setattr(job, "RayWatch", LostAtOnce)
+    monkeypatch.setattr(job, "watched_addresses", lambda: {"GCS": "a:1"})
     ended, frames = _run(_plan("import time; time.sleep(100)"), tmp_path / "log")
     for actor in fake_ray.actors:
         actor.made.close()
@@ -214,198 +224,147 @@ def test_lost_ray_ends_the_job_with_its_error(fake_ray, tmp_path, monkeypatch) -
     assert fake_ray.killed == []  # Ray would not answer
 
 
-# HTTP client for jobs, with a head that answers like Ray's.
+# Process of a program, which an actor runs, too.
 
 
-@contextlib.contextmanager
-def _answering(content: bytes, code: int = 200) -> Iterator[str]:
-    """A server that says one thing, whatever it is asked."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+@pytest.fixture
+def task() -> Iterator[JobProcess]:
+    with JobProcess("10.0.0.7") as made:
+        yield made
 
 
-async def _read(jobs: JobsClient, job: str) -> str:
-    return "".join([text async for text in jobs.log(job)])
+def _all_messages(task: JobProcess, until: str = "") -> list[TaskMessage]:
+    """Messages until the end, or until such a text was printed."""
+    found: list[TaskMessage] = []
+    while not found or found[-1][0] != "end":
+        found += task.next(0.2)
+        if until and any(until in text for _, text in found):
+            break
+    return found
 
 
-def _submitted(jobs: JobsClient, command: str, **metadata: str) -> str:
-    """Sends a command with a file, and returns its job."""
-    package = pack(None, {}, more={"word.txt": b"hello"})
-    jobs.upload(package.name, package.content)
-    return jobs.submit(command, {"working_dir": f"gcs://{package.name}"}, **metadata)
+def _printed(messages: list[TaskMessage], kind: str = "out") -> str:
+    return "".join(text for its_kind, text in messages if its_kind == kind)
 
 
-def test_cluster_tells_its_version_and_its_machines(fake_head) -> None:
-    fake_head.machines = [{"CPU": 2.0, "chief:0": 1.0}, {"ps:0": 1.0}]
-    jobs = JobsClient(fake_head.url + "/")
-    assert jobs.version() == "2.60.0"
-    assert jobs.resources() == fake_head.machines
+def test_address_is_a_free_port_of_its_machine(task) -> None:
+    host, port = task.free_address()
+    assert host == "10.0.0.7"
+    assert 0 < port < 65536
 
 
-def test_package_is_there_once_it_was_uploaded(fake_head) -> None:
-    jobs = JobsClient(fake_head.url)
-    assert not jobs.has_package("a.zip")
-    jobs.upload("a.zip", b"content")
-    assert jobs.has_package("a.zip")
-    assert fake_head.packages == {"a.zip": b"content"}
+def test_both_streams_the_answer_and_the_exit_code_arrive(task, monkeypatch) -> None:
+    monkeypatch.setenv("RAY_JOB_ID", "of the actor")
+    monkeypatch.setenv("TF_CONFIG", "of the machine")
+    program = (
+        "import os, sys\n"
+        "open(sys.argv[1], 'w').write('42')\n"
+        "print('a\\rb\\u2713', os.environ.get('RAY_JOB_ID'), os.environ['TF_CONFIG'])\n"
+        "sys.exit('bad' if os.environ['HOME'] else 3)\n"
+    )
+    variables = {"TF_CONFIG": "of the job", "PYTHONIOENCODING": "utf-8"}
+    task.start(("-c", program, "{answer}"), variables, ("RAY_", "TF_CONFIG"))
+    *found, answer, end = _all_messages(task)
+    assert _printed(found) == "a\rb\u2713 None of the job\n"
+    assert _printed(found, "err") == "bad\n"
+    assert (base64.b64decode(answer[1]), end) == (b"42", ("end", "1"))
 
 
-def test_job_runs_and_its_log_is_followed_to_its_end(fake_head) -> None:
-    jobs = JobsClient(fake_head.url)
-    job = _submitted(jobs, "cat word.txt; exit 3", stratagem="job")
-    assert asyncio.run(_read(jobs, job)) == "Runtime env is setting up.\nhello"
-    state = jobs.state(job)
-    assert (state.status, state.exit_code, state.has_ended) == ("FAILED", 3, True)
+def test_task_without_an_answer_has_none_and_inherits_all(task, monkeypatch) -> None:
+    monkeypatch.setenv("RAY_JOB_ID", "of the job")
+    task.start(("-c", "import os; print(os.environ['RAY_JOB_ID'])"), {})
+    *found, end = _all_messages(task)
+    assert (_printed(found), end) == ("of the job\n", ("end", "0"))
+    assert {kind for kind, _ in found} == {"out"}
 
 
-def test_job_can_be_stopped(fake_head) -> None:
-    jobs = JobsClient(fake_head.url)
-    job = _submitted(jobs, "exec sleep 100", whose="mine")
-    assert not jobs.state(job).has_ended
-    assert jobs.running() == {job: {"whose": "mine"}}
-    jobs.stop(job)
-    fake_head.processes[job].wait(timeout=120)
-    assert jobs.state(job).status == "STOPPED"
-    assert jobs.running() == {}
+def test_process_that_goes_on_is_ended_with_what_it_has_started(task) -> None:
+    program = (
+        "import signal, subprocess, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
+        "child = subprocess.Popen(['sleep', '100'])\n"
+        "print('child', child.pid, flush=True)\n"
+        "child.wait()\n"
+    )
+    task.start(("-uc", program), {})
+    child = int(_printed(_all_messages(task, until="\n")).split()[1])
+    assert task.next(0.0) == []
+    task.end()
+    assert _all_messages(task) == [("end", "5")]
+    assert wait_for_end([child]) == set()
 
 
-@pytest.mark.parametrize("token", ["", "f" * 64])
-def test_stranger_is_not_let_in(fake_head, token) -> None:
-    with pytest.raises(PermissionError, match="refused this client") as raised:
-        JobsClient(fake_head.url, token).version()
-    assert "RAY_AUTH_TOKEN" in str(raised.value)
-    assert token not in str(raised.value) or not token
+def test_process_that_will_not_end_is_killed(task, monkeypatch) -> None:
+    monkeypatch.setattr(job, "_GRACE_S", 0.1)
+    program = (
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('ready', flush=True)\ntime.sleep(100)\n"
+    )
+    task.start(("-uc", program), {})
+    _all_messages(task, until="ready")
+    task.end()
+    assert _all_messages(task)[-1] == ("end", str(-signal.SIGKILL))
 
 
-def test_cluster_that_is_not_there_is_unavailable() -> None:
-    jobs = JobsClient(f"http://127.0.0.1:{free_ports(1)[0]}", "token")
-    with pytest.raises(UnavailableError, match="is not available"):
-        jobs.version()
-    with pytest.raises(UnavailableError, match="is not available"):
-        asyncio.run(_read(jobs, "job0"))
+def test_process_that_cannot_start_says_why(task, monkeypatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise BlockingIOError("too many processes")
+
+    monkeypatch.setattr(job.subprocess, "Popen", fail)
+    task.start(("-c", ""), {})
+    assert _all_messages(task) == [
+        ("err", "The program cannot start: too many processes\n"),
+        ("end", "1"),
+    ]
 
 
-def test_answer_that_is_none_of_ray_is_reported() -> None:
-    with (
-        _answering(b"<html>") as url,
-        pytest.raises(UnavailableError, match="is not available") as raised,
-    ):
-        JobsClient(url, "").version()
-    assert "<html>" in str(raised.value)
-    with _answering(b"broken", 500) as url, pytest.raises(UnavailableError, match="500"):
-        JobsClient(url, "").version()
+def test_closed_task_ends_its_process(task) -> None:
+    task.start(("-uc", "import os, time; print(os.getpid()); time.sleep(100)"), {})
+    pid = int(_printed(_all_messages(task, until="\n")))
+    os.kill(pid, 0)
+    task.close()
+    assert wait_for_end([pid]) == set()
 
 
-def test_connection_that_is_cut_is_reported(fake_head) -> None:
-    jobs = JobsClient(fake_head.url)
-    job = _submitted(jobs, "exec sleep 100")
-    fake_head.cuts = 1
-    with pytest.raises(UnavailableError, match="the connection was lost"):
-        asyncio.run(_read(jobs, job))
-
-
-@pytest.mark.parametrize("url", ["ray://head:10001", "file:///etc", "head:8265"])
-def test_only_dashboards_are_addresses(url: str) -> None:
-    with pytest.raises(ValueError, match=f"sent to '{url}'"):
-        JobsClient(url)
-
-
-# Lease of a client, renewed and expired.
-
-
-class Packages:
-    """What was uploaded, in memory."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-        self.is_reached = True
-        self.has_uploaded = threading.Semaphore(0)
-
-    def has_package(self, name: str) -> bool:
-        if not self.is_reached:
-            raise UnavailableError("not now")
-        return name in self.names
-
-    def upload(self, name: str, content: bytes) -> None:
-        if not self.is_reached:
-            raise UnavailableError("not now")
-        self.names.add(name)
-        self.has_uploaded.release()
+# Lease of a client, as its job sees it.
 
 
 @pytest.fixture
 def clock(monkeypatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(jobs_client.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(job, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
-def test_client_that_renews_is_alive_and_one_that_stops_is_not(clock) -> None:
-    packages = Packages()
-    watch = LeaseWatch(packages, "n", 30.0)
-    assert watch.pause_s == 5.0
-    packages.upload("stratagem_client_n_1.zip", b"")
+def test_client_that_renews_is_alive_and_one_that_stops_is_not(fake_head, clock) -> None:
+    def renew(nonce: str, number: int) -> None:
+        fake_head.packages[lease_path(nonce, number).rpartition("/")[2]] = b""
+
+    watch = LeaseWatch(fake_head.url, "n", 30.0)
+    renew("n", 1)
     clock[0] += 29
     assert not watch.is_over()
-    packages.upload("stratagem_client_n_2.zip", b"")
-    packages.upload("stratagem_client_n_3.zip", b"")
+    renew("n", 2)
+    renew("n", 3)
     clock[0] += 29
     assert not watch.is_over()
     clock[0] += 29
     assert not watch.is_over()
-    packages.upload("stratagem_client_other_4.zip", b"")
+    renew("other", 4)
     clock[0] += 2
     assert watch.is_over()
 
 
-def test_time_in_which_nobody_can_be_heard_does_not_count(clock) -> None:
-    packages = Packages()
-    watch = LeaseWatch(packages, "n", 30.0)
-    packages.is_reached = False
-    clock[0] += 100
-    assert not watch.is_over()
-    packages.is_reached = True
+def test_time_in_which_nobody_can_be_heard_does_not_count(fake_head, clock, monkeypatch) -> None:
+    watch = LeaseWatch(fake_head.url, "n", 30.0)
+    with monkeypatch.context() as silent:
+        silent.setattr(watch, "_url", "http://127.0.0.1:1")
+        clock[0] += 100
+        assert not watch.is_over()
     clock[0] += 29
     assert not watch.is_over()
     clock[0] += 2
     assert watch.is_over()
-
-
-def test_lease_counts_up_and_tries_again_what_has_failed() -> None:
-    packages = Packages()
-    with Lease(packages, "n", 0.06):
-        for _ in range(2):
-            assert packages.has_uploaded.acquire(timeout=120)
-        packages.is_reached = False
-        packages.is_reached = True
-        for _ in range(2):
-            assert packages.has_uploaded.acquire(timeout=120)
-    assert {f"stratagem_client_n_{number}.zip" for number in (1, 2, 3, 4)} <= packages.names
-    numbers = {int(name.split("_")[-1].removesuffix(".zip")) for name in packages.names}
-    assert numbers == set(range(1, max(numbers) + 1))
-
-
-def test_lease_of_a_cluster_that_is_not_reached_ends_in_order() -> None:
-    packages = Packages()
-    packages.is_reached = False
-    with Lease(packages, "n", 0.06):
-        pass
-    assert packages.names == set()
 
 
 # Frames in a log among other lines.
@@ -461,9 +420,10 @@ def test_frame_of_another_job_is_none(log) -> None:
 
 
 def test_answer_is_known_by_its_signature() -> None:
-    text = signed(b"content", b"key")
+    content, other = base64.b64encode(b"content").decode(), base64.b64encode(b"other").decode()
+    text = signed(content, b"key")
     assert verified(text, b"key") == b"content"
-    for wrong in (signed(b"content", b"other"), signed(b"other", b"key")[:44] + text[44:]):
+    for wrong in (signed(content, b"other"), signed(other, b"key")[:64] + content, "\u2713", ""):
         with pytest.raises(ValueError, match="signature of the job's answer is wrong"):
             verified(wrong, b"key")
 
@@ -481,11 +441,18 @@ def test_any_line_of_a_log_is_a_frame_or_not(lines) -> None:
 # The program of a job: it runs the client's command, and reports its output, answer and end.
 
 
+def frames_of(plan: JobPlan) -> tuple[int, list[tuple[str, str]]]:
+    """Runs a job, and returns its exit code and what its frames report."""
+    command = [sys.executable, "-m", "stratagem.launch.remote.job", _text(plan)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    reader = FrameReader(plan.nonce)
+    return done.returncode, [(frame.kind, frame.text) for frame in reader.feed(done.stdout)]
+
+
 @pytest.mark.parametrize(
-    ("cluster", "expected"),
+    ("cluster", "config"),
     [
         ({}, ""),
-        ({"worker": ["a:1"]}, {"cluster": {"worker": ["a:1"]}}),
         (
             {"chief": ["a:1"], "ps": ["b:1"]},
             {
@@ -494,20 +461,13 @@ def test_any_line_of_a_log_is_a_frame_or_not(lines) -> None:
             },
         ),
     ],
-    ids=["no cluster", "workers", "chief"],
+    ids=["no cluster", "chief"],
 )
-def test_program_on_the_head_is_the_chief_of_its_cluster(cluster, expected) -> None:
-    plan = JobPlan(nonce="n0", command=("-c", ""), cluster=cluster)
-    config = job._config(plan)
-    assert (json.loads(config) if config else config) == expected
-
-
-def frames_of(plan: JobPlan) -> tuple[int, list[tuple[str, str]]]:
-    """Runs a job, and returns its exit code and what its frames report."""
-    command = [sys.executable, "-m", "stratagem.launch.remote.jobs.job", plan.to_json()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    reader = FrameReader(plan.nonce)
-    return done.returncode, [(frame.kind, frame.text) for frame in reader.feed(done.stdout)]
+def test_program_on_the_head_is_the_chief_of_its_cluster(cluster, config) -> None:
+    program = "import os; print(os.environ['TF_CONFIG'], end='')"
+    _, frames = frames_of(JobPlan(nonce="n0", command=("-c", program), cluster=cluster))
+    printed = "".join(text for kind, text in frames if kind == "out")
+    assert (json.loads(printed) if printed else "") == config
 
 
 def test_program_reports_its_output_answer_and_exit_code() -> None:
@@ -521,7 +481,7 @@ def test_program_reports_its_output_answer_and_exit_code() -> None:
     for kind, text in frames:
         texts[kind] = texts.get(kind, "") + text
     assert (code, texts["end"]) == (3, "3")
-    assert json.loads(texts["out"]) == {"cluster": {"worker": ["a:1"]}}
+    assert json.loads(texts["out"]) == {"cluster": {"worker": ["a:1"]}}  # no task is the chief
     assert verified(texts["answer"], answer_key("n0")) == b"4 2"
     assert frames[-1][0] == "end"
 
@@ -541,23 +501,6 @@ def test_program_sends_heartbeats() -> None:
     _, frames = frames_of(plan)
     assert frames.count(("heartbeat", "")) >= 3
     assert ("heartbeat", "") not in frames_of(JobPlan(nonce="n0", command=("-c", "")))[1]
-
-
-# Job plans as JSON.
-
-
-def test_plan_survives_as_text() -> None:
-    plan = JobPlan(
-        nonce="n",
-        command=("train.py", "--name", "it's"),
-        cluster={"worker": ["a:1"]},
-        tasks=(("worker", 0),),
-        head="a:1",
-        url="http://a:2",
-        lease_s=3.5,
-        heartbeat_s=0.5,
-    )
-    assert JobPlan.from_json(plan.to_json()) == plan
 
 
 def test_program_learns_where_ray_is_where_that_is_known() -> None:

@@ -1,1 +1,0 @@
-"""Jobs of a cluster: submitting, running, following and ending them."""

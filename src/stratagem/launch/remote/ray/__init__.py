@@ -1,1 +1,0 @@
-"""Ray: the connection, the nodes of a cluster, and its actors."""
