@@ -54,19 +54,6 @@ def mark_ray_lost() -> None:
         atexit.unregister(ray.shutdown)
 
 
-def print_without_lost_ray(print_error: Callable[..., None]) -> None:
-    """Uses `print_error` for uncaught errors once Ray is lost. Call after Ray is imported.
-
-    Ray's own `sys.excepthook` sends an error to the GCS before it prints it, and would not return.
-    """
-    of_ray = sys.excepthook
-
-    def report(*error: Any) -> None:
-        (print_error if _RayConnection.is_lost else of_ray)(*error)
-
-    sys.excepthook = report
-
-
 @functools.cache
 def keep_interrupts() -> None:
     """Lets an interrupted program end by SIGINT, exit code 130. Call before Ray is imported.
@@ -107,8 +94,15 @@ def load_ray() -> Any:
     is_first, print_error = "ray" not in sys.modules, sys.excepthook
     keep_interrupts()
     ray = load("ray", needed_by="a Ray cluster", install="stratagem[ray]")
-    if is_first:
-        print_without_lost_ray(print_error)
+    if not is_first:
+        return ray
+    print_by_ray = sys.excepthook
+
+    def report(*error: Any) -> None:
+        # Ray's hook sends an error to the GCS before it prints it, and would not return.
+        (print_error if _RayConnection.is_lost else print_by_ray)(*error)
+
+    sys.excepthook = report
     return ray
 
 
@@ -271,14 +265,13 @@ def is_connected() -> bool:
     return ray is not None and bool(ray.is_initialized())
 
 
-def wait_for_head(address: str, name: str, limit_s: float | None = None) -> None:
-    """Waits until the head of a Ray cluster listens at host:port.
+def wait_for_head(address: str, name: str) -> None:
+    """Waits until the head of a Ray cluster listens at host:port; `name` is the waiting task.
 
-    `name` is the waiting task in messages; None for `limit_s` means `STRATAGEM_JOIN_TIMEOUT_S`.
-    Raises DeadlineExceededError after it, ValueError for an invalid address.
+    Raises DeadlineExceededError after `STRATAGEM_JOIN_TIMEOUT_S`, ValueError for an invalid
+    address.
     """
-    if limit_s is None:
-        limit_s = float(settings.read("join_timeout_s"))
+    limit_s = float(settings.read("join_timeout_s"))
     deadline_s = time.monotonic() + limit_s
     while (answer := probe(address)) != "there":
         if time.monotonic() > deadline_s:

@@ -291,14 +291,13 @@ def start_head(
     task_type: str = "chief",
     task_index: int = 0,
     jobs_port: int | None = None,
-    timeout_s: float | None = None,
 ) -> RayNode:
     """Starts the head of a Ray cluster on this machine. Connect with `RayCluster`.
 
     All tasks need the same token, in `RAY_AUTH_TOKEN` or in the file of `RAY_AUTH_TOKEN_PATH`. On a
     private network, `RAY_AUTH_MODE=disabled` works without one. Ray listens at `address`
-    (host:port), for jobs of clients at `jobs_port` if given, and must start within `timeout_s`,
-    `STRATAGEM_JOIN_TIMEOUT_S` if None.
+    (host:port), for jobs of clients at `jobs_port` if given, and must start within
+    `STRATAGEM_JOIN_TIMEOUT_S`.
 
     Raises:
         ImportError: Ray is not installed.
@@ -325,7 +324,7 @@ def start_head(
         f"--ray-client-server-port={free_ports(1)[0]}",
         *_options(host, task_type, task_index),
     ]
-    deadline_s = time.monotonic() + _limit_s(timeout_s)
+    deadline_s = time.monotonic() + settings.read("join_timeout_s")
     node = RayNode(options, address, dashboard_port=jobs_port)
     if (lines := _failed_start(node, deadline_s)) is None:
         return node
@@ -340,25 +339,18 @@ def start_head(
 
 
 def join_as_node(
-    head_address: str,
-    task_type: str,
-    task_index: int,
-    *,
-    host: str | None = None,
-    timeout_s: float | None = None,
+    head_address: str, task_type: str, task_index: int, *, host: str | None = None
 ) -> RayNode:
     """Waits for the head of a Ray cluster and joins it with this machine.
 
-    None for `host` means the address from which this machine reaches the head, for `timeout_s`
-    `STRATAGEM_JOIN_TIMEOUT_S`. Raises the errors of `start_head`; UnavailableError also if the head
-    refuses this machine.
+    None for `host` means the address from which this machine reaches the head. Raises the errors
+    of `start_head`; UnavailableError also if the head refuses this machine.
     """
     split_address(head_address)
     _require_token()
     load_ray()
-    limit_s = _limit_s(timeout_s)
-    deadline_s = time.monotonic() + limit_s
-    wait_for_head(head_address, f"{task_type} {task_index}", limit_s)
+    deadline_s = time.monotonic() + settings.read("join_timeout_s")
+    wait_for_head(head_address, f"{task_type} {task_index}")
     options = [
         f"--address={head_address}",
         # A separate folder, as tasks on one machine would use the same names for their sockets.
@@ -418,10 +410,6 @@ def _ip_address(host: str, task_type: str, task_index: int) -> str:
                 "cluster_spec of the resolver.",
             )
         ) from error
-
-
-def _limit_s(timeout_s: float | None) -> float:
-    return float(settings.read("join_timeout_s")) if timeout_s is None else timeout_s
 
 
 def _require_token() -> None:

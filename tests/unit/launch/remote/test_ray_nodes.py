@@ -51,10 +51,11 @@ def test_addresses_are_checked() -> None:
         join_as_node("127.0.0.1", "ps", 0)
 
 
-def test_leader_that_is_not_there_is_reported() -> None:
+def test_leader_that_is_not_there_is_reported(monkeypatch) -> None:
+    monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "0.2")
     address = f"127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(DeadlineExceededError, match=r"waited 0\.2 s for the head") as raised:
-        join_as_node(address, "worker", 1, timeout_s=0.2)
+        join_as_node(address, "worker", 1)
     assert f"worker 1 waited 0.2 s for the head of the Ray cluster at {address}" in str(
         raised.value
     )
@@ -62,9 +63,10 @@ def test_leader_that_is_not_there_is_reported() -> None:
 
 def test_start_that_takes_too_long_is_reported_and_leaves_nothing(monkeypatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "0.01")
     before = descendants(os.getpid())
     with pytest.raises(DeadlineExceededError, match="did not start on this machine in time"):
-        start_head(f"127.0.0.1:{free_ports(1)[0]}", timeout_s=0.01)
+        start_head(f"127.0.0.1:{free_ports(1)[0]}")
     assert wait_for_end(descendants(os.getpid()) - before) == set()
 
 
