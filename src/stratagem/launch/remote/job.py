@@ -477,7 +477,7 @@ def run_in_lockstep(
     with RayWatch(watched_addresses(), losses.append):
         failed = _follow_tasks(ray, tasks, frames, is_over, losses)
     if losses:  # Ray would not answer; the tasks end with their actors
-        frames.write("err", f"{losses[0]}\n")
+        frames.write("note", str(losses[0]))
         return 1, ""
     closing = [task.actor.close.remote() for task in tasks]
     ray.wait(closing, num_returns=len(closing), timeout=_CLOSING_S)

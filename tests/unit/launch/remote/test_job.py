@@ -220,7 +220,7 @@ def test_lost_ray_ends_the_job_with_its_error(fake_ray, tmp_path, monkeypatch) -
     for actor in fake_ray.actors:
         actor.made.close()
     assert ended == (1, b"")
-    assert frames[-1].text == "Ray's GCS is lost: {'GCS': 'a:1'}\n"
+    assert frames[-1] == LogFrame("note", "", "Ray's GCS is lost: {'GCS': 'a:1'}")
     assert fake_ray.killed == []  # Ray would not answer
 
 
