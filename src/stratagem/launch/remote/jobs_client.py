@@ -46,7 +46,7 @@ from stratagem.launch.remote.job import (
 )
 from stratagem.launch.remote.ray_cluster import load_ray, read_token
 from stratagem.launch.tasks.output.screen import STDERR, STDOUT, Screen
-from stratagem.launch.tasks.output.task_output import LineBuffer
+from stratagem.launch.tasks.output.task_output import TaskOutput
 from stratagem.resources import Closing, TemporaryFolder
 
 # Package of a program's files: its folder, and loaded modules that are not installed.
@@ -352,45 +352,37 @@ _STREAMS = {"out": STDOUT, "err": STDERR}
 
 
 class JobOutput:
-    """Shows the output of a job's tasks, each line behind the name of its task.
+    """Shows the output of a job's tasks as a launcher does, each line behind the task's name.
 
     Without task names there is one process, whose output is shown unchanged, with moving progress
     bars.
     """
 
     def __init__(self, tasks: Sequence[str]) -> None:
-        self._screen = Screen(tasks) if tasks else None
-        self._buffers = {
-            (task, stream): LineBuffer() for task in tasks for stream in _STREAMS.values()
-        }
+        screen = Screen(tasks) if tasks else None
+        self._outputs = {task: TaskOutput(task, screen) for task in tasks}
 
     def show(self, frame: LogFrame) -> None:
         """Shows a frame of kind "out" or "err"."""
         stream = _STREAMS[frame.kind]
-        if self._screen is None:
-            target = (sys.stdout, sys.stderr)[stream]
-            encoding = target.encoding or "utf-8"
-            target.write(frame.text.encode(encoding, "replace").decode(encoding))
-            target.flush()
+        if self._outputs:
+            output = self._outputs[frame.task]
+            output.take(frame.text.encode(), time.monotonic(), stream=stream)
             return
-        buffer = self._buffers[frame.task, stream]
-        self._show_lines(frame.task, buffer.feed(frame.text.encode(), time.monotonic()), stream)
+        target = (sys.stdout, sys.stderr)[stream]
+        encoding = target.encoding or "utf-8"
+        target.write(frame.text.encode(encoding, "replace").decode(encoding))
+        target.flush()
 
     def show_overdue(self) -> None:
         """Shows unfinished lines that have waited too long."""
-        now_s = time.monotonic()
-        for (task, stream), buffer in self._buffers.items():
-            self._show_lines(task, buffer.overdue(now_s), stream)
+        for output in self._outputs.values():
+            output.show_overdue(time.monotonic())
 
     def show_rest(self) -> None:
         """Shows all unfinished lines."""
-        for (task, stream), buffer in self._buffers.items():
-            self._show_lines(task, buffer.rest(), stream)
-
-    def _show_lines(self, task: str, lines: list[bytes], stream: int) -> None:
-        if self._screen is not None:
-            texts = [line.decode("utf-8", "replace") for line in lines]
-            self._screen.show(task, texts, stream=stream)
+        for output in self._outputs.values():
+            output.show_rest(time.monotonic())
 
 
 # The log of a job, followed to its end.

@@ -8,6 +8,7 @@ import selectors
 import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import TaskPlan
@@ -15,7 +16,7 @@ from stratagem.launch.restart.policy import TaskState
 from stratagem.launch.tasks.exit_status import ExitStatus
 from stratagem.launch.tasks.guardian import Guardian
 from stratagem.launch.tasks.output.screen import Screen
-from stratagem.launch.tasks.output.task_output import TaskOutput
+from stratagem.launch.tasks.output.task_output import TaskOutput, open_log
 from stratagem.launch.tasks.task_process import TaskForker, TaskProcess
 
 # Delay until the end of a process is noticed if it prints nothing and keeps its pipes open.
@@ -75,7 +76,9 @@ class RunningTasks:
     ) -> None:
         """Starts a task on this machine."""
         is_shown = self._options.show == "all" or is_leader
-        output = TaskOutput(plan, self._screen if is_shown else None, self._options.log_dir)
+        log_dir = self._options.log_dir
+        file = None if log_dir is None else open_log(plan, Path(log_dir))
+        output = TaskOutput(plan.name, self._screen if is_shown else None, file)
         with contextlib.ExitStack() as on_error:
             on_error.callback(output.close)
             process = TaskProcess(plan, base, warm)

@@ -360,6 +360,19 @@ def test_lines_of_several_tasks_have_their_names(tmp_path, capsys) -> None:
     assert printed.err == "[worker 1] oh\n"
 
 
+def test_traceback_of_several_tasks_is_shown_once(tmp_path, capsys) -> None:
+    error = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: no\n'
+    text = _log(
+        tmp_path / "log",
+        *(("started", "", ""), ("err", error, "worker 0"), ("err", error, "worker 1")),
+        ("end", "1", ""),
+    )
+    follow(Logged([[text]], "RUNNING"), "job", "n", JobOutput(["worker 0", "worker 1"]))
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[-1] == "[worker 1] ValueError: no (the same traceback as worker 0)"
+    assert len(printed) == 4
+
+
 def test_log_is_read_again_where_the_connection_broke(tmp_path, capsys) -> None:
     text = _log(tmp_path / "log", ("started", "", ""), ("out", "once\n", ""), ("end", "0", ""))
     cut = text.index("once") + 2

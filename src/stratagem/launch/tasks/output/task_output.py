@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import os
 import re
 from pathlib import Path
 from typing import IO
@@ -93,19 +92,17 @@ _MAX_TAIL_LINE_CHARS = 2000
 
 
 class TaskOutput:
-    """Receives the output of one task. Foreign lines go only to its file."""
+    """Receives the output of one task. Foreign lines go only to its `file`."""
 
-    def __init__(
-        self, plan: TaskPlan, screen: Screen | None, log_dir: str | os.PathLike[str] | None
-    ) -> None:
-        self._name = plan.name
+    def __init__(self, name: str, screen: Screen | None, file: IO[bytes] | None = None) -> None:
+        self._name = name
         self._screen = screen
         self._buffers = (LineBuffer(), LineBuffer())
         self._tails: tuple[collections.deque[str], ...] = tuple(
             collections.deque[str](maxlen=_MAX_TAIL_LINES) for _ in self._buffers
         )
         self._shows_foreign = bool(settings.read("foreign_lines"))
-        self._file = None if log_dir is None else _open_log(plan, Path(log_dir))
+        self._file = file
 
     def take(self, data: bytes, now_s: float, *, stream: int) -> None:
         """Adds bytes of `STDOUT` or `STDERR`, read at `now_s`."""
@@ -162,8 +159,8 @@ class TaskOutput:
             self._screen.show(self._name, texts, stream=stream)
 
 
-def _open_log(plan: TaskPlan, folder: Path) -> IO[bytes]:
-    """Opens a new file at the first start; appends a heading at every restart."""
+def open_log(plan: TaskPlan, folder: Path) -> IO[bytes]:
+    """Opens the file of a task: a new one at its first start; with a heading at each restart."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{plan.file_name}.log"
     restart = plan.variables["STRATAGEM_RESTART_COUNT"]

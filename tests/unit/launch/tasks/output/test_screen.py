@@ -32,7 +32,6 @@ from stratagem.launch.tasks.output.tracebacks import (
     has_lost_peer,
     lost_peer,
 )
-from tests.unit.launch.tasks.output.test_task_output import a_plan
 
 # What JAX 0.10's client prints before it aborts, cut.
 JAX_ABORT = (
@@ -232,7 +231,7 @@ def test_updates_are_rare_and_the_last_one_is_shown(module, monkeypatch) -> None
 def test_bar_is_displayed_and_its_end_printed(module, monkeypatch, capsys) -> None:
     monkeypatch.setattr(screen, "open_progress_display", lambda: ProgressDisplay(module))
     monkeypatch.setattr(line_buffer, "PATIENCE_S", 0.0)
-    output = TaskOutput(a_plan(), Screen(["worker 0"]), None)
+    output = TaskOutput("worker 0", Screen(["worker 0"]))
     output.take(b"begin\x1b[2K\n\r1/3", 0.0, stream=STDOUT)
     output.show_overdue(10.0)
     output.take(b"\r2/3", 11.0, stream=STDOUT)
@@ -248,7 +247,7 @@ def test_bar_is_displayed_and_its_end_printed(module, monkeypatch, capsys) -> No
 
 def test_display_is_empty_when_a_task_ends_within_a_bar(module, monkeypatch, capsys) -> None:
     monkeypatch.setattr(screen, "open_progress_display", lambda: ProgressDisplay(module))
-    output = TaskOutput(a_plan(), Screen(["worker 0"]), None)
+    output = TaskOutput("worker 0", Screen(["worker 0"]))
     output.take(b"\r1/3", 0.0, stream=STDOUT)
     output.show_overdue(0.1)
     output.show_rest(0.2)

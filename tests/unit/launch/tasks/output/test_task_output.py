@@ -6,7 +6,7 @@ from stratagem.launch.plan.options import LaunchOptions
 from stratagem.launch.plan.task_plan import plan_tasks
 from stratagem.launch.tasks.output import task_output as line_buffer
 from stratagem.launch.tasks.output.screen import STDERR, STDOUT, Screen
-from stratagem.launch.tasks.output.task_output import TaskOutput
+from stratagem.launch.tasks.output.task_output import TaskOutput, open_log
 
 
 def a_plan(restart: int = 0):
@@ -14,7 +14,7 @@ def a_plan(restart: int = 0):
 
 
 def shown() -> TaskOutput:
-    return TaskOutput(a_plan(), Screen(["worker 0"]), None)
+    return TaskOutput("worker 0", Screen(["worker 0"]))
 
 
 def test_each_line_stands_behind_its_task_s_name(capsys) -> None:
@@ -55,7 +55,7 @@ def test_only_the_end_is_kept_in_memory(capsys) -> None:
 
 
 def test_task_without_a_screen_is_remembered_all_the_same(capsys) -> None:
-    output = TaskOutput(a_plan(), None, None)
+    output = TaskOutput("worker 0", None)
     output.take(b"quiet\n", 0.0, stream=STDOUT)
     assert capsys.readouterr() == ("", "")
     assert output.last_lines() == ("quiet",)
@@ -64,7 +64,7 @@ def test_task_without_a_screen_is_remembered_all_the_same(capsys) -> None:
 def test_file_holds_both_streams_as_they_came(tmp_path) -> None:
     folder = tmp_path / "a" / "b"
     for restart, text in ((0, b"old\n"), (0, b"one\r\n\xff"), (1, b"two\n")):
-        output = TaskOutput(a_plan(restart), None, folder)
+        output = TaskOutput("worker 0", None, open_log(a_plan(restart), folder))
         output.take(text, 0.0, stream=STDOUT)
         output.take(b"e\n", 0.0, stream=STDERR)
         output.close()
@@ -86,7 +86,8 @@ GLOO = (
 
 def test_lines_that_nobody_can_act_on_are_in_the_file_only(capsys, tmp_path, monkeypatch) -> None:
     def printed(folder: str) -> TaskOutput:
-        output = TaskOutput(a_plan(), Screen(["worker 0"]), tmp_path / folder)
+        file = open_log(a_plan(), tmp_path / folder)
+        output = TaskOutput("worker 0", Screen(["worker 0"]), file)
         output.take(b"one\n" + GLOO + b"two\n", 0.0, stream=STDOUT)
         output.take(COORDINATION + b"W1124 other.cc:1] act on this\n", 0.0, stream=STDERR)
         output.close()
