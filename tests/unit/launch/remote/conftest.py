@@ -31,4 +31,4 @@ def ray_settings(monkeypatch) -> None:
     ):
         monkeypatch.setenv(name, "")  # so that what is set meanwhile is gone at the end
         monkeypatch.delenv(name)
-    monkeypatch.setenv("RAY_AUTHTOKEN", TOKEN)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
