@@ -183,12 +183,12 @@ class _GroupedStepFunction(StepFunction):
 
     def _place(self, group: list[_Run]) -> None:
         """Transfers a group of steps to the devices, unless it is there."""
-        if self._is_eager():
+        left = [run for run in group if run.arguments is None]
+        if self._is_eager() or not left:
             return
         with input_mark():
-            for run in group:
-                if run.arguments is None:
-                    run.arguments = batch_arguments(place(run.batches, self._strategy.topology))
+            for run in left:
+                run.arguments = batch_arguments(place(run.batches, self._strategy.topology))
 
     def compile_ahead(self, batch: Any) -> None:
         """Compiles the step for batches such as this one, in a process that has not joined yet."""

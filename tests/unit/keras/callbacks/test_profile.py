@@ -140,7 +140,7 @@ def test_callback_of_fit_on_two_replicas(tmp_path, capfd) -> None:
     assert {("sequential/first", "forward"), ("sequential/first", "backward")} <= products
     assert any(layer.startswith("adam") and not phase for layer, phase in products)
     assert profile.trace is not None
-    assert len(read_trace(profile.trace).input) == 4  # one batch ahead of each step
+    assert len(read_trace(profile.trace).input) == 8  # a batch is read and placed in each step
     # What is read from the files is the same.
     assert sg.profiling.read_profile(tmp_path) == summary
     assert profile.trace.is_relative_to(tmp_path / "worker-0")
