@@ -1,4 +1,4 @@
-"""What commands share: verbosity, JSON, suggestions for misspelled names, Ctrl-C, completion."""
+"""Parts shared by commands: verbosity, JSON, suggestions for misspelled names, completion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the hosts of a cluster told each other, and the findings that follow from it."""
+"""Survey of the hosts of a cluster, and the findings that follow from it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class SurveyedHost:
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """What is known of all hosts.
+    """Facts about all hosts and the connections between them.
 
     Args:
         hosts: the hosts, by process id.

@@ -1,4 +1,4 @@
-"""How a task ended: in numbers, in words, and by the last lines that it printed."""
+"""End of a task: its exit status, the loss that it reported, and the error in its last lines."""
 
 from __future__ import annotations
 
