@@ -314,8 +314,15 @@ class Cluster(Protocol):
         """Returns the current address of a server, also after a restart; None if unknown."""
         ...
 
-    def report_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
-        """Registers a function to call with the index and new address of a restarted server."""
+    def report_moves_to(
+        self,
+        on_moved: Callable[[int, str], None],
+        on_given_up: Callable[[int, Exception], None] = ...,
+    ) -> None:
+        """Registers what is called with the index and new address of a restarted server.
+
+        `on_given_up` gets the index of a server that will not be started again, and why.
+        """
         ...
 
     def start_workers(self) -> Any:

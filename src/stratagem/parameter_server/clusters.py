@@ -161,6 +161,7 @@ class CoordinatedCluster(Closing):
         self._serve_worker = serve_worker
         self._plan = plan
         self._on_moved: list[Callable[[int, str], None]] = []
+        self._on_given_up: list[Callable[[int, Exception], None]] = []
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             self._standby: SharedStandby | None = None
@@ -176,16 +177,24 @@ class CoordinatedCluster(Closing):
             )
             self._addresses: list[str | None] = list(self.servers.addresses)
             self.server_addresses = self.servers.addresses
-            self.servers.watch(self._lose, self._find, self._lose)
+            self.servers.watch(self._lose, self._find, self._give_up)
             self._closing = stack.pop_all()
 
     def locate_server(self, server: int) -> str | None:
         """Returns the current address of a server, also after a restart; None if unknown."""
         return self._addresses[server]
 
-    def report_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
-        """Registers a function to call with the index and new address of a restarted server."""
+    def report_moves_to(
+        self,
+        on_moved: Callable[[int, str], None],
+        on_given_up: Callable[[int, Exception], None] = lambda *_: None,
+    ) -> None:
+        """Registers what is called with the index and new address of a restarted server.
+
+        `on_given_up` gets the index of a server that will not be started again, and why.
+        """
         self._on_moved.append(on_moved)
+        self._on_given_up.append(on_given_up)
 
     def start_workers(self) -> LocalProcesses | RayProcesses:
         """Starts the workers."""
@@ -227,8 +236,14 @@ class CoordinatedCluster(Closing):
         folder = str(cache_dir() / "journals" / run)
         return dataclasses.replace(journals, folder=folder, is_temporary=True)
 
-    def _lose(self, server: int, reason: object) -> None:
+    def _lose(self, server: int, reason: str) -> None:
         self._addresses[server] = None
+
+    def _give_up(self, server: int, error: Exception) -> None:
+        """Fails whoever asks the server at once, with why, and not after the limit on silence."""
+        self._addresses[server] = None
+        for on_given_up in self._on_given_up:
+            on_given_up(server, error)
 
     def _find(self, server: int, address: str) -> None:
         self._addresses[server] = address
@@ -287,10 +302,11 @@ class SharedCluster(Closing):
         self._is_leader = plan.task == leader_of(plan.spec)
         self._num_trainings = 0
         self._ray: Any = None  # loaded once the cluster's token is set, if any
+        self._served: CoordinatedCluster | None = None
         self._closing: contextlib.ExitStack | None = None
         with contextlib.ExitStack() as stack:
             if self._is_leader:
-                served = stack.enter_context(
+                self._served = served = stack.enter_context(
                     CoordinatedCluster(dataclasses.replace(plan, task=None), *entry_points)
                 )
                 self._ray = load_ray()
@@ -312,8 +328,14 @@ class SharedCluster(Closing):
         """Returns the current address of a server, also after a restart; None if unknown."""
         return self._locate(server)
 
-    def report_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
-        """Does nothing: clients call `locate_server` while they wait for a server."""
+    def report_moves_to(
+        self,
+        on_moved: Callable[[int, str], None],
+        on_given_up: Callable[[int, Exception], None] = lambda *_: None,
+    ) -> None:
+        """Registers them in the leader; others call `locate_server` while they wait."""
+        if self._served is not None:
+            self._served.report_moves_to(on_moved, on_given_up)
 
     def start_workers(self) -> NoReturn:
         """Raises a RuntimeError: the workers of this cluster run their own programs."""

@@ -96,7 +96,7 @@ def coordinator_parts(
     """Returns the parts of the coordinator, which creates all variables."""
     connections = connect(cluster, silence_s)
     client = ServerClient(connections)
-    cluster.report_moves_to(connections.move)
+    cluster.report_moves_to(connections.move, connections.abandon)
     cluster.report_moves_to(functools.partial(_send_rules_again, client))
     variables = VariableClient(
         client,
@@ -367,7 +367,7 @@ class TableServers(Closing):
     ) -> None:
         self._cluster = cluster
         self._connections = connect(cluster, silence_s)
-        cluster.report_moves_to(self._connections.move)
+        cluster.report_moves_to(self._connections.move, self._connections.abandon)
         self.num_servers = len(cluster.server_addresses)
         variables = VariableClient(
             ServerClient(self._connections),

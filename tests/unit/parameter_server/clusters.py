@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class ThreadCluster:
     def locate_server(self, server: int) -> str | None:
         return self.servers[server].address
 
-    def report_moves_to(self, on_moved: Callable[[int, str], None]) -> None:
+    def report_moves_to(self, *_: Any) -> None:
         pass
 
     def start_workers(self) -> ThreadWorkers:
@@ -70,7 +70,7 @@ class OneThatDies:
         self.keys = self.server.keys
         self.server_addresses = [self.server.running.address]
 
-    def report_moves_to(self, on_moved: Any) -> None:
+    def report_moves_to(self, *_: Any) -> None:
         pass
 
     def locate_server(self, server: int) -> str:

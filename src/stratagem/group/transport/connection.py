@@ -57,9 +57,9 @@ class Peer:
         self.name = name
         self.addresses = addresses
         self.place = Place.of(addresses)
-        self.lost: str | None = None  # reason for the loss, or None
+        self.lost: str | Exception | None = None  # reason for the loss, or None
         self.num_losses = 0
-        self._last_reason = ""
+        self._last_reason: str | Exception = ""
         self.located_s = float("-inf")  # time of the last `locate` call
         self._lock = threading.Lock()
 
@@ -70,8 +70,8 @@ class Peer:
                 self.addresses, self.place = addresses, Place.of(addresses)
             self.lost = None
 
-    def abandon(self, reason: str) -> None:
-        """Marks the server as lost until it moves."""
+    def abandon(self, reason: str | Exception) -> None:
+        """Marks the server as lost until it moves; an exception tells the whole loss."""
         with self._lock:
             self.num_losses += 1
             self.lost = self._last_reason = reason
@@ -84,6 +84,8 @@ class Peer:
         reason = self.lost
         if num_losses is not None and num_losses != self.num_losses:  # it may have returned
             reason = self._last_reason
+        if isinstance(reason, Exception):  # not itself: several threads may raise it at once
+            raise UnavailableError(str(reason)) from reason
         if reason is not None:
             raise UnavailableError(
                 explain(
@@ -582,8 +584,11 @@ class Connections(Closing):
         self._peers[server].move(addresses)
         self._wake_all()
 
-    def abandon(self, server: int, reason: str) -> None:
-        """Fails pending requests and, until `move`, new requests to a server, with this reason."""
+    def abandon(self, server: int, reason: str | Exception) -> None:
+        """Fails pending requests and, until `move`, new requests to a server, with this reason.
+
+        An exception is the cause of the error and gives its message.
+        """
         self._peers[server].abandon(reason)
         self._wake_all()
 

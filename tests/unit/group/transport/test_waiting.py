@@ -307,6 +307,18 @@ def test_server_that_is_given_up_is_waited_for_no_more_until_it_moves(start, key
         assert connections.ask(1, Message("x")).kind == "other"
 
 
+def test_error_that_tells_why_a_server_was_given_up_is_the_one_raised(start, keys, pool) -> None:
+    lost = start("lost", answers=False)
+    with Connections(keys, [lost.address]) as connections:
+        answer = asked(pool, connections)
+        assert lost.has_heard.wait(_LIMIT_S)
+        connections.abandon(0, RuntimeError("ps 0 has no restarts left."))
+        with pytest.raises(UnavailableError, match=r"^ps 0 has no restarts left\.$"):
+            answer.result(_LIMIT_S)
+        with pytest.raises(UnavailableError, match=r"^ps 0 has no restarts left\.$"):
+            connections.ask(0, Message("x"))
+
+
 def test_messages_of_what_was_given_up_are_sent_by_no_later_connection(
     start, keys, impatient
 ) -> None:

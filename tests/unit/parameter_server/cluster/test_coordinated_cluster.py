@@ -16,6 +16,8 @@ import pytest
 import stratagem as sg
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
+from stratagem.launch.processes import local_processes
+from stratagem.launch.processes.local_processes import Restarts
 from stratagem.parameter_server import strategy as served_processes
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout
@@ -123,6 +125,18 @@ def test_killed_server_goes_on_from_its_journal(strategy, model) -> None:
     assert state["restored_version"] == state["version"] == iterations
     model.fit(X, Y, batch_size=4, epochs=1, verbose=0)
     assert int(model.optimizer.iterations) == iterations + 16
+
+
+def test_who_asks_a_server_without_restarts_learns_why_at_once(monkeypatch) -> None:
+    monkeypatch.setattr(local_processes, "Restarts", lambda _: Restarts(0))
+    with sg.ParameterServerStrategy(num_workers=1, num_servers=1) as strategy:
+        with strategy.scope():
+            variable = keras.Variable([1.0, 2.0])
+        strategy.cluster.servers.kill(0)
+        until(lambda: strategy.cluster.locate_server(0) is None)
+        # Not "gave no answer", which comes after the limit on silence.
+        with pytest.raises(sg.errors.UnavailableError, match="ps 0 ended and has no restarts left"):
+            np.asarray(variable.value)
 
 
 @pytest.mark.slow
