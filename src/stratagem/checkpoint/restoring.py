@@ -575,14 +575,16 @@ def receiver() -> Receiver | None:
 
 
 def _own_copy(value: _Array) -> Any:
-    """Copies an array to the CPU device, now; to the host if JAX would change its dtype.
+    """Copies an array to the first CPU device, now; to NumPy if JAX would change its dtype.
 
     `device_put` may use NumPy's memory, which cannot be donated: the next step would allocate all
-    of the state again. Copies that are pending would all need memory at once.
+    of the state again. Copies that are pending would all need memory at once. The default device
+    may be a replica's, which has no room for a table that another device holds.
     """
     if jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
         return np.array(value)
-    return jax.block_until_ready(jnp.array(value))
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        return jax.block_until_ready(jnp.array(value))
 
 
 def _set(variable: keras.Variable, value: _Array) -> None:

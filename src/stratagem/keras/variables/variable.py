@@ -774,4 +774,8 @@ def unshared(value: object) -> object:
     value = value.value if isinstance(value, keras.Variable) else value
     if not isinstance(value, jax.Array) or isinstance(value, Tracer):
         return value
-    return jnp.array(value, copy=True) if value.is_fully_addressable else value
+    if not value.is_fully_addressable:
+        return value
+    # Where it is: `jnp.array` moves an uncommitted one to the default device, a replica's with less
+    # memory than a table's own.
+    return jax.device_put(value, value.sharding, may_alias=False)
