@@ -18,7 +18,7 @@ const axe = require.resolve("axe-core/axe.min.js");
 const PAGES = [
   "index.html",
   "guides/keras.html",
-  "design/measurements.html",
+  "performance.html",
   "reference/index.html",
   "reference/cli.html",
   "search.html?q=checkpoint",

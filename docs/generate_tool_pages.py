@@ -34,15 +34,6 @@ ROOT = DOCS.parent
 PICTURES = DOCS / "pictures"
 WIDTH = 100
 LIMIT_S = 900
-# Shows the answers, as a terminal does.
-_TYPING = """
-import sys
-from click.testing import CliRunner
-from stratagem.cli import main
-result = CliRunner().invoke(main, sys.argv[2:], input=sys.argv[1] + "\\n")
-print(result.output, end="")
-sys.exit(result.exit_code)
-"""
 # What terminals show of progress is erased in the end.
 _ERASE_LINE, _SHOW_CURSOR = "\x1b[2K", "\x1b[?25h"
 
@@ -60,7 +51,6 @@ class Row:
         num_hosts: hosts on which it runs at once; the output is that of the first.
         code: exit code.
         prepare: makes more files in its folder.
-        typed: answers to its questions.
         left_out: pattern of the text that the page leaves out.
         shows_errors: True to record stderr, too.
         module: module that must be installed.
@@ -74,7 +64,6 @@ class Row:
     num_hosts: int = 1
     code: int = 0
     prepare: Callable[[Path], None] | None = None
-    typed: Sequence[str] = ()
     left_out: str = ""
     shows_errors: bool = False
     module: str = "stratagem"
@@ -144,18 +133,6 @@ ROWS = {
         "stratagem launch --workers 2 --max-restarts 1 train.py",
         page="clusters/launch.md",
         files={"train.py": _block_of("clusters/launch.md", "STRATAGEM_RESTART_COUNT")},
-        shows_errors=True,
-    ),
-    "config": Row(
-        "stratagem config",
-        page="clusters/launch.md",
-        typed=["4", "", "", "", "", "3", "", "runs/digits"],
-    ),
-    "config_wrong": Row(
-        "stratagem launch --config stratagem.toml train.py",
-        page="clusters/launch.md",
-        files={"stratagem.toml": "max-restart = 3\n", "train.py": ""},
-        code=1,
         shows_errors=True,
     ),
     "config_show": Row(
@@ -300,9 +277,8 @@ def _start(
     kept = {name: text for name, text in os.environ.items() if not name.startswith(own)}
     program, *words = row.command.split()
     assert program == "stratagem"
-    how = ["-c", _TYPING, "\n".join(row.typed)] if row.typed else ["-m", "stratagem"]
     return subprocess.Popen(
-        [*prefix, sys.executable, *how, *words],
+        [*prefix, sys.executable, "-m", "stratagem", *words],
         cwd=folder,
         env={
             **kept,

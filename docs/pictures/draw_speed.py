@@ -1,4 +1,4 @@
-"""Draws `speed.png` from the first table of `docs/design/measurements.md`.
+"""Draws `speed.png` from the first table of `docs/performance.md`.
 
 python docs/pictures/draw_speed.py
 """
@@ -14,7 +14,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 HERE = Path(__file__).parent
-TABLE = HERE.parent / "design" / "measurements.md"
+TABLE = HERE.parent / "performance.md"
 MODELS = {"MLP": 1, "CNN": 4, "Transformer": 3}  # column of the table
 PEERS = {
     "Keras `DataParallel`, same number per call": ("Keras DataParallel", "#8fb8de"),

@@ -26,7 +26,6 @@ _FRAGMENTS = (
     "clusters/ray.md",
     "clusters/remote.md",
     "design/architecture.md",
-    "guides/estimator_clusters.md",
     "guides/fine_tune.md",  # with KerasHub: validation/third_party
     "guides/keras.md",
     "guides/large_models.md",
@@ -96,25 +95,19 @@ def differences(page: str, name: str) -> list[str]:
     return found
 
 
-_MARKS = {
-    # Keras warns at the end of each dataset whose length is unknown.
-    "input_workers": pytest.mark.filterwarnings("ignore:Your input ran out of data"),
-}
-
 # Each takes a second or more: it trains, starts processes, or compiles many programs.
 _SLOW = {
     "concepts/exactness.md",
     "guides/estimator.md",
+    "guides/failures.md",
     "guides/input_on_other_machines.md",
     "guides/logical_devices.md",
     "guides/recommenders.md",
     "guides/slow_links.md",
     "how_to/activations.md",
-    "how_to/backup.md",
     "how_to/checkpoints.md",
     "how_to/faq.md",
     "how_to/gradient_accumulation.md",
-    "how_to/input_workers.md",
     "how_to/keyed_tables.md",
     "how_to/mixed_precision.md",
     "how_to/notebooks.md",
@@ -141,9 +134,7 @@ def _programs() -> Iterator[Any]:
     for path in sorted(_DOCS.rglob("*.md")):
         name = str(path.relative_to(_DOCS))
         if name not in _FRAGMENTS and _blocks(path.read_text(encoding="utf-8")):
-            marks = [_MARKS[path.stem]] if path.stem in _MARKS else []
-            if name in _SLOW:
-                marks.append(pytest.mark.slow)
+            marks = [pytest.mark.slow] if name in _SLOW else []
             yield pytest.param(path, marks=marks, id=name)
 
 

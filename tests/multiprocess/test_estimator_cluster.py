@@ -208,7 +208,7 @@ def test_two_workers_in_lockstep_train_what_one_device_does(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_the_command_of_the_guide_starts_all_tasks(tmp_path: Path) -> None:
     """On a machine where nothing was set up: no token of Ray, no secret."""
-    guide = (_ROOT / "docs" / "guides" / "estimator_clusters.md").read_text()
+    guide = (_ROOT / "docs" / "guides" / "estimator.md").read_text()
     line = next(line for line in guide.splitlines() if line.startswith("stratagem launch"))
     *flags, script = shlex.split(line, comments=True)[1:]
     assert script == "train.py"

@@ -117,7 +117,7 @@ def algorithm_for(
 ) -> Algorithm:
     """Returns the algorithm for the sum of an array; depends on nothing that replicas differ in.
 
-    The figures are milliseconds of a sum, from docs/design/measurements.md and local_updates.md.
+    The figures are milliseconds of a sum, from docs/performance.md and local_updates.md.
     """
     if platform == "tpu" and num_slices > 1:
         # Connections between slices are slower than those inside one. Up to 4 KiB only the number

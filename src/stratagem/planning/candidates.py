@@ -150,7 +150,7 @@ def _shard_sizes(num_replicas: int) -> list[int]:
 # update, hide behind nothing. An accelerator reaches the share of its peak in `PRODUCT_SHARES`.
 
 # Share of the peak rate that products of large decoders reach. Each is read from one published
-# throughput, which docs/design/measurements.md marks; all other rows check it. A v5p, whose
+# throughput, which docs/performance.md marks; all other rows check it. A v5p, whose
 # published shares are like those of a v5e, has the same. Others have the default of `Assumptions`.
 PRODUCT_SHARES: Mapping[str, float] = {"v5e": 0.77, "v5p": 0.77, "v6e": 0.52, "A100": 0.60}
 # Per direction. PCI Express x16: generation 5 on H100, H200, B200; 4 on A100 and L4 (data sheets).
