@@ -132,8 +132,6 @@ _SLOW = {
     "libraries/sparse_gradients.md",
     "migrate/accelerate.md",
     "migrate/overview.md",
-    "reference/errors/SG702.md",
-    "reference/errors/SG901.md",
 }
 
 
