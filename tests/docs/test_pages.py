@@ -37,9 +37,9 @@ _FRAGMENTS = (
     "how_to/goodput.md",
     "how_to/keras_hub.md",
     "how_to/keras_rs.md",
-    "how_to/keras_tuner.md",
     "how_to/optax.md",
     "how_to/plan.md",
+    "how_to/third_party.md",
 )
 _BLOCK = re.compile(
     r"^```python\n(?P<code>.*?)^```$(?:\s*^```text\n(?P<shown>.*?)^```$)?",
@@ -96,11 +96,6 @@ def differences(page: str, name: str) -> list[str]:
     return found
 
 
-_MARKS = {
-    # Keras warns at the end of each dataset whose length is unknown.
-    "input_workers": pytest.mark.filterwarnings("ignore:Your input ran out of data"),
-}
-
 # Each takes a second or more: it trains, starts processes, or compiles many programs.
 _SLOW = {
     "concepts/exactness.md",
@@ -112,15 +107,11 @@ _SLOW = {
     "how_to/activations.md",
     "how_to/backup.md",
     "how_to/checkpoints.md",
-    "how_to/faq.md",
     "how_to/gradient_accumulation.md",
-    "how_to/input_workers.md",
     "how_to/keyed_tables.md",
     "how_to/mixed_precision.md",
     "how_to/notebooks.md",
-    "how_to/performance.md",
     "how_to/profiling.md",
-    "how_to/r.md",
     "how_to/seeds_and_reproducibility.md",
     "how_to/summaries.md",
     "how_to/uneven_data.md",
@@ -139,9 +130,7 @@ def _programs() -> Iterator[Any]:
     for path in sorted(_DOCS.rglob("*.md")):
         name = str(path.relative_to(_DOCS))
         if name not in _FRAGMENTS and _blocks(path.read_text(encoding="utf-8")):
-            marks = [_MARKS[path.stem]] if path.stem in _MARKS else []
-            if name in _SLOW:
-                marks.append(pytest.mark.slow)
+            marks = [pytest.mark.slow] if name in _SLOW else []
             yield pytest.param(path, marks=marks, id=name)
 
 
