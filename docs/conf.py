@@ -31,6 +31,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "notebook_order",
+    "migration_symbols",
     "repository_links",
     "search_descriptions",
     "versions",
@@ -41,7 +42,7 @@ nitpicky = True
 # Our extensions.
 repository_url = _SOURCE
 repository_branch = "main"
-generated_pages = ["reference/api/", "genindex", "search"]
+generated_pages = ["reference/api/", "migrate/symbols", "genindex", "search"]
 
 # Pages.
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]

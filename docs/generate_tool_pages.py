@@ -1,7 +1,7 @@
 """Records what commands print: a table of commands, and the pages and pictures that show them.
 
 python docs/generate_tool_pages.py               # all; those with hosts need root and iproute2
-python docs/generate_tool_pages.py doctor env    # some
+python docs/generate_tool_pages.py goodput plan  # some
 python docs/generate_tool_pages.py --list
 
 A page has the text in the block below the line `<!-- recorded: NAME -->`. The name of the
@@ -105,7 +105,6 @@ _PLANNED: dict[str, Any] = {
     "module": "jax_plugins.xla_cuda12",
 }
 ROWS = {
-    "doctor": Row("stratagem doctor"),
     "doctor_problems": Row(
         "stratagem doctor train.py",
         picture=True,
@@ -119,16 +118,12 @@ ROWS = {
         files={"train.py": "import keras\nimport stratagem as sg\n"},
         code=1,
     ),
-    "doctor_run": Row("stratagem doctor --run"),
+    "doctor_run": Row("stratagem doctor --run", left_out="versions.*(?=trial)"),
     "doctor_cluster": Row(
         "stratagem doctor --cluster",
         variables={"STRATAGEM_SECRET": 32 * "s", "JAX_PLATFORMS": "cpu"},
         num_hosts=3,
     ),
-    "env": Row("stratagem env"),
-    "test": Row("stratagem test --only mirrored --only sharded --only multi_worker"),
-    "devices": Row("stratagem devices", variables={"JAX_NUM_CPU_DEVICES": "2"}),
-    "explain": Row("stratagem explain SG501"),
     "launch": Row(
         "stratagem launch --workers 2 --max-restarts 1 train.py",
         page="clusters/launch.md",
@@ -151,13 +146,8 @@ ROWS = {
     "profile": Row(
         "stratagem profile profile --top 5", page="how_to/profiling.md", prepare=_make_profile
     ),
-    "plan": Row(_PLAN, **_PLANNED),
+    "plan": Row(_PLAN, left_out="- Compiled for.*", **_PLANNED),
     "plan_too_large": Row(f"{_PLAN} {_LARGE}", left_out="Memory per device.*", **_PLANNED),
-    "plan_sharded": Row(
-        f"{_PLAN} {_LARGE} --shard-state all",
-        left_out="Predicted step time.*",
-        **_PLANNED,
-    ),
 }
 
 

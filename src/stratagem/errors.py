@@ -263,7 +263,7 @@ class PoisonExampleError(RuntimeError):
 def explain(received: str, *, expected: str, fix: str, code: str | None = None) -> str:
     """Joins the parts of an error message: the problem with its values, valid values, the remedy.
 
-    `code` names the page in docs/reference/errors that explains the cause.
+    `code` names a row of docs/reference/errors/index.md, or a page beside it.
 
     Example:
         >>> print(explain("axis=3 is out of range.", expected="-2 <= axis < 2.", fix="pass 0."))

@@ -1,4 +1,4 @@
-"""Error codes: each one in the source has a true page, and each page belongs to a code."""
+"""Error codes: each one in the source has a row in the table of codes, and each page is true."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 
-import stratagem as sg
 from tests.architecture.source_tree import REPOSITORY, Module, from_text, package
 
 FOLDER = REPOSITORY / "docs" / "reference" / "errors"
 PAGES = {path.stem: path.read_text("utf-8") for path in sorted(FOLDER.glob("SG*.md"))}
-HEADINGS = ["Causes", "Fix", "Setting", "Related"]
+# The table of codes: code, page or None, meaning, fix.
+INDEX = (FOLDER / "index.md").read_text("utf-8")
+_CODE = r"^\| \[?(SG\d+)\]?(?:\((SG\d+)\.md\))? \| (.*?) \| (.*) \|$"
+ROWS = re.findall(_CODE, INDEX, re.MULTILINE)
+HEADINGS = ["Causes", "Fix", "Setting"]
 _TEXT = re.compile(r"^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ROW = re.compile(r"^\| `(STRATAGEM_\w+)` \| `([^`]*)` \|", re.MULTILINE)
 
@@ -90,37 +93,42 @@ NOT_PUBLIC = {"VariableOnWorkerError": "RuntimeError"}
 
 
 @pytest.mark.slow
-def test_codes_of_the_source_are_those_of_the_pages() -> None:
-    assert sorted(uses_by_code()) == sorted(PAGES)
+def test_codes_of_the_source_are_those_of_the_table() -> None:
+    assert sorted(uses_by_code()) == [code for code, *_ in ROWS]
 
 
 def test_codes_have_one_form() -> None:
-    assert [code for code in PAGES if not re.fullmatch(r"SG[1-9]\d\d", code)] == []
+    assert [code for code, *_ in ROWS if not re.fullmatch(r"SG[1-9]\d\d", code)] == []
+    # No row is left out because it has another form.
+    assert INDEX.count("\n| SG") + INDEX.count("\n| [SG") == len(ROWS)
 
 
-def test_every_page_has_a_title_of_its_own() -> None:
-    titles = [page.splitlines()[0] for page in PAGES.values()]
-    assert [title.partition(": ")[0] for title in titles] == [f"# {code}" for code in PAGES]
-    texts = [title.partition(": ")[2] for title in titles]
-    assert all(texts)
-    assert len(set(texts)) == len(texts)
+def test_each_code_is_below_the_heading_of_its_group() -> None:
+    for part in INDEX.split("\n## ")[1:]:
+        group = part[:3]
+        assert part[3:7] == "xx: "
+        assert {code[:3] for code in re.findall(r"^\| \[?(SG\d+)", part, re.MULTILINE)} == {group}
 
 
-def test_index_lists_each_code_once_with_its_title() -> None:
-    """The list also holds removed codes, which stay unused."""
-    index = (FOLDER / "index.md").read_text("utf-8")
-    live, _, removed = index.partition("\n## Removed\n")
-    listed = re.findall(r"^\* \[(SG\d{3})\]\((SG\d{3})\.md\): (.+)$", live, re.MULTILINE)
-    titles = [(code, code, page.splitlines()[0].partition(": ")[2]) for code, page in PAGES.items()]
-    assert listed == titles
-    assert set(re.findall(r"SG\d{3}", removed)).isdisjoint(PAGES)
+def test_every_code_has_a_meaning_of_its_own_and_a_fix() -> None:
+    meanings = [meaning for _, _, meaning, _ in ROWS]
+    assert len(set(meanings)) == len(meanings)
+    assert [code for code, _, meaning, fix in ROWS if not meaning or not fix.endswith(".")] == []
+
+
+def test_table_leads_to_each_page_and_has_its_title() -> None:
+    linked = {code: (page, meaning) for code, page, meaning, _ in ROWS if page}
+    titles = {code: page.splitlines()[0].removeprefix("# ") for code, page in PAGES.items()}
+    assert linked == {
+        code: (code, title.removeprefix(f"{code}: ")) for code, title in titles.items()
+    }
 
 
 @pytest.mark.parametrize("code", PAGES)
 def test_page_has_its_sections(code) -> None:
     headings = re.findall(r"^## (.+)$", PAGES[code], re.MULTILINE)
     assert headings == [name for name in HEADINGS if name in headings]
-    assert {"Causes", "Fix", "Related"} <= {*headings}
+    assert {"Causes", "Fix"} <= {*headings}
     assert re.match(r"# .+\n\n(Raised|Issued) as ", PAGES[code])
 
 
@@ -141,24 +149,12 @@ def test_page_names_the_classes_that_are_raised(code) -> None:
     assert missing == [], f"{missing} raised at {[use.where for use in uses_by_code()[code]]}"
 
 
-def test_every_public_error_is_on_a_page() -> None:
-    pages = "\n".join(PAGES.values())
-    missing = [name for name in sg.errors.__all__ if f"`sg.errors.{name}`" not in pages]
-    assert missing == []
-
-
-@pytest.mark.parametrize("code", PAGES)
-def test_settings_exist_with_their_defaults(code) -> None:
+def test_settings_exist_with_their_defaults() -> None:
     defaults = dict(_ROW.findall((FOLDER.parent / "environment.md").read_text("utf-8")))
-    for name, default in re.findall(r"`(STRATAGEM_\w+)`(?: \(`?(\w+)`?\))?", PAGES[code]):
-        assert name in defaults, name
-        assert default in ("", defaults[name]), name
-
-
-@pytest.mark.parametrize("code", PAGES)
-def test_links_lead_to_pages(code) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", PAGES[code]):
-        assert (FOLDER / target).is_file(), target
+    text = "\n".join([INDEX, *PAGES.values()])
+    for name, default in re.findall(r"`(STRATAGEM_\w+)`(?: \(`?(\w+)`?\))?", text):
+        assert name in defaults or name == "STRATAGEM_SECRET", name
+        assert default in ("", defaults.get(name)), name
 
 
 def test_wheel_holds_the_pages() -> None:

@@ -36,9 +36,9 @@ _FRAGMENTS = (
     "how_to/goodput.md",
     "how_to/keras_hub.md",
     "how_to/keras_rs.md",
-    "how_to/keras_tuner.md",
     "how_to/optax.md",
     "how_to/plan.md",
+    "how_to/third_party.md",
 )
 _BLOCK = re.compile(
     r"^```python\n(?P<code>.*?)^```$(?:\s*^```text\n(?P<shown>.*?)^```$)?",
@@ -106,14 +106,11 @@ _SLOW = {
     "guides/slow_links.md",
     "how_to/activations.md",
     "how_to/checkpoints.md",
-    "how_to/faq.md",
     "how_to/gradient_accumulation.md",
     "how_to/keyed_tables.md",
     "how_to/mixed_precision.md",
     "how_to/notebooks.md",
-    "how_to/performance.md",
     "how_to/profiling.md",
-    "how_to/r.md",
     "how_to/seeds_and_reproducibility.md",
     "how_to/summaries.md",
     "how_to/uneven_data.md",
@@ -125,8 +122,6 @@ _SLOW = {
     "libraries/sparse_gradients.md",
     "migrate/accelerate.md",
     "migrate/overview.md",
-    "reference/errors/SG702.md",
-    "reference/errors/SG901.md",
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
+import importlib.util
 import json
 import re
 import tomllib
@@ -15,13 +17,16 @@ import keras
 import numpy as np
 import pytest
 
+from stratagem.cli.migrate.symbols import load_symbols
+
 _REPOSITORY = Path(__file__).parents[2]
 _DOCS = _REPOSITORY / "docs"
 _SUFFIXES = (".md", ".ipynb")
 # MyST makes anchors of headings up to this level; docs/conf.py has the same number.
 _ANCHOR_LEVELS = 4
-# Written by the build of the site, from docstrings.
-_GENERATED = "reference/api"
+# Written by the build of the site: from docstrings, and from the table of symbols.
+_GENERATED = ("reference/api", "migrate/symbols.md")
+_SYMBOLS = _DOCS / "migrate" / "symbols.md"
 
 _CODE_FENCE = re.compile(r"^ *(?P<fence>`{3,}).*?^ *(?P=fence)[ \t]*$", re.MULTILINE | re.DOTALL)
 _TOCTREE = re.compile(r"^```\{toctree\}\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -33,8 +38,22 @@ _TARGET = re.compile(r"^\((?P<name>[\w-]+)\)=$|<a (?:id|name)=\"(?P<id>[^\"]+)\"
 _EXTERNAL = re.compile(r"^(https?|mailto):")
 
 
+@functools.cache
+def _symbols() -> str:
+    """Returns the page of symbols, as the build of the site writes it."""
+    place = _DOCS / "_extensions" / "migration_symbols.py"
+    spec = importlib.util.spec_from_file_location(place.stem, place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.page()
+
+
 def text_of(path: Path) -> str:
     """Returns the Markdown of a page; of a notebook, its Markdown cells."""
+    if path == _SYMBOLS:
+        return _symbols()
     text = path.read_text("utf-8")
     if path.suffix != ".ipynb":
         return text
@@ -48,7 +67,7 @@ def pages(docs: Path) -> dict[str, Path]:
     for path in sorted(docs.rglob("*")):
         relative = path.relative_to(docs)
         hidden = any(part.startswith(("_", ".")) for part in relative.parts)
-        hidden = hidden or relative.is_relative_to(_GENERATED)
+        hidden = hidden or any(relative.is_relative_to(one) for one in _GENERATED)
         if path.suffix in _SUFFIXES and not hidden and relative.parts[0] != "pictures":
             found[str(relative.with_suffix(""))] = path
     return found
@@ -110,7 +129,8 @@ def broken_links(path: Path, repository: Path) -> list[str]:
     for target in links(text_of(path)):
         file, _, anchor = target.partition("#")
         place = (path.parent / file).resolve() if file else path
-        if not place.exists() or not place.is_relative_to(repository):
+        exists = place == _SYMBOLS or place.exists()
+        if not exists or not place.is_relative_to(repository):
             broken.append(f"{path.name}: {target}: no such file")
         elif anchor and place.suffix in _SUFFIXES and anchor not in anchors(text_of(place)):
             broken.append(f"{path.name}: {target}: no such heading")
@@ -131,6 +151,13 @@ def _page_ids() -> list[Any]:
 @pytest.mark.parametrize("path", _page_ids())
 def test_links_lead_to_files_and_headings(path: Path) -> None:
     assert broken_links(path, _REPOSITORY) == []
+
+
+def test_table_of_symbols_has_each_once_and_its_links_lead_to_files_and_headings() -> None:
+    names = re.findall(r"^\| `([^`]+)` \|", _symbols(), re.MULTILINE)
+    assert names == [symbol.name for symbol in load_symbols()]
+    assert len(set(links(_symbols()))) > 50
+    assert broken_links(_SYMBOLS, _REPOSITORY) == []
 
 
 def test_design_pages_name_files_that_exist() -> None:

@@ -17,8 +17,8 @@ _PAGES = (
     "how_to/flax_nnx.md",
     "how_to/keras_hub.md",
     "how_to/keras_rs.md",
-    "how_to/keras_tuner.md",
     "how_to/optax.md",
+    "how_to/third_party.md",
 )
 _DISTRIBUTIONS = {
     "KerasHub": "keras-hub",
@@ -31,7 +31,7 @@ _DISTRIBUTIONS = {
     "scikit-learn": "scikit-learn",
     "Keras": "keras",
 }
-_ROW = re.compile(r"^\| \[?([\w -]+?)\]?(?:\(\w+\.md\))? \| ([\d.]+) \|", re.MULTILINE)
+_ROW = re.compile(r"^\| \[?([\w -]+?)\]?(?:\([\w.#]+\))? \| ([\d.]+) \|", re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", _PAGES)

@@ -1,4 +1,4 @@
-"""`stratagem explain`: the page of an error code, offline."""
+"""`stratagem explain`: the page of an error code, or its row of the table of codes, offline."""
 
 from __future__ import annotations
 
@@ -15,17 +15,8 @@ _FOLDERS = (
     Path(__file__).parents[1] / "error_pages",
     Path(__file__).parents[3] / "docs" / "reference" / "errors",
 )
-_GROUPS = {
-    "1": "Set-up and devices",
-    "2": "Variables and scopes",
-    "3": "Input",
-    "4": "Steps and tracing",
-    "5": "Clusters and processes",
-    "6": "Parameter servers and coordinator",
-    "7": "Checkpoints and preemption",
-    "8": "Plans and launch",
-    "9": "Estimator",
-}
+# A row of the table: the code, which links to its page if it has one, the meaning, the fix.
+_ROW = re.compile(r"^\| \[?(SG\d{3})\b[^|]* \| ([^|]+) \| (.+) \|$", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 
 
@@ -48,7 +39,7 @@ def command(code: str | None, *, as_json: bool) -> None:
         if as_json:
             print_json([{"code": name, "title": _title(page)} for name, page in pages.items()])
         else:
-            show(_listing(pages))
+            show(_listing())
         return
     name = _normalized(code)
     if name not in pages:
@@ -61,10 +52,23 @@ def command(code: str | None, *, as_json: bool) -> None:
 
 
 def load_pages() -> dict[str, str]:
-    """Returns the Markdown page of each error code, in order."""
-    folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
-    paths = [] if folder is None else sorted(folder.glob("SG*.md"))
-    return {path.stem: path.read_text(encoding="utf-8") for path in paths}
+    """Returns the Markdown of each error code, in order: its page, or else its row of the table."""
+    pages: dict[str, str] = {}
+    for code, title, fix in _ROW.findall(_table()):
+        page = _folder() / f"{code}.md"
+        row = f"# {code}: {title}\n\n{fix}\n"
+        pages[code] = page.read_text(encoding="utf-8") if page.is_file() else row
+    return pages
+
+
+def _folder() -> Path:
+    return next((folder for folder in _FOLDERS if folder.is_dir()), _FOLDERS[-1])
+
+
+def _table() -> str:
+    """Returns the page with the table of all codes; "" if it is not installed."""
+    path = _folder() / "index.md"
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _normalized(code: str) -> str:
@@ -84,16 +88,15 @@ def _title(page: str) -> str:
     return page.partition("\n")[0].partition(": ")[2]
 
 
-def _listing(pages: dict[str, str]) -> str:
-    """Returns a Markdown list of the codes and titles by group."""
+def _listing() -> str:
+    """Returns a Markdown list of the codes and titles, below the headings of the table."""
     lines = ["# Error codes", ""]
-    group = None
-    for code, page in pages.items():
-        if code[2] != group:
-            group = code[2]
-            lines += ["", f"## SG{group}xx: {_GROUPS[group]}", ""]
-        lines.append(f"* {page.partition(chr(10))[0].removeprefix('# ')}")
-    return "\n".join([*lines, "", "`stratagem explain CODE` shows a page."])
+    for line in _table().splitlines():
+        if line.startswith("## "):
+            lines += ["", line, ""]
+        elif row := _ROW.match(line):
+            lines.append(f"* {row[1]}: {row[2]}")
+    return "\n".join([*lines, "", "`stratagem explain CODE` shows the fix."])
 
 
 def _without_links(page: str) -> str:

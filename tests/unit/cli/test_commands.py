@@ -389,7 +389,7 @@ def test_without_libcst(tmp_path, monkeypatch) -> None:
     assert "Fix: pip install 'stratagem[migrate]'" in result.stderr
 
 
-# `stratagem explain`: a page, the list of pages, and unknown codes.
+# `stratagem explain`: a page, a row of the table, the list of codes, and unknown codes.
 
 
 @pytest.mark.parametrize("code", [" sg204 ", "204"])
@@ -401,7 +401,18 @@ def test_page_is_printed(code) -> None:
     assert page.split("## Causes")[0] in result.stdout
 
 
-def test_every_page_is_printed_with_paths_of_files_in_place_of_links() -> None:
+def test_code_without_a_page_is_printed_from_its_row() -> None:
+    assert not (PAGES / "SG412.md").exists()
+    lines = _stratagem("explain", "SG412").stdout.splitlines()
+    assert lines[:2] == [
+        "# SG412: An optimizer outside of a step received different gradients",
+        "",
+    ]
+    assert lines[2].startswith("Call `optimizer.apply` in the replica function")
+    assert len(lines) == 3
+
+
+def test_every_code_is_printed_with_paths_of_files_in_place_of_links() -> None:
     for code in explain.load_pages():
         result = _stratagem("explain", code)
         assert result.exit_code == 0, code
@@ -412,17 +423,20 @@ def test_every_page_is_printed_with_paths_of_files_in_place_of_links() -> None:
 
 def test_links_become_paths_or_codes() -> None:
     output = _stratagem("explain", "SG204").stdout
-    assert "* Variables that replicas write (docs/libraries/on_read_variables.md)\n" in output
-    assert "* SG205: values that may count once" in output
+    assert "\n  variables that replicas write (docs/libraries/on_read_variables.md).\n" in output
+    row = _stratagem("explain", "SG401").stdout
+    assert row.endswith(" See what causes another compilation (docs/concepts/step.md).\n")
 
 
 def test_without_a_code_all_are_listed_by_group() -> None:
     result = _stratagem("explain")
     assert result.exit_code == 0
     listed = re.findall(r"^\* (SG\d{3}): (.+)$", result.stdout, re.MULTILINE)
-    assert [code for code, _ in listed] == sorted(path.stem for path in PAGES.glob("SG*.md"))
+    pages = explain.load_pages()
+    assert [code for code, _ in listed] == sorted(pages)
+    assert {path.stem for path in PAGES.glob("SG*.md")} < set(pages)
     for code, title in listed:
-        assert (PAGES / f"{code}.md").read_text().startswith(f"# {code}: {title}\n")
+        assert pages[code].startswith(f"# {code}: {title}\n")
     groups = re.findall(r"^## SG(\d)xx: ", result.stdout, re.MULTILINE)
     assert groups == sorted({code[2] for code, _ in listed})
 
@@ -460,6 +474,7 @@ def test_missing_pages_are_an_error(monkeypatch, tmp_path) -> None:
 
 
 def test_installed_pages_come_before_those_of_a_checkout(monkeypatch, tmp_path) -> None:
+    (tmp_path / "index.md").write_text("| [SG999](SG999.md) | Nothing | No fix. |\n")
     (tmp_path / "SG999.md").write_text("# SG999: Nothing\n\nNo cause.\n")
     monkeypatch.setattr(explain, "_FOLDERS", (tmp_path, PAGES))
     assert list(explain.load_pages()) == ["SG999"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-import importlib.util
 import inspect
 import re
 import textwrap
@@ -23,7 +22,6 @@ from stratagem.cli.migrate.symbols import STATUSES, Symbol, load_symbols
 
 _FOLDER = Path(__file__).parent
 _ROOT = _FOLDER.parents[3]
-_PAGE = _ROOT / "docs" / "migrate" / "symbols.md"
 _ROOTS: dict[str, ModuleType] = {"sg": sg, "keras": keras, "jax": jax}
 _NAME = re.compile(r"(?:sg|keras|jax)(?:\.\w+)+")
 _SPAN = re.compile(r"`([^`]+)`")
@@ -200,40 +198,6 @@ def test_differences_are_sentences() -> None:
     texts = [one.difference for one in SYMBOLS if one.difference]
     assert [text for text in texts if not text.endswith(".") or len(text) > 240] == []
     assert [text for text in texts if text.count("`") % 2] == []
-
-
-def _generator() -> Any:
-    spec = importlib.util.spec_from_file_location(
-        "generate_migration", _ROOT / "docs" / "generate_migration.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_page_is_up_to_date_and_one_that_is_not_is_reported_and_written(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, generator = tmp_path / "symbols.md", _generator()
-    monkeypatch.setattr("sys.argv", ["x", "--check", "--page", str(path)])
-    assert generator.main() == 1
-    assert "is not up to date: run python docs/generate_migration.py" in capsys.readouterr().out
-    monkeypatch.setattr("sys.argv", ["x", "--page", str(path)])
-    assert generator.main() == 0
-    assert path.read_text("utf-8") == _PAGE.read_text("utf-8")
-    monkeypatch.setattr("sys.argv", ["x", "--check"])
-    assert generator.main() == 0
-
-
-def test_page_has_each_symbol_once_and_its_links_lead_to_files() -> None:
-    text = _PAGE.read_text(encoding="utf-8")
-    names = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
-    assert names == [symbol.name for symbol in SYMBOLS]
-    targets = set(re.findall(r"\]\(([^)#]+)", text))
-    assert len(targets) > 50
-    assert [target for target in targets if not (_PAGE.parent / target).exists()] == []
 
 
 _ROW = {"name": "tf.x", "here": "sg.x", "status": "same", "difference": "", "test": "a.py::test_a"}
