@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from typing import Any
 
-from stratagem.errors import explain
+from stratagem.errors import check_number, check_type, explain
 
 __all__ = [
     "AutoShardPolicy",
@@ -314,16 +314,14 @@ class InputOptions:
             ("experimental_replication_mode", InputReplicationMode),
             ("auto_shard_policy", AutoShardPolicy),
         ):
-            if not isinstance(value := getattr(self, name), kind):
-                raise TypeError(
-                    explain(
-                        f"{name}={value!r} is of type {type(value).__name__}.",
-                        expected=f"an sg.{kind.__name__}.",
-                        fix=f"pass one of {[f'sg.{kind.__name__}.{one.name}' for one in kind]}.",
-                    )
-                )
-        _check_count("experimental_per_replica_buffer_size", self, "batches to prefetch")
-        _check_count("input_workers", self, "processes that read the dataset")
+            fix = f"pass one of {[f'sg.{kind.__name__}.{one.name}' for one in kind]}."
+            check_type(name, getattr(self, name), kind, f"an sg.{kind.__name__}", fix)
+        for name, unit in (
+            ("experimental_per_replica_buffer_size", "batches to prefetch"),
+            ("input_workers", "processes that read the dataset"),
+        ):
+            check_type(name, value := getattr(self, name), int, f"a number of {unit}")
+            check_number("InputOptions", 0, **{name: value})
         on_device = self.experimental_place_dataset_on_device
         per_replica = self.experimental_replication_mode is InputReplicationMode.PER_REPLICA
         if on_device and (self.experimental_fetch_to_device or not per_replica):
@@ -357,19 +355,6 @@ class InputOptions:
     def per_replica_buffer_size(self) -> int:
         """Short for `experimental_per_replica_buffer_size`."""
         return self.experimental_per_replica_buffer_size
-
-
-def _check_count(name: str, options: InputOptions, unit: str) -> None:
-    value = getattr(options, name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        is_negative = isinstance(value, int) and value < 0
-        raise (ValueError if is_negative else TypeError)(
-            explain(
-                f"{name}={value!r} is {'negative' if is_negative else 'not an int'}.",
-                expected=f"a number of {unit}.",
-                fix="pass an int, 0 or more.",
-            )
-        )
 
 
 @dataclasses.dataclass(frozen=True)

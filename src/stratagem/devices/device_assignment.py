@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stratagem.devices.tpu_topology import TPUTopology
-from stratagem.errors import explain
+from stratagem.errors import check_type, explain
 
 # Ring order of the chips in a box, with adjacent chips next to each other.
 
@@ -293,14 +293,9 @@ def _no_ring() -> ValueError:
 
 
 def _check_topology(topology: object) -> None:
-    if not isinstance(topology, TPUTopology):
-        raise ValueError(
-            explain(
-                f"topology={topology!r} is of type {type(topology).__name__}.",
-                expected="an sg.tpu.experimental.Topology.",
-                fix="pass what sg.tpu.experimental.initialize_tpu_system returned.",
-            )
-        )
+    fix = "pass what sg.tpu.experimental.initialize_tpu_system returned."
+    wanted = "an sg.tpu.experimental.Topology"
+    check_type("topology", topology, TPUTopology, wanted, fix, error=ValueError)
 
 
 def _parse_shape(values: object, name: str) -> Integers:

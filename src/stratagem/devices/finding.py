@@ -34,7 +34,7 @@ from stratagem.cluster.accelerators import local_gpus
 from stratagem.cluster.addresses import free_ports
 from stratagem.devices.mesh import Topology, adjacent_groups, check_groups
 from stratagem.devices.private import SeparateNodes, write_cache_entries_whole
-from stratagem.errors import explain
+from stratagem.errors import check_type, explain
 from stratagem.resources import cache_dir, programs_folder
 
 # Arrays up to this size keep their values.
@@ -331,14 +331,7 @@ def _parse(spec: DeviceLike) -> tuple[str, int] | int | jax.Device:
         return spec
     if isinstance(spec, int) and not isinstance(spec, bool):
         return spec
-    if not isinstance(spec, str):
-        raise TypeError(
-            explain(
-                f"device {spec!r} is of type {type(spec).__name__}.",
-                expected='a name such as "gpu:0", an index, or a jax.Device.',
-                fix="pass a name, an index or a device; jax.devices() lists them.",
-            )
-        )
+    check_type("device", spec, str, 'a name such as "gpu:0", an index, or a jax.Device')
     match = _NAME.fullmatch(spec)
     platform = _PLATFORMS.get(match["platform"].lower()) if match else None
     if match is None or platform is None:

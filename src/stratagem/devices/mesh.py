@@ -27,7 +27,7 @@ from jax.sharding import (
 )
 
 from stratagem.devices.private import uncommitted
-from stratagem.errors import explain
+from stratagem.errors import check_type, explain
 
 # Groups of devices: a replica computes on all devices of its group, its logical devices.
 
@@ -90,15 +90,8 @@ def adjacent_groups(
     A group is within a process, or has all devices of several. Raises ValueError if the devices
     cannot be divided evenly in this way.
     """
-    if not isinstance(devices_per_replica, int) or isinstance(devices_per_replica, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(
-            explain(
-                f"devices_per_replica={devices_per_replica!r} is of type "
-                f"{type(devices_per_replica).__name__}.",
-                expected="an int, 1 for one replica per device.",
-                fix="pass for example devices_per_replica=2.",
-            )
-        )
+    wanted = "an int, 1 for one replica per device"
+    check_type("devices_per_replica", devices_per_replica, int, wanted)
     counts = Counter(device.process_index for device in devices)
     if devices_per_replica < 1 or not _fit(devices_per_replica, len(devices), counts.values()):
         several = (
@@ -188,14 +181,7 @@ class Topology:
         return dataclasses.replace(self, shard_size=None if shard_size == count else shard_size)
 
     def __post_init__(self) -> None:
-        if self.devices is not None and not isinstance(self.devices, tuple):
-            raise TypeError(
-                explain(
-                    f"devices={self.devices!r} is of type {type(self.devices).__name__}.",
-                    expected="a tuple of jax.Device, or None.",
-                    fix="pass what find_devices returns.",
-                )
-            )
+        check_type("devices", self.devices, tuple | None, "a tuple of jax.Device, or None")
         if self.devices == ():
             raise ValueError(
                 explain(

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from stratagem.devices.communication import CommunicationOptions
 from stratagem.devices.compression import Compression
 from stratagem.devices.device_assignment import DeviceAssignment
 from stratagem.devices.mesh import Topology
-from stratagem.errors import explain
+from stratagem.errors import check_number, check_type, explain
 from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.variables.placement import Placement
 
 
 def check_parts(topology: object, cross_device_ops: object) -> None:
     """Raises a TypeError unless the arguments are a topology and cross-device ops."""
-    if not isinstance(topology, Topology):
-        raise TypeError(
-            explain(
-                f"topology={topology!r} is of type {type(topology).__name__}.",
-                expected="a stratagem.devices.mesh.Topology.",
-                fix="make one from devices: Topology(find_devices([...])).",
-            )
-        )
-    if not isinstance(cross_device_ops, CrossDeviceOps | None):
-        raise TypeError(
-            explain(
-                f"cross_device_ops={cross_device_ops!r} is of type "
-                f"{type(cross_device_ops).__name__}.",
-                expected="an sg.CrossDeviceOps, or None to choose.",
-                fix="leave cross_device_ops out, or pass sg.RingAllReduce(), for example.",
-            )
-        )
+    fix = "make one from devices: Topology(find_devices([...]))."
+    check_type("topology", topology, Topology, "a stratagem.devices.mesh.Topology", fix)
+    wanted = "an sg.CrossDeviceOps such as sg.RingAllReduce(), or None to choose"
+    check_type("cross_device_ops", cross_device_ops, CrossDeviceOps | None, wanted)
 
 
 def check_compression(
@@ -51,19 +40,11 @@ def check_compression(
     )
 
 
-def checked_communication(options: object) -> CommunicationOptions:
+def checked_communication(options: Any) -> CommunicationOptions:
     """Returns the communication options of a multi-worker strategy; refuses another type."""
-    if options is None:
-        return CommunicationOptions()
-    if not isinstance(options, CommunicationOptions):
-        raise ValueError(
-            explain(
-                f"communication_options={options!r} is of type {type(options).__name__}.",
-                expected="sg.CommunicationOptions, or None.",
-                fix="leave communication_options out.",
-            )
-        )
-    return options
+    wanted, kind = "sg.CommunicationOptions, or None", CommunicationOptions | None
+    check_type("communication_options", options, kind, wanted, error=ValueError)
+    return options or CommunicationOptions()
 
 
 def check_device_assignment(assignment: object) -> None:
@@ -77,15 +58,9 @@ def check_device_assignment(assignment: object) -> None:
                 fix=f"write steps_per_run={assignment}.",
             )
         )
-    if not isinstance(assignment, DeviceAssignment | None):
-        raise ValueError(
-            explain(
-                f"experimental_device_assignment={assignment!r} is of type "
-                f"{type(assignment).__name__}.",
-                expected="an sg.tpu.experimental.DeviceAssignment, or None.",
-                fix="make one with DeviceAssignment.build(topology, num_replicas=...).",
-            )
-        )
+    fix = "make one with DeviceAssignment.build(topology, num_replicas=...)."
+    wanted, kind = "an sg.tpu.experimental.DeviceAssignment, or None", DeviceAssignment | None
+    check_type("experimental_device_assignment", assignment, kind, wanted, fix, error=ValueError)
 
 
 def refuse_both_groupings(device_assignment: object, devices_per_replica: object) -> None:
@@ -100,31 +75,11 @@ def refuse_both_groupings(device_assignment: object, devices_per_replica: object
         )
 
 
-def check_steps_per_run(steps_per_run: int | None) -> None:
-    """Raises a ValueError unless the number of steps is positive or None."""
-    is_count = isinstance(steps_per_run, int) and not isinstance(steps_per_run, bool)
-    if steps_per_run is not None and not (is_count and steps_per_run > 0):
-        raise ValueError(
-            explain(
-                f"steps_per_run={steps_per_run!r} is not a number of steps.",
-                expected="an integer of at least 1, or None.",
-                fix="pass 8, for example, or leave it out.",
-            )
-        )
-
-
 def checked_sequence_axis(axis: int | None, topology: Topology) -> int | None:
     """Returns the axis; raises a ValueError for the batch axis, or replicas of one device."""
     if axis is None:
         return None
-    if not isinstance(axis, int) or isinstance(axis, bool) or axis < 1:
-        raise ValueError(
-            explain(
-                f"sequence_axis={axis!r} is not an axis after the batch.",
-                expected="an integer of at least 1, or None: axis 0 is split over replicas.",
-                fix="pass 1 for arrays of shape (batch, sequence, ...).",
-            )
-        )
+    check_number("The strategy", sequence_axis=axis)
     if topology.num_logical_devices == 1:
         raise ValueError(
             explain(

@@ -29,7 +29,7 @@ from stratagem.devices.device_assignment import num_slices
 from stratagem.devices.finding import DeviceLike, find_devices
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shared_sums import is_connected
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain
 from stratagem.execution.communicator import MeshCommunicator
 from stratagem.options import ReduceOp
 from stratagem.strategies import reduction
@@ -315,14 +315,7 @@ class AlgorithmicOps(AutomaticOps):
     _algorithm = Algorithm.COMPILER
 
     def __init__(self, num_packs: int = 1) -> None:
-        if not isinstance(num_packs, int) or isinstance(num_packs, bool) or num_packs < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(
-                explain(
-                    f"num_packs={num_packs!r} is no number of packs.",
-                    expected="a whole number, or 0 to send every gradient by itself.",
-                    fix="leave it out, or pass 1.",
-                )
-            )
+        check_number(type(self).__name__, 0, num_packs=num_packs)
         super().__init__()
         self.num_packs = num_packs
 

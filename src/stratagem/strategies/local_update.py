@@ -13,7 +13,7 @@ from stratagem.devices.communication import CommunicationOptions
 from stratagem.devices.finding import DeviceLike, planned_topology
 from stratagem.devices.local_updates import Islands, LocalSGD, LocalUpdates
 from stratagem.devices.mesh import Topology
-from stratagem.errors import explain
+from stratagem.errors import check_type, explain
 from stratagem.group.current import agree_on_random_state
 from stratagem.strategies.cross_device_ops import AutomaticOps
 from stratagem.strategies.membership import (
@@ -153,7 +153,10 @@ class LocalUpdateStrategy(Strategy):
         allow_unauthenticated: bool = False,
     ) -> None:
         check_resolver(cluster_resolver, "cluster_resolver")
-        self.local_updates = _checked(LocalSGD() if method is None else method)
+        fix = "pass sg.local_updates.DiLoCo(period=50), for example."
+        wanted = "a method of sg.local_updates, or None"
+        check_type("method", method, LocalUpdates | None, wanted, fix)
+        self.local_updates = method or LocalSGD()
         self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
         is_cluster = False
         if devices is not None:
@@ -193,15 +196,3 @@ class LocalUpdateStrategy(Strategy):
     def cluster_resolver(self) -> ClusterResolver:
         """The resolver of the cluster."""
         return self._resolver
-
-
-def _checked(method: object) -> LocalUpdates:
-    if not isinstance(method, LocalUpdates):
-        raise TypeError(
-            explain(
-                f"method={method!r} is of type {type(method).__name__}.",
-                expected="a method of sg.local_updates, or None.",
-                fix="pass sg.local_updates.DiLoCo(period=50), for example.",
-            )
-        )
-    return method

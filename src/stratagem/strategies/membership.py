@@ -29,7 +29,7 @@ from stratagem.devices.finding import (
 )
 from stratagem.devices.mesh import Topology, adjacent_groups
 from stratagem.devices.processes import end_coordination, start_processes
-from stratagem.errors import explain
+from stratagem.errors import check_type, explain
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.current import Identity
 from stratagem.group.verdict import GroupLimits
@@ -43,14 +43,8 @@ _MOST_CHARACTERS = 2000
 
 def check_resolver(resolver: object, argument: str) -> None:
     """Raises a ValueError unless a resolver is a `ClusterResolver` or None."""
-    if resolver is not None and not isinstance(resolver, ClusterResolver):
-        raise ValueError(
-            explain(
-                f"{argument}={resolver!r} is of type {type(resolver).__name__}.",
-                expected="a ClusterResolver, or None to ask the environment.",
-                fix="pass sg.cluster_resolver.TFConfigClusterResolver(), for example.",
-            )
-        )
+    wanted = "a ClusterResolver, or None to ask the environment"
+    check_type(argument, resolver, ClusterResolver | None, wanted, error=ValueError)
 
 
 def devices_of_cluster(
@@ -228,14 +222,9 @@ def local_topology(
     """
     if isinstance(devices, str | jax.Device):
         devices = [devices]
-    if devices is not None and not isinstance(devices, Sequence):
-        raise TypeError(
-            explain(
-                f"{name}={devices!r} is of type {type(devices).__name__}.",
-                expected="a list of devices, one a replica, or None for all local ones.",
-                fix=f'write {name}=["gpu:0", "gpu:1"].',
-            )
-        )
+    fix = f'write {name}=["gpu:0", "gpu:1"].'
+    wanted = "a list of devices, one a replica, or None for all local ones"
+    check_type(name, devices, Sequence | None, wanted, fix)
     if devices is not None and any(isinstance(device, list | tuple) for device in devices):
         if devices_per_replica is not None:
             raise ValueError(

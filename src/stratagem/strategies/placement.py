@@ -13,7 +13,7 @@ import numpy as np
 from stratagem.contexts import explicit_device
 from stratagem.devices.finding import find_devices, planned_shard_state
 from stratagem.devices.mesh import Topology
-from stratagem.errors import explain
+from stratagem.errors import check_type, explain
 from stratagem.execution.lookups import is_worth_rows
 from stratagem.logs import warn_on_one_worker
 from stratagem.variables.layouts import Store, VariableLayouts, store_of
@@ -233,17 +233,10 @@ def places_on_replicas(
     }
 
 
-def check_rules(placement: object, places: Mapping[str, Store | None]) -> None:
+def check_rules(placement: Any, places: Mapping[str, Store | None]) -> None:
     """Raises TypeError or ValueError unless `placement` maps valid rules to some of `places`."""
-    if not isinstance(placement, Mapping):
-        raise TypeError(
-            explain(
-                f"placement={placement!r} is of type {type(placement).__name__}.",
-                expected="a mapping from patterns of variable paths, or functions of a variable, "
-                "to places.",
-                fix='write placement={"embedding": "sharded"}.',
-            )
-        )
+    wanted = "a mapping from patterns of variable paths, or functions of a variable, to places"
+    check_type("placement", placement, Mapping, wanted, 'write placement={"embedding": "sharded"}.')
     for rule, place in placement.items():
         _check_place(rule, place, places)
         _matcher(rule)

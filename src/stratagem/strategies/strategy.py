@@ -23,6 +23,7 @@ from stratagem.errors import (
     OLD_ARGUMENTS,
     OLD_METHODS,
     SAME_METHODS,
+    check_type,
     explain,
     raise_reported,
     reported_errors,
@@ -573,14 +574,10 @@ class _Entered:
 
 def _check_run(fn: object, args: object, options: object) -> None:
     """Raises a TypeError or ValueError if `Strategy.run` does not accept the arguments."""
-    if not callable(fn):
-        raise TypeError(
-            explain(
-                f"run received fn={fn!r} of type {type(fn).__name__}.",
-                expected="a function.",
-                fix="pass the function itself and its arguments in `args`.",
-            )
-        )
+    if callable(fn) and isinstance(args, tuple | list) and options is None:
+        return
+    fix = "pass the function itself and its arguments in `args`."
+    check_type("fn", fn, callable, "a function", fix, owner="run")
     if not isinstance(args, tuple | list):
         raise ValueError(
             explain(
@@ -589,14 +586,7 @@ def _check_run(fn: object, args: object, options: object) -> None:
                 fix="write args=(value,) with a comma.",
             )
         )
-    if options is not None and not isinstance(options, RunOptions):
-        raise TypeError(
-            explain(
-                f"run received options={options!r} of type {type(options).__name__}.",
-                expected="sg.RunOptions or None.",
-                fix="leave `options` out.",
-            )
-        )
+    check_type("options", options, RunOptions | None, "sg.RunOptions or None", owner="run")
 
 
 def _refuse_in_merge_call() -> None:

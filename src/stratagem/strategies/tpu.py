@@ -22,12 +22,11 @@ from stratagem.devices.device_assignment import (
 from stratagem.devices.finding import local_devices, planned_devices, planned_topology
 from stratagem.devices.mesh import Topology, adjacent_groups
 from stratagem.devices.tpu_topology import TPUTopology
-from stratagem.errors import NotFoundError, explain
+from stratagem.errors import NotFoundError, check_number, check_type, explain
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.current import agree_on_random_state
 from stratagem.strategies.argument_checks import (
     check_device_assignment,
-    check_steps_per_run,
     checked_sequence_axis,
     refuse_both_groupings,
 )
@@ -205,16 +204,9 @@ class TPUStrategy(Strategy):
     ) -> None:
         check_resolver(tpu_cluster_resolver, "tpu_cluster_resolver")
         check_device_assignment(experimental_device_assignment)
-        check_steps_per_run(steps_per_run)
-        if not isinstance(experimental_spmd_xla_partitioning, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(
-                explain(
-                    "experimental_spmd_xla_partitioning="
-                    f"{experimental_spmd_xla_partitioning!r} is no bool.",
-                    expected="True or False.",
-                    fix="leave it out.",
-                )
-            )
+        check_number("TPUStrategy", or_none=True, steps_per_run=steps_per_run)
+        name = "experimental_spmd_xla_partitioning"
+        check_type(name, experimental_spmd_xla_partitioning, bool, "True or False")
         self._resolver = find_resolver(tpu_cluster_resolver)
         devices = tpu_devices(self._resolver)
         refuse_both_groupings(experimental_device_assignment, devices_per_replica)

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from stratagem.devices.compression import Compression
 from stratagem.devices.mesh import REPLICA_AXIS, SHARD_AXIS, Topology
 from stratagem.devices.shards import put_shards, replicas_span_processes
-from stratagem.errors import explain
+from stratagem.errors import check_type, explain
 from stratagem.logs import size_text, warn_on_one_worker
 from stratagem.variables.registry import VariableKind, home_of
 
@@ -253,15 +253,10 @@ class VariableLayouts:
     with another axis, or with one more than once.
     """
 
-    def __init__(self, layout_map: object, topology: Topology) -> None:
-        if not isinstance(layout_map, Mapping):
-            raise TypeError(
-                explain(
-                    f"layout_map={layout_map!r} is of type {type(layout_map).__name__}.",
-                    expected="a keras.distribution.LayoutMap, or a dict of the same form.",
-                    fix='pass for example layout_map={".*kernel": (None, "logical")}.',
-                )
-            )
+    def __init__(self, layout_map: Any, topology: Topology) -> None:
+        wanted = "a keras.distribution.LayoutMap, or a dict of the same form"
+        fix = 'pass for example layout_map={".*kernel": (None, "logical")}.'
+        check_type("layout_map", layout_map, Mapping, wanted, fix)
         self._topology = topology
         names = axis_names(layout_map, topology)
         self._axes = {
@@ -433,14 +428,8 @@ def _checked_axes(
 ) -> tuple[tuple[str, ...], ...]:
     """Returns the mesh axes of each axis of a layout."""
     axes: Any = getattr(layout, "axes", layout)
-    if not isinstance(axes, tuple | list):
-        raise TypeError(
-            explain(
-                f"layout_map[{pattern!r}]={layout!r} is of type {type(layout).__name__}.",
-                expected="a keras.distribution.TensorLayout, or a tuple.",
-                fix='pass for example (None, "logical").',
-            )
-        )
+    wanted = "a keras.distribution.TensorLayout, or a tuple"
+    check_type(f"layout_map[{pattern!r}]", axes, tuple | list, wanted)
     used = [name for name in axes if name is not None]
     if len(used) > len(set(used)) or not set(used) <= set(names):
         raise ValueError(

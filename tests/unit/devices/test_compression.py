@@ -168,7 +168,7 @@ def test_unknown_implementation_is_refused(name) -> None:
 def test_gradients_in_half_width_are_an_option() -> None:
     assert sg.CommunicationOptions().reduction_dtype is None
     assert sg.CommunicationOptions(reduction_dtype="bfloat16").reduction_dtype == "bfloat16"
-    with pytest.raises(ValueError, match="reduction_dtype='int8' is not supported"):
+    with pytest.raises(ValueError, match="received reduction_dtype='int8'"):
         sg.CommunicationOptions(reduction_dtype="int8")
 
 
@@ -179,5 +179,5 @@ def test_hints_are_options_that_leave_the_algorithm_open() -> None:
     assert hints.implementation is sg.CollectiveCommunication.AUTO
     with pytest.raises(TypeError, match="implementation"):
         sg.CollectiveHints(implementation="RING")
-    with pytest.raises(ValueError, match="bytes_per_pack=-1 is not a valid size"):
+    with pytest.raises(ValueError, match="received bytes_per_pack=-1"):
         sg.CollectiveHints(-1)

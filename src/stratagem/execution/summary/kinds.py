@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain
 from stratagem.execution.replica_context import get_replica_context
 from stratagem.execution.summary.collector import (
     Summary,
@@ -186,7 +186,7 @@ def histogram(
     Source: TF 2.21; tensorboard plugins/histogram/summary_v2.py, histogram.
     """
     num_buckets = _DEFAULT_BUCKETS if buckets is None else buckets
-    _check_buckets(name, num_buckets)
+    check_number(f"Summary {name!r}", buckets=num_buckets)
 
     def reduce(array: jax.Array) -> Any:
         return histogram_buckets(array.astype(jnp.float32), num_buckets, jnp)
@@ -200,17 +200,6 @@ def histogram(
 
     call = SummaryCall(name, encode, _as_real_array(data, name), step, reduce)
     return _record(call, encode_on_host)
-
-
-def _check_buckets(name: str, num_buckets: int) -> None:
-    if num_buckets < 1:
-        raise ValueError(
-            explain(
-                f"Summary {name!r} received buckets={num_buckets}.",
-                expected="1 or more buckets.",
-                fix="omit buckets for the default of 30.",
-            )
-        )
 
 
 def image(
@@ -268,14 +257,7 @@ def _check_images(name: str, shape: tuple[int, ...], max_outputs: int) -> None:
                 fix="add axes, as in data[None, :, :, None] for one gray image.",
             )
         )
-    if max_outputs < 0:
-        raise ValueError(
-            explain(
-                f"Summary {name!r} received max_outputs={max_outputs}.",
-                expected="0 or more images.",
-                fix="omit max_outputs for the default of 3.",
-            )
-        )
+    check_number(f"Summary {name!r}", 0, max_outputs=max_outputs)
 
 
 def text(name: str, data: object, step: object = None, description: str | None = None) -> Any:

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from stratagem.environment import load
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain
 from stratagem.execution.summary import collector
 from stratagem.execution.summary.collector import (
     Settings,
@@ -432,23 +432,11 @@ def create_file_writer(
             )
         )
     flush_millis = _DEFAULT_FLUSH_MILLIS if flush_millis is None else flush_millis
-    _check_limit("max_queue", max_queue)
-    _check_limit("flush_millis", flush_millis)
+    check_number("create_file_writer", 0, max_queue=max_queue, flush_millis=flush_millis)
     writer = SummaryWriter(os.fspath(logdir), max_queue, flush_millis, filename_suffix)
     if writer.is_active:
         tensorboard("compat.proto.event_pb2")  # fail here if missing, not at the first summary
     return writer
-
-
-def _check_limit(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(
-            explain(
-                f"create_file_writer received {name}={value!r}.",
-                expected="an integer, 0 or more.",
-                fix=f"omit {name} for the default.",
-            )
-        )
 
 
 def create_noop_writer() -> SummaryWriter:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 import re
 import string
@@ -17,7 +16,7 @@ import keras
 import numpy as np
 
 from stratagem import settings
-from stratagem.errors import explain
+from stratagem.errors import check_number, check_type, explain
 from stratagem.keras.callbacks.checkpoint_loop import (
     CheckpointFile,
     CheckpointLoop,
@@ -176,23 +175,20 @@ def check_arguments(
     """Raises a TypeError or ValueError for invalid arguments of an evaluator."""
     _check_model(model)
     _check_data(data, steps)
-    _check_count("steps", steps)
-    _check_count("max_evaluations", limits.max_checkpoints)
-    _check_seconds("timeout_s", limits.timeout_s)
-    _check_seconds("poll_s", limits.poll_s)
+    counts = {"steps": steps, "max_evaluations": limits.max_checkpoints}
+    for name, count in counts.items():
+        check_type(name, count, int | None, "an integer, or None")
+    check_number("SidecarEvaluator", or_none=True, **counts)
+    seconds = {"timeout_s": limits.timeout_s, "poll_s": limits.poll_s}
+    for name, number in seconds.items():
+        check_type(name, number, _is_number, "a number of seconds")
+    check_number("SidecarEvaluator", above=0, **seconds)
     _check_folder(checkpoint_dir)
     _check_callbacks(callbacks, Path(checkpoint_dir))
 
 
-def _check_model(model: object) -> None:
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            explain(
-                f"model={model!r} is of type {type(model).__name__}.",
-                expected="a Keras model.",
-                fix="pass a model built as in training.",
-            )
-        )
+def _check_model(model: Any) -> None:
+    check_type("model", model, keras.Model, "a Keras model", "pass a model built as in training.")
     if not model.compiled:
         raise ValueError(
             explain(
@@ -231,55 +227,13 @@ def _check_data(data: object, steps: int | None) -> None:
         )
 
 
-def _check_count(name: str, value: object) -> None:
-    if value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(
-            explain(
-                f"{name}={value!r} is of type {type(value).__name__}.",
-                expected="an integer, or None.",
-                fix=f"pass an int, or omit {name}.",
-            )
-        )
-    if value < 1:
-        raise ValueError(
-            explain(
-                f"{name}={value} leaves nothing to evaluate.",
-                expected="at least 1, or None.",
-                fix=f"raise {name}, or omit it.",
-            )
-        )
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _check_seconds(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(
-            explain(
-                f"{name}={value!r} is of type {type(value).__name__}.",
-                expected="a number of seconds.",
-                fix=f"pass a number, or omit {name}.",
-            )
-        )
-    if not 0 < value < math.inf:
-        raise ValueError(
-            explain(
-                f"{name}={value} is out of range.",
-                expected="a finite number of seconds above 0.",
-                fix=f"pass such a number, or omit {name}.",
-            )
-        )
-
-
-def _check_folder(checkpoint_dir: object) -> None:
-    if not isinstance(checkpoint_dir, str | os.PathLike):
-        raise TypeError(
-            explain(
-                f"checkpoint_dir={checkpoint_dir!r} is of type {type(checkpoint_dir).__name__}.",
-                expected="the path of a folder.",
-                fix="pass the folder that ModelCheckpoint writes to.",
-            )
-        )
+def _check_folder(checkpoint_dir: Any) -> None:
+    fix = "pass the folder that ModelCheckpoint writes to."
+    check_type("checkpoint_dir", checkpoint_dir, str | os.PathLike, "the path of a folder", fix)
     checked_folder("checkpoint_dir", checkpoint_dir)
     if "://" in str(checkpoint_dir) or Path(checkpoint_dir).is_file():
         raise ValueError(
@@ -293,14 +247,7 @@ def _check_folder(checkpoint_dir: object) -> None:
 
 def _check_callbacks(callbacks: Sequence[Any], folder: Path) -> None:
     for callback in callbacks:
-        if not isinstance(callback, keras.callbacks.Callback):
-            raise TypeError(
-                explain(
-                    f"callbacks contains {callback!r} of type {type(callback).__name__}.",
-                    expected="Keras callbacks.",
-                    fix="pass a list of keras.callbacks.Callback objects.",
-                )
-            )
+        check_type("an item of callbacks", callback, keras.callbacks.Callback, "a Keras callback")
         is_export = isinstance(callback, SidecarEvaluatorModelExport)
         if is_export and callback.export_folder.resolve() == folder.resolve():
             raise ValueError(

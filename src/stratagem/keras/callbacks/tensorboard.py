@@ -19,7 +19,7 @@ from rich.text import Text
 
 from stratagem import environment
 from stratagem.environment import load
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain
 from stratagem.execution import summary
 from stratagem.keras.training.active_fit import call_after_fit
 from stratagem.keras.training.model import observe_steps, strategy_of
@@ -179,12 +179,14 @@ class TensorBoard(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.log_dir = checked_folder("log_dir", log_dir)
-        self.histogram_freq = _number_of_epochs("histogram_freq", histogram_freq)
+        numbers = {"histogram_freq": histogram_freq, "embeddings_freq": embeddings_freq}
+        check_number("sg.TensorBoard", 0, **numbers)
+        self.histogram_freq = histogram_freq
         self.write_graph = write_graph
         self.write_images = write_images
         self.write_steps_per_second = write_steps_per_second
         self.update_freq = _steps_between(update_freq)
-        self.embeddings_freq = _number_of_epochs("embeddings_freq", embeddings_freq)
+        self.embeddings_freq = embeddings_freq
         self.embeddings_metadata = embeddings_metadata
         self._profiled = _range_of_batches(profile_batch)
         self._is_profiling = False
@@ -379,18 +381,6 @@ def _learning_rates(optimizer: keras.optimizers.Optimizer | None) -> dict[str, A
     if inner is None:
         return {}
     return {"learning_rate": keras.ops.convert_to_numpy(inner.learning_rate)}
-
-
-def _number_of_epochs(name: str, value: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(
-            explain(
-                f"sg.TensorBoard received {name}={value!r}.",
-                expected="a number of epochs, or 0 for never.",
-                fix=f"pass 1 for every epoch, or omit {name}.",
-            )
-        )
-    return value
 
 
 def _steps_between(update_freq: str | int) -> int | None:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain
 from stratagem.keras.private import set_keras_mask
 
 if TYPE_CHECKING:
@@ -68,33 +68,11 @@ def chunked_softmax_cross_entropy(
     no_bias = jnp.zeros((num_classes,), jnp.float32)
     bias = no_bias if bias is None else jnp.asarray(bias)
     _check(labels, hidden, kernel, bias, vocabulary_axis)
-    chunks = _Chunks(num_classes, _checked_size(chunk_size, num_classes), has_rows, soft_cap)
-    _check_soft_cap(soft_cap)
-    return _losses(chunks, labels, hidden, kernel.astype(hidden.dtype), bias)
-
-
-def _check_soft_cap(soft_cap: float | None) -> None:
-    if soft_cap is not None and not soft_cap > 0:
-        raise ValueError(
-            explain(
-                f"chunked_softmax_cross_entropy received soft_cap={soft_cap!r}.",
-                expected="a positive number, or None.",
-                fix="pass the soft cap of the model's logits, such as 30.0 for Gemma 2.",
-            )
-        )
-
-
-def _checked_size(chunk_size: Any, num_classes: int) -> int:
     size = operator.index(chunk_size)
-    if size < 1:
-        raise ValueError(
-            explain(
-                f"chunked_softmax_cross_entropy received chunk_size={chunk_size}.",
-                expected="a number of classes, 1 or more.",
-                fix="pass 8192, or less if memory is short.",
-            )
-        )
-    return min(size, num_classes)
+    check_number("chunked_softmax_cross_entropy", chunk_size=size)
+    check_number("chunked_softmax_cross_entropy", above=0, or_none=True, soft_cap=soft_cap)
+    chunks = _Chunks(num_classes, min(size, num_classes), has_rows, soft_cap)
+    return _losses(chunks, labels, hidden, kernel.astype(hidden.dtype), bias)
 
 
 def _check(labels: Any, hidden: Any, kernel: Any, bias: Any, vocabulary_axis: int) -> None:

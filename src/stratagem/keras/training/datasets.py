@@ -15,7 +15,7 @@ import numpy as np
 
 from stratagem.contexts import get_strategy, has_strategy
 from stratagem.devices.shards import require_exact_integers
-from stratagem.errors import explain
+from stratagem.errors import check_type, explain
 from stratagem.execution.programs.elastic import ElasticLockstep
 from stratagem.input.batches import DeviceRows, is_on_accelerator
 from stratagem.input.dataset import Dataset
@@ -72,24 +72,12 @@ class DatasetCreator:
         dataset_fn: Callable[[InputContext], Any],
         input_options: InputOptions | None = None,
     ) -> None:
-        if not callable(dataset_fn):
-            raise TypeError(
-                explain(
-                    f"DatasetCreator received dataset_fn={dataset_fn!r} of type "
-                    f"{type(dataset_fn).__name__}.",
-                    expected="a function of an sg.InputContext that returns a dataset.",
-                    fix="pass a function here, or pass the dataset itself to fit.",
-                )
-            )
-        if input_options is not None and not isinstance(input_options, InputOptions):
-            raise TypeError(
-                explain(
-                    f"DatasetCreator received input_options={input_options!r} of type "
-                    f"{type(input_options).__name__}.",
-                    expected="sg.InputOptions or None.",
-                    fix="remove input_options, or pass sg.InputOptions(...).",
-                )
-            )
+        wanted = "a function of an sg.InputContext that returns a dataset"
+        check_type("dataset_fn", dataset_fn, callable, wanted, owner="DatasetCreator")
+        wanted = "sg.InputOptions or None"
+        check_type(
+            "input_options", input_options, InputOptions | None, wanted, owner="DatasetCreator"
+        )
         self._dataset_fn = dataset_fn
         self._input_options = input_options
 

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from stratagem.contexts import has_strategy
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain
 from stratagem.execution.replica_context import get_replica_context
 from stratagem.keras.patches import wraps_methods
 from stratagem.keras.variables.creation import adopt_new
@@ -396,14 +396,7 @@ def _check(model: Any, tokens_per_execution: int) -> None:
                 fix="pass the language model, not its backbone.",
             )
         )
-    if tokens_per_execution < 1:
-        raise ValueError(
-            explain(
-                f"generate_stream received tokens_per_execution={tokens_per_execution}.",
-                expected="a positive number.",
-                fix="leave it out to get each token as soon as it is computed.",
-            )
-        )
+    check_number("generate_stream", tokens_per_execution=tokens_per_execution)
     homes = [home_of(variable) for variable in model.variables]
     if any(home is not None and home.strategy.topology.spans_processes for home in homes):
         raise NotImplementedError(
