@@ -24,7 +24,7 @@ class StrategyParts:
     topology: Topology
     placement: Placement
     variables: VariableRegistry
-    executor: Any  # execution.Executor
+    executor: Any  # a Lockstep
     cross_device_ops: Any  # strategies.CrossDeviceOps
     # The method, if replicas train apart for some steps.
     local_updates: LocalUpdates | None = None

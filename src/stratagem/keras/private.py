@@ -16,7 +16,7 @@ import pkgutil
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from types import CellType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import keras
@@ -25,9 +25,6 @@ from keras import tree
 from packaging.version import Version
 
 from stratagem.errors import explain
-
-if TYPE_CHECKING:
-    from stratagem.variables.registry import StoredVariable
 
 
 class PrivateName(NamedTuple):
@@ -395,9 +392,7 @@ def count_update(optimizer: keras.optimizers.Optimizer) -> None:
     as_open(optimizer)._iterations.assign_add(1)
 
 
-def decays(
-    optimizer: keras.optimizers.Optimizer, variable: keras.Variable | StoredVariable
-) -> bool:
+def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
     """Returns True if an optimizer's weight decay applies to a variable."""
     own = as_open(optimizer)
     # Keras 3.16 answers `_use_weight_decay` only for the variables of a built optimizer.

@@ -10,7 +10,7 @@ from stratagem.devices.device_assignment import DeviceAssignment
 from stratagem.devices.mesh import Topology
 from stratagem.errors import check_number, check_type, explain
 from stratagem.strategies.cross_device_ops import CrossDeviceOps
-from stratagem.variables.placement import Placement
+from stratagem.variables.placement import Replicated
 
 
 def check_parts(topology: object, cross_device_ops: object) -> None:
@@ -22,7 +22,7 @@ def check_parts(topology: object, cross_device_ops: object) -> None:
 
 
 def check_compression(
-    compression: Compression | None, topology: Topology, placement: Placement
+    compression: Compression | None, topology: Topology, placement: Replicated
 ) -> None:
     """Raises a ValueError if gradients are compressed that are not summed whole on each replica."""
     is_whole = not (topology.groups or placement.uses_stores or placement.is_remote)

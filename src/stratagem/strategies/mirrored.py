@@ -40,7 +40,7 @@ from stratagem.strategies.placement import (
 )
 from stratagem.strategies.strategy import Strategy, recreatable
 from stratagem.variables.layouts import devices_per_replica_of, groups_of_mesh
-from stratagem.variables.placement import Placement, SingleDeviceStore, UniformPlacement
+from stratagem.variables.placement import Replicated, SingleDeviceStore, UniformPlacement
 
 
 @final
@@ -185,7 +185,7 @@ class CentralStorageStrategy(Strategy):
         super().__init__(topology, placement=_placement(topology, parameter_device))
 
 
-def _placement(topology: Topology, parameter_device: DeviceLike | None) -> Placement:
+def _placement(topology: Topology, parameter_device: DeviceLike | None) -> Replicated:
     if parameter_device == PINNED_HOST:
         tables = SingleDeviceStore(parameter_device_of(None))
         return OffloadedState(pinned_host_store(topology), tables)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from stratagem.execution.lookups import is_worth_rows
 from stratagem.logs import warn_on_one_worker
 from stratagem.variables.layouts import Store, VariableLayouts, store_of
 from stratagem.variables.placement import (
-    Placement,
     Replicated,
     ShardedState,
     ShardedStore,
@@ -28,29 +27,9 @@ from stratagem.variables.placement import (
 
 if TYPE_CHECKING:
     from stratagem.execution.tracing.remote_state import RemoteState
-    from stratagem.variables.placement import DescribedVariable, NewVariable
+    from stratagem.variables.placement import NewVariable
 
 __all__ = ["AtLeastBytes", "at_least_bytes", "in_layer", "optimizer_state"]
-
-
-class _Variable(Protocol):
-    """The part of a Keras variable that rules read."""
-
-    @property
-    def shape(self) -> Any: ...
-
-    @property
-    def dtype(self) -> Any: ...
-
-    @property
-    def path(self) -> str: ...
-
-
-class _NamedLayer(Protocol):
-    """The part of a Keras layer that rules read."""
-
-    @property
-    def name(self) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +46,7 @@ class AtLeastBytes:
 
     num_bytes: int
 
-    def __call__(self, variable: _Variable) -> bool:
+    def __call__(self, variable: Any) -> bool:
         """Returns True if the variable has at least `num_bytes`."""
         size = math.prod(variable.shape) * np.dtype(variable.dtype).itemsize
         return size >= self.num_bytes
@@ -93,7 +72,7 @@ def at_least_bytes(num_bytes: int) -> Callable[[Any], bool]:
     return AtLeastBytes(num_bytes)
 
 
-def in_layer(layer: str | _NamedLayer) -> Callable[[Any], bool]:
+def in_layer(layer: Any) -> Callable[[Any], bool]:
     """Returns a rule that matches the variables of a layer.
 
     Args:
@@ -112,13 +91,13 @@ def in_layer(layer: str | _NamedLayer) -> Callable[[Any], bool]:
     """
     name = layer if isinstance(layer, str) else layer.name
 
-    def is_in_layer(variable: _Variable) -> bool:
+    def is_in_layer(variable: Any) -> bool:
         return name in variable.path.split("/")[:-1]
 
     return is_in_layer
 
 
-def optimizer_state(variable: _Variable) -> bool:
+def optimizer_state(variable: Any) -> bool:
     """A rule that places the optimizer state of variables apart from them.
 
     It applies to variables on the replicas' devices or in pinned host memory, and accepts
@@ -277,7 +256,7 @@ class PlacementRules(Replicated):
         ]
         self._paths: dict[str, None] = {}
 
-    def is_on_servers(self, variable: DescribedVariable) -> bool:
+    def is_on_servers(self, variable: Any) -> bool:
         """Returns True if the rules send a variable, which is not a slot, to parameter servers."""
         return explicit_device() is None and self._place_of(variable) == SERVER
 
@@ -311,7 +290,7 @@ class PlacementRules(Replicated):
             return store
         return self._places[self.placement[optimizer_state]]
 
-    def _place_of(self, variable: DescribedVariable) -> str:
+    def _place_of(self, variable: Any) -> str:
         self._paths[variable.path] = None
         for rule, matches, place in self._rules:
             if matches(variable):
@@ -397,7 +376,7 @@ def state_placement(
     shard_state: str | None = None,
     layout_map: object = None,
     placement: Mapping[Rule, str] | None = None,
-) -> Placement:
+) -> Replicated:
     """Returns the placement that the arguments of a lockstep strategy ask for.
 
     Raises:

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -161,21 +161,12 @@ _KERAS_METHODS = {
 }
 
 
-class HasVariables(Protocol):
-    """An object with variables, such as a model."""
-
-    @property
-    def variables(self) -> Iterable[Any]:
-        """The variables."""
-        ...
-
-
 class SelfDescription(StrategyParts, PublicDir):
     """Methods of a strategy that show what it is and what it stores."""
 
     cross_device_ops: CrossDeviceOps
 
-    def describe(self, model: HasVariables | None = None) -> StrategyDescription:
+    def describe(self, model: Any = None) -> StrategyDescription:
         """Describes devices, variables and compiled programs. Call anywhere.
 
         Nothing is sent to other processes. What a step moves between devices is in

@@ -28,7 +28,7 @@ from stratagem.errors import (
     raise_reported,
     reported_errors,
 )
-from stratagem.execution.programs.lockstep import Executor, Lockstep
+from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.input.distributed import DistributedDataset
 from stratagem.input.iterator import DistributedIterator
 from stratagem.logs import warn_on_one_worker
@@ -48,7 +48,7 @@ from stratagem.variables.distributed import (
     select_replica,
 )
 from stratagem.variables.exhausted_memory import explain_exhausted_memory
-from stratagem.variables.placement import Placement, Replicated
+from stratagem.variables.placement import Replicated
 from stratagem.variables.registry import VariableRegistry
 
 # TensorFlow's older names of strategy methods, from the table in `old_names`.
@@ -278,8 +278,8 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         topology: Topology,
         cross_device_ops: CrossDeviceOps | None = None,
         *,
-        placement: Placement | None = None,
-        executor: Callable[[Any], Executor] = Lockstep,
+        placement: Replicated | None = None,
+        executor: Callable[[Any], Lockstep] = Lockstep,
     ) -> None:
         check_parts(topology, cross_device_ops)
         use_compilation_cache()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stratagem.errors import explain
 from stratagem.options import VariableAggregation, VariableSynchronization
@@ -108,46 +108,6 @@ def choose_kind(
     return VariableKind.ON_READ if on_read else VariableKind.MIRRORED
 
 
-class StoredVariable(Protocol):
-    """A Keras variable that was created in a strategy's scope.
-
-    `storage` is the whole array as its kind stores it; None until initialized. `initial_digest` is
-    the digest of the initial value, for comparison between processes.
-    """
-
-    storage: Any
-    initial_digest: int
-
-    @property
-    def for_step(self) -> Any:
-        """Input of a compiled step for this variable."""
-        ...
-
-    @property
-    def has_value(self) -> bool:
-        """True once initialized."""
-        ...
-
-    @property
-    def path(self) -> str:
-        """The variable's path in its model."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one copy or component."""
-        ...
-
-    @property
-    def dtype(self) -> str:
-        """The variable's dtype."""
-        ...
-
-    def initialize(self) -> None:
-        """Sets the initial value of a variable that was created in a step."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Home:
     """Strategy, kind and aggregation of a variable."""
@@ -201,12 +161,12 @@ class VariableRegistry:
         self._unsettled.pop(id(variable), None)
         _homes.pop(id(variable), None)
 
-    def live(self) -> list[StoredVariable]:
+    def live(self) -> list[Any]:
         """Returns the existing, initialized variables, oldest first."""
         variables = [reference() for reference in list(self._references.values())]
         return [variable for variable in variables if variable is not None and variable.has_value]
 
-    def take_unsettled(self) -> list[StoredVariable]:
+    def take_unsettled(self) -> list[Any]:
         """Returns the variables initialized since the last call, oldest first."""
         variables = [reference() for reference in list(self._unsettled.values())]
         settled = [
@@ -216,7 +176,7 @@ class VariableRegistry:
             self._unsettled.pop(id(variable), None)
         return settled
 
-    def uninitialized(self) -> list[StoredVariable]:
+    def uninitialized(self) -> list[Any]:
         """Returns the variables created in a step that have no value yet."""
         variables = [reference() for reference in list(self._references.values())]
         return [

@@ -83,7 +83,7 @@ class OutsideVariables:
 
 
 class ElasticLockstep(Lockstep):
-    """Runs replica functions on the members that are left. See `Executor`."""
+    """Runs replica functions on the members that are left."""
 
     def __init__(self, strategy: StrategyParts, *, steps_per_call: int | None = None) -> None:
         super().__init__(strategy, steps_per_call=steps_per_call)
@@ -97,7 +97,7 @@ class ElasticLockstep(Lockstep):
         self.outside_variables = OutsideVariables() if is_first else given.outside_variables
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Calls a function once per replica, again if a member is lost; see `Executor.run`."""
+        """Calls a function once per replica, again if a member is lost."""
         _refuse_eager(fn)
         return self._run_until_committed(fn, lambda: self._flattened(args, kwargs))
 

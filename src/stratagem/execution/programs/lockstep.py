@@ -17,7 +17,7 @@ import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -276,7 +276,7 @@ def run_steps(
     carry: object,
     eagerly: bool,
 ) -> Any:
-    """Runs a replica function on the next batches of an iterator; see `Executor.run_steps`.
+    """Runs a replica function on the next batches of an iterator; see `Lockstep.run_steps`.
 
     With `eagerly`, steps run one by one, op by op. Raises InvalidArgumentError if results of
     different steps cannot be stacked.
@@ -518,14 +518,14 @@ def explain_recompiles(strategy: object = None) -> list[Compilation]:
 
 
 class Lockstep:
-    """Runs replica functions on all replicas at once, and caches their programs. See `Executor`.
+    """Runs replica functions on all replicas at once, and caches their programs.
 
     `steps_per_call` is the default number of steps of `run_steps` and `fit`; None for no default.
     """
 
-    schedules = False
-    has_values = True
-    worker: tuple[int, int] = (0, 1)
+    schedules = False  # True if this process only schedules steps on workers
+    has_values = True  # False if variables only have shapes because nothing ever runs
+    worker: tuple[int, int] = (0, 1)  # index and number of workers that run separate programs
 
     def __init__(self, strategy: StrategyParts, *, steps_per_call: int | None = None) -> None:
         self._strategy = strategy
@@ -545,16 +545,20 @@ class Lockstep:
         return list(self._programs.values())
 
     def check_scope(self) -> None:
-        """Accepts every scope."""
+        """Raises RuntimeError if this process may not enter the strategy's scope."""
 
     def settle(self) -> None:
-        """Does nothing: all work is done when a call returns."""
+        """Waits until all scheduled work has ended, raising its errors; there is none here."""
 
     def close(self) -> None:
-        """Does nothing: nothing was started."""
+        """Shuts down anything that the executor started, such as workers; nothing here."""
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Calls a function once per replica; see `Executor.run`."""
+        """Calls a replica function once per replica, in the strategy's scope.
+
+        Each replica gets its component of every `PerReplica` argument. Leaves of the result are
+        `PerReplica`; with one replica they are plain values.
+        """
         if config.runs_eagerly():
             return run_eagerly(self._strategy, fn, args, kwargs)
         arguments = flatten_arguments(
@@ -571,7 +575,12 @@ class Lockstep:
         reduce_op: ReduceOp | None,
         carry: object,
     ) -> Any:
-        """Calls a function on the next batches; see `Executor.run_steps`."""
+        """Calls a replica function on up to `num_steps` batches of an iterator.
+
+        Returns the results with steps on axis 0; given a carry (a pytree passed from step to step),
+        the pair (carry, results). `reduce_op` combines the results of replicas in each step; None
+        leaves them separate. Raises StopIteration if the data ends before the first step.
+        """
         return run_steps(
             self._strategy,
             fn,
@@ -644,7 +653,11 @@ class Lockstep:
         )
 
     def evaluate(self, trace: Trace, name: str, split: list[Any], shared: list[Any]) -> list[Any]:
-        """Runs a trace that writes nothing; see `Executor.evaluate`."""
+        """Runs a trace that writes no variables and returns its results for all replicas.
+
+        `split` arrays have a replica axis; `shared` arrays go to all replicas. `name` is for
+        messages.
+        """
         return Program(ReplicaStep(trace, self._strategy.topology), name).run_for(split, shared)
 
     def lower(
@@ -708,64 +721,3 @@ def _step_of(
     if remote is None and trace.lookups:
         remote = StoredRows(topology)
     return OffloadedStep(trace, topology, is_staged=remote is not None), remote
-
-
-# `Executor` interface: the part of a strategy that traces, compiles and runs replica functions.
-
-
-class Executor(Protocol):
-    """Runs the replica functions of one strategy.
-
-    A strategy's constructor takes a factory, such as the class `Lockstep`, and calls it with the
-    strategy. To write an executor, inherit from `Lockstep`.
-    """
-
-    steps_per_call: int | None  # default number of steps of `run_steps` and of `fit`
-    schedules: bool  # True if this process only schedules steps on workers
-    has_values: bool  # False if variables only have shapes because nothing ever runs
-    worker: tuple[int, int]  # index and number of workers that run separate programs
-
-    def check_scope(self) -> None:
-        """Raises RuntimeError if this process may not enter the strategy's scope."""
-        ...
-
-    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Calls a replica function once per replica, in the strategy's scope.
-
-        Each replica gets its component of every `PerReplica` argument. Leaves of the result are
-        `PerReplica`; with one replica they are plain values.
-        """
-        ...
-
-    def run_steps(
-        self,
-        fn: Callable[..., Any],
-        iterator: DistributedIterator,
-        num_steps: int,
-        *,
-        reduce_op: ReduceOp | None,
-        carry: object,
-    ) -> Any:
-        """Calls a replica function on up to `num_steps` batches of an iterator.
-
-        Returns the results with steps on axis 0; given a carry (a pytree passed from step to step),
-        the pair (carry, results). `reduce_op` combines the results of replicas in each step; None
-        leaves them separate. Raises StopIteration if the data ends before the first step.
-        """
-        ...
-
-    def settle(self) -> None:
-        """Waits until all scheduled work has ended; raises the error of failed work."""
-        ...
-
-    def close(self) -> None:
-        """Shuts down anything that the executor started, such as workers."""
-        ...
-
-    def evaluate(self, trace: Trace, name: str, split: list[Any], shared: list[Any]) -> list[Any]:
-        """Runs a trace that writes no variables and returns its results for all replicas.
-
-        `split` arrays have a replica axis; `shared` arrays go to all replicas. `name` is for
-        messages.
-        """
-        ...

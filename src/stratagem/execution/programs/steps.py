@@ -48,7 +48,7 @@ class Destination:
 
     def __init__(self, variable: keras.Variable, topology: Topology) -> None:
         home = home_of(variable)
-        self.variable: Any = variable  # a StoredVariable, or a plain Keras variable
+        self.variable: Any = variable  # of a strategy, or a plain Keras variable
         self._is_stored = home is not None
         self._has_devices = topology.devices is not None
         stacked = home is not None and home.kind is VariableKind.ON_READ

@@ -8,7 +8,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -421,19 +421,6 @@ def _logs_of(model: keras.Model) -> list[MetricLogs]:
     return [logs for logs in found if logs is not None]
 
 
-class _HasMetrics(Protocol):
-    """A Keras model, or anything else with metrics."""
-
-    @property
-    def metrics_variables(self) -> list[Any]:
-        """Variables of all metrics."""
-        ...
-
-    def get_metrics_result(self) -> dict[str, Any]:
-        """Returns the results of all metrics by name."""
-        ...
-
-
 class MetricLogs:
     """Results of a model's metrics over all replicas.
 
@@ -441,7 +428,7 @@ class MetricLogs:
     """
 
     def __init__(
-        self, model: _HasMetrics, strategy: Strategy, before: Callable[[], None] | None = None
+        self, model: Any, strategy: Strategy, before: Callable[[], None] | None = None
     ) -> None:
         self._model = model
         self._strategy = strategy
