@@ -19,7 +19,7 @@ from stratagem.devices.shards import require_exact_integers
 from stratagem.errors import check_type, explain
 from stratagem.execution.summary.collector import is_tracing
 from stratagem.execution.tracing.tracer import as_values, rebuilt
-from stratagem.variables.distributed import DistributedValues, is_array
+from stratagem.variables.distributed import is_distributed, is_array
 from stratagem.variables.exhausted_memory import explain_exhausted_memory
 
 
@@ -71,8 +71,7 @@ class Function:
 
 
 def _has_distributed(arguments: Any) -> bool:
-    leaves = jax.tree.leaves(arguments, is_leaf=lambda one: isinstance(one, DistributedValues))
-    return any(isinstance(leaf, DistributedValues) for leaf in leaves)
+    return any(map(is_distributed, jax.tree.leaves(arguments, is_leaf=is_distributed)))
 
 
 def _with_arrays(arguments: Any) -> Any:

@@ -32,11 +32,11 @@ from stratagem.execution.tracing.functionalize import (
 )
 from stratagem.execution.tracing.remote_state import Ids, Lookup
 from stratagem.variables.distributed import (
-    DistributedValues,
     IndexedSlices,
     Mirrored,
     PerReplica,
     is_array,
+    is_distributed,
 )
 from stratagem.variables.layouts import is_keyed
 
@@ -89,7 +89,7 @@ def value_and_grad(
 
     Source: JAX, jax.value_and_grad; TF 2.21 backprop.py, GradientTape.gradient.
     """
-    flat, structure = jax.tree.flatten(variables, is_leaf=_is_distributed)
+    flat, structure = jax.tree.flatten(variables, is_leaf=is_distributed)
     if not flat:
         raise _nothing_given(variables)
     if _are_arrays(flat):
@@ -143,10 +143,6 @@ def _nothing_given(variables: object) -> ValueError:
             "or call model.build(input_shape).",
         )
     )
-
-
-def _is_distributed(leaf: object) -> bool:
-    return isinstance(leaf, DistributedValues)
 
 
 def _are_arrays(flat: list[Any]) -> bool:

@@ -33,7 +33,12 @@ from stratagem.errors import check_number, explain
 from stratagem.execution.communicator import MeshCommunicator
 from stratagem.options import ReduceOp
 from stratagem.strategies import reduction
-from stratagem.variables.distributed import DistributedValues, Mirrored, PerReplica
+from stratagem.variables.distributed import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    without_mirrored,
+)
 
 
 class CrossDeviceOps(abc.ABC):
@@ -75,9 +80,11 @@ class CrossDeviceOps(abc.ABC):
     def _combine(self, op: ReduceOp, stacks: list[list[jax.Array]]) -> list[Any]:
         values = [PerReplica(stacked=jnp.stack(parts)) for parts in stacks]
         if len(values) == 1:
-            return [_plain(self.reduce_implementation(op, values[0], values[0], None))]
+            return [without_mirrored(self.reduce_implementation(op, values[0], values[0], None))]
         pairs = [(value, value) for value in values]
-        return [_plain(result) for result in self.batch_reduce_implementation(op, pairs, None)]
+        return [
+            without_mirrored(result) for result in self.batch_reduce_implementation(op, pairs, None)
+        ]
 
     def reduce(
         self,
@@ -189,10 +196,6 @@ class CrossDeviceOps(abc.ABC):
     def broadcast_implementation(self, tensor: object, destinations: object) -> Any:
         """Gives every replica the same value."""
         return tensor if isinstance(tensor, Mirrored) else Mirrored(tensor)
-
-
-def _plain(result: object) -> Any:
-    return result.value if isinstance(result, Mirrored) else result
 
 
 def _check_value(value: object) -> None:

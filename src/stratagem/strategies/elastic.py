@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NoReturn, final
+from typing import Any, ClassVar, final
 
 import jax
 import numpy as np
 
 from stratagem import logs, settings
-from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 from stratagem.devices.communication import CommunicationOptions
 from stratagem.devices.elastic_rounds import serve_rounds
 from stratagem.devices.finding import start_separately
@@ -29,15 +27,10 @@ from stratagem.group.elastic.views import View
 from stratagem.group.verdict import GroupLimits
 from stratagem.options import VariableAggregation
 from stratagem.strategies.cross_device_ops import AutomaticOps
-from stratagem.strategies.membership import (
-    check_resolver,
-    copy_refused,
-    identity_of,
-    local_topology,
-)
+from stratagem.strategies.membership import identity_of, local_topology, resolver_of
 from stratagem.strategies.strategy import Strategy, recreatable
 from stratagem.variables.components import components_of_members, store_components
-from stratagem.variables.registry import Home, VariableKind, VariableRegistry, home_of
+from stratagem.variables.registry import Home, VariableRegistry, home_of, is_on_read
 
 _logger = logging.getLogger(__name__)
 _LOOP = "loop"
@@ -80,6 +73,7 @@ class ElasticStrategy(Strategy):
 
     _group: ElasticGroup | None = None  # None for a process without others
     _admission: ElasticAdmission | None = None
+    is_copyable = False
 
     @recreatable
     def __init__(
@@ -88,8 +82,7 @@ class ElasticStrategy(Strategy):
         *,
         allow_unauthenticated: bool = False,
     ) -> None:
-        check_resolver(cluster_resolver, "cluster_resolver")
-        self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
+        self._resolver = resolver_of(cluster_resolver)
         processes = self._resolver.processes()
         self._devices: tuple[jax.Device, ...] = ()
         if processes.num_processes == 1:
@@ -110,9 +103,6 @@ class ElasticStrategy(Strategy):
         admission = self._admission = ElasticAdmission(self, group)
         self.fit_callbacks = lambda: [ElasticAdmission.callback(admission)]
         agree_on_random_state()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise copy_refused(self)
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
@@ -243,7 +233,7 @@ def _move_variables(variables: VariableRegistry, before: Topology, after: Topolo
         home = home_of(variable)
         if not variable.has_value:
             continue
-        if home is not None and home.kind is VariableKind.ON_READ:
+        if home is not None and is_on_read(variable):
             store_components(variable, _components(variable, home, kept, own), after)
         else:
             variable.stored = after.replicate(variable.stored.addressable_data(0))
@@ -375,7 +365,7 @@ class ElasticAdmission:
         variables: list[Any] = self._strategy.variables.live()
         arrays = self._received.arrays
         for variable, array in zip(variables, arrays[: len(variables)], strict=True):
-            if _is_on_read(variable):
+            if is_on_read(variable):
                 store_components(variable, array, topology)
             else:
                 variable.stored = topology.replicate(array)
@@ -439,17 +429,12 @@ class ElasticAdmission:
         _places(self._outside_variables(), document["outside"])
 
 
-def _is_on_read(variable: Any) -> bool:
-    home = home_of(variable)
-    return home is not None and home.kind is VariableKind.ON_READ
-
-
 def _description(variable: Any) -> list[Any]:
-    return [variable.path, list(variable.shape), str(variable.dtype), _is_on_read(variable)]
+    return [variable.path, list(variable.shape), str(variable.dtype), is_on_read(variable)]
 
 
 def _value(variable: Any) -> np.ndarray[Any, Any]:
-    if _is_on_read(variable):  # components of all members, held since their last change
+    if is_on_read(variable):  # components of all members, held since their last change
         return np.asarray(variable.whole.gathered)
     return np.asarray(variable.stored.addressable_data(0))
 

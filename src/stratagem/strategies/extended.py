@@ -13,7 +13,7 @@ from stratagem.devices.mesh import outside_context_mesh
 from stratagem.errors import explain
 from stratagem.options import ReduceOp
 from stratagem.strategies import reduction
-from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.distributed import Mirrored, PerReplica, is_distributed, without_mirrored
 from stratagem.variables.placement import sole_device
 from stratagem.variables.registry import home_of
 
@@ -277,7 +277,7 @@ class StrategyExtended:
 
 def _plain_arguments(args: tuple[Any, ...], kwargs: Any) -> tuple[Any, Any]:
     """Returns the arguments of an update, which must be equal for all copies."""
-    leaves = jax.tree.leaves((args, kwargs), is_leaf=_is_distributed)
+    leaves = jax.tree.leaves((args, kwargs), is_leaf=is_distributed)
     if any(isinstance(leaf, PerReplica) for leaf in leaves):
         raise TypeError(
             explain(
@@ -286,12 +286,4 @@ def _plain_arguments(args: tuple[Any, ...], kwargs: Any) -> tuple[Any, Any]:
                 fix="reduce it first: strategy.extended.reduce_to(op, value, variable).",
             )
         )
-    return jax.tree.map(
-        lambda leaf: leaf.value if isinstance(leaf, Mirrored) else leaf,
-        (args, kwargs),
-        is_leaf=_is_distributed,
-    )
-
-
-def _is_distributed(leaf: object) -> bool:
-    return isinstance(leaf, PerReplica | Mirrored)
+    return jax.tree.map(without_mirrored, (args, kwargs), is_leaf=is_distributed)

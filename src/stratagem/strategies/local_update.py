@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from typing import Any, Literal, NoReturn, final
+from typing import Literal, final
 
-from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 from stratagem.devices.communication import CommunicationOptions
 from stratagem.devices.finding import DeviceLike, planned_topology
 from stratagem.devices.local_updates import Islands, LocalSGD, LocalUpdates
@@ -16,12 +14,7 @@ from stratagem.devices.mesh import Topology
 from stratagem.errors import check_type, explain
 from stratagem.group.current import agree_on_random_state
 from stratagem.strategies.cross_device_ops import AutomaticOps
-from stratagem.strategies.membership import (
-    check_resolver,
-    copy_refused,
-    devices_of_cluster,
-    local_topology,
-)
+from stratagem.strategies.membership import devices_of_cluster, local_topology, resolver_of
 from stratagem.strategies.strategy import Strategy, recreatable
 
 # Islands of a topology: the replicas that train in lockstep, from the user's argument.
@@ -142,6 +135,8 @@ class LocalUpdateStrategy(Strategy):
     2023.
     """
 
+    is_copyable = False
+
     @recreatable
     def __init__(
         self,
@@ -152,12 +147,11 @@ class LocalUpdateStrategy(Strategy):
         cluster_resolver: ClusterResolver | None = None,
         allow_unauthenticated: bool = False,
     ) -> None:
-        check_resolver(cluster_resolver, "cluster_resolver")
         fix = "pass sg.local_updates.DiLoCo(period=50), for example."
         wanted = "a method of sg.local_updates, or None"
         check_type("method", method, LocalUpdates | None, wanted, fix)
         self.local_updates = method or LocalSGD()
-        self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
+        self._resolver = resolver_of(cluster_resolver)
         is_cluster = False
         if devices is not None:
             if cluster_resolver is not None:
@@ -183,9 +177,6 @@ class LocalUpdateStrategy(Strategy):
         )
         if is_cluster:
             agree_on_random_state()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise copy_refused(self)
 
     @property
     def num_islands(self) -> int:

@@ -8,15 +8,15 @@ import importlib.metadata
 import math
 import platform
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import jax
 
 from stratagem import environment, settings
 from stratagem.cluster.addresses import split_address
-from stratagem.cluster.detection import RAY_TRAIN
+from stratagem.cluster.detection import RAY_TRAIN, detect
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 from stratagem.devices.finding import (
     AbstractDevice,
     DeviceLike,
@@ -34,9 +34,6 @@ from stratagem.group.authentication.secret import Credentials
 from stratagem.group.current import Identity
 from stratagem.group.verdict import GroupLimits
 
-if TYPE_CHECKING:
-    from stratagem.strategies.strategy import Strategy
-
 _LOOPBACK = "127.0.0.1"
 _MOST_CHARACTERS = 2000
 
@@ -45,6 +42,12 @@ def check_resolver(resolver: object, argument: str) -> None:
     """Raises a ValueError unless a resolver is a `ClusterResolver` or None."""
     wanted = "a ClusterResolver, or None to ask the environment"
     check_type(argument, resolver, ClusterResolver | None, wanted, error=ValueError)
+
+
+def resolver_of(resolver: ClusterResolver | None) -> ClusterResolver:
+    """Returns the resolver that a strategy was given, or one from the environment."""
+    check_resolver(resolver, "cluster_resolver")
+    return resolver or detect() or TFConfigClusterResolver()
 
 
 def devices_of_cluster(
@@ -98,7 +101,7 @@ def join(
     return start_processes(identity, limits, own_accelerators(processes), credentials)
 
 
-def copy_refused(strategy: Strategy) -> ValueError:
+def copy_refused(strategy: object) -> ValueError:
     """Returns the error for copying a strategy of several processes."""
     return ValueError(
         explain(

@@ -13,9 +13,7 @@ from typing import Any, NoReturn, final
 import jax
 
 from stratagem import environment
-from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 from stratagem.devices.communication import CommunicationImplementation, CommunicationOptions
 from stratagem.devices.finding import DeviceLike, find_devices, planned_topology
 from stratagem.devices.mesh import Topology, adjacent_groups
@@ -26,11 +24,10 @@ from stratagem.group.current import agree_on_random_state
 from stratagem.strategies.argument_checks import checked_communication, checked_sequence_axis
 from stratagem.strategies.cross_device_ops import AutomaticOps, CrossDeviceOps
 from stratagem.strategies.membership import (
-    check_resolver,
-    copy_refused,
     devices_of_cluster,
     local_topology,
     parameter_device_of,
+    resolver_of,
 )
 from stratagem.strategies.placement import (
     PINNED_HOST,
@@ -275,6 +272,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     Source: TF 2.21 collective_all_reduce_strategy.py, CollectiveAllReduceStrategy.
     """
 
+    is_copyable = False
+
     @recreatable
     def __init__(
         self,
@@ -289,11 +288,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         sequence_axis: int | None = None,
         allow_unauthenticated: bool = False,
     ) -> None:
-        check_resolver(cluster_resolver, "cluster_resolver")
         options = checked_communication(communication_options)
         self._options = options
         self._tf_config = environment.lookup("TF_CONFIG")
-        self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
+        self._resolver = resolver_of(cluster_resolver)
         devices, is_cluster = devices_of_cluster(
             self._resolver, options.timeout_seconds, allow_unauthenticated=allow_unauthenticated
         )
@@ -314,9 +312,6 @@ class MultiWorkerMirroredStrategy(Strategy):
         )
         if is_cluster:
             agree_on_random_state()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise copy_refused(self)
 
     @contextlib.contextmanager
     def scope(self) -> Generator[Strategy]:

@@ -20,7 +20,7 @@ from stratagem.logs import PublicDir, as_html, as_text, new_table, size_text
 from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.variables.layouts import is_remote, store_of
 from stratagem.variables.placement import ShardedStore, SingleDeviceStore
-from stratagem.variables.registry import VariableKind, home_of
+from stratagem.variables.registry import home_of, is_on_read
 
 # `StrategyDescription`: devices, variables and programs of a strategy, as data.
 
@@ -306,14 +306,14 @@ def _in_order(devices: Iterable[jax.Device]) -> list[jax.Device]:
 
 
 def _place(variable: Any, topology: Topology) -> str:
-    store, home = store_of(variable), home_of(variable)
+    store = store_of(variable)
     if is_remote(variable):
         return f"rows on {_SERVERS}" if getattr(variable, "has_rows", False) else f"on {_SERVERS}"
     if isinstance(store, SingleDeviceStore):
         return f"one copy on {_name(store.device)}"
     if isinstance(store, ShardedStore):
         return "shards in pinned host memory" if store.is_pinned else "shard per replica"
-    if home is not None and home.kind is VariableKind.ON_READ:
+    if is_on_read(variable):
         return "value per replica"
     if getattr(variable, "division", None) is not None:
         return "shards in each replica"

@@ -38,6 +38,7 @@ from stratagem.strategies.argument_checks import check_compression, check_parts
 from stratagem.strategies.cross_device_ops import AutomaticOps, CrossDeviceOps
 from stratagem.strategies.extended import StrategyExtended
 from stratagem.strategies.logical_devices import LogicalDevices
+from stratagem.strategies.membership import copy_refused
 from stratagem.strategies.self_description import SelfDescription
 from stratagem.variables.components import agree_on_initial_values
 from stratagem.variables.distributed import (
@@ -272,6 +273,7 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
     recreate: Callable[[], Strategy] | None = None
     # Callbacks that each call of `fit` needs; None for no such callbacks.
     fit_callbacks: Callable[[], list[Any]] | None = None
+    is_copyable = True  # False for a strategy of processes that belong together once
 
     def __init__(
         self,
@@ -307,6 +309,8 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+        if not self.is_copyable:
+            raise copy_refused(self)
         copied = object.__new__(type(self))
         memo[id(self)] = copied
         devices = () if self.topology.devices is None else (*jax.devices(), *jax.devices("cpu"))

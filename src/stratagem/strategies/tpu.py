@@ -31,7 +31,7 @@ from stratagem.strategies.argument_checks import (
     refuse_both_groupings,
 )
 from stratagem.strategies.cross_device_ops import AutomaticOps
-from stratagem.strategies.membership import check_resolver, copy_refused, join
+from stratagem.strategies.membership import check_resolver, join
 from stratagem.strategies.placement import state_placement
 from stratagem.strategies.strategy import Strategy, recreatable
 from stratagem.variables.layouts import devices_per_replica_of
@@ -228,13 +228,9 @@ class TPUStrategy(Strategy):
             ),
             executor=functools.partial(Lockstep, steps_per_call=steps_per_run),
         )
+        self.is_copyable = not self.topology.spans_processes
         if self.topology.spans_processes:
             agree_on_random_state()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
-        if self.topology.spans_processes:
-            raise copy_refused(self)
-        return super().__deepcopy__(memo)
 
     @property
     def steps_per_run(self) -> int | None:

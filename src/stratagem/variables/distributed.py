@@ -418,6 +418,16 @@ def is_per_replica(value: object) -> bool:
     return isinstance(value, PerReplica)
 
 
+def is_distributed(value: object) -> bool:
+    """Returns True for a distributed value; for use as `is_leaf`."""
+    return isinstance(value, DistributedValues)
+
+
+def without_mirrored(value: object) -> Any:
+    """Returns the value of a `Mirrored`, and any other itself."""
+    return value.value if isinstance(value, Mirrored) else value
+
+
 def is_array(value: object) -> bool:
     """Returns True for a JAX array, or a NumPy array or scalar of a dtype that JAX supports."""
     if isinstance(value, jax.Array):
@@ -463,11 +473,7 @@ def select_replica(replica_id: int, value: object) -> Any:
             )
         return components[replica_id]
 
-    return jax.tree.map(select, value, is_leaf=_is_distributed)
-
-
-def _is_distributed(value: object) -> bool:
-    return isinstance(value, DistributedValues)
+    return jax.tree.map(select, value, is_leaf=is_distributed)
 
 
 def regroup(values: Sequence[Any], topology: Topology | None = None) -> Any:
@@ -511,9 +517,7 @@ def regroup(values: Sequence[Any], topology: Topology | None = None) -> Any:
 
 def _regroup_leaves(values: Sequence[Any], topology: Topology, *, spans: bool) -> Any:
     """Regroups each leaf; `spans` is True if other processes have replicas, too."""
-    flat = [
-        jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_distributed) for value in values
-    ]
+    flat = [jax.tree_util.tree_flatten_with_path(value, is_leaf=is_distributed) for value in values]
     error = _difference_in_structure(flat)
     paths = [jax.tree_util.keystr(path) for path, _ in flat[0][0]]
     if error is not None and not spans:

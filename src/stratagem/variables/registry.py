@@ -126,6 +126,12 @@ def home_of(variable: object) -> Home | None:
     return entry[1] if entry is not None and entry[0]() is variable else None
 
 
+def is_on_read(variable: object) -> bool:
+    """Returns True for a variable with a component on each replica."""
+    home = home_of(variable)
+    return home is not None and home.kind is VariableKind.ON_READ
+
+
 class VariableRegistry:
     """Variables of one strategy in creation order."""
 

@@ -34,7 +34,7 @@ from stratagem.group.elastic.group import ElasticGroup
 from stratagem.group.elastic.peer_connections import DivergedError
 from stratagem.input.batches import HostBatch, split_again
 from stratagem.input.placement import place as placed_batches
-from stratagem.variables.distributed import PerReplica
+from stratagem.variables.distributed import PerReplica, is_per_replica
 from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class ElasticLockstep(Lockstep):
     def _flattened(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
         topology = self._strategy.topology
         own_args, own_kwargs = jax.tree.map(
-            functools.partial(_on, topology), (tuple(args), kwargs), is_leaf=_is_per_replica
+            functools.partial(_on, topology), (tuple(args), kwargs), is_leaf=is_per_replica
         )
         return flatten_arguments(own_args, own_kwargs, num_replicas=topology.num_replicas)
 
@@ -117,7 +117,7 @@ class ElasticLockstep(Lockstep):
             return self._run_batch(fn, batches[0], arguments)
         # One step per call: a lost member breaks one step and not all.
         results = [self._run_batch(fn, batch, None) for batch in batches]
-        return jax.tree.map(_with_steps, *results, is_leaf=_is_per_replica)
+        return jax.tree.map(_with_steps, *results, is_leaf=is_per_replica)
 
     def _run_batch(
         self, fn: Callable[..., Any], batch: HostBatch, arguments: Arguments | None
@@ -307,10 +307,6 @@ def _with_steps(*leaves: Any) -> Any:
         shape, last.stacked.sharding, [jnp.stack(own)[None]]
     )
     return PerReplica(stacked=stacked, lengths=last.lengths)
-
-
-def _is_per_replica(leaf: object) -> bool:
-    return isinstance(leaf, PerReplica)
 
 
 # Collectives of a traced replica function as operations of a round of the group.

@@ -53,7 +53,13 @@ from stratagem.input.iterator import DistributedIterator
 from stratagem.input.placement import PlacedBatches
 from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.variables.components import agree_on_initial_values
-from stratagem.variables.distributed import Mirrored, PerReplica, is_array
+from stratagem.variables.distributed import (
+    Mirrored,
+    PerReplica,
+    is_array,
+    is_distributed,
+    is_per_replica,
+)
 from stratagem.variables.layouts import require_layouts_used
 from stratagem.variables.registry import Home, VariableKind
 
@@ -127,7 +133,7 @@ class Carry:
         self._strategy = strategy
         self._topology = strategy.topology
         pairs, self.structure = jax.tree_util.tree_flatten_with_path(
-            as_values(initial), is_leaf=_is_distributed
+            as_values(initial), is_leaf=is_distributed
         )
         paths = [_path(path) for path, _ in pairs]
         parts = [_parts(leaf, path) for path, (_, leaf) in zip(paths, pairs, strict=True)]
@@ -161,10 +167,6 @@ class Carry:
             value = local_copy(value, self._topology) if is_sole else value
             values.append(slot.given(value) if is_sole else PerReplica(stacked=slot.given(value)))
         return jax.tree.unflatten(self.structure, values)
-
-
-def _is_distributed(leaf: object) -> bool:
-    return isinstance(leaf, PerReplica | Mirrored)
 
 
 def _path(path: tuple[Any, ...]) -> str:
@@ -368,11 +370,7 @@ def _run_compiled(strategy: StrategyParts, fn: Callable[[Any], Any], placed: Pla
 
 
 def _mapped(fn: Callable[..., Any], *results: object) -> Any:
-    return jax.tree.map(fn, *map(as_values, results), is_leaf=_is_per_replica)
-
-
-def _is_per_replica(leaf: object) -> bool:
-    return isinstance(leaf, PerReplica)
+    return jax.tree.map(fn, *map(as_values, results), is_leaf=is_per_replica)
 
 
 def _with_step_axis(leaf: object) -> Any:

@@ -27,7 +27,7 @@ from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.remote_state import Ids, inputs_of
 from stratagem.observe.process_writer import current_events
 from stratagem.variables.layouts import is_remote, store_of, stored_sharding
-from stratagem.variables.registry import VariableKind, home_of
+from stratagem.variables.registry import home_of, is_on_read
 
 if TYPE_CHECKING:
     import keras
@@ -51,8 +51,8 @@ class Destination:
         self.variable: Any = variable  # of a strategy, or a plain Keras variable
         self._is_stored = home is not None
         self._has_devices = topology.devices is not None
-        stacked = home is not None and home.kind is VariableKind.ON_READ
-        self.spec = PartitionSpec(topology.replica_axis) if stacked else PartitionSpec()
+        is_split = is_on_read(variable)
+        self.spec = PartitionSpec(topology.replica_axis) if is_split else PartitionSpec()
 
     @property
     def is_on_devices(self) -> bool:
@@ -135,9 +135,8 @@ def shape_on(
 def spec_of_input(source: str, index: int, trace: Trace, topology: Topology) -> PartitionSpec:
     """Returns the partition spec of an input of a step."""
     variables = {"read_only": trace.read_only, "written": trace.written}.get(source)
-    home = None if variables is None else home_of(variables[index])
-    is_on_read = home is not None and home.kind is VariableKind.ON_READ
-    is_split = source in ("split", "rows") or is_on_read
+    is_component = variables is not None and is_on_read(variables[index])
+    is_split = source in ("split", "rows") or is_component
     return PartitionSpec(topology.replica_axis) if is_split else PartitionSpec()
 
 

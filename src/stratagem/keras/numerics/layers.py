@@ -42,7 +42,7 @@ from stratagem.keras.private import (
 )
 from stratagem.keras.variables.requests import annotated
 from stratagem.options import ReduceOp
-from stratagem.variables.registry import VariableKind, home_of
+from stratagem.variables.registry import is_on_read
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
@@ -288,10 +288,9 @@ def moments_of_replicas(moments: Callable[..., Any]) -> Any:
 def _aggregated_statistics(layer: keras.layers.Layer, context: ReplicaContext) -> Generator[None]:
     """Makes inference use the mean of all replicas' moving statistics, as one device would."""
     variables = (layer.moving_mean, layer.moving_variance)
-    homes = [home_of(variable) for variable in variables]
     outer: Any = get_stateless_scope()
     root = current_scope()
-    if root is None or any(home is None or home.kind is not VariableKind.ON_READ for home in homes):
+    if root is None or not all(map(is_on_read, variables)):
         yield
         return
 

@@ -49,7 +49,7 @@ from stratagem.keras.variables.requests import annotated
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.options import VariableAggregation
 from stratagem.variables.components import aggregate_components
-from stratagem.variables.registry import VariableKind, home_of
+from stratagem.variables.registry import VariableKind, home_of, is_on_read
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike, DTypeLike
@@ -530,8 +530,7 @@ def _counts_once(metric: keras.metrics.Metric) -> bool:
     """Returns True for an update outside replicas of a metric with a component on each."""
     if get_stateless_scope() is not None:
         return False
-    homes = [home_of(variable) for variable in metric.variables]
-    return any(home is not None and home.kind is VariableKind.ON_READ for home in homes)
+    return any(map(is_on_read, metric.variables))
 
 
 def _update_once(

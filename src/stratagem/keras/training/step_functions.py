@@ -43,8 +43,8 @@ from stratagem.observe.recorder import input_mark
 from stratagem.observe.wait_clock import DataWait, wait_clock
 from stratagem.strategies.reduction import of_all
 from stratagem.variables.components import aggregate_components, gather_together
-from stratagem.variables.distributed import PerReplica, regroup
-from stratagem.variables.registry import VariableKind, home_of
+from stratagem.variables.distributed import PerReplica, is_per_replica, regroup
+from stratagem.variables.registry import home_of, is_on_read
 
 if TYPE_CHECKING:
     import keras
@@ -333,13 +333,13 @@ class PredictFunction(_GroupedStepFunction):
         """Returns rows of all steps and replicas; runs the steps again if members were lost."""
         while True:
             topology = self._strategy.topology
-            leaves = jax.tree.leaves(result, is_leaf=_is_distributed)
+            leaves = jax.tree.leaves(result, is_leaf=is_per_replica)
             is_whole = all(is_on(one, topology) for one in leaves if isinstance(one, PerReplica))
             if not isinstance(self._execution, ElasticLockstep) or is_whole:
                 if isinstance(self._execution, ElasticLockstep):
                     batches = [split_again(batch, topology) for batch in batches]
                 join = functools.partial(self._join, batches=batches)
-                joined = jax.tree.map(join, result, is_leaf=_is_distributed)
+                joined = jax.tree.map(join, result, is_leaf=is_per_replica)
                 if self._strategy.topology is topology:
                     return joined
             result = self._execution.run_batches(self._step, batches, None)
@@ -362,14 +362,10 @@ class PredictFunction(_GroupedStepFunction):
         return np.concatenate([step[i, :n] for step in steps for i, n in enumerate(lengths)])
 
 
-def _is_distributed(leaf: object) -> bool:
-    return isinstance(leaf, PerReplica)
-
-
 def _last_logs(batches: list[HostBatch], result: object) -> Any:
     if result is None:
         return None
-    return jax.tree.map(lambda leaf: _last(leaf, len(batches)), result, is_leaf=_is_distributed)
+    return jax.tree.map(lambda leaf: _last(leaf, len(batches)), result, is_leaf=is_per_replica)
 
 
 def _last(leaf: object, num_steps: int) -> Any:
@@ -480,10 +476,10 @@ class MetricLogs:
 
     def _of_members(self) -> list[Any]:
         """Returns all components in an elastic group, which each process has after a step."""
-        asking = [one for one in self._variables if _is_on_read(one)]
+        asking = [one for one in self._variables if is_on_read(one)]
         gather_together([(variable.whole, variable.storage) for variable in asking])
         return [
-            variable.whole.gathered if _is_on_read(variable) else _own(variable)
+            variable.whole.gathered if is_on_read(variable) else _own(variable)
             for variable in self._variables
         ]
 
@@ -493,7 +489,7 @@ class MetricLogs:
         count = self._strategy.topology.num_replicas
         stored = [
             np.zeros((count, *variable.shape), variable.dtype)
-            if _is_on_read(variable)
+            if is_on_read(variable)
             else _own(variable)
             for variable in self._variables
         ]
@@ -519,18 +515,13 @@ class MetricLogs:
     def _results(self, stored: list[Any]) -> Any:
         mapping: list[tuple[Any, Any]] = []
         for variable, value in zip(self._variables, stored, strict=True):
-            if _is_on_read(variable):
+            if is_on_read(variable):
                 home = home_of(variable)
                 assert home is not None
                 value = aggregate_components(value, home.aggregation, variable.path)
             mapping.append((variable, value))
         with keras.StatelessScope(mapping):
             return self._model.get_metrics_result()
-
-
-def _is_on_read(variable: Any) -> bool:
-    home = home_of(variable)
-    return home is not None and home.kind is VariableKind.ON_READ
 
 
 def _own(variable: Any) -> Any:
