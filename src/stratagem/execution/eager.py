@@ -45,7 +45,6 @@ from stratagem.group.current import current_group
 from stratagem.options import ReduceOp
 from stratagem.variables.components import agree_on_initial_values
 from stratagem.variables.distributed import (
-    PerReplica,
     is_array,
     is_distributed,
     regroup,

@@ -19,7 +19,7 @@ from stratagem.devices.shards import require_exact_integers
 from stratagem.errors import check_type, explain
 from stratagem.execution.summary.collector import is_tracing
 from stratagem.execution.tracing.tracer import as_values, rebuilt
-from stratagem.variables.distributed import is_distributed, is_array
+from stratagem.variables.distributed import is_array, is_distributed
 from stratagem.variables.exhausted_memory import explain_exhausted_memory
 
 

@@ -64,7 +64,93 @@ _COMPARING = ("eq", "ne", "lt", "le", "gt", "ge")
 _UNARY = ("neg", "pos", "abs", "invert")
 
 
-class ShardedVariable:
+class ScatterMethods:
+    """The methods that change some rows of a variable; its class says how in `_scatter`."""
+
+    def _scatter(self, method: str, sparse_delta: object) -> Any:
+        raise NotImplementedError
+
+    def scatter_add(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Adds rows. Call anywhere.
+
+        Args:
+            sparse_delta: rows of shape (k, ...) and their indices.
+            use_locking: ignored; accepted for compatibility with TensorFlow.
+            name: ignored, likewise.
+
+        Returns:
+            The new value.
+
+        Raises:
+            TypeError: not `IndexedSlices`, or `PerReplica` ones where they cannot be aggregated.
+            NotImplementedError: an ON_READ variable.
+            ValueError: aggregation NONE and rows that differ between replicas.
+
+        Example:
+            >>> with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+            ...     v = sg.Variable([1.0, 2.0])
+            >>> v.scatter_add(sg.IndexedSlices(jax.numpy.array([5.0]), jax.numpy.array([1])))
+            Array([1., 7.], dtype=float32)
+
+        Source: TF 2.21 values.py, DistributedVariable.scatter_add.
+        """
+        return self._scatter("scatter_add", sparse_delta)
+
+    def scatter_sub(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Subtracts rows; otherwise as `scatter_add`."""
+        return self._scatter("scatter_sub", sparse_delta)
+
+    def scatter_mul(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Multiplies rows; otherwise as `scatter_add`."""
+        return self._scatter("scatter_mul", sparse_delta)
+
+    def scatter_div(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Divides rows; otherwise as `scatter_add`."""
+        return self._scatter("scatter_div", sparse_delta)
+
+    def scatter_min(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Sets rows to the minimum of their value and the given one. Call anywhere.
+
+        Args:
+            sparse_delta: rows of shape (k, ...) and their indices.
+            use_locking: ignored; accepted for compatibility with TensorFlow.
+            name: ignored, likewise.
+
+        Returns:
+            The new value.
+
+        Raises:
+            NotImplementedError: in a replica function with aggregation SUM or MEAN, or an ON_READ
+                variable. Otherwise as `scatter_add`.
+
+        Source: TF 2.21 values.py, DistributedVariable.scatter_min.
+        """
+        return self._scatter("scatter_min", sparse_delta)
+
+    def scatter_max(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Sets rows to the maximum of their value and the given one; otherwise as `scatter_min`."""
+        return self._scatter("scatter_max", sparse_delta)
+
+    def scatter_update(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Sets rows; otherwise as `scatter_min`."""
+        return self._scatter("scatter_update", sparse_delta)
+
+
+class ShardedVariable(ScatterMethods):
     """A variable split into shards: variables that each store consecutive rows.
 
     A `ParameterServerStrategy` with a partitioner creates such variables, with shards on its
@@ -202,64 +288,6 @@ class ShardedVariable:
     def assign_sub(self, value: object) -> Any:
         """Subtracts a value, which may broadcast; otherwise like `assign`."""
         return self._assign("assign_sub", value)
-
-    def scatter_add(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Adds rows. Call in any context.
-
-        Args:
-            sparse_delta: rows of shape (k, ...) and their indices in the whole variable; indices
-                past the end are ignored.
-            use_locking: ignored; accepted for compatibility.
-            name: ignored; accepted for compatibility.
-
-        Returns:
-            Same as `assign`.
-
-        Raises:
-            TypeError: `sparse_delta` is not an `IndexedSlices`.
-            ValueError: its values and indices do not match.
-
-        Source: TF 2.21 sharded_variable.py, ShardedVariableMixin.scatter_add.
-        """
-        return self._scatter("scatter_add", sparse_delta)
-
-    def scatter_sub(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Subtracts rows; otherwise like `scatter_add`."""
-        return self._scatter("scatter_sub", sparse_delta)
-
-    def scatter_mul(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Multiplies rows; otherwise like `scatter_add`."""
-        return self._scatter("scatter_mul", sparse_delta)
-
-    def scatter_div(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Divides rows; otherwise like `scatter_add`."""
-        return self._scatter("scatter_div", sparse_delta)
-
-    def scatter_min(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Sets rows to the elementwise minimum; otherwise like `scatter_add`."""
-        return self._scatter("scatter_min", sparse_delta)
-
-    def scatter_max(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Sets rows to the elementwise maximum; otherwise like `scatter_add`."""
-        return self._scatter("scatter_max", sparse_delta)
-
-    def scatter_update(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Sets rows; otherwise like `scatter_add`."""
-        return self._scatter("scatter_update", sparse_delta)
 
     def batch_scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
