@@ -281,6 +281,11 @@ def explain(received: str, *, expected: str, fix: str, code: str | None = None) 
     return message if code is None else f"{message}\nHelp: stratagem explain {code}"
 
 
+def invalid(received: str, expected: str, fix: str, code: str | None = None) -> ValueError:
+    """Returns the error for a wrong value, with the message of `explain`."""
+    return ValueError(explain(received, expected=expected, fix=fix, code=code))
+
+
 def check_number(
     owner: str,
     least: float = 1,

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from typing import Any
 
-from stratagem.errors import check_number, check_type, explain
+from stratagem.errors import check_number, check_type, explain, invalid
 
 __all__ = [
     "AutoShardPolicy",
@@ -90,12 +90,10 @@ class ReduceOp(enum.Enum):
             return op
         name = op.upper() if isinstance(op, str) else ""
         if name not in ReduceOp.__members__:
-            raise ValueError(
-                explain(
-                    f"reduce_op={op!r} is not a reduction.",
-                    expected='ReduceOp.SUM, ReduceOp.MEAN, "sum" or "mean".',
-                    fix="pass one of these, or use gather and reduce the result yourself.",
-                )
+            raise invalid(
+                f"reduce_op={op!r} is not a reduction.",
+                expected='ReduceOp.SUM, ReduceOp.MEAN, "sum" or "mean".',
+                fix="pass one of these, or use gather and reduce the result yourself.",
             )
         return ReduceOp[name]
 
@@ -109,12 +107,10 @@ class ReduceOp(enum.Enum):
             return ReduceOp.SUM
         if aggregation in (VariableAggregation.MEAN, VariableAggregation.ONLY_FIRST_REPLICA):
             return ReduceOp.MEAN
-        raise ValueError(
-            explain(
-                f"aggregation={aggregation!r} has no reduction.",
-                expected="SUM, MEAN or ONLY_FIRST_REPLICA.",
-                fix="set the variable's aggregation to one of these.",
-            )
+        raise invalid(
+            f"aggregation={aggregation!r} has no reduction.",
+            expected="SUM, MEAN or ONLY_FIRST_REPLICA.",
+            fix="set the variable's aggregation to one of these.",
         )
 
 
@@ -196,15 +192,13 @@ class InputContext:
         size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
         if rest:
             nearest = [n * self.num_replicas_in_sync for n in (size, size + 1) if n]
-            raise ValueError(
-                explain(
-                    f"global_batch_size={global_batch_size} is not a multiple of "
-                    f"{self.num_replicas_in_sync} replicas.",
-                    expected="a batch size that splits evenly over the replicas.",
-                    fix=f"use {' or '.join(map(str, nearest))}, or distribute_dataset, which "
-                    "splits any size.",
-                    code="SG306",
-                )
+            raise invalid(
+                f"global_batch_size={global_batch_size} is not a multiple of "
+                f"{self.num_replicas_in_sync} replicas.",
+                expected="a batch size that splits evenly over the replicas.",
+                fix=f"use {' or '.join(map(str, nearest))}, or distribute_dataset, which "
+                "splits any size.",
+                code="SG306",
             )
         return size
 
@@ -325,15 +319,13 @@ class InputOptions:
         on_device = self.experimental_place_dataset_on_device
         per_replica = self.experimental_replication_mode is InputReplicationMode.PER_REPLICA
         if on_device and (self.experimental_fetch_to_device or not per_replica):
-            raise ValueError(
-                explain(
-                    "experimental_place_dataset_on_device=True was given with "
-                    f"experimental_fetch_to_device={self.experimental_fetch_to_device} and "
-                    f"{self.experimental_replication_mode}.",
-                    expected="experimental_fetch_to_device=False and PER_REPLICA.",
-                    fix="omit experimental_place_dataset_on_device; batches are prefetched to the "
-                    "devices without it.",
-                )
+            raise invalid(
+                "experimental_place_dataset_on_device=True was given with "
+                f"experimental_fetch_to_device={self.experimental_fetch_to_device} and "
+                f"{self.experimental_replication_mode}.",
+                expected="experimental_fetch_to_device=False and PER_REPLICA.",
+                fix="omit experimental_place_dataset_on_device; batches are prefetched to the "
+                "devices without it.",
             )
 
     @property

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from stratagem import settings
-from stratagem.errors import explain
+from stratagem.errors import invalid
 
 # Base class of objects that a `with` block closes.
 
@@ -145,12 +145,10 @@ def checked_folder(name: str, folder: str | os.PathLike[str]) -> str:
     """
     path = os.fspath(folder)
     if not path:
-        raise ValueError(
-            explain(
-                f"{name}={folder!r} is empty.",
-                expected="the path of a folder.",
-                fix='pass a path; "." is the current folder.',
-            )
+        raise invalid(
+            f"{name}={folder!r} is empty.",
+            expected="the path of a folder.",
+            fix='pass a path; "." is the current folder.',
         )
     return path
 

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 
 from stratagem.devices.compression import Compression
-from stratagem.errors import check_choice, check_number, explain
+from stratagem.errors import check_choice, check_number, invalid
 
 __all__ = [
     "CollectiveCommunication",
@@ -86,13 +86,11 @@ class CommunicationOptions:
         check_choice(type(self).__name__, wanted, reduction_dtype=self.reduction_dtype)
         object.__setattr__(self, "compression", Compression.parse(self.compression))
         if self.compression is not None and self.reduction_dtype is not None:
-            raise ValueError(
-                explain(
-                    f"reduction_dtype={self.reduction_dtype!r} and "
-                    f"compression={self.compression!r} were given.",
-                    expected="at most one of them: each says how gradients are sent.",
-                    fix='leave reduction_dtype out. compression="bfloat16" keeps errors.',
-                )
+            raise invalid(
+                f"reduction_dtype={self.reduction_dtype!r} and "
+                f"compression={self.compression!r} were given.",
+                expected="at most one of them: each says how gradients are sent.",
+                fix='leave reduction_dtype out. compression="bfloat16" keeps errors.',
             )
 
 
@@ -127,10 +125,8 @@ def _parse_implementation(value: object) -> CommunicationImplementation:
     names = list(CommunicationImplementation.__members__)
     if isinstance(value, str) and value.upper() in names:
         return CommunicationImplementation[value.upper()]
-    raise ValueError(
-        explain(
-            f"implementation={value!r} is not a known algorithm.",
-            expected=f"a CommunicationImplementation, or one of {', '.join(names)}.",
-            fix="omit it, or pass AUTO to choose automatically.",
-        )
+    raise invalid(
+        f"implementation={value!r} is not a known algorithm.",
+        expected=f"a CommunicationImplementation, or one of {', '.join(names)}.",
+        fix="omit it, or pass AUTO to choose automatically.",
     )

@@ -34,7 +34,7 @@ from stratagem.cluster.accelerators import local_gpus
 from stratagem.cluster.addresses import free_ports
 from stratagem.devices.mesh import Topology, adjacent_groups, check_groups
 from stratagem.devices.private import SeparateNodes, write_cache_entries_whole
-from stratagem.errors import check_type, explain
+from stratagem.errors import check_type, explain, invalid
 from stratagem.resources import cache_dir, programs_folder
 
 # Arrays up to this size keep their values.
@@ -188,14 +188,12 @@ def planned_groups(num_named: int, size: int) -> tuple[tuple[Any, ...], ...] | N
     assert devices is not None
     per_host = min(Counter(device.process_index for device in devices).values())
     if size > per_host or (num_named > 1 and per_host % size):
-        raise ValueError(
-            explain(
-                f"Replicas of {size} devices do not fit on hosts of {per_host} devices.",
-                expected="groups of devices of one process that fill its host evenly.",
-                fix="use groups of another size, or MultiWorkerMirroredStrategy("
-                f"devices_per_replica={size}), whose replicas may span hosts.",
-                code="SG801",
-            )
+        raise invalid(
+            f"Replicas of {size} devices do not fit on hosts of {per_host} devices.",
+            expected="groups of devices of one process that fill its host evenly.",
+            fix="use groups of another size, or MultiWorkerMirroredStrategy("
+            f"devices_per_replica={size}), whose replicas may span hosts.",
+            code="SG801",
         )
     if num_named == 1:
         return (devices[:size],)
@@ -205,13 +203,11 @@ def planned_groups(num_named: int, size: int) -> tuple[tuple[Any, ...], ...] | N
 def refuse_to_plan(what: str) -> None:
     """Raises ValueError for an object that cannot be planned, if a step is being planned."""
     if _planned.topology is not None:
-        raise ValueError(
-            explain(
-                f"{what} cannot be planned.",
-                expected="variables that are replicated or sharded over the replicas' devices.",
-                fix="create the model under MirroredStrategy to plan it.",
-                code="SG801",
-            )
+        raise invalid(
+            f"{what} cannot be planned.",
+            expected="variables that are replicated or sharded over the replicas' devices.",
+            fix="create the model under MirroredStrategy to plan it.",
+            code="SG801",
         )
 
 
@@ -274,12 +270,10 @@ def find_devices(specs: Sequence[DeviceLike]) -> tuple[jax.Device, ...]:
     Source: TF 2.21 mirrored_strategy.py, _infer_num_gpus_per_worker and device canonicalization.
     """
     if not specs:
-        raise ValueError(
-            explain(
-                "devices=[] is empty.",
-                expected="at least one device, or None for all local ones.",
-                fix='omit the argument, or pass for example ["cpu:0", "cpu:1"].',
-            )
+        raise invalid(
+            "devices=[] is empty.",
+            expected="at least one device, or None for all local ones.",
+            fix='omit the argument, or pass for example ["cpu:0", "cpu:1"].',
         )
     parsed = [_parse(spec) for spec in specs]
     if (planned := planned_devices(len(parsed))) is not None:
@@ -337,13 +331,11 @@ def _parse(spec: DeviceLike) -> tuple[str, int] | int | jax.Device:
     if match is None or platform is None:
         # Listing the devices would start JAX, after which a corrected call could not create virtual
         # CPU devices any more.
-        raise ValueError(
-            explain(
-                f"{spec!r} is not a device name.",
-                expected='a platform (cpu, gpu, tpu) and an index, such as "gpu:0" or "/cpu:1".',
-                fix="correct the name; the command `stratagem devices` lists the devices.",
-                code="SG103",
-            )
+        raise invalid(
+            f"{spec!r} is not a device name.",
+            expected='a platform (cpu, gpu, tpu) and an index, such as "gpu:0" or "/cpu:1".',
+            fix="correct the name; the command `stratagem devices` lists the devices.",
+            code="SG103",
         )
     is_local = match["job"] in (None, "localhost") and not int(match["replica"] or 0)
     if not is_local or int(match["task"] or 0):
@@ -360,13 +352,11 @@ def _look_up(parsed_spec: tuple[str, int] | int | jax.Device) -> jax.Device:
         platform, index = parsed_spec
         name, devices = f"{platform}:{index}", _platform_devices(platform)
     if not 0 <= index < len(devices):
-        raise ValueError(
-            explain(
-                f"device {name} does not exist.",
-                expected=f"one of {_device_names(_all_local_devices())}.",
-                fix=_missing_device_fix(platform, index),
-                code="SG103",
-            )
+        raise invalid(
+            f"device {name} does not exist.",
+            expected=f"one of {_device_names(_all_local_devices())}.",
+            fix=_missing_device_fix(platform, index),
+            code="SG103",
         )
     return devices[index]
 
@@ -417,12 +407,10 @@ def _make_virtual_cpu_devices(num_devices: int) -> None:
 def _check_distinct(devices: Sequence[jax.Device]) -> None:
     repeated = sorted({str(device) for device in devices if devices.count(device) > 1})
     if repeated:
-        raise ValueError(
-            explain(
-                f"devices contains {', '.join(repeated)} more than once.",
-                expected="each device at most once: a device holds one replica.",
-                fix="remove the duplicates.",
-            )
+        raise invalid(
+            f"devices contains {', '.join(repeated)} more than once.",
+            expected="each device at most once: a device holds one replica.",
+            fix="remove the duplicates.",
         )
 
 
@@ -434,12 +422,10 @@ def _check_local(devices: Sequence[jax.Device]) -> None:
 
 
 def _remote_device_error(names: Sequence[str]) -> ValueError:
-    return ValueError(
-        explain(
-            f"devices contains {', '.join(names)}, which belongs to another process.",
-            expected="devices of this process.",
-            fix="choose from jax.local_devices().",
-        )
+    return invalid(
+        f"devices contains {', '.join(names)}, which belongs to another process.",
+        expected="devices of this process.",
+        fix="choose from jax.local_devices().",
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from stratagem.errors import explain
+from stratagem.errors import invalid
 
 # Serialization of a TPU topology as TensorFlow's `TopologyProto`.
 #
@@ -37,12 +37,10 @@ class TopologyMessage:
         """Returns the coordinates as an array of shape (tasks, devices, axes)."""
         shape = (self.num_tasks, self.num_devices, len(self.mesh_shape))
         if len(self.flat_coordinates) != np.prod(shape):
-            raise ValueError(
-                explain(
-                    f"The serialized topology has {len(self.flat_coordinates)} coordinates.",
-                    expected=f"{np.prod(shape)}, for an array of shape {shape}.",
-                    fix="pass what Topology.serialized() returned.",
-                )
+            raise invalid(
+                f"The serialized topology has {len(self.flat_coordinates)} coordinates.",
+                expected=f"{np.prod(shape)}, for an array of shape {shape}.",
+                fix="pass what Topology.serialized() returned.",
             )
         return np.array(self.flat_coordinates, np.int32).reshape(shape)
 
@@ -115,12 +113,10 @@ def _parse_fields(data: bytes) -> Iterator[tuple[int, list[int]]]:
 
 
 def _unreadable_error(data: bytes, why: str) -> ValueError:
-    return ValueError(
-        explain(
-            f"The serialized topology, {len(data)} bytes, is not a TopologyProto: {why}.",
-            expected="a serialized TopologyProto.",
-            fix="pass what Topology.serialized() returned.",
-        )
+    return invalid(
+        f"The serialized topology, {len(data)} bytes, is not a TopologyProto: {why}.",
+        expected="a serialized TopologyProto.",
+        fix="pass what Topology.serialized() returned.",
     )
 
 
@@ -178,30 +174,24 @@ class TPUTopology:
             mesh_shape, device_coordinates = message.mesh_shape, message.coordinates()
         self._mesh_shape = _as_int_array(mesh_shape)
         if self._mesh_shape.shape != (4,) or (self._mesh_shape < 1).any():
-            raise ValueError(
-                explain(
-                    f"mesh_shape={mesh_shape!r} is not a valid mesh shape.",
-                    expected="4 positive ints: chips along x, y and z, and cores per chip.",
-                    fix="pass [4, 4, 1, 1], for example.",
-                )
+            raise invalid(
+                f"mesh_shape={mesh_shape!r} is not a valid mesh shape.",
+                expected="4 positive ints: chips along x, y and z, and cores per chip.",
+                fix="pass [4, 4, 1, 1], for example.",
             )
         self._device_coordinates = _as_int_array(device_coordinates)
         shape = self._device_coordinates.shape
         if len(shape) != 3 or shape[2] != 4:
-            raise ValueError(
-                explain(
-                    f"device_coordinates has shape {shape}.",
-                    expected="shape (tasks, devices per task, 4).",
-                    fix="pass the coordinates x, y, z and core of each device.",
-                )
+            raise invalid(
+                f"device_coordinates has shape {shape}.",
+                expected="shape (tasks, devices per task, 4).",
+                fix="pass the coordinates x, y, z and core of each device.",
             )
         if ((self._device_coordinates < 0) | (self._device_coordinates >= self._mesh_shape)).any():
-            raise ValueError(
-                explain(
-                    "device_coordinates has coordinates outside the mesh.",
-                    expected=f"coordinates from 0 to below {self._mesh_shape.tolist()}.",
-                    fix="correct device_coordinates or mesh_shape.",
-                )
+            raise invalid(
+                "device_coordinates has coordinates outside the mesh.",
+                expected=f"coordinates from 0 to below {self._mesh_shape.tolist()}.",
+                fix="correct device_coordinates or mesh_shape.",
             )
         self._tasks, self._ordinals = self._invert()
 

@@ -6,14 +6,9 @@ import numbers
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from stratagem.errors import check_type, explain
+from stratagem.errors import check_type, explain, invalid
 
 _T = TypeVar("_T")
-
-
-def invalid(received: str, expected: str, fix: str) -> ValueError:
-    """Returns the error for a wrong value: what was received, what was expected, what to do."""
-    return ValueError(explain(received, expected=expected, fix=fix))
 
 
 def check_instances(name: str, values: object, kind: type[_T]) -> tuple[_T, ...]:

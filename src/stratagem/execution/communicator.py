@@ -40,7 +40,7 @@ from stratagem.devices.compression import (
 )
 from stratagem.devices.local_updates import Islands
 from stratagem.devices.shared_sums import DTYPES
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.options import ReduceOp
 from stratagem.variables.distributed import (
     IndexedSlices,
@@ -347,12 +347,10 @@ class MeshCommunicator(Communicator):
         if not isinstance(leaf, PerReplica):
             return without_mirrored(leaf)
         if leaf.objects is not None:
-            raise ValueError(
-                explain(
-                    f"The function passed to merge_call returned {leaf}, with Python objects.",
-                    expected="arrays of one shape and dtype for one compiled program.",
-                    fix="return arrays, or debug with sg.config.run_eagerly(True).",
-                )
+            raise invalid(
+                f"The function passed to merge_call returned {leaf}, with Python objects.",
+                expected="arrays of one shape and dtype for one compiled program.",
+                fix="return arrays, or debug with sg.config.run_eagerly(True).",
             )
         if leaf.stacked is None:
             return leaf.local

@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
 from stratagem.config import filters_traceback
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.lookups import (
     Lookups,
     as_row_numbers,
@@ -135,13 +135,11 @@ def _whole(slices: object, scope: ReplicaScope | None) -> Any:
 
 
 def _nothing_given(variables: object) -> ValueError:
-    return ValueError(
-        explain(
-            f"value_and_grad received {variables!r}, which holds no variables or arrays.",
-            expected="at least one variable or array; a model has no variables until it is built.",
-            fix="build the model before reading model.trainable_variables: give it a keras.Input, "
-            "or call model.build(input_shape).",
-        )
+    return invalid(
+        f"value_and_grad received {variables!r}, which holds no variables or arrays.",
+        expected="at least one variable or array; a model has no variables until it is built.",
+        fix="build the model before reading model.trainable_variables: give it a keras.Input, "
+        "or call model.build(input_shape).",
     )
 
 
@@ -358,11 +356,9 @@ def _current_value(variable: keras.Variable, scope: ReplicaScope | None) -> Any:
 def _require_scalar(value: Any) -> None:
     shape = jnp.shape(value)
     if shape != ():
-        raise ValueError(
-            explain(
-                f"The function given to value_and_grad returned a value of shape {shape}.",
-                expected="a scalar.",
-                fix="reduce it, for example with sg.compute_average_loss, or return "
-                "(scalar, aux) and pass has_aux=True.",
-            )
+        raise invalid(
+            f"The function given to value_and_grad returned a value of shape {shape}.",
+            expected="a scalar.",
+            fix="reduce it, for example with sg.compute_average_loss, or return "
+            "(scalar, aux) and pass has_aux=True.",
         )

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from stratagem import contexts as stack
 from stratagem.devices.local_updates import Islands
-from stratagem.errors import InvalidArgumentError, check_type, explain
+from stratagem.errors import InvalidArgumentError, check_type, explain, invalid
 from stratagem.execution.communicator import Communicator, SoleCommunicator
 from stratagem.options import ReduceOp
 from stratagem.variables.distributed import IndexedSlices, is_indexed_slices
@@ -369,20 +369,16 @@ def check_axis(axis: Any, ndim: int, method: str) -> int:
     """Returns an array axis counted from the front; raises if it is invalid."""
     check_type("axis", axis, int, "an int", "pass one array axis, such as 0.", owner=method)
     if ndim == 0:
-        raise ValueError(
-            explain(
-                f"{method} received a scalar and axis={axis}.",
-                expected="an array of rank 1 or more.",
-                fix="add an axis to the value (value[None]), or reduce with axis=None.",
-            )
+        raise invalid(
+            f"{method} received a scalar and axis={axis}.",
+            expected="an array of rank 1 or more.",
+            fix="add an axis to the value (value[None]), or reduce with axis=None.",
         )
     if not -ndim <= axis < ndim:
-        raise ValueError(
-            explain(
-                f"{method} received axis={axis}, out of range for a value of rank {ndim}.",
-                expected=f"{-ndim} <= axis < {ndim}.",
-                fix="count the axes of one component, without the replica axis.",
-            )
+        raise invalid(
+            f"{method} received axis={axis}, out of range for a value of rank {ndim}.",
+            expected=f"{-ndim} <= axis < {ndim}.",
+            fix="count the axes of one component, without the replica axis.",
         )
     return axis % ndim
 

@@ -8,7 +8,7 @@ from stratagem.devices.communication import CommunicationOptions
 from stratagem.devices.compression import Compression
 from stratagem.devices.device_assignment import DeviceAssignment
 from stratagem.devices.mesh import Topology
-from stratagem.errors import check_number, check_type, explain
+from stratagem.errors import check_number, check_type, invalid
 from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.variables.placement import Replicated
 
@@ -29,14 +29,12 @@ def check_compression(
     if compression is None or is_whole:
         return
     kept = "over the devices of a replica" if topology.groups else f"by {placement}"
-    raise ValueError(
-        explain(
-            f"compression={compression} was given, and variables are placed {kept}.",
-            expected="a whole copy of every variable on each replica's one device: errors of "
-            "gradients are kept whole, and parts of gradients are summed elsewhere.",
-            fix="leave the compression out, or shard_state, layout_map, placement and "
-            "devices_per_replica.",
-        )
+    raise invalid(
+        f"compression={compression} was given, and variables are placed {kept}.",
+        expected="a whole copy of every variable on each replica's one device: errors of "
+        "gradients are kept whole, and parts of gradients are summed elsewhere.",
+        fix="leave the compression out, or shard_state, layout_map, placement and "
+        "devices_per_replica.",
     )
 
 
@@ -50,13 +48,11 @@ def checked_communication(options: Any) -> CommunicationOptions:
 def check_device_assignment(assignment: object) -> None:
     """Raises a ValueError unless a TPUStrategy got a device assignment or None."""
     if isinstance(assignment, int):
-        raise ValueError(
-            explain(
-                f"experimental_device_assignment={assignment} is a number.",
-                expected="an sg.tpu.experimental.DeviceAssignment; in TensorFlow 1, the steps per "
-                "call were in its place.",
-                fix=f"write steps_per_run={assignment}.",
-            )
+        raise invalid(
+            f"experimental_device_assignment={assignment} is a number.",
+            expected="an sg.tpu.experimental.DeviceAssignment; in TensorFlow 1, the steps per "
+            "call were in its place.",
+            fix=f"write steps_per_run={assignment}.",
         )
     fix = "make one with DeviceAssignment.build(topology, num_replicas=...)."
     wanted, kind = "an sg.tpu.experimental.DeviceAssignment, or None", DeviceAssignment | None
@@ -66,12 +62,10 @@ def check_device_assignment(assignment: object) -> None:
 def refuse_both_groupings(device_assignment: object, devices_per_replica: object) -> None:
     """Raises a ValueError if a strategy got a number of devices beside a device assignment."""
     if device_assignment is not None and devices_per_replica is not None:
-        raise ValueError(
-            explain(
-                f"devices_per_replica={devices_per_replica!r} and a device assignment were given.",
-                expected="at most one of them: each groups the devices.",
-                fix="leave one of them out.",
-            )
+        raise invalid(
+            f"devices_per_replica={devices_per_replica!r} and a device assignment were given.",
+            expected="at most one of them: each groups the devices.",
+            fix="leave one of them out.",
         )
 
 
@@ -81,11 +75,9 @@ def checked_sequence_axis(axis: int | None, topology: Topology) -> int | None:
         return None
     check_number("The strategy", sequence_axis=axis)
     if topology.num_logical_devices == 1:
-        raise ValueError(
-            explain(
-                f"sequence_axis={axis} was given for replicas of one device.",
-                expected="replicas of several devices, over which sequences are split.",
-                fix="pass devices_per_replica=, too, or leave sequence_axis out.",
-            )
+        raise invalid(
+            f"sequence_axis={axis} was given for replicas of one device.",
+            expected="replicas of several devices, over which sequences are split.",
+            fix="pass devices_per_replica=, too, or leave sequence_axis out.",
         )
     return axis

@@ -29,7 +29,7 @@ from stratagem.devices.device_assignment import num_slices
 from stratagem.devices.finding import DeviceLike, find_devices
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shared_sums import is_connected
-from stratagem.errors import check_number, explain
+from stratagem.errors import check_number, invalid
 from stratagem.execution.communicator import MeshCommunicator
 from stratagem.options import ReduceOp
 from stratagem.strategies import reduction
@@ -148,12 +148,10 @@ class CrossDeviceOps(abc.ABC):
         pairs = list(value_destination_pairs)
         for pair in pairs:
             if not isinstance(pair, tuple | list) or len(pair) != 2:  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ValueError(
-                    explain(
-                        f"batch_reduce received {pair!r} among its pairs.",
-                        expected="pairs (value, destinations).",
-                        fix="write [(value, variable), ...].",
-                    )
+                raise invalid(
+                    f"batch_reduce received {pair!r} among its pairs.",
+                    expected="pairs (value, destinations).",
+                    fix="write [(value, variable), ...].",
                 )
             _check_value(pair[0])
             _check_destinations(pair[1])
@@ -200,12 +198,10 @@ class CrossDeviceOps(abc.ABC):
 
 def _check_value(value: object) -> None:
     if value is None or (isinstance(value, PerReplica) and value.objects == ()):
-        raise ValueError(
-            explain(
-                f"reduce received {value!r} for a value.",
-                expected="a PerReplica with a value for each replica.",
-                fix="pass what strategy.run returned.",
-            )
+        raise invalid(
+            f"reduce received {value!r} for a value.",
+            expected="a PerReplica with a value for each replica.",
+            fix="pass what strategy.run returned.",
         )
 
 
@@ -222,12 +218,10 @@ def _check_destinations(destinations: object) -> None:
 
 
 def _refuse(destinations: object) -> NoReturn:
-    raise ValueError(
-        explain(
-            f"destinations={destinations!r} is of type {type(destinations).__name__}.",
-            expected="a variable, a distributed value, an array or a device.",
-            fix="pass the variable that the result is for.",
-        )
+    raise invalid(
+        f"destinations={destinations!r} is of type {type(destinations).__name__}.",
+        expected="a variable, a distributed value, an array or a device.",
+        fix="pass the variable that the result is for.",
     )
 
 
@@ -398,12 +392,10 @@ class NcclAllReduce(AlgorithmicOps):
     def communicator(self, topology: Topology) -> MeshCommunicator:
         """Returns the communicator of a step on some devices."""
         if topology.platform not in ("gpu", "cuda", "rocm"):
-            raise ValueError(
-                explain(
-                    f"NcclAllReduce was given for devices of platform {topology.platform!r}.",
-                    expected="GPUs: NCCL is for them only.",
-                    fix="leave cross_device_ops out: the compiler takes what the devices have.",
-                )
+            raise invalid(
+                f"NcclAllReduce was given for devices of platform {topology.platform!r}.",
+                expected="GPUs: NCCL is for them only.",
+                fix="leave cross_device_ops out: the compiler takes what the devices have.",
             )
         return super().communicator(topology)
 

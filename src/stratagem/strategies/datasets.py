@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stratagem import input as inputs
 from stratagem import settings
 from stratagem.devices.shards import replicas_span_processes
-from stratagem.errors import check_number, check_type, explain
+from stratagem.errors import check_number, check_type, explain, invalid
 from stratagem.execution.programs.elastic import ElasticLockstep
 from stratagem.input.distributed import DistributedDataset, ElasticDataset
 from stratagem.input.iterator import DistributedIterator
@@ -60,41 +60,32 @@ def _close(running: inputs.service.InputService) -> None:
 
 def _check(strategy: Strategy, options: InputOptions, *, has_service: bool) -> None:
     if isinstance(strategy.executor, ElasticLockstep):
-        raise ValueError(
-            explain(
-                f"input_workers={options.input_workers} was passed to an ElasticStrategy.",
-                expected="a dataset that each member reads in the same order.",
-                fix="omit input_workers.",
-            )
+        raise invalid(
+            f"input_workers={options.input_workers} was passed to an ElasticStrategy.",
+            expected="a dataset that each member reads in the same order.",
+            fix="omit input_workers.",
         )
     if replicas_span_processes(strategy.topology):
-        raise ValueError(
-            explain(
-                f"input_workers={options.input_workers} was passed to a strategy whose replicas "
-                "span processes.",
-                expected="the same batches on all processes of a replica; each process gets other "
-                "batches from the workers.",
-                fix="omit input_workers.",
-            )
+        raise invalid(
+            f"input_workers={options.input_workers} was passed to a strategy whose replicas "
+            "span processes.",
+            expected="the same batches on all processes of a replica; each process gets other "
+            "batches from the workers.",
+            fix="omit input_workers.",
         )
     if options.auto_shard_policy not in (AutoShardPolicy.AUTO, AutoShardPolicy.OFF):
-        raise ValueError(
-            explain(
-                f"input_workers={options.input_workers} was passed with "
-                f"{options.auto_shard_policy!r}.",
-                expected="AutoShardPolicy.AUTO: each process gets other batches from the workers.",
-                fix="omit auto_shard_policy.",
-            )
+        raise invalid(
+            f"input_workers={options.input_workers} was passed with {options.auto_shard_policy!r}.",
+            expected="AutoShardPolicy.AUTO: each process gets other batches from the workers.",
+            fix="omit auto_shard_policy.",
         )
     if strategy.topology.spans_processes and not has_service:
-        raise ValueError(
-            explain(
-                f"input_workers={options.input_workers} was passed to a strategy of several "
-                "processes, which have no common input service.",
-                expected="one service for all processes.",
-                fix="start them with stratagem launch --input-workers, or set "
-                "STRATAGEM_INPUT_SERVICE to the address of a service.",
-            )
+        raise invalid(
+            f"input_workers={options.input_workers} was passed to a strategy of several "
+            "processes, which have no common input service.",
+            expected="one service for all processes.",
+            fix="start them with stratagem launch --input-workers, or set "
+            "STRATAGEM_INPUT_SERVICE to the address of a service.",
         )
 
 
@@ -207,11 +198,9 @@ def checked_steps(strategy: Strategy, fn: object, iterator: Any, num_steps: Any)
     check_type("num_steps", num_steps, int, "an int", owner="run_steps")
     check_number("run_steps", num_steps=num_steps)
     if iterator.strategy is not strategy:
-        raise ValueError(
-            explain(
-                f"run_steps of {strategy} received an iterator of {iterator.strategy}.",
-                expected="a dataset that this strategy distributed.",
-                fix="call distribute_dataset of the strategy that runs the steps.",
-            )
+        raise invalid(
+            f"run_steps of {strategy} received an iterator of {iterator.strategy}.",
+            expected="a dataset that this strategy distributed.",
+            fix="call distribute_dataset of the strategy that runs the steps.",
         )
     return num_steps

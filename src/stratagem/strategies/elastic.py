@@ -15,7 +15,7 @@ from stratagem.devices.communication import CommunicationOptions
 from stratagem.devices.elastic_rounds import serve_rounds
 from stratagem.devices.finding import start_separately
 from stratagem.devices.mesh import Topology
-from stratagem.errors import NOT_NEEDED, UnavailableError, explain
+from stratagem.errors import NOT_NEEDED, UnavailableError, invalid
 from stratagem.execution.programs.elastic import ElasticLockstep
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.authentication.secret import Credentials
@@ -202,13 +202,11 @@ def _join_group(resolver: ClusterResolver, *, allow_unauthenticated: bool) -> El
         identity.label, identity.hosts, allow_unauthenticated=allow_unauthenticated
     )
     if credentials.certificates is not None:
-        raise ValueError(
-            explain(
-                "STRATAGEM_TLS_DIR is set.",
-                expected="no TLS: members of an ElasticStrategy exchange gradients in plain text.",
-                fix="unset it on a network that only the processes can reach, or use "
-                "MultiWorkerMirroredStrategy.",
-            )
+        raise invalid(
+            "STRATAGEM_TLS_DIR is set.",
+            expected="no TLS: members of an ElasticStrategy exchange gradients in plain text.",
+            fix="unset it on a network that only the processes can reach, or use "
+            "MultiWorkerMirroredStrategy.",
         )
     limits = GroupLimits(
         join_s=settings.read("join_timeout_s"),
@@ -417,14 +415,12 @@ class ElasticAdmission:
             mine = own[place] if place < len(own) else None
             theirs = others[place] if place < len(others) else None
             if mine != theirs:
-                raise ValueError(
-                    explain(
-                        f"Variable {place} is {_named(mine)} in this process, but "
-                        f"{_named(theirs)} in the others.",
-                        expected="the variables of the others, made in the same order.",
-                        fix="run the same program as the others. Make all variables before "
-                        "strategy.admit() is called for the first time.",
-                    )
+                raise invalid(
+                    f"Variable {place} is {_named(mine)} in this process, but "
+                    f"{_named(theirs)} in the others.",
+                    expected="the variables of the others, made in the same order.",
+                    fix="run the same program as the others. Make all variables before "
+                    "strategy.admit() is called for the first time.",
                 )
         _places(self._outside_variables(), document["outside"])
 
@@ -450,13 +446,11 @@ def _places(variables: Sequence[Any], descriptions: Sequence[list[Any]]) -> list
         own = _description(variable)
         place = next((place for place, one in left.items() if one == own), None)
         if place is None:
-            raise ValueError(
-                explain(
-                    f"A step of this process uses variable {_named(own)}, which was made outside "
-                    "of the strategy's scope. No step of the others uses it.",
-                    expected="the variables of the others.",
-                    fix="make it in strategy.scope(); an optimizer has variables as well.",
-                )
+            raise invalid(
+                f"A step of this process uses variable {_named(own)}, which was made outside "
+                "of the strategy's scope. No step of the others uses it.",
+                expected="the variables of the others.",
+                fix="make it in strategy.scope(); an optimizer has variables as well.",
             )
         del left[place]
         places.append((variable, place))

@@ -10,7 +10,7 @@ import jax
 
 from stratagem import contexts as stack
 from stratagem.devices.mesh import outside_context_mesh
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.options import ReduceOp
 from stratagem.strategies import reduction
 from stratagem.variables.distributed import Mirrored, PerReplica, is_distributed, without_mirrored
@@ -97,12 +97,10 @@ class StrategyExtended:
         )
         op = ReduceOp.parse(reduce_op)
         if isinstance(destinations, list | tuple):
-            raise ValueError(
-                explain(
-                    f"reduce_to received destinations of type {type(destinations).__name__}.",
-                    expected="one variable, one distributed value or one device.",
-                    fix="call it once a destination, or use batch_reduce_to.",
-                )
+            raise invalid(
+                f"reduce_to received destinations of type {type(destinations).__name__}.",
+                expected="one variable, one distributed value or one device.",
+                fix="call it once a destination, or use batch_reduce_to.",
             )
         count = self._strategy.num_replicas_in_sync
         ops = self._strategy.cross_device_ops
@@ -222,13 +220,10 @@ class StrategyExtended:
         Source: TF 2.21 distribute_lib.py, StrategyExtendedV2.colocate_vars_with.
         """
         if not self.variable_created_in_scope(var):
-            raise ValueError(
-                explain(
-                    f"colocate_vars_with received {var!r}, which does not belong to "
-                    f"{self._strategy}.",
-                    expected="a variable that was created in this strategy's scope.",
-                    fix="create it in `with strategy.scope():`.",
-                )
+            raise invalid(
+                f"colocate_vars_with received {var!r}, which does not belong to {self._strategy}.",
+                expected="a variable that was created in this strategy's scope.",
+                fix="create it in `with strategy.scope():`.",
             )
         with self._strategy.scope():
             yield

@@ -11,7 +11,7 @@ from stratagem.devices.communication import CommunicationOptions
 from stratagem.devices.finding import DeviceLike, planned_topology
 from stratagem.devices.local_updates import Islands, LocalSGD, LocalUpdates
 from stratagem.devices.mesh import Topology
-from stratagem.errors import check_type, explain
+from stratagem.errors import check_type, explain, invalid
 from stratagem.group.current import agree_on_random_state
 from stratagem.strategies.cross_device_ops import AutomaticOps
 from stratagem.strategies.membership import devices_of_cluster, local_topology, resolver_of
@@ -38,13 +38,11 @@ def islands_of(topology: Topology, replicas_per_island: object) -> Islands:
     if size == "process":
         sizes = set(of_processes)
         if len(sizes) > 1:
-            raise ValueError(
-                explain(
-                    f'replicas_per_island="process" with processes of {of_processes} replicas.',
-                    expected="the same number of replicas on each process: islands are averaged "
-                    "with equal weights.",
-                    fix="give each process as many devices, or pass replicas_per_island=1.",
-                )
+            raise invalid(
+                f'replicas_per_island="process" with processes of {of_processes} replicas.',
+                expected="the same number of replicas on each process: islands are averaged "
+                "with equal weights.",
+                fix="give each process as many devices, or pass replicas_per_island=1.",
             )
         size = of_processes[0]
     if isinstance(size, bool) or not isinstance(size, int):
@@ -52,21 +50,17 @@ def islands_of(topology: Topology, replicas_per_island: object) -> Islands:
     if size < 1 or count % size:
         raise ValueError(_unexpected(size, count, f"does not divide {count} replicas"))
     if any(size % own and own % size for own in of_processes):
-        raise ValueError(
-            explain(
-                f"replicas_per_island={size} with processes of {of_processes} replicas.",
-                expected="islands of whole processes, or processes of whole islands: lockstep is "
-                "for the fast links.",
-                fix='pass "process", or a divisor or multiple of the replicas of a process.',
-            )
+        raise invalid(
+            f"replicas_per_island={size} with processes of {of_processes} replicas.",
+            expected="islands of whole processes, or processes of whole islands: lockstep is "
+            "for the fast links.",
+            fix='pass "process", or a divisor or multiple of the replicas of a process.',
         )
     if 1 < size < count and topology.groups is not None:
-        raise ValueError(
-            explain(
-                f"replicas_per_island={size} with replicas of several devices.",
-                expected="replicas of one device each.",
-                fix="pass a flat list of devices, or replicas_per_island=1.",
-            )
+        raise invalid(
+            f"replicas_per_island={size} with replicas of several devices.",
+            expected="replicas of one device each.",
+            fix="pass a flat list of devices, or replicas_per_island=1.",
         )
     return Islands(count, size)
 
@@ -155,12 +149,10 @@ class LocalUpdateStrategy(Strategy):
         is_cluster = False
         if devices is not None:
             if cluster_resolver is not None:
-                raise ValueError(
-                    explain(
-                        f"devices={devices!r} and a cluster resolver were given.",
-                        expected="at most one of them: devices are those of one process.",
-                        fix="leave one of them out.",
-                    )
+                raise invalid(
+                    f"devices={devices!r} and a cluster resolver were given.",
+                    expected="at most one of them: devices are those of one process.",
+                    fix="leave one of them out.",
                 )
             topology = local_topology(devices, name="devices")
         else:

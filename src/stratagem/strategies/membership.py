@@ -29,7 +29,7 @@ from stratagem.devices.finding import (
 )
 from stratagem.devices.mesh import Topology, adjacent_groups
 from stratagem.devices.processes import end_coordination, start_processes
-from stratagem.errors import check_type, explain
+from stratagem.errors import check_type, invalid
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.current import Identity
 from stratagem.group.verdict import GroupLimits
@@ -103,12 +103,10 @@ def join(
 
 def copy_refused(strategy: object) -> ValueError:
     """Returns the error for copying a strategy of several processes."""
-    return ValueError(
-        explain(
-            f"{strategy} was passed to copy.deepcopy, which cannot copy it.",
-            expected="one strategy for a cluster: its processes belong together once.",
-            fix="use the strategy itself.",
-        )
+    return invalid(
+        f"{strategy} was passed to copy.deepcopy, which cannot copy it.",
+        expected="one strategy for a cluster: its processes belong together once.",
+        fix="use the strategy itself.",
     )
 
 
@@ -126,12 +124,10 @@ def identity_of(
     knows_all = labels is not None
     is_one_machine = processes.num_local_processes == processes.num_processes
     if with_addresses and not knows_all:
-        raise ValueError(
-            explain(
-                f"{resolver!r} does not list the address of every process.",
-                expected="a cluster with an address for each process, which all others reach.",
-                fix="set TF_CONFIG, or pass sg.cluster_resolver.SimpleClusterResolver.",
-            )
+        raise invalid(
+            f"{resolver!r} does not list the address of every process.",
+            expected="a cluster with an address for each process, which all others reach.",
+            fix="set TF_CONFIG, or pass sg.cluster_resolver.SimpleClusterResolver.",
         )
     return Identity(
         process_id=processes.process_id,
@@ -230,13 +226,10 @@ def local_topology(
     check_type(name, devices, Sequence | None, wanted, fix)
     if devices is not None and any(isinstance(device, list | tuple) for device in devices):
         if devices_per_replica is not None:
-            raise ValueError(
-                explain(
-                    f"{name}={devices!r} and devices_per_replica={devices_per_replica!r} "
-                    "were given.",
-                    expected="at most one of them: each groups the devices.",
-                    fix=f"leave one of them out, or list the devices of {name} without groups.",
-                )
+            raise invalid(
+                f"{name}={devices!r} and devices_per_replica={devices_per_replica!r} were given.",
+                expected="at most one of them: each groups the devices.",
+                fix=f"leave one of them out, or list the devices of {name} without groups.",
             )
         return planned_topology(Topology.of_groups(find_groups(devices)))
     found = local_devices() if devices is None else find_devices(list(devices))
@@ -261,10 +254,8 @@ def parameter_device_of(device: DeviceLike | None) -> jax.Device:
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
-        raise ValueError(
-            explain(
-                f"JAX was told to leave the host out: {error}",
-                expected="the platform cpu beside that of the replicas: the host keeps variables.",
-                fix="set JAX_PLATFORMS=cuda,cpu or unset it, or pass parameter_device.",
-            )
+        raise invalid(
+            f"JAX was told to leave the host out: {error}",
+            expected="the platform cpu beside that of the replicas: the host keeps variables.",
+            fix="set JAX_PLATFORMS=cuda,cpu or unset it, or pass parameter_device.",
         ) from error

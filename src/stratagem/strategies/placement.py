@@ -13,7 +13,7 @@ import numpy as np
 from stratagem.contexts import explicit_device
 from stratagem.devices.finding import find_devices, planned_shard_state
 from stratagem.devices.mesh import Topology
-from stratagem.errors import check_type, explain
+from stratagem.errors import check_type, explain, invalid
 from stratagem.execution.lookups import is_worth_rows
 from stratagem.logs import warn_on_one_worker
 from stratagem.variables.layouts import Store, VariableLayouts, store_of
@@ -173,13 +173,11 @@ def pinned_host_store(topology: Topology) -> ShardedStore:
     for device in devices:
         kinds = [memory.kind for memory in device.addressable_memories()]
         if PINNED_HOST not in kinds:
-            raise ValueError(
-                explain(
-                    f"{device} has no {PINNED_HOST!r} memory; its memories are {kinds}.",
-                    expected="devices with pinned host memory.",
-                    fix='store the variables in ordinary host memory: parameter_device="cpu:0" '
-                    'of CentralStorageStrategy, or the place "central" of HybridStrategy.',
-                )
+            raise invalid(
+                f"{device} has no {PINNED_HOST!r} memory; its memories are {kinds}.",
+                expected="devices with pinned host memory.",
+                fix='store the variables in ordinary host memory: parameter_device="cpu:0" '
+                'of CentralStorageStrategy, or the place "central" of HybridStrategy.',
             )
     return ShardedStore(topology, memory_kind=PINNED_HOST)
 
@@ -274,13 +272,11 @@ class PlacementRules(Replicated):
         """Raises a ValueError if a rule has matched no variable."""
         if self._unused and self._paths:
             unused = ", ".join(map(_shown, self._unused))
-            raise ValueError(
-                explain(
-                    f"placement has rules that match no variable: {unused}. The variables are "
-                    f"{[*self._paths]}.",
-                    expected="every rule to be the first match of at least one variable.",
-                    fix="compare the patterns with the paths, and put narrower rules first.",
-                )
+            raise invalid(
+                f"placement has rules that match no variable: {unused}. The variables are "
+                f"{[*self._paths]}.",
+                expected="every rule to be the first match of at least one variable.",
+                fix="compare the patterns with the paths, and put narrower rules first.",
             )
 
     def _store_of_slot(self, variable: object) -> Store | None:
@@ -301,23 +297,19 @@ class PlacementRules(Replicated):
 
 def _check_place(rule: Rule, place: str, places: Mapping[str, Store | None]) -> None:
     if place not in places:
-        raise ValueError(
-            explain(
-                f"placement has the place {place!r} for {rule!r}.",
-                expected=f"one of {', '.join(map(repr, places))}.",
-                fix="use sg.HybridStrategy, on the devices of one process."
-                if place in (CENTRAL, SERVER)
-                else "write one of these.",
-            )
+        raise invalid(
+            f"placement has the place {place!r} for {rule!r}.",
+            expected=f"one of {', '.join(map(repr, places))}.",
+            fix="use sg.HybridStrategy, on the devices of one process."
+            if place in (CENTRAL, SERVER)
+            else "write one of these.",
         )
     if rule is optimizer_state and place in (CENTRAL, SERVER):
-        raise ValueError(
-            explain(
-                f"placement has the place {place!r} for sg.placement.optimizer_state.",
-                expected=f"one of {MIRRORED!r}, {SHARDED!r}, {PINNED_HOST!r}: other optimizer "
-                "state is stored with its variable.",
-                fix=f"write {PINNED_HOST!r}, or place the variables.",
-            )
+        raise invalid(
+            f"placement has the place {place!r} for sg.placement.optimizer_state.",
+            expected=f"one of {MIRRORED!r}, {SHARDED!r}, {PINNED_HOST!r}: other optimizer "
+            "state is stored with its variable.",
+            fix=f"write {PINNED_HOST!r}, or place the variables.",
         )
 
 
@@ -357,12 +349,10 @@ def _matcher(rule: Rule) -> Callable[[Any], bool]:
     try:
         pattern = re.compile(rule)
     except re.error as error:
-        raise ValueError(
-            explain(
-                f"placement has the pattern {rule!r}: {error}.",
-                expected="a regular expression, searched in the path of a variable.",
-                fix="escape literal characters with re.escape.",
-            )
+        raise invalid(
+            f"placement has the pattern {rule!r}: {error}.",
+            expected="a regular expression, searched in the path of a variable.",
+            fix="escape literal characters with re.escape.",
         ) from None
     return lambda variable: pattern.search(variable.path) is not None
 
@@ -386,22 +376,18 @@ def state_placement(
     """
     shard_state = planned_shard_state() or shard_state
     if shard_state not in (None, "optimizer", "all"):
-        raise ValueError(
-            explain(
-                f"shard_state={shard_state!r} was given.",
-                expected='"optimizer", "all" or None.',
-                fix='pass "optimizer" to shard optimizer state, "all" to shard the weights, too.',
-            )
+        raise invalid(
+            f"shard_state={shard_state!r} was given.",
+            expected='"optimizer", "all" or None.',
+            fix='pass "optimizer" to shard optimizer state, "all" to shard the weights, too.',
         )
     wishes = {f"shard_state={shard_state!r}": shard_state, "a layout_map": layout_map}
     given = [name for name, wish in wishes.items() if wish is not None]
     if placement is not None and given:
-        raise ValueError(
-            explain(
-                f"{' and '.join([*given, 'a placement'])} were given.",
-                expected="a placement alone: it decides where every variable is stored.",
-                fix="leave the placement out, or the others.",
-            )
+        raise invalid(
+            f"{' and '.join([*given, 'a placement'])} were given.",
+            expected="a placement alone: it decides where every variable is stored.",
+            fix="leave the placement out, or the others.",
         )
     if not (given or placement):
         _require_one_copy(topology)
@@ -420,10 +406,8 @@ def state_placement(
 
 def _require_one_copy(topology: Topology) -> None:
     if topology.shard_size is not None:
-        raise ValueError(
-            explain(
-                f"shard_size={topology.shard_size} was given, and nothing is sharded.",
-                expected="shard_state, a layout_map or a placement beside it.",
-                fix='pass shard_state="all", or leave shard_size out.',
-            )
+        raise invalid(
+            f"shard_size={topology.shard_size} was given, and nothing is sharded.",
+            expected="shard_state, a layout_map or a placement beside it.",
+            fix='pass shard_state="all", or leave shard_size out.',
         )

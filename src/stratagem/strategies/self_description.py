@@ -14,7 +14,7 @@ from rich.table import Table
 
 from stratagem.contexts import StrategyParts
 from stratagem.devices.mesh import Topology
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.programs.lockstep import compilations_of
 from stratagem.logs import PublicDir, as_html, as_text, new_table, size_text
 from stratagem.strategies.cross_device_ops import CrossDeviceOps
@@ -225,13 +225,11 @@ class SelfDescription(StrategyParts, PublicDir):
             home = home_of(variable)
             if home is None or home.strategy is not self:
                 owner = "no strategy" if home is None else str(home.strategy)
-                raise ValueError(
-                    explain(
-                        f"Variable {variable.path!r} of the model belongs to {owner}.",
-                        expected=f"a model whose variables belong to {self}.",
-                        fix="create the model in this strategy's scope, or call describe of its "
-                        "own strategy.",
-                    )
+                raise invalid(
+                    f"Variable {variable.path!r} of the model belongs to {owner}.",
+                    expected=f"a model whose variables belong to {self}.",
+                    fix="create the model in this strategy's scope, or call describe of its "
+                    "own strategy.",
                 )
         return [variable for variable in found.values() if variable.has_value]
 

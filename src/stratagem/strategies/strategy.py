@@ -25,6 +25,7 @@ from stratagem.errors import (
     SAME_METHODS,
     check_type,
     explain,
+    invalid,
     raise_reported,
     reported_errors,
 )
@@ -583,12 +584,10 @@ def _check_run(fn: object, args: object, options: object) -> None:
     fix = "pass the function itself and its arguments in `args`."
     check_type("fn", fn, callable, "a function", fix, owner="run")
     if not isinstance(args, tuple | list):
-        raise ValueError(
-            explain(
-                f"run received args of type {type(args).__name__}.",
-                expected="a tuple or list of positional arguments.",
-                fix="write args=(value,) with a comma.",
-            )
+        raise invalid(
+            f"run received args of type {type(args).__name__}.",
+            expected="a tuple or list of positional arguments.",
+            fix="write args=(value,) with a comma.",
         )
     check_type("options", options, RunOptions | None, "sg.RunOptions or None", owner="run")
 

@@ -22,7 +22,7 @@ from stratagem.devices.device_assignment import (
 from stratagem.devices.finding import local_devices, planned_devices, planned_topology
 from stratagem.devices.mesh import Topology, adjacent_groups
 from stratagem.devices.tpu_topology import TPUTopology
-from stratagem.errors import NotFoundError, check_number, check_type, explain
+from stratagem.errors import NotFoundError, check_number, check_type, explain, invalid
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.current import agree_on_random_state
 from stratagem.strategies.argument_checks import (
@@ -124,13 +124,10 @@ def tpu_devices(resolver: ClusterResolver) -> tuple[jax.Device, ...]:
         raise _not_found(platform, f"JAX uses the platform {devices[0].platform!r}.")
     num_hosts = len({device.process_index for device in devices})
     if num_hosts != processes.num_processes:
-        raise ValueError(
-            explain(
-                f"The TPU has {num_hosts} hosts, and the resolver tells of "
-                f"{processes.num_processes}.",
-                expected="a resolver that names all of them: no environment variable does.",
-                fix='pass sg.cluster_resolver.TPUClusterResolver("the TPU\'s name").',
-            )
+        raise invalid(
+            f"The TPU has {num_hosts} hosts, and the resolver tells of {processes.num_processes}.",
+            expected="a resolver that names all of them: no environment variable does.",
+            fix='pass sg.cluster_resolver.TPUClusterResolver("the TPU\'s name").',
         )
     return devices
 

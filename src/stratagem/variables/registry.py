@@ -11,7 +11,7 @@ import enum
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.options import VariableAggregation, VariableSynchronization
 
 if TYPE_CHECKING:
@@ -52,12 +52,10 @@ def _parse(value: object, kind: type[_E], argument: str) -> _E:
     if isinstance(value, int) and not is_other and value in list(kind):
         return kind(value)
     names = ", ".join(f'"{name.lower()}"' for name in kind.__members__)
-    raise ValueError(
-        explain(
-            f"{argument}={value!r} is not a valid value.",
-            expected=f"a {kind.__name__}, or one of {names}.",
-            fix=f"pass one of these for {argument}.",
-        )
+    raise invalid(
+        f"{argument}={value!r} is not a valid value.",
+        expected=f"a {kind.__name__}, or one of {names}.",
+        fix=f"pass one of these for {argument}.",
     )
 
 
@@ -87,22 +85,18 @@ def choose_kind(
     if num_replicas == 1:
         return VariableKind.PLAIN
     if synchronization is VariableSynchronization.NONE:
-        raise ValueError(
-            explain(
-                f"Variable {name!r} has synchronization NONE under a strategy of {num_replicas} "
-                "replicas.",
-                expected="AUTO, ON_WRITE or ON_READ: without these, the copies would diverge.",
-                fix='omit `synchronization`, or pass "on_read" for one value per replica.',
-            )
+        raise invalid(
+            f"Variable {name!r} has synchronization NONE under a strategy of {num_replicas} "
+            "replicas.",
+            expected="AUTO, ON_WRITE or ON_READ: without these, the copies would diverge.",
+            fix='omit `synchronization`, or pass "on_read" for one value per replica.',
         )
     is_fractional = dtype.startswith(("float", "bfloat", "complex"))
     if aggregation is VariableAggregation.MEAN and not is_fractional:
-        raise ValueError(
-            explain(
-                f"Variable {name!r} has aggregation MEAN and dtype {dtype}.",
-                expected="a floating-point dtype: the mean of integers may not be an integer.",
-                fix='choose a float dtype, or aggregation "sum" or "only_first_replica".',
-            )
+        raise invalid(
+            f"Variable {name!r} has aggregation MEAN and dtype {dtype}.",
+            expected="a floating-point dtype: the mean of integers may not be an integer.",
+            fix='choose a float dtype, or aggregation "sum" or "only_first_replica".',
         )
     on_read = synchronization is VariableSynchronization.ON_READ
     return VariableKind.ON_READ if on_read else VariableKind.MIRRORED

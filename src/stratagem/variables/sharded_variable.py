@@ -15,7 +15,7 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.variables.distributed import IndexedSlices
 
 if TYPE_CHECKING:
@@ -304,13 +304,11 @@ class ShardedVariable(ScatterMethods):
         value = value if isinstance(value, jax.Array) else np.asarray(value)
         is_whole = value.shape == self.shape
         if not is_whole and (method == "assign" or not _broadcasts(value.shape, self.shape)):
-            raise ValueError(
-                explain(
-                    f"{method} of sharded variable {self.name!r} received a value of shape "
-                    f"{value.shape}.",
-                    expected=f"shape {self.shape}.",
-                    fix="pass all rows, or use scatter_update to set some rows.",
-                )
+            raise invalid(
+                f"{method} of sharded variable {self.name!r} received a value of shape "
+                f"{value.shape}.",
+                expected=f"shape {self.shape}.",
+                fix="pass all rows, or use scatter_update to set some rows.",
             )
         if not is_whole:
             broadcast = jnp.broadcast_to if isinstance(value, jax.Array) else np.broadcast_to
@@ -397,20 +395,16 @@ def _check(variables: Iterable[keras.Variable]) -> None:
     shapes = [tuple(one.shape) for one in variables]
     dtypes = [one.dtype for one in variables]
     if len(set(dtypes)) > 1:
-        raise ValueError(
-            explain(
-                f"ShardedVariable received shards of dtypes {dtypes}.",
-                expected="shards of the same dtype.",
-                fix="create the variables with the same dtype.",
-            )
+        raise invalid(
+            f"ShardedVariable received shards of dtypes {dtypes}.",
+            expected="shards of the same dtype.",
+            fix="create the variables with the same dtype.",
         )
     if () in shapes or len({shape[1:] for shape in shapes}) > 1:
-        raise ValueError(
-            explain(
-                f"ShardedVariable received shards of shapes {shapes}.",
-                expected="shapes that differ only in the number of rows, on axis 0.",
-                fix="split the whole array along axis 0.",
-            )
+        raise invalid(
+            f"ShardedVariable received shards of shapes {shapes}.",
+            expected="shapes that differ only in the number of rows, on axis 0.",
+            fix="split the whole array along axis 0.",
         )
 
 
@@ -546,12 +540,10 @@ def _require(items: tuple[Any, ...], shape: tuple[int, ...], name: str) -> None:
             )
         ) from error
     except ValueError as error:
-        raise ValueError(
-            explain(
-                f"Sharded variable {name!r} was indexed by {items}: {error}.",
-                expected="a step other than 0.",
-                fix="omit the step, or use 1 or -1.",
-            )
+        raise invalid(
+            f"Sharded variable {name!r} was indexed by {items}: {error}.",
+            expected="a step other than 0.",
+            fix="omit the step, or use 1 or -1.",
         ) from error
 
 

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec, Sharding
 from stratagem import config
 from stratagem.devices.elastic_rounds import RoundOperation, Rounds, error_of_rounds
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.jaxprs import Rule, retrace
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.lockstep import Lockstep
@@ -68,16 +68,14 @@ class OutsideVariables:
             if home_of(variable) is not None or any(variable is one for one in self):
                 continue
             if self._is_complete:
-                raise ValueError(
-                    explain(
-                        f"{name} uses variable {variable.path!r}, which was made outside of the "
-                        "strategy's scope. This process joined the others, and did not receive "
-                        "its value.",
-                        expected="a variable of the strategy, or of a step that was compiled "
-                        "before joining.",
-                        fix="make it in strategy.scope(); an optimizer has variables as well. Or "
-                        "pass the step to strategy.admit(fn, args).",
-                    )
+                raise invalid(
+                    f"{name} uses variable {variable.path!r}, which was made outside of the "
+                    "strategy's scope. This process joined the others, and did not receive "
+                    "its value.",
+                    expected="a variable of the strategy, or of a step that was compiled "
+                    "before joining.",
+                    fix="make it in strategy.scope(); an optimizer has variables as well. Or "
+                    "pass the step to strategy.admit(fn, args).",
                 )
             self._references.append(weakref.ref(variable))
 

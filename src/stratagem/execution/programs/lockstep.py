@@ -29,7 +29,7 @@ from stratagem.devices.lockstep import compiling
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shards import local_copy
 from stratagem.devices.shared_sums import in_order, is_connected
-from stratagem.errors import InvalidArgumentError, explain
+from stratagem.errors import InvalidArgumentError, explain, invalid
 from stratagem.execution.eager import run_eagerly
 from stratagem.execution.programs.offloaded_step import OffloadedStep, StoredRows, is_offloaded
 from stratagem.execution.programs.program import (
@@ -179,12 +179,10 @@ def _parts(leaf: object, path: str) -> list[Any]:
         components = [jnp.asarray(part) for part in leaf.components]
         shapes = [part.shape for part in components]
         if len(set(shapes)) > 1:
-            raise ValueError(
-                explain(
-                    f"run_steps received {path} with parts of shapes {shapes}.",
-                    expected="one shape on all replicas, because they run one program.",
-                    fix="pad the parts, and add their true lengths to the carry.",
-                )
+            raise invalid(
+                f"run_steps received {path} with parts of shapes {shapes}.",
+                expected="one shape on all replicas, because they run one program.",
+                fix="pad the parts, and add their true lengths to the carry.",
             )
         return components
     leaf = leaf.value if isinstance(leaf, Mirrored) else leaf
@@ -239,28 +237,24 @@ class CarryingStep:
         """Returns the arrays of the next carry; raises if their shapes or dtypes changed."""
         pairs, structure = jax.tree_util.tree_flatten_with_path(carry)
         if structure != self.structure:
-            raise ValueError(
-                explain(
-                    f"{self._name} received a carry of structure {self.structure} and "
-                    f"returned one of structure {structure}.",
-                    expected="the same structure.",
-                    fix="return the same keys, lengths and types as in the initial carry.",
-                    code="SG410",
-                )
+            raise invalid(
+                f"{self._name} received a carry of structure {self.structure} and "
+                f"returned one of structure {structure}.",
+                expected="the same structure.",
+                fix="return the same keys, lengths and types as in the initial carry.",
+                code="SG410",
             )
         leaves = [jnp.asarray(leaf) for _, leaf in pairs]
         for slot, leaf in zip(self.slots, leaves, strict=True):
             if (leaf.shape, leaf.dtype) != (slot.given_shape, slot.given_dtype):
-                raise ValueError(
-                    explain(
-                        f"{self._name} received {slot.path} of shape {slot.given_shape} and "
-                        f"dtype {slot.given_dtype}, but returned shape {leaf.shape} and dtype "
-                        f"{leaf.dtype}.",
-                        expected="the same shape and dtype after each step.",
-                        fix="give the initial carry that shape and dtype, or cast the returned "
-                        "value: keras.ops.cast(value, dtype).",
-                        code="SG410",
-                    )
+                raise invalid(
+                    f"{self._name} received {slot.path} of shape {slot.given_shape} and "
+                    f"dtype {slot.given_dtype}, but returned shape {leaf.shape} and dtype "
+                    f"{leaf.dtype}.",
+                    expected="the same shape and dtype after each step.",
+                    fix="give the initial carry that shape and dtype, or cast the returned "
+                    "value: keras.ops.cast(value, dtype).",
+                    code="SG410",
                 )
         return leaves
 

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec, Sharding
 from stratagem import environment
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shared_sums import no_sums
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.execution.jaxprs import contains_primitive, without_unused
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.summary.collector import is_tracing
@@ -443,12 +443,10 @@ class IdsProgram(EarlyProgram):
         self._lookups = sorted(places)
         super().__init__(trace, topology, [places[lookup] for lookup in self._lookups])
         if any(source == "rows" for source, _ in self._inputs):
-            raise ValueError(
-                explain(
-                    f"{name} looks up rows with ids that it computes from other looked-up rows.",
-                    expected="ids that depend only on the arguments and variables of the step.",
-                    fix="look up the second rows in a separate step that receives the ids.",
-                )
+            raise invalid(
+                f"{name} looks up rows with ids that it computes from other looked-up rows.",
+                expected="ids that depend only on the arguments and variables of the step.",
+                fix="look up the second rows in a separate step that receives the ids.",
             )
         self._num_lookups = len(trace.lookups)
 

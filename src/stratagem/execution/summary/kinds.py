@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.errors import check_number, explain
+from stratagem.errors import check_number, explain, invalid
 from stratagem.execution.replica_context import get_replica_context
 from stratagem.execution.summary.collector import (
     Summary,
@@ -138,12 +138,10 @@ def scalar(name: str, data: object, step: object = None, description: str | None
     """
     array = _as_real_array(data, name)
     if array.shape != ():
-        raise ValueError(
-            explain(
-                f"Summary {name!r} received data of shape {tuple(array.shape)}.",
-                expected="a scalar.",
-                fix="reduce it to a scalar, or write a histogram.",
-            )
+        raise invalid(
+            f"Summary {name!r} received data of shape {tuple(array.shape)}.",
+            expected="a scalar.",
+            fix="reduce it to a scalar, or write a histogram.",
         )
 
     def encode(number: object) -> Any:
@@ -250,12 +248,10 @@ def image(
 
 def _check_images(name: str, shape: tuple[int, ...], max_outputs: int) -> None:
     if len(shape) != 4 or shape[-1] not in (1, 2, 3, 4):
-        raise ValueError(
-            explain(
-                f"Summary {name!r} received images of shape {tuple(shape)}.",
-                expected="(k, height, width, channels) with 1 to 4 channels.",
-                fix="add axes, as in data[None, :, :, None] for one gray image.",
-            )
+        raise invalid(
+            f"Summary {name!r} received images of shape {tuple(shape)}.",
+            expected="(k, height, width, channels) with 1 to 4 channels.",
+            fix="add axes, as in data[None, :, :, None] for one gray image.",
         )
     check_number(f"Summary {name!r}", 0, max_outputs=max_outputs)
 

@@ -22,7 +22,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, get_opaque_trace_state
 
 from stratagem.devices.mesh import Topology
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.execution.jaxprs import without_unused
 from stratagem.execution.summary.collector import CollectedSummaries
 from stratagem.execution.tracing.arguments import Arguments, Results
@@ -224,16 +224,14 @@ class ReplicaScope(keras.StatelessScope):
         """Records a new value without counting it as an assignment."""
         variable = _held(variable)
         if not self.is_at_its_own_level:
-            raise ValueError(
-                explain(
-                    f"Variable {variable.path!r} was assigned inside lax.cond, lax.scan, jax.jit "
-                    "or the like, within a replica function.",
-                    expected="assignments in the replica function itself; those of an inner "
-                    "function are lost when it ends.",
-                    fix="return the value from the inner function and assign it outside; for an "
-                    "optimizer, use stateless_apply inside.",
-                    code="SG203",
-                )
+            raise invalid(
+                f"Variable {variable.path!r} was assigned inside lax.cond, lax.scan, jax.jit "
+                "or the like, within a replica function.",
+                expected="assignments in the replica function itself; those of an inner "
+                "function are lost when it ends.",
+                fix="return the value from the inner function and assign it outside; for an "
+                "optimizer, use stateless_apply inside.",
+                code="SG203",
             )
         if id(variable) in self.read_in_jits and not _is_op_by_op():
             _key_of_jits(next(_keys)).__enter__()  # until this scope ends
@@ -284,15 +282,13 @@ class ReplicaScope(keras.StatelessScope):
         Raises ValueError inside `lax.cond` and the like.
         """
         if not self.is_at_its_own_level:
-            raise ValueError(
-                explain(
-                    "An optimizer of variables on parameter servers was applied inside lax.cond, "
-                    "lax.scan, jax.jit or the like, within a replica function, or a masked loss "
-                    "of a batch that workers share was computed there.",
-                    expected="an update or a loss in the replica function itself.",
-                    fix="return the gradients from the inner function, and apply them outside.",
-                    code="SG203",
-                )
+            raise invalid(
+                "An optimizer of variables on parameter servers was applied inside lax.cond, "
+                "lax.scan, jax.jit or the like, within a replica function, or a masked loss "
+                "of a batch that workers share was computed there.",
+                expected="an update or a loss in the replica function itself.",
+                fix="return the gradients from the inner function, and apply them outside.",
+                code="SG203",
             )
         self.sent.append((what, value))
 

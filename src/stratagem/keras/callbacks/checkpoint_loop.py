@@ -22,7 +22,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from stratagem import logs
-from stratagem.errors import DeadlineExceededError, explain
+from stratagem.errors import DeadlineExceededError, explain, invalid
 
 if TYPE_CHECKING:
     import keras
@@ -127,14 +127,11 @@ class KerasFiles:
             except _NOT_WHOLE as error:
                 raise UnreadableCheckpointError(f"{type(error).__name__}: {error}") from error
             except ValueError as error:
-                raise ValueError(
-                    explain(
-                        f"{checkpoint.path} does not fit the model: {error}",
-                        expected="weights of the evaluated model.",
-                        fix="build the model as in training, or pass the folder of its "
-                        "checkpoints.",
-                        code="SG703",
-                    )
+                raise invalid(
+                    f"{checkpoint.path} does not fit the model: {error}",
+                    expected="weights of the evaluated model.",
+                    fix="build the model as in training, or pass the folder of its checkpoints.",
+                    code="SG703",
                 ) from error
 
 

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from stratagem import environment
 from stratagem.environment import load
-from stratagem.errors import check_number, explain
+from stratagem.errors import check_number, explain, invalid
 from stratagem.execution import summary
 from stratagem.keras.training.active_fit import call_after_fit
 from stratagem.keras.training.model import observe_steps, strategy_of
@@ -87,12 +87,10 @@ def write_projector_configuration(
     """
     names = [layer.name for layer in _embeddings(model)]
     if isinstance(labels, Mapping) and (unknown := sorted(set(labels) - set(names))):
-        raise ValueError(
-            explain(
-                f"embeddings_metadata names layers that are not embeddings: {unknown}.",
-                expected=f"names of keras.layers.Embedding layers: {names}.",
-                fix="look up the name with layer.name.",
-            )
+        raise invalid(
+            f"embeddings_metadata names layers that are not embeddings: {unknown}.",
+            expected=f"names of keras.layers.Embedding layers: {names}.",
+            fix="look up the name with layer.name.",
         )
     lines: list[str] = []
     for name in names:
@@ -389,12 +387,10 @@ def _steps_between(update_freq: str | int) -> int | None:
         return None
     steps = 1 if update_freq == "batch" else update_freq
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ValueError(
-            explain(
-                f"sg.TensorBoard received update_freq={update_freq!r}.",
-                expected='"epoch", "batch" or a number of batches of at least 1.',
-                fix='pass "epoch" to write after each epoch.',
-            )
+        raise invalid(
+            f"sg.TensorBoard received update_freq={update_freq!r}.",
+            expected='"epoch", "batch" or a number of batches of at least 1.',
+            fix='pass "epoch" to write after each epoch.',
         )
     return steps
 
@@ -410,12 +406,10 @@ def _range_of_batches(profile_batch: int | str | Sequence[int]) -> tuple[int, in
     if (first, last) == (0, 0):
         return None
     if first < 1 or last < first:
-        raise ValueError(
-            explain(
-                f"sg.TensorBoard received profile_batch={profile_batch!r}.",
-                expected="a batch counted from 1, a pair of the first and last batch, or 0.",
-                fix="pass profile_batch=(10, 20), for example.",
-            )
+        raise invalid(
+            f"sg.TensorBoard received profile_batch={profile_batch!r}.",
+            expected="a batch counted from 1, a pair of the first and last batch, or 0.",
+            fix="pass profile_batch=(10, 20), for example.",
         )
     return first, last
 
@@ -498,13 +492,11 @@ class StepProfile(keras.callbacks.Callback):
         process, count = jax.process_index(), jax.process_count()
         missing = [worker for worker in self.workers if worker >= count]
         if missing:
-            raise ValueError(
-                explain(
-                    f"sg.profile received workers={list(self.workers)}, and this run has {count} "
-                    f"{'process' if count == 1 else 'processes'}.",
-                    expected=f"ids of processes from 0 to {count - 1}.",
-                    fix=f"leave out {', '.join(map(str, missing))}.",
-                )
+            raise invalid(
+                f"sg.profile received workers={list(self.workers)}, and this run has {count} "
+                f"{'process' if count == 1 else 'processes'}.",
+                expected=f"ids of processes from 0 to {count - 1}.",
+                fix=f"leave out {', '.join(map(str, missing))}.",
             )
         if process in self.workers:
             folder = _writable(self.folder / f"worker-{process}")

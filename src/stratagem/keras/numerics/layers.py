@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import keras
 
 from stratagem import contexts as stack
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.execution.lookups import embedding_lookup, is_recorded, note_table
 from stratagem.execution.replica_context import ReplicaBatch, ReplicaContext, get_replica_context
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
@@ -586,20 +586,16 @@ def check_batch_size(
         return
     strategy = context.strategy
     if strategy.placement.is_remote:
-        raise ValueError(
-            explain(
-                f"{strategy} cannot run the stateful RNN {layer.name!r}.",
-                expected="layers without per-example state: each worker reads a different batch, "
-                "but servers store a single state.",
-                fix="remove stateful=True, or use sg.MirroredStrategy.",
-            )
+        raise invalid(
+            f"{strategy} cannot run the stateful RNN {layer.name!r}.",
+            expected="layers without per-example state: each worker reads a different batch, "
+            "but servers store a single state.",
+            fix="remove stateful=True, or use sg.MirroredStrategy.",
         )
-    raise ValueError(
-        explain(
-            f"The stateful RNN {layer.name!r} has state for {expected} examples, but {strategy} "
-            f"passed it {received} in {context.num_replicas_in_sync} replicas.",
-            expected="an Input whose batch size is the global batch size.",
-            fix=f"batch the data by {expected} and drop a shorter last batch, or build the model "
-            f"with keras.Input(batch_shape=({received}, ...)).",
-        )
+    raise invalid(
+        f"The stateful RNN {layer.name!r} has state for {expected} examples, but {strategy} "
+        f"passed it {received} in {context.num_replicas_in_sync} replicas.",
+        expected="an Input whose batch size is the global batch size.",
+        fix=f"batch the data by {expected} and drop a shorter last batch, or build the model "
+        f"with keras.Input(batch_shape=({received}, ...)).",
     )

@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 
 from stratagem.contexts import get_strategy
 from stratagem.devices.local_updates import DiLoCo, LocalUpdates, QuadraticPeriod, fragments_of
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.execution.communicator import IslandSums, compressed_between, compressed_sums
 from stratagem.execution.replica_context import ReplicaContext
 from stratagem.execution.tracing.functionalize import on_global_model
@@ -170,14 +170,12 @@ def state_variables(
 
 
 def _loss_scale_refused(compression: Compression) -> ValueError:
-    return ValueError(
-        explain(
-            f"A LossScaleOptimizer was applied with compression={compression}.",
-            expected="gradients of one scale: errors of a step are added to the next one's, and "
-            "the loss scale changes between them.",
-            fix='train in bfloat16, keras.config.set_dtype_policy("mixed_bfloat16"), which needs '
-            "no loss scale, or leave the compression out.",
-        )
+    return invalid(
+        f"A LossScaleOptimizer was applied with compression={compression}.",
+        expected="gradients of one scale: errors of a step are added to the next one's, and "
+        "the loss scale changes between them.",
+        fix='train in bfloat16, keras.config.set_dtype_policy("mixed_bfloat16"), which needs '
+        "no loss scale, or leave the compression out.",
     )
 
 

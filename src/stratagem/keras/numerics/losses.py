@@ -16,7 +16,7 @@ import keras
 from jax.core import Tracer
 from keras import ops
 
-from stratagem.errors import InvalidArgumentError, explain
+from stratagem.errors import InvalidArgumentError, explain, invalid
 from stratagem.execution.replica_context import ReplicaContext, get_replica_context
 from stratagem.execution.row_effects import RowEffect
 from stratagem.execution.tracing.functionalize import current_scope
@@ -365,13 +365,11 @@ def compute_average_loss(
     """
     losses = jnp.asarray(per_example_loss)
     if losses.ndim == 0:
-        raise ValueError(
-            explain(
-                "compute_average_loss received a scalar loss.",
-                expected="one loss per example, shape (per_replica_batch, ...).",
-                fix="create the Keras loss with reduction=None.",
-                code="SG409",
-            )
+        raise invalid(
+            "compute_average_loss received a scalar loss.",
+            expected="one loss per example, shape (per_replica_batch, ...).",
+            fix="create the Keras loss with reduction=None.",
+            code="SG409",
         )
     is_alone = is_of_one_device() or _is_built_outside_replicas()
     context = None if is_alone else get_replica_context()

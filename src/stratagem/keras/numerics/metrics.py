@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import keras
 
 from stratagem.contexts import get_strategy, has_strategy
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.replica_context import ReplicaContext, get_replica_context
 from stratagem.execution.row_effects import RowEffect, adds_to_inputs, row_effects
 from stratagem.keras.numerics.layers import (
@@ -224,14 +224,12 @@ def _adds_up(
 
 def _check_homes(metric: keras.metrics.Metric, context: ReplicaContext) -> None:
     if any(home is None for home in _homes(metric)):
-        raise ValueError(
-            explain(
-                f"The metric {metric.name!r} was created outside the scope of a strategy, but a "
-                f"replica function of {context.strategy} updates it.",
-                expected="a metric with variables on each replica.",
-                fix=f"create {type(metric).__name__}(...) in `with strategy.scope():`.",
-                code="SG201",
-            )
+        raise invalid(
+            f"The metric {metric.name!r} was created outside the scope of a strategy, but a "
+            f"replica function of {context.strategy} updates it.",
+            expected="a metric with variables on each replica.",
+            fix=f"create {type(metric).__name__}(...) in `with strategy.scope():`.",
+            code="SG201",
         )
 
 

@@ -19,7 +19,7 @@ from jax.experimental.sparse import JAXSparse
 from stratagem import contexts as stack
 from stratagem.contexts import get_strategy, has_strategy
 from stratagem.devices.local_updates import LocalUpdates
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.lookups import is_worth_rows, rows_to_update, with_updated_rows
 from stratagem.execution.replica_context import ReplicaContext, get_replica_context
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope, note_optimizer
@@ -563,14 +563,12 @@ def _check_owners(variables: list[Any], strategy: Strategy) -> None:
             and not strategy.extended.variable_created_in_scope(variable)
         ):
             home = home_of(variable)
-            raise ValueError(
-                explain(
-                    f"{strategy} cannot train variable {variable.path!r}, which was created "
-                    f"{'under ' + str(home.strategy) if home else 'outside its scope'}.",
-                    expected="variables created in the scope of the strategy that trains them.",
-                    fix="build the model in `with strategy.scope():`.",
-                    code="SG201",
-                )
+            raise invalid(
+                f"{strategy} cannot train variable {variable.path!r}, which was created "
+                f"{'under ' + str(home.strategy) if home else 'outside its scope'}.",
+                expected="variables created in the scope of the strategy that trains them.",
+                fix="build the model in `with strategy.scope():`.",
+                code="SG201",
             )
 
 

@@ -20,7 +20,7 @@ import jax
 import keras
 import numpy as np
 
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.execution.summary.collector import Collector
 from stratagem.execution.tracing.functionalize import CapturedWrites, ReplicaScope
 from stratagem.keras.numerics.rematerialization import choose_layers, is_compiled, set_chain
@@ -313,14 +313,12 @@ def _chain(graph: Any, run: Sequence[GraphCall]) -> LayerChain:
         if difference is None and call.outputs[0].shape != first_output.shape:
             difference = "the shapes of their outputs"
         if difference is not None:
-            raise ValueError(
-                explain(
-                    f"scan_layers received {first.name!r} and {call.operation.name!r}, which "
-                    f"differ in {difference}.",
-                    expected="equal layers: they share one program, in which only the values of "
-                    "their variables differ.",
-                    fix="choose equal ones with layers=, or make the layers equal.",
-                )
+            raise invalid(
+                f"scan_layers received {first.name!r} and {call.operation.name!r}, which "
+                f"differ in {difference}.",
+                expected="equal layers: they share one program, in which only the values of "
+                "their variables differ.",
+                fix="choose equal ones with layers=, or make the layers equal.",
             )
     return LayerChain(graph, [call.operation for call in run], places)
 
@@ -346,14 +344,12 @@ def _comparable(leaf: Any) -> Any:
 
 
 def _not_in_chain(layer: Any) -> ValueError:
-    return ValueError(
-        explain(
-            f"scan_layers received {layer.name!r}, which is in no row of layers.",
-            expected="two or more layers of a functional or sequential model, each called once "
-            "there with the output of the one before, which goes nowhere else.",
-            fix="choose such layers with layers=; write a model whose `call` loops over its layers "
-            "as a functional model.",
-        )
+    return invalid(
+        f"scan_layers received {layer.name!r}, which is in no row of layers.",
+        expected="two or more layers of a functional or sequential model, each called once "
+        "there with the output of the one before, which goes nowhere else.",
+        fix="choose such layers with layers=; write a model whose `call` loops over its layers "
+        "as a functional model.",
     )
 
 
@@ -456,12 +452,10 @@ class _Scan:
         return self._first.supports_masking and is_same
 
     def _refusal(self, received: str, fix: str) -> ValueError:
-        return ValueError(
-            explain(
-                f"scan_layers received {received}: {self._first.name!r}.",
-                expected="layers of which one loop can compute all.",
-                fix=f"{fix}; or choose other layers with layers=.",
-            )
+        return invalid(
+            f"scan_layers received {received}: {self._first.name!r}.",
+            expected="layers of which one loop can compute all.",
+            fix=f"{fix}; or choose other layers with layers=.",
         )
 
     def _column_of(self) -> dict[int, Any]:

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from stratagem.contexts import has_strategy
-from stratagem.errors import check_number, explain
+from stratagem.errors import check_number, explain, invalid
 from stratagem.execution.replica_context import get_replica_context
 from stratagem.keras.patches import wraps_methods
 from stratagem.keras.variables.creation import adopt_new
@@ -428,12 +428,10 @@ def _preprocess(
     finally:
         model.generate_function = generate
     if len(received) != 1:
-        raise ValueError(
-            explain(
-                f"generate_stream received {len(received)} batches.",
-                expected="one batch of prompts.",
-                fix="call it for each batch.",
-            )
+        raise invalid(
+            f"generate_stream received {len(received)} batches.",
+            expected="one batch of prompts.",
+            fix="call it for each batch.",
         )
     prompts, stop_tokens = received[0]
     return prompts, None if stop_tokens is None else tuple(stop_tokens), text

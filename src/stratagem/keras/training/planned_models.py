@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 import keras
 
 from stratagem.devices.finding import planned_default_strategy, planned_devices
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.execution.tracing.functionalize import CapturedStep, capture
 from stratagem.keras.numerics.rematerialization import remat
 from stratagem.keras.patches import patches
@@ -50,22 +50,18 @@ def training_step(
     variable, or uses parameter servers.
     """
     if getattr(model, "optimizer", None) is None:
-        raise ValueError(
-            explain(
-                f"Model {model.name!r} is not compiled with an optimizer.",
-                expected="a compiled model.",
-                fix="call model.compile with an optimizer first.",
-            )
+        raise invalid(
+            f"Model {model.name!r} is not compiled with an optimizer.",
+            expected="a compiled model.",
+            fix="call model.compile with an optimizer first.",
         )
     own: Strategy = cast("Any", model).distribute_strategy
     if own.executor.schedules:
-        raise ValueError(
-            explain(
-                f"Model {model.name!r} belongs to {own}, which schedules steps on workers.",
-                expected="a strategy whose replicas run in lockstep.",
-                fix="create the model under MirroredStrategy to plan it.",
-                code="SG801",
-            )
+        raise invalid(
+            f"Model {model.name!r} belongs to {own}, which schedules steps on workers.",
+            expected="a strategy whose replicas run in lockstep.",
+            fix="create the model under MirroredStrategy to plan it.",
+            code="SG801",
         )
     if own is not strategy:
         scope = contextlib.nullcontext() if own.topology.devices is None else own.scope()
@@ -77,12 +73,10 @@ def training_step(
 
 def _take_step(model: keras.Model, batch: tuple[Any, ...]) -> CapturedStep:
     if not model.trainable_variables:
-        raise ValueError(
-            explain(
-                f"Model {model.name!r} has no trainable variable.",
-                expected="a model with trainable variables.",
-                fix="set trainable=True on some layers.",
-            )
+        raise invalid(
+            f"Model {model.name!r} has no trainable variable.",
+            expected="a model with trainable variables.",
+            fix="set trainable=True on some layers.",
         )
     function = model.train_function
     model.train_function = None

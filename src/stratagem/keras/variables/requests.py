@@ -16,7 +16,7 @@ from jax.core import Tracer
 from stratagem.contexts import explicit_device, naming_device
 from stratagem.devices.finding import find_devices
 from stratagem.devices.shards import creating_on_host
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.keras.patches import patches
 from stratagem.variables.placement import sole_device
 from stratagem.variables.registry import Home, VariableKind
@@ -184,14 +184,12 @@ def check_explicit_device(path: str, home: Home) -> None:
     named = tuple(find_devices([name]))
     if named in (tuple(strategy.topology.all_devices or ()), (sole_device(strategy.placement),)):
         return
-    raise ValueError(
-        explain(
-            f"Variable {path!r} was created in keras.device({name!r}), in the scope of {strategy}.",
-            expected="no device for a single variable: the strategy places its variables. A "
-            "HybridStrategy accepts one, except for ON_READ variables.",
-            fix="remove keras.device, or use sg.HybridStrategy.",
-            code="SG208",
-        )
+    raise invalid(
+        f"Variable {path!r} was created in keras.device({name!r}), in the scope of {strategy}.",
+        expected="no device for a single variable: the strategy places its variables. A "
+        "HybridStrategy accepts one, except for ON_READ variables.",
+        fix="remove keras.device, or use sg.HybridStrategy.",
+        code="SG208",
     )
 
 
@@ -214,12 +212,10 @@ def as_initializer(value: object, dtype: DTypeLike | None) -> tuple[Any, Any, An
     if isinstance(value, keras.Variable):
         value = value.value
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
-        raise ValueError(
-            explain(
-                "A variable was given an initial value that a compiled function computes.",
-                expected="a value that is known when the variable is created, or an initializer.",
-                fix="create the variable with an initializer, and assign the value.",
-            )
+        raise invalid(
+            "A variable was given an initial value that a compiled function computes.",
+            expected="a value that is known when the variable is created, or an initializer.",
+            fix="create the variable with an initializer, and assign the value.",
         )
     # Not as a part of the program that is being traced, nor where it may be too large for a device.
     with jax.ensure_compile_time_eval(), creating_on_host(not isinstance(value, jax.Array)):

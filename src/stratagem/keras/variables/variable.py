@@ -29,7 +29,7 @@ from stratagem.devices.shards import (
     local_copy,
     put_slices,
 )
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.lookups import is_worth_rows
 from stratagem.execution.replica_context import ReplicaContext, get_replica_context
 from stratagem.execution.tracing.errors import foreign_variable
@@ -122,15 +122,13 @@ def announce_gather(variable: object) -> None:
 
 def delta_outside(method: str, path: str) -> ValueError:
     """Error for a delta assigned to an ON_READ sum in cross-replica context."""
-    return ValueError(
-        explain(
-            f"{method} was called in cross-replica context on {path!r}, an ON_READ variable with "
-            "aggregation SUM.",
-            expected="assign, or a call in a replica function: outside of one, it is unclear "
-            "whether the value counts once or once per replica.",
-            fix="use assign(variable + value), or call it in the function passed to strategy.run.",
-            code="SG205",
-        )
+    return invalid(
+        f"{method} was called in cross-replica context on {path!r}, an ON_READ variable with "
+        "aggregation SUM.",
+        expected="assign, or a call in a replica function: outside of one, it is unclear "
+        "whether the value counts once or once per replica.",
+        fix="use assign(variable + value), or call it in the function passed to strategy.run.",
+        code="SG205",
     )
 
 
@@ -160,17 +158,15 @@ def parts_without_aggregation(path: str) -> TypeError:
 
 def number_to_sum(value: object, path: str) -> ValueError:
     """Error for a Python number assigned to a SUM variable: once, or once per replica?"""
-    return ValueError(
-        explain(
-            f"A replica function assigned the Python number {value!r} to {path!r}, "
-            "whose "
-            "aggregation is SUM.",
-            expected="an array, which counts once a replica.",
-            fix="pass an array (jax.numpy.asarray), or divide by num_replicas_in_sync "
-            "if the number "
-            "is meant once.",
-            code="SG205",
-        )
+    return invalid(
+        f"A replica function assigned the Python number {value!r} to {path!r}, "
+        "whose "
+        "aggregation is SUM.",
+        expected="an array, which counts once a replica.",
+        fix="pass an array (jax.numpy.asarray), or divide by num_replicas_in_sync "
+        "if the number "
+        "is meant once.",
+        code="SG205",
     )
 
 
