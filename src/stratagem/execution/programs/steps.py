@@ -134,9 +134,8 @@ def shape_on(
 
 def spec_of_input(source: str, index: int, trace: Trace, topology: Topology) -> PartitionSpec:
     """Returns the partition spec of an input of a step."""
-    variables = {"read_only": trace.read_only, "written": trace.written}.get(source)
-    is_component = variables is not None and is_on_read(variables[index])
-    is_split = source in ("split", "rows") or is_component
+    variable = trace.variable(source, index)
+    is_split = source in ("split", "rows") if variable is None else is_on_read(variable)
     return PartitionSpec(topology.replica_axis) if is_split else PartitionSpec()
 
 

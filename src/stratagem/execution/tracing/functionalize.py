@@ -34,7 +34,7 @@ from stratagem.execution.tracing.remote_state import (
     WholeInput,
 )
 from stratagem.variables.distributed import IndexedSlices
-from stratagem.variables.registry import VariableKind, home_of
+from stratagem.variables.registry import home_of, is_on_read
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts
@@ -402,15 +402,24 @@ class Trace:
     splits_sequences: bool = False  # True if a replica's devices share sequences
 
     @property
+    def variables(self) -> list[Any]:
+        """Variables that the step reads or writes, with the tables of its lookups."""
+        return [*self.written, *self.read_only, *(lookup.table for lookup in self.lookups)]
+
+    def variable(self, source: str, index: int) -> Any:
+        """Returns the variable that an input is; None for other inputs."""
+        if source == "written":
+            return self.written[index]
+        return self.read_only[index] if source == "read_only" else None
+
+    @property
     def differing_inputs(self) -> list[bool]:
         """Returns, for each input of the jaxpr, True if it may differ between replicas."""
         flags: list[bool] = []
         owners = [lookup for lookup in self.lookups for _ in lookup.inputs]
         for source, index in self.inputs:
-            if source in ("written", "read_only"):
-                variables = self.written if source == "written" else self.read_only
-                home = home_of(variables[index])
-                flags.append(home is not None and home.kind is VariableKind.ON_READ)
+            if (variable := self.variable(source, index)) is not None:
+                flags.append(is_on_read(variable))
             else:
                 is_of_all = source == "rows" and isinstance(owners[index], WholeInput)
                 flags.append(source in ("split", "rows") and not is_of_all)
