@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from stratagem.contexts import StrategyParts
-from stratagem.devices.mesh import prime_factors
-from stratagem.errors import explain, invalid
+from stratagem.devices.mesh import Topology, prime_factors
+from stratagem.errors import check_number, explain, invalid
 from stratagem.execution.replica_context import get_replica_context
 from stratagem.logs import warn_on_one_worker
 
@@ -179,6 +179,20 @@ def _check_parts(parts: list[int], shape: tuple[int, ...], count: int) -> None:
             expected="a number for each axis, whose product is the number of logical devices.",
             fix="write 1 for axes that are not divided.",
         )
+
+
+def checked_sequence_axis(axis: int | None, topology: Topology) -> int | None:
+    """Returns the axis; raises a ValueError for the batch axis, or replicas of one device."""
+    if axis is None:
+        return None
+    check_number("The strategy", sequence_axis=axis)
+    if topology.num_logical_devices == 1:
+        raise invalid(
+            f"sequence_axis={axis} was given for replicas of one device.",
+            expected="replicas of several devices, over which sequences are split.",
+            fix="pass devices_per_replica=, too, or leave sequence_axis out.",
+        )
+    return axis
 
 
 def _require_replica(method: str) -> None:

@@ -18,10 +18,9 @@ from stratagem.devices.communication import CommunicationImplementation, Communi
 from stratagem.devices.finding import DeviceLike, find_devices, planned_topology
 from stratagem.devices.mesh import Topology, adjacent_groups
 from stratagem.devices.shared_sums import connect_memory
-from stratagem.errors import explain
+from stratagem.errors import check_type, explain
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.current import agree_on_random_state
-from stratagem.strategies.argument_checks import checked_communication, checked_sequence_axis
 from stratagem.strategies.cross_device_ops import AutomaticOps, CrossDeviceOps
 from stratagem.strategies.membership import (
     devices_of_cluster,
@@ -106,11 +105,11 @@ class MirroredStrategy(Strategy):
             devices = groups_of_mesh(layout_map)
         topology = local_topology(devices, name="devices", devices_per_replica=devices_per_replica)
         topology = topology.with_shard_size(shard_size)
-        self.sequence_axis = checked_sequence_axis(sequence_axis, topology)
         super().__init__(
             topology,
             cross_device_ops,
             placement=state_placement(topology, shard_state=shard_state, layout_map=layout_map),
+            sequence_axis=sequence_axis,
         )
 
 
@@ -288,8 +287,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         sequence_axis: int | None = None,
         allow_unauthenticated: bool = False,
     ) -> None:
-        options = checked_communication(communication_options)
-        self._options = options
+        wanted, kind = "sg.CommunicationOptions, or None", CommunicationOptions | None
+        check_type("communication_options", communication_options, kind, wanted, error=ValueError)
+        self._options = options = communication_options or CommunicationOptions()
         self._tf_config = environment.lookup("TF_CONFIG")
         self._resolver = resolver_of(cluster_resolver)
         devices, is_cluster = devices_of_cluster(
@@ -299,7 +299,6 @@ class MultiWorkerMirroredStrategy(Strategy):
             devices_per_replica = devices_per_replica_of(layout_map)
         groups = adjacent_groups(devices, devices_per_replica)
         topology = planned_topology(Topology.of_groups(groups)).with_shard_size(shard_size)
-        self.sequence_axis = checked_sequence_axis(sequence_axis, topology)
         is_open = options.implementation is CommunicationImplementation.AUTO
         if is_open and topology.groups is None:
             connect_memory(topology)
@@ -309,6 +308,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             placement=state_placement(
                 topology, shard_state=shard_state, layout_map=layout_map, placement=placement
             ),
+            sequence_axis=sequence_axis,
         )
         if is_cluster:
             agree_on_random_state()

@@ -35,10 +35,9 @@ from stratagem.input.iterator import DistributedIterator
 from stratagem.logs import warn_on_one_worker
 from stratagem.options import InputContext, InputOptions, ReduceOp, RunOptions, ValueContext
 from stratagem.strategies import datasets, reduction
-from stratagem.strategies.argument_checks import check_compression, check_parts
 from stratagem.strategies.cross_device_ops import AutomaticOps, CrossDeviceOps
 from stratagem.strategies.extended import StrategyExtended
-from stratagem.strategies.logical_devices import LogicalDevices
+from stratagem.strategies.logical_devices import LogicalDevices, checked_sequence_axis
 from stratagem.strategies.membership import copy_refused
 from stratagem.strategies.self_description import SelfDescription
 from stratagem.variables.components import agree_on_initial_values
@@ -283,19 +282,39 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         *,
         placement: Replicated | None = None,
         executor: Callable[[Any], Lockstep] = Lockstep,
+        sequence_axis: int | None = None,
     ) -> None:
-        check_parts(topology, cross_device_ops)
+        fix = "make one from devices: Topology(find_devices([...]))."
+        check_type("topology", topology, Topology, "a stratagem.devices.mesh.Topology", fix)
+        wanted = "an sg.CrossDeviceOps such as sg.RingAllReduce(), or None to choose"
+        check_type("cross_device_ops", cross_device_ops, CrossDeviceOps | None, wanted)
         use_compilation_cache()
         self.topology = planned_topology(topology)
         self.cross_device_ops = cross_device_ops or AutomaticOps()
         # Raises if the ops do not support the devices.
         self.cross_device_ops.communicator(self.topology)
         self.placement = placement or Replicated()
-        check_compression(self.cross_device_ops.compression, self.topology, self.placement)
+        self._check_compression()
+        self.sequence_axis = checked_sequence_axis(sequence_axis, self.topology)
         self.variables = VariableRegistry()
         self._make_executor = executor
         self.executor = executor(self)
         self._extended = StrategyExtended(self)
+
+    def _check_compression(self) -> None:
+        """Raises a ValueError if compressed gradients are not summed whole on each replica."""
+        compression, groups = self.cross_device_ops.compression, self.topology.groups
+        is_elsewhere = self.placement.uses_stores or self.placement.is_remote
+        if compression is None or not (groups or is_elsewhere):
+            return
+        kept = "over the devices of a replica" if groups else f"by {self.placement}"
+        raise invalid(
+            f"compression={compression} was given, and variables are placed {kept}.",
+            expected="a whole copy of every variable on each replica's one device: errors of "
+            "gradients are kept whole, and parts of gradients are summed elsewhere.",
+            fix="leave the compression out, or shard_state, layout_map, placement and "
+            "devices_per_replica.",
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topology})"

@@ -25,11 +25,6 @@ from stratagem.devices.tpu_topology import TPUTopology
 from stratagem.errors import NotFoundError, check_number, check_type, explain, invalid
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.current import agree_on_random_state
-from stratagem.strategies.argument_checks import (
-    check_device_assignment,
-    checked_sequence_axis,
-    refuse_both_groupings,
-)
 from stratagem.strategies.cross_device_ops import AutomaticOps
 from stratagem.strategies.membership import check_resolver, join
 from stratagem.strategies.placement import state_placement
@@ -200,21 +195,26 @@ class TPUStrategy(Strategy):
         sequence_axis: int | None = None,
     ) -> None:
         check_resolver(tpu_cluster_resolver, "tpu_cluster_resolver")
-        check_device_assignment(experimental_device_assignment)
+        _check_device_assignment(experimental_device_assignment)
         check_number("TPUStrategy", or_none=True, steps_per_run=steps_per_run)
         name = "experimental_spmd_xla_partitioning"
         check_type(name, experimental_spmd_xla_partitioning, bool, "True or False")
         self._resolver = find_resolver(tpu_cluster_resolver)
         devices = tpu_devices(self._resolver)
-        refuse_both_groupings(experimental_device_assignment, devices_per_replica)
         if experimental_device_assignment is not None:
+            if devices_per_replica is not None:
+                raise invalid(
+                    f"devices_per_replica={devices_per_replica!r} and a device assignment were "
+                    "given.",
+                    expected="at most one of them: each groups the devices.",
+                    fix="leave one of them out.",
+                )
             groups = assigned_devices(experimental_device_assignment, devices)
         else:
             if devices_per_replica is None:
                 devices_per_replica = devices_per_replica_of(layout_map)
             groups = adjacent_groups(in_ring_order(devices), devices_per_replica)
         topology = planned_topology(Topology.of_groups(groups)).with_shard_size(shard_size)
-        self.sequence_axis = checked_sequence_axis(sequence_axis, topology)
         self.refuses_assignment = experimental_spmd_xla_partitioning
         self.device_assignment = experimental_device_assignment
         super().__init__(
@@ -224,6 +224,7 @@ class TPUStrategy(Strategy):
                 topology, shard_state=shard_state, layout_map=layout_map, placement=placement
             ),
             executor=functools.partial(Lockstep, steps_per_call=steps_per_run),
+            sequence_axis=sequence_axis,
         )
         self.is_copyable = not self.topology.spans_processes
         if self.topology.spans_processes:
@@ -238,3 +239,17 @@ class TPUStrategy(Strategy):
     def cluster_resolver(self) -> ClusterResolver:
         """The resolver of the TPU's hosts."""
         return self._resolver
+
+
+def _check_device_assignment(assignment: object) -> None:
+    """Raises a ValueError unless a TPUStrategy got a device assignment or None."""
+    if isinstance(assignment, int):
+        raise invalid(
+            f"experimental_device_assignment={assignment} is a number.",
+            expected="an sg.tpu.experimental.DeviceAssignment; in TensorFlow 1, the steps per "
+            "call were in its place.",
+            fix=f"write steps_per_run={assignment}.",
+        )
+    fix = "make one with DeviceAssignment.build(topology, num_replicas=...)."
+    wanted, kind = "an sg.tpu.experimental.DeviceAssignment, or None", DeviceAssignment | None
+    check_type("experimental_device_assignment", assignment, kind, wanted, fix, error=ValueError)
