@@ -19,7 +19,7 @@ import pkgutil
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -35,7 +35,7 @@ from stratagem.cluster.addresses import free_ports
 from stratagem.devices.mesh import Topology, adjacent_groups, check_groups
 from stratagem.devices.private import SeparateNodes, write_cache_entries_whole
 from stratagem.errors import check_type, explain, invalid
-from stratagem.resources import cache_dir, programs_folder
+from stratagem.resources import cache_dir, changing, programs_folder
 
 # Arrays up to this size keep their values.
 _MAX_VALUE_BYTES = 2**16
@@ -132,26 +132,24 @@ class _PlannedTarget:
 _planned = _PlannedTarget()
 
 
-@contextlib.contextmanager
 def planning_for(
     topology: AbstractTopology,
     shard_state: str | None = None,
     make_strategy: Callable[[], Any] | None = None,
     shard_size: int | None = None,
-) -> Generator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Gives strategies created within the block these devices instead of local ones.
 
     None for `shard_state` and `shard_size` keeps the strategies' own; None for `make_strategy`
     creates no strategy for models without one.
     """
-    before = vars(_planned).copy()
-    _planned.topology, _planned.shard_state = topology, shard_state
-    _planned.make_strategy, _planned.shard_size = make_strategy, shard_size
-    try:
-        yield
-    finally:
-        vars(_planned).clear()
-        vars(_planned).update(before)
+    return changing(
+        _planned,
+        topology=topology,
+        shard_state=shard_state,
+        make_strategy=make_strategy,
+        shard_size=shard_size,
+    )
 
 
 def planned_default_strategy() -> Any:

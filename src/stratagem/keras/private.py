@@ -641,33 +641,31 @@ def sublayers(layer: keras.layers.Layer) -> list[Any]:
 _NAME_COUNTS = "object_name_uids"
 
 
-@contextlib.contextmanager
-def fresh_names() -> Generator[None]:
+def fresh_names() -> contextlib.AbstractContextManager[None]:
     """Restarts automatic names of layers and other objects; restores the counters afterwards."""
-    before = global_state.get_global_attribute(_NAME_COUNTS)
-    global_state.set_global_attribute(_NAME_COUNTS, defaultdict(int))
-    try:
-        yield
-    finally:
-        global_state.set_global_attribute(_NAME_COUNTS, before)
+    return _with_global(_NAME_COUNTS, defaultdict(int))
 
 
 _MASKS = "_keras_mask_dict"
 
 
-@contextlib.contextmanager
-def fresh_masks() -> Generator[None]:
+def fresh_masks() -> contextlib.AbstractContextManager[None]:
     """Forgets the masks of tracers of earlier traces; restores those of other tensors afterwards.
 
     Keras finds a tracer's mask by its `id`, and drops it in the thread that collects the tracer. In
     another thread than its own, it stays, for the next tracer with that id.
     """
-    before = global_state.get_global_attribute(_MASKS)
-    global_state.set_global_attribute(_MASKS, None)
+    return _with_global(_MASKS, None)
+
+
+@contextlib.contextmanager
+def _with_global(name: str, value: object) -> Generator[None]:
+    before = global_state.get_global_attribute(name)
+    global_state.set_global_attribute(name, value)
     try:
         yield
     finally:
-        global_state.set_global_attribute(_MASKS, before)
+        global_state.set_global_attribute(name, before)
 
 
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"

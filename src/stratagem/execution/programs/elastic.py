@@ -34,6 +34,7 @@ from stratagem.group.elastic.group import ElasticGroup
 from stratagem.group.elastic.peer_connections import DivergedError
 from stratagem.input.batches import HostBatch, split_again
 from stratagem.input.placement import place as placed_batches
+from stratagem.resources import changing
 from stratagem.variables.distributed import PerReplica, is_per_replica
 from stratagem.variables.registry import home_of
 
@@ -179,11 +180,8 @@ class ElasticLockstep(Lockstep):
         self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments], topology: Topology
     ) -> ElasticProgram:
         """Compiles a step for other members, in a thread; returns its program."""
-        before, self._strategy.topology = self._strategy.topology, topology
-        try:
+        with changing(self._strategy, topology=topology):
             return self._started(fn, arguments_of())
-        finally:
-            self._strategy.topology = before
 
     def _started(self, fn: Callable[..., Any], arguments: Arguments) -> ElasticProgram:
         program = self.program(fn, arguments)

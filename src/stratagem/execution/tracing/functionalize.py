@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -33,6 +33,7 @@ from stratagem.execution.tracing.remote_state import (
     UpdatedValue,
     WholeInput,
 )
+from stratagem.resources import changing
 from stratagem.variables.distributed import IndexedSlices
 from stratagem.variables.registry import home_of, is_on_read
 
@@ -114,14 +115,9 @@ def current_scope() -> ReplicaScope | None:
     return _current.scope
 
 
-@contextlib.contextmanager
-def on_global_model() -> Generator[None]:
+def on_global_model() -> contextlib.AbstractContextManager[None]:
     """Makes variables with local copies stand for the global model in a `with` block."""
-    previous, _current.is_on_global_model = _current.is_on_global_model, True
-    try:
-        yield
-    finally:
-        _current.is_on_global_model = previous
+    return changing(_current, is_on_global_model=True)
 
 
 def _held(variable: Any) -> Any:
@@ -518,14 +514,11 @@ def capture(run: Callable[[], Any], *, takes_all: bool = False) -> CapturedStep 
 
     Returns None if there is none. With `takes_all`, captures the first step of any kind.
     """
-    before = (capturing.is_on, capturing.takes_all)
-    capturing.is_on, capturing.takes_all = True, takes_all
-    try:
-        run()
-    except StepCaptured as captured:
-        return captured.step
-    finally:
-        capturing.is_on, capturing.takes_all = before
+    with changing(capturing, is_on=True, takes_all=takes_all):
+        try:
+            run()
+        except StepCaptured as captured:
+            return captured.step
     return None
 
 
@@ -542,12 +535,10 @@ def offer_step(
     trace: Callable[[Callable[..., Any], Arguments, Topology], Trace],
 ) -> None:
     """Raises `StepCaptured` if the capture that is on wants this step."""
-    before, _current.optimizers = _current.optimizers, {}
-    try:
+    applied: dict[int, Any] = {}
+    with changing(_current, optimizers=applied):
         traced = trace(fn, arguments, strategy.topology)
-        optimizers = tuple(_current.optimizers.values())
-    finally:
-        _current.optimizers = before
+    optimizers = tuple(applied.values())
     trains = any(getattr(variable, "trainable", False) for variable in traced.written)
     if trains or capturing.takes_all:
         raise StepCaptured(

@@ -42,6 +42,7 @@ from stratagem.keras.private import (
 )
 from stratagem.keras.variables.requests import annotated
 from stratagem.options import ReduceOp
+from stratagem.resources import changing
 from stratagem.variables.registry import is_on_read
 
 if TYPE_CHECKING:
@@ -313,14 +314,8 @@ def _plain_moments(
     inputs: object,
     mask: object,
 ) -> Any:
-    synchronized, layer.synchronized = (
-        layer.synchronized,
-        False,
-    )  # Keras on JAX rejects synchronized=True.
-    try:
+    with changing(layer, synchronized=False):  # Keras on JAX rejects True
         return moments(layer, inputs, mask)
-    finally:
-        layer.synchronized = synchronized
 
 
 def _moments_of_true_rows(

@@ -12,8 +12,8 @@ import functools
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -36,6 +36,7 @@ from stratagem.keras.private import (
     set_keras_mask,
     sublayers,
 )
+from stratagem.resources import changing
 
 
 def scan_layers(
@@ -200,16 +201,9 @@ class LayerChain:
         new_kwargs = {key: value if key in self._places else one for key, one in kwargs.items()}
         return new_args, new_kwargs
 
-    @contextmanager
-    def called_by_graph(self) -> Generator[None]:
+    def called_by_graph(self) -> AbstractContextManager[None]:
         """Marks a call of the graph, in which the layers are called in order."""
-        calls = self._calls
-        previous = calls.num, calls.scan
-        calls.num = 0
-        try:
-            yield
-        finally:
-            calls.num, calls.scan = previous
+        return changing(self._calls, num=0, scan=self._calls.scan)
 
     def call_of(
         self, layer: keras.layers.Layer, call: Callable[..., Any], args: Any, kwargs: Any

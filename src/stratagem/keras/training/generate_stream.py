@@ -20,6 +20,7 @@ from stratagem.execution.replica_context import get_replica_context
 from stratagem.keras.patches import wraps_methods
 from stratagem.keras.variables.creation import adopt_new
 from stratagem.keras.variables.variable import reading_as_stored
+from stratagem.resources import changing
 from stratagem.variables.layouts import is_remote, store_of
 from stratagem.variables.registry import home_of
 
@@ -421,12 +422,8 @@ def _preprocess(
         received.append((prompts, stop_token_ids))
         return prompts
 
-    generate = model.generate_function
-    model.generate_function = record
-    try:
+    with changing(model, generate_function=record):
         text = model.generate(inputs, max_length=max_length, stop_token_ids=stop_token_ids)
-    finally:
-        model.generate_function = generate
     if len(received) != 1:
         raise invalid(
             f"generate_stream received {len(received)} batches.",

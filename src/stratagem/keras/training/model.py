@@ -63,6 +63,7 @@ from stratagem.keras.training.step_functions import (
 from stratagem.keras.variables.creation import adopt, adopt_new, scope_of
 from stratagem.observe.process_writer import current_events
 from stratagem.observe.recorder import current_observer, input_mark
+from stratagem.resources import changing
 from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
@@ -235,15 +236,12 @@ def entering_scope(original: Callable[..., Any]) -> Any:
             bound.arguments["callbacks"] = [*callbacks, *strategy.fit_callbacks()]
             args, kwargs = bound.args[1:], bound.kwargs
         strategy.executor.settle()  # Steps of earlier calls must not count here.
-        previous = logs_wanted.value, logs_wanted.is_current
+        logs: dict[str, bool] = {}
         if name != "predict":
             acting = map(acts_on_batches, listed(bound.arguments.get("callbacks")))
-            logs_wanted.value, logs_wanted.is_current = wanted, any(acting)
-        try:
-            with strategy.scope():
-                return original(self, *args, **kwargs)
-        finally:
-            logs_wanted.value, logs_wanted.is_current = previous
+            logs = {"value": wanted, "is_current": any(acting)}
+        with changing(logs_wanted, **logs), strategy.scope():
+            return original(self, *args, **kwargs)
 
     return filters_traceback(recorded_fit(entered) if name == "fit" else entered)
 

@@ -19,6 +19,7 @@ from stratagem.keras.numerics.rematerialization import remat
 from stratagem.keras.patches import patches
 from stratagem.keras.private import build_for, flatten_layers, jax_distribution, remat_mode
 from stratagem.keras.variables.creation import Adoption, adopt
+from stratagem.resources import changing
 from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
@@ -78,12 +79,8 @@ def _take_step(model: keras.Model, batch: tuple[Any, ...]) -> CapturedStep:
             expected="a model with trainable variables.",
             fix="set trainable=True on some layers.",
         )
-    function = model.train_function
-    model.train_function = None
-    try:
+    with changing(model, train_function=None):
         step = capture(lambda: model.train_on_batch(*batch))
-    finally:
-        model.train_function = function
     assert step is not None
     return step
 

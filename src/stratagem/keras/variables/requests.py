@@ -18,6 +18,7 @@ from stratagem.devices.finding import find_devices
 from stratagem.devices.shards import creating_on_host
 from stratagem.errors import invalid
 from stratagem.keras.patches import patches
+from stratagem.resources import setting
 from stratagem.variables.placement import sole_device
 from stratagem.variables.registry import Home, VariableKind
 
@@ -49,14 +50,9 @@ def current_annotations() -> Annotations:
     return _annotations.get(_NONE)
 
 
-@contextlib.contextmanager
-def annotated(**changes: Any) -> Generator[None]:
+def annotated(**changes: Any) -> contextlib.AbstractContextManager[Annotations]:
     """Changes the annotations of variables that are created in a `with` block."""
-    token = _annotations.set(dataclasses.replace(current_annotations(), **changes))
-    try:
-        yield
-    finally:
-        _annotations.reset(token)
+    return setting(_annotations, dataclasses.replace(current_annotations(), **changes))
 
 
 # Sources of variables for functions that are called again: each call reuses the first's.
@@ -117,14 +113,9 @@ def current_source() -> VariableSource | None:
     return _source.get()
 
 
-@contextlib.contextmanager
-def variables_from(source: VariableSource | None) -> Generator[None]:
+def variables_from(source: VariableSource | None) -> contextlib.AbstractContextManager[object]:
     """Uses a source for variables created in a `with` block; None creates them all."""
-    token = _source.set(source)
-    try:
-        yield
-    finally:
-        _source.reset(token)
+    return setting(_source, source)
 
 
 def as_created(variable: keras.Variable, request: VariableRequest) -> Any:

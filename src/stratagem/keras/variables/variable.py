@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import types
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,7 @@ from stratagem.keras.variables.requests import (
 )
 from stratagem.keras.variables.rows import RowUpdates, note_assignment
 from stratagem.options import ReduceOp, VariableAggregation
+from stratagem.resources import setting
 from stratagem.strategies.reduction import of_all
 from stratagem.variables.components import (
     WholeValue,
@@ -75,17 +76,12 @@ _strategy: ContextVar[Strategy | None] = ContextVar("strategy read as stored", d
 _announce: ContextVar[Callable[[Any], None] | None] = ContextVar("announce gather", default=None)
 
 
-@contextlib.contextmanager
-def reading_as_stored(strategy: Strategy | None) -> Generator[None]:
+def reading_as_stored(strategy: Strategy | None) -> contextlib.AbstractContextManager[object]:
     """Makes reads of a strategy's variables in this thread return arrays on all its devices.
 
     None restores reads on one device.
     """
-    token = _strategy.set(strategy)
-    try:
-        yield
-    finally:
-        _strategy.reset(token)
+    return setting(_strategy, strategy)
 
 
 def reads_as_stored(strategy: Strategy) -> bool:
@@ -93,17 +89,14 @@ def reads_as_stored(strategy: Strategy) -> bool:
     return _strategy.get() is strategy
 
 
-@contextlib.contextmanager
-def announcing_gathers(announce: Callable[[Any], None]) -> Generator[None]:
+def announcing_gathers(
+    announce: Callable[[Any], None],
+) -> contextlib.AbstractContextManager[object]:
     """Calls a function with each variable of which this thread is about to gather shards.
 
     All processes must run a gather; the function makes the others do so.
     """
-    token = _announce.set(announce)
-    try:
-        yield
-    finally:
-        _announce.reset(token)
+    return setting(_announce, announce)
 
 
 def announces_gathers() -> bool:
