@@ -10,7 +10,7 @@ import jax
 
 from stratagem import contexts as stack
 from stratagem.devices.mesh import outside_context_mesh
-from stratagem.errors import explain, invalid
+from stratagem.errors import check_type, explain, invalid
 from stratagem.options import ReduceOp
 from stratagem.strategies import reduction
 from stratagem.variables.distributed import Mirrored, PerReplica, is_distributed, without_mirrored
@@ -243,14 +243,14 @@ class StrategyExtended:
 
         Source: TF 2.21 distribute_lib.py, StrategyExtendedV2.variable_created_in_scope.
         """
-        if not hasattr(v, "assign"):
-            raise TypeError(
-                explain(
-                    f"variable_created_in_scope received {v!r} of type {type(v).__name__}.",
-                    expected="a keras.Variable.",
-                    fix="pass the variable itself, not its value.",
-                )
-            )
+        check_type(
+            "v",
+            v,
+            lambda one: hasattr(one, "assign"),
+            "a keras.Variable",
+            "pass the variable itself, not its value.",
+            owner="variable_created_in_scope",
+        )
         home = home_of(v)
         if home is None:
             return self._strategy.topology.devices is None
