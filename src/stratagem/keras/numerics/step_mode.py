@@ -368,14 +368,15 @@ def terms_of(values: Sequence[Any], context: ReplicaContext) -> list[Any]:
         if not jax.tree.leaves(value):
             continue
         if next(are_of_worker, False):
-            value = _scaled(value, as_sum_over_workers)
+            value = scaled(value, as_sum_over_workers)
         if next(are_sums, False):
-            value = _scaled(value, lambda part: as_average(part, context))
+            value = scaled(value, lambda part: as_average(part, context))
         terms[place] = value
     return terms
 
 
-def _scaled(value: Any, scale: Callable[[jax.Array], Any]) -> Any:
+def scaled(value: Any, scale: Callable[[jax.Array], Any]) -> Any:
+    """Maps `scale` over the floats of a gradient or another pytree; the indices of rows stay."""
     return jax.tree.map(
         lambda part: scale(part) if jnp.issubdtype(part.dtype, jnp.inexact) else part, value
     )
