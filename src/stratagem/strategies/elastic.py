@@ -73,7 +73,7 @@ class ElasticStrategy(Strategy):
 
     _group: ElasticGroup | None = None  # None for a process without others
     _admission: ElasticAdmission | None = None
-    is_copyable = False
+    _is_copyable = False
 
     @recreatable
     def __init__(

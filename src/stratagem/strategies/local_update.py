@@ -129,7 +129,7 @@ class LocalUpdateStrategy(Strategy):
     2023.
     """
 
-    is_copyable = False
+    _is_copyable = False
 
     @recreatable
     def __init__(

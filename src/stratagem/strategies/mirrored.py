@@ -22,6 +22,7 @@ from stratagem.errors import check_type, explain
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.current import agree_on_random_state
 from stratagem.strategies.cross_device_ops import AutomaticOps, CrossDeviceOps
+from stratagem.strategies.logical_devices import checked_sequence_axis
 from stratagem.strategies.membership import (
     devices_of_cluster,
     local_topology,
@@ -105,11 +106,11 @@ class MirroredStrategy(Strategy):
             devices = groups_of_mesh(layout_map)
         topology = local_topology(devices, name="devices", devices_per_replica=devices_per_replica)
         topology = topology.with_shard_size(shard_size)
+        self.sequence_axis = checked_sequence_axis(sequence_axis, topology)
         super().__init__(
             topology,
             cross_device_ops,
             placement=state_placement(topology, shard_state=shard_state, layout_map=layout_map),
-            sequence_axis=sequence_axis,
         )
 
 
@@ -271,7 +272,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     Source: TF 2.21 collective_all_reduce_strategy.py, CollectiveAllReduceStrategy.
     """
 
-    is_copyable = False
+    _is_copyable = False
 
     @recreatable
     def __init__(
@@ -299,6 +300,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             devices_per_replica = devices_per_replica_of(layout_map)
         groups = adjacent_groups(devices, devices_per_replica)
         topology = planned_topology(Topology.of_groups(groups)).with_shard_size(shard_size)
+        self.sequence_axis = checked_sequence_axis(sequence_axis, topology)
         is_open = options.implementation is CommunicationImplementation.AUTO
         if is_open and topology.groups is None:
             connect_memory(topology)
@@ -308,7 +310,6 @@ class MultiWorkerMirroredStrategy(Strategy):
             placement=state_placement(
                 topology, shard_state=shard_state, layout_map=layout_map, placement=placement
             ),
-            sequence_axis=sequence_axis,
         )
         if is_cluster:
             agree_on_random_state()

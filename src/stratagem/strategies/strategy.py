@@ -37,7 +37,7 @@ from stratagem.options import InputContext, InputOptions, ReduceOp, RunOptions, 
 from stratagem.strategies import datasets, reduction
 from stratagem.strategies.cross_device_ops import AutomaticOps, CrossDeviceOps
 from stratagem.strategies.extended import StrategyExtended
-from stratagem.strategies.logical_devices import LogicalDevices, checked_sequence_axis
+from stratagem.strategies.logical_devices import LogicalDevices
 from stratagem.strategies.membership import copy_refused
 from stratagem.strategies.self_description import SelfDescription
 from stratagem.variables.components import agree_on_initial_values
@@ -273,7 +273,7 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
     recreate: Callable[[], Strategy] | None = None
     # Callbacks that each call of `fit` needs; None for no such callbacks.
     fit_callbacks: Callable[[], list[Any]] | None = None
-    is_copyable = True  # False for a strategy of processes that belong together once
+    _is_copyable = True  # False for a strategy of processes that belong together once
 
     def __init__(
         self,
@@ -282,7 +282,6 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         *,
         placement: Replicated | None = None,
         executor: Callable[[Any], Lockstep] = Lockstep,
-        sequence_axis: int | None = None,
     ) -> None:
         fix = "make one from devices: Topology(find_devices([...]))."
         check_type("topology", topology, Topology, "a stratagem.devices.mesh.Topology", fix)
@@ -295,7 +294,6 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         self.cross_device_ops.communicator(self.topology)
         self.placement = placement or Replicated()
         self._check_compression()
-        self.sequence_axis = checked_sequence_axis(sequence_axis, self.topology)
         self.variables = VariableRegistry()
         self._make_executor = executor
         self.executor = executor(self)
@@ -329,7 +327,7 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
-        if not self.is_copyable:
+        if not self._is_copyable:
             raise copy_refused(self)
         copied = object.__new__(type(self))
         memo[id(self)] = copied

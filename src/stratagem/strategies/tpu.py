@@ -26,6 +26,7 @@ from stratagem.errors import NotFoundError, check_number, check_type, explain, i
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.current import agree_on_random_state
 from stratagem.strategies.cross_device_ops import AutomaticOps
+from stratagem.strategies.logical_devices import checked_sequence_axis
 from stratagem.strategies.membership import check_resolver, join
 from stratagem.strategies.placement import state_placement
 from stratagem.strategies.strategy import Strategy, recreatable
@@ -215,6 +216,7 @@ class TPUStrategy(Strategy):
                 devices_per_replica = devices_per_replica_of(layout_map)
             groups = adjacent_groups(in_ring_order(devices), devices_per_replica)
         topology = planned_topology(Topology.of_groups(groups)).with_shard_size(shard_size)
+        self.sequence_axis = checked_sequence_axis(sequence_axis, topology)
         self.refuses_assignment = experimental_spmd_xla_partitioning
         self.device_assignment = experimental_device_assignment
         super().__init__(
@@ -224,9 +226,8 @@ class TPUStrategy(Strategy):
                 topology, shard_state=shard_state, layout_map=layout_map, placement=placement
             ),
             executor=functools.partial(Lockstep, steps_per_call=steps_per_run),
-            sequence_axis=sequence_axis,
         )
-        self.is_copyable = not self.topology.spans_processes
+        self._is_copyable = not self.topology.spans_processes
         if self.topology.spans_processes:
             agree_on_random_state()
 

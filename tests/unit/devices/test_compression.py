@@ -146,14 +146,14 @@ def test_implementation_may_be_named(name) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "what"),
+    ("name", "value"),
     [
-        *(("bytes_per_pack", value, "size") for value in (-1, 1.5, True, "4")),
-        *(("timeout_seconds", value, "time limit") for value in (-1, True, "4")),
+        *(("bytes_per_pack", value) for value in (-1, 1.5, True, "4")),
+        *(("timeout_seconds", value) for value in (-1, True, "4")),
     ],
 )
-def test_invalid_size_or_time_limit_is_refused(name, value, what) -> None:
-    with pytest.raises(ValueError, match=f"{name}={value!r} is not a valid {what}"):
+def test_invalid_size_or_time_limit_is_refused(name, value) -> None:
+    with pytest.raises(ValueError, match=f"CommunicationOptions received {name}={value!r}"):
         sg.CommunicationOptions(**{name: value})
 
 
