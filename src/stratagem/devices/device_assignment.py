@@ -246,42 +246,29 @@ class DeviceAssignment:
         stride = _parse_shape(computation_stride, "computation_stride")
         counts = _replicas_per_axis(topology, shape, stride)
         if not 0 < num_replicas <= np.prod(counts):
-            raise _too_many_replicas(num_replicas, counts, topology, shape, stride)
+            raise invalid(
+                f"num_replicas={num_replicas} does not fit on the TPU.",
+                expected=f"1 to {np.prod(counts)} replicas of shape {shape.tolist()} and "
+                f"stride {stride.tolist()} on a mesh of {topology.mesh_shape.tolist()}.",
+                fix="use fewer or smaller replicas.",
+            )
         if topology.missing_devices.size:
             return cls(topology, _arrange_by_task(topology, shape, stride, num_replicas))
         is_full = num_replicas == np.prod(counts) and np.prod(stride) == 1
         can_be_ring = is_full and shape[-1] == topology.mesh_shape[-1]
         if device_order_mode == DeviceOrderMode.RING and not can_be_ring:
-            raise _no_ring()
+            raise invalid(
+                "These replicas cannot form a ring, as device_order_mode=RING requires.",
+                expected="replicas that use the whole TPU without strides, and all cores of a "
+                "chip.",
+                fix="omit device_order_mode.",
+            )
         if can_be_ring and device_order_mode != DeviceOrderMode.MESH:
             return cls(topology, _arrange_as_rings(shape, counts))
         return cls(
             topology,
             _arrange_as_mesh(shape, stride, _bounding_box(num_replicas, counts), num_replicas),
         )
-
-
-def _too_many_replicas(
-    num_replicas: int,
-    counts: Integers,
-    topology: TPUTopology,
-    shape: Integers,
-    stride: Integers,
-) -> ValueError:
-    return invalid(
-        f"num_replicas={num_replicas} does not fit on the TPU.",
-        expected=f"1 to {np.prod(counts)} replicas of shape {shape.tolist()} and "
-        f"stride {stride.tolist()} on a mesh of {topology.mesh_shape.tolist()}.",
-        fix="use fewer or smaller replicas.",
-    )
-
-
-def _no_ring() -> ValueError:
-    return invalid(
-        "These replicas cannot form a ring, as device_order_mode=RING requires.",
-        expected="replicas that use the whole TPU without strides, and all cores of a chip.",
-        fix="omit device_order_mode.",
-    )
 
 
 def _check_topology(topology: object) -> None:
