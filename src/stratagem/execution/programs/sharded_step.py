@@ -548,7 +548,7 @@ def _parts_of(
     ]
 
 
-def _logical_spec(store: ShardedStore) -> PartitionSpec:
+def _logical_spec(store: Any) -> PartitionSpec:
     """Returns how a replica's devices shard the value that they have together."""
     return PartitionSpec() if store.division is None else store.division.logical_spec
 

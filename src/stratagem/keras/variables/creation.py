@@ -443,7 +443,7 @@ def in_scope_until_built(original: Callable[..., Any]) -> Any:
 # Optimizer slots, each stored where its variable is.
 
 
-def _of_each_replica(variable: Any) -> contextlib.AbstractContextManager[None]:
+def _of_each_replica(variable: Any) -> contextlib.AbstractContextManager[object]:
     """Annotates slots of replicas that train apart: each has its own, and files their mean."""
     home = home_of(variable)
     is_float = jnp.issubdtype(jnp.dtype(variable.dtype), jnp.floating)
