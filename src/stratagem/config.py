@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import ParamSpec, TypeVar
 
 from stratagem import logs, settings
-from stratagem.errors import explain
+from stratagem.errors import check_type
 
 __all__ = [
     "filter_tracebacks",
@@ -112,15 +112,8 @@ def filters_tracebacks() -> bool:
     return settings.read("filter_tracebacks") if chosen is None else chosen
 
 
-def _as_bool(enabled: object) -> bool:
-    if not isinstance(enabled, bool):
-        raise TypeError(
-            explain(
-                f"enabled={enabled!r} is of type {type(enabled).__name__}.",
-                expected="True or False.",
-                fix="pass a bool.",
-            )
-        )
+def _as_bool(enabled: bool) -> bool:
+    check_type("enabled", enabled, bool, "True or False")
     return enabled
 
 

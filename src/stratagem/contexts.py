@@ -6,10 +6,11 @@ import contextlib
 import dataclasses
 import enum
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stratagem.errors import explain
+from stratagem.resources import changing
 
 if TYPE_CHECKING:
     from stratagem.devices.local_updates import Islands, LocalUpdates
@@ -24,7 +25,7 @@ class StrategyParts:
     topology: Topology
     placement: Placement
     variables: VariableRegistry
-    executor: Any  # execution.Executor
+    executor: Any  # a Lockstep
     cross_device_ops: Any  # strategies.CrossDeviceOps
     # The method, if replicas train apart for some steps.
     local_updates: LocalUpdates | None = None
@@ -343,14 +344,9 @@ def num_uses() -> int:
     return _thread.num_uses
 
 
-@contextlib.contextmanager
-def refusing_strategies() -> Generator[None]:
+def refusing_strategies() -> contextlib.AbstractContextManager[None]:
     """Makes `note_use` raise StrategyUsed within a `with` block."""
-    previous, _thread.refuses_uses = _thread.refuses_uses, True
-    try:
-        yield
-    finally:
-        _thread.refuses_uses = previous
+    return changing(_thread, refuses_uses=True)
 
 
 # Device named by the innermost `keras.device` block, for variables created in it.
@@ -361,11 +357,6 @@ def explicit_device() -> str | None:
     return _thread.device
 
 
-@contextlib.contextmanager
-def naming_device(device: str) -> Generator[None]:
+def naming_device(device: str) -> contextlib.AbstractContextManager[None]:
     """Names a device, such as "cpu:0", within a `with` block."""
-    _thread.device, outer = device, _thread.device
-    try:
-        yield
-    finally:
-        _thread.device = outer
+    return changing(_thread, device=device)

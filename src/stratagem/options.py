@@ -6,7 +6,7 @@ import dataclasses
 import enum
 from typing import Any
 
-from stratagem.errors import explain
+from stratagem.errors import check_number, check_type, explain, invalid
 
 __all__ = [
     "AutoShardPolicy",
@@ -90,12 +90,10 @@ class ReduceOp(enum.Enum):
             return op
         name = op.upper() if isinstance(op, str) else ""
         if name not in ReduceOp.__members__:
-            raise ValueError(
-                explain(
-                    f"reduce_op={op!r} is not a reduction.",
-                    expected='ReduceOp.SUM, ReduceOp.MEAN, "sum" or "mean".',
-                    fix="pass one of these, or use gather and reduce the result yourself.",
-                )
+            raise invalid(
+                f"reduce_op={op!r} is not a reduction.",
+                expected='ReduceOp.SUM, ReduceOp.MEAN, "sum" or "mean".',
+                fix="pass one of these, or use gather and reduce the result yourself.",
             )
         return ReduceOp[name]
 
@@ -109,12 +107,10 @@ class ReduceOp(enum.Enum):
             return ReduceOp.SUM
         if aggregation in (VariableAggregation.MEAN, VariableAggregation.ONLY_FIRST_REPLICA):
             return ReduceOp.MEAN
-        raise ValueError(
-            explain(
-                f"aggregation={aggregation!r} has no reduction.",
-                expected="SUM, MEAN or ONLY_FIRST_REPLICA.",
-                fix="set the variable's aggregation to one of these.",
-            )
+        raise invalid(
+            f"aggregation={aggregation!r} has no reduction.",
+            expected="SUM, MEAN or ONLY_FIRST_REPLICA.",
+            fix="set the variable's aggregation to one of these.",
         )
 
 
@@ -196,15 +192,13 @@ class InputContext:
         size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
         if rest:
             nearest = [n * self.num_replicas_in_sync for n in (size, size + 1) if n]
-            raise ValueError(
-                explain(
-                    f"global_batch_size={global_batch_size} is not a multiple of "
-                    f"{self.num_replicas_in_sync} replicas.",
-                    expected="a batch size that splits evenly over the replicas.",
-                    fix=f"use {' or '.join(map(str, nearest))}, or distribute_dataset, which "
-                    "splits any size.",
-                    code="SG306",
-                )
+            raise invalid(
+                f"global_batch_size={global_batch_size} is not a multiple of "
+                f"{self.num_replicas_in_sync} replicas.",
+                expected="a batch size that splits evenly over the replicas.",
+                fix=f"use {' or '.join(map(str, nearest))}, or distribute_dataset, which "
+                "splits any size.",
+                code="SG306",
             )
         return size
 
@@ -314,28 +308,24 @@ class InputOptions:
             ("experimental_replication_mode", InputReplicationMode),
             ("auto_shard_policy", AutoShardPolicy),
         ):
-            if not isinstance(value := getattr(self, name), kind):
-                raise TypeError(
-                    explain(
-                        f"{name}={value!r} is of type {type(value).__name__}.",
-                        expected=f"an sg.{kind.__name__}.",
-                        fix=f"pass one of {[f'sg.{kind.__name__}.{one.name}' for one in kind]}.",
-                    )
-                )
-        _check_count("experimental_per_replica_buffer_size", self, "batches to prefetch")
-        _check_count("input_workers", self, "processes that read the dataset")
+            fix = f"pass one of {[f'sg.{kind.__name__}.{one.name}' for one in kind]}."
+            check_type(name, getattr(self, name), kind, f"an sg.{kind.__name__}", fix)
+        for name, unit in (
+            ("experimental_per_replica_buffer_size", "batches to prefetch"),
+            ("input_workers", "processes that read the dataset"),
+        ):
+            check_type(name, value := getattr(self, name), int, f"a number of {unit}")
+            check_number("InputOptions", 0, **{name: value})
         on_device = self.experimental_place_dataset_on_device
         per_replica = self.experimental_replication_mode is InputReplicationMode.PER_REPLICA
         if on_device and (self.experimental_fetch_to_device or not per_replica):
-            raise ValueError(
-                explain(
-                    "experimental_place_dataset_on_device=True was given with "
-                    f"experimental_fetch_to_device={self.experimental_fetch_to_device} and "
-                    f"{self.experimental_replication_mode}.",
-                    expected="experimental_fetch_to_device=False and PER_REPLICA.",
-                    fix="omit experimental_place_dataset_on_device; batches are prefetched to the "
-                    "devices without it.",
-                )
+            raise invalid(
+                "experimental_place_dataset_on_device=True was given with "
+                f"experimental_fetch_to_device={self.experimental_fetch_to_device} and "
+                f"{self.experimental_replication_mode}.",
+                expected="experimental_fetch_to_device=False and PER_REPLICA.",
+                fix="omit experimental_place_dataset_on_device; batches are prefetched to the "
+                "devices without it.",
             )
 
     @property
@@ -357,19 +347,6 @@ class InputOptions:
     def per_replica_buffer_size(self) -> int:
         """Short for `experimental_per_replica_buffer_size`."""
         return self.experimental_per_replica_buffer_size
-
-
-def _check_count(name: str, options: InputOptions, unit: str) -> None:
-    value = getattr(options, name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        is_negative = isinstance(value, int) and value < 0
-        raise (ValueError if is_negative else TypeError)(
-            explain(
-                f"{name}={value!r} is {'negative' if is_negative else 'not an int'}.",
-                expected=f"a number of {unit}.",
-                fix="pass an int, 0 or more.",
-            )
-        )
 
 
 @dataclasses.dataclass(frozen=True)

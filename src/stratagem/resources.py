@@ -14,12 +14,14 @@ import stat
 import sys
 import tempfile
 import time
+from collections.abc import Generator
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from stratagem import settings
-from stratagem.errors import explain
+from stratagem.errors import invalid
 
 # Base class of objects that a `with` block closes.
 
@@ -43,6 +45,34 @@ class Closing(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Releases its resources."""
+
+
+# Values that hold for the time of a `with` block.
+
+_T = TypeVar("_T")
+
+
+@contextlib.contextmanager
+def setting(variable: ContextVar[_T], value: _T) -> Generator[_T]:
+    """Sets a context variable within a `with` block."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
+
+
+@contextlib.contextmanager
+def changing(owner: Any, **values: Any) -> Generator[None]:
+    """Sets attributes of an object within a `with` block."""
+    before = {name: getattr(owner, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 if sys.platform != "win32":
@@ -145,12 +175,10 @@ def checked_folder(name: str, folder: str | os.PathLike[str]) -> str:
     """
     path = os.fspath(folder)
     if not path:
-        raise ValueError(
-            explain(
-                f"{name}={folder!r} is empty.",
-                expected="the path of a folder.",
-                fix='pass a path; "." is the current folder.',
-            )
+        raise invalid(
+            f"{name}={folder!r} is empty.",
+            expected="the path of a folder.",
+            fix='pass a path; "." is the current folder.',
         )
     return path
 

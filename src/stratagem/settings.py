@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from stratagem import environment
-from stratagem.errors import explain
+from stratagem.errors import invalid
 
 # Kinds of values: how text becomes one, and what JSON Schema says about it.
 
@@ -70,12 +70,10 @@ class Kind:
         """Returns the value of a text; raises ValueError for wrong text."""
         value = self._parsed(text)
         if value is None:
-            raise ValueError(
-                explain(
-                    f"{text!r} is not {self.name}.",
-                    expected=self.expected or f"{self.noun}.",
-                    fix="correct or unset the environment variable.",
-                )
+            raise invalid(
+                f"{text!r} is not {self.name}.",
+                expected=self.expected or f"{self.noun}.",
+                fix="correct or unset the environment variable.",
             )
         return value
 

@@ -92,7 +92,7 @@ def test_decorator_with_arguments_is_the_decorator() -> None:
 def test_what_sg_function_does_not_take_is_named() -> None:
     with pytest.raises(TypeError, match="function received input_signature="):
         sg.function(input_signature=[jax.ShapeDtypeStruct((), "float32")])
-    with pytest.raises(TypeError, match="function received 3 of type int"):
+    with pytest.raises(TypeError, match="function received fn=3 of type int"):
         sg.function(3)
 
 

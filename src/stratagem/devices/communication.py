@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import types
 
 from stratagem.devices.compression import Compression
-from stratagem.errors import explain
+from stratagem.errors import check_choice, check_number, invalid
 
 __all__ = [
     "CollectiveCommunication",
@@ -79,41 +78,19 @@ class CommunicationOptions:
     compression: Compression | str | None = None
 
     def __post_init__(self) -> None:
-        if not _is_number(self.bytes_per_pack, int) or self.bytes_per_pack < 0:
-            raise ValueError(
-                explain(
-                    f"bytes_per_pack={self.bytes_per_pack!r} is not a valid size.",
-                    expected="an integer number of bytes, or 0 to choose automatically.",
-                    fix="pass 4 * 1024 * 1024, for example, or omit it.",
-                )
-            )
-        seconds = self.timeout_seconds
-        if seconds is not None and (not _is_number(seconds, int | float) or seconds < 0):
-            raise ValueError(
-                explain(
-                    f"timeout_seconds={seconds!r} is not a valid time limit.",
-                    expected="a number of seconds, 0 for no limit, or None for the default.",
-                    fix="pass 120.0, for example, or omit it.",
-                )
-            )
+        check_number(type(self).__name__, 0, bytes_per_pack=self.bytes_per_pack)
+        limit = self.timeout_seconds
+        check_number(type(self).__name__, 0.0, or_none=True, timeout_seconds=limit)
         object.__setattr__(self, "implementation", _parse_implementation(self.implementation))
-        if self.reduction_dtype not in (None, "bfloat16"):
-            raise ValueError(
-                explain(
-                    f"reduction_dtype={self.reduction_dtype!r} is not supported.",
-                    expected='"bfloat16", or None to send gradients unchanged.',
-                    fix='pass "bfloat16", or omit reduction_dtype.',
-                )
-            )
+        wanted = (None, "bfloat16")
+        check_choice(type(self).__name__, wanted, reduction_dtype=self.reduction_dtype)
         object.__setattr__(self, "compression", Compression.parse(self.compression))
         if self.compression is not None and self.reduction_dtype is not None:
-            raise ValueError(
-                explain(
-                    f"reduction_dtype={self.reduction_dtype!r} and "
-                    f"compression={self.compression!r} were given.",
-                    expected="at most one of them: each says how gradients are sent.",
-                    fix='leave reduction_dtype out. compression="bfloat16" keeps errors.',
-                )
+            raise invalid(
+                f"reduction_dtype={self.reduction_dtype!r} and "
+                f"compression={self.compression!r} were given.",
+                expected="at most one of them: each says how gradients are sent.",
+                fix='leave reduction_dtype out. compression="bfloat16" keeps errors.',
             )
 
 
@@ -142,20 +119,14 @@ class CollectiveHints(CommunicationOptions):
     compression: Compression | str | None = dataclasses.field(default=None, init=False)
 
 
-def _is_number(value: object, kinds: type | types.UnionType) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool)
-
-
 def _parse_implementation(value: object) -> CommunicationImplementation:
     if isinstance(value, CommunicationImplementation):
         return value
     names = list(CommunicationImplementation.__members__)
     if isinstance(value, str) and value.upper() in names:
         return CommunicationImplementation[value.upper()]
-    raise ValueError(
-        explain(
-            f"implementation={value!r} is not a known algorithm.",
-            expected=f"a CommunicationImplementation, or one of {', '.join(names)}.",
-            fix="omit it, or pass AUTO to choose automatically.",
-        )
+    raise invalid(
+        f"implementation={value!r} is not a known algorithm.",
+        expected=f"a CommunicationImplementation, or one of {', '.join(names)}.",
+        fix="omit it, or pass AUTO to choose automatically.",
     )

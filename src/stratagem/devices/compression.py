@@ -9,6 +9,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from stratagem.errors import explain
 
@@ -83,8 +84,8 @@ class Compression(abc.ABC):
         return _NAMED[value]()
 
     def __post_init__(self) -> None:
-        _check_flag(self, "error_feedback")
-        _check_count(self, "min_elements", least=1)
+        check_field(self, "error_feedback", bool)
+        check_field(self, "min_elements", int, least=1)
 
     @abc.abstractmethod
     def sent_bytes(self, *shapes: Sequence[int], num_replicas: int) -> int:
@@ -181,8 +182,8 @@ class _Blocks(_Numbers):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_count(self, "block_elements", least=1)
-        _check_flag(self, "stochastic")
+        check_field(self, "block_elements", int, least=1)
+        check_field(self, "stochastic", bool)
 
     def number_bytes(self, num_elements: int) -> int:
         """Returns a byte for each element, and a float32 for each block."""
@@ -267,7 +268,7 @@ class PowerSGD(Compression):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_count(self, "rank", least=1)
+        check_field(self, "rank", int, least=1)
 
     def sent_bytes(self, *shapes: Sequence[int], num_replicas: int) -> int:
         """Returns the bytes of both factors, in a ring."""
@@ -300,24 +301,24 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     return math.prod(shape[:-1]), shape[-1]
 
 
-def _unexpected(setting: object, name: str, expected: str) -> str:
-    kind = type(setting).__name__
+def unexpected(setting: object, name: str, expected: str) -> str:
+    """Returns the message for a wrong field of a setting."""
     return explain(
-        f"{kind} received {name}={getattr(setting, name)!r}.",
+        f"{type(setting).__name__} received {name}={getattr(setting, name)!r}.",
         expected=f"{expected}.",
         fix=f"pass another {name}, or omit it.",
     )
 
 
-def _check_flag(setting: object, name: str) -> None:
-    if not isinstance(getattr(setting, name), bool):
-        raise TypeError(_unexpected(setting, name, "True or False"))
-
-
-def _check_count(setting: object, name: str, *, least: int) -> None:
+def check_field(
+    setting: object, name: str, kind: Any, least: float = 0, most: float = math.inf
+) -> None:
+    """Raises TypeError unless a field of a setting is of a kind, ValueError if out of range."""
     value = getattr(setting, name)
-    expected = f"an integer of at least {least}"
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(_unexpected(setting, name, expected))
-    if value < least:
-        raise ValueError(_unexpected(setting, name, expected))
+    noun = {bool: "True or False", int: "an integer"}.get(kind, "a number")
+    bounds = f"of at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+    expected = noun if kind is bool else f"{noun} {bounds}"
+    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+        raise TypeError(unexpected(setting, name, expected))
+    if not least <= value <= most:
+        raise ValueError(unexpected(setting, name, expected))

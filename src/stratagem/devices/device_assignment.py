@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stratagem.devices.tpu_topology import TPUTopology
-from stratagem.errors import explain
+from stratagem.errors import check_type, invalid
 
 # Ring order of the chips in a box, with adjacent chips next to each other.
 
@@ -114,12 +114,10 @@ class DeviceAssignment:
         _check_topology(topology)
         assignment = np.asarray(core_assignment, np.int32)
         if assignment.ndim != 3 or assignment.shape[2] != topology.mesh_rank:
-            raise ValueError(
-                explain(
-                    f"core_assignment has shape {assignment.shape}.",
-                    expected="shape (replicas, cores per replica, 4).",
-                    fix="call DeviceAssignment.build(topology, ...).",
-                )
+            raise invalid(
+                f"core_assignment has shape {assignment.shape}.",
+                expected="shape (replicas, cores per replica, 4).",
+                fix="call DeviceAssignment.build(topology, ...).",
             )
         self._topology = topology
         self._core_assignment = assignment
@@ -175,13 +173,11 @@ class DeviceAssignment:
         """
         replicas = self._replicas.get((task_id, logical_core))
         if replicas is None:
-            raise ValueError(
-                explain(
-                    f"No replica has core {logical_core} on task {task_id}.",
-                    expected=f"a task below {self._topology.num_tasks} and a core below "
-                    f"{self.num_cores_per_replica}.",
-                    fix="pass a task and core from `core_assignment`.",
-                )
+            raise invalid(
+                f"No replica has core {logical_core} on task {task_id}.",
+                expected=f"a task below {self._topology.num_tasks} and a core below "
+                f"{self.num_cores_per_replica}.",
+                fix="pass a task and core from `core_assignment`.",
             )
         return replicas
 
@@ -250,13 +246,23 @@ class DeviceAssignment:
         stride = _parse_shape(computation_stride, "computation_stride")
         counts = _replicas_per_axis(topology, shape, stride)
         if not 0 < num_replicas <= np.prod(counts):
-            raise _too_many_replicas(num_replicas, counts, topology, shape, stride)
+            raise invalid(
+                f"num_replicas={num_replicas} does not fit on the TPU.",
+                expected=f"1 to {np.prod(counts)} replicas of shape {shape.tolist()} and "
+                f"stride {stride.tolist()} on a mesh of {topology.mesh_shape.tolist()}.",
+                fix="use fewer or smaller replicas.",
+            )
         if topology.missing_devices.size:
             return cls(topology, _arrange_by_task(topology, shape, stride, num_replicas))
         is_full = num_replicas == np.prod(counts) and np.prod(stride) == 1
         can_be_ring = is_full and shape[-1] == topology.mesh_shape[-1]
         if device_order_mode == DeviceOrderMode.RING and not can_be_ring:
-            raise _no_ring()
+            raise invalid(
+                "These replicas cannot form a ring, as device_order_mode=RING requires.",
+                expected="replicas that use the whole TPU without strides, and all cores of a "
+                "chip.",
+                fix="omit device_order_mode.",
+            )
         if can_be_ring and device_order_mode != DeviceOrderMode.MESH:
             return cls(topology, _arrange_as_rings(shape, counts))
         return cls(
@@ -265,53 +271,19 @@ class DeviceAssignment:
         )
 
 
-def _too_many_replicas(
-    num_replicas: int,
-    counts: Integers,
-    topology: TPUTopology,
-    shape: Integers,
-    stride: Integers,
-) -> ValueError:
-    return ValueError(
-        explain(
-            f"num_replicas={num_replicas} does not fit on the TPU.",
-            expected=f"1 to {np.prod(counts)} replicas of shape {shape.tolist()} and "
-            f"stride {stride.tolist()} on a mesh of {topology.mesh_shape.tolist()}.",
-            fix="use fewer or smaller replicas.",
-        )
-    )
-
-
-def _no_ring() -> ValueError:
-    return ValueError(
-        explain(
-            "These replicas cannot form a ring, as device_order_mode=RING requires.",
-            expected="replicas that use the whole TPU without strides, and all cores of a chip.",
-            fix="omit device_order_mode.",
-        )
-    )
-
-
 def _check_topology(topology: object) -> None:
-    if not isinstance(topology, TPUTopology):
-        raise ValueError(
-            explain(
-                f"topology={topology!r} is of type {type(topology).__name__}.",
-                expected="an sg.tpu.experimental.Topology.",
-                fix="pass what sg.tpu.experimental.initialize_tpu_system returned.",
-            )
-        )
+    fix = "pass what sg.tpu.experimental.initialize_tpu_system returned."
+    wanted = "an sg.tpu.experimental.Topology"
+    check_type("topology", topology, TPUTopology, wanted, fix, error=ValueError)
 
 
 def _parse_shape(values: object, name: str) -> Integers:
     numbers = np.ones(4, np.int32) if values is None else np.asarray(values, np.int32)
     if numbers.shape != (4,) or (numbers < 1).any():
-        raise ValueError(
-            explain(
-                f"{name}={values!r} is not valid.",
-                expected="4 positive ints: chips along x, y and z, and cores per chip.",
-                fix="pass [1, 1, 1, 2], for example.",
-            )
+        raise invalid(
+            f"{name}={values!r} is not valid.",
+            expected="4 positive ints: chips along x, y and z, and cores per chip.",
+            fix="pass [1, 1, 1, 2], for example.",
         )
     return numbers
 
@@ -320,13 +292,11 @@ def _replicas_per_axis(topology: TPUTopology, shape: Integers, stride: Integers)
     """Returns how many replicas fit along each axis; gaps of one hold others."""
     footprint = shape * stride
     if (footprint > topology.mesh_shape).any():
-        raise ValueError(
-            explain(
-                f"A replica of shape {shape.tolist()} and stride {stride.tolist()} covers "
-                f"{footprint.tolist()}, more than the mesh.",
-                expected=f"at most {topology.mesh_shape.tolist()}.",
-                fix="use a smaller computation_shape or computation_stride.",
-            )
+        raise invalid(
+            f"A replica of shape {shape.tolist()} and stride {stride.tolist()} covers "
+            f"{footprint.tolist()}, more than the mesh.",
+            expected=f"at most {topology.mesh_shape.tolist()}.",
+            fix="use a smaller computation_shape or computation_stride.",
         )
     return topology.mesh_shape // footprint * stride
 
@@ -382,13 +352,11 @@ def _arrange_by_task(
     flat = topology.device_coordinates.reshape(-1, 4)
     num_cores = int(np.prod(shape))
     if np.prod(stride) != 1 or num_replicas * num_cores > len(flat):
-        raise ValueError(
-            explain(
-                f"{num_replicas} replicas of {num_cores} cores with stride {stride.tolist()} do "
-                f"not fit on a TPU with {len(topology.missing_devices)} missing devices.",
-                expected=f"no strides, and at most its {len(flat)} devices.",
-                fix="use fewer or smaller replicas.",
-            )
+        raise invalid(
+            f"{num_replicas} replicas of {num_cores} cores with stride {stride.tolist()} do "
+            f"not fit on a TPU with {len(topology.missing_devices)} missing devices.",
+            expected=f"no strides, and at most its {len(flat)} devices.",
+            fix="use fewer or smaller replicas.",
         )
     return flat[: num_replicas * num_cores].reshape(num_replicas, num_cores, 4)
 
@@ -461,24 +429,20 @@ def assigned_devices(
     used = [position for group in positions for position in group]
     absent = [position for position in used if position not in at]
     if absent:
-        raise ValueError(
-            explain(
-                f"The device assignment uses the coordinates {absent[0]} of a TPU of shape "
-                f"{assignment.topology.mesh_shape.tolist()}.",
-                expected="coordinates of this TPU, of shape "
-                f"{tpu_topology_of(devices).mesh_shape.tolist()}.",
-                fix="build it from the result of sg.tpu.experimental.initialize_tpu_system.",
-            )
+        raise invalid(
+            f"The device assignment uses the coordinates {absent[0]} of a TPU of shape "
+            f"{assignment.topology.mesh_shape.tolist()}.",
+            expected="coordinates of this TPU, of shape "
+            f"{tpu_topology_of(devices).mesh_shape.tolist()}.",
+            fix="build it from the result of sg.tpu.experimental.initialize_tpu_system.",
         )
     repeated = [position for position in dict.fromkeys(used) if used.count(position) > 1]
     if repeated:
-        raise ValueError(
-            explain(
-                f"The device assignment uses the coordinates {repeated[0]} "
-                f"{used.count(repeated[0])} times.",
-                expected="each device in one replica, once.",
-                fix="remove the repeated coordinates from core_assignment.",
-            )
+        raise invalid(
+            f"The device assignment uses the coordinates {repeated[0]} "
+            f"{used.count(repeated[0])} times.",
+            expected="each device in one replica, once.",
+            fix="remove the repeated coordinates from core_assignment.",
         )
     return [tuple(at[position] for position in group) for group in positions]
 

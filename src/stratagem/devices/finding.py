@@ -19,7 +19,7 @@ import pkgutil
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -34,8 +34,8 @@ from stratagem.cluster.accelerators import local_gpus
 from stratagem.cluster.addresses import free_ports
 from stratagem.devices.mesh import Topology, adjacent_groups, check_groups
 from stratagem.devices.private import SeparateNodes, write_cache_entries_whole
-from stratagem.errors import explain
-from stratagem.resources import cache_dir, programs_folder
+from stratagem.errors import check_type, explain, invalid
+from stratagem.resources import cache_dir, changing, programs_folder
 
 # Arrays up to this size keep their values.
 _MAX_VALUE_BYTES = 2**16
@@ -132,26 +132,24 @@ class _PlannedTarget:
 _planned = _PlannedTarget()
 
 
-@contextlib.contextmanager
 def planning_for(
     topology: AbstractTopology,
     shard_state: str | None = None,
     make_strategy: Callable[[], Any] | None = None,
     shard_size: int | None = None,
-) -> Generator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Gives strategies created within the block these devices instead of local ones.
 
     None for `shard_state` and `shard_size` keeps the strategies' own; None for `make_strategy`
     creates no strategy for models without one.
     """
-    before = vars(_planned).copy()
-    _planned.topology, _planned.shard_state = topology, shard_state
-    _planned.make_strategy, _planned.shard_size = make_strategy, shard_size
-    try:
-        yield
-    finally:
-        vars(_planned).clear()
-        vars(_planned).update(before)
+    return changing(
+        _planned,
+        topology=topology,
+        shard_state=shard_state,
+        make_strategy=make_strategy,
+        shard_size=shard_size,
+    )
 
 
 def planned_default_strategy() -> Any:
@@ -188,14 +186,12 @@ def planned_groups(num_named: int, size: int) -> tuple[tuple[Any, ...], ...] | N
     assert devices is not None
     per_host = min(Counter(device.process_index for device in devices).values())
     if size > per_host or (num_named > 1 and per_host % size):
-        raise ValueError(
-            explain(
-                f"Replicas of {size} devices do not fit on hosts of {per_host} devices.",
-                expected="groups of devices of one process that fill its host evenly.",
-                fix="use groups of another size, or MultiWorkerMirroredStrategy("
-                f"devices_per_replica={size}), whose replicas may span hosts.",
-                code="SG801",
-            )
+        raise invalid(
+            f"Replicas of {size} devices do not fit on hosts of {per_host} devices.",
+            expected="groups of devices of one process that fill its host evenly.",
+            fix="use groups of another size, or MultiWorkerMirroredStrategy("
+            f"devices_per_replica={size}), whose replicas may span hosts.",
+            code="SG801",
         )
     if num_named == 1:
         return (devices[:size],)
@@ -205,13 +201,11 @@ def planned_groups(num_named: int, size: int) -> tuple[tuple[Any, ...], ...] | N
 def refuse_to_plan(what: str) -> None:
     """Raises ValueError for an object that cannot be planned, if a step is being planned."""
     if _planned.topology is not None:
-        raise ValueError(
-            explain(
-                f"{what} cannot be planned.",
-                expected="variables that are replicated or sharded over the replicas' devices.",
-                fix="create the model under MirroredStrategy to plan it.",
-                code="SG801",
-            )
+        raise invalid(
+            f"{what} cannot be planned.",
+            expected="variables that are replicated or sharded over the replicas' devices.",
+            fix="create the model under MirroredStrategy to plan it.",
+            code="SG801",
         )
 
 
@@ -274,12 +268,10 @@ def find_devices(specs: Sequence[DeviceLike]) -> tuple[jax.Device, ...]:
     Source: TF 2.21 mirrored_strategy.py, _infer_num_gpus_per_worker and device canonicalization.
     """
     if not specs:
-        raise ValueError(
-            explain(
-                "devices=[] is empty.",
-                expected="at least one device, or None for all local ones.",
-                fix='omit the argument, or pass for example ["cpu:0", "cpu:1"].',
-            )
+        raise invalid(
+            "devices=[] is empty.",
+            expected="at least one device, or None for all local ones.",
+            fix='omit the argument, or pass for example ["cpu:0", "cpu:1"].',
         )
     parsed = [_parse(spec) for spec in specs]
     if (planned := planned_devices(len(parsed))) is not None:
@@ -331,26 +323,17 @@ def _parse(spec: DeviceLike) -> tuple[str, int] | int | jax.Device:
         return spec
     if isinstance(spec, int) and not isinstance(spec, bool):
         return spec
-    if not isinstance(spec, str):
-        raise TypeError(
-            explain(
-                f"device {spec!r} is of type {type(spec).__name__}.",
-                expected='a name such as "gpu:0", an index, or a jax.Device.',
-                fix="pass a name, an index or a device; jax.devices() lists them.",
-            )
-        )
+    check_type("device", spec, str, 'a name such as "gpu:0", an index, or a jax.Device')
     match = _NAME.fullmatch(spec)
     platform = _PLATFORMS.get(match["platform"].lower()) if match else None
     if match is None or platform is None:
         # Listing the devices would start JAX, after which a corrected call could not create virtual
         # CPU devices any more.
-        raise ValueError(
-            explain(
-                f"{spec!r} is not a device name.",
-                expected='a platform (cpu, gpu, tpu) and an index, such as "gpu:0" or "/cpu:1".',
-                fix="correct the name; the command `stratagem devices` lists the devices.",
-                code="SG103",
-            )
+        raise invalid(
+            f"{spec!r} is not a device name.",
+            expected='a platform (cpu, gpu, tpu) and an index, such as "gpu:0" or "/cpu:1".',
+            fix="correct the name; the command `stratagem devices` lists the devices.",
+            code="SG103",
         )
     is_local = match["job"] in (None, "localhost") and not int(match["replica"] or 0)
     if not is_local or int(match["task"] or 0):
@@ -367,13 +350,11 @@ def _look_up(parsed_spec: tuple[str, int] | int | jax.Device) -> jax.Device:
         platform, index = parsed_spec
         name, devices = f"{platform}:{index}", _platform_devices(platform)
     if not 0 <= index < len(devices):
-        raise ValueError(
-            explain(
-                f"device {name} does not exist.",
-                expected=f"one of {_device_names(_all_local_devices())}.",
-                fix=_missing_device_fix(platform, index),
-                code="SG103",
-            )
+        raise invalid(
+            f"device {name} does not exist.",
+            expected=f"one of {_device_names(_all_local_devices())}.",
+            fix=_missing_device_fix(platform, index),
+            code="SG103",
         )
     return devices[index]
 
@@ -424,12 +405,10 @@ def _make_virtual_cpu_devices(num_devices: int) -> None:
 def _check_distinct(devices: Sequence[jax.Device]) -> None:
     repeated = sorted({str(device) for device in devices if devices.count(device) > 1})
     if repeated:
-        raise ValueError(
-            explain(
-                f"devices contains {', '.join(repeated)} more than once.",
-                expected="each device at most once: a device holds one replica.",
-                fix="remove the duplicates.",
-            )
+        raise invalid(
+            f"devices contains {', '.join(repeated)} more than once.",
+            expected="each device at most once: a device holds one replica.",
+            fix="remove the duplicates.",
         )
 
 
@@ -441,12 +420,10 @@ def _check_local(devices: Sequence[jax.Device]) -> None:
 
 
 def _remote_device_error(names: Sequence[str]) -> ValueError:
-    return ValueError(
-        explain(
-            f"devices contains {', '.join(names)}, which belongs to another process.",
-            expected="devices of this process.",
-            fix="choose from jax.local_devices().",
-        )
+    return invalid(
+        f"devices contains {', '.join(names)}, which belongs to another process.",
+        expected="devices of this process.",
+        fix="choose from jax.local_devices().",
     )
 
 

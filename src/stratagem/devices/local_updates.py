@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from stratagem.devices.compression import Compression
-from stratagem.errors import explain
+from stratagem.devices.compression import Compression, check_field, unexpected
 
 __all__ = ["DiLoCo", "LocalSGD", "LocalUpdates", "QuadraticPeriod", "StreamingDiLoCo"]
 
@@ -46,12 +45,12 @@ class QuadraticPeriod:
     total_steps: int | None = None
 
     def __post_init__(self) -> None:
-        _check_count(self, "base", 1)
-        _check_number(self, "growth", 1000.0)
+        check_field(self, "base", int, least=1)
+        check_field(self, "growth", int | float, most=1000.0)
         if self.growth == 0:
-            raise ValueError(_unexpected(self, "growth", "a number of more than 0"))
+            raise ValueError(unexpected(self, "growth", "a number of more than 0"))
         if self.total_steps is not None:
-            _check_count(self, "total_steps", 1)
+            check_field(self, "total_steps", int, least=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,8 +84,8 @@ class LocalUpdates:
 
     def __post_init__(self) -> None:
         if not isinstance(self.period, QuadraticPeriod):
-            _check_count(self, "period", 1)
-        _check_count(self, "warmup_steps", 0)
+            check_field(self, "period", int, least=1)
+        check_field(self, "warmup_steps", int, least=0)
         object.__setattr__(self, "compression", Compression.parse(self.compression))
 
     @property
@@ -172,8 +171,8 @@ class DiLoCo(LocalUpdates):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_number(self, "outer_learning_rate", 10.0)
-        _check_number(self, "outer_momentum", 1.0)
+        check_field(self, "outer_learning_rate", int | float, most=10.0)
+        check_field(self, "outer_momentum", int | float, most=1.0)
 
     @property
     def state_names(self) -> tuple[str, ...]:
@@ -220,13 +219,13 @@ class StreamingDiLoCo(DiLoCo):
         super().__post_init__()
         if not isinstance(self.period, int):
             raise TypeError(
-                _unexpected(self, "period", "an integer: fragments are sent at fixed steps of it")
+                unexpected(self, "period", "an integer: fragments are sent at fixed steps of it")
             )
-        _check_count(self, "fragments", 1)
-        _check_count(self, "overlap", 0)
-        _check_number(self, "own_share", 1.0)
+        check_field(self, "fragments", int, least=1)
+        check_field(self, "overlap", int, least=0)
+        check_field(self, "own_share", int | float, most=1.0)
         if self.overlap >= self.period:
-            raise ValueError(_unexpected(self, "overlap", f"less than period={self.period}"))
+            raise ValueError(unexpected(self, "overlap", f"less than period={self.period}"))
 
     @property
     def num_fragments(self) -> int:
@@ -288,28 +287,3 @@ class Islands:
     def peers(self) -> tuple[tuple[int, ...], ...]:
         """Replicas of the same place in their islands, for each place."""
         return tuple(zip(*self.members, strict=True))
-
-
-def _check_count(settings: object, name: str, least: int) -> None:
-    value = getattr(settings, name)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(_unexpected(settings, name, f"an integer of at least {least}"))
-    if value < least:
-        raise ValueError(_unexpected(settings, name, f"an integer of at least {least}"))
-
-
-def _check_number(settings: object, name: str, most: float) -> None:
-    value = getattr(settings, name)
-    expected = f"a number from 0 to {most:g}"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(_unexpected(settings, name, expected))
-    if not 0 <= value <= most:
-        raise ValueError(_unexpected(settings, name, expected))
-
-
-def _unexpected(settings: object, name: str, expected: str) -> str:
-    return explain(
-        f"{type(settings).__name__} received {name}={getattr(settings, name)!r}.",
-        expected=f"{expected}.",
-        fix=f"pass another {name}.",
-    )

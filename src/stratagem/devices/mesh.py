@@ -27,7 +27,7 @@ from jax.sharding import (
 )
 
 from stratagem.devices.private import uncommitted
-from stratagem.errors import explain
+from stratagem.errors import check_type, invalid
 
 # Groups of devices: a replica computes on all devices of its group, its logical devices.
 
@@ -42,23 +42,19 @@ def check_groups(
     """
     sizes = [len(group) for group in groups]
     if not sizes or not all(sizes) or len(set(sizes)) > 1:
-        raise ValueError(
-            explain(
-                f"The device groups have {', '.join(map(str, sizes)) or 'no'} devices.",
-                expected="the same number of devices for each replica, at least one.",
-                fix="give each replica the same number of devices.",
-                code="SG104",
-            )
+        raise invalid(
+            f"The device groups have {', '.join(map(str, sizes)) or 'no'} devices.",
+            expected="the same number of devices for each replica, at least one.",
+            fix="give each replica the same number of devices.",
+            code="SG104",
         )
     counts = Counter(device for group in groups for device in group)
     repeated = sorted(str(device) for device, count in counts.items() if count > 1)
     if repeated:
-        raise ValueError(
-            explain(
-                f"The device groups contain {', '.join(repeated)} more than once.",
-                expected="each device at most once: a device belongs to one replica.",
-                fix="remove the duplicates.",
-            )
+        raise invalid(
+            f"The device groups contain {', '.join(repeated)} more than once.",
+            expected="each device at most once: a device belongs to one replica.",
+            fix="remove the duplicates.",
         )
     _check_processes(groups)
     return tuple(tuple(group) for group in groups)
@@ -70,15 +66,13 @@ def _check_processes(groups: Sequence[Sequence[jax.Device]]) -> None:
     num_groups = Counter(process for group in processes for process in group)
     for group, own in zip(groups, processes, strict=True):
         if len(own) > 1 and any(num_groups[process] > 1 for process in own):
-            raise ValueError(
-                explain(
-                    f"The group {', '.join(map(str, group))} has a part of the devices of several "
-                    "processes.",
-                    expected="groups within one process, or of all devices of several processes.",
-                    fix="use groups that divide the devices of one process, or that are a multiple "
-                    "of them.",
-                    code="SG104",
-                )
+            raise invalid(
+                f"The group {', '.join(map(str, group))} has a part of the devices of several "
+                "processes.",
+                expected="groups within one process, or of all devices of several processes.",
+                fix="use groups that divide the devices of one process, or that are a multiple "
+                "of them.",
+                code="SG104",
             )
 
 
@@ -90,15 +84,8 @@ def adjacent_groups(
     A group is within a process, or has all devices of several. Raises ValueError if the devices
     cannot be divided evenly in this way.
     """
-    if not isinstance(devices_per_replica, int) or isinstance(devices_per_replica, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(
-            explain(
-                f"devices_per_replica={devices_per_replica!r} is of type "
-                f"{type(devices_per_replica).__name__}.",
-                expected="an int, 1 for one replica per device.",
-                fix="pass for example devices_per_replica=2.",
-            )
-        )
+    wanted = "an int, 1 for one replica per device"
+    check_type("devices_per_replica", devices_per_replica, int, wanted)
     counts = Counter(device.process_index for device in devices)
     if devices_per_replica < 1 or not _fit(devices_per_replica, len(devices), counts.values()):
         several = (
@@ -106,14 +93,12 @@ def adjacent_groups(
             if len(counts) > 1
             else ""
         )
-        raise ValueError(
-            explain(
-                f"devices_per_replica={devices_per_replica} does not divide the "
-                f"{min(counts.values())} devices of each process.",
-                expected=f"a divisor of that number, at least 1{several}.",
-                fix="use a divisor, or change the visible devices (CUDA_VISIBLE_DEVICES).",
-                code="SG104",
-            )
+        raise invalid(
+            f"devices_per_replica={devices_per_replica} does not divide the "
+            f"{min(counts.values())} devices of each process.",
+            expected=f"a divisor of that number, at least 1{several}.",
+            fix="use a divisor, or change the visible devices (CUDA_VISIBLE_DEVICES).",
+            code="SG104",
         )
     starts = range(0, len(devices), devices_per_replica)
     return check_groups([devices[start : start + devices_per_replica] for start in starts])
@@ -177,32 +162,21 @@ class Topology:
         count = self.num_replicas
         if not isinstance(shard_size, int) or shard_size < 1 or count % shard_size:  # pyright: ignore[reportUnnecessaryIsInstance]
             sizes = [size for size in range(1, count + 1) if count % size == 0]
-            raise ValueError(
-                explain(
-                    f"shard_size={shard_size!r} was given for {count} replicas.",
-                    expected=f"a divisor of the number of replicas: one of {sizes}.",
-                    fix="pass the number of replicas of a machine, or leave shard_size out to "
-                    "shard over all replicas.",
-                )
+            raise invalid(
+                f"shard_size={shard_size!r} was given for {count} replicas.",
+                expected=f"a divisor of the number of replicas: one of {sizes}.",
+                fix="pass the number of replicas of a machine, or leave shard_size out to "
+                "shard over all replicas.",
             )
         return dataclasses.replace(self, shard_size=None if shard_size == count else shard_size)
 
     def __post_init__(self) -> None:
-        if self.devices is not None and not isinstance(self.devices, tuple):
-            raise TypeError(
-                explain(
-                    f"devices={self.devices!r} is of type {type(self.devices).__name__}.",
-                    expected="a tuple of jax.Device, or None.",
-                    fix="pass what find_devices returns.",
-                )
-            )
+        check_type("devices", self.devices, tuple | None, "a tuple of jax.Device, or None")
         if self.devices == ():
-            raise ValueError(
-                explain(
-                    "devices=() is empty.",
-                    expected="at least one device, or None for JAX's default device.",
-                    fix="pass what find_devices returns.",
-                )
+            raise invalid(
+                "devices=() is empty.",
+                expected="at least one device, or None for JAX's default device.",
+                fix="pass what find_devices returns.",
             )
 
     def __str__(self) -> str:
@@ -374,12 +348,10 @@ class Topology:
         stores them on JAX's default device.
         """
         if self.devices is not None and len(values) != self.num_local_replicas:
-            raise ValueError(
-                explain(
-                    f"Received {len(values)} values for {self.num_local_replicas} replicas.",
-                    expected="one value per replica of this process.",
-                    fix="pass one value per local replica.",
-                )
+            raise invalid(
+                f"Received {len(values)} values for {self.num_local_replicas} replicas.",
+                expected="one value per replica of this process.",
+                fix="pass one value per local replica.",
             )
         if any(isinstance(value, Tracer) for value in values):
             return jax.numpy.stack([jax.numpy.asarray(value) for value in values])

@@ -29,7 +29,7 @@ from stratagem.devices.private import (
     gloo_bound_to,
     main_thread_file,
 )
-from stratagem.errors import INTERRUPTED, explain
+from stratagem.errors import INTERRUPTED, explain, invalid
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.current import Identity, current_group, set_current_group
 from stratagem.group.elastic.group import ElasticGroup
@@ -204,15 +204,13 @@ def require_own_gpus(group: Group, devices: Sequence[Any]) -> None:
 
 
 def _shared(uuid: str, labels: Sequence[str]) -> ValueError:
-    return ValueError(
-        explain(
-            f"{', '.join(labels)} use the same GPU, {uuid}.",
-            expected="GPUs of its own for each process: NCCL cannot sum over one GPU twice.",
-            fix="start one process per GPU, with CUDA_VISIBLE_DEVICES or with `stratagem launch "
-            "--devices-per-worker 1`. For several processes on one GPU use "
-            "ParameterServerStrategy.",
-            code="SG517",
-        )
+    return invalid(
+        f"{', '.join(labels)} use the same GPU, {uuid}.",
+        expected="GPUs of its own for each process: NCCL cannot sum over one GPU twice.",
+        fix="start one process per GPU, with CUDA_VISIBLE_DEVICES or with `stratagem launch "
+        "--devices-per-worker 1`. For several processes on one GPU use "
+        "ParameterServerStrategy.",
+        code="SG517",
     )
 
 
@@ -335,11 +333,9 @@ def _check_even(devices: list[jax.Device], labels: tuple[str, ...]) -> None:
     counts = Counter(device.process_index for device in devices)
     if len(set(counts.values())) > 1:
         found = ", ".join(f"{labels[index]} has {count}" for index, count in sorted(counts.items()))
-        raise ValueError(
-            explain(
-                f"The processes have different numbers of devices: {found}.",
-                expected="the same number on each, so that batches can be split evenly.",
-                fix="make the same number visible to each process (CUDA_VISIBLE_DEVICES).",
-                code="SG510",
-            )
+        raise invalid(
+            f"The processes have different numbers of devices: {found}.",
+            expected="the same number on each, so that batches can be split evenly.",
+            fix="make the same number visible to each process (CUDA_VISIBLE_DEVICES).",
+            code="SG510",
         )

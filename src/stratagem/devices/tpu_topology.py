@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from stratagem.errors import explain
+from stratagem.errors import invalid
 
 # Serialization of a TPU topology as TensorFlow's `TopologyProto`.
 #
@@ -19,57 +19,38 @@ from stratagem.errors import explain
 _MESH_SHAPE, _NUM_TASKS, _NUM_DEVICES, _COORDINATES = 1, 2, 3, 4
 _NUMBER, _BYTES = 0, 2  # kinds of fields
 
+# The shape of a mesh, or coordinates of shape (tasks, devices, axes).
+Coordinates = npt.NDArray[np.int32]
 
-@dataclasses.dataclass(frozen=True)
-class TopologyMessage:
-    """Fields of a `TopologyProto`.
 
-    `mesh_shape` are chips along x, y and z, and cores per chip; `num_devices` is per task;
-    `flat_coordinates` are the coordinates of all devices, concatenated.
-    """
+def _encoded(mesh_shape: Coordinates, coordinates: Coordinates) -> bytes:
+    num_tasks, num_devices, _ = coordinates.shape
+    return (
+        _encode_packed(_MESH_SHAPE, mesh_shape.tolist())
+        + _encode_single(_NUM_TASKS, num_tasks)
+        + _encode_single(_NUM_DEVICES, num_devices)
+        + _encode_packed(_COORDINATES, coordinates.ravel().tolist())
+    )
 
-    mesh_shape: list[int]
-    num_tasks: int
-    num_devices: int
-    flat_coordinates: list[int]
 
-    def coordinates(self) -> npt.NDArray[np.int32]:
-        """Returns the coordinates as an array of shape (tasks, devices, axes)."""
-        shape = (self.num_tasks, self.num_devices, len(self.mesh_shape))
-        if len(self.flat_coordinates) != np.prod(shape):
-            raise ValueError(
-                explain(
-                    f"The serialized topology has {len(self.flat_coordinates)} coordinates.",
-                    expected=f"{np.prod(shape)}, for an array of shape {shape}.",
-                    fix="pass what Topology.serialized() returned.",
-                )
-            )
-        return np.array(self.flat_coordinates, np.int32).reshape(shape)
-
-    def to_bytes(self) -> bytes:
-        """Returns the serialized message."""
-        return (
-            _encode_packed(_MESH_SHAPE, self.mesh_shape)
-            + _encode_single(_NUM_TASKS, self.num_tasks)
-            + _encode_single(_NUM_DEVICES, self.num_devices)
-            + _encode_packed(_COORDINATES, self.flat_coordinates)
+def _parsed(data: bytes) -> tuple[list[int], Coordinates]:
+    """Returns the shape of the mesh and the coordinates; raises ValueError for malformed data."""
+    found: dict[int, list[int]] = defaultdict(list)
+    try:
+        for field, values in _parse_fields(data):
+            found[field] += values
+    except IndexError:
+        raise _unreadable_error(data, "it ends within a field") from None
+    mesh_shape, numbers = found[_MESH_SHAPE], found[_COORDINATES]
+    counts = [[0, *found[field]][-1] for field in (_NUM_TASKS, _NUM_DEVICES)]
+    shape = (*counts, len(mesh_shape))
+    if len(numbers) != np.prod(shape):
+        raise invalid(
+            f"The serialized topology has {len(numbers)} coordinates.",
+            expected=f"{np.prod(shape)}, for an array of shape {shape}.",
+            fix="pass what Topology.serialized() returned.",
         )
-
-    @staticmethod
-    def parse(data: bytes) -> TopologyMessage:
-        """Parses a serialized message; raises ValueError if it is malformed."""
-        found: dict[int, list[int]] = {}
-        try:
-            for field, values in _parse_fields(data):
-                found.setdefault(field, []).extend(values)
-        except IndexError:
-            raise _unreadable_error(data, "it ends within a field") from None
-        return TopologyMessage(
-            found.get(_MESH_SHAPE, []),
-            found.get(_NUM_TASKS, [0])[-1],
-            found.get(_NUM_DEVICES, [0])[-1],
-            found.get(_COORDINATES, []),
-        )
+    return mesh_shape, np.array(numbers, np.int32).reshape(shape)
 
 
 def _encode_varint(number: int) -> bytes:
@@ -115,12 +96,10 @@ def _parse_fields(data: bytes) -> Iterator[tuple[int, list[int]]]:
 
 
 def _unreadable_error(data: bytes, why: str) -> ValueError:
-    return ValueError(
-        explain(
-            f"The serialized topology, {len(data)} bytes, is not a TopologyProto: {why}.",
-            expected="a serialized TopologyProto.",
-            fix="pass what Topology.serialized() returned.",
-        )
+    return invalid(
+        f"The serialized topology, {len(data)} bytes, is not a TopologyProto: {why}.",
+        expected="a serialized TopologyProto.",
+        fix="pass what Topology.serialized() returned.",
     )
 
 
@@ -139,9 +118,6 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
         position, shift = position + 1, shift + 7
         if byte < 0x80:
             return number, position
-
-
-Coordinates = npt.NDArray[np.int32]
 
 
 class TPUTopology:
@@ -174,34 +150,27 @@ class TPUTopology:
         device_coordinates: object = None,
     ) -> None:
         if serialized:
-            message = TopologyMessage.parse(serialized)
-            mesh_shape, device_coordinates = message.mesh_shape, message.coordinates()
+            mesh_shape, device_coordinates = _parsed(serialized)
         self._mesh_shape = _as_int_array(mesh_shape)
         if self._mesh_shape.shape != (4,) or (self._mesh_shape < 1).any():
-            raise ValueError(
-                explain(
-                    f"mesh_shape={mesh_shape!r} is not a valid mesh shape.",
-                    expected="4 positive ints: chips along x, y and z, and cores per chip.",
-                    fix="pass [4, 4, 1, 1], for example.",
-                )
+            raise invalid(
+                f"mesh_shape={mesh_shape!r} is not a valid mesh shape.",
+                expected="4 positive ints: chips along x, y and z, and cores per chip.",
+                fix="pass [4, 4, 1, 1], for example.",
             )
         self._device_coordinates = _as_int_array(device_coordinates)
         shape = self._device_coordinates.shape
         if len(shape) != 3 or shape[2] != 4:
-            raise ValueError(
-                explain(
-                    f"device_coordinates has shape {shape}.",
-                    expected="shape (tasks, devices per task, 4).",
-                    fix="pass the coordinates x, y, z and core of each device.",
-                )
+            raise invalid(
+                f"device_coordinates has shape {shape}.",
+                expected="shape (tasks, devices per task, 4).",
+                fix="pass the coordinates x, y, z and core of each device.",
             )
         if ((self._device_coordinates < 0) | (self._device_coordinates >= self._mesh_shape)).any():
-            raise ValueError(
-                explain(
-                    "device_coordinates has coordinates outside the mesh.",
-                    expected=f"coordinates from 0 to below {self._mesh_shape.tolist()}.",
-                    fix="correct device_coordinates or mesh_shape.",
-                )
+            raise invalid(
+                "device_coordinates has coordinates outside the mesh.",
+                expected=f"coordinates from 0 to below {self._mesh_shape.tolist()}.",
+                fix="correct device_coordinates or mesh_shape.",
             )
         self._tasks, self._ordinals = self._invert()
 
@@ -290,13 +259,7 @@ class TPUTopology:
 
     def serialized(self) -> bytes:
         """Returns the topology as a serialized `TopologyProto`, which TensorFlow reads, too."""
-        message = TopologyMessage(
-            mesh_shape=self._mesh_shape.tolist(),
-            num_tasks=self.num_tasks,
-            num_devices=self.num_tpus_per_task,
-            flat_coordinates=self._device_coordinates.ravel().tolist(),
-        )
-        return message.to_bytes()
+        return _encoded(self._mesh_shape, self._device_coordinates)
 
 
 def _as_int_array(values: object) -> Coordinates:

@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 import numbers
-import types
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from stratagem.errors import explain
+from stratagem.errors import check_type, explain, invalid
 
 _T = TypeVar("_T")
-
-
-def invalid(received: str, expected: str, fix: str) -> ValueError:
-    """Returns the error for a wrong value: what was received, what was expected, what to do."""
-    return ValueError(explain(received, expected=expected, fix=fix))
-
-
-def check_type(name: str, value: object, kind: Any, wanted: str, fix: str = "") -> None:
-    """Raises TypeError unless the value is an instance of a class, or passes a function."""
-    is_class = isinstance(kind, type | types.UnionType)
-    if isinstance(value, kind) if is_class else kind(value):
-        return
-    raise TypeError(
-        explain(
-            f"{name}={value!r} is of type {type(value).__name__}.",
-            expected=f"{wanted}.",
-            fix=fix or f"pass {wanted} as {name}.",
-        )
-    )
 
 
 def check_instances(name: str, values: object, kind: type[_T]) -> tuple[_T, ...]:

@@ -40,9 +40,15 @@ from stratagem.devices.compression import (
 )
 from stratagem.devices.local_updates import Islands
 from stratagem.devices.shared_sums import DTYPES
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.options import ReduceOp
-from stratagem.variables.distributed import IndexedSlices, Mirrored, PerReplica, is_array
+from stratagem.variables.distributed import (
+    IndexedSlices,
+    PerReplica,
+    is_array,
+    is_distributed,
+    without_mirrored,
+)
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts
@@ -168,7 +174,7 @@ class SoleCommunicator(Communicator):
     ) -> Any:
         """Calls `fn` with plain values."""
         result = fn(strategy, *args, **kwargs)
-        return jax.tree.map(_without_mirrored, result, is_leaf=_is_distributed)
+        return jax.tree.map(without_mirrored, result, is_leaf=is_distributed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,21 +338,19 @@ class MeshCommunicator(Communicator):
     ) -> Any:
         """Calls `fn` while the step is traced; its PerReplica arguments hold the local value."""
         view_args, view_kwargs = jax.tree.map(
-            _as_local_per_replica, (args, kwargs), is_leaf=_is_distributed
+            _as_local_per_replica, (args, kwargs), is_leaf=is_distributed
         )
         result = fn(strategy, *view_args, **view_kwargs)
-        return jax.tree.map(self._local_component, result, is_leaf=_is_distributed)
+        return jax.tree.map(self._local_component, result, is_leaf=is_distributed)
 
     def _local_component(self, leaf: object) -> Any:
         if not isinstance(leaf, PerReplica):
-            return _without_mirrored(leaf)
+            return without_mirrored(leaf)
         if leaf.objects is not None:
-            raise ValueError(
-                explain(
-                    f"The function passed to merge_call returned {leaf}, with Python objects.",
-                    expected="arrays of one shape and dtype for one compiled program.",
-                    fix="return arrays, or debug with sg.config.run_eagerly(True).",
-                )
+            raise invalid(
+                f"The function passed to merge_call returned {leaf}, with Python objects.",
+                expected="arrays of one shape and dtype for one compiled program.",
+                fix="return arrays, or debug with sg.config.run_eagerly(True).",
             )
         if leaf.stacked is None:
             return leaf.local
@@ -364,14 +368,6 @@ def _as_local_per_replica(leaf: object) -> Any:
 
 def _identity(value: object) -> Any:
     return value
-
-
-def _is_distributed(leaf: object) -> bool:
-    return isinstance(leaf, PerReplica | Mirrored)
-
-
-def _without_mirrored(leaf: object) -> Any:
-    return leaf.value if isinstance(leaf, Mirrored) else leaf
 
 
 State = Mapping[str, jax.Array]

@@ -44,7 +44,12 @@ from stratagem.execution.tracing.tracer import as_values, lost_writes, rebuilt, 
 from stratagem.group.current import current_group
 from stratagem.options import ReduceOp
 from stratagem.variables.components import agree_on_initial_values
-from stratagem.variables.distributed import Mirrored, PerReplica, is_array, regroup, select_replica
+from stratagem.variables.distributed import (
+    is_array,
+    is_distributed,
+    regroup,
+    select_replica,
+)
 from stratagem.variables.layouts import put_stored, require_layouts_used, store_of
 from stratagem.variables.registry import VariableKind, home_of
 
@@ -301,7 +306,7 @@ class EagerCommunicator(Communicator):
         return jax.tree.map(
             lambda leaf: jax.device_put(leaf, self._device) if is_array(leaf) else leaf,
             reply,
-            is_leaf=lambda leaf: isinstance(leaf, PerReplica | Mirrored),
+            is_leaf=is_distributed,
         )
 
     def _check_gatherable(self, values: list[Any], axis: int) -> None:

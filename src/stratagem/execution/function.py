@@ -16,10 +16,10 @@ from stratagem import contexts as stack
 from stratagem.config import filters_traceback
 from stratagem.devices.mesh import is_explicit, on_one_device, outside_context_mesh
 from stratagem.devices.shards import require_exact_integers
-from stratagem.errors import explain
+from stratagem.errors import check_type, explain
 from stratagem.execution.summary.collector import is_tracing
 from stratagem.execution.tracing.tracer import as_values, rebuilt
-from stratagem.variables.distributed import DistributedValues, is_array
+from stratagem.variables.distributed import is_array, is_distributed
 from stratagem.variables.exhausted_memory import explain_exhausted_memory
 
 
@@ -71,8 +71,7 @@ class Function:
 
 
 def _has_distributed(arguments: Any) -> bool:
-    leaves = jax.tree.leaves(arguments, is_leaf=lambda one: isinstance(one, DistributedValues))
-    return any(isinstance(leaf, DistributedValues) for leaf in leaves)
+    return any(map(is_distributed, jax.tree.leaves(arguments, is_leaf=is_distributed)))
 
 
 def _with_arrays(arguments: Any) -> Any:
@@ -151,11 +150,5 @@ def _check_arguments(fn: Any, input_signature: Any) -> None:
                 fix="remove it, and pass arguments of the shapes and dtypes that you want.",
             )
         )
-    if fn is not None and not callable(fn):
-        raise TypeError(
-            explain(
-                f"sg.function received {fn!r} of type {type(fn).__name__}.",
-                expected="a function.",
-                fix="write @sg.function above the function.",
-            )
-        )
+    if fn is not None:
+        check_type("fn", fn, callable, "a function", owner="sg.function")

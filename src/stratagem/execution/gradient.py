@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
 from stratagem.config import filters_traceback
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.lookups import (
     Lookups,
     as_row_numbers,
@@ -32,11 +32,11 @@ from stratagem.execution.tracing.functionalize import (
 )
 from stratagem.execution.tracing.remote_state import Ids, Lookup
 from stratagem.variables.distributed import (
-    DistributedValues,
     IndexedSlices,
     Mirrored,
     PerReplica,
     is_array,
+    is_distributed,
 )
 from stratagem.variables.layouts import is_keyed
 
@@ -89,7 +89,7 @@ def value_and_grad(
 
     Source: JAX, jax.value_and_grad; TF 2.21 backprop.py, GradientTape.gradient.
     """
-    flat, structure = jax.tree.flatten(variables, is_leaf=_is_distributed)
+    flat, structure = jax.tree.flatten(variables, is_leaf=is_distributed)
     if not flat:
         raise _nothing_given(variables)
     if _are_arrays(flat):
@@ -135,18 +135,12 @@ def _whole(slices: object, scope: ReplicaScope | None) -> Any:
 
 
 def _nothing_given(variables: object) -> ValueError:
-    return ValueError(
-        explain(
-            f"value_and_grad received {variables!r}, which holds no variables or arrays.",
-            expected="at least one variable or array; a model has no variables until it is built.",
-            fix="build the model before reading model.trainable_variables: give it a keras.Input, "
-            "or call model.build(input_shape).",
-        )
+    return invalid(
+        f"value_and_grad received {variables!r}, which holds no variables or arrays.",
+        expected="at least one variable or array; a model has no variables until it is built.",
+        fix="build the model before reading model.trainable_variables: give it a keras.Input, "
+        "or call model.build(input_shape).",
     )
-
-
-def _is_distributed(leaf: object) -> bool:
-    return isinstance(leaf, DistributedValues)
 
 
 def _are_arrays(flat: list[Any]) -> bool:
@@ -362,11 +356,9 @@ def _current_value(variable: keras.Variable, scope: ReplicaScope | None) -> Any:
 def _require_scalar(value: Any) -> None:
     shape = jnp.shape(value)
     if shape != ():
-        raise ValueError(
-            explain(
-                f"The function given to value_and_grad returned a value of shape {shape}.",
-                expected="a scalar.",
-                fix="reduce it, for example with sg.compute_average_loss, or return "
-                "(scalar, aux) and pass has_aux=True.",
-            )
+        raise invalid(
+            f"The function given to value_and_grad returned a value of shape {shape}.",
+            expected="a scalar.",
+            fix="reduce it, for example with sg.compute_average_loss, or return "
+            "(scalar, aux) and pass has_aux=True.",
         )

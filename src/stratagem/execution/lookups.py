@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec
 
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shards import require_exact_integers
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.jaxprs import free_variables, is_by_element, retrace
 from stratagem.execution.replica_context import get_replica_context
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
@@ -120,12 +120,10 @@ def _check_lookup(params: Any, ids: jax.Array) -> None:
             )
         )
     if not jnp.ndim(params):
-        raise ValueError(
-            explain(
-                "embedding_lookup received a scalar instead of a table.",
-                expected="a table with rows on axis 0.",
-                fix="pass a variable of shape (n, ...).",
-            )
+        raise invalid(
+            "embedding_lookup received a scalar instead of a table.",
+            expected="a table with rows on axis 0.",
+            fix="pass a variable of shape (n, ...).",
         )
 
 

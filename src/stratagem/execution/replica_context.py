@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from stratagem import contexts as stack
 from stratagem.devices.local_updates import Islands
-from stratagem.errors import InvalidArgumentError, explain
+from stratagem.errors import InvalidArgumentError, check_type, explain, invalid
 from stratagem.execution.communicator import Communicator, SoleCommunicator
 from stratagem.options import ReduceOp
 from stratagem.variables.distributed import IndexedSlices, is_indexed_slices
@@ -228,14 +228,8 @@ class ReplicaContext:
 
         Source: TF 2.21 distribute_lib.py, ReplicaContextBase.merge_call.
         """
-        if not callable(merge_fn):
-            raise TypeError(
-                explain(
-                    f"merge_fn={merge_fn!r} is of type {type(merge_fn).__name__}.",
-                    expected="a function.",
-                    fix="pass the function itself and its arguments in `args`.",
-                )
-            )
+        fix = "pass the function itself and its arguments in `args`."
+        check_type("merge_fn", merge_fn, callable, "a function", fix)
         self._require_current("merge_call")
 
         def merged(strategy: StrategyParts, *call_args: object, **call_kwargs: object) -> Any:
@@ -371,31 +365,20 @@ def random_keys_error(method: str) -> TypeError:
     )
 
 
-def check_axis(axis: object, ndim: int, method: str) -> int:
+def check_axis(axis: Any, ndim: int, method: str) -> int:
     """Returns an array axis counted from the front; raises if it is invalid."""
-    if not isinstance(axis, int) or isinstance(axis, bool):
-        raise TypeError(
-            explain(
-                f"{method} received axis={axis!r} of type {type(axis).__name__}.",
-                expected="an int.",
-                fix="pass one array axis, such as 0.",
-            )
-        )
+    check_type("axis", axis, int, "an int", "pass one array axis, such as 0.", owner=method)
     if ndim == 0:
-        raise ValueError(
-            explain(
-                f"{method} received a scalar and axis={axis}.",
-                expected="an array of rank 1 or more.",
-                fix="add an axis to the value (value[None]), or reduce with axis=None.",
-            )
+        raise invalid(
+            f"{method} received a scalar and axis={axis}.",
+            expected="an array of rank 1 or more.",
+            fix="add an axis to the value (value[None]), or reduce with axis=None.",
         )
     if not -ndim <= axis < ndim:
-        raise ValueError(
-            explain(
-                f"{method} received axis={axis}, out of range for a value of rank {ndim}.",
-                expected=f"{-ndim} <= axis < {ndim}.",
-                fix="count the axes of one component, without the replica axis.",
-            )
+        raise invalid(
+            f"{method} received axis={axis}, out of range for a value of rank {ndim}.",
+            expected=f"{-ndim} <= axis < {ndim}.",
+            fix="count the axes of one component, without the replica axis.",
         )
     return axis % ndim
 

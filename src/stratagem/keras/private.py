@@ -16,7 +16,7 @@ import pkgutil
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from types import CellType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import keras
@@ -25,9 +25,6 @@ from keras import tree
 from packaging.version import Version
 
 from stratagem.errors import explain
-
-if TYPE_CHECKING:
-    from stratagem.variables.registry import StoredVariable
 
 
 class PrivateName(NamedTuple):
@@ -395,9 +392,7 @@ def count_update(optimizer: keras.optimizers.Optimizer) -> None:
     as_open(optimizer)._iterations.assign_add(1)
 
 
-def decays(
-    optimizer: keras.optimizers.Optimizer, variable: keras.Variable | StoredVariable
-) -> bool:
+def decays(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
     """Returns True if an optimizer's weight decay applies to a variable."""
     own = as_open(optimizer)
     # Keras 3.16 answers `_use_weight_decay` only for the variables of a built optimizer.
@@ -646,33 +641,31 @@ def sublayers(layer: keras.layers.Layer) -> list[Any]:
 _NAME_COUNTS = "object_name_uids"
 
 
-@contextlib.contextmanager
-def fresh_names() -> Generator[None]:
+def fresh_names() -> contextlib.AbstractContextManager[None]:
     """Restarts automatic names of layers and other objects; restores the counters afterwards."""
-    before = global_state.get_global_attribute(_NAME_COUNTS)
-    global_state.set_global_attribute(_NAME_COUNTS, defaultdict(int))
-    try:
-        yield
-    finally:
-        global_state.set_global_attribute(_NAME_COUNTS, before)
+    return _with_global(_NAME_COUNTS, defaultdict(int))
 
 
 _MASKS = "_keras_mask_dict"
 
 
-@contextlib.contextmanager
-def fresh_masks() -> Generator[None]:
+def fresh_masks() -> contextlib.AbstractContextManager[None]:
     """Forgets the masks of tracers of earlier traces; restores those of other tensors afterwards.
 
     Keras finds a tracer's mask by its `id`, and drops it in the thread that collects the tracer. In
     another thread than its own, it stays, for the next tracer with that id.
     """
-    before = global_state.get_global_attribute(_MASKS)
-    global_state.set_global_attribute(_MASKS, None)
+    return _with_global(_MASKS, None)
+
+
+@contextlib.contextmanager
+def _with_global(name: str, value: object) -> Generator[None]:
+    before = global_state.get_global_attribute(name)
+    global_state.set_global_attribute(name, value)
     try:
         yield
     finally:
-        global_state.set_global_attribute(_MASKS, before)
+        global_state.set_global_attribute(name, before)
 
 
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"

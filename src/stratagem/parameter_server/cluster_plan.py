@@ -15,7 +15,7 @@ from stratagem.cluster.roles import check_task, id_in_cluster, task_count, worke
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.devices.mesh import Topology
 from stratagem.errors import check_number, check_type, explain
-from stratagem.execution.programs.lockstep import Executor, Lockstep
+from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.parameter_server.server.shards import UpdateMode
@@ -369,7 +369,7 @@ class ProcessParts:
 
     topology: Topology
     placement: Replicated
-    executor: Callable[[Any], Executor] = Lockstep
+    executor: Callable[[Any], Lockstep] = Lockstep
     cluster: Cluster | None = None
     connections: Connections | None = None
 
@@ -380,7 +380,7 @@ class RemoteStateStrategy(Strategy, Closing):
     `limits=None` selects the default `CoordinatorOptions`.
     """
 
-    executor: Executor
+    executor: Lockstep
 
     def __init__(self, parts: ProcessParts, limits: CoordinatorOptions | None = None) -> None:
         super().__init__(parts.topology, placement=parts.placement, executor=parts.executor)

@@ -56,9 +56,7 @@ def _moved_to(variables: Iterable[Any], topology: Topology) -> Generator[None]:
 
 def variables_of(trace: Trace) -> list[Any]:
     """Returns the variables that a step uses, without duplicates."""
-    tables = [lookup.table for lookup in trace.lookups]
-    found = [*trace.written, *trace.read_only, *tables]
-    return list({id(variable): variable for variable in found}.values())
+    return list({id(variable): variable for variable in trace.variables}.values())
 
 
 def device_bytes(shape: jax.ShapeDtypeStruct) -> int:

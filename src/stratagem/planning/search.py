@@ -97,9 +97,9 @@ def workload_of(
 def _divided_inputs(step: CapturedStep, axes: Mapping[int, Any]) -> dict[int, Any]:
     """Returns the divided axes of each input that is a variable with any."""
     return {
-        i: axes[id(getattr(step.trace, source)[index])]
-        for i, (source, index) in enumerate(step.trace.inputs)
-        if source in ("written", "read_only") and id(getattr(step.trace, source)[index]) in axes
+        i: axes[id(variable)]
+        for i, source in enumerate(step.trace.inputs)
+        if id(variable := step.trace.variable(*source)) in axes
     }
 
 

@@ -29,11 +29,16 @@ from stratagem.devices.device_assignment import num_slices
 from stratagem.devices.finding import DeviceLike, find_devices
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shared_sums import is_connected
-from stratagem.errors import explain
+from stratagem.errors import check_number, invalid
 from stratagem.execution.communicator import MeshCommunicator
 from stratagem.options import ReduceOp
 from stratagem.strategies import reduction
-from stratagem.variables.distributed import DistributedValues, Mirrored, PerReplica
+from stratagem.variables.distributed import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    without_mirrored,
+)
 
 
 class CrossDeviceOps(abc.ABC):
@@ -75,9 +80,11 @@ class CrossDeviceOps(abc.ABC):
     def _combine(self, op: ReduceOp, stacks: list[list[jax.Array]]) -> list[Any]:
         values = [PerReplica(stacked=jnp.stack(parts)) for parts in stacks]
         if len(values) == 1:
-            return [_plain(self.reduce_implementation(op, values[0], values[0], None))]
+            return [without_mirrored(self.reduce_implementation(op, values[0], values[0], None))]
         pairs = [(value, value) for value in values]
-        return [_plain(result) for result in self.batch_reduce_implementation(op, pairs, None)]
+        return [
+            without_mirrored(result) for result in self.batch_reduce_implementation(op, pairs, None)
+        ]
 
     def reduce(
         self,
@@ -141,12 +148,10 @@ class CrossDeviceOps(abc.ABC):
         pairs = list(value_destination_pairs)
         for pair in pairs:
             if not isinstance(pair, tuple | list) or len(pair) != 2:  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise ValueError(
-                    explain(
-                        f"batch_reduce received {pair!r} among its pairs.",
-                        expected="pairs (value, destinations).",
-                        fix="write [(value, variable), ...].",
-                    )
+                raise invalid(
+                    f"batch_reduce received {pair!r} among its pairs.",
+                    expected="pairs (value, destinations).",
+                    fix="write [(value, variable), ...].",
                 )
             _check_value(pair[0])
             _check_destinations(pair[1])
@@ -191,18 +196,12 @@ class CrossDeviceOps(abc.ABC):
         return tensor if isinstance(tensor, Mirrored) else Mirrored(tensor)
 
 
-def _plain(result: object) -> Any:
-    return result.value if isinstance(result, Mirrored) else result
-
-
 def _check_value(value: object) -> None:
     if value is None or (isinstance(value, PerReplica) and value.objects == ()):
-        raise ValueError(
-            explain(
-                f"reduce received {value!r} for a value.",
-                expected="a PerReplica with a value for each replica.",
-                fix="pass what strategy.run returned.",
-            )
+        raise invalid(
+            f"reduce received {value!r} for a value.",
+            expected="a PerReplica with a value for each replica.",
+            fix="pass what strategy.run returned.",
         )
 
 
@@ -219,12 +218,10 @@ def _check_destinations(destinations: object) -> None:
 
 
 def _refuse(destinations: object) -> NoReturn:
-    raise ValueError(
-        explain(
-            f"destinations={destinations!r} is of type {type(destinations).__name__}.",
-            expected="a variable, a distributed value, an array or a device.",
-            fix="pass the variable that the result is for.",
-        )
+    raise invalid(
+        f"destinations={destinations!r} is of type {type(destinations).__name__}.",
+        expected="a variable, a distributed value, an array or a device.",
+        fix="pass the variable that the result is for.",
     )
 
 
@@ -315,14 +312,7 @@ class AlgorithmicOps(AutomaticOps):
     _algorithm = Algorithm.COMPILER
 
     def __init__(self, num_packs: int = 1) -> None:
-        if not isinstance(num_packs, int) or isinstance(num_packs, bool) or num_packs < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ValueError(
-                explain(
-                    f"num_packs={num_packs!r} is no number of packs.",
-                    expected="a whole number, or 0 to send every gradient by itself.",
-                    fix="leave it out, or pass 1.",
-                )
-            )
+        check_number(type(self).__name__, 0, num_packs=num_packs)
         super().__init__()
         self.num_packs = num_packs
 
@@ -402,12 +392,10 @@ class NcclAllReduce(AlgorithmicOps):
     def communicator(self, topology: Topology) -> MeshCommunicator:
         """Returns the communicator of a step on some devices."""
         if topology.platform not in ("gpu", "cuda", "rocm"):
-            raise ValueError(
-                explain(
-                    f"NcclAllReduce was given for devices of platform {topology.platform!r}.",
-                    expected="GPUs: NCCL is for them only.",
-                    fix="leave cross_device_ops out: the compiler takes what the devices have.",
-                )
+            raise invalid(
+                f"NcclAllReduce was given for devices of platform {topology.platform!r}.",
+                expected="GPUs: NCCL is for them only.",
+                fix="leave cross_device_ops out: the compiler takes what the devices have.",
             )
         return super().communicator(topology)
 

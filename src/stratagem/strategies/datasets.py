@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stratagem import input as inputs
 from stratagem import settings
 from stratagem.devices.shards import replicas_span_processes
-from stratagem.errors import explain
+from stratagem.errors import check_number, check_type, explain, invalid
 from stratagem.execution.programs.elastic import ElasticLockstep
 from stratagem.input.distributed import DistributedDataset, ElasticDataset
 from stratagem.input.iterator import DistributedIterator
@@ -60,41 +60,32 @@ def _close(running: inputs.service.InputService) -> None:
 
 def _check(strategy: Strategy, options: InputOptions, *, has_service: bool) -> None:
     if isinstance(strategy.executor, ElasticLockstep):
-        raise ValueError(
-            explain(
-                f"input_workers={options.input_workers} was passed to an ElasticStrategy.",
-                expected="a dataset that each member reads in the same order.",
-                fix="omit input_workers.",
-            )
+        raise invalid(
+            f"input_workers={options.input_workers} was passed to an ElasticStrategy.",
+            expected="a dataset that each member reads in the same order.",
+            fix="omit input_workers.",
         )
     if replicas_span_processes(strategy.topology):
-        raise ValueError(
-            explain(
-                f"input_workers={options.input_workers} was passed to a strategy whose replicas "
-                "span processes.",
-                expected="the same batches on all processes of a replica; each process gets other "
-                "batches from the workers.",
-                fix="omit input_workers.",
-            )
+        raise invalid(
+            f"input_workers={options.input_workers} was passed to a strategy whose replicas "
+            "span processes.",
+            expected="the same batches on all processes of a replica; each process gets other "
+            "batches from the workers.",
+            fix="omit input_workers.",
         )
     if options.auto_shard_policy not in (AutoShardPolicy.AUTO, AutoShardPolicy.OFF):
-        raise ValueError(
-            explain(
-                f"input_workers={options.input_workers} was passed with "
-                f"{options.auto_shard_policy!r}.",
-                expected="AutoShardPolicy.AUTO: each process gets other batches from the workers.",
-                fix="omit auto_shard_policy.",
-            )
+        raise invalid(
+            f"input_workers={options.input_workers} was passed with {options.auto_shard_policy!r}.",
+            expected="AutoShardPolicy.AUTO: each process gets other batches from the workers.",
+            fix="omit auto_shard_policy.",
         )
     if strategy.topology.spans_processes and not has_service:
-        raise ValueError(
-            explain(
-                f"input_workers={options.input_workers} was passed to a strategy of several "
-                "processes, which have no common input service.",
-                expected="one service for all processes.",
-                fix="start them with stratagem launch --input-workers, or set "
-                "STRATAGEM_INPUT_SERVICE to the address of a service.",
-            )
+        raise invalid(
+            f"input_workers={options.input_workers} was passed to a strategy of several "
+            "processes, which have no common input service.",
+            expected="one service for all processes.",
+            fix="start them with stratagem launch --input-workers, or set "
+            "STRATAGEM_INPUT_SERVICE to the address of a service.",
         )
 
 
@@ -152,15 +143,10 @@ def from_function(
         TypeError: `dataset_fn` cannot be called or returns no dataset, or options of another type.
     """
     options = _check_options(options)
-    if not callable(dataset_fn):
-        raise TypeError(
-            explain(
-                f"distribute_datasets_from_function received {dataset_fn!r} of type "
-                f"{type(dataset_fn).__name__}.",
-                expected="a function of an sg.InputContext that returns a dataset.",
-                fix="pass the function; a dataset itself goes to distribute_dataset.",
-            )
-        )
+    wanted = "a function of an sg.InputContext that returns a dataset"
+    fix = "pass the function; a dataset itself goes to distribute_dataset."
+    owner = "distribute_datasets_from_function"
+    check_type("dataset_fn", dataset_fn, callable, wanted, fix, owner=owner)
     if isinstance(strategy.executor, ElasticLockstep):
         raise NotImplementedError(
             explain(
@@ -191,15 +177,8 @@ def _made_source(made: object) -> Any:
     return as_source(made)
 
 
-def _check_options(options: object) -> InputOptions:
-    if options is not None and not isinstance(options, InputOptions):
-        raise TypeError(
-            explain(
-                f"options={options!r} is of type {type(options).__name__}.",
-                expected="sg.InputOptions or None.",
-                fix="leave `options` out.",
-            )
-        )
+def _check_options(options: Any) -> InputOptions:
+    check_type("options", options, InputOptions | None, "sg.InputOptions or None")
     return options or InputOptions()
 
 
@@ -212,48 +191,16 @@ def checked_steps(strategy: Strategy, fn: object, iterator: Any, num_steps: Any)
     """
     if num_steps is None:
         num_steps = strategy.executor.steps_per_call
-    _check_step_types(fn, iterator, num_steps)
-    if num_steps < 1:
-        raise ValueError(
-            explain(
-                f"run_steps received num_steps={num_steps}.",
-                expected="1 or more.",
-                fix="pass the number of batches.",
-            )
-        )
+    check_type("fn", fn, callable, "a function of one batch", owner="run_steps")
+    wanted = "an iterator of a distributed dataset"
+    fix = "pass iter(strategy.distribute_dataset(dataset))."
+    check_type("iterator", iterator, DistributedIterator, wanted, fix, owner="run_steps")
+    check_type("num_steps", num_steps, int, "an int", owner="run_steps")
+    check_number("run_steps", num_steps=num_steps)
     if iterator.strategy is not strategy:
-        raise ValueError(
-            explain(
-                f"run_steps of {strategy} received an iterator of {iterator.strategy}.",
-                expected="a dataset that this strategy distributed.",
-                fix="call distribute_dataset of the strategy that runs the steps.",
-            )
+        raise invalid(
+            f"run_steps of {strategy} received an iterator of {iterator.strategy}.",
+            expected="a dataset that this strategy distributed.",
+            fix="call distribute_dataset of the strategy that runs the steps.",
         )
     return num_steps
-
-
-def _check_step_types(fn: Any, iterator: Any, num_steps: Any) -> None:
-    if not callable(fn):
-        raise TypeError(
-            explain(
-                f"run_steps received fn={fn!r} of type {type(fn).__name__}.",
-                expected="a function of one batch.",
-                fix="pass the function itself.",
-            )
-        )
-    if not isinstance(iterator, DistributedIterator):
-        raise TypeError(
-            explain(
-                f"run_steps received iterator={iterator!r} of type {type(iterator).__name__}.",
-                expected="an iterator of a distributed dataset.",
-                fix="pass iter(strategy.distribute_dataset(dataset)).",
-            )
-        )
-    if not isinstance(num_steps, int) or isinstance(num_steps, bool):
-        raise TypeError(
-            explain(
-                f"run_steps received num_steps={num_steps!r} of type {type(num_steps).__name__}.",
-                expected="an int.",
-                fix="pass the number of batches.",
-            )
-        )

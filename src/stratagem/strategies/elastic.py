@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NoReturn, final
+from typing import Any, ClassVar, final
 
 import jax
 import numpy as np
 
 from stratagem import logs, settings
-from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 from stratagem.devices.communication import CommunicationOptions
 from stratagem.devices.elastic_rounds import serve_rounds
 from stratagem.devices.finding import start_separately
 from stratagem.devices.mesh import Topology
-from stratagem.errors import NOT_NEEDED, UnavailableError, explain
+from stratagem.errors import NOT_NEEDED, UnavailableError, invalid
 from stratagem.execution.programs.elastic import ElasticLockstep
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.authentication.secret import Credentials
@@ -29,15 +27,10 @@ from stratagem.group.elastic.views import View
 from stratagem.group.verdict import GroupLimits
 from stratagem.options import VariableAggregation
 from stratagem.strategies.cross_device_ops import AutomaticOps
-from stratagem.strategies.membership import (
-    check_resolver,
-    copy_refused,
-    identity_of,
-    local_topology,
-)
+from stratagem.strategies.membership import identity_of, local_topology, resolver_of
 from stratagem.strategies.strategy import Strategy, recreatable
 from stratagem.variables.components import components_of_members, store_components
-from stratagem.variables.registry import Home, VariableKind, VariableRegistry, home_of
+from stratagem.variables.registry import Home, VariableRegistry, home_of, is_on_read
 
 _logger = logging.getLogger(__name__)
 _LOOP = "loop"
@@ -80,6 +73,7 @@ class ElasticStrategy(Strategy):
 
     _group: ElasticGroup | None = None  # None for a process without others
     _admission: ElasticAdmission | None = None
+    _is_copyable = False
 
     @recreatable
     def __init__(
@@ -88,8 +82,7 @@ class ElasticStrategy(Strategy):
         *,
         allow_unauthenticated: bool = False,
     ) -> None:
-        check_resolver(cluster_resolver, "cluster_resolver")
-        self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
+        self._resolver = resolver_of(cluster_resolver)
         processes = self._resolver.processes()
         self._devices: tuple[jax.Device, ...] = ()
         if processes.num_processes == 1:
@@ -110,9 +103,6 @@ class ElasticStrategy(Strategy):
         admission = self._admission = ElasticAdmission(self, group)
         self.fit_callbacks = lambda: [ElasticAdmission.callback(admission)]
         agree_on_random_state()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise copy_refused(self)
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
@@ -212,13 +202,11 @@ def _join_group(resolver: ClusterResolver, *, allow_unauthenticated: bool) -> El
         identity.label, identity.hosts, allow_unauthenticated=allow_unauthenticated
     )
     if credentials.certificates is not None:
-        raise ValueError(
-            explain(
-                "STRATAGEM_TLS_DIR is set.",
-                expected="no TLS: members of an ElasticStrategy exchange gradients in plain text.",
-                fix="unset it on a network that only the processes can reach, or use "
-                "MultiWorkerMirroredStrategy.",
-            )
+        raise invalid(
+            "STRATAGEM_TLS_DIR is set.",
+            expected="no TLS: members of an ElasticStrategy exchange gradients in plain text.",
+            fix="unset it on a network that only the processes can reach, or use "
+            "MultiWorkerMirroredStrategy.",
         )
     limits = GroupLimits(
         join_s=settings.read("join_timeout_s"),
@@ -243,7 +231,7 @@ def _move_variables(variables: VariableRegistry, before: Topology, after: Topolo
         home = home_of(variable)
         if not variable.has_value:
             continue
-        if home is not None and home.kind is VariableKind.ON_READ:
+        if home is not None and is_on_read(variable):
             store_components(variable, _components(variable, home, kept, own), after)
         else:
             variable.stored = after.replicate(variable.stored.addressable_data(0))
@@ -375,7 +363,7 @@ class ElasticAdmission:
         variables: list[Any] = self._strategy.variables.live()
         arrays = self._received.arrays
         for variable, array in zip(variables, arrays[: len(variables)], strict=True):
-            if _is_on_read(variable):
+            if is_on_read(variable):
                 store_components(variable, array, topology)
             else:
                 variable.stored = topology.replicate(array)
@@ -427,29 +415,22 @@ class ElasticAdmission:
             mine = own[place] if place < len(own) else None
             theirs = others[place] if place < len(others) else None
             if mine != theirs:
-                raise ValueError(
-                    explain(
-                        f"Variable {place} is {_named(mine)} in this process, but "
-                        f"{_named(theirs)} in the others.",
-                        expected="the variables of the others, made in the same order.",
-                        fix="run the same program as the others. Make all variables before "
-                        "strategy.admit() is called for the first time.",
-                    )
+                raise invalid(
+                    f"Variable {place} is {_named(mine)} in this process, but "
+                    f"{_named(theirs)} in the others.",
+                    expected="the variables of the others, made in the same order.",
+                    fix="run the same program as the others. Make all variables before "
+                    "strategy.admit() is called for the first time.",
                 )
         _places(self._outside_variables(), document["outside"])
 
 
-def _is_on_read(variable: Any) -> bool:
-    home = home_of(variable)
-    return home is not None and home.kind is VariableKind.ON_READ
-
-
 def _description(variable: Any) -> list[Any]:
-    return [variable.path, list(variable.shape), str(variable.dtype), _is_on_read(variable)]
+    return [variable.path, list(variable.shape), str(variable.dtype), is_on_read(variable)]
 
 
 def _value(variable: Any) -> np.ndarray[Any, Any]:
-    if _is_on_read(variable):  # components of all members, held since their last change
+    if is_on_read(variable):  # components of all members, held since their last change
         return np.asarray(variable.whole.gathered)
     return np.asarray(variable.stored.addressable_data(0))
 
@@ -465,13 +446,11 @@ def _places(variables: Sequence[Any], descriptions: Sequence[list[Any]]) -> list
         own = _description(variable)
         place = next((place for place, one in left.items() if one == own), None)
         if place is None:
-            raise ValueError(
-                explain(
-                    f"A step of this process uses variable {_named(own)}, which was made outside "
-                    "of the strategy's scope. No step of the others uses it.",
-                    expected="the variables of the others.",
-                    fix="make it in strategy.scope(); an optimizer has variables as well.",
-                )
+            raise invalid(
+                f"A step of this process uses variable {_named(own)}, which was made outside "
+                "of the strategy's scope. No step of the others uses it.",
+                expected="the variables of the others.",
+                fix="make it in strategy.scope(); an optimizer has variables as well.",
             )
         del left[place]
         places.append((variable, place))

@@ -10,10 +10,10 @@ import jax
 
 from stratagem import contexts as stack
 from stratagem.devices.mesh import outside_context_mesh
-from stratagem.errors import explain
+from stratagem.errors import check_type, explain, invalid
 from stratagem.options import ReduceOp
 from stratagem.strategies import reduction
-from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.distributed import Mirrored, PerReplica, is_distributed, without_mirrored
 from stratagem.variables.placement import sole_device
 from stratagem.variables.registry import home_of
 
@@ -97,12 +97,10 @@ class StrategyExtended:
         )
         op = ReduceOp.parse(reduce_op)
         if isinstance(destinations, list | tuple):
-            raise ValueError(
-                explain(
-                    f"reduce_to received destinations of type {type(destinations).__name__}.",
-                    expected="one variable, one distributed value or one device.",
-                    fix="call it once a destination, or use batch_reduce_to.",
-                )
+            raise invalid(
+                f"reduce_to received destinations of type {type(destinations).__name__}.",
+                expected="one variable, one distributed value or one device.",
+                fix="call it once a destination, or use batch_reduce_to.",
             )
         count = self._strategy.num_replicas_in_sync
         ops = self._strategy.cross_device_ops
@@ -222,13 +220,10 @@ class StrategyExtended:
         Source: TF 2.21 distribute_lib.py, StrategyExtendedV2.colocate_vars_with.
         """
         if not self.variable_created_in_scope(var):
-            raise ValueError(
-                explain(
-                    f"colocate_vars_with received {var!r}, which does not belong to "
-                    f"{self._strategy}.",
-                    expected="a variable that was created in this strategy's scope.",
-                    fix="create it in `with strategy.scope():`.",
-                )
+            raise invalid(
+                f"colocate_vars_with received {var!r}, which does not belong to {self._strategy}.",
+                expected="a variable that was created in this strategy's scope.",
+                fix="create it in `with strategy.scope():`.",
             )
         with self._strategy.scope():
             yield
@@ -248,14 +243,14 @@ class StrategyExtended:
 
         Source: TF 2.21 distribute_lib.py, StrategyExtendedV2.variable_created_in_scope.
         """
-        if not hasattr(v, "assign"):
-            raise TypeError(
-                explain(
-                    f"variable_created_in_scope received {v!r} of type {type(v).__name__}.",
-                    expected="a keras.Variable.",
-                    fix="pass the variable itself, not its value.",
-                )
-            )
+        check_type(
+            "v",
+            v,
+            lambda one: hasattr(one, "assign"),
+            "a keras.Variable",
+            "pass the variable itself, not its value.",
+            owner="variable_created_in_scope",
+        )
         home = home_of(v)
         if home is None:
             return self._strategy.topology.devices is None
@@ -277,7 +272,7 @@ class StrategyExtended:
 
 def _plain_arguments(args: tuple[Any, ...], kwargs: Any) -> tuple[Any, Any]:
     """Returns the arguments of an update, which must be equal for all copies."""
-    leaves = jax.tree.leaves((args, kwargs), is_leaf=_is_distributed)
+    leaves = jax.tree.leaves((args, kwargs), is_leaf=is_distributed)
     if any(isinstance(leaf, PerReplica) for leaf in leaves):
         raise TypeError(
             explain(
@@ -286,12 +281,4 @@ def _plain_arguments(args: tuple[Any, ...], kwargs: Any) -> tuple[Any, Any]:
                 fix="reduce it first: strategy.extended.reduce_to(op, value, variable).",
             )
         )
-    return jax.tree.map(
-        lambda leaf: leaf.value if isinstance(leaf, Mirrored) else leaf,
-        (args, kwargs),
-        is_leaf=_is_distributed,
-    )
-
-
-def _is_distributed(leaf: object) -> bool:
-    return isinstance(leaf, PerReplica | Mirrored)
+    return jax.tree.map(without_mirrored, (args, kwargs), is_leaf=is_distributed)

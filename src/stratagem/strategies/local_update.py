@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from typing import Any, Literal, NoReturn, final
+from typing import Literal, final
 
-from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 from stratagem.devices.communication import CommunicationOptions
 from stratagem.devices.finding import DeviceLike, planned_topology
 from stratagem.devices.local_updates import Islands, LocalSGD, LocalUpdates
 from stratagem.devices.mesh import Topology
-from stratagem.errors import explain
+from stratagem.errors import check_type, explain, invalid
 from stratagem.group.current import agree_on_random_state
 from stratagem.strategies.cross_device_ops import AutomaticOps
-from stratagem.strategies.membership import (
-    check_resolver,
-    copy_refused,
-    devices_of_cluster,
-    local_topology,
-)
+from stratagem.strategies.membership import devices_of_cluster, local_topology, resolver_of
 from stratagem.strategies.strategy import Strategy, recreatable
 
 # Islands of a topology: the replicas that train in lockstep, from the user's argument.
@@ -45,13 +38,11 @@ def islands_of(topology: Topology, replicas_per_island: object) -> Islands:
     if size == "process":
         sizes = set(of_processes)
         if len(sizes) > 1:
-            raise ValueError(
-                explain(
-                    f'replicas_per_island="process" with processes of {of_processes} replicas.',
-                    expected="the same number of replicas on each process: islands are averaged "
-                    "with equal weights.",
-                    fix="give each process as many devices, or pass replicas_per_island=1.",
-                )
+            raise invalid(
+                f'replicas_per_island="process" with processes of {of_processes} replicas.',
+                expected="the same number of replicas on each process: islands are averaged "
+                "with equal weights.",
+                fix="give each process as many devices, or pass replicas_per_island=1.",
             )
         size = of_processes[0]
     if isinstance(size, bool) or not isinstance(size, int):
@@ -59,21 +50,17 @@ def islands_of(topology: Topology, replicas_per_island: object) -> Islands:
     if size < 1 or count % size:
         raise ValueError(_unexpected(size, count, f"does not divide {count} replicas"))
     if any(size % own and own % size for own in of_processes):
-        raise ValueError(
-            explain(
-                f"replicas_per_island={size} with processes of {of_processes} replicas.",
-                expected="islands of whole processes, or processes of whole islands: lockstep is "
-                "for the fast links.",
-                fix='pass "process", or a divisor or multiple of the replicas of a process.',
-            )
+        raise invalid(
+            f"replicas_per_island={size} with processes of {of_processes} replicas.",
+            expected="islands of whole processes, or processes of whole islands: lockstep is "
+            "for the fast links.",
+            fix='pass "process", or a divisor or multiple of the replicas of a process.',
         )
     if 1 < size < count and topology.groups is not None:
-        raise ValueError(
-            explain(
-                f"replicas_per_island={size} with replicas of several devices.",
-                expected="replicas of one device each.",
-                fix="pass a flat list of devices, or replicas_per_island=1.",
-            )
+        raise invalid(
+            f"replicas_per_island={size} with replicas of several devices.",
+            expected="replicas of one device each.",
+            fix="pass a flat list of devices, or replicas_per_island=1.",
         )
     return Islands(count, size)
 
@@ -142,6 +129,8 @@ class LocalUpdateStrategy(Strategy):
     2023.
     """
 
+    _is_copyable = False
+
     @recreatable
     def __init__(
         self,
@@ -152,18 +141,18 @@ class LocalUpdateStrategy(Strategy):
         cluster_resolver: ClusterResolver | None = None,
         allow_unauthenticated: bool = False,
     ) -> None:
-        check_resolver(cluster_resolver, "cluster_resolver")
-        self.local_updates = _checked(LocalSGD() if method is None else method)
-        self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
+        fix = "pass sg.local_updates.DiLoCo(period=50), for example."
+        wanted = "a method of sg.local_updates, or None"
+        check_type("method", method, LocalUpdates | None, wanted, fix)
+        self.local_updates = method or LocalSGD()
+        self._resolver = resolver_of(cluster_resolver)
         is_cluster = False
         if devices is not None:
             if cluster_resolver is not None:
-                raise ValueError(
-                    explain(
-                        f"devices={devices!r} and a cluster resolver were given.",
-                        expected="at most one of them: devices are those of one process.",
-                        fix="leave one of them out.",
-                    )
+                raise invalid(
+                    f"devices={devices!r} and a cluster resolver were given.",
+                    expected="at most one of them: devices are those of one process.",
+                    fix="leave one of them out.",
                 )
             topology = local_topology(devices, name="devices")
         else:
@@ -181,9 +170,6 @@ class LocalUpdateStrategy(Strategy):
         if is_cluster:
             agree_on_random_state()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise copy_refused(self)
-
     @property
     def num_islands(self) -> int:
         """The number of groups of replicas that train apart."""
@@ -193,15 +179,3 @@ class LocalUpdateStrategy(Strategy):
     def cluster_resolver(self) -> ClusterResolver:
         """The resolver of the cluster."""
         return self._resolver
-
-
-def _checked(method: object) -> LocalUpdates:
-    if not isinstance(method, LocalUpdates):
-        raise TypeError(
-            explain(
-                f"method={method!r} is of type {type(method).__name__}.",
-                expected="a method of sg.local_updates, or None.",
-                fix="pass sg.local_updates.DiLoCo(period=50), for example.",
-            )
-        )
-    return method

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from stratagem.contexts import StrategyParts
-from stratagem.devices.mesh import prime_factors
-from stratagem.errors import explain
+from stratagem.devices.mesh import Topology, prime_factors
+from stratagem.errors import check_number, explain, invalid
 from stratagem.execution.replica_context import get_replica_context
 from stratagem.logs import warn_on_one_worker
 
@@ -68,13 +68,11 @@ class LogicalDevices(StrategyParts):
         infers = _infers_shapes[0]()
         uneven = [axis for axis, part in enumerate(parts) if shape[axis] % part]
         if uneven and not infers:
-            raise ValueError(
-                explain(
-                    f"partition_dimensions={parts} divides axis {uneven[0]} of a value of shape "
-                    f"{shape} into parts of unequal size.",
-                    expected="numbers that divide the sizes.",
-                    fix="choose another axis, or another size.",
-                )
+            raise invalid(
+                f"partition_dimensions={parts} divides axis {uneven[0]} of a value of shape "
+                f"{shape} into parts of unequal size.",
+                expected="numbers that divide the sizes.",
+                fix="choose another axis, or another size.",
             )
         return tensor if infers else self._constrained(tensor, self._spec(parts))
 
@@ -137,22 +135,17 @@ class LogicalDevices(StrategyParts):
 
     def _check_assignment(self, logical_device_id: int) -> None:
         if self.refuses_assignment:
-            raise ValueError(
-                explain(
-                    "assign_to_logical_device was called under SPMD partitioning.",
-                    expected="split_to_logical_devices or replicate_to_logical_devices there.",
-                    fix="call one of these, or leave experimental_spmd_xla_partitioning out.",
-                )
+            raise invalid(
+                "assign_to_logical_device was called under SPMD partitioning.",
+                expected="split_to_logical_devices or replicate_to_logical_devices there.",
+                fix="call one of these, or leave experimental_spmd_xla_partitioning out.",
             )
         count = self.topology.num_logical_devices
         if logical_device_id not in range(count):
-            raise ValueError(
-                explain(
-                    f"logical_device_id={logical_device_id!r} in a replica of {count} logical "
-                    "devices.",
-                    expected=f"0 to {count - 1}.",
-                    fix="choose one of these, or make a strategy with larger groups of devices.",
-                )
+            raise invalid(
+                f"logical_device_id={logical_device_id!r} in a replica of {count} logical devices.",
+                expected=f"0 to {count - 1}.",
+                fix="choose one of these, or make a strategy with larger groups of devices.",
             )
 
     def _spec(self, parts: Sequence[int]) -> PartitionSpec:
@@ -180,14 +173,26 @@ class LogicalDevices(StrategyParts):
 
 def _check_parts(parts: list[int], shape: tuple[int, ...], count: int) -> None:
     if len(parts) != len(shape) or math.prod(parts) != count or min(parts, default=1) < 1:
-        raise ValueError(
-            explain(
-                f"partition_dimensions={parts} for a value of shape {shape} on {count} logical "
-                "devices.",
-                expected="a number for each axis, whose product is the number of logical devices.",
-                fix="write 1 for axes that are not divided.",
-            )
+        raise invalid(
+            f"partition_dimensions={parts} for a value of shape {shape} on {count} logical "
+            "devices.",
+            expected="a number for each axis, whose product is the number of logical devices.",
+            fix="write 1 for axes that are not divided.",
         )
+
+
+def checked_sequence_axis(axis: int | None, topology: Topology) -> int | None:
+    """Returns the axis; raises a ValueError for the batch axis, or replicas of one device."""
+    if axis is None:
+        return None
+    check_number("The strategy", sequence_axis=axis)
+    if topology.num_logical_devices == 1:
+        raise invalid(
+            f"sequence_axis={axis} was given for replicas of one device.",
+            expected="replicas of several devices, over which sequences are split.",
+            fix="pass devices_per_replica=, too, or leave sequence_axis out.",
+        )
+    return axis
 
 
 def _require_replica(method: str) -> None:

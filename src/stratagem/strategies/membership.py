@@ -8,15 +8,15 @@ import importlib.metadata
 import math
 import platform
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import jax
 
 from stratagem import environment, settings
 from stratagem.cluster.addresses import split_address
-from stratagem.cluster.detection import RAY_TRAIN
+from stratagem.cluster.detection import RAY_TRAIN, detect
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.resolvers.resolver import ClusterResolver
+from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 from stratagem.devices.finding import (
     AbstractDevice,
     DeviceLike,
@@ -29,13 +29,10 @@ from stratagem.devices.finding import (
 )
 from stratagem.devices.mesh import Topology, adjacent_groups
 from stratagem.devices.processes import end_coordination, start_processes
-from stratagem.errors import explain
+from stratagem.errors import check_type, invalid
 from stratagem.group.authentication.secret import Credentials
 from stratagem.group.current import Identity
 from stratagem.group.verdict import GroupLimits
-
-if TYPE_CHECKING:
-    from stratagem.strategies.strategy import Strategy
 
 _LOOPBACK = "127.0.0.1"
 _MOST_CHARACTERS = 2000
@@ -43,14 +40,14 @@ _MOST_CHARACTERS = 2000
 
 def check_resolver(resolver: object, argument: str) -> None:
     """Raises a ValueError unless a resolver is a `ClusterResolver` or None."""
-    if resolver is not None and not isinstance(resolver, ClusterResolver):
-        raise ValueError(
-            explain(
-                f"{argument}={resolver!r} is of type {type(resolver).__name__}.",
-                expected="a ClusterResolver, or None to ask the environment.",
-                fix="pass sg.cluster_resolver.TFConfigClusterResolver(), for example.",
-            )
-        )
+    wanted = "a ClusterResolver, or None to ask the environment"
+    check_type(argument, resolver, ClusterResolver | None, wanted, error=ValueError)
+
+
+def resolver_of(resolver: ClusterResolver | None) -> ClusterResolver:
+    """Returns the resolver that a strategy was given, or one from the environment."""
+    check_resolver(resolver, "cluster_resolver")
+    return resolver or detect() or TFConfigClusterResolver()
 
 
 def devices_of_cluster(
@@ -104,14 +101,12 @@ def join(
     return start_processes(identity, limits, own_accelerators(processes), credentials)
 
 
-def copy_refused(strategy: Strategy) -> ValueError:
+def copy_refused(strategy: object) -> ValueError:
     """Returns the error for copying a strategy of several processes."""
-    return ValueError(
-        explain(
-            f"{strategy} was passed to copy.deepcopy, which cannot copy it.",
-            expected="one strategy for a cluster: its processes belong together once.",
-            fix="use the strategy itself.",
-        )
+    return invalid(
+        f"{strategy} was passed to copy.deepcopy, which cannot copy it.",
+        expected="one strategy for a cluster: its processes belong together once.",
+        fix="use the strategy itself.",
     )
 
 
@@ -129,12 +124,10 @@ def identity_of(
     knows_all = labels is not None
     is_one_machine = processes.num_local_processes == processes.num_processes
     if with_addresses and not knows_all:
-        raise ValueError(
-            explain(
-                f"{resolver!r} does not list the address of every process.",
-                expected="a cluster with an address for each process, which all others reach.",
-                fix="set TF_CONFIG, or pass sg.cluster_resolver.SimpleClusterResolver.",
-            )
+        raise invalid(
+            f"{resolver!r} does not list the address of every process.",
+            expected="a cluster with an address for each process, which all others reach.",
+            fix="set TF_CONFIG, or pass sg.cluster_resolver.SimpleClusterResolver.",
         )
     return Identity(
         process_id=processes.process_id,
@@ -228,23 +221,15 @@ def local_topology(
     """
     if isinstance(devices, str | jax.Device):
         devices = [devices]
-    if devices is not None and not isinstance(devices, Sequence):
-        raise TypeError(
-            explain(
-                f"{name}={devices!r} is of type {type(devices).__name__}.",
-                expected="a list of devices, one a replica, or None for all local ones.",
-                fix=f'write {name}=["gpu:0", "gpu:1"].',
-            )
-        )
+    fix = f'write {name}=["gpu:0", "gpu:1"].'
+    wanted = "a list of devices, one a replica, or None for all local ones"
+    check_type(name, devices, Sequence | None, wanted, fix)
     if devices is not None and any(isinstance(device, list | tuple) for device in devices):
         if devices_per_replica is not None:
-            raise ValueError(
-                explain(
-                    f"{name}={devices!r} and devices_per_replica={devices_per_replica!r} "
-                    "were given.",
-                    expected="at most one of them: each groups the devices.",
-                    fix=f"leave one of them out, or list the devices of {name} without groups.",
-                )
+            raise invalid(
+                f"{name}={devices!r} and devices_per_replica={devices_per_replica!r} were given.",
+                expected="at most one of them: each groups the devices.",
+                fix=f"leave one of them out, or list the devices of {name} without groups.",
             )
         return planned_topology(Topology.of_groups(find_groups(devices)))
     found = local_devices() if devices is None else find_devices(list(devices))
@@ -269,10 +254,8 @@ def parameter_device_of(device: DeviceLike | None) -> jax.Device:
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
-        raise ValueError(
-            explain(
-                f"JAX was told to leave the host out: {error}",
-                expected="the platform cpu beside that of the replicas: the host keeps variables.",
-                fix="set JAX_PLATFORMS=cuda,cpu or unset it, or pass parameter_device.",
-            )
+        raise invalid(
+            f"JAX was told to leave the host out: {error}",
+            expected="the platform cpu beside that of the replicas: the host keeps variables.",
+            fix="set JAX_PLATFORMS=cuda,cpu or unset it, or pass parameter_device.",
         ) from error

@@ -13,24 +13,21 @@ from typing import Any, NoReturn, final
 import jax
 
 from stratagem import environment
-from stratagem.cluster.detection import detect
 from stratagem.cluster.resolvers.resolver import ClusterResolver
-from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver
 from stratagem.devices.communication import CommunicationImplementation, CommunicationOptions
 from stratagem.devices.finding import DeviceLike, find_devices, planned_topology
 from stratagem.devices.mesh import Topology, adjacent_groups
 from stratagem.devices.shared_sums import connect_memory
-from stratagem.errors import explain
+from stratagem.errors import check_type, explain
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.current import agree_on_random_state
-from stratagem.strategies.argument_checks import checked_communication, checked_sequence_axis
 from stratagem.strategies.cross_device_ops import AutomaticOps, CrossDeviceOps
+from stratagem.strategies.logical_devices import checked_sequence_axis
 from stratagem.strategies.membership import (
-    check_resolver,
-    copy_refused,
     devices_of_cluster,
     local_topology,
     parameter_device_of,
+    resolver_of,
 )
 from stratagem.strategies.placement import (
     PINNED_HOST,
@@ -40,7 +37,7 @@ from stratagem.strategies.placement import (
 )
 from stratagem.strategies.strategy import Strategy, recreatable
 from stratagem.variables.layouts import devices_per_replica_of, groups_of_mesh
-from stratagem.variables.placement import Placement, SingleDeviceStore, UniformPlacement
+from stratagem.variables.placement import Replicated, SingleDeviceStore, UniformPlacement
 
 
 @final
@@ -185,7 +182,7 @@ class CentralStorageStrategy(Strategy):
         super().__init__(topology, placement=_placement(topology, parameter_device))
 
 
-def _placement(topology: Topology, parameter_device: DeviceLike | None) -> Placement:
+def _placement(topology: Topology, parameter_device: DeviceLike | None) -> Replicated:
     if parameter_device == PINNED_HOST:
         tables = SingleDeviceStore(parameter_device_of(None))
         return OffloadedState(pinned_host_store(topology), tables)
@@ -275,6 +272,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     Source: TF 2.21 collective_all_reduce_strategy.py, CollectiveAllReduceStrategy.
     """
 
+    _is_copyable = False
+
     @recreatable
     def __init__(
         self,
@@ -289,11 +288,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         sequence_axis: int | None = None,
         allow_unauthenticated: bool = False,
     ) -> None:
-        check_resolver(cluster_resolver, "cluster_resolver")
-        options = checked_communication(communication_options)
-        self._options = options
+        wanted, kind = "sg.CommunicationOptions, or None", CommunicationOptions | None
+        check_type("communication_options", communication_options, kind, wanted, error=ValueError)
+        self._options = options = communication_options or CommunicationOptions()
         self._tf_config = environment.lookup("TF_CONFIG")
-        self._resolver = cluster_resolver or detect() or TFConfigClusterResolver()
+        self._resolver = resolver_of(cluster_resolver)
         devices, is_cluster = devices_of_cluster(
             self._resolver, options.timeout_seconds, allow_unauthenticated=allow_unauthenticated
         )
@@ -314,9 +313,6 @@ class MultiWorkerMirroredStrategy(Strategy):
         )
         if is_cluster:
             agree_on_random_state()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise copy_refused(self)
 
     @contextlib.contextmanager
     def scope(self) -> Generator[Strategy]:

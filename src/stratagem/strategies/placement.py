@@ -6,19 +6,18 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stratagem.contexts import explicit_device
 from stratagem.devices.finding import find_devices, planned_shard_state
 from stratagem.devices.mesh import Topology
-from stratagem.errors import explain
+from stratagem.errors import check_type, explain, invalid
 from stratagem.execution.lookups import is_worth_rows
 from stratagem.logs import warn_on_one_worker
 from stratagem.variables.layouts import Store, VariableLayouts, store_of
 from stratagem.variables.placement import (
-    Placement,
     Replicated,
     ShardedState,
     ShardedStore,
@@ -28,29 +27,9 @@ from stratagem.variables.placement import (
 
 if TYPE_CHECKING:
     from stratagem.execution.tracing.remote_state import RemoteState
-    from stratagem.variables.placement import DescribedVariable, NewVariable
+    from stratagem.variables.placement import NewVariable
 
 __all__ = ["AtLeastBytes", "at_least_bytes", "in_layer", "optimizer_state"]
-
-
-class _Variable(Protocol):
-    """The part of a Keras variable that rules read."""
-
-    @property
-    def shape(self) -> Any: ...
-
-    @property
-    def dtype(self) -> Any: ...
-
-    @property
-    def path(self) -> str: ...
-
-
-class _NamedLayer(Protocol):
-    """The part of a Keras layer that rules read."""
-
-    @property
-    def name(self) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +46,7 @@ class AtLeastBytes:
 
     num_bytes: int
 
-    def __call__(self, variable: _Variable) -> bool:
+    def __call__(self, variable: Any) -> bool:
         """Returns True if the variable has at least `num_bytes`."""
         size = math.prod(variable.shape) * np.dtype(variable.dtype).itemsize
         return size >= self.num_bytes
@@ -93,7 +72,7 @@ def at_least_bytes(num_bytes: int) -> Callable[[Any], bool]:
     return AtLeastBytes(num_bytes)
 
 
-def in_layer(layer: str | _NamedLayer) -> Callable[[Any], bool]:
+def in_layer(layer: Any) -> Callable[[Any], bool]:
     """Returns a rule that matches the variables of a layer.
 
     Args:
@@ -112,13 +91,13 @@ def in_layer(layer: str | _NamedLayer) -> Callable[[Any], bool]:
     """
     name = layer if isinstance(layer, str) else layer.name
 
-    def is_in_layer(variable: _Variable) -> bool:
+    def is_in_layer(variable: Any) -> bool:
         return name in variable.path.split("/")[:-1]
 
     return is_in_layer
 
 
-def optimizer_state(variable: _Variable) -> bool:
+def optimizer_state(variable: Any) -> bool:
     """A rule that places the optimizer state of variables apart from them.
 
     It applies to variables on the replicas' devices or in pinned host memory, and accepts
@@ -194,13 +173,11 @@ def pinned_host_store(topology: Topology) -> ShardedStore:
     for device in devices:
         kinds = [memory.kind for memory in device.addressable_memories()]
         if PINNED_HOST not in kinds:
-            raise ValueError(
-                explain(
-                    f"{device} has no {PINNED_HOST!r} memory; its memories are {kinds}.",
-                    expected="devices with pinned host memory.",
-                    fix='store the variables in ordinary host memory: parameter_device="cpu:0" '
-                    'of CentralStorageStrategy, or the place "central" of HybridStrategy.',
-                )
+            raise invalid(
+                f"{device} has no {PINNED_HOST!r} memory; its memories are {kinds}.",
+                expected="devices with pinned host memory.",
+                fix='store the variables in ordinary host memory: parameter_device="cpu:0" '
+                'of CentralStorageStrategy, or the place "central" of HybridStrategy.',
             )
     return ShardedStore(topology, memory_kind=PINNED_HOST)
 
@@ -233,17 +210,10 @@ def places_on_replicas(
     }
 
 
-def check_rules(placement: object, places: Mapping[str, Store | None]) -> None:
+def check_rules(placement: Any, places: Mapping[str, Store | None]) -> None:
     """Raises TypeError or ValueError unless `placement` maps valid rules to some of `places`."""
-    if not isinstance(placement, Mapping):
-        raise TypeError(
-            explain(
-                f"placement={placement!r} is of type {type(placement).__name__}.",
-                expected="a mapping from patterns of variable paths, or functions of a variable, "
-                "to places.",
-                fix='write placement={"embedding": "sharded"}.',
-            )
-        )
+    wanted = "a mapping from patterns of variable paths, or functions of a variable, to places"
+    check_type("placement", placement, Mapping, wanted, 'write placement={"embedding": "sharded"}.')
     for rule, place in placement.items():
         _check_place(rule, place, places)
         _matcher(rule)
@@ -284,7 +254,7 @@ class PlacementRules(Replicated):
         ]
         self._paths: dict[str, None] = {}
 
-    def is_on_servers(self, variable: DescribedVariable) -> bool:
+    def is_on_servers(self, variable: Any) -> bool:
         """Returns True if the rules send a variable, which is not a slot, to parameter servers."""
         return explicit_device() is None and self._place_of(variable) == SERVER
 
@@ -302,13 +272,11 @@ class PlacementRules(Replicated):
         """Raises a ValueError if a rule has matched no variable."""
         if self._unused and self._paths:
             unused = ", ".join(map(_shown, self._unused))
-            raise ValueError(
-                explain(
-                    f"placement has rules that match no variable: {unused}. The variables are "
-                    f"{[*self._paths]}.",
-                    expected="every rule to be the first match of at least one variable.",
-                    fix="compare the patterns with the paths, and put narrower rules first.",
-                )
+            raise invalid(
+                f"placement has rules that match no variable: {unused}. The variables are "
+                f"{[*self._paths]}.",
+                expected="every rule to be the first match of at least one variable.",
+                fix="compare the patterns with the paths, and put narrower rules first.",
             )
 
     def _store_of_slot(self, variable: object) -> Store | None:
@@ -318,7 +286,7 @@ class PlacementRules(Replicated):
             return store
         return self._places[self.placement[optimizer_state]]
 
-    def _place_of(self, variable: DescribedVariable) -> str:
+    def _place_of(self, variable: Any) -> str:
         self._paths[variable.path] = None
         for rule, matches, place in self._rules:
             if matches(variable):
@@ -329,23 +297,19 @@ class PlacementRules(Replicated):
 
 def _check_place(rule: Rule, place: str, places: Mapping[str, Store | None]) -> None:
     if place not in places:
-        raise ValueError(
-            explain(
-                f"placement has the place {place!r} for {rule!r}.",
-                expected=f"one of {', '.join(map(repr, places))}.",
-                fix="use sg.HybridStrategy, on the devices of one process."
-                if place in (CENTRAL, SERVER)
-                else "write one of these.",
-            )
+        raise invalid(
+            f"placement has the place {place!r} for {rule!r}.",
+            expected=f"one of {', '.join(map(repr, places))}.",
+            fix="use sg.HybridStrategy, on the devices of one process."
+            if place in (CENTRAL, SERVER)
+            else "write one of these.",
         )
     if rule is optimizer_state and place in (CENTRAL, SERVER):
-        raise ValueError(
-            explain(
-                f"placement has the place {place!r} for sg.placement.optimizer_state.",
-                expected=f"one of {MIRRORED!r}, {SHARDED!r}, {PINNED_HOST!r}: other optimizer "
-                "state is stored with its variable.",
-                fix=f"write {PINNED_HOST!r}, or place the variables.",
-            )
+        raise invalid(
+            f"placement has the place {place!r} for sg.placement.optimizer_state.",
+            expected=f"one of {MIRRORED!r}, {SHARDED!r}, {PINNED_HOST!r}: other optimizer "
+            "state is stored with its variable.",
+            fix=f"write {PINNED_HOST!r}, or place the variables.",
         )
 
 
@@ -385,12 +349,10 @@ def _matcher(rule: Rule) -> Callable[[Any], bool]:
     try:
         pattern = re.compile(rule)
     except re.error as error:
-        raise ValueError(
-            explain(
-                f"placement has the pattern {rule!r}: {error}.",
-                expected="a regular expression, searched in the path of a variable.",
-                fix="escape literal characters with re.escape.",
-            )
+        raise invalid(
+            f"placement has the pattern {rule!r}: {error}.",
+            expected="a regular expression, searched in the path of a variable.",
+            fix="escape literal characters with re.escape.",
         ) from None
     return lambda variable: pattern.search(variable.path) is not None
 
@@ -404,7 +366,7 @@ def state_placement(
     shard_state: str | None = None,
     layout_map: object = None,
     placement: Mapping[Rule, str] | None = None,
-) -> Placement:
+) -> Replicated:
     """Returns the placement that the arguments of a lockstep strategy ask for.
 
     Raises:
@@ -414,22 +376,18 @@ def state_placement(
     """
     shard_state = planned_shard_state() or shard_state
     if shard_state not in (None, "optimizer", "all"):
-        raise ValueError(
-            explain(
-                f"shard_state={shard_state!r} was given.",
-                expected='"optimizer", "all" or None.',
-                fix='pass "optimizer" to shard optimizer state, "all" to shard the weights, too.',
-            )
+        raise invalid(
+            f"shard_state={shard_state!r} was given.",
+            expected='"optimizer", "all" or None.',
+            fix='pass "optimizer" to shard optimizer state, "all" to shard the weights, too.',
         )
     wishes = {f"shard_state={shard_state!r}": shard_state, "a layout_map": layout_map}
     given = [name for name, wish in wishes.items() if wish is not None]
     if placement is not None and given:
-        raise ValueError(
-            explain(
-                f"{' and '.join([*given, 'a placement'])} were given.",
-                expected="a placement alone: it decides where every variable is stored.",
-                fix="leave the placement out, or the others.",
-            )
+        raise invalid(
+            f"{' and '.join([*given, 'a placement'])} were given.",
+            expected="a placement alone: it decides where every variable is stored.",
+            fix="leave the placement out, or the others.",
         )
     if not (given or placement):
         _require_one_copy(topology)
@@ -448,10 +406,8 @@ def state_placement(
 
 def _require_one_copy(topology: Topology) -> None:
     if topology.shard_size is not None:
-        raise ValueError(
-            explain(
-                f"shard_size={topology.shard_size} was given, and nothing is sharded.",
-                expected="shard_state, a layout_map or a placement beside it.",
-                fix='pass shard_state="all", or leave shard_size out.',
-            )
+        raise invalid(
+            f"shard_size={topology.shard_size} was given, and nothing is sharded.",
+            expected="shard_state, a layout_map or a placement beside it.",
+            fix='pass shard_state="all", or leave shard_size out.',
         )

@@ -12,7 +12,7 @@ from jax.core import Tracer
 from stratagem import contexts as stack
 from stratagem.devices.lockstep import compute_on_every_process, is_multi_process
 from stratagem.devices.mesh import outside_context_mesh
-from stratagem.errors import InvalidArgumentError, explain
+from stratagem.errors import InvalidArgumentError, explain, invalid
 from stratagem.execution.replica_context import (
     check_axis,
     check_equal_shapes,
@@ -145,14 +145,12 @@ def _check_contribution(op: ReduceOp, plain: object, num_replicas: int) -> None:
                 "jnp.asarray(sg.get_replica_context().num_examples), since len() and .shape count "
                 'padding. Or use "mean", which leaves a plain value unchanged.'
             )
-        raise ValueError(
-            explain(
-                f"reduce received a plain value {plain!r} to SUM over {num_replicas} replicas.",
-                expected="a PerReplica, as `run` returns it for an array: a plain value may be one "
-                "contribution, or one per replica.",
-                fix=fix,
-                code="SG407",
-            )
+        raise invalid(
+            f"reduce received a plain value {plain!r} to SUM over {num_replicas} replicas.",
+            expected="a PerReplica, as `run` returns it for an array: a plain value may be one "
+            "contribution, or one per replica.",
+            fix=fix,
+            code="SG407",
         )
 
 
@@ -274,13 +272,11 @@ def merge_context() -> Any:
     """
     frame = stack.current_frame()
     if frame is None or frame.replica is None:
-        raise ValueError(
-            explain(
-                "A PerReplica of a compiled step was used outside merge_call.",
-                expected="use in the function given to merge_call.",
-                fix="return the value from the replica function and reduce what `run` returns.",
-                code="SG206",
-            )
+        raise invalid(
+            "A PerReplica of a compiled step was used outside merge_call.",
+            expected="use in the function given to merge_call.",
+            fix="return the value from the replica function and reduce what `run` returns.",
+            code="SG206",
         )
     return frame.replica
 

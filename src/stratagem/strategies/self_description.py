@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,13 @@ from rich.table import Table
 
 from stratagem.contexts import StrategyParts
 from stratagem.devices.mesh import Topology
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.programs.lockstep import compilations_of
 from stratagem.logs import PublicDir, as_html, as_text, new_table, size_text
 from stratagem.strategies.cross_device_ops import CrossDeviceOps
 from stratagem.variables.layouts import is_remote, store_of
 from stratagem.variables.placement import ShardedStore, SingleDeviceStore
-from stratagem.variables.registry import VariableKind, home_of
+from stratagem.variables.registry import home_of, is_on_read
 
 # `StrategyDescription`: devices, variables and programs of a strategy, as data.
 
@@ -161,21 +161,12 @@ _KERAS_METHODS = {
 }
 
 
-class HasVariables(Protocol):
-    """An object with variables, such as a model."""
-
-    @property
-    def variables(self) -> Iterable[Any]:
-        """The variables."""
-        ...
-
-
 class SelfDescription(StrategyParts, PublicDir):
     """Methods of a strategy that show what it is and what it stores."""
 
     cross_device_ops: CrossDeviceOps
 
-    def describe(self, model: HasVariables | None = None) -> StrategyDescription:
+    def describe(self, model: Any = None) -> StrategyDescription:
         """Describes devices, variables and compiled programs. Call anywhere.
 
         Nothing is sent to other processes. What a step moves between devices is in
@@ -234,13 +225,11 @@ class SelfDescription(StrategyParts, PublicDir):
             home = home_of(variable)
             if home is None or home.strategy is not self:
                 owner = "no strategy" if home is None else str(home.strategy)
-                raise ValueError(
-                    explain(
-                        f"Variable {variable.path!r} of the model belongs to {owner}.",
-                        expected=f"a model whose variables belong to {self}.",
-                        fix="create the model in this strategy's scope, or call describe of its "
-                        "own strategy.",
-                    )
+                raise invalid(
+                    f"Variable {variable.path!r} of the model belongs to {owner}.",
+                    expected=f"a model whose variables belong to {self}.",
+                    fix="create the model in this strategy's scope, or call describe of its "
+                    "own strategy.",
                 )
         return [variable for variable in found.values() if variable.has_value]
 
@@ -315,14 +304,14 @@ def _in_order(devices: Iterable[jax.Device]) -> list[jax.Device]:
 
 
 def _place(variable: Any, topology: Topology) -> str:
-    store, home = store_of(variable), home_of(variable)
+    store = store_of(variable)
     if is_remote(variable):
         return f"rows on {_SERVERS}" if getattr(variable, "has_rows", False) else f"on {_SERVERS}"
     if isinstance(store, SingleDeviceStore):
         return f"one copy on {_name(store.device)}"
     if isinstance(store, ShardedStore):
         return "shards in pinned host memory" if store.is_pinned else "shard per replica"
-    if home is not None and home.kind is VariableKind.ON_READ:
+    if is_on_read(variable):
         return "value per replica"
     if getattr(variable, "division", None) is not None:
         return "shards in each replica"

@@ -23,20 +23,22 @@ from stratagem.errors import (
     OLD_ARGUMENTS,
     OLD_METHODS,
     SAME_METHODS,
+    check_type,
     explain,
+    invalid,
     raise_reported,
     reported_errors,
 )
-from stratagem.execution.programs.lockstep import Executor, Lockstep
+from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.input.distributed import DistributedDataset
 from stratagem.input.iterator import DistributedIterator
 from stratagem.logs import warn_on_one_worker
 from stratagem.options import InputContext, InputOptions, ReduceOp, RunOptions, ValueContext
 from stratagem.strategies import datasets, reduction
-from stratagem.strategies.argument_checks import check_compression, check_parts
 from stratagem.strategies.cross_device_ops import AutomaticOps, CrossDeviceOps
 from stratagem.strategies.extended import StrategyExtended
 from stratagem.strategies.logical_devices import LogicalDevices
+from stratagem.strategies.membership import copy_refused
 from stratagem.strategies.self_description import SelfDescription
 from stratagem.variables.components import agree_on_initial_values
 from stratagem.variables.distributed import (
@@ -47,7 +49,7 @@ from stratagem.variables.distributed import (
     select_replica,
 )
 from stratagem.variables.exhausted_memory import explain_exhausted_memory
-from stratagem.variables.placement import Placement, Replicated
+from stratagem.variables.placement import Replicated
 from stratagem.variables.registry import VariableRegistry
 
 # TensorFlow's older names of strategy methods, from the table in `old_names`.
@@ -271,27 +273,46 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
     recreate: Callable[[], Strategy] | None = None
     # Callbacks that each call of `fit` needs; None for no such callbacks.
     fit_callbacks: Callable[[], list[Any]] | None = None
+    _is_copyable = True  # False for a strategy of processes that belong together once
 
     def __init__(
         self,
         topology: Topology,
         cross_device_ops: CrossDeviceOps | None = None,
         *,
-        placement: Placement | None = None,
-        executor: Callable[[Any], Executor] = Lockstep,
+        placement: Replicated | None = None,
+        executor: Callable[[Any], Lockstep] = Lockstep,
     ) -> None:
-        check_parts(topology, cross_device_ops)
+        fix = "make one from devices: Topology(find_devices([...]))."
+        check_type("topology", topology, Topology, "a stratagem.devices.mesh.Topology", fix)
+        wanted = "an sg.CrossDeviceOps such as sg.RingAllReduce(), or None to choose"
+        check_type("cross_device_ops", cross_device_ops, CrossDeviceOps | None, wanted)
         use_compilation_cache()
         self.topology = planned_topology(topology)
         self.cross_device_ops = cross_device_ops or AutomaticOps()
         # Raises if the ops do not support the devices.
         self.cross_device_ops.communicator(self.topology)
         self.placement = placement or Replicated()
-        check_compression(self.cross_device_ops.compression, self.topology, self.placement)
+        self._check_compression()
         self.variables = VariableRegistry()
         self._make_executor = executor
         self.executor = executor(self)
         self._extended = StrategyExtended(self)
+
+    def _check_compression(self) -> None:
+        """Raises a ValueError if compressed gradients are not summed whole on each replica."""
+        compression, groups = self.cross_device_ops.compression, self.topology.groups
+        is_elsewhere = self.placement.uses_stores or self.placement.is_remote
+        if compression is None or not (groups or is_elsewhere):
+            return
+        kept = "over the devices of a replica" if groups else f"by {self.placement}"
+        raise invalid(
+            f"compression={compression} was given, and variables are placed {kept}.",
+            expected="a whole copy of every variable on each replica's one device: errors of "
+            "gradients are kept whole, and parts of gradients are summed elsewhere.",
+            fix="leave the compression out, or shard_state, layout_map, placement and "
+            "devices_per_replica.",
+        )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topology})"
@@ -306,6 +327,8 @@ class Strategy(SelfDescription, ValueMethods, LogicalDevices, OldMethods):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
+        if not self._is_copyable:
+            raise copy_refused(self)
         copied = object.__new__(type(self))
         memo[id(self)] = copied
         devices = () if self.topology.devices is None else (*jax.devices(), *jax.devices("cpu"))
@@ -573,30 +596,17 @@ class _Entered:
 
 def _check_run(fn: object, args: object, options: object) -> None:
     """Raises a TypeError or ValueError if `Strategy.run` does not accept the arguments."""
-    if not callable(fn):
-        raise TypeError(
-            explain(
-                f"run received fn={fn!r} of type {type(fn).__name__}.",
-                expected="a function.",
-                fix="pass the function itself and its arguments in `args`.",
-            )
-        )
+    if callable(fn) and isinstance(args, tuple | list) and options is None:
+        return
+    fix = "pass the function itself and its arguments in `args`."
+    check_type("fn", fn, callable, "a function", fix, owner="run")
     if not isinstance(args, tuple | list):
-        raise ValueError(
-            explain(
-                f"run received args of type {type(args).__name__}.",
-                expected="a tuple or list of positional arguments.",
-                fix="write args=(value,) with a comma.",
-            )
+        raise invalid(
+            f"run received args of type {type(args).__name__}.",
+            expected="a tuple or list of positional arguments.",
+            fix="write args=(value,) with a comma.",
         )
-    if options is not None and not isinstance(options, RunOptions):
-        raise TypeError(
-            explain(
-                f"run received options={options!r} of type {type(options).__name__}.",
-                expected="sg.RunOptions or None.",
-                fix="leave `options` out.",
-            )
-        )
+    check_type("options", options, RunOptions | None, "sg.RunOptions or None", owner="run")
 
 
 def _refuse_in_merge_call() -> None:

@@ -22,17 +22,12 @@ from stratagem.devices.device_assignment import (
 from stratagem.devices.finding import local_devices, planned_devices, planned_topology
 from stratagem.devices.mesh import Topology, adjacent_groups
 from stratagem.devices.tpu_topology import TPUTopology
-from stratagem.errors import NotFoundError, explain
+from stratagem.errors import NotFoundError, check_number, check_type, explain, invalid
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.current import agree_on_random_state
-from stratagem.strategies.argument_checks import (
-    check_device_assignment,
-    check_steps_per_run,
-    checked_sequence_axis,
-    refuse_both_groupings,
-)
 from stratagem.strategies.cross_device_ops import AutomaticOps
-from stratagem.strategies.membership import check_resolver, copy_refused, join
+from stratagem.strategies.logical_devices import checked_sequence_axis
+from stratagem.strategies.membership import check_resolver, join
 from stratagem.strategies.placement import state_placement
 from stratagem.strategies.strategy import Strategy, recreatable
 from stratagem.variables.layouts import devices_per_replica_of
@@ -125,13 +120,10 @@ def tpu_devices(resolver: ClusterResolver) -> tuple[jax.Device, ...]:
         raise _not_found(platform, f"JAX uses the platform {devices[0].platform!r}.")
     num_hosts = len({device.process_index for device in devices})
     if num_hosts != processes.num_processes:
-        raise ValueError(
-            explain(
-                f"The TPU has {num_hosts} hosts, and the resolver tells of "
-                f"{processes.num_processes}.",
-                expected="a resolver that names all of them: no environment variable does.",
-                fix='pass sg.cluster_resolver.TPUClusterResolver("the TPU\'s name").',
-            )
+        raise invalid(
+            f"The TPU has {num_hosts} hosts, and the resolver tells of {processes.num_processes}.",
+            expected="a resolver that names all of them: no environment variable does.",
+            fix='pass sg.cluster_resolver.TPUClusterResolver("the TPU\'s name").',
         )
     return devices
 
@@ -204,21 +196,20 @@ class TPUStrategy(Strategy):
         sequence_axis: int | None = None,
     ) -> None:
         check_resolver(tpu_cluster_resolver, "tpu_cluster_resolver")
-        check_device_assignment(experimental_device_assignment)
-        check_steps_per_run(steps_per_run)
-        if not isinstance(experimental_spmd_xla_partitioning, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(
-                explain(
-                    "experimental_spmd_xla_partitioning="
-                    f"{experimental_spmd_xla_partitioning!r} is no bool.",
-                    expected="True or False.",
-                    fix="leave it out.",
-                )
-            )
+        _check_device_assignment(experimental_device_assignment)
+        check_number("TPUStrategy", or_none=True, steps_per_run=steps_per_run)
+        name = "experimental_spmd_xla_partitioning"
+        check_type(name, experimental_spmd_xla_partitioning, bool, "True or False")
         self._resolver = find_resolver(tpu_cluster_resolver)
         devices = tpu_devices(self._resolver)
-        refuse_both_groupings(experimental_device_assignment, devices_per_replica)
         if experimental_device_assignment is not None:
+            if devices_per_replica is not None:
+                raise invalid(
+                    f"devices_per_replica={devices_per_replica!r} and a device assignment were "
+                    "given.",
+                    expected="at most one of them: each groups the devices.",
+                    fix="leave one of them out.",
+                )
             groups = assigned_devices(experimental_device_assignment, devices)
         else:
             if devices_per_replica is None:
@@ -236,13 +227,9 @@ class TPUStrategy(Strategy):
             ),
             executor=functools.partial(Lockstep, steps_per_call=steps_per_run),
         )
+        self._is_copyable = not self.topology.spans_processes
         if self.topology.spans_processes:
             agree_on_random_state()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Strategy:
-        if self.topology.spans_processes:
-            raise copy_refused(self)
-        return super().__deepcopy__(memo)
 
     @property
     def steps_per_run(self) -> int | None:
@@ -253,3 +240,17 @@ class TPUStrategy(Strategy):
     def cluster_resolver(self) -> ClusterResolver:
         """The resolver of the TPU's hosts."""
         return self._resolver
+
+
+def _check_device_assignment(assignment: object) -> None:
+    """Raises a ValueError unless a TPUStrategy got a device assignment or None."""
+    if isinstance(assignment, int):
+        raise invalid(
+            f"experimental_device_assignment={assignment} is a number.",
+            expected="an sg.tpu.experimental.DeviceAssignment; in TensorFlow 1, the steps per "
+            "call were in its place.",
+            fix=f"write steps_per_run={assignment}.",
+        )
+    fix = "make one with DeviceAssignment.build(topology, num_replicas=...)."
+    wanted, kind = "an sg.tpu.experimental.DeviceAssignment, or None", DeviceAssignment | None
+    check_type("experimental_device_assignment", assignment, kind, wanted, fix, error=ValueError)

@@ -18,7 +18,7 @@ from jax.core import Tracer
 from stratagem.devices.lockstep import compute_on_every_process
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shards import local_copy
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.group.current import current_group
 from stratagem.options import VariableAggregation
 from stratagem.variables.layouts import is_in_parts, put_stored
@@ -45,14 +45,12 @@ def aggregate_components(
         return mean_of_components(stacked)
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         return stacked[0]
-    raise ValueError(
-        explain(
-            f"Variable {name!r} is ON_READ with aggregation NONE, but was read in cross-replica "
-            "context.",
-            expected="an aggregation that combines its components to one value.",
-            fix='create it with aggregation="sum", "mean" or "only_first_replica", or read it in a '
-            "replica function.",
-        )
+    raise invalid(
+        f"Variable {name!r} is ON_READ with aggregation NONE, but was read in cross-replica "
+        "context.",
+        expected="an aggregation that combines its components to one value.",
+        fix='create it with aggregation="sum", "mean" or "only_first_replica", or read it in a '
+        "replica function.",
     )
 
 

@@ -15,7 +15,7 @@ from jax.core import Tracer
 from stratagem.devices.lockstep import wait_until_ready
 from stratagem.devices.mesh import Topology, outside_context_mesh
 from stratagem.devices.shards import require_exact_integers
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.group.current import current_group
 from stratagem.logs import PublicDir, as_html, new_table
 
@@ -69,12 +69,10 @@ class IndexedSlices:
         """
         self.check()
         if self.dense_shape is None:
-            raise ValueError(
-                explain(
-                    "IndexedSlices without dense_shape cannot be converted to a dense array.",
-                    expected="the shape of the array that the rows belong to.",
-                    fix="pass dense_shape=variable.shape.",
-                )
+            raise invalid(
+                "IndexedSlices without dense_shape cannot be converted to a dense array.",
+                expected="the shape of the array that the rows belong to.",
+                fix="pass dense_shape=variable.shape.",
             )
         values = jnp.asarray(self.values)
         whole = jnp.zeros(self.dense_shape, values.dtype)
@@ -112,22 +110,16 @@ class IndexedSlices:
         """Raises if the parts do not match; see `to_dense`."""
         shape, indices_shape = jnp.shape(self.values), jnp.shape(self.indices)
         if len(indices_shape) != 1 or shape[:1] != indices_shape:
-            raise ValueError(
-                explain(
-                    f"IndexedSlices have values of shape {shape} and indices of shape "
-                    f"{indices_shape}.",
-                    expected="one index per row: shapes (k, ...) and (k,).",
-                    fix="flatten the indices to (k,), and reshape the values to (k, ...).",
-                )
+            raise invalid(
+                f"IndexedSlices have values of shape {shape} and indices of shape {indices_shape}.",
+                expected="one index per row: shapes (k, ...) and (k,).",
+                fix="flatten the indices to (k,), and reshape the values to (k, ...).",
             )
         if self.dense_shape is not None and shape[1:] != tuple(self.dense_shape[1:]):
-            raise ValueError(
-                explain(
-                    f"IndexedSlices have rows of shape {shape[1:]} and "
-                    f"dense_shape={self.dense_shape}.",
-                    expected=f"rows of shape {tuple(self.dense_shape[1:])}.",
-                    fix="pass the shape of the array that the rows belong to.",
-                )
+            raise invalid(
+                f"IndexedSlices have rows of shape {shape[1:]} and dense_shape={self.dense_shape}.",
+                expected=f"rows of shape {tuple(self.dense_shape[1:])}.",
+                fix="pass the shape of the array that the rows belong to.",
             )
         dtype = getattr(self.indices, "dtype", None) or np.asarray(self.indices).dtype
         if not jnp.issubdtype(dtype, jnp.integer):
@@ -219,13 +211,11 @@ class PerReplica(DistributedValues):
         if self.objects is not None:
             return self.objects
         if self.stacked is None:
-            raise ValueError(
-                explain(
-                    "This PerReplica belongs to a compiled step, which sees only one component.",
-                    expected="a value outside the step.",
-                    fix="use strategy.reduce or all_gather inside merge_call.",
-                    code="SG206",
-                )
+            raise invalid(
+                "This PerReplica belongs to a compiled step, which sees only one component.",
+                expected="a value outside the step.",
+                fix="use strategy.reduce or all_gather inside merge_call.",
+                code="SG206",
             )
         return self.parts(0)
 
@@ -266,14 +256,12 @@ class PerReplica(DistributedValues):
         return as_html(["PerReplica", table, *([f"... {more} more"] if more > 0 else [])])
 
     def _refuse(self, use: str) -> NoReturn:
-        raise ValueError(
-            explain(
-                f"A PerReplica was used as {use}, but it holds one value per replica.",
-                expected="a plain value.",
-                fix="use strategy.local_results, strategy.reduce or strategy.gather first, or pass "
-                "it to strategy.run, whose function sees one component.",
-                code="SG206",
-            )
+        raise invalid(
+            f"A PerReplica was used as {use}, but it holds one value per replica.",
+            expected="a plain value.",
+            fix="use strategy.local_results, strategy.reduce or strategy.gather first, or pass "
+            "it to strategy.run, whose function sees one component.",
+            code="SG206",
         )
 
     def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray[Any, Any]:
@@ -418,6 +406,16 @@ def is_per_replica(value: object) -> bool:
     return isinstance(value, PerReplica)
 
 
+def is_distributed(value: object) -> bool:
+    """Returns True for a distributed value; for use as `is_leaf`."""
+    return isinstance(value, DistributedValues)
+
+
+def without_mirrored(value: object) -> Any:
+    """Returns the value of a `Mirrored`, and any other itself."""
+    return value.value if isinstance(value, Mirrored) else value
+
+
 def is_array(value: object) -> bool:
     """Returns True for a JAX array, or a NumPy array or scalar of a dtype that JAX supports."""
     if isinstance(value, jax.Array):
@@ -463,11 +461,7 @@ def select_replica(replica_id: int, value: object) -> Any:
             )
         return components[replica_id]
 
-    return jax.tree.map(select, value, is_leaf=_is_distributed)
-
-
-def _is_distributed(value: object) -> bool:
-    return isinstance(value, DistributedValues)
+    return jax.tree.map(select, value, is_leaf=is_distributed)
 
 
 def regroup(values: Sequence[Any], topology: Topology | None = None) -> Any:
@@ -496,12 +490,10 @@ def regroup(values: Sequence[Any], topology: Topology | None = None) -> Any:
     Source: TF 2.21 distribute_utils.py, regroup.
     """
     if not values:
-        raise ValueError(
-            explain(
-                "regroup received no values.",
-                expected="one structure per replica.",
-                fix="pass a list with one structure per replica.",
-            )
+        raise invalid(
+            "regroup received no values.",
+            expected="one structure per replica.",
+            fix="pass a list with one structure per replica.",
         )
     spans = topology is not None and topology.spans_processes
     if len(values) == 1 and (topology is None or topology.num_replicas == 1):
@@ -511,9 +503,7 @@ def regroup(values: Sequence[Any], topology: Topology | None = None) -> Any:
 
 def _regroup_leaves(values: Sequence[Any], topology: Topology, *, spans: bool) -> Any:
     """Regroups each leaf; `spans` is True if other processes have replicas, too."""
-    flat = [
-        jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_distributed) for value in values
-    ]
+    flat = [jax.tree_util.tree_flatten_with_path(value, is_leaf=is_distributed) for value in values]
     error = _difference_in_structure(flat)
     paths = [jax.tree_util.keystr(path) for path, _ in flat[0][0]]
     if error is not None and not spans:
@@ -540,13 +530,11 @@ def _regroup_leaves(values: Sequence[Any], topology: Topology, *, spans: bool) -
 def _difference_in_structure(flat: list[Any]) -> ValueError | None:
     for index, (leaves, structure) in enumerate(flat):
         if structure != flat[0][1]:
-            return ValueError(
-                explain(
-                    f"Replica {index} has the structure {structure}, which differs "
-                    f"{_first_difference(flat[0][0], leaves)} from replica 0's {flat[0][1]}.",
-                    expected="the same structure on every replica.",
-                    fix="return the same keys and lengths on every replica.",
-                )
+            return invalid(
+                f"Replica {index} has the structure {structure}, which differs "
+                f"{_first_difference(flat[0][0], leaves)} from replica 0's {flat[0][1]}.",
+                expected="the same structure on every replica.",
+                fix="return the same keys and lengths on every replica.",
             )
     return None
 
@@ -632,22 +620,18 @@ def _exchange_properties(
         raise error
     for label, (other, _, theirs) in zip(group.identity.labels, all_reports, strict=True):
         if theirs is not None:
-            raise ValueError(
-                explain(
-                    f"The replicas of {label} have different structures: {theirs}",
-                    expected="the same structure on every replica.",
-                    fix="return the same keys and lengths on every replica.",
-                )
+            raise invalid(
+                f"The replicas of {label} have different structures: {theirs}",
+                expected="the same structure on every replica.",
+                fix="return the same keys and lengths on every replica.",
             )
         if other != paths:
-            raise ValueError(
-                explain(
-                    f"{label} has the structure {other}, which differs at "
-                    f"`{next(path for path in _differing(other, paths))}` from "
-                    f"{group.identity.label}'s {paths}.",
-                    expected="the same structure on every replica.",
-                    fix="return the same keys and lengths on every replica.",
-                )
+            raise invalid(
+                f"{label} has the structure {other}, which differs at "
+                f"`{next(path for path in _differing(other, paths))}` from "
+                f"{group.identity.label}'s {paths}.",
+                expected="the same structure on every replica.",
+                fix="return the same keys and lengths on every replica.",
             )
     return _joint_properties([all_reports[first] for first in firsts])
 

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from stratagem.devices.compression import Compression
 from stratagem.devices.mesh import REPLICA_AXIS, SHARD_AXIS, Topology
 from stratagem.devices.shards import put_shards, replicas_span_processes
-from stratagem.errors import explain
+from stratagem.errors import check_type, explain, invalid
 from stratagem.logs import size_text, warn_on_one_worker
 from stratagem.variables.registry import VariableKind, home_of
 
@@ -253,15 +253,10 @@ class VariableLayouts:
     with another axis, or with one more than once.
     """
 
-    def __init__(self, layout_map: object, topology: Topology) -> None:
-        if not isinstance(layout_map, Mapping):
-            raise TypeError(
-                explain(
-                    f"layout_map={layout_map!r} is of type {type(layout_map).__name__}.",
-                    expected="a keras.distribution.LayoutMap, or a dict of the same form.",
-                    fix='pass for example layout_map={".*kernel": (None, "logical")}.',
-                )
-            )
+    def __init__(self, layout_map: Any, topology: Topology) -> None:
+        wanted = "a keras.distribution.LayoutMap, or a dict of the same form"
+        fix = 'pass for example layout_map={".*kernel": (None, "logical")}.'
+        check_type("layout_map", layout_map, Mapping, wanted, fix)
         self._topology = topology
         names = axis_names(layout_map, topology)
         self._axes = {
@@ -299,12 +294,10 @@ class VariableLayouts:
             return inherited
         patterns = [path] if path in self._axes else self._matching(path)
         if len(patterns) > 1:
-            raise ValueError(
-                explain(
-                    f"Variable {path!r} matches several patterns of layout_map: {patterns}.",
-                    expected="at most one matching pattern.",
-                    fix="make the patterns more specific.",
-                )
+            raise invalid(
+                f"Variable {path!r} matches several patterns of layout_map: {patterns}.",
+                expected="at most one matching pattern.",
+                fix="make the patterns more specific.",
             )
         if not patterns:
             return None
@@ -313,13 +306,11 @@ class VariableLayouts:
         if len(axes) > len(shape):
             if not is_trainable:
                 return None
-            raise ValueError(
-                explain(
-                    f"Variable {path!r} of shape {tuple(shape)} matches {patterns[0]!r} of "
-                    f"layout_map, which has {len(axes)} axes.",
-                    expected="no more axes than the variable has.",
-                    fix="correct the layout, or exclude the variable from the pattern.",
-                )
+            raise invalid(
+                f"Variable {path!r} of shape {tuple(shape)} matches {patterns[0]!r} of "
+                f"layout_map, which has {len(axes)} axes.",
+                expected="no more axes than the variable has.",
+                fix="correct the layout, or exclude the variable from the pattern.",
             )
         wanted = (*axes, *[()] * (len(shape) - len(axes)))
         axes = tuple(
@@ -393,14 +384,12 @@ class VariableLayouts:
         """Raises ValueError if a rule has matched no variable. Call when training starts."""
         unmatched = [pattern for pattern in self._axes if pattern not in self._matched]
         if unmatched:
-            raise ValueError(
-                explain(
-                    f"The patterns {unmatched} of layout_map match no variable.",
-                    expected="patterns that match the whole path of a variable, such as "
-                    f"{'.*/kernel'!r}.",
-                    fix="correct the patterns (see for example model.weights[0].path), or remove "
-                    "them. To shard outputs of layers, use strategy.split_to_logical_devices.",
-                )
+            raise invalid(
+                f"The patterns {unmatched} of layout_map match no variable.",
+                expected="patterns that match the whole path of a variable, such as "
+                f"{'.*/kernel'!r}.",
+                fix="correct the patterns (see for example model.weights[0].path), or remove "
+                "them. To shard outputs of layers, use strategy.split_to_logical_devices.",
             )
 
     def _matching(self, path: str) -> list[str]:
@@ -433,23 +422,15 @@ def _checked_axes(
 ) -> tuple[tuple[str, ...], ...]:
     """Returns the mesh axes of each axis of a layout."""
     axes: Any = getattr(layout, "axes", layout)
-    if not isinstance(axes, tuple | list):
-        raise TypeError(
-            explain(
-                f"layout_map[{pattern!r}]={layout!r} is of type {type(layout).__name__}.",
-                expected="a keras.distribution.TensorLayout, or a tuple.",
-                fix='pass for example (None, "logical").',
-            )
-        )
+    wanted = "a keras.distribution.TensorLayout, or a tuple"
+    check_type(f"layout_map[{pattern!r}]", axes, tuple | list, wanted)
     used = [name for name in axes if name is not None]
     if len(used) > len(set(used)) or not set(used) <= set(names):
-        raise ValueError(
-            explain(
-                f"layout_map[{pattern!r}] shards over {used}.",
-                expected=f"each of {sorted(names)} at most once, and None for other axes.",
-                fix='use "logical", or a LayoutMap whose device mesh has axes with as many '
-                "devices as there are replicas, and as a replica has.",
-            )
+        raise invalid(
+            f"layout_map[{pattern!r}] shards over {used}.",
+            expected=f"each of {sorted(names)} at most once, and None for other axes.",
+            fix='use "logical", or a LayoutMap whose device mesh has axes with as many '
+            "devices as there are replicas, and as a replica has.",
         )
     return tuple(() if name is None else names[name] for name in axes)
 

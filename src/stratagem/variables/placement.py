@@ -279,8 +279,8 @@ def is_worth_sharding(shape: Sequence[int]) -> bool:
     return math.prod(shape) >= _MIN_SHARDED_SIZE
 
 
-class DescribedVariable(Protocol):
-    """The part that rules read, of a variable or of a request to create one."""
+class NewVariable(Protocol):
+    """A variable of a strategy whose store is chosen, perhaps before it has a value."""
 
     @property
     def path(self) -> str:
@@ -293,50 +293,24 @@ class DescribedVariable(Protocol):
         ...
 
     @property
-    def dtype(self) -> Any:
-        """The variable's dtype."""
-        ...
-
-
-class NewVariable(DescribedVariable, Protocol):
-    """A variable of a strategy whose store is chosen, perhaps before it has a value."""
-
-    @property
     def is_large_table(self) -> bool:
         """True for a table of which a step looks up rows."""
         ...
 
 
-class Placement(Protocol):
-    """Chooses a store for each variable of a strategy.
+@dataclasses.dataclass
+class Replicated:
+    """A copy of every variable on each replica's device, perhaps sharded by `layouts`.
 
-    To write one, inherit from `Replicated` and override `choose`.
+    To write another placement, inherit from it and override `choose`.
     """
 
-    @property
-    def uses_stores(self) -> bool:
-        """True if `choose` may return a store, so that steps must look for one."""
-        ...
+    layouts: VariableLayouts | None = None  # rules that shard a copy over logical devices
 
-    @property
-    def layouts(self) -> VariableLayouts | None:
-        """Rules that shard a replica's copy over its logical devices, or None."""
-        ...
-
-    @property
-    def remote(self) -> Any:
-        """The `RemoteState` of variables outside this process; None if there are none."""
-        ...
-
-    @property
-    def is_remote(self) -> bool:
-        """True if all variables are stored outside this process."""
-        ...
-
-    @property
-    def allows_devices(self) -> bool:
-        """True if a `keras.device` block may choose the device of a variable."""
-        ...
+    uses_stores = False  # True if `choose` may return a store, so that steps must look for one
+    is_remote = False  # True if all variables are stored outside this process
+    allows_devices = False  # True if a `keras.device` block may choose the device of a variable
+    remote: Any = None  # the `RemoteState` of variables outside this process
 
     def choose(self, variable: NewVariable, slot_of: object) -> Store | None:
         """Returns the store of a new variable; None for a copy on each replica's device.
@@ -344,30 +318,10 @@ class Placement(Protocol):
         `variable` has a path, shape and dtype, but no value yet. `slot_of` is the trained variable
         if an optimizer creates a slot for it.
         """
-        ...
-
-    def check(self) -> None:
-        """Raises ValueError for unused rules and the like. Called when training starts."""
-        ...
-
-
-@dataclasses.dataclass
-class Replicated:
-    """A copy of every variable on each replica's device, perhaps sharded by `layouts`."""
-
-    layouts: VariableLayouts | None = None
-
-    uses_stores = False
-    is_remote = False
-    allows_devices = False
-    remote: Any = None
-
-    def choose(self, variable: NewVariable, slot_of: object) -> Store | None:
-        """Returns None."""
         return None
 
     def check(self) -> None:
-        """Accepts everything."""
+        """Raises ValueError for unused rules and the like. Called when training starts."""
 
 
 class UniformPlacement(Replicated):
@@ -433,7 +387,7 @@ class ShardedState(Replicated):
         return None
 
 
-def sole_device(placement: Placement) -> jax.Device | None:
+def sole_device(placement: Replicated) -> jax.Device | None:
     """Returns the device that stores all variables; None if a placement has no such device."""
     if isinstance(placement, UniformPlacement) and isinstance(placement.store, SingleDeviceStore):
         return placement.store.device

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.options import VariableAggregation, VariableSynchronization
 
 if TYPE_CHECKING:
@@ -52,12 +52,10 @@ def _parse(value: object, kind: type[_E], argument: str) -> _E:
     if isinstance(value, int) and not is_other and value in list(kind):
         return kind(value)
     names = ", ".join(f'"{name.lower()}"' for name in kind.__members__)
-    raise ValueError(
-        explain(
-            f"{argument}={value!r} is not a valid value.",
-            expected=f"a {kind.__name__}, or one of {names}.",
-            fix=f"pass one of these for {argument}.",
-        )
+    raise invalid(
+        f"{argument}={value!r} is not a valid value.",
+        expected=f"a {kind.__name__}, or one of {names}.",
+        fix=f"pass one of these for {argument}.",
     )
 
 
@@ -87,65 +85,21 @@ def choose_kind(
     if num_replicas == 1:
         return VariableKind.PLAIN
     if synchronization is VariableSynchronization.NONE:
-        raise ValueError(
-            explain(
-                f"Variable {name!r} has synchronization NONE under a strategy of {num_replicas} "
-                "replicas.",
-                expected="AUTO, ON_WRITE or ON_READ: without these, the copies would diverge.",
-                fix='omit `synchronization`, or pass "on_read" for one value per replica.',
-            )
+        raise invalid(
+            f"Variable {name!r} has synchronization NONE under a strategy of {num_replicas} "
+            "replicas.",
+            expected="AUTO, ON_WRITE or ON_READ: without these, the copies would diverge.",
+            fix='omit `synchronization`, or pass "on_read" for one value per replica.',
         )
     is_fractional = dtype.startswith(("float", "bfloat", "complex"))
     if aggregation is VariableAggregation.MEAN and not is_fractional:
-        raise ValueError(
-            explain(
-                f"Variable {name!r} has aggregation MEAN and dtype {dtype}.",
-                expected="a floating-point dtype: the mean of integers may not be an integer.",
-                fix='choose a float dtype, or aggregation "sum" or "only_first_replica".',
-            )
+        raise invalid(
+            f"Variable {name!r} has aggregation MEAN and dtype {dtype}.",
+            expected="a floating-point dtype: the mean of integers may not be an integer.",
+            fix='choose a float dtype, or aggregation "sum" or "only_first_replica".',
         )
     on_read = synchronization is VariableSynchronization.ON_READ
     return VariableKind.ON_READ if on_read else VariableKind.MIRRORED
-
-
-class StoredVariable(Protocol):
-    """A Keras variable that was created in a strategy's scope.
-
-    `storage` is the whole array as its kind stores it; None until initialized. `initial_digest` is
-    the digest of the initial value, for comparison between processes.
-    """
-
-    storage: Any
-    initial_digest: int
-
-    @property
-    def for_step(self) -> Any:
-        """Input of a compiled step for this variable."""
-        ...
-
-    @property
-    def has_value(self) -> bool:
-        """True once initialized."""
-        ...
-
-    @property
-    def path(self) -> str:
-        """The variable's path in its model."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one copy or component."""
-        ...
-
-    @property
-    def dtype(self) -> str:
-        """The variable's dtype."""
-        ...
-
-    def initialize(self) -> None:
-        """Sets the initial value of a variable that was created in a step."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +118,12 @@ def home_of(variable: object) -> Home | None:
     """Returns an object's home; None if it was created outside every scope."""
     entry = _homes.get(id(variable))
     return entry[1] if entry is not None and entry[0]() is variable else None
+
+
+def is_on_read(variable: object) -> bool:
+    """Returns True for a variable with a component on each replica."""
+    home = home_of(variable)
+    return home is not None and home.kind is VariableKind.ON_READ
 
 
 class VariableRegistry:
@@ -201,12 +161,12 @@ class VariableRegistry:
         self._unsettled.pop(id(variable), None)
         _homes.pop(id(variable), None)
 
-    def live(self) -> list[StoredVariable]:
+    def live(self) -> list[Any]:
         """Returns the existing, initialized variables, oldest first."""
         variables = [reference() for reference in list(self._references.values())]
         return [variable for variable in variables if variable is not None and variable.has_value]
 
-    def take_unsettled(self) -> list[StoredVariable]:
+    def take_unsettled(self) -> list[Any]:
         """Returns the variables initialized since the last call, oldest first."""
         variables = [reference() for reference in list(self._unsettled.values())]
         settled = [
@@ -216,7 +176,7 @@ class VariableRegistry:
             self._unsettled.pop(id(variable), None)
         return settled
 
-    def uninitialized(self) -> list[StoredVariable]:
+    def uninitialized(self) -> list[Any]:
         """Returns the variables created in a step that have no value yet."""
         variables = [reference() for reference in list(self._references.values())]
         return [

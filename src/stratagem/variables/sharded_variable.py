@@ -15,7 +15,7 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.variables.distributed import IndexedSlices
 
 if TYPE_CHECKING:
@@ -64,7 +64,93 @@ _COMPARING = ("eq", "ne", "lt", "le", "gt", "ge")
 _UNARY = ("neg", "pos", "abs", "invert")
 
 
-class ShardedVariable:
+class ScatterMethods:
+    """The methods that change some rows of a variable; its class says how in `_scatter`."""
+
+    def _scatter(self, method: str, sparse_delta: object) -> Any:
+        raise NotImplementedError
+
+    def scatter_add(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Adds rows. Call anywhere.
+
+        Args:
+            sparse_delta: rows of shape (k, ...) and their indices.
+            use_locking: ignored; accepted for compatibility with TensorFlow.
+            name: ignored, likewise.
+
+        Returns:
+            The new value.
+
+        Raises:
+            TypeError: not `IndexedSlices`, or `PerReplica` ones where they cannot be aggregated.
+            NotImplementedError: an ON_READ variable.
+            ValueError: aggregation NONE and rows that differ between replicas.
+
+        Example:
+            >>> with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+            ...     v = sg.Variable([1.0, 2.0])
+            >>> v.scatter_add(sg.IndexedSlices(jax.numpy.array([5.0]), jax.numpy.array([1])))
+            Array([1., 7.], dtype=float32)
+
+        Source: TF 2.21 values.py, DistributedVariable.scatter_add.
+        """
+        return self._scatter("scatter_add", sparse_delta)
+
+    def scatter_sub(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Subtracts rows; otherwise as `scatter_add`."""
+        return self._scatter("scatter_sub", sparse_delta)
+
+    def scatter_mul(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Multiplies rows; otherwise as `scatter_add`."""
+        return self._scatter("scatter_mul", sparse_delta)
+
+    def scatter_div(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Divides rows; otherwise as `scatter_add`."""
+        return self._scatter("scatter_div", sparse_delta)
+
+    def scatter_min(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Sets rows to the minimum of their value and the given one. Call anywhere.
+
+        Args:
+            sparse_delta: rows of shape (k, ...) and their indices.
+            use_locking: ignored; accepted for compatibility with TensorFlow.
+            name: ignored, likewise.
+
+        Returns:
+            The new value.
+
+        Raises:
+            NotImplementedError: in a replica function with aggregation SUM or MEAN, or an ON_READ
+                variable. Otherwise as `scatter_add`.
+
+        Source: TF 2.21 values.py, DistributedVariable.scatter_min.
+        """
+        return self._scatter("scatter_min", sparse_delta)
+
+    def scatter_max(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Sets rows to the maximum of their value and the given one; otherwise as `scatter_min`."""
+        return self._scatter("scatter_max", sparse_delta)
+
+    def scatter_update(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Sets rows; otherwise as `scatter_min`."""
+        return self._scatter("scatter_update", sparse_delta)
+
+
+class ShardedVariable(ScatterMethods):
     """A variable split into shards: variables that each store consecutive rows.
 
     A `ParameterServerStrategy` with a partitioner creates such variables, with shards on its
@@ -203,64 +289,6 @@ class ShardedVariable:
         """Subtracts a value, which may broadcast; otherwise like `assign`."""
         return self._assign("assign_sub", value)
 
-    def scatter_add(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Adds rows. Call in any context.
-
-        Args:
-            sparse_delta: rows of shape (k, ...) and their indices in the whole variable; indices
-                past the end are ignored.
-            use_locking: ignored; accepted for compatibility.
-            name: ignored; accepted for compatibility.
-
-        Returns:
-            Same as `assign`.
-
-        Raises:
-            TypeError: `sparse_delta` is not an `IndexedSlices`.
-            ValueError: its values and indices do not match.
-
-        Source: TF 2.21 sharded_variable.py, ShardedVariableMixin.scatter_add.
-        """
-        return self._scatter("scatter_add", sparse_delta)
-
-    def scatter_sub(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Subtracts rows; otherwise like `scatter_add`."""
-        return self._scatter("scatter_sub", sparse_delta)
-
-    def scatter_mul(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Multiplies rows; otherwise like `scatter_add`."""
-        return self._scatter("scatter_mul", sparse_delta)
-
-    def scatter_div(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Divides rows; otherwise like `scatter_add`."""
-        return self._scatter("scatter_div", sparse_delta)
-
-    def scatter_min(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Sets rows to the elementwise minimum; otherwise like `scatter_add`."""
-        return self._scatter("scatter_min", sparse_delta)
-
-    def scatter_max(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Sets rows to the elementwise maximum; otherwise like `scatter_add`."""
-        return self._scatter("scatter_max", sparse_delta)
-
-    def scatter_update(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Sets rows; otherwise like `scatter_add`."""
-        return self._scatter("scatter_update", sparse_delta)
-
     def batch_scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Any:
@@ -276,13 +304,11 @@ class ShardedVariable:
         value = value if isinstance(value, jax.Array) else np.asarray(value)
         is_whole = value.shape == self.shape
         if not is_whole and (method == "assign" or not _broadcasts(value.shape, self.shape)):
-            raise ValueError(
-                explain(
-                    f"{method} of sharded variable {self.name!r} received a value of shape "
-                    f"{value.shape}.",
-                    expected=f"shape {self.shape}.",
-                    fix="pass all rows, or use scatter_update to set some rows.",
-                )
+            raise invalid(
+                f"{method} of sharded variable {self.name!r} received a value of shape "
+                f"{value.shape}.",
+                expected=f"shape {self.shape}.",
+                fix="pass all rows, or use scatter_update to set some rows.",
             )
         if not is_whole:
             broadcast = jnp.broadcast_to if isinstance(value, jax.Array) else np.broadcast_to
@@ -369,20 +395,16 @@ def _check(variables: Iterable[keras.Variable]) -> None:
     shapes = [tuple(one.shape) for one in variables]
     dtypes = [one.dtype for one in variables]
     if len(set(dtypes)) > 1:
-        raise ValueError(
-            explain(
-                f"ShardedVariable received shards of dtypes {dtypes}.",
-                expected="shards of the same dtype.",
-                fix="create the variables with the same dtype.",
-            )
+        raise invalid(
+            f"ShardedVariable received shards of dtypes {dtypes}.",
+            expected="shards of the same dtype.",
+            fix="create the variables with the same dtype.",
         )
     if () in shapes or len({shape[1:] for shape in shapes}) > 1:
-        raise ValueError(
-            explain(
-                f"ShardedVariable received shards of shapes {shapes}.",
-                expected="shapes that differ only in the number of rows, on axis 0.",
-                fix="split the whole array along axis 0.",
-            )
+        raise invalid(
+            f"ShardedVariable received shards of shapes {shapes}.",
+            expected="shapes that differ only in the number of rows, on axis 0.",
+            fix="split the whole array along axis 0.",
         )
 
 
@@ -518,12 +540,10 @@ def _require(items: tuple[Any, ...], shape: tuple[int, ...], name: str) -> None:
             )
         ) from error
     except ValueError as error:
-        raise ValueError(
-            explain(
-                f"Sharded variable {name!r} was indexed by {items}: {error}.",
-                expected="a step other than 0.",
-                fix="omit the step, or use 1 or -1.",
-            )
+        raise invalid(
+            f"Sharded variable {name!r} was indexed by {items}: {error}.",
+            expected="a step other than 0.",
+            fix="omit the step, or use 1 or -1.",
         ) from error
 
 

@@ -146,14 +146,14 @@ def test_implementation_may_be_named(name) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "what"),
+    ("name", "value"),
     [
-        *(("bytes_per_pack", value, "size") for value in (-1, 1.5, True, "4")),
-        *(("timeout_seconds", value, "time limit") for value in (-1, True, "4")),
+        *(("bytes_per_pack", value) for value in (-1, 1.5, True, "4")),
+        *(("timeout_seconds", value) for value in (-1, True, "4")),
     ],
 )
-def test_invalid_size_or_time_limit_is_refused(name, value, what) -> None:
-    with pytest.raises(ValueError, match=f"{name}={value!r} is not a valid {what}"):
+def test_invalid_size_or_time_limit_is_refused(name, value) -> None:
+    with pytest.raises(ValueError, match=f"CommunicationOptions received {name}={value!r}"):
         sg.CommunicationOptions(**{name: value})
 
 
@@ -168,7 +168,7 @@ def test_unknown_implementation_is_refused(name) -> None:
 def test_gradients_in_half_width_are_an_option() -> None:
     assert sg.CommunicationOptions().reduction_dtype is None
     assert sg.CommunicationOptions(reduction_dtype="bfloat16").reduction_dtype == "bfloat16"
-    with pytest.raises(ValueError, match="reduction_dtype='int8' is not supported"):
+    with pytest.raises(ValueError, match="received reduction_dtype='int8'"):
         sg.CommunicationOptions(reduction_dtype="int8")
 
 
@@ -179,5 +179,5 @@ def test_hints_are_options_that_leave_the_algorithm_open() -> None:
     assert hints.implementation is sg.CollectiveCommunication.AUTO
     with pytest.raises(TypeError, match="implementation"):
         sg.CollectiveHints(implementation="RING")
-    with pytest.raises(ValueError, match="bytes_per_pack=-1 is not a valid size"):
+    with pytest.raises(ValueError, match="received bytes_per_pack=-1"):
         sg.CollectiveHints(-1)

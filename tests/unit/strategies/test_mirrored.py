@@ -57,7 +57,7 @@ def test_one_name_alone_is_one_device() -> None:
         (["cpu:0", 0], ValueError, "more than once"),
         (["cpu:99"], ValueError, r"(?s)device cpu:99 does not exist.*jax_num_cpu_devices"),
         (["nonsense"], ValueError, "'nonsense' is not a device name"),
-        ([None], TypeError, "device None is of type NoneType"),
+        ([None], TypeError, "device=None is of type NoneType"),
     ],
     ids=str,
 )
@@ -133,8 +133,8 @@ def test_one_device_takes_a_device(device) -> None:
     ("device", "error", "words"),
     [
         ("cpu:99", ValueError, "cpu:99 does not exist"),
-        (None, TypeError, "device None is of type NoneType"),
-        (["cpu:0"], TypeError, r"device \['cpu:0'\] is of type list"),
+        (None, TypeError, "device=None is of type NoneType"),
+        (["cpu:0"], TypeError, r"device=\['cpu:0'\] is of type list"),
     ],
     ids=str,
 )

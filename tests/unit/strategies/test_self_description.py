@@ -188,7 +188,7 @@ def test_distributed_dataset_is_not_distributed_again() -> None:
 
 @pytest.mark.parametrize(
     ("dataset_fn", "message"),
-    [([1], "received .1. of type list"), (lambda _: None, "dataset_fn returned None")],
+    [([1], "dataset_fn=.1. of type list"), (lambda _: None, "dataset_fn returned None")],
 )
 def test_function_that_makes_no_dataset_is_refused(dataset_fn: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):

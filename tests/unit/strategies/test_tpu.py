@@ -121,9 +121,9 @@ def test_without_steps_of_a_call_they_have_to_be_given() -> None:
         ({"tpu_cluster_resolver": "local"}, ValueError, "cluster_resolver='local' is of type str"),
         ({"experimental_device_assignment": 8}, ValueError, "device_assignment=8 is a number"),
         ({"experimental_device_assignment": [[0]]}, ValueError, "assignment=[[0]] is of type list"),
-        ({"experimental_spmd_xla_partitioning": 1}, TypeError, "xla_partitioning=1 is no bool"),
-        ({"steps_per_run": 0}, ValueError, "steps_per_run=0 is not a number of steps"),
-        ({"steps_per_run": True}, ValueError, "steps_per_run=True is not a number of steps"),
+        ({"experimental_spmd_xla_partitioning": 1}, TypeError, "xla_partitioning=1 is of type int"),
+        ({"steps_per_run": 0}, ValueError, "received steps_per_run=0"),
+        ({"steps_per_run": True}, ValueError, "received steps_per_run=True"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(arguments, error, message) -> None:

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec, Sharding
 from stratagem import config
 from stratagem.devices.elastic_rounds import RoundOperation, Rounds, error_of_rounds
 from stratagem.devices.mesh import REPLICA_AXIS, Topology
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.jaxprs import Rule, retrace
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.programs.lockstep import Lockstep
@@ -34,7 +34,8 @@ from stratagem.group.elastic.group import ElasticGroup
 from stratagem.group.elastic.peer_connections import DivergedError
 from stratagem.input.batches import HostBatch, split_again
 from stratagem.input.placement import place as placed_batches
-from stratagem.variables.distributed import PerReplica
+from stratagem.resources import changing
+from stratagem.variables.distributed import PerReplica, is_per_replica
 from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
@@ -68,22 +69,20 @@ class OutsideVariables:
             if home_of(variable) is not None or any(variable is one for one in self):
                 continue
             if self._is_complete:
-                raise ValueError(
-                    explain(
-                        f"{name} uses variable {variable.path!r}, which was made outside of the "
-                        "strategy's scope. This process joined the others, and did not receive "
-                        "its value.",
-                        expected="a variable of the strategy, or of a step that was compiled "
-                        "before joining.",
-                        fix="make it in strategy.scope(); an optimizer has variables as well. Or "
-                        "pass the step to strategy.admit(fn, args).",
-                    )
+                raise invalid(
+                    f"{name} uses variable {variable.path!r}, which was made outside of the "
+                    "strategy's scope. This process joined the others, and did not receive "
+                    "its value.",
+                    expected="a variable of the strategy, or of a step that was compiled "
+                    "before joining.",
+                    fix="make it in strategy.scope(); an optimizer has variables as well. Or "
+                    "pass the step to strategy.admit(fn, args).",
                 )
             self._references.append(weakref.ref(variable))
 
 
 class ElasticLockstep(Lockstep):
-    """Runs replica functions on the members that are left. See `Executor`."""
+    """Runs replica functions on the members that are left."""
 
     def __init__(self, strategy: StrategyParts, *, steps_per_call: int | None = None) -> None:
         super().__init__(strategy, steps_per_call=steps_per_call)
@@ -97,14 +96,14 @@ class ElasticLockstep(Lockstep):
         self.outside_variables = OutsideVariables() if is_first else given.outside_variables
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Calls a function once per replica, again if a member is lost; see `Executor.run`."""
+        """Calls a function once per replica, again if a member is lost."""
         _refuse_eager(fn)
         return self._run_until_committed(fn, lambda: self._flattened(args, kwargs))
 
     def _flattened(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
         topology = self._strategy.topology
         own_args, own_kwargs = jax.tree.map(
-            functools.partial(_on, topology), (tuple(args), kwargs), is_leaf=_is_per_replica
+            functools.partial(_on, topology), (tuple(args), kwargs), is_leaf=is_per_replica
         )
         return flatten_arguments(own_args, own_kwargs, num_replicas=topology.num_replicas)
 
@@ -117,7 +116,7 @@ class ElasticLockstep(Lockstep):
             return self._run_batch(fn, batches[0], arguments)
         # One step per call: a lost member breaks one step and not all.
         results = [self._run_batch(fn, batch, None) for batch in batches]
-        return jax.tree.map(_with_steps, *results, is_leaf=_is_per_replica)
+        return jax.tree.map(_with_steps, *results, is_leaf=is_per_replica)
 
     def _run_batch(
         self, fn: Callable[..., Any], batch: HostBatch, arguments: Arguments | None
@@ -181,11 +180,8 @@ class ElasticLockstep(Lockstep):
         self, fn: Callable[..., Any], arguments_of: Callable[[], Arguments], topology: Topology
     ) -> ElasticProgram:
         """Compiles a step for other members, in a thread; returns its program."""
-        before, self._strategy.topology = self._strategy.topology, topology
-        try:
+        with changing(self._strategy, topology=topology):
             return self._started(fn, arguments_of())
-        finally:
-            self._strategy.topology = before
 
     def _started(self, fn: Callable[..., Any], arguments: Arguments) -> ElasticProgram:
         program = self.program(fn, arguments)
@@ -307,10 +303,6 @@ def _with_steps(*leaves: Any) -> Any:
         shape, last.stacked.sharding, [jnp.stack(own)[None]]
     )
     return PerReplica(stacked=stacked, lengths=last.lengths)
-
-
-def _is_per_replica(leaf: object) -> bool:
-    return isinstance(leaf, PerReplica)
 
 
 # Collectives of a traced replica function as operations of a round of the group.

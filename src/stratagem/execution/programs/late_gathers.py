@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,6 @@ from stratagem.execution.jaxprs import (
     variables_in,
 )
 from stratagem.execution.programs.late_weights import (
-    BlockExchange,
     Deferred,
     GradientProduct,
     Late,
@@ -92,7 +91,7 @@ class WeightProduct:
         is_large = product._num_bytes > larger_than_bytes
         return product if is_large and len(product._blocks()) > 1 else None
 
-    def value(self, inputs: Sequence[Any], exchange: BlockExchange) -> Any:
+    def value(self, inputs: Sequence[Any], exchange: Any) -> Any:
         """Returns the result; the next block is gathered while the product of one is computed."""
         # No gather begins before the operand is there.
         shard, operand = exchange.barrier([self.shard.value, inputs[1 - self.place]])
@@ -106,7 +105,7 @@ class WeightProduct:
         total = fold_blocks(self._blocks(), gathered, with_block, (shard, zeros), exchange)
         return total.astype(aval.dtype)
 
-    def _gathered(self, exchange: BlockExchange, shard: Any, block: tuple[int, int]) -> Any:
+    def _gathered(self, exchange: Any, shard: Any, block: tuple[int, int]) -> Any:
         part = jax.lax.slice_in_dim(shard, *block, axis=self.order[self.axis])
         return exchange.gather(part, self.shard, self.dtype)
 
@@ -339,31 +338,6 @@ class WeightGather:
 _Key = tuple[Any, Any]
 
 
-class LargeOperation(Protocol):
-    """An operation with a weight that is gathered in blocks."""
-
-    @property
-    def eqn(self) -> JaxprEqn:
-        """The operation as it was traced."""
-        ...
-
-    def value(self, inputs: Sequence[Any], exchange: BlockExchange) -> Any:
-        """Computes the result from the other inputs."""
-        ...
-
-
-class Loop(Protocol):
-    """A loop; an iteration gets constants, carried values and slices, and returns results."""
-
-    def step(self, values: Sequence[Any]) -> list[Any]:
-        """Computes an iteration."""
-        ...
-
-    def record(self, values: Sequence[Any]) -> list[Any]:
-        """Returns the types of the results of an iteration."""
-        ...
-
-
 class Gathers:
     """Evaluates operations that read weights, and gathers the weights by a schedule.
 
@@ -437,12 +411,14 @@ class Gathers:
         self._forget()
         return self._bind_one(eqn, values)
 
-    def large_operation(self, eqn: JaxprEqn, inputs: Sequence[Any]) -> LargeOperation | None:
+    def large_operation(
+        self, eqn: JaxprEqn, inputs: Sequence[Any]
+    ) -> RowLookup | WeightProduct | None:
         """Returns the operation with a weight that is not gathered as a whole; None for others."""
         lookup = RowLookup.of(eqn, inputs)
         return lookup or WeightProduct.of(eqn, inputs, self._limits.whole_bytes)
 
-    def in_blocks(self, operation: LargeOperation, inputs: Sequence[Any]) -> Any:
+    def in_blocks(self, operation: RowLookup | WeightProduct, inputs: Sequence[Any]) -> Any:
         """Returns the result of an operation, for which two blocks of a weight are in memory."""
         return operation.value(self._start(operation.eqn, inputs), self)
 
@@ -464,7 +440,7 @@ class Gathers:
         cast = [jax.lax.convert_element_type(one, dtype) for one in shards]
         return jax.lax.concatenate([jax.lax.expand_dims(one, (0,)) for one in cast], 0)
 
-    def scan(self, eqn: JaxprEqn, loop: Loop, inputs: Sequence[Any]) -> list[Any]:
+    def scan(self, eqn: JaxprEqn, loop: Any, inputs: Sequence[Any]) -> list[Any]:
         """Runs a loop."""
         num_consts, num_carry = scan_counts(eqn)
         first = num_consts + num_carry

@@ -21,8 +21,6 @@ from stratagem.execution.jaxprs import free_variables, readers_of, scan_counts, 
 from stratagem.execution.programs.late_gathers import (
     GatherLimits,
     Gathers,
-    LargeOperation,
-    Loop,
     ShardUpdate,
     WeightGather,
 )
@@ -115,7 +113,7 @@ class RecordedGathers(Gathers):
         """Returns the type of a stack."""
         return ShapedArray((len(shards), *shards[0].shape), dtype)
 
-    def scan(self, eqn: JaxprEqn, loop: Loop, inputs: Sequence[Any]) -> list[Any]:
+    def scan(self, eqn: JaxprEqn, loop: _Loop, inputs: Sequence[Any]) -> list[Any]:
         """Returns the types of the results."""
         num_consts, num_carry = scan_counts(eqn)
         slices = [ShapedArray(one.shape[1:], one.dtype) for one in inputs[num_consts + num_carry :]]
@@ -136,7 +134,7 @@ class RecordedGathers(Gathers):
         """Returns the values."""
         return values
 
-    def in_blocks(self, operation: LargeOperation, inputs: Sequence[Any]) -> Any:
+    def in_blocks(self, operation: Any, inputs: Sequence[Any]) -> Any:
         """Returns the type of the result."""
         self._start(operation.eqn, inputs)
         return operation.eqn.outvars[0].aval

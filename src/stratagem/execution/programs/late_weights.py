@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -73,24 +73,12 @@ class Sharded:
         )(value)
 
 
-class BlockExchange(Protocol):
-    """Gathers of the blocks of a weight, in an order."""
-
-    def gather(self, value: Any, shard: WeightShard, dtype: Any) -> Any:
-        """Gathers a part of a shard in a dtype."""
-        ...
-
-    def barrier(self, values: Sequence[Any]) -> Sequence[Any]:
-        """Returns the values, none of which is available before all are."""
-        ...
-
-
 def fold_blocks(
     blocks: Sequence[tuple[int, int]],
     gathered: Callable[[Any, tuple[int, int]], Any],
     step: Callable[[Any, Any, tuple[int, int]], Any],
     initial: tuple[Any, Any],
-    exchange: BlockExchange,
+    exchange: Any,
 ) -> Any:
     """Returns the result of steps, one for each gathered block of a shard.
 
@@ -484,7 +472,7 @@ class RowLookup:
             return None
         return cls(eqn, table, aval) if len(_row_blocks(aval, table.sharded)) > 1 else None
 
-    def value(self, inputs: Sequence[Any], exchange: BlockExchange) -> Any:
+    def value(self, inputs: Sequence[Any], exchange: Any) -> Any:
         """Returns the rows; the next block is gathered while rows are taken from one."""
         mode, fill_value = self.eqn.params["mode"], self.eqn.params["fill_value"]
         shard, table = self.shard, self.table

@@ -17,7 +17,7 @@ import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from stratagem.devices.lockstep import compiling
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shards import local_copy
 from stratagem.devices.shared_sums import in_order, is_connected
-from stratagem.errors import InvalidArgumentError, explain
+from stratagem.errors import InvalidArgumentError, explain, invalid
 from stratagem.execution.eager import run_eagerly
 from stratagem.execution.programs.offloaded_step import OffloadedStep, StoredRows, is_offloaded
 from stratagem.execution.programs.program import (
@@ -53,7 +53,13 @@ from stratagem.input.iterator import DistributedIterator
 from stratagem.input.placement import PlacedBatches
 from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.variables.components import agree_on_initial_values
-from stratagem.variables.distributed import Mirrored, PerReplica, is_array
+from stratagem.variables.distributed import (
+    Mirrored,
+    PerReplica,
+    is_array,
+    is_distributed,
+    is_per_replica,
+)
 from stratagem.variables.layouts import require_layouts_used
 from stratagem.variables.registry import Home, VariableKind
 
@@ -127,7 +133,7 @@ class Carry:
         self._strategy = strategy
         self._topology = strategy.topology
         pairs, self.structure = jax.tree_util.tree_flatten_with_path(
-            as_values(initial), is_leaf=_is_distributed
+            as_values(initial), is_leaf=is_distributed
         )
         paths = [_path(path) for path, _ in pairs]
         parts = [_parts(leaf, path) for path, (_, leaf) in zip(paths, pairs, strict=True)]
@@ -163,10 +169,6 @@ class Carry:
         return jax.tree.unflatten(self.structure, values)
 
 
-def _is_distributed(leaf: object) -> bool:
-    return isinstance(leaf, PerReplica | Mirrored)
-
-
 def _path(path: tuple[Any, ...]) -> str:
     return f"carry{jax.tree_util.keystr(path)}"
 
@@ -177,12 +179,10 @@ def _parts(leaf: object, path: str) -> list[Any]:
         components = [jnp.asarray(part) for part in leaf.components]
         shapes = [part.shape for part in components]
         if len(set(shapes)) > 1:
-            raise ValueError(
-                explain(
-                    f"run_steps received {path} with parts of shapes {shapes}.",
-                    expected="one shape on all replicas, because they run one program.",
-                    fix="pad the parts, and add their true lengths to the carry.",
-                )
+            raise invalid(
+                f"run_steps received {path} with parts of shapes {shapes}.",
+                expected="one shape on all replicas, because they run one program.",
+                fix="pad the parts, and add their true lengths to the carry.",
             )
         return components
     leaf = leaf.value if isinstance(leaf, Mirrored) else leaf
@@ -237,28 +237,24 @@ class CarryingStep:
         """Returns the arrays of the next carry; raises if their shapes or dtypes changed."""
         pairs, structure = jax.tree_util.tree_flatten_with_path(carry)
         if structure != self.structure:
-            raise ValueError(
-                explain(
-                    f"{self._name} received a carry of structure {self.structure} and "
-                    f"returned one of structure {structure}.",
-                    expected="the same structure.",
-                    fix="return the same keys, lengths and types as in the initial carry.",
-                    code="SG410",
-                )
+            raise invalid(
+                f"{self._name} received a carry of structure {self.structure} and "
+                f"returned one of structure {structure}.",
+                expected="the same structure.",
+                fix="return the same keys, lengths and types as in the initial carry.",
+                code="SG410",
             )
         leaves = [jnp.asarray(leaf) for _, leaf in pairs]
         for slot, leaf in zip(self.slots, leaves, strict=True):
             if (leaf.shape, leaf.dtype) != (slot.given_shape, slot.given_dtype):
-                raise ValueError(
-                    explain(
-                        f"{self._name} received {slot.path} of shape {slot.given_shape} and "
-                        f"dtype {slot.given_dtype}, but returned shape {leaf.shape} and dtype "
-                        f"{leaf.dtype}.",
-                        expected="the same shape and dtype after each step.",
-                        fix="give the initial carry that shape and dtype, or cast the returned "
-                        "value: keras.ops.cast(value, dtype).",
-                        code="SG410",
-                    )
+                raise invalid(
+                    f"{self._name} received {slot.path} of shape {slot.given_shape} and "
+                    f"dtype {slot.given_dtype}, but returned shape {leaf.shape} and dtype "
+                    f"{leaf.dtype}.",
+                    expected="the same shape and dtype after each step.",
+                    fix="give the initial carry that shape and dtype, or cast the returned "
+                    "value: keras.ops.cast(value, dtype).",
+                    code="SG410",
                 )
         return leaves
 
@@ -276,7 +272,7 @@ def run_steps(
     carry: object,
     eagerly: bool,
 ) -> Any:
-    """Runs a replica function on the next batches of an iterator; see `Executor.run_steps`.
+    """Runs a replica function on the next batches of an iterator; see `Lockstep.run_steps`.
 
     With `eagerly`, steps run one by one, op by op. Raises InvalidArgumentError if results of
     different steps cannot be stacked.
@@ -368,11 +364,7 @@ def _run_compiled(strategy: StrategyParts, fn: Callable[[Any], Any], placed: Pla
 
 
 def _mapped(fn: Callable[..., Any], *results: object) -> Any:
-    return jax.tree.map(fn, *map(as_values, results), is_leaf=_is_per_replica)
-
-
-def _is_per_replica(leaf: object) -> bool:
-    return isinstance(leaf, PerReplica)
+    return jax.tree.map(fn, *map(as_values, results), is_leaf=is_per_replica)
 
 
 def _with_step_axis(leaf: object) -> Any:
@@ -518,14 +510,14 @@ def explain_recompiles(strategy: object = None) -> list[Compilation]:
 
 
 class Lockstep:
-    """Runs replica functions on all replicas at once, and caches their programs. See `Executor`.
+    """Runs replica functions on all replicas at once, and caches their programs.
 
     `steps_per_call` is the default number of steps of `run_steps` and `fit`; None for no default.
     """
 
-    schedules = False
-    has_values = True
-    worker: tuple[int, int] = (0, 1)
+    schedules = False  # True if this process only schedules steps on workers
+    has_values = True  # False if variables only have shapes because nothing ever runs
+    worker: tuple[int, int] = (0, 1)  # index and number of workers that run separate programs
 
     def __init__(self, strategy: StrategyParts, *, steps_per_call: int | None = None) -> None:
         self._strategy = strategy
@@ -545,16 +537,20 @@ class Lockstep:
         return list(self._programs.values())
 
     def check_scope(self) -> None:
-        """Accepts every scope."""
+        """Raises RuntimeError if this process may not enter the strategy's scope."""
 
     def settle(self) -> None:
-        """Does nothing: all work is done when a call returns."""
+        """Waits until all scheduled work has ended, raising its errors; there is none here."""
 
     def close(self) -> None:
-        """Does nothing: nothing was started."""
+        """Shuts down anything that the executor started, such as workers; nothing here."""
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Calls a function once per replica; see `Executor.run`."""
+        """Calls a replica function once per replica, in the strategy's scope.
+
+        Each replica gets its component of every `PerReplica` argument. Leaves of the result are
+        `PerReplica`; with one replica they are plain values.
+        """
         if config.runs_eagerly():
             return run_eagerly(self._strategy, fn, args, kwargs)
         arguments = flatten_arguments(
@@ -571,7 +567,12 @@ class Lockstep:
         reduce_op: ReduceOp | None,
         carry: object,
     ) -> Any:
-        """Calls a function on the next batches; see `Executor.run_steps`."""
+        """Calls a replica function on up to `num_steps` batches of an iterator.
+
+        Returns the results with steps on axis 0; given a carry (a pytree passed from step to step),
+        the pair (carry, results). `reduce_op` combines the results of replicas in each step; None
+        leaves them separate. Raises StopIteration if the data ends before the first step.
+        """
         return run_steps(
             self._strategy,
             fn,
@@ -644,7 +645,11 @@ class Lockstep:
         )
 
     def evaluate(self, trace: Trace, name: str, split: list[Any], shared: list[Any]) -> list[Any]:
-        """Runs a trace that writes nothing; see `Executor.evaluate`."""
+        """Runs a trace that writes no variables and returns its results for all replicas.
+
+        `split` arrays have a replica axis; `shared` arrays go to all replicas. `name` is for
+        messages.
+        """
         return Program(ReplicaStep(trace, self._strategy.topology), name).run_for(split, shared)
 
     def lower(
@@ -708,64 +713,3 @@ def _step_of(
     if remote is None and trace.lookups:
         remote = StoredRows(topology)
     return OffloadedStep(trace, topology, is_staged=remote is not None), remote
-
-
-# `Executor` interface: the part of a strategy that traces, compiles and runs replica functions.
-
-
-class Executor(Protocol):
-    """Runs the replica functions of one strategy.
-
-    A strategy's constructor takes a factory, such as the class `Lockstep`, and calls it with the
-    strategy. To write an executor, inherit from `Lockstep`.
-    """
-
-    steps_per_call: int | None  # default number of steps of `run_steps` and of `fit`
-    schedules: bool  # True if this process only schedules steps on workers
-    has_values: bool  # False if variables only have shapes because nothing ever runs
-    worker: tuple[int, int]  # index and number of workers that run separate programs
-
-    def check_scope(self) -> None:
-        """Raises RuntimeError if this process may not enter the strategy's scope."""
-        ...
-
-    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Calls a replica function once per replica, in the strategy's scope.
-
-        Each replica gets its component of every `PerReplica` argument. Leaves of the result are
-        `PerReplica`; with one replica they are plain values.
-        """
-        ...
-
-    def run_steps(
-        self,
-        fn: Callable[..., Any],
-        iterator: DistributedIterator,
-        num_steps: int,
-        *,
-        reduce_op: ReduceOp | None,
-        carry: object,
-    ) -> Any:
-        """Calls a replica function on up to `num_steps` batches of an iterator.
-
-        Returns the results with steps on axis 0; given a carry (a pytree passed from step to step),
-        the pair (carry, results). `reduce_op` combines the results of replicas in each step; None
-        leaves them separate. Raises StopIteration if the data ends before the first step.
-        """
-        ...
-
-    def settle(self) -> None:
-        """Waits until all scheduled work has ended; raises the error of failed work."""
-        ...
-
-    def close(self) -> None:
-        """Shuts down anything that the executor started, such as workers."""
-        ...
-
-    def evaluate(self, trace: Trace, name: str, split: list[Any], shared: list[Any]) -> list[Any]:
-        """Runs a trace that writes no variables and returns its results for all replicas.
-
-        `split` arrays have a replica axis; `shared` arrays go to all replicas. `name` is for
-        messages.
-        """
-        ...

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 def is_offloaded(trace: Trace) -> bool:
     """True if a step has variables stored elsewhere than on its devices."""
-    variables = (*trace.written, *trace.read_only, *(one.table for one in trace.lookups))
-    return any(store_of(variable) is not None for variable in variables)
+    return any(store_of(variable) is not None for variable in trace.variables)
 
 
 class OffloadedStep(ReplicaStep):
@@ -254,9 +253,8 @@ class _Source:
         pool, index = place
         if pool == "input":
             pool, index = trace.inputs[index]
-        if pool in ("written", "read_only"):
-            return cls((trace.written if pool == "written" else trace.read_only)[index])
-        return cls(None, pool, index)
+        variable = trace.variable(pool, index)
+        return cls(None, pool, index) if variable is None else cls(variable)
 
 
 class StoredRows:
@@ -317,11 +315,10 @@ def _of_replicas(trace: Trace, parts: StepParts) -> Trace:
         if id(invar) not in read:
             continue
         invars.append(invar)
-        if pool not in ("written", "read_only"):
+        variable = trace.variable(pool, index)
+        if variable is None:
             inputs.append((pool, index))
-            continue
-        variable = (trace.written if pool == "written" else trace.read_only)[index]
-        if id(variable) in places:
+        elif id(variable) in places:
             inputs.append(("written", places[id(variable)]))
         else:
             inputs.append(("read_only", len(read_only)))

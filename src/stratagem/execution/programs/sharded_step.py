@@ -508,8 +508,7 @@ def _pinned(variables: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
 
 
 def _stores(trace: Trace) -> list[Any]:
-    variables = (*trace.written, *trace.read_only, *(one.table for one in trace.lookups))
-    return [store for one in variables if (store := store_of(one)) is not None]
+    return [store for one in trace.variables if (store := store_of(one)) is not None]
 
 
 def _with_tables(trace: Trace) -> Trace:
@@ -549,19 +548,14 @@ def _parts_of(
     ]
 
 
-def _logical_spec(store: ShardedStore) -> PartitionSpec:
+def _logical_spec(store: Any) -> PartitionSpec:
     """Returns how a replica's devices shard the value that they have together."""
     return PartitionSpec() if store.division is None else store.division.logical_spec
 
 
 def _update_of(trace: Trace, parts: StepParts, topology: Topology) -> ShardedRowUpdates:
     def is_by_rows(pool: str, place: int) -> bool:
-        source, index = trace.inputs[place] if pool == "input" else (pool, place)
-        variables = {"written": trace.written, "read_only": trace.read_only}.get(source)
-        store = None if variables is None else store_of(variables[index])
-        if variables is None or not isinstance(store, ShardedStore):
-            return False
-        return store.sharded_axis(tuple(variables[index].shape)) == 0
+        return pool == "input" and _sharded_axis(trace, *trace.inputs[place]) == 0
 
     are_parts = [is_by_rows(pool, place) for pool, place in parts.update_inputs]
     return ShardedRowUpdates.of(parts.update, are_parts, topology)
@@ -614,9 +608,14 @@ def _late_step(
 
 def _sharded_input(source: str, index: int, trace: Trace, topology: Topology) -> Sharded | None:
     """Returns how a variable that is an input is sharded; None for other inputs."""
-    variables = {"written": trace.written, "read_only": trace.read_only}.get(source)
-    store = None if variables is None else store_of(variables[index])
-    if variables is None or not isinstance(store, ShardedStore) or topology.num_replicas == 1:
+    axis = _sharded_axis(trace, source, index)
+    if axis is None or topology.num_replicas == 1:
         return None
-    axis = store.sharded_axis(tuple(variables[index].shape))
-    return None if axis is None else Sharded(axis, _logical_spec(store), topology)
+    return Sharded(axis, _logical_spec(store_of(trace.variable(source, index))), topology)
+
+
+def _sharded_axis(trace: Trace, source: str, index: int) -> int | None:
+    variable = trace.variable(source, index)
+    store = None if variable is None else store_of(variable)
+    is_sharded = isinstance(store, ShardedStore)
+    return store.sharded_axis(tuple(variable.shape)) if is_sharded else None

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec, Sharding
 from stratagem import environment
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shared_sums import no_sums
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.execution.jaxprs import contains_primitive, without_unused
 from stratagem.execution.programs.convolutions import fast_on_cpu
 from stratagem.execution.summary.collector import is_tracing
@@ -27,7 +27,7 @@ from stratagem.execution.tracing.functionalize import Trace
 from stratagem.execution.tracing.remote_state import Ids, inputs_of
 from stratagem.observe.process_writer import current_events
 from stratagem.variables.layouts import is_remote, store_of, stored_sharding
-from stratagem.variables.registry import VariableKind, home_of
+from stratagem.variables.registry import home_of, is_on_read
 
 if TYPE_CHECKING:
     import keras
@@ -48,11 +48,11 @@ class Destination:
 
     def __init__(self, variable: keras.Variable, topology: Topology) -> None:
         home = home_of(variable)
-        self.variable: Any = variable  # a StoredVariable, or a plain Keras variable
+        self.variable: Any = variable  # of a strategy, or a plain Keras variable
         self._is_stored = home is not None
         self._has_devices = topology.devices is not None
-        stacked = home is not None and home.kind is VariableKind.ON_READ
-        self.spec = PartitionSpec(topology.replica_axis) if stacked else PartitionSpec()
+        is_split = is_on_read(variable)
+        self.spec = PartitionSpec(topology.replica_axis) if is_split else PartitionSpec()
 
     @property
     def is_on_devices(self) -> bool:
@@ -134,10 +134,8 @@ def shape_on(
 
 def spec_of_input(source: str, index: int, trace: Trace, topology: Topology) -> PartitionSpec:
     """Returns the partition spec of an input of a step."""
-    variables = {"read_only": trace.read_only, "written": trace.written}.get(source)
-    home = None if variables is None else home_of(variables[index])
-    is_on_read = home is not None and home.kind is VariableKind.ON_READ
-    is_split = source in ("split", "rows") or is_on_read
+    variable = trace.variable(source, index)
+    is_split = source in ("split", "rows") if variable is None else is_on_read(variable)
     return PartitionSpec(topology.replica_axis) if is_split else PartitionSpec()
 
 
@@ -444,12 +442,10 @@ class IdsProgram(EarlyProgram):
         self._lookups = sorted(places)
         super().__init__(trace, topology, [places[lookup] for lookup in self._lookups])
         if any(source == "rows" for source, _ in self._inputs):
-            raise ValueError(
-                explain(
-                    f"{name} looks up rows with ids that it computes from other looked-up rows.",
-                    expected="ids that depend only on the arguments and variables of the step.",
-                    fix="look up the second rows in a separate step that receives the ids.",
-                )
+            raise invalid(
+                f"{name} looks up rows with ids that it computes from other looked-up rows.",
+                expected="ids that depend only on the arguments and variables of the step.",
+                fix="look up the second rows in a separate step that receives the ids.",
             )
         self._num_lookups = len(trace.lookups)
 

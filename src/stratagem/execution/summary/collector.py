@@ -24,7 +24,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
-from stratagem.errors import explain
+from stratagem.errors import check_type
 
 if TYPE_CHECKING:
     from stratagem.execution.summary.writer import SummaryWriter
@@ -196,14 +196,8 @@ def checked_step(step: object) -> Any:
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     if dtype is not None:
         is_integer = jax.numpy.issubdtype(dtype, jax.numpy.integer) and not np.shape(value)
-    if not is_integer:
-        raise TypeError(
-            explain(
-                f"step={step!r} is of type {type(step).__name__}.",
-                expected="an integer, or an integer variable such as optimizer.iterations.",
-                fix="pass the step as an int.",
-            )
-        )
+    wanted = "an integer, or an integer variable such as optimizer.iterations"
+    check_type("step", step, lambda _: is_integer, wanted, "pass the step as an int.")
     return step
 
 
@@ -232,14 +226,9 @@ def record_if(condition: object) -> Generator[None]:
     is_boolean = isinstance(condition, bool | np.bool_)
     if isinstance(condition, jax.Array):
         is_boolean = condition.dtype == np.bool_ and condition.shape == ()
-    if not (is_boolean or callable(condition)):
-        raise TypeError(
-            explain(
-                f"condition={condition!r} is of type {type(condition).__name__}.",
-                expected="a bool, a traced scalar boolean, or a function that returns one.",
-                fix="pass a comparison, such as record_if(step % 100 == 0).",
-            )
-        )
+    wanted = "a bool, a traced scalar boolean, or a function that returns one"
+    fix = "pass a comparison, such as record_if(step % 100 == 0)."
+    check_type("condition", condition, lambda one: is_boolean or callable(one), wanted, fix)
     with override(condition=condition):
         yield
 

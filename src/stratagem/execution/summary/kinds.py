@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain, invalid
 from stratagem.execution.replica_context import get_replica_context
 from stratagem.execution.summary.collector import (
     Summary,
@@ -138,12 +138,10 @@ def scalar(name: str, data: object, step: object = None, description: str | None
     """
     array = _as_real_array(data, name)
     if array.shape != ():
-        raise ValueError(
-            explain(
-                f"Summary {name!r} received data of shape {tuple(array.shape)}.",
-                expected="a scalar.",
-                fix="reduce it to a scalar, or write a histogram.",
-            )
+        raise invalid(
+            f"Summary {name!r} received data of shape {tuple(array.shape)}.",
+            expected="a scalar.",
+            fix="reduce it to a scalar, or write a histogram.",
         )
 
     def encode(number: object) -> Any:
@@ -186,7 +184,7 @@ def histogram(
     Source: TF 2.21; tensorboard plugins/histogram/summary_v2.py, histogram.
     """
     num_buckets = _DEFAULT_BUCKETS if buckets is None else buckets
-    _check_buckets(name, num_buckets)
+    check_number(f"Summary {name!r}", buckets=num_buckets)
 
     def reduce(array: jax.Array) -> Any:
         return histogram_buckets(array.astype(jnp.float32), num_buckets, jnp)
@@ -200,17 +198,6 @@ def histogram(
 
     call = SummaryCall(name, encode, _as_real_array(data, name), step, reduce)
     return _record(call, encode_on_host)
-
-
-def _check_buckets(name: str, num_buckets: int) -> None:
-    if num_buckets < 1:
-        raise ValueError(
-            explain(
-                f"Summary {name!r} received buckets={num_buckets}.",
-                expected="1 or more buckets.",
-                fix="omit buckets for the default of 30.",
-            )
-        )
 
 
 def image(
@@ -261,21 +248,12 @@ def image(
 
 def _check_images(name: str, shape: tuple[int, ...], max_outputs: int) -> None:
     if len(shape) != 4 or shape[-1] not in (1, 2, 3, 4):
-        raise ValueError(
-            explain(
-                f"Summary {name!r} received images of shape {tuple(shape)}.",
-                expected="(k, height, width, channels) with 1 to 4 channels.",
-                fix="add axes, as in data[None, :, :, None] for one gray image.",
-            )
+        raise invalid(
+            f"Summary {name!r} received images of shape {tuple(shape)}.",
+            expected="(k, height, width, channels) with 1 to 4 channels.",
+            fix="add axes, as in data[None, :, :, None] for one gray image.",
         )
-    if max_outputs < 0:
-        raise ValueError(
-            explain(
-                f"Summary {name!r} received max_outputs={max_outputs}.",
-                expected="0 or more images.",
-                fix="omit max_outputs for the default of 3.",
-            )
-        )
+    check_number(f"Summary {name!r}", 0, max_outputs=max_outputs)
 
 
 def text(name: str, data: object, step: object = None, description: str | None = None) -> Any:

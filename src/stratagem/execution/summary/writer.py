@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from stratagem.environment import load
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain, invalid
 from stratagem.execution.summary import collector
 from stratagem.execution.summary.collector import (
     Settings,
@@ -168,13 +168,11 @@ def begin_recording(
 
 def missing_step_error(tag: str) -> ValueError:
     """Returns the error for a summary without a step."""
-    return ValueError(
-        explain(
-            f"Summary {tag!r} has no step.",
-            expected="a step in the call, or a default one.",
-            fix="pass step=..., or call sg.summary.experimental.set_step(...) or "
-            "writer.as_default(step=...), with a variable such as optimizer.iterations in loops.",
-        )
+    return invalid(
+        f"Summary {tag!r} has no step.",
+        expected="a step in the call, or a default one.",
+        fix="pass step=..., or call sg.summary.experimental.set_step(...) or "
+        "writer.as_default(step=...), with a variable such as optimizer.iterations in loops.",
     )
 
 
@@ -424,31 +422,17 @@ def create_file_writer(
     Source: TF 2.21 summary_ops_v2.py, create_file_writer_v2.
     """
     if not logdir:
-        raise ValueError(
-            explain(
-                f"create_file_writer received logdir={logdir!r}.",
-                expected="a folder.",
-                fix="pass a folder, or use sg.summary.create_noop_writer().",
-            )
+        raise invalid(
+            f"create_file_writer received logdir={logdir!r}.",
+            expected="a folder.",
+            fix="pass a folder, or use sg.summary.create_noop_writer().",
         )
     flush_millis = _DEFAULT_FLUSH_MILLIS if flush_millis is None else flush_millis
-    _check_limit("max_queue", max_queue)
-    _check_limit("flush_millis", flush_millis)
+    check_number("create_file_writer", 0, max_queue=max_queue, flush_millis=flush_millis)
     writer = SummaryWriter(os.fspath(logdir), max_queue, flush_millis, filename_suffix)
     if writer.is_active:
         tensorboard("compat.proto.event_pb2")  # fail here if missing, not at the first summary
     return writer
-
-
-def _check_limit(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(
-            explain(
-                f"create_file_writer received {name}={value!r}.",
-                expected="an integer, 0 or more.",
-                fix=f"omit {name} for the default.",
-            )
-        )
 
 
 def create_noop_writer() -> SummaryWriter:

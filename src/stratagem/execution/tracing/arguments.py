@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from stratagem.devices.shards import local_copy, require_exact_integers
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.replica_context import ReplicaBatch
 from stratagem.input.placement import PlacedBatches
 from stratagem.variables.distributed import Mirrored, PerReplica, is_array
@@ -259,22 +259,18 @@ def _split_leaf(value: PerReplica, num_replicas: int) -> Leaf:
             f"{part.dtype}{list(part.shape)}" if is_array(part) else type(part).__name__
             for part in value.objects or ()
         ]
-        raise ValueError(
-            explain(
-                f"An argument of run is a PerReplica with parts {', '.join(parts)}.",
-                expected="arrays of one dtype, equal in shape except for the leading size, "
-                "because all replicas run one compiled program.",
-                fix="use one shape and dtype, or debug with sg.config.run_eagerly(True).",
-                code="SG408",
-            )
+        raise invalid(
+            f"An argument of run is a PerReplica with parts {', '.join(parts)}.",
+            expected="arrays of one dtype, equal in shape except for the leading size, "
+            "because all replicas run one compiled program.",
+            fix="use one shape and dtype, or debug with sg.config.run_eagerly(True).",
+            code="SG408",
         )
     if value.stacked.shape[0] != num_replicas:
-        raise ValueError(
-            explain(
-                f"An argument of run is a PerReplica with {value.stacked.shape[0]} replicas.",
-                expected=f"one component for each of this strategy's {num_replicas} replicas.",
-                fix="create it with this strategy.",
-            )
+        raise invalid(
+            f"An argument of run is a PerReplica with {value.stacked.shape[0]} replicas.",
+            expected=f"one component for each of this strategy's {num_replicas} replicas.",
+            fix="create it with this strategy.",
         )
     return _array_leaf(value.stacked, split=True, lengths=value.lengths)
 

@@ -20,8 +20,6 @@ from stratagem.group.current import current_group
 if TYPE_CHECKING:
     import keras
 
-    from stratagem.variables.registry import StoredVariable
-
 
 BRANCHING = (
     "In a compiled replica function values, the replica id among them, are known only when it "
@@ -56,7 +54,7 @@ def apart(kinds: list[str]) -> RuntimeError:
     )
 
 
-def created_again(variable: StoredVariable) -> ValueError:
+def created_again(variable: Any) -> ValueError:
     """Returns the error for a replica function that creates a variable on every call."""
     return ValueError(
         explain(

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -22,7 +22,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, get_opaque_trace_state
 
 from stratagem.devices.mesh import Topology
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.execution.jaxprs import without_unused
 from stratagem.execution.summary.collector import CollectedSummaries
 from stratagem.execution.tracing.arguments import Arguments, Results
@@ -33,8 +33,9 @@ from stratagem.execution.tracing.remote_state import (
     UpdatedValue,
     WholeInput,
 )
+from stratagem.resources import changing
 from stratagem.variables.distributed import IndexedSlices
-from stratagem.variables.registry import VariableKind, home_of
+from stratagem.variables.registry import home_of, is_on_read
 
 if TYPE_CHECKING:
     from stratagem.contexts import StrategyParts
@@ -114,14 +115,9 @@ def current_scope() -> ReplicaScope | None:
     return _current.scope
 
 
-@contextlib.contextmanager
-def on_global_model() -> Generator[None]:
+def on_global_model() -> contextlib.AbstractContextManager[None]:
     """Makes variables with local copies stand for the global model in a `with` block."""
-    previous, _current.is_on_global_model = _current.is_on_global_model, True
-    try:
-        yield
-    finally:
-        _current.is_on_global_model = previous
+    return changing(_current, is_on_global_model=True)
 
 
 def _held(variable: Any) -> Any:
@@ -224,16 +220,14 @@ class ReplicaScope(keras.StatelessScope):
         """Records a new value without counting it as an assignment."""
         variable = _held(variable)
         if not self.is_at_its_own_level:
-            raise ValueError(
-                explain(
-                    f"Variable {variable.path!r} was assigned inside lax.cond, lax.scan, jax.jit "
-                    "or the like, within a replica function.",
-                    expected="assignments in the replica function itself; those of an inner "
-                    "function are lost when it ends.",
-                    fix="return the value from the inner function and assign it outside; for an "
-                    "optimizer, use stateless_apply inside.",
-                    code="SG203",
-                )
+            raise invalid(
+                f"Variable {variable.path!r} was assigned inside lax.cond, lax.scan, jax.jit "
+                "or the like, within a replica function.",
+                expected="assignments in the replica function itself; those of an inner "
+                "function are lost when it ends.",
+                fix="return the value from the inner function and assign it outside; for an "
+                "optimizer, use stateless_apply inside.",
+                code="SG203",
             )
         if id(variable) in self.read_in_jits and not _is_op_by_op():
             _key_of_jits(next(_keys)).__enter__()  # until this scope ends
@@ -284,15 +278,13 @@ class ReplicaScope(keras.StatelessScope):
         Raises ValueError inside `lax.cond` and the like.
         """
         if not self.is_at_its_own_level:
-            raise ValueError(
-                explain(
-                    "An optimizer of variables on parameter servers was applied inside lax.cond, "
-                    "lax.scan, jax.jit or the like, within a replica function, or a masked loss "
-                    "of a batch that workers share was computed there.",
-                    expected="an update or a loss in the replica function itself.",
-                    fix="return the gradients from the inner function, and apply them outside.",
-                    code="SG203",
-                )
+            raise invalid(
+                "An optimizer of variables on parameter servers was applied inside lax.cond, "
+                "lax.scan, jax.jit or the like, within a replica function, or a masked loss "
+                "of a batch that workers share was computed there.",
+                expected="an update or a loss in the replica function itself.",
+                fix="return the gradients from the inner function, and apply them outside.",
+                code="SG203",
             )
         self.sent.append((what, value))
 
@@ -406,15 +398,24 @@ class Trace:
     splits_sequences: bool = False  # True if a replica's devices share sequences
 
     @property
+    def variables(self) -> list[Any]:
+        """Variables that the step reads or writes, with the tables of its lookups."""
+        return [*self.written, *self.read_only, *(lookup.table for lookup in self.lookups)]
+
+    def variable(self, source: str, index: int) -> Any:
+        """Returns the variable that an input is; None for other inputs."""
+        if source == "written":
+            return self.written[index]
+        return self.read_only[index] if source == "read_only" else None
+
+    @property
     def differing_inputs(self) -> list[bool]:
         """Returns, for each input of the jaxpr, True if it may differ between replicas."""
         flags: list[bool] = []
         owners = [lookup for lookup in self.lookups for _ in lookup.inputs]
         for source, index in self.inputs:
-            if source in ("written", "read_only"):
-                variables = self.written if source == "written" else self.read_only
-                home = home_of(variables[index])
-                flags.append(home is not None and home.kind is VariableKind.ON_READ)
+            if (variable := self.variable(source, index)) is not None:
+                flags.append(is_on_read(variable))
             else:
                 is_of_all = source == "rows" and isinstance(owners[index], WholeInput)
                 flags.append(source in ("split", "rows") and not is_of_all)
@@ -513,14 +514,11 @@ def capture(run: Callable[[], Any], *, takes_all: bool = False) -> CapturedStep 
 
     Returns None if there is none. With `takes_all`, captures the first step of any kind.
     """
-    before = (capturing.is_on, capturing.takes_all)
-    capturing.is_on, capturing.takes_all = True, takes_all
-    try:
-        run()
-    except StepCaptured as captured:
-        return captured.step
-    finally:
-        capturing.is_on, capturing.takes_all = before
+    with changing(capturing, is_on=True, takes_all=takes_all):
+        try:
+            run()
+        except StepCaptured as captured:
+            return captured.step
     return None
 
 
@@ -537,12 +535,10 @@ def offer_step(
     trace: Callable[[Callable[..., Any], Arguments, Topology], Trace],
 ) -> None:
     """Raises `StepCaptured` if the capture that is on wants this step."""
-    before, _current.optimizers = _current.optimizers, {}
-    try:
+    applied: dict[int, Any] = {}
+    with changing(_current, optimizers=applied):
         traced = trace(fn, arguments, strategy.topology)
-        optimizers = tuple(_current.optimizers.values())
-    finally:
-        _current.optimizers = before
+    optimizers = tuple(applied.values())
     trains = any(getattr(variable, "trainable", False) for variable in traced.written)
     if trains or capturing.takes_all:
         raise StepCaptured(

@@ -52,7 +52,7 @@ from stratagem.execution.tracing.remote_state import (
 )
 from stratagem.logs import warn_on_one_worker
 from stratagem.variables.components import agree_on_initial_values
-from stratagem.variables.distributed import DistributedValues, PerReplica
+from stratagem.variables.distributed import PerReplica, is_distributed
 from stratagem.variables.registry import Home, VariableKind, VariableRegistry, home_of
 from stratagem.variables.sharded_variable import ShardedVariable
 
@@ -136,22 +136,18 @@ def as_values(result: object, late: Callable[[Any], bool] = lambda _: False) -> 
     JAX become pytrees: Keras's tracked ones and other subclasses of list, tuple and dict become
     plain; dataclasses become a `_Record`, which unflattens to the dataclass.
     """
-    return jax.tree.map(functools.partial(_as_value, late), result, is_leaf=_is_distributed)
+    return jax.tree.map(functools.partial(_as_value, late), result, is_leaf=is_distributed)
 
 
 def rebuilt(values: object) -> Any:
     """Returns the result of `as_values` with its dataclasses restored."""
-    return jax.tree.map(lambda leaf: leaf, values, is_leaf=_is_distributed)
-
-
-def _is_distributed(leaf: object) -> bool:
-    return isinstance(leaf, DistributedValues)
+    return jax.tree.map(lambda leaf: leaf, values, is_leaf=is_distributed)
 
 
 def _as_value(late: Callable[[Any], bool], leaf: object) -> Any:
     if isinstance(leaf, keras.Variable | ShardedVariable):
         return leaf if late(leaf) else leaf.value
-    items = None if _is_distributed(leaf) else _items(leaf)
+    items = None if is_distributed(leaf) else _items(leaf)
     if items is None:
         return leaf
     values = as_values(items, late)

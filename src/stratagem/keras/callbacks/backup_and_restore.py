@@ -29,7 +29,7 @@ from stratagem.checkpoint.preemption import PreemptionExit
 from stratagem.checkpoint.saving import CheckpointOptions
 from stratagem.checkpoint.storage.files import COMMIT_MARK
 from stratagem.cluster.preemption.configuration import TerminationConfig
-from stratagem.errors import DeadlineExceededError, UnavailableError, explain
+from stratagem.errors import DeadlineExceededError, UnavailableError, explain, invalid
 from stratagem.group.current import current_group
 from stratagem.input.batches import is_sparse
 from stratagem.keras.callbacks.data_position import DataPosition
@@ -336,12 +336,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         super().__init__()
         _check(backup_dir, save_freq, memory_save_freq)
         if termination_config is not None and termination_config.save_fn is not None:
-            raise ValueError(
-                explain(
-                    "BackupAndRestore received a termination_config with a save_fn.",
-                    expected="no save_fn: on notice the callback saves its own backup.",
-                    fix="omit save_fn, or use sg.PreemptionCheckpointHandler in a custom loop.",
-                )
+            raise invalid(
+                "BackupAndRestore received a termination_config with a save_fn.",
+                expected="no save_fn: on notice the callback saves its own backup.",
+                fix="omit save_fn, or use sg.PreemptionCheckpointHandler in a custom loop.",
             )
         self.backup_dir = os.fspath(backup_dir)
         self.save_freq = save_freq
@@ -368,13 +366,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         """Restores the newest undamaged backup, if any."""
         model, iterator = self._synchronised_model(), epoch_iterator()
         if not model.built:
-            raise ValueError(
-                explain(
-                    f"Model {model.name!r} is not built.",
-                    expected="a model with variables to back up.",
-                    fix="call it on a batch of data first, or begin with an Input layer.",
-                    code="SG705",
-                )
+            raise invalid(
+                f"Model {model.name!r} is not built.",
+                expected="a model with variables to back up.",
+                fix="call it on a batch of data first, or begin with an Input layer.",
+                code="SG705",
             )
         if iterator is None or self.callback_list is None:
             raise RuntimeError(
@@ -555,28 +551,22 @@ def _name_in_memory(backup_dir: str) -> str:
 
 def _check(backup_dir: object, save_freq: object, memory_save_freq: object) -> None:
     if not backup_dir:
-        raise ValueError(
-            explain(
-                f"backup_dir={backup_dir!r} is empty.",
-                expected="the path of a folder for this fit alone.",
-                fix="pass a folder that survives a restart, on a disk that all machines share.",
-            )
+        raise invalid(
+            f"backup_dir={backup_dir!r} is empty.",
+            expected="the path of a folder for this fit alone.",
+            fix="pass a folder that survives a restart, on a disk that all machines share.",
         )
     if save_freq != "epoch" and not _is_count(save_freq):
-        raise ValueError(
-            explain(
-                f"save_freq={save_freq!r} is not valid.",
-                expected='"epoch", or a number of batches of at least 1.',
-                fix="pass a number of batches, or omit save_freq to save after each epoch.",
-            )
+        raise invalid(
+            f"save_freq={save_freq!r} is not valid.",
+            expected='"epoch", or a number of batches of at least 1.',
+            fix="pass a number of batches, or omit save_freq to save after each epoch.",
         )
     if memory_save_freq != AUTO and not _is_count(memory_save_freq):
-        raise ValueError(
-            explain(
-                f"memory_save_freq={memory_save_freq!r} is not valid.",
-                expected=f'"{AUTO}", or a number of batches of at least 1.',
-                fix="pass 1 to save after each batch, or omit memory_save_freq.",
-            )
+        raise invalid(
+            f"memory_save_freq={memory_save_freq!r} is not valid.",
+            expected=f'"{AUTO}", or a number of batches of at least 1.',
+            fix="pass 1 to save after each batch, or omit memory_save_freq.",
         )
 
 

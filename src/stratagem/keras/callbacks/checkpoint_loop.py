@@ -19,10 +19,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from stratagem import logs
-from stratagem.errors import DeadlineExceededError, explain
+from stratagem.errors import DeadlineExceededError, explain, invalid
 
 if TYPE_CHECKING:
     import keras
@@ -83,29 +83,6 @@ class CheckpointFile:
         ]
 
 
-class CheckpointFormat(Protocol):
-    """Finds and loads checkpoints of one format."""
-
-    @property
-    def names(self) -> str:
-        """File name pattern, for messages."""
-        ...
-
-    def find(self, folder: Path) -> Sequence[CheckpointFile]:
-        """Returns checkpoints, complete or not, oldest first; none if `folder` is missing."""
-        ...
-
-    def load(self, checkpoint: CheckpointFile, model: keras.Model) -> None:
-        """Loads weights into a built model, and matching state into its optimizer.
-
-        Raises:
-            FileNotFoundError: the file was removed.
-            UnreadableCheckpointError: the file is incomplete, or was rewritten.
-            ValueError: it does not fit the model.
-        """
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class KerasFiles:
     """Files written by `ModelCheckpoint`, `save_weights` and `save`."""
@@ -128,7 +105,13 @@ class KerasFiles:
         return sorted(found, key=lambda one: one.age)
 
     def load(self, checkpoint: CheckpointFile, model: keras.Model) -> None:
-        """Loads a file; see `CheckpointFormat.load`."""
+        """Loads weights into a built model, and matching state into its optimizer.
+
+        Raises:
+            FileNotFoundError: the file was removed.
+            UnreadableCheckpointError: the file is incomplete, or was rewritten.
+            ValueError: it does not fit the model.
+        """
         with tempfile.TemporaryDirectory(prefix="stratagem-") as folder:
             copy = Path(folder, checkpoint.name)
             try:
@@ -144,14 +127,11 @@ class KerasFiles:
             except _NOT_WHOLE as error:
                 raise UnreadableCheckpointError(f"{type(error).__name__}: {error}") from error
             except ValueError as error:
-                raise ValueError(
-                    explain(
-                        f"{checkpoint.path} does not fit the model: {error}",
-                        expected="weights of the evaluated model.",
-                        fix="build the model as in training, or pass the folder of its "
-                        "checkpoints.",
-                        code="SG703",
-                    )
+                raise invalid(
+                    f"{checkpoint.path} does not fit the model: {error}",
+                    expected="weights of the evaluated model.",
+                    fix="build the model as in training, or pass the folder of its checkpoints.",
+                    code="SG703",
                 ) from error
 
 
@@ -173,7 +153,7 @@ class CheckpointFollower:
     It reads no files and no clock: callers pass the time `now_s`, in seconds of any clock.
     """
 
-    def __init__(self, checkpoint_format: CheckpointFormat, folder: Path, now_s: float) -> None:
+    def __init__(self, checkpoint_format: KerasFiles, folder: Path, now_s: float) -> None:
         self._format = checkpoint_format
         self._folder = folder
         self._found: Sequence[CheckpointFile] = ()
@@ -308,14 +288,14 @@ class LoopLimits:
 class CheckpointLoop:
     """One run through the checkpoints of a folder.
 
-    For each, `load` updates the model and raises like `CheckpointFormat.load`; then `evaluate`
+    For each, `load` updates the model and raises like `KerasFiles.load`; then `evaluate`
     runs.
     """
 
     def __init__(
         self,
         folder: Path,
-        checkpoint_format: CheckpointFormat,
+        checkpoint_format: KerasFiles,
         *,
         load: Callable[[CheckpointFile], None],
         evaluate: Callable[[CheckpointFile], None],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from stratagem.checkpoint.objects import Stateful
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.keras.numerics.random_state import Draws, from_json, to_json
 from stratagem.keras.private import (
     GeneratorDataAdapter,
@@ -276,13 +276,11 @@ def _pass_over(batches: Iterator[Any], count: int) -> None:
 
 
 def _ended(number: int, count: int) -> ValueError:
-    return ValueError(
-        explain(
-            f"The data ended after {number} batches, but the backup needs {count}.",
-            expected="the data of the run that saved the backup.",
-            fix="pass the same data, or delete the backup to start over.",
-            code="SG706",
-        )
+    return invalid(
+        f"The data ended after {number} batches, but the backup needs {count}.",
+        expected="the data of the run that saved the backup.",
+        fix="pass the same data, or delete the backup to start over.",
+        code="SG706",
     )
 
 
@@ -378,14 +376,12 @@ class DataPosition:
         """
         then, here = state["num_batches"], self.num_batches
         if batch and None not in (then, here) and then != here:
-            raise ValueError(
-                explain(
-                    f"The backup was saved at batch {batch} of {then}, but an epoch now has {here} "
-                    "batches.",
-                    expected="the data, batch size and steps_per_epoch of the run that saved it.",
-                    fix="pass the same arguments, or delete the backup to start over.",
-                    code="SG706",
-                )
+            raise invalid(
+                f"The backup was saved at batch {batch} of {then}, but an epoch now has {here} "
+                "batches.",
+                expected="the data, batch size and steps_per_epoch of the run that saved it.",
+                fix="pass the same arguments, or delete the backup to start over.",
+                code="SG706",
             )
         self._data.resuming = state
         self._first_batch = batch

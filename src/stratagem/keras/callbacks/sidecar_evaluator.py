@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 import re
 import string
@@ -17,7 +16,7 @@ import keras
 import numpy as np
 
 from stratagem import settings
-from stratagem.errors import explain
+from stratagem.errors import check_number, check_type, invalid
 from stratagem.keras.callbacks.checkpoint_loop import (
     CheckpointFile,
     CheckpointLoop,
@@ -70,12 +69,10 @@ class SidecarEvaluatorModelExport(keras.callbacks.ModelCheckpoint):
         save_freq: str = "eval",
     ) -> None:
         if save_freq != "eval":
-            raise ValueError(
-                explain(
-                    f"save_freq={save_freq!r} is not supported in an evaluator.",
-                    expected='"eval".',
-                    fix="omit save_freq.",
-                )
+            raise invalid(
+                f"save_freq={save_freq!r} is not supported in an evaluator.",
+                expected='"eval".',
+                fix="omit save_freq.",
             )
         super().__init__(
             os.fspath(export_filepath),
@@ -99,12 +96,10 @@ class SidecarEvaluatorModelExport(keras.callbacks.ModelCheckpoint):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> NoReturn:
         """Raises a ValueError: use `ModelCheckpoint` in training."""
-        raise ValueError(
-            explain(
-                "SidecarEvaluatorModelExport was given to fit.",
-                expected="this callback in SidecarEvaluator(callbacks=[...]).",
-                fix="pass keras.callbacks.ModelCheckpoint(..., save_best_only=True) to fit.",
-            )
+        raise invalid(
+            "SidecarEvaluatorModelExport was given to fit.",
+            expected="this callback in SidecarEvaluator(callbacks=[...]).",
+            fix="pass keras.callbacks.ModelCheckpoint(..., save_best_only=True) to fit.",
         )
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -115,12 +110,10 @@ class SidecarEvaluatorModelExport(keras.callbacks.ModelCheckpoint):
         """
         logs = logs or {}
         if self.monitor.removeprefix("val_") not in logs:
-            raise ValueError(
-                explain(
-                    f"monitor={self.monitor!r} is not among the metrics: {sorted(logs)}.",
-                    expected="one of these, with or without val_.",
-                    fix="correct monitor, or add the metric to compile.",
-                )
+            raise invalid(
+                f"monitor={self.monitor!r} is not among the metrics: {sorted(logs)}.",
+                expected="one of these, with or without val_.",
+                fix="correct monitor, or add the metric to compile.",
             )
         both = {**logs, **{f"val_{name}": value for name, value in logs.items()}}
         # Keras counts epochs from 0 in this method, from 1 in file names.
@@ -135,12 +128,10 @@ class SidecarEvaluatorModelExport(keras.callbacks.ModelCheckpoint):
                 return epoch
         if "epoch" in self._export_fields:
             name = "a checkpoint" if checkpoint is None else checkpoint.name
-            raise ValueError(
-                explain(
-                    f"{self.filepath!r} needs an epoch, but the name of {name} contains none.",
-                    expected="checkpoints such as ckpt-{epoch:04d}.weights.h5.",
-                    fix="remove {epoch} from export_filepath, or pass checkpoint_filepath.",
-                )
+            raise invalid(
+                f"{self.filepath!r} needs an epoch, but the name of {name} contains none.",
+                expected="checkpoints such as ckpt-{epoch:04d}.weights.h5.",
+                fix="remove {epoch} from export_filepath, or pass checkpoint_filepath.",
             )
         return 0
 
@@ -176,139 +167,75 @@ def check_arguments(
     """Raises a TypeError or ValueError for invalid arguments of an evaluator."""
     _check_model(model)
     _check_data(data, steps)
-    _check_count("steps", steps)
-    _check_count("max_evaluations", limits.max_checkpoints)
-    _check_seconds("timeout_s", limits.timeout_s)
-    _check_seconds("poll_s", limits.poll_s)
+    counts = {"steps": steps, "max_evaluations": limits.max_checkpoints}
+    for name, count in counts.items():
+        check_type(name, count, int | None, "an integer, or None")
+    check_number("SidecarEvaluator", or_none=True, **counts)
+    seconds = {"timeout_s": limits.timeout_s, "poll_s": limits.poll_s}
+    for name, number in seconds.items():
+        check_type(name, number, _is_number, "a number of seconds")
+    check_number("SidecarEvaluator", above=0, **seconds)
     _check_folder(checkpoint_dir)
     _check_callbacks(callbacks, Path(checkpoint_dir))
 
 
-def _check_model(model: object) -> None:
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            explain(
-                f"model={model!r} is of type {type(model).__name__}.",
-                expected="a Keras model.",
-                fix="pass a model built as in training.",
-            )
-        )
+def _check_model(model: Any) -> None:
+    check_type("model", model, keras.Model, "a Keras model", "pass a model built as in training.")
     if not model.compiled:
-        raise ValueError(
-            explain(
-                f"Model {model.name!r} is not compiled.",
-                expected="a compiled model, with a loss and metrics.",
-                fix="call model.compile as in training.",
-            )
+        raise invalid(
+            f"Model {model.name!r} is not compiled.",
+            expected="a compiled model, with a loss and metrics.",
+            fix="call model.compile as in training.",
         )
     strategy = strategy_of(model)
     if strategy is not None and strategy.topology.spans_processes:
-        raise ValueError(
-            explain(
-                f"Model {model.name!r} belongs to {strategy}, which spans several processes.",
-                expected="a model that this process evaluates alone.",
-                fix='use SidecarEvaluator in the task of type "evaluator", and fit in the others.',
-            )
+        raise invalid(
+            f"Model {model.name!r} belongs to {strategy}, which spans several processes.",
+            expected="a model that this process evaluates alone.",
+            fix='use SidecarEvaluator in the task of type "evaluator", and fit in the others.',
         )
 
 
 def _check_data(data: object, steps: int | None) -> None:
     if isinstance(data, tuple) and not 1 <= len(data) <= 3:
-        raise ValueError(
-            explain(
-                f"data is a tuple of length {len(data)}.",
-                expected="(x, y) or (x, y, sample_weight).",
-                fix="pass several inputs as a list: ([a, b], y).",
-            )
+        raise invalid(
+            f"data is a tuple of length {len(data)}.",
+            expected="(x, y) or (x, y, sample_weight).",
+            fix="pass several inputs as a list: ([a, b], y).",
         )
     if isinstance(data, Iterator) and steps is None:
-        raise ValueError(
-            explain(
-                f"data is the {type(data).__name__} {data!r}, and steps is None.",
-                expected="data that can be read again for each checkpoint.",
-                fix="pass a dataset, or an infinite iterator with steps.",
-            )
+        raise invalid(
+            f"data is the {type(data).__name__} {data!r}, and steps is None.",
+            expected="data that can be read again for each checkpoint.",
+            fix="pass a dataset, or an infinite iterator with steps.",
         )
 
 
-def _check_count(name: str, value: object) -> None:
-    if value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(
-            explain(
-                f"{name}={value!r} is of type {type(value).__name__}.",
-                expected="an integer, or None.",
-                fix=f"pass an int, or omit {name}.",
-            )
-        )
-    if value < 1:
-        raise ValueError(
-            explain(
-                f"{name}={value} leaves nothing to evaluate.",
-                expected="at least 1, or None.",
-                fix=f"raise {name}, or omit it.",
-            )
-        )
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _check_seconds(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(
-            explain(
-                f"{name}={value!r} is of type {type(value).__name__}.",
-                expected="a number of seconds.",
-                fix=f"pass a number, or omit {name}.",
-            )
-        )
-    if not 0 < value < math.inf:
-        raise ValueError(
-            explain(
-                f"{name}={value} is out of range.",
-                expected="a finite number of seconds above 0.",
-                fix=f"pass such a number, or omit {name}.",
-            )
-        )
-
-
-def _check_folder(checkpoint_dir: object) -> None:
-    if not isinstance(checkpoint_dir, str | os.PathLike):
-        raise TypeError(
-            explain(
-                f"checkpoint_dir={checkpoint_dir!r} is of type {type(checkpoint_dir).__name__}.",
-                expected="the path of a folder.",
-                fix="pass the folder that ModelCheckpoint writes to.",
-            )
-        )
+def _check_folder(checkpoint_dir: Any) -> None:
+    fix = "pass the folder that ModelCheckpoint writes to."
+    check_type("checkpoint_dir", checkpoint_dir, str | os.PathLike, "the path of a folder", fix)
     checked_folder("checkpoint_dir", checkpoint_dir)
     if "://" in str(checkpoint_dir) or Path(checkpoint_dir).is_file():
-        raise ValueError(
-            explain(
-                f"checkpoint_dir={str(checkpoint_dir)!r} is not a local folder.",
-                expected="a folder on this machine, which need not exist yet.",
-                fix="pass the folder instead of a file in it; mount remote storage.",
-            )
+        raise invalid(
+            f"checkpoint_dir={str(checkpoint_dir)!r} is not a local folder.",
+            expected="a folder on this machine, which need not exist yet.",
+            fix="pass the folder instead of a file in it; mount remote storage.",
         )
 
 
 def _check_callbacks(callbacks: Sequence[Any], folder: Path) -> None:
     for callback in callbacks:
-        if not isinstance(callback, keras.callbacks.Callback):
-            raise TypeError(
-                explain(
-                    f"callbacks contains {callback!r} of type {type(callback).__name__}.",
-                    expected="Keras callbacks.",
-                    fix="pass a list of keras.callbacks.Callback objects.",
-                )
-            )
+        check_type("an item of callbacks", callback, keras.callbacks.Callback, "a Keras callback")
         is_export = isinstance(callback, SidecarEvaluatorModelExport)
         if is_export and callback.export_folder.resolve() == folder.resolve():
-            raise ValueError(
-                explain(
-                    f"SidecarEvaluatorModelExport writes to checkpoint_dir, {str(folder)!r}.",
-                    expected="another folder, or exported models would be evaluated again.",
-                    fix="export to a subfolder.",
-                )
+            raise invalid(
+                f"SidecarEvaluatorModelExport writes to checkpoint_dir, {str(folder)!r}.",
+                expected="another folder, or exported models would be evaluated again.",
+                fix="export to a subfolder.",
             )
 
 

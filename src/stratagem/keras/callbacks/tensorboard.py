@@ -19,7 +19,7 @@ from rich.text import Text
 
 from stratagem import environment
 from stratagem.environment import load
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain, invalid
 from stratagem.execution import summary
 from stratagem.keras.training.active_fit import call_after_fit
 from stratagem.keras.training.model import observe_steps, strategy_of
@@ -87,12 +87,10 @@ def write_projector_configuration(
     """
     names = [layer.name for layer in _embeddings(model)]
     if isinstance(labels, Mapping) and (unknown := sorted(set(labels) - set(names))):
-        raise ValueError(
-            explain(
-                f"embeddings_metadata names layers that are not embeddings: {unknown}.",
-                expected=f"names of keras.layers.Embedding layers: {names}.",
-                fix="look up the name with layer.name.",
-            )
+        raise invalid(
+            f"embeddings_metadata names layers that are not embeddings: {unknown}.",
+            expected=f"names of keras.layers.Embedding layers: {names}.",
+            fix="look up the name with layer.name.",
         )
     lines: list[str] = []
     for name in names:
@@ -179,12 +177,14 @@ class TensorBoard(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.log_dir = checked_folder("log_dir", log_dir)
-        self.histogram_freq = _number_of_epochs("histogram_freq", histogram_freq)
+        numbers = {"histogram_freq": histogram_freq, "embeddings_freq": embeddings_freq}
+        check_number("sg.TensorBoard", 0, **numbers)
+        self.histogram_freq = histogram_freq
         self.write_graph = write_graph
         self.write_images = write_images
         self.write_steps_per_second = write_steps_per_second
         self.update_freq = _steps_between(update_freq)
-        self.embeddings_freq = _number_of_epochs("embeddings_freq", embeddings_freq)
+        self.embeddings_freq = embeddings_freq
         self.embeddings_metadata = embeddings_metadata
         self._profiled = _range_of_batches(profile_batch)
         self._is_profiling = False
@@ -381,30 +381,16 @@ def _learning_rates(optimizer: keras.optimizers.Optimizer | None) -> dict[str, A
     return {"learning_rate": keras.ops.convert_to_numpy(inner.learning_rate)}
 
 
-def _number_of_epochs(name: str, value: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(
-            explain(
-                f"sg.TensorBoard received {name}={value!r}.",
-                expected="a number of epochs, or 0 for never.",
-                fix=f"pass 1 for every epoch, or omit {name}.",
-            )
-        )
-    return value
-
-
 def _steps_between(update_freq: str | int) -> int | None:
     """Returns the number of batches between writes; None for writes after epochs only."""
     if update_freq == "epoch":
         return None
     steps = 1 if update_freq == "batch" else update_freq
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        raise ValueError(
-            explain(
-                f"sg.TensorBoard received update_freq={update_freq!r}.",
-                expected='"epoch", "batch" or a number of batches of at least 1.',
-                fix='pass "epoch" to write after each epoch.',
-            )
+        raise invalid(
+            f"sg.TensorBoard received update_freq={update_freq!r}.",
+            expected='"epoch", "batch" or a number of batches of at least 1.',
+            fix='pass "epoch" to write after each epoch.',
         )
     return steps
 
@@ -420,12 +406,10 @@ def _range_of_batches(profile_batch: int | str | Sequence[int]) -> tuple[int, in
     if (first, last) == (0, 0):
         return None
     if first < 1 or last < first:
-        raise ValueError(
-            explain(
-                f"sg.TensorBoard received profile_batch={profile_batch!r}.",
-                expected="a batch counted from 1, a pair of the first and last batch, or 0.",
-                fix="pass profile_batch=(10, 20), for example.",
-            )
+        raise invalid(
+            f"sg.TensorBoard received profile_batch={profile_batch!r}.",
+            expected="a batch counted from 1, a pair of the first and last batch, or 0.",
+            fix="pass profile_batch=(10, 20), for example.",
         )
     return first, last
 
@@ -508,13 +492,11 @@ class StepProfile(keras.callbacks.Callback):
         process, count = jax.process_index(), jax.process_count()
         missing = [worker for worker in self.workers if worker >= count]
         if missing:
-            raise ValueError(
-                explain(
-                    f"sg.profile received workers={list(self.workers)}, and this run has {count} "
-                    f"{'process' if count == 1 else 'processes'}.",
-                    expected=f"ids of processes from 0 to {count - 1}.",
-                    fix=f"leave out {', '.join(map(str, missing))}.",
-                )
+            raise invalid(
+                f"sg.profile received workers={list(self.workers)}, and this run has {count} "
+                f"{'process' if count == 1 else 'processes'}.",
+                expected=f"ids of processes from 0 to {count - 1}.",
+                fix=f"leave out {', '.join(map(str, missing))}.",
             )
         if process in self.workers:
             folder = _writable(self.folder / f"worker-{process}")

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain, invalid
 from stratagem.keras.private import set_keras_mask
 
 if TYPE_CHECKING:
@@ -68,33 +68,11 @@ def chunked_softmax_cross_entropy(
     no_bias = jnp.zeros((num_classes,), jnp.float32)
     bias = no_bias if bias is None else jnp.asarray(bias)
     _check(labels, hidden, kernel, bias, vocabulary_axis)
-    chunks = _Chunks(num_classes, _checked_size(chunk_size, num_classes), has_rows, soft_cap)
-    _check_soft_cap(soft_cap)
-    return _losses(chunks, labels, hidden, kernel.astype(hidden.dtype), bias)
-
-
-def _check_soft_cap(soft_cap: float | None) -> None:
-    if soft_cap is not None and not soft_cap > 0:
-        raise ValueError(
-            explain(
-                f"chunked_softmax_cross_entropy received soft_cap={soft_cap!r}.",
-                expected="a positive number, or None.",
-                fix="pass the soft cap of the model's logits, such as 30.0 for Gemma 2.",
-            )
-        )
-
-
-def _checked_size(chunk_size: Any, num_classes: int) -> int:
     size = operator.index(chunk_size)
-    if size < 1:
-        raise ValueError(
-            explain(
-                f"chunked_softmax_cross_entropy received chunk_size={chunk_size}.",
-                expected="a number of classes, 1 or more.",
-                fix="pass 8192, or less if memory is short.",
-            )
-        )
-    return min(size, num_classes)
+    check_number("chunked_softmax_cross_entropy", chunk_size=size)
+    check_number("chunked_softmax_cross_entropy", above=0, or_none=True, soft_cap=soft_cap)
+    chunks = _Chunks(num_classes, min(size, num_classes), has_rows, soft_cap)
+    return _losses(chunks, labels, hidden, kernel.astype(hidden.dtype), bias)
 
 
 def _check(labels: Any, hidden: Any, kernel: Any, bias: Any, vocabulary_axis: int) -> None:
@@ -110,16 +88,14 @@ def _check(labels: Any, hidden: Any, kernel: Any, bias: Any, vocabulary_axis: in
     dim = kernel.shape[1 if vocabulary_axis == 0 else 0] if is_known else None
     fits = is_known and hidden.shape == (*labels.shape, dim)
     if not fits or bias.shape != (kernel.size // max(dim or 1, 1),):
-        raise ValueError(
-            explain(
-                f"chunked_softmax_cross_entropy received labels of shape {labels.shape}, hidden of "
-                f"{hidden.shape}, a kernel of {kernel.shape} with vocabulary_axis="
-                f"{vocabulary_axis} and a bias of {bias.shape}.",
-                expected="labels (...), hidden (..., dim), a kernel (dim, vocabulary) and a bias "
-                "(vocabulary,).",
-                fix="pass vocabulary_axis=0 for an embedding table, and hidden states in place of "
-                "logits.",
-            )
+        raise invalid(
+            f"chunked_softmax_cross_entropy received labels of shape {labels.shape}, hidden of "
+            f"{hidden.shape}, a kernel of {kernel.shape} with vocabulary_axis="
+            f"{vocabulary_axis} and a bias of {bias.shape}.",
+            expected="labels (...), hidden (..., dim), a kernel (dim, vocabulary) and a bias "
+            "(vocabulary,).",
+            fix="pass vocabulary_axis=0 for an embedding table, and hidden states in place of "
+            "logits.",
         )
 
 
@@ -318,22 +294,18 @@ def _is_table(layer: object) -> bool:
 def _head_of(head: Any, y_pred: Any) -> tuple[Any, dict[str, Any]]:
     """Returns the head's input in its dtype, and the arguments that describe its weights."""
     if head is None:
-        raise ValueError(
-            explain(
-                "ChunkedSparseCategoricalCrossentropy was loaded from a file and has no head.",
-                expected="the layer that computes the logits.",
-                fix="compile the loaded model again, with a new loss.",
-            )
+        raise invalid(
+            "ChunkedSparseCategoricalCrossentropy was loaded from a file and has no head.",
+            expected="the layer that computes the logits.",
+            fix="compile the loaded model again, with a new loss.",
         )
     activation = getattr(head, "activation", None)
     is_linear = activation in (None, keras.activations.linear)
     if getattr(head, "quantization_mode", None) is not None or not is_linear:
-        raise ValueError(
-            explain(
-                f"The head {head.name!r} is quantized or has an activation.",
-                expected="a head that multiplies by a kernel in floating point.",
-                fix="use keras.losses.SparseCategoricalCrossentropy with the model's logits.",
-            )
+        raise invalid(
+            f"The head {head.name!r} is quantized or has an activation.",
+            expected="a head that multiplies by a kernel in floating point.",
+            fix="use keras.losses.SparseCategoricalCrossentropy with the model's logits.",
         )
     dtype = getattr(head, "reverse_dtype", None) or head.compute_dtype
     hidden = jnp.asarray(keras.ops.cast(y_pred, dtype))

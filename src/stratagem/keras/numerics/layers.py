@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import keras
 
 from stratagem import contexts as stack
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.execution.lookups import embedding_lookup, is_recorded, note_table
 from stratagem.execution.replica_context import ReplicaBatch, ReplicaContext, get_replica_context
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
@@ -42,7 +42,8 @@ from stratagem.keras.private import (
 )
 from stratagem.keras.variables.requests import annotated
 from stratagem.options import ReduceOp
-from stratagem.variables.registry import VariableKind, home_of
+from stratagem.resources import changing
+from stratagem.variables.registry import is_on_read
 
 if TYPE_CHECKING:
     from jax.typing import ArrayLike
@@ -288,10 +289,9 @@ def moments_of_replicas(moments: Callable[..., Any]) -> Any:
 def _aggregated_statistics(layer: keras.layers.Layer, context: ReplicaContext) -> Generator[None]:
     """Makes inference use the mean of all replicas' moving statistics, as one device would."""
     variables = (layer.moving_mean, layer.moving_variance)
-    homes = [home_of(variable) for variable in variables]
     outer: Any = get_stateless_scope()
     root = current_scope()
-    if root is None or any(home is None or home.kind is not VariableKind.ON_READ for home in homes):
+    if root is None or not all(map(is_on_read, variables)):
         yield
         return
 
@@ -314,14 +314,8 @@ def _plain_moments(
     inputs: object,
     mask: object,
 ) -> Any:
-    synchronized, layer.synchronized = (
-        layer.synchronized,
-        False,
-    )  # Keras on JAX rejects synchronized=True.
-    try:
+    with changing(layer, synchronized=False):  # Keras on JAX rejects True
         return moments(layer, inputs, mask)
-    finally:
-        layer.synchronized = synchronized
 
 
 def _moments_of_true_rows(
@@ -587,20 +581,16 @@ def check_batch_size(
         return
     strategy = context.strategy
     if strategy.placement.is_remote:
-        raise ValueError(
-            explain(
-                f"{strategy} cannot run the stateful RNN {layer.name!r}.",
-                expected="layers without per-example state: each worker reads a different batch, "
-                "but servers store a single state.",
-                fix="remove stateful=True, or use sg.MirroredStrategy.",
-            )
+        raise invalid(
+            f"{strategy} cannot run the stateful RNN {layer.name!r}.",
+            expected="layers without per-example state: each worker reads a different batch, "
+            "but servers store a single state.",
+            fix="remove stateful=True, or use sg.MirroredStrategy.",
         )
-    raise ValueError(
-        explain(
-            f"The stateful RNN {layer.name!r} has state for {expected} examples, but {strategy} "
-            f"passed it {received} in {context.num_replicas_in_sync} replicas.",
-            expected="an Input whose batch size is the global batch size.",
-            fix=f"batch the data by {expected} and drop a shorter last batch, or build the model "
-            f"with keras.Input(batch_shape=({received}, ...)).",
-        )
+    raise invalid(
+        f"The stateful RNN {layer.name!r} has state for {expected} examples, but {strategy} "
+        f"passed it {received} in {context.num_replicas_in_sync} replicas.",
+        expected="an Input whose batch size is the global batch size.",
+        fix=f"batch the data by {expected} and drop a shorter last batch, or build the model "
+        f"with keras.Input(batch_shape=({received}, ...)).",
     )

@@ -6,9 +6,10 @@ the variable stands for in the replica's training steps. The replicas of an isla
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
@@ -18,7 +19,7 @@ from jax.typing import ArrayLike
 
 from stratagem.contexts import get_strategy
 from stratagem.devices.local_updates import DiLoCo, LocalUpdates, QuadraticPeriod, fragments_of
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.execution.communicator import IslandSums, compressed_between, compressed_sums
 from stratagem.execution.replica_context import ReplicaContext
 from stratagem.execution.tracing.functionalize import on_global_model
@@ -41,17 +42,25 @@ _states: weakref.WeakKeyDictionary[Any, dict[int, dict[str, keras.Variable] | No
 _states = weakref.WeakKeyDictionary()
 
 
-def with_state(original: Callable[..., Any]) -> Any:
-    """Returns `Optimizer.build` that adds the state of compressed gradients."""
+def add_state(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:
+    """Creates the errors of compressed gradients and the local copies that variables need.
 
-    @functools.wraps(original)
-    def build(self: keras.optimizers.Optimizer, variables: Iterable[keras.Variable]) -> Any:
-        variables = list(variables)
-        result = original(self, variables)
-        _add_state(self, variables)
-        return result
-
-    return build
+    In the scope of their strategy; those that exist already stay.
+    """
+    home = home_of(variables[0]) if variables else None
+    if home is None:
+        return
+    strategy = home.strategy
+    compression = strategy.cross_device_ops.compression
+    sends_compressed = compression is not None and strategy.num_replicas_in_sync > 1
+    trains_apart = strategy.local_updates is not None and strategy.islands is not None
+    if not (sends_compressed or trains_apart):
+        return
+    with contextlib.nullcontext() if get_strategy() is strategy else strategy.scope():
+        if sends_compressed:
+            _add_errors(optimizer, variables, compression)
+        if trains_apart:
+            _add_copies(optimizer, variables, strategy.local_updates)
 
 
 @patches(
@@ -92,7 +101,7 @@ def sums_of_compressed(
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise _loss_scale_refused(compression)
     if any(id(one) not in _states.get(optimizer, {}) for one in variables):
-        _add_state(optimizer, variables)
+        add_state(optimizer, variables)
     known = _states.get(optimizer, {})
     found = {
         place: state
@@ -118,33 +127,16 @@ def sums_of_compressed(
     return dict(zip(places, sums, strict=True))
 
 
-def _add_state(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:
-    """Creates the state of variables that have none yet, in the scope of their strategy."""
-    home = home_of(variables[0]) if variables else None
-    compression = None if home is None else home.strategy.cross_device_ops.compression
-    if home is None or compression is None or home.strategy.num_replicas_in_sync == 1:
-        return
+def _add_errors(optimizer: Any, variables: Sequence[Any], compression: Any) -> None:
     known = _states.setdefault(optimizer, {})
-
-    def create() -> None:
-        for variable in variables:
-            if id(variable) not in known:
-                known[id(variable)] = (
-                    state_variables(
-                        optimizer, variable, compression.state_shapes(tuple(variable.shape))
-                    )
-                    if is_compressed(variable, compression)
-                    else None
-                )
-
-    if get_strategy() is home.strategy:
-        create()
-    else:
-        with home.strategy.scope():
-            create()
+    for variable in variables:
+        if id(variable) not in known:
+            shapes = compression.state_shapes(tuple(variable.shape))
+            is_sent = is_compressed(variable, compression)
+            known[id(variable)] = _state_variables(optimizer, variable, shapes) if is_sent else None
 
 
-def state_variables(
+def _state_variables(
     optimizer: Any, variable: Any, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Any]:
     """Creates the state of one variable's sums in an optimizer, by name.
@@ -170,14 +162,12 @@ def state_variables(
 
 
 def _loss_scale_refused(compression: Compression) -> ValueError:
-    return ValueError(
-        explain(
-            f"A LossScaleOptimizer was applied with compression={compression}.",
-            expected="gradients of one scale: errors of a step are added to the next one's, and "
-            "the loss scale changes between them.",
-            fix='train in bfloat16, keras.config.set_dtype_policy("mixed_bfloat16"), which needs '
-            "no loss scale, or leave the compression out.",
-        )
+    return invalid(
+        f"A LossScaleOptimizer was applied with compression={compression}.",
+        expected="gradients of one scale: errors of a step are added to the next one's, and "
+        "the loss scale changes between them.",
+        fix='train in bfloat16, keras.config.set_dtype_policy("mixed_bfloat16"), which needs '
+        "no loss scale, or leave the compression out.",
     )
 
 
@@ -341,27 +331,6 @@ def _is_round_end(
     return is_end | (step <= method.warmup_steps)
 
 
-def with_local_copies(original: Callable[..., Any]) -> Any:
-    """Returns `Optimizer.build` that makes local copies of the variables."""
-
-    @functools.wraps(original)
-    def build(self: keras.optimizers.Optimizer, variables: Iterable[keras.Variable]) -> Any:
-        variables = list(variables)
-        result = original(self, variables)
-        home = home_of(variables[0]) if variables else None
-        method = None if home is None else home.strategy.local_updates
-        if home is None or method is None or home.strategy.islands is None:
-            return result
-        if get_strategy() is home.strategy:
-            _add_copies(self, variables, method)
-        else:
-            with home.strategy.scope():
-                _add_copies(self, variables, method)
-        return result
-
-    return build
-
-
 def synchronize(
     optimizer: keras.optimizers.Optimizer,
     variables: Sequence[Any],
@@ -408,7 +377,7 @@ def _add_copies(optimizer: Any, variables: Sequence[Any], method: LocalUpdates) 
         shapes = dict.fromkeys(method.state_names, tuple(variable.shape))
         if is_compressed(variable, compression):
             shapes |= compression.state_shapes(tuple(variable.shape))
-        state = state_variables(optimizer, variable, shapes)
+        state = _state_variables(optimizer, variable, shapes)
         with annotated(kind=("on_read", "mean")):
             copy = optimizer.add_variable(
                 tuple(variable.shape),

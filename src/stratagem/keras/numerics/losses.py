@@ -6,6 +6,7 @@ all replicas.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
@@ -16,7 +17,7 @@ import keras
 from jax.core import Tracer
 from keras import ops
 
-from stratagem.errors import InvalidArgumentError, explain
+from stratagem.errors import InvalidArgumentError, explain, invalid
 from stratagem.execution.replica_context import ReplicaContext, get_replica_context
 from stratagem.execution.row_effects import RowEffect
 from stratagem.execution.tracing.functionalize import current_scope
@@ -78,8 +79,9 @@ def replica_loss(original: Callable[..., Any]) -> Any:
         context = replica_context() if is_own else loss_context()
         if context is None:
             return original(self, y_true, y_pred, sample_weight)
+        in_replica = _LossCall(self, y_true, y_pred, sample_weight)
         if not is_own:
-            return _loss_of_step(self, y_true, y_pred, sample_weight, context)
+            return in_replica.of_step(context)
         if self.reduction in _AVERAGING:
             _warn_about_averaging(self, context)
         effect = effect_of_loss(self, y_true, y_pred, context)
@@ -87,43 +89,9 @@ def replica_loss(original: Callable[..., Any]) -> Any:
             _warn_about_pairs(self, context)
         if not context.batch.is_padded:
             return original(self, y_true, y_pred, sample_weight)
-        return _replica_loss(self, y_true, y_pred, sample_weight, context, effect)
+        return in_replica.value(context, effect)
 
     return call
-
-
-def _loss_of_step(
-    loss: keras.losses.Loss,
-    y_true: object,
-    y_pred: object,
-    sample_weight: object,
-    lockstep: ReplicaContext,
-) -> Any:
-    """Returns this replica's term of the loss of the replicas in lockstep: in SHARE mode its share.
-
-    In MEAN mode, where the step takes the average by examples of the terms, a share is scaled.
-    """
-    is_averaged = current_mode() is StepMode.MEAN
-    terms: list[Any] = []
-    # A loss may contain a collective, so branches by the rows of an island would deadlock.
-    for context in with_known_rows(lockstep):
-        with taking_shares():
-            effect = effect_of_loss(loss, y_true, y_pred, context)
-            is_of_pairs = effect is RowEffect.MIXED
-            if is_of_pairs and shares_batches():
-                _warn_about_shared_pairs(loss)
-            if is_of_pairs and loss.reduction not in (None, "none"):
-                term = _loss_of_whole_batch(
-                    loss, y_true, y_pred, sample_weight, context, is_averaged=is_averaged
-                )
-            else:
-                if is_of_pairs and is_averaged and context.num_replicas_in_sync > 1:
-                    _warn_about_pairs(loss, context)
-                term = _replica_loss(loss, y_true, y_pred, sample_weight, context, effect)
-                if is_averaged and term.ndim == 0:
-                    term = as_average(term, context)
-        terms.append(term)
-    return terms[0] if len(terms) == 1 else jax.lax.select_n(lockstep.batch.choice, *terms)
 
 
 def _warn_about_averaging(loss: keras.losses.Loss, context: ReplicaContext) -> None:
@@ -171,108 +139,119 @@ def _warn_about_shared_pairs(loss: keras.losses.Loss) -> None:
     )
 
 
-def _loss_of_whole_batch(
-    loss: keras.losses.Loss,
-    y_true: object,
-    y_pred: object,
-    sample_weight: object,
-    context: ReplicaContext,
-    *,
-    is_averaged: bool,
-) -> Any:
-    """Returns this replica's share, 1/n, of a loss in which examples depend on one another.
+@dataclasses.dataclass(frozen=True)
+class _LossCall:
+    """A call of a Keras loss in a replica."""
 
-    The gradient of the gather sums the contributions of all replicas to this replica's rows. If
-    replicas are averaged by examples, each returns the loss, and scales the gradient of its rows.
-    """
-    rows = num_rows(jax.tree.leaves(y_pred)[0], context)
-    given = (y_true, y_pred, sample_weight)
-    if is_averaged:
-        factor = as_average(jnp.ones(()) / context.num_replicas_in_sync, context)
-        given = with_gradient_times(given, factor)
-    gathered = [gathered_rows(value, context, rows) for value in given]
-    if not context.batch.has_examples:  # an island's: its gathers stay those of the others
-        return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(gathered[1])) * 0.0
-    with whole_batch(context):
-        value = cast("jax.Array", loss(*gathered))
-    return value if is_averaged else value / context.num_replicas_in_sync
+    loss: keras.losses.Loss
+    y_true: Any
+    y_pred: Any
+    sample_weight: Any
 
+    def of_step(self, lockstep: ReplicaContext) -> Any:
+        """Returns this replica's term of the loss of the replicas in lockstep: its share in SHARE.
 
-def _replica_loss(
-    loss: keras.losses.Loss,
-    y_true: object,
-    y_pred: object,
-    sample_weight: object,
-    context: ReplicaContext,
-    effect: RowEffect,
-) -> Any:
-    """Mirrors Keras's `Loss.__call__`, but drops padding and counts all replicas."""
-    in_mask = get_keras_mask(y_pred)
-    with keras.name_scope(loss.name):
-        convert = lambda x: ops.convert_to_tensor(x, dtype=loss.dtype)  # noqa: E731
-        y_pred, y_true = jax.tree.map(convert, y_pred), jax.tree.map(convert, y_true)
-        with computing_loss():
-            values = loss.call(y_true, y_pred)
-        masks = [mask for mask in (in_mask, get_keras_mask(values)) if mask is not None]
-        values = jnp.asarray(ops.convert_to_tensor(values, dtype=loss.dtype))
-        if values.ndim == 0:
-            if context.batch.is_padded:
-                values = _of_true_rows(loss, y_true, y_pred, values, context)
-            if sample_weight is not None:
-                values *= _weight_of_batch(loss.reduction, sample_weight, values.dtype, context)
-            if current_mode() is not StepMode.SHARE:
-                return values
-            if effect is RowEffect.SUM:
-                return as_sum_over_workers(values)
-            return values * example_fraction(context, values.dtype)
-        mask = masks[0] & masks[1] if len(masks) == 2 else (masks[0] if masks else None)
-        weights = apply_mask(sample_weight, mask, dtype=values.dtype, reduction="sum")
-        return _reduce(loss.reduction, values, weights, mask, context)
+        In MEAN mode, where the step takes the average by examples of the terms, a share is scaled.
+        """
+        is_averaged = current_mode() is StepMode.MEAN
+        terms: list[Any] = []
+        # A loss may contain a collective, so branches by the rows of an island would deadlock.
+        for context in with_known_rows(lockstep):
+            with taking_shares():
+                effect = effect_of_loss(self.loss, self.y_true, self.y_pred, context)
+                is_of_pairs = effect is RowEffect.MIXED
+                if is_of_pairs and shares_batches():
+                    _warn_about_shared_pairs(self.loss)
+                if is_of_pairs and self.loss.reduction not in (None, "none"):
+                    term = self._of_whole_batch(context, is_averaged=is_averaged)
+                else:
+                    if is_of_pairs and is_averaged and context.num_replicas_in_sync > 1:
+                        _warn_about_pairs(self.loss, context)
+                    term = self.value(context, effect)
+                    if is_averaged and term.ndim == 0:
+                        term = as_average(term, context)
+            terms.append(term)
+        return terms[0] if len(terms) == 1 else jax.lax.select_n(lockstep.batch.choice, *terms)
 
+    def _of_whole_batch(self, context: ReplicaContext, *, is_averaged: bool) -> Any:
+        """Returns this replica's share, 1/n, of a loss in which examples depend on one another.
 
-def _weight_of_batch(
-    reduction: str | None, sample_weight: object, dtype: DTypeLike, context: ReplicaContext
-) -> Any:
-    """Returns Keras's factor for a scalar loss: the mean or the sum of the weights."""
-    weights = jnp.asarray(sample_weight, dtype)
-    if weights.ndim == 0:
-        return weights
-    if reduction not in ("sum", "sum_over_batch_size", "mean"):
-        return jnp.ones((), dtype)
-    share = current_mode() is StepMode.SHARE
-    total = jnp.sum(true_rows(weights, context))
-    if share:
-        total = context.communicator.all_reduce(ReduceOp.SUM, jax.lax.stop_gradient(total))
-    if reduction == "sum":
-        return as_sum_over_workers(sum_over_workers(total)) if share else total
-    if share:
-        total = sum_over_workers(total)
-    return total / jnp.maximum(jnp.asarray(_num_elements(weights, context, share=share), dtype), 1)
+        The gradient of the gather sums the contributions of all replicas to this replica's rows. If
+        replicas are averaged by examples, each returns the loss, and scales the gradient of its
+        rows.
+        """
+        rows = num_rows(jax.tree.leaves(self.y_pred)[0], context)
+        given = (self.y_true, self.y_pred, self.sample_weight)
+        if is_averaged:
+            factor = as_average(jnp.ones(()) / context.num_replicas_in_sync, context)
+            given = with_gradient_times(given, factor)
+        gathered = [gathered_rows(value, context, rows) for value in given]
+        if not context.batch.has_examples:  # an island's: its gathers stay those of the others
+            return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(gathered[1])) * 0.0
+        with whole_batch(context):
+            value = cast("jax.Array", self.loss(*gathered))
+        return value if is_averaged else value / context.num_replicas_in_sync
 
+    def value(self, context: ReplicaContext, effect: RowEffect) -> Any:
+        """Mirrors Keras's `Loss.__call__`, but drops padding and counts all replicas."""
+        loss, in_mask = self.loss, get_keras_mask(self.y_pred)
+        with keras.name_scope(loss.name):
+            y_pred, y_true = (jax.tree.map(self._converted, x) for x in (self.y_pred, self.y_true))
+            with computing_loss():
+                values = loss.call(y_true, y_pred)
+            masks = [mask for mask in (in_mask, get_keras_mask(values)) if mask is not None]
+            values = jnp.asarray(self._converted(values))
+            if values.ndim == 0:
+                if context.batch.is_padded:
+                    values = self._of_true_rows(y_true, y_pred, values, context)
+                if self.sample_weight is not None:
+                    values *= self._weight_of_batch(values.dtype, context)
+                if current_mode() is not StepMode.SHARE:
+                    return values
+                if effect is RowEffect.SUM:
+                    return as_sum_over_workers(values)
+                return values * example_fraction(context, values.dtype)
+            mask = masks[0] & masks[1] if len(masks) == 2 else (masks[0] if masks else None)
+            weights = apply_mask(self.sample_weight, mask, dtype=values.dtype, reduction="sum")
+            return _reduce(loss.reduction, values, weights, mask, context)
 
-def _of_true_rows(
-    loss: keras.losses.Loss,
-    y_true: object,
-    y_pred: object,
-    of_all_rows: jax.Array,
-    context: ReplicaContext,
-) -> jax.Array:
-    """Recomputes a scalar loss of a batch, such as a mean, without padding rows.
+    def _converted(self, values: object) -> Any:
+        return ops.convert_to_tensor(values, dtype=self.loss.dtype)
 
-    Each replica computes it for every number of rows of any replica and selects its own: the loss
-    may contain a collective, which needs all replicas, so branches would deadlock.
-    """
-    result = jnp.zeros_like(of_all_rows)
-    rows = num_rows(jax.tree.leaves(y_pred)[0], context)
-    for length in sorted(set(context.batch.lengths or ()) - {0}):
-        cut_true, cut_pred = (
-            first_rows(value, length, context, rows) for value in (y_true, y_pred)
-        )
-        with computing_loss():
-            of_rows = loss.call(cut_true, cut_pred)
-        value = jnp.asarray(ops.convert_to_tensor(of_rows, dtype=loss.dtype))
-        result = jnp.where(context.num_examples == length, value, result)
-    return result
+    def _weight_of_batch(self, dtype: DTypeLike, context: ReplicaContext) -> Any:
+        """Returns Keras's factor for a scalar loss: the mean or the sum of the weights."""
+        weights = jnp.asarray(self.sample_weight, dtype)
+        if weights.ndim == 0:
+            return weights
+        if self.loss.reduction not in ("sum", "sum_over_batch_size", "mean"):
+            return jnp.ones((), dtype)
+        share = current_mode() is StepMode.SHARE
+        total = jnp.sum(true_rows(weights, context))
+        if share:
+            total = context.communicator.all_reduce(ReduceOp.SUM, jax.lax.stop_gradient(total))
+        if self.loss.reduction == "sum":
+            return as_sum_over_workers(sum_over_workers(total)) if share else total
+        if share:
+            total = sum_over_workers(total)
+        number = jnp.asarray(_num_elements(weights, context, share=share), dtype)
+        return total / jnp.maximum(number, 1)
+
+    def _of_true_rows(
+        self, y_true: object, y_pred: object, of_all_rows: jax.Array, context: ReplicaContext
+    ) -> jax.Array:
+        """Recomputes a scalar loss of a batch, such as a mean, without padding rows.
+
+        Each replica computes it for every number of rows of any replica and selects its own: the
+        loss may contain a collective, which needs all replicas, so branches would deadlock.
+        """
+        result = jnp.zeros_like(of_all_rows)
+        rows = num_rows(jax.tree.leaves(y_pred)[0], context)
+        for length in sorted(set(context.batch.lengths or ()) - {0}):
+            cut = [first_rows(value, length, context, rows) for value in (y_true, y_pred)]
+            with computing_loss():
+                value = jnp.asarray(self._converted(self.loss.call(*cut)))
+            result = jnp.where(context.num_examples == length, value, result)
+        return result
 
 
 def _reduce(
@@ -365,13 +344,11 @@ def compute_average_loss(
     """
     losses = jnp.asarray(per_example_loss)
     if losses.ndim == 0:
-        raise ValueError(
-            explain(
-                "compute_average_loss received a scalar loss.",
-                expected="one loss per example, shape (per_replica_batch, ...).",
-                fix="create the Keras loss with reduction=None.",
-                code="SG409",
-            )
+        raise invalid(
+            "compute_average_loss received a scalar loss.",
+            expected="one loss per example, shape (per_replica_batch, ...).",
+            fix="create the Keras loss with reduction=None.",
+            code="SG409",
         )
     is_alone = is_of_one_device() or _is_built_outside_replicas()
     context = None if is_alone else get_replica_context()

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import keras
 
 from stratagem.contexts import get_strategy, has_strategy
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.replica_context import ReplicaContext, get_replica_context
 from stratagem.execution.row_effects import RowEffect, adds_to_inputs, row_effects
 from stratagem.keras.numerics.layers import (
@@ -49,10 +49,10 @@ from stratagem.keras.variables.requests import annotated
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.options import VariableAggregation
 from stratagem.variables.components import aggregate_components
-from stratagem.variables.registry import VariableKind, home_of
+from stratagem.variables.registry import VariableKind, home_of, is_on_read
 
 if TYPE_CHECKING:
-    from jax.typing import ArrayLike, DTypeLike
+    from jax.typing import ArrayLike
 
 # Analysis of losses: per-row values, sums or means over the rows of the batch.
 
@@ -119,165 +119,245 @@ _tried: weakref.WeakSet[Any] = weakref.WeakSet()
 _ADDITIVE = {RowEffect.INPUT, RowEffect.INPUT_PLUS_SUM}
 
 
-def update_in_replica(
-    update_state: Callable[..., Any],
-    metric: keras.metrics.Metric,
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-    context: ReplicaContext,
-) -> Any:
-    """Updates a metric with one replica's arguments of `update_state`, true examples only."""
-    _check_homes(metric, context)
-    bound = inspect.signature(update_state).bind(metric, *args, **kwargs)
-    values = jax.tree.leaves(list(bound.arguments.values())[1:2])
-    is_empty = not metric.variables and not is_of_keras(update_state)  # Hides inner metrics.
-    if not values or is_empty:
-        return update_state(*bound.args, **bound.kwargs)
-    if all(jnp.ndim(value) == 0 for value in values):
-        return _update_with_scalar(update_state, metric, values[0], bound, context)
-    rows = num_rows(values[0], context)
-    if rows is None:
-        return update_state(*bound.args, **bound.kwargs)
-    if current_mode() is StepMode.OWN:
-        if _averages_batches(metric, bound.arguments):
-            _weigh_by_examples(bound, metric.dtype, context)
-    elif not _adds_up(update_state, metric, bound, rows):
-        return _update_with_whole_batch(update_state, metric, bound, context, rows)
-    return _update_with_true_rows(update_state, metric, bound, context, rows)
+class MetricUpdate:
+    """A call of a metric's `update_state`."""
 
+    def __init__(
+        self,
+        update_state: Callable[..., Any],
+        metric: keras.metrics.Metric,
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
+    ) -> None:
+        self._update_state, self._metric = update_state, metric
+        self._args, self._kwargs = args, kwargs
+        self._is_of_keras = is_of_keras(update_state)
 
-def _update_with_scalar(
-    update_state: Callable[..., Any],
-    metric: keras.metrics.Metric,
-    value: ArrayLike,
-    bound: inspect.BoundArguments,
-    context: ReplicaContext,
-) -> Any:
-    """Updates a metric with one number that each replica computed from its examples."""
-    if is_loss_tracker(metric):
-        return record_loss(cast("keras.metrics.Mean", metric), value, context)
-    if current_mode() is StepMode.OWN:
-        return update_state(*bound.args, **bound.kwargs)
-    if isinstance(value, jax.Array):
-        first = list(bound.arguments)[1]
-        bound.arguments[first] = terms_of([bound.arguments[first]], context)[0]
-    if not is_of_keras(update_state) or "sample_weight" not in bound.signature.parameters:
-        return _update_with_whole_batch(update_state, metric, bound, context, None)
-    weight = bound.arguments.get("sample_weight")
-    if isinstance(weight, int) and weight == context.batch.size:  # Set by Keras.
-        bound.arguments["sample_weight"] = jnp.asarray(context.num_examples, metric.dtype)
-    else:
-        _weigh_by_examples(bound, metric.dtype, context)
-    return update_state(*bound.args, **bound.kwargs)
+    @functools.cached_property
+    def _bound(self) -> inspect.BoundArguments:
+        """The arguments by name, which may be replaced."""
+        return inspect.signature(self._update_state).bind(self._metric, *self._args, **self._kwargs)
 
+    @property
+    def _given(self) -> dict[str, Any]:
+        """The arguments by name, without the metric."""
+        return dict(list(self._bound.arguments.items())[1:])
 
-def _weigh_by_examples(
-    bound: inspect.BoundArguments, dtype: DTypeLike, context: ReplicaContext
-) -> None:
-    """Weights one number per batch by this replica's fraction of the examples."""
-    weight = bound.arguments.get("sample_weight")
-    fraction = batch_fraction(context, dtype)
-    whole = fraction if weight is None else jnp.asarray(weight, dtype) * fraction
-    bound.arguments["sample_weight"] = whole
+    def run(self) -> Any:
+        """Updates the metric as Keras does."""
+        return self._update_state(self._metric, *self._args, **self._kwargs)
 
+    def _run_bound(self) -> Any:
+        return self._update_state(*self._bound.args, **self._bound.kwargs)
 
-def _averages_batches(metric: object, arguments: dict[str, Any]) -> bool:
-    """Returns True if a metric averages one number per batch, such as a mean over rows."""
-    if not isinstance(metric, keras.metrics.MeanMetricWrapper):
-        return False
-    weight = arguments.get("sample_weight")
-    if weight is not None and jnp.ndim(weight):
-        return False
-    return _averaged_shape(metric, arguments) == ()
+    def variables(self) -> list[Any]:
+        """Returns the metric's variables, including those that its first update creates."""
+        if self._metric not in _tried:
+            _tried.add(self._metric)
+            with keras.StatelessScope():
+                self.run()
+        return self._metric.variables
 
+    def _values_after(
+        self, variables: list[Any], values: list[Any], arguments: dict[str, Any]
+    ) -> list[Any]:
+        """Returns the values of variables after an update from other values."""
+        # Not a tree map, which would return the keys of the dict in another order.
+        first = next(iter(self._bound.arguments))
+        everything = OrderedDict({first: self._metric} | arguments)
+        call = inspect.BoundArguments(self._bound.signature, everything)
+        with step_mode(StepMode.WHOLE):
+            return _values_after(
+                lambda: self._update_state(*call.args, **call.kwargs), variables, values
+            )
 
-def _averaged_shape(
-    metric: keras.metrics.MeanMetricWrapper, arguments: dict[str, Any]
-) -> tuple[int, ...]:
-    y_true, y_pred = (jnp.asarray(arguments[name]) for name in ("y_true", "y_pred"))
+    def in_replica(self, context: ReplicaContext) -> Any:
+        """Updates the metric with one replica's arguments, true examples only."""
+        self._check_homes(context)
+        values = jax.tree.leaves(list(self._bound.arguments.values())[1:2])
+        is_empty = not self._metric.variables and not self._is_of_keras  # Hides inner metrics.
+        if not values or is_empty:
+            return self._run_bound()
+        if all(jnp.ndim(value) == 0 for value in values):
+            return self._with_scalar(values[0], context)
+        rows = num_rows(values[0], context)
+        if rows is None:
+            return self._run_bound()
+        if current_mode() is StepMode.OWN:
+            if self._averages_batches():
+                self._weigh_by_examples(context)
+        elif not self._adds_up(rows):
+            return self._with_whole_batch(context, rows)
+        return self._with_true_rows(context, rows)
 
-    def values(y_true: jax.Array, y_pred: jax.Array) -> Any:
-        return keras.ops.convert_to_tensor(averaged(metric, y_true, y_pred))
+    def _with_scalar(self, value: ArrayLike, context: ReplicaContext) -> Any:
+        """Updates the metric with one number that each replica computed from its examples."""
+        if is_loss_tracker(self._metric):
+            return record_loss(cast("keras.metrics.Mean", self._metric), value, context)
+        if current_mode() is StepMode.OWN:
+            return self._run_bound()
+        arguments = self._bound.arguments
+        if isinstance(value, jax.Array):
+            first = list(arguments)[1]
+            arguments[first] = terms_of([arguments[first]], context)[0]
+        if not self._is_of_keras or "sample_weight" not in self._bound.signature.parameters:
+            return self._with_whole_batch(context, None)
+        weight = arguments.get("sample_weight")
+        if isinstance(weight, int) and weight == context.batch.size:  # Set by Keras.
+            arguments["sample_weight"] = jnp.asarray(context.num_examples, self._metric.dtype)
+        else:
+            self._weigh_by_examples(context)
+        return self._run_bound()
 
-    with step_mode(StepMode.WHOLE):
-        return jax.eval_shape(values, y_true, y_pred).shape
+    def _weigh_by_examples(self, context: ReplicaContext) -> None:
+        """Weights one number per batch by this replica's fraction of the examples."""
+        arguments, dtype = self._bound.arguments, self._metric.dtype
+        weight = arguments.get("sample_weight")
+        fraction = batch_fraction(context, dtype)
+        whole = fraction if weight is None else jnp.asarray(weight, dtype) * fraction
+        arguments["sample_weight"] = whole
 
+    def _averages_batches(self) -> bool:
+        """Returns True if the metric averages one number per batch, such as a mean over rows."""
+        if not isinstance(self._metric, keras.metrics.MeanMetricWrapper):
+            return False
+        weight = self._bound.arguments.get("sample_weight")
+        if weight is not None and jnp.ndim(weight):
+            return False
+        return self._averaged_shape(self._metric) == ()
 
-def _adds_up(
-    update_state: Callable[..., Any],
-    metric: keras.metrics.Metric,
-    bound: inspect.BoundArguments,
-    rows: int,
-) -> bool:
-    """Returns True if an update adds a sum over rows, so that replicas can sum their parts."""
-    if any(home.kind is not VariableKind.ON_READ for home in _homes(metric)):
-        return True  # No components to count on one replica.
-    if is_of_keras(update_state):
-        if not isinstance(metric, keras.metrics.MeanMetricWrapper):
-            return True
-        function = averaged_function(metric)
-        if is_by_rows(function):
-            has_axis = jnp.ndim(bound.arguments["y_pred"]) > 1  # Otherwise it reduces the rows.
-            return has_axis and _averaged_shape(metric, bound.arguments) != ()
-    return _is_seen_to_add_up(update_state, metric, bound, rows)
+    def _averaged_shape(self, metric: keras.metrics.MeanMetricWrapper) -> tuple[int, ...]:
+        pair = [jnp.asarray(self._bound.arguments[name]) for name in ("y_true", "y_pred")]
 
+        def values(y_true: jax.Array, y_pred: jax.Array) -> Any:
+            return keras.ops.convert_to_tensor(averaged(metric, y_true, y_pred))
 
-def _check_homes(metric: keras.metrics.Metric, context: ReplicaContext) -> None:
-    if any(home is None for home in _homes(metric)):
-        raise ValueError(
-            explain(
-                f"The metric {metric.name!r} was created outside the scope of a strategy, but a "
-                f"replica function of {context.strategy} updates it.",
+        with step_mode(StepMode.WHOLE):
+            return jax.eval_shape(values, *pair).shape
+
+    def _adds_up(self, rows: int) -> bool:
+        """Returns True if the update adds a sum over rows, so that replicas can sum their parts."""
+        if any(home.kind is not VariableKind.ON_READ for home in self._homes()):
+            return True  # No components to count on one replica.
+        if self._is_of_keras:
+            if not isinstance(self._metric, keras.metrics.MeanMetricWrapper):
+                return True
+            if is_by_rows(averaged_function(self._metric)):
+                # Without another axis it reduces the rows.
+                has_axis = jnp.ndim(self._bound.arguments["y_pred"]) > 1
+                return has_axis and self._averaged_shape(self._metric) != ()
+        return self._is_seen_to_add_up(rows)
+
+    def _check_homes(self, context: ReplicaContext) -> None:
+        if any(home is None for home in self._homes()):
+            raise invalid(
+                f"The metric {self._metric.name!r} was created outside the scope of a strategy, "
+                f"but a replica function of {context.strategy} updates it.",
                 expected="a metric with variables on each replica.",
-                fix=f"create {type(metric).__name__}(...) in `with strategy.scope():`.",
+                fix=f"create {type(self._metric).__name__}(...) in `with strategy.scope():`.",
                 code="SG201",
             )
-        )
 
+    def _homes(self) -> list[Any]:
+        return [home_of(variable) for variable in self._metric.variables]
 
-def _homes(metric: keras.metrics.Metric) -> list[Any]:
-    return [home_of(variable) for variable in metric.variables]
+    def _is_seen_to_add_up(self, rows: int) -> bool:
+        variables = self._metric.variables
+        given = self._given
+        leaves, structure = jax.tree.flatten([*given.values()])
+        has_rows = [
+            isinstance(leaf, jax.Array) and leaf.ndim > 0 and leaf.shape[0] == rows
+            for leaf in leaves
+        ]
+        pairs = list(zip(has_rows, leaves, strict=True))
 
+        def update(state: list[Any], with_rows: list[Any]) -> list[Any]:
+            remaining = iter(with_rows)
+            own = [next(remaining) if one else leaf for one, leaf in pairs]
+            arguments = dict(zip(given, structure.unflatten(own), strict=True))
+            return self._values_after(variables, state, arguments)
 
-def _is_seen_to_add_up(
-    update_state: Callable[..., Any],
-    metric: keras.metrics.Metric,
-    bound: inspect.BoundArguments,
-    rows: int,
-) -> bool:
-    variables = metric.variables
-    names = list(bound.arguments)[1:]
-    leaves, structure = jax.tree.flatten([bound.arguments[name] for name in names])
-    has_rows = [
-        isinstance(leaf, jax.Array) and leaf.ndim > 0 and leaf.shape[0] == rows for leaf in leaves
-    ]
+        state = [variable.value for variable in variables]
+        effects = row_effects(update, state, [leaf for one, leaf in pairs if one], rows)
+        return effects is not None and all(effect in _ADDITIVE for effect in effects)
 
-    def update(state: list[Any], given: list[Any]) -> list[Any]:
-        remaining = iter(given)
-        own = [next(remaining) if one else leaf for one, leaf in zip(has_rows, leaves, strict=True)]
-        arguments = dict(zip(names, structure.unflatten(own), strict=True))
-        return updated_values(update_state, metric, variables, state, arguments, bound)
+    def require_counts(self) -> None:
+        """Raises a NotImplementedError if a worker cannot update the metric from zero.
 
-    state = [variable.value for variable in variables]
-    with_rows = [leaf for one, leaf in zip(has_rows, leaves, strict=True) if one]
-    effects = row_effects(update, state, with_rows, rows)
-    return effects is not None and all(effect in _ADDITIVE for effect in effects)
+        Workers of a coordinator start from zero in each function, and it adds up what they count.
+        """
+        remote: Any = get_strategy().placement.remote
+        if not getattr(remote, "counts_from_zero", False) or self._is_of_keras:
+            return
+        variables, given = self.variables(), self._given
 
+        def update(state: list[Any]) -> list[Any]:
+            return self._values_after(variables, state, given)
 
-def updated_values(
-    update_state: Callable[..., Any],
-    metric: keras.metrics.Metric,
-    variables: list[Any],
-    values: list[Any],
-    arguments: dict[str, Any],
-    bound: inspect.BoundArguments,
-) -> list[Any]:
-    """Returns the values of a metric's variables after an update from other values."""
-    # Not a tree map, which would return the keys of the dict in another order.
-    first = next(iter(bound.arguments))
-    call = inspect.BoundArguments(bound.signature, OrderedDict({first: metric} | arguments))
-    with step_mode(StepMode.WHOLE):
-        return _values_after(lambda: update_state(*call.args, **call.kwargs), variables, values)
+        if not adds_to_inputs(update, [variable.value for variable in variables]):
+            raise NotImplementedError(
+                explain(
+                    f"The metric {self._metric.name!r} does not add to its state, but workers of "
+                    "parameter servers count apart, each from zero.",
+                    expected="an update_state that adds to each variable a number that the "
+                    "variable does not change: no maximum, and no average of earlier values.",
+                    fix="sum what the result is computed from, or evaluate under another strategy.",
+                )
+            )
+
+    def _with_whole_batch(self, context: ReplicaContext, rows: int | None) -> None:
+        """Updates with the rows and the state of all replicas, and counts on replica 0."""
+        arguments = {
+            name: gathered_rows(value, context, rows) for name, value in self._given.items()
+        }
+        variables = self.variables()
+        state = [of_all_replicas(variable, context) for variable in variables]
+        with whole_batch(context):
+            values = self._values_after(variables, state, arguments)
+        is_first = context.replica_id_in_sync_group == 0
+        for variable, value in zip(variables, values, strict=True):
+            home = home_of(variable)
+            if home is not None and home.aggregation is VariableAggregation.SUM:
+                value = jnp.where(is_first, value, jnp.zeros_like(value))
+            variable.assign(value)
+
+    def _with_true_rows(self, context: ReplicaContext, rows: int) -> Any:
+        """Updates with this replica's true rows, with one branch per number of rows."""
+        if not context.batch.is_padded:
+            return self._run_bound()
+        if isinstance(context.num_examples, int):  # Eager replicas have no padding.
+            return self._run_bound() if context.num_examples else None
+        lengths = sorted(set(context.batch.lengths or ()))
+        variables = self.variables()
+
+        def branch(length: int) -> Any:
+            def update(values: list[Any]) -> list[Any]:
+                if length == 0:
+                    return values
+                arguments = {
+                    name: first_rows(value, length, context, rows)
+                    for name, value in self._given.items()
+                }
+                return self._values_after(variables, values, arguments)
+
+            return update
+
+        index = jnp.searchsorted(jnp.asarray(lengths), context.num_examples)
+        current = [variable.value for variable in variables]
+        updated = jax.lax.switch(index, [branch(length) for length in lengths], current)
+        for variable, value in zip(variables, updated, strict=True):
+            variable.assign(value)
+        return None
+
+    def once(self) -> None:
+        """Updates, outside replicas, a metric with a component on each; it counts once."""
+        variables = self.variables()
+        values = _values_after(self.run, variables, [variable.value for variable in variables])
+        for variable, value in zip(variables, values, strict=True):
+            if isinstance(variable, DistributedVariable):
+                variable.assign_to_first_component(value)
+            else:
+                variable.assign(value)
 
 
 def _values_after(
@@ -290,76 +370,6 @@ def _values_after(
     return [scope.get_current_value(variable) for variable in variables]
 
 
-def variables_of_update(
-    update_state: Callable[..., Any],
-    metric: keras.metrics.Metric,
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-) -> list[Any]:
-    """Returns a metric's variables, including those that its first update creates."""
-    if metric not in _tried:
-        _tried.add(metric)
-        with keras.StatelessScope():
-            update_state(metric, *args, **kwargs)
-    return metric.variables
-
-
-def require_counts(
-    update_state: Callable[..., Any],
-    metric: keras.metrics.Metric,
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-) -> None:
-    """Raises a NotImplementedError if a worker cannot update a metric from zero.
-
-    Workers of a coordinator start from zero in each function, and it adds up what they count.
-    """
-    remote: Any = get_strategy().placement.remote
-    if not getattr(remote, "counts_from_zero", False) or is_of_keras(update_state):
-        return
-    variables = variables_of_update(update_state, metric, args, kwargs)
-    bound = inspect.signature(update_state).bind(metric, *args, **kwargs)
-    given = dict(list(bound.arguments.items())[1:])
-
-    def update(state: list[Any]) -> list[Any]:
-        return updated_values(update_state, metric, variables, state, given, bound)
-
-    if not adds_to_inputs(update, [variable.value for variable in variables]):
-        raise NotImplementedError(
-            explain(
-                f"The metric {metric.name!r} does not add to its state, but workers of parameter "
-                "servers count apart, each from zero.",
-                expected="an update_state that adds to each variable a number that the variable "
-                "does not change: no maximum, and no average of earlier values.",
-                fix="sum what the result is computed from, or evaluate under another strategy.",
-            )
-        )
-
-
-def _update_with_whole_batch(
-    update_state: Callable[..., Any],
-    metric: keras.metrics.Metric,
-    bound: inspect.BoundArguments,
-    context: ReplicaContext,
-    rows: int | None,
-) -> None:
-    """Updates with the rows and the state of all replicas, and counts on replica 0."""
-    arguments = {
-        name: gathered_rows(value, context, rows)
-        for name, value in list(bound.arguments.items())[1:]
-    }
-    variables = variables_of_update(update_state, metric, bound.args[1:], bound.kwargs)
-    state = [of_all_replicas(variable, context) for variable in variables]
-    with whole_batch(context):
-        values = updated_values(update_state, metric, variables, state, arguments, bound)
-    is_first = context.replica_id_in_sync_group == 0
-    for variable, value in zip(variables, values, strict=True):
-        home = home_of(variable)
-        if home is not None and home.aggregation is VariableAggregation.SUM:
-            value = jnp.where(is_first, value, jnp.zeros_like(value))
-        variable.assign(value)
-
-
 def of_all_replicas(variable: keras.Variable, context: ReplicaContext) -> Any:
     """Returns a variable's value over all components; a collective, so call on every replica."""
     home = home_of(variable)
@@ -367,41 +377,6 @@ def of_all_replicas(variable: keras.Variable, context: ReplicaContext) -> Any:
         return variable.value
     stacked = context.communicator.all_gather(jnp.expand_dims(variable.value, 0), 0, None)
     return aggregate_components(stacked, home.aggregation, variable.path)
-
-
-def _update_with_true_rows(
-    update_state: Callable[..., Any],
-    metric: keras.metrics.Metric,
-    bound: inspect.BoundArguments,
-    context: ReplicaContext,
-    rows: int,
-) -> Any:
-    """Updates with this replica's true rows, with one branch per number of rows."""
-    if not context.batch.is_padded:
-        return update_state(*bound.args, **bound.kwargs)
-    if isinstance(context.num_examples, int):  # Eager replicas have no padding.
-        return update_state(*bound.args, **bound.kwargs) if context.num_examples else None
-    lengths = sorted(set(context.batch.lengths or ()))
-    variables = variables_of_update(update_state, metric, bound.args[1:], bound.kwargs)
-
-    def branch(length: int) -> Any:
-        def update(values: list[Any]) -> list[Any]:
-            if length == 0:
-                return values
-            arguments = {
-                name: first_rows(value, length, context, rows)
-                for name, value in list(bound.arguments.items())[1:]
-            }
-            return updated_values(update_state, metric, variables, values, arguments, bound)
-
-        return update
-
-    index = jnp.searchsorted(jnp.asarray(lengths), context.num_examples)
-    current = [variable.value for variable in variables]
-    updated = jax.lax.switch(index, [branch(length) for length in lengths], current)
-    for variable, value in zip(variables, updated, strict=True):
-        variable.assign(value)
-    return None
 
 
 _WRAPPED = "_stratagem_wrapped"
@@ -505,19 +480,20 @@ def _update_state(
     # A container updates its inner metrics, which then see the rows themselves.
     if step_state().updates_metric or _is_container(metric):
         return update_state(metric, *args, **kwargs)
+    update = MetricUpdate(update_state, metric, args, kwargs)
     with in_step(updates_metric=True):
-        if has_strategy() and get_replica_context() is not None:
-            require_counts(update_state, metric, args, kwargs)
-        context = replica_context() if has_strategy() else None
-        if context is None and has_strategy() and shares_batches():
+        if not has_strategy():
+            return update.once() if _counts_once(metric) else update.run()
+        if get_replica_context() is not None:
+            update.require_counts()
+        context = replica_context()
+        if context is None and shares_batches():
             context = get_replica_context()
         if context is not None:
-            return update_in_replica(update_state, metric, args, kwargs, context)
-        if has_strategy() and get_stateless_scope() is None:
-            variables_of_update(update_state, metric, args, kwargs)
-        if _counts_once(metric):
-            return _update_once(update_state, metric, args, kwargs)
-        return update_state(metric, *args, **kwargs)
+            return update.in_replica(context)
+        if get_stateless_scope() is None:
+            update.variables()
+        return update.once() if _counts_once(metric) else update.run()
 
 
 def _is_container(metric: keras.metrics.Metric) -> bool:
@@ -530,24 +506,4 @@ def _counts_once(metric: keras.metrics.Metric) -> bool:
     """Returns True for an update outside replicas of a metric with a component on each."""
     if get_stateless_scope() is not None:
         return False
-    homes = [home_of(variable) for variable in metric.variables]
-    return any(home is not None and home.kind is VariableKind.ON_READ for home in homes)
-
-
-def _update_once(
-    update_state: Callable[..., Any],
-    metric: keras.metrics.Metric,
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-) -> None:
-    variables = variables_of_update(update_state, metric, args, kwargs)
-    values = _values_after(
-        lambda: update_state(metric, *args, **kwargs),
-        variables,
-        [variable.value for variable in variables],
-    )
-    for variable, value in zip(variables, values, strict=True):
-        if isinstance(variable, DistributedVariable):
-            variable.assign_to_first_component(value)
-        else:
-            variable.assign(value)
+    return any(map(is_on_read, metric.variables))

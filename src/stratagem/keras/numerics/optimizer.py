@@ -6,8 +6,9 @@ The update itself runs in update context, where assignments are direct.
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,16 +20,15 @@ from jax.experimental.sparse import JAXSparse
 from stratagem import contexts as stack
 from stratagem.contexts import get_strategy, has_strategy
 from stratagem.devices.local_updates import LocalUpdates
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.lookups import is_worth_rows, rows_to_update, with_updated_rows
 from stratagem.execution.replica_context import ReplicaContext, get_replica_context
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope, note_optimizer
 from stratagem.keras.numerics.local_weights import (
+    add_state,
     begin_round,
     sums_of_compressed,
     synchronize,
-    with_local_copies,
-    with_state,
 )
 from stratagem.keras.numerics.step_mode import (
     StepMode,
@@ -36,14 +36,14 @@ from stratagem.keras.numerics.step_mode import (
     example_fraction,
     in_step,
     is_analyzing,
+    scaled,
     shares_batches,
     step_state,
     terms_of,
 )
 from stratagem.keras.patches import patches
-from stratagem.keras.private import trainable_variables
 from stratagem.keras.private import trainable_variables as built_variables
-from stratagem.keras.variables.creation import adopting
+from stratagem.keras.variables.creation import adopt_optimizer
 from stratagem.keras.variables.variable import DistributedVariable
 from stratagem.options import ReduceOp
 from stratagem.variables.distributed import IndexedSlices, Mirrored, PerReplica, is_indexed_slices
@@ -69,27 +69,11 @@ def island_gradients(grads: Sequence[Any], context: ReplicaContext) -> list[Any]
     """
     island, mode = context.island, current_mode()
     if mode is StepMode.MEAN and island.num_replicas_in_sync > 1:
-        grads = [_times(grad, lambda part: example_fraction(island, part.dtype)) for grad in grads]
-    sums = _sums(grads, island)
+        grads = [_times(grad, lambda dtype: example_fraction(island, dtype)) for grad in grads]
+    sums = list(grads) if island.num_replicas_in_sync == 1 else _sums(grads, island, {})
     if mode is not StepMode.OWN:
         return sums
-    return [_times(grad, lambda part: _inverse_fraction(context, part.dtype)) for grad in sums]
-
-
-def _sums(grads: Sequence[Any], island: ReplicaContext) -> list[Any]:
-    """Returns sums over the replicas of an island; for row gradients, the rows of all of them."""
-    if island.num_replicas_in_sync == 1:
-        return list(grads)
-    whole = [grad for grad in grads if grad is not None and not is_indexed_slices(grad)]
-    summed = iter(island.communicator.all_reduce_many(ReduceOp.SUM, whole))
-    return [
-        island.communicator.all_reduce_slices(ReduceOp.SUM, grad)
-        if isinstance(grad, IndexedSlices)
-        else None
-        if grad is None
-        else next(summed)
-        for grad in grads
-    ]
+    return [_times(grad, lambda dtype: _inverse_fraction(context, dtype)) for grad in sums]
 
 
 def _inverse_fraction(context: ReplicaContext, dtype: Any) -> Any:
@@ -102,19 +86,17 @@ def _inverse_fraction(context: ReplicaContext, dtype: Any) -> Any:
     return jnp.where(own == 0, 0, whole / jnp.maximum(own, 1)).astype(dtype)
 
 
-def _times(grad: Any, factor: Callable[[jax.Array], jax.Array]) -> Any:
-    """Returns a gradient times `factor(array)`; the indices of rows stay.
+def _times(grad: Any, factor: Callable[[Any], jax.Array]) -> Any:
+    """Returns a gradient times `factor(dtype)`.
 
     Without examples the gradient is 0, even where a loss of none is not a number.
     """
 
-    def scaled(part: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(part.dtype, jnp.inexact):
-            return part
-        by = factor(part)
+    def times(part: jax.Array) -> jax.Array:
+        by = factor(part.dtype)
         return jnp.where(by == 0, jnp.zeros_like(part), part * by)
 
-    return jax.tree.map(scaled, grad)
+    return scaled(grad, times)
 
 
 # Row-wise optimizer updates of tables, used if rows without a gradient would not change.
@@ -139,7 +121,7 @@ def apply_with_rows(
     if not any(map(is_indexed_slices, grads)):
         return apply(optimizer, list(grads), variables)
     if variables is None:
-        variables = trainable_variables(optimizer)
+        variables = built_variables(optimizer)
     tables: dict[int, tuple[Any, IndexedSlices]] = {}
     given: list[Any] = []
     for grad, variable in zip(grads, variables, strict=True):
@@ -375,7 +357,16 @@ def _build_in_scope(optimizer: keras.optimizers.Optimizer, variables: list[Any])
 )
 def building_for_strategy(original: Callable[..., Any]) -> Any:
     """Returns `Optimizer.build` that joins a strategy first, and adds its own state last."""
-    return with_local_copies(with_state(adopting(original)))
+
+    @functools.wraps(original)
+    def build(self: keras.optimizers.Optimizer, variables: Iterable[keras.Variable]) -> Any:
+        variables = list(variables)
+        adopt_optimizer(self, variables)
+        result = original(self, variables)
+        add_state(self, variables)
+        return result
+
+    return build
 
 
 def build_in_replica(
@@ -491,6 +482,13 @@ def _summed(
         return grads
     grads = _weighed(grads, context, scope)
     compressed = {} if trained is None else sums_of_compressed(*trained, grads, context)
+    return _sums(grads, context, compressed)
+
+
+def _sums(
+    grads: Sequence[Any], context: ReplicaContext, compressed: Mapping[int, Any]
+) -> list[Any]:
+    """Returns sums over replicas; those at places in `compressed` are known."""
     present = [
         grad
         for place, grad in enumerate(grads)
@@ -515,7 +513,10 @@ def _weighed(grads: list[Any], context: ReplicaContext, scope: ReplicaScope) -> 
     grads = [grad if (rows := scope.rows_of(grad)) is None else rows for grad in grads]
     has_part = context.num_replicas_in_sync > 1 or shares_batches()
     if has_part and current_mode() is StepMode.MEAN:
-        grads = [_by_true_examples(grad, context) for grad in terms_of(grads, context)]
+        grads = [
+            scaled(grad, lambda part: part * example_fraction(context, part.dtype))
+            for grad in terms_of(grads, context)
+        ]
     return grads
 
 
@@ -527,17 +528,6 @@ def _dense(grads: Iterable[Any]) -> list[Any]:
 def _whole(grad: object) -> Any:
     """Converts `IndexedSlices` to an array, because Keras's optimizers need arrays."""
     return grad.to_dense() if isinstance(grad, IndexedSlices) else grad
-
-
-def _by_true_examples(grad: object, context: ReplicaContext) -> Any:
-    return jax.tree.map(
-        lambda part: (
-            part * example_fraction(context, part.dtype)
-            if jnp.issubdtype(part.dtype, jnp.inexact)
-            else part
-        ),
-        grad,
-    )
 
 
 def _apply_with_loss_scale(
@@ -563,14 +553,12 @@ def _check_owners(variables: list[Any], strategy: Strategy) -> None:
             and not strategy.extended.variable_created_in_scope(variable)
         ):
             home = home_of(variable)
-            raise ValueError(
-                explain(
-                    f"{strategy} cannot train variable {variable.path!r}, which was created "
-                    f"{'under ' + str(home.strategy) if home else 'outside its scope'}.",
-                    expected="variables created in the scope of the strategy that trains them.",
-                    fix="build the model in `with strategy.scope():`.",
-                    code="SG201",
-                )
+            raise invalid(
+                f"{strategy} cannot train variable {variable.path!r}, which was created "
+                f"{'under ' + str(home.strategy) if home else 'outside its scope'}.",
+                expected="variables created in the scope of the strategy that trains them.",
+                fix="build the model in `with strategy.scope():`.",
+                code="SG201",
             )
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.execution.replica_context import get_replica_context
 from stratagem.keras.patches import patches
 from stratagem.keras.private import global_seed_state, set_global_seed_state
@@ -160,12 +160,10 @@ class RandomState:
             ValueError: `state` is not a result of `get_state`.
         """
         if not isinstance(state, dict) or sorted(state) != list(_NAMES):
-            raise ValueError(
-                explain(
-                    f"RandomState.set_state received {str(state)[:100]}.",
-                    expected="the result of RandomState.get_state.",
-                    fix="save the state with sg.train.Checkpoint(random=sg.train.RandomState()).",
-                )
+            raise invalid(
+                f"RandomState.set_state received {str(state)[:100]}.",
+                expected="the result of RandomState.get_state.",
+                fix="save the state with sg.train.Checkpoint(random=sg.train.RandomState()).",
             )
         set_global_seed_state(state["keras"])  # First, because it may draw from the others.
         Draws.from_json(state).set()

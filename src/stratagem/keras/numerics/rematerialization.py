@@ -22,7 +22,7 @@ import keras
 from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
 
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.summary.collector import Collector
 from stratagem.execution.summary.kinds import forward_summaries
 from stratagem.execution.tracing.functionalize import ReplicaScope
@@ -80,13 +80,11 @@ def parse_policy(policy: object) -> RematPolicy | None:
         return POLICIES[policy]
     if callable(policy):
         return RematPolicy(policy)
-    raise ValueError(
-        explain(
-            f"remat received policy={policy!r}.",
-            expected=f"one of {', '.join(map(repr, POLICIES))}, a policy of "
-            "jax.checkpoint_policies, or None.",
-            fix='start with policy="full", which saves the most memory.',
-        )
+    raise invalid(
+        f"remat received policy={policy!r}.",
+        expected=f"one of {', '.join(map(repr, POLICIES))}, a policy of "
+        "jax.checkpoint_policies, or None.",
+        fix='start with policy="full", which saves the most memory.',
     )
 
 
@@ -200,13 +198,11 @@ def choose_layers(caller: str, model: Any, layers: Any, purpose: str) -> list[An
 
 def _not_found(caller: str, model: Any, received: str, purpose: str) -> ValueError:
     names = [layer.name for layer in flatten_layers(model)][1:9]
-    return ValueError(
-        explain(
-            f"{caller} received {received}, and found nothing to {purpose} in {model.name!r}.",
-            expected="two or more blocks of one class, each made of layers; or layers of the "
-            f"model, such as {', '.join(names)}.",
-            fix="pass layers=: layers of the model, or a regular expression for their names.",
-        )
+    return invalid(
+        f"{caller} received {received}, and found nothing to {purpose} in {model.name!r}.",
+        expected="two or more blocks of one class, each made of layers; or layers of the "
+        f"model, such as {', '.join(names)}.",
+        fix="pass layers=: layers of the model, or a regular expression for their names.",
     )
 
 

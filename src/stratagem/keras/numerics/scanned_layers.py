@@ -12,15 +12,15 @@ import functools
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import keras
 import numpy as np
 
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.execution.summary.collector import Collector
 from stratagem.execution.tracing.functionalize import CapturedWrites, ReplicaScope
 from stratagem.keras.numerics.rematerialization import choose_layers, is_compiled, set_chain
@@ -36,6 +36,7 @@ from stratagem.keras.private import (
     set_keras_mask,
     sublayers,
 )
+from stratagem.resources import changing
 
 
 def scan_layers(
@@ -200,16 +201,9 @@ class LayerChain:
         new_kwargs = {key: value if key in self._places else one for key, one in kwargs.items()}
         return new_args, new_kwargs
 
-    @contextmanager
-    def called_by_graph(self) -> Generator[None]:
+    def called_by_graph(self) -> AbstractContextManager[None]:
         """Marks a call of the graph, in which the layers are called in order."""
-        calls = self._calls
-        previous = calls.num, calls.scan
-        calls.num = 0
-        try:
-            yield
-        finally:
-            calls.num, calls.scan = previous
+        return changing(self._calls, num=0, scan=self._calls.scan)
 
     def call_of(
         self, layer: keras.layers.Layer, call: Callable[..., Any], args: Any, kwargs: Any
@@ -313,14 +307,12 @@ def _chain(graph: Any, run: Sequence[GraphCall]) -> LayerChain:
         if difference is None and call.outputs[0].shape != first_output.shape:
             difference = "the shapes of their outputs"
         if difference is not None:
-            raise ValueError(
-                explain(
-                    f"scan_layers received {first.name!r} and {call.operation.name!r}, which "
-                    f"differ in {difference}.",
-                    expected="equal layers: they share one program, in which only the values of "
-                    "their variables differ.",
-                    fix="choose equal ones with layers=, or make the layers equal.",
-                )
+            raise invalid(
+                f"scan_layers received {first.name!r} and {call.operation.name!r}, which "
+                f"differ in {difference}.",
+                expected="equal layers: they share one program, in which only the values of "
+                "their variables differ.",
+                fix="choose equal ones with layers=, or make the layers equal.",
             )
     return LayerChain(graph, [call.operation for call in run], places)
 
@@ -346,14 +338,12 @@ def _comparable(leaf: Any) -> Any:
 
 
 def _not_in_chain(layer: Any) -> ValueError:
-    return ValueError(
-        explain(
-            f"scan_layers received {layer.name!r}, which is in no row of layers.",
-            expected="two or more layers of a functional or sequential model, each called once "
-            "there with the output of the one before, which goes nowhere else.",
-            fix="choose such layers with layers=; write a model whose `call` loops over its layers "
-            "as a functional model.",
-        )
+    return invalid(
+        f"scan_layers received {layer.name!r}, which is in no row of layers.",
+        expected="two or more layers of a functional or sequential model, each called once "
+        "there with the output of the one before, which goes nowhere else.",
+        fix="choose such layers with layers=; write a model whose `call` loops over its layers "
+        "as a functional model.",
     )
 
 
@@ -456,12 +446,10 @@ class _Scan:
         return self._first.supports_masking and is_same
 
     def _refusal(self, received: str, fix: str) -> ValueError:
-        return ValueError(
-            explain(
-                f"scan_layers received {received}: {self._first.name!r}.",
-                expected="layers of which one loop can compute all.",
-                fix=f"{fix}; or choose other layers with layers=.",
-            )
+        return invalid(
+            f"scan_layers received {received}: {self._first.name!r}.",
+            expected="layers of which one loop can compute all.",
+            fix=f"{fix}; or choose other layers with layers=.",
         )
 
     def _column_of(self) -> dict[int, Any]:

@@ -32,7 +32,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,7 @@ from stratagem.execution.tracing.functionalize import ReplicaScope, current_scop
 from stratagem.execution.tracing.remote_state import BatchShare, Summand, SumOverWorkers
 from stratagem.logs import warn_on_one_worker
 from stratagem.options import ReduceOp
+from stratagem.resources import setting
 
 if TYPE_CHECKING:
     import keras
@@ -93,15 +94,9 @@ def step_state() -> StepState:
     return _state.get(_OUTSIDE)
 
 
-@contextlib.contextmanager
-def in_step(**changes: Any) -> Generator[StepState]:
+def in_step(**changes: Any) -> contextlib.AbstractContextManager[StepState]:
     """Changes fields of the state in a `with` block."""
-    state = dataclasses.replace(step_state(), **changes)
-    token = _state.set(state)
-    try:
-        yield state
-    finally:
-        _state.reset(token)
+    return setting(_state, dataclasses.replace(step_state(), **changes))
 
 
 def step_mode(
@@ -373,14 +368,15 @@ def terms_of(values: Sequence[Any], context: ReplicaContext) -> list[Any]:
         if not jax.tree.leaves(value):
             continue
         if next(are_of_worker, False):
-            value = _scaled(value, as_sum_over_workers)
+            value = scaled(value, as_sum_over_workers)
         if next(are_sums, False):
-            value = _scaled(value, lambda part: as_average(part, context))
+            value = scaled(value, lambda part: as_average(part, context))
         terms[place] = value
     return terms
 
 
-def _scaled(value: Any, scale: Callable[[jax.Array], Any]) -> Any:
+def scaled(value: Any, scale: Callable[[jax.Array], Any]) -> Any:
+    """Maps `scale` over the floats of a gradient or another pytree; the indices of rows stay."""
     return jax.tree.map(
         lambda part: scale(part) if jnp.issubdtype(part.dtype, jnp.inexact) else part, value
     )

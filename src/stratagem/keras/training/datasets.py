@@ -15,7 +15,7 @@ import numpy as np
 
 from stratagem.contexts import get_strategy, has_strategy
 from stratagem.devices.shards import require_exact_integers
-from stratagem.errors import explain
+from stratagem.errors import check_type, invalid
 from stratagem.execution.programs.elastic import ElasticLockstep
 from stratagem.input.batches import DeviceRows, is_on_accelerator
 from stratagem.input.dataset import Dataset
@@ -72,24 +72,12 @@ class DatasetCreator:
         dataset_fn: Callable[[InputContext], Any],
         input_options: InputOptions | None = None,
     ) -> None:
-        if not callable(dataset_fn):
-            raise TypeError(
-                explain(
-                    f"DatasetCreator received dataset_fn={dataset_fn!r} of type "
-                    f"{type(dataset_fn).__name__}.",
-                    expected="a function of an sg.InputContext that returns a dataset.",
-                    fix="pass a function here, or pass the dataset itself to fit.",
-                )
-            )
-        if input_options is not None and not isinstance(input_options, InputOptions):
-            raise TypeError(
-                explain(
-                    f"DatasetCreator received input_options={input_options!r} of type "
-                    f"{type(input_options).__name__}.",
-                    expected="sg.InputOptions or None.",
-                    fix="remove input_options, or pass sg.InputOptions(...).",
-                )
-            )
+        wanted = "a function of an sg.InputContext that returns a dataset"
+        check_type("dataset_fn", dataset_fn, callable, wanted, owner="DatasetCreator")
+        wanted = "sg.InputOptions or None"
+        check_type(
+            "input_options", input_options, InputOptions | None, wanted, owner="DatasetCreator"
+        )
         self._dataset_fn = dataset_fn
         self._input_options = input_options
 
@@ -141,14 +129,12 @@ def require_end(
 ) -> None:
     """Raises ValueError if an epoch would never end: infinite data and `steps` is None."""
     if steps is None and cardinality == INFINITE_CARDINALITY:
-        raise ValueError(
-            explain(
-                f"{name} received a {kind} is infinite, but no number of steps.",
-                expected="a finite dataset, or the number of batches to read.",
-                fix="pass steps_per_epoch to fit, validation_steps for validation_data, and steps "
-                "to evaluate and predict.",
-                code="SG309",
-            )
+        raise invalid(
+            f"{name} received a {kind} is infinite, but no number of steps.",
+            expected="a finite dataset, or the number of batches to read.",
+            fix="pass steps_per_epoch to fit, validation_steps for validation_data, and steps "
+            "to evaluate and predict.",
+            code="SG309",
         )
 
 
@@ -281,12 +267,10 @@ def adapted(strategy: Strategy, name: str, arguments: dict[str, Any]) -> dict[st
             continue
         beside = [other for other in _BESIDE if key == "x" and arguments.get(other) is not None]
         if beside:
-            raise ValueError(
-                explain(
-                    f"{name} received both a {type(value).__name__} and {' and '.join(beside)}.",
-                    expected="targets and weights in the batches of the dataset.",
-                    fix="make the dataset yield (x, y) or (x, y, sample_weight).",
-                )
+            raise invalid(
+                f"{name} received both a {type(value).__name__} and {' and '.join(beside)}.",
+                expected="targets and weights in the batches of the dataset.",
+                fix="make the dataset yield (x, y) or (x, y, sample_weight).",
             )
         steps = arguments.get(_STEPS.get(name, "") if key == "x" else "validation_steps")
         if isinstance(value, DatasetCreator) and strategy.executor.schedules:
@@ -314,14 +298,12 @@ def _distributed(
     if isinstance(dataset, Dataset):
         return strategy.distribute_dataset(dataset)
     if dataset.strategy is not strategy:
-        raise ValueError(
-            explain(
-                f"{name} received a dataset of {dataset.strategy}, but the model belongs to "
-                f"{strategy}.",
-                expected="a dataset distributed by the model's strategy.",
-                fix="call model.distribute_strategy.distribute_dataset, or pass the dataset "
-                "without distributing it first.",
-            )
+        raise invalid(
+            f"{name} received a dataset of {dataset.strategy}, but the model belongs to "
+            f"{strategy}.",
+            expected="a dataset distributed by the model's strategy.",
+            fix="call model.distribute_strategy.distribute_dataset, or pass the dataset "
+            "without distributing it first.",
         )
     return dataset
 

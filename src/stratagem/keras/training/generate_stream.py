@@ -15,11 +15,12 @@ import keras
 import numpy as np
 
 from stratagem.contexts import has_strategy
-from stratagem.errors import explain
+from stratagem.errors import check_number, explain, invalid
 from stratagem.execution.replica_context import get_replica_context
 from stratagem.keras.patches import wraps_methods
 from stratagem.keras.variables.creation import adopt_new
 from stratagem.keras.variables.variable import reading_as_stored
+from stratagem.resources import changing
 from stratagem.variables.layouts import is_remote, store_of
 from stratagem.variables.registry import home_of
 
@@ -396,14 +397,7 @@ def _check(model: Any, tokens_per_execution: int) -> None:
                 fix="pass the language model, not its backbone.",
             )
         )
-    if tokens_per_execution < 1:
-        raise ValueError(
-            explain(
-                f"generate_stream received tokens_per_execution={tokens_per_execution}.",
-                expected="a positive number.",
-                fix="leave it out to get each token as soon as it is computed.",
-            )
-        )
+    check_number("generate_stream", tokens_per_execution=tokens_per_execution)
     homes = [home_of(variable) for variable in model.variables]
     if any(home is not None and home.strategy.topology.spans_processes for home in homes):
         raise NotImplementedError(
@@ -428,19 +422,13 @@ def _preprocess(
         received.append((prompts, stop_token_ids))
         return prompts
 
-    generate = model.generate_function
-    model.generate_function = record
-    try:
+    with changing(model, generate_function=record):
         text = model.generate(inputs, max_length=max_length, stop_token_ids=stop_token_ids)
-    finally:
-        model.generate_function = generate
     if len(received) != 1:
-        raise ValueError(
-            explain(
-                f"generate_stream received {len(received)} batches.",
-                expected="one batch of prompts.",
-                fix="call it for each batch.",
-            )
+        raise invalid(
+            f"generate_stream received {len(received)} batches.",
+            expected="one batch of prompts.",
+            fix="call it for each batch.",
         )
     prompts, stop_tokens = received[0]
     return prompts, None if stop_tokens is None else tuple(stop_tokens), text

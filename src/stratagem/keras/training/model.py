@@ -20,7 +20,7 @@ from stratagem import contexts as stack
 from stratagem.config import filters_traceback
 from stratagem.contexts import get_strategy, has_strategy
 from stratagem.devices.mesh import outside_context_mesh
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.replica_context import get_replica_context
 from stratagem.execution.tracing.arguments import batch_arguments
 from stratagem.input.placement import PlacedBatches
@@ -63,6 +63,7 @@ from stratagem.keras.training.step_functions import (
 from stratagem.keras.variables.creation import adopt, adopt_new, scope_of
 from stratagem.observe.process_writer import current_events
 from stratagem.observe.recorder import current_observer, input_mark
+from stratagem.resources import changing
 from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
@@ -166,13 +167,11 @@ def _foreign(
             f"create or build {layer!r} in `with strategy.scope():`. Or move a whole model without "
             "a strategy: sg.compile(model, distribute=strategy, ...)."
         )
-    return ValueError(
-        explain(
-            f"Variable {variable.path!r} was created {place}, but the model runs under {owner}.",
-            expected="a model and an optimizer created in the scope of the same strategy.",
-            fix=fix,
-            code="SG201",
-        )
+    return invalid(
+        f"Variable {variable.path!r} was created {place}, but the model runs under {owner}.",
+        expected="a model and an optimizer created in the scope of the same strategy.",
+        fix=fix,
+        code="SG201",
     )
 
 
@@ -237,15 +236,12 @@ def entering_scope(original: Callable[..., Any]) -> Any:
             bound.arguments["callbacks"] = [*callbacks, *strategy.fit_callbacks()]
             args, kwargs = bound.args[1:], bound.kwargs
         strategy.executor.settle()  # Steps of earlier calls must not count here.
-        previous = logs_wanted.value, logs_wanted.is_current
+        logs: dict[str, bool] = {}
         if name != "predict":
             acting = map(acts_on_batches, listed(bound.arguments.get("callbacks")))
-            logs_wanted.value, logs_wanted.is_current = wanted, any(acting)
-        try:
-            with strategy.scope():
-                return original(self, *args, **kwargs)
-        finally:
-            logs_wanted.value, logs_wanted.is_current = previous
+            logs = {"value": wanted, "is_current": any(acting)}
+        with changing(logs_wanted, **logs), strategy.scope():
+            return original(self, *args, **kwargs)
 
     return filters_traceback(recorded_fit(entered) if name == "fit" else entered)
 
@@ -553,13 +549,11 @@ def lower_training_step(model: keras.Model, batch: Sequence[object], *, num_step
     """
     strategy = strategy_of(model)
     if strategy is None:
-        raise ValueError(
-            explain(
-                f"Model {model.name!r} belongs to no strategy.",
-                expected="a model created in the scope of the strategy to lower it for.",
-                fix="create it in `with strategy.scope():`, or call sg.compile(model, "
-                "distribute=strategy, ...).",
-            )
+        raise invalid(
+            f"Model {model.name!r} belongs to no strategy.",
+            expected="a model created in the scope of the strategy to lower it for.",
+            fix="create it in `with strategy.scope():`, or call sg.compile(model, "
+            "distribute=strategy, ...).",
         )
     shapes = jax.tree.map(_shape_of, tuple(batch))
     arguments = batch_arguments(_split(shapes, strategy.num_replicas_in_sync))
@@ -583,14 +577,12 @@ def _split(shapes: object, num_replicas: int) -> PlacedBatches:
     sizes = {array.shape[0] if array.shape else 0 for array in arrays}
     total = min(sizes, default=0)
     if len(sizes) != 1 or total % num_replicas or not total:
-        raise ValueError(
-            explain(
-                f"The batch has arrays of shapes {[array.shape for array in arrays]}, which do "
-                f"not split evenly over {num_replicas} replicas.",
-                expected="arrays of the same leading size, a multiple of the replicas.",
-                fix="choose a batch size that is a multiple of the number of replicas.",
-                code="SG306",
-            )
+        raise invalid(
+            f"The batch has arrays of shapes {[array.shape for array in arrays]}, which do "
+            f"not split evenly over {num_replicas} replicas.",
+            expected="arrays of the same leading size, a multiple of the replicas.",
+            fix="choose a batch size that is a multiple of the number of replicas.",
+            code="SG306",
         )
     size = total // num_replicas
     rows = (num_replicas, size) if num_replicas > 1 else (size,)

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 import keras
 
 from stratagem.devices.finding import planned_default_strategy, planned_devices
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.execution.tracing.functionalize import CapturedStep, capture
 from stratagem.keras.numerics.rematerialization import remat
 from stratagem.keras.patches import patches
 from stratagem.keras.private import build_for, flatten_layers, jax_distribution, remat_mode
 from stratagem.keras.variables.creation import Adoption, adopt
+from stratagem.resources import changing
 from stratagem.variables.registry import home_of
 
 if TYPE_CHECKING:
@@ -50,22 +51,18 @@ def training_step(
     variable, or uses parameter servers.
     """
     if getattr(model, "optimizer", None) is None:
-        raise ValueError(
-            explain(
-                f"Model {model.name!r} is not compiled with an optimizer.",
-                expected="a compiled model.",
-                fix="call model.compile with an optimizer first.",
-            )
+        raise invalid(
+            f"Model {model.name!r} is not compiled with an optimizer.",
+            expected="a compiled model.",
+            fix="call model.compile with an optimizer first.",
         )
     own: Strategy = cast("Any", model).distribute_strategy
     if own.executor.schedules:
-        raise ValueError(
-            explain(
-                f"Model {model.name!r} belongs to {own}, which schedules steps on workers.",
-                expected="a strategy whose replicas run in lockstep.",
-                fix="create the model under MirroredStrategy to plan it.",
-                code="SG801",
-            )
+        raise invalid(
+            f"Model {model.name!r} belongs to {own}, which schedules steps on workers.",
+            expected="a strategy whose replicas run in lockstep.",
+            fix="create the model under MirroredStrategy to plan it.",
+            code="SG801",
         )
     if own is not strategy:
         scope = contextlib.nullcontext() if own.topology.devices is None else own.scope()
@@ -77,19 +74,13 @@ def training_step(
 
 def _take_step(model: keras.Model, batch: tuple[Any, ...]) -> CapturedStep:
     if not model.trainable_variables:
-        raise ValueError(
-            explain(
-                f"Model {model.name!r} has no trainable variable.",
-                expected="a model with trainable variables.",
-                fix="set trainable=True on some layers.",
-            )
+        raise invalid(
+            f"Model {model.name!r} has no trainable variable.",
+            expected="a model with trainable variables.",
+            fix="set trainable=True on some layers.",
         )
-    function = model.train_function
-    model.train_function = None
-    try:
+    with changing(model, train_function=None):
         step = capture(lambda: model.train_on_batch(*batch))
-    finally:
-        model.train_function = function
     assert step is not None
     return step
 

@@ -20,7 +20,7 @@ import jax
 import keras
 import numpy as np
 
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.group.current import agree_on_random_state, current_group
 from stratagem.input.batches import is_on_accelerator
 from stratagem.keras.patches import patches, wraps_methods
@@ -77,13 +77,11 @@ def require_equal_lengths(of_processes: Sequence[dict[str, int]], labels: Sequen
                 f"{'unknown' if number is None else number} on {label}"
                 for label, number in zip(labels, numbers, strict=True)
             )
-            raise ValueError(
-                explain(
-                    f"The workers differ in {name}: {each}.",
-                    expected=_EXPECTED,
-                    fix=_FIX,
-                    code="SG507",
-                )
+            raise invalid(
+                f"The workers differ in {name}: {each}.",
+                expected=_EXPECTED,
+                fix=_FIX,
+                code="SG507",
             )
 
 
@@ -131,14 +129,12 @@ def require_equal_rows(
             are_close = np.isclose(mine[1], theirs[1], rtol=1e-3, atol=least, equal_nan=True)
             if not are_close.all():
                 row = int(mine[0][np.argmin(are_close)])
-                raise ValueError(
-                    explain(
-                        f"The workers differ in the values of {name}: row {row} is another on "
-                        f"{label} than on {labels[0]}.",
-                        expected=_EXPECTED,
-                        fix=_FIX,
-                        code="SG507",
-                    )
+                raise invalid(
+                    f"The workers differ in the values of {name}: row {row} is another on "
+                    f"{label} than on {labels[0]}.",
+                    expected=_EXPECTED,
+                    fix=_FIX,
+                    code="SG507",
                 )
 
 

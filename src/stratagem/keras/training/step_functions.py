@@ -8,7 +8,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -43,8 +43,8 @@ from stratagem.observe.recorder import input_mark
 from stratagem.observe.wait_clock import DataWait, wait_clock
 from stratagem.strategies.reduction import of_all
 from stratagem.variables.components import aggregate_components, gather_together
-from stratagem.variables.distributed import PerReplica, regroup
-from stratagem.variables.registry import VariableKind, home_of
+from stratagem.variables.distributed import PerReplica, is_per_replica, regroup
+from stratagem.variables.registry import home_of, is_on_read
 
 if TYPE_CHECKING:
     import keras
@@ -333,13 +333,13 @@ class PredictFunction(_GroupedStepFunction):
         """Returns rows of all steps and replicas; runs the steps again if members were lost."""
         while True:
             topology = self._strategy.topology
-            leaves = jax.tree.leaves(result, is_leaf=_is_distributed)
+            leaves = jax.tree.leaves(result, is_leaf=is_per_replica)
             is_whole = all(is_on(one, topology) for one in leaves if isinstance(one, PerReplica))
             if not isinstance(self._execution, ElasticLockstep) or is_whole:
                 if isinstance(self._execution, ElasticLockstep):
                     batches = [split_again(batch, topology) for batch in batches]
                 join = functools.partial(self._join, batches=batches)
-                joined = jax.tree.map(join, result, is_leaf=_is_distributed)
+                joined = jax.tree.map(join, result, is_leaf=is_per_replica)
                 if self._strategy.topology is topology:
                     return joined
             result = self._execution.run_batches(self._step, batches, None)
@@ -362,14 +362,10 @@ class PredictFunction(_GroupedStepFunction):
         return np.concatenate([step[i, :n] for step in steps for i, n in enumerate(lengths)])
 
 
-def _is_distributed(leaf: object) -> bool:
-    return isinstance(leaf, PerReplica)
-
-
 def _last_logs(batches: list[HostBatch], result: object) -> Any:
     if result is None:
         return None
-    return jax.tree.map(lambda leaf: _last(leaf, len(batches)), result, is_leaf=_is_distributed)
+    return jax.tree.map(lambda leaf: _last(leaf, len(batches)), result, is_leaf=is_per_replica)
 
 
 def _last(leaf: object, num_steps: int) -> Any:
@@ -421,19 +417,6 @@ def _logs_of(model: keras.Model) -> list[MetricLogs]:
     return [logs for logs in found if logs is not None]
 
 
-class _HasMetrics(Protocol):
-    """A Keras model, or anything else with metrics."""
-
-    @property
-    def metrics_variables(self) -> list[Any]:
-        """Variables of all metrics."""
-        ...
-
-    def get_metrics_result(self) -> dict[str, Any]:
-        """Returns the results of all metrics by name."""
-        ...
-
-
 class MetricLogs:
     """Results of a model's metrics over all replicas.
 
@@ -441,7 +424,7 @@ class MetricLogs:
     """
 
     def __init__(
-        self, model: _HasMetrics, strategy: Strategy, before: Callable[[], None] | None = None
+        self, model: Any, strategy: Strategy, before: Callable[[], None] | None = None
     ) -> None:
         self._model = model
         self._strategy = strategy
@@ -493,10 +476,10 @@ class MetricLogs:
 
     def _of_members(self) -> list[Any]:
         """Returns all components in an elastic group, which each process has after a step."""
-        asking = [one for one in self._variables if _is_on_read(one)]
+        asking = [one for one in self._variables if is_on_read(one)]
         gather_together([(variable.whole, variable.storage) for variable in asking])
         return [
-            variable.whole.gathered if _is_on_read(variable) else _own(variable)
+            variable.whole.gathered if is_on_read(variable) else _own(variable)
             for variable in self._variables
         ]
 
@@ -506,7 +489,7 @@ class MetricLogs:
         count = self._strategy.topology.num_replicas
         stored = [
             np.zeros((count, *variable.shape), variable.dtype)
-            if _is_on_read(variable)
+            if is_on_read(variable)
             else _own(variable)
             for variable in self._variables
         ]
@@ -532,18 +515,13 @@ class MetricLogs:
     def _results(self, stored: list[Any]) -> Any:
         mapping: list[tuple[Any, Any]] = []
         for variable, value in zip(self._variables, stored, strict=True):
-            if _is_on_read(variable):
+            if is_on_read(variable):
                 home = home_of(variable)
                 assert home is not None
                 value = aggregate_components(value, home.aggregation, variable.path)
             mapping.append((variable, value))
         with keras.StatelessScope(mapping):
             return self._model.get_metrics_result()
-
-
-def _is_on_read(variable: Any) -> bool:
-    home = home_of(variable)
-    return home is not None and home.kind is VariableKind.ON_READ
 
 
 def _own(variable: Any) -> Any:

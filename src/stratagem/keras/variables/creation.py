@@ -416,21 +416,12 @@ def _in_scope_of(original: Callable[..., Any], owner_of: Callable[..., Strategy 
     return entered
 
 
-def adopting(original: Callable[..., Any]) -> Any:
-    """Returns `Optimizer.build` that moves the optimizer to the strategy of its variables."""
-
-    @functools.wraps(original)
-    def build(self: keras.optimizers.Optimizer, variables: Iterable[keras.Variable]) -> Any:
-        variables = list(variables)
-        if (
-            not self.built
-            and current_frame() is None
-            and (strategy := _owner(variables)) is not None
-        ):
-            adopt_new(self.variables, strategy)
-        return original(self, variables)
-
-    return build
+def adopt_optimizer(optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> None:
+    """Moves an optimizer that is about to be built to the strategy of its variables."""
+    if optimizer.built or current_frame() is not None:
+        return
+    if (strategy := _owner(variables)) is not None:
+        adopt_new(optimizer.variables, strategy)
 
 
 @patches(keras.layers.Layer, "__call__", why="the same as for `__new__`, when it is built")
@@ -452,7 +443,7 @@ def in_scope_until_built(original: Callable[..., Any]) -> Any:
 # Optimizer slots, each stored where its variable is.
 
 
-def _of_each_replica(variable: Any) -> contextlib.AbstractContextManager[None]:
+def _of_each_replica(variable: Any) -> contextlib.AbstractContextManager[object]:
     """Annotates slots of replicas that train apart: each has its own, and files their mean."""
     home = home_of(variable)
     is_float = jnp.issubdtype(jnp.dtype(variable.dtype), jnp.floating)

@@ -16,8 +16,9 @@ from jax.core import Tracer
 from stratagem.contexts import explicit_device, naming_device
 from stratagem.devices.finding import find_devices
 from stratagem.devices.shards import creating_on_host
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.keras.patches import patches
+from stratagem.resources import setting
 from stratagem.variables.placement import sole_device
 from stratagem.variables.registry import Home, VariableKind
 
@@ -49,14 +50,9 @@ def current_annotations() -> Annotations:
     return _annotations.get(_NONE)
 
 
-@contextlib.contextmanager
-def annotated(**changes: Any) -> Generator[None]:
+def annotated(**changes: Any) -> contextlib.AbstractContextManager[Annotations]:
     """Changes the annotations of variables that are created in a `with` block."""
-    token = _annotations.set(dataclasses.replace(current_annotations(), **changes))
-    try:
-        yield
-    finally:
-        _annotations.reset(token)
+    return setting(_annotations, dataclasses.replace(current_annotations(), **changes))
 
 
 # Sources of variables for functions that are called again: each call reuses the first's.
@@ -117,14 +113,9 @@ def current_source() -> VariableSource | None:
     return _source.get()
 
 
-@contextlib.contextmanager
-def variables_from(source: VariableSource | None) -> Generator[None]:
+def variables_from(source: VariableSource | None) -> contextlib.AbstractContextManager[object]:
     """Uses a source for variables created in a `with` block; None creates them all."""
-    token = _source.set(source)
-    try:
-        yield
-    finally:
-        _source.reset(token)
+    return setting(_source, source)
 
 
 def as_created(variable: keras.Variable, request: VariableRequest) -> Any:
@@ -184,14 +175,12 @@ def check_explicit_device(path: str, home: Home) -> None:
     named = tuple(find_devices([name]))
     if named in (tuple(strategy.topology.all_devices or ()), (sole_device(strategy.placement),)):
         return
-    raise ValueError(
-        explain(
-            f"Variable {path!r} was created in keras.device({name!r}), in the scope of {strategy}.",
-            expected="no device for a single variable: the strategy places its variables. A "
-            "HybridStrategy accepts one, except for ON_READ variables.",
-            fix="remove keras.device, or use sg.HybridStrategy.",
-            code="SG208",
-        )
+    raise invalid(
+        f"Variable {path!r} was created in keras.device({name!r}), in the scope of {strategy}.",
+        expected="no device for a single variable: the strategy places its variables. A "
+        "HybridStrategy accepts one, except for ON_READ variables.",
+        fix="remove keras.device, or use sg.HybridStrategy.",
+        code="SG208",
     )
 
 
@@ -214,12 +203,10 @@ def as_initializer(value: object, dtype: DTypeLike | None) -> tuple[Any, Any, An
     if isinstance(value, keras.Variable):
         value = value.value
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
-        raise ValueError(
-            explain(
-                "A variable was given an initial value that a compiled function computes.",
-                expected="a value that is known when the variable is created, or an initializer.",
-                fix="create the variable with an initializer, and assign the value.",
-            )
+        raise invalid(
+            "A variable was given an initial value that a compiled function computes.",
+            expected="a value that is known when the variable is created, or an initializer.",
+            fix="create the variable with an initializer, and assign the value.",
         )
     # Not as a part of the program that is being traced, nor where it may be too large for a device.
     with jax.ensure_compile_time_eval(), creating_on_host(not isinstance(value, jax.Array)):

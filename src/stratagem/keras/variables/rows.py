@@ -30,7 +30,7 @@ from stratagem.options import ReduceOp, VariableAggregation
 from stratagem.variables.components import initial_digest
 from stratagem.variables.distributed import IndexedSlices, Mirrored, PerReplica
 from stratagem.variables.registry import Home, VariableKind, home_of
-from stratagem.variables.sharded_variable import changed_rows, sets_rows
+from stratagem.variables.sharded_variable import ScatterMethods, changed_rows, sets_rows
 
 _LIBRARIES = tuple(
     os.path.dirname(file) + os.sep
@@ -124,7 +124,7 @@ def _place() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}{callback}"
 
 
-class RowUpdates:
+class RowUpdates(ScatterMethods):
     """The scatter methods of a strategy's variable.
 
     In a replica function the rows of all replicas are aggregated by the variable's aggregation and
@@ -141,84 +141,14 @@ class RowUpdates:
             """Returns the context in which rows are aggregated over replicas, or None."""
             ...
 
-    def scatter_add(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Adds rows. Call anywhere.
-
-        Args:
-            sparse_delta: rows of shape (k, ...) and their indices.
-            use_locking: ignored; accepted for compatibility with TensorFlow.
-            name: ignored, likewise.
-
-        Returns:
-            The new value.
-
-        Raises:
-            TypeError: not `IndexedSlices`, or `PerReplica` ones where they cannot be aggregated.
-            NotImplementedError: an ON_READ variable.
-            ValueError: aggregation NONE and rows that differ between replicas.
-
-        Example:
-            >>> with sg.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
-            ...     v = sg.Variable([1.0, 2.0])
-            >>> v.scatter_add(sg.IndexedSlices(jax.numpy.array([5.0]), jax.numpy.array([1])))
-            Array([1., 7.], dtype=float32)
-
-        Source: TF 2.21 values.py, DistributedVariable.scatter_add.
-        """
-        return _scatter(self, "scatter_add", sparse_delta)
-
-    def scatter_sub(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Subtracts rows; otherwise as `scatter_add`."""
-        return _scatter(self, "scatter_sub", sparse_delta)
-
-    def scatter_mul(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Multiplies rows; otherwise as `scatter_add`."""
-        return _scatter(self, "scatter_mul", sparse_delta)
-
-    def scatter_div(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Divides rows; otherwise as `scatter_add`."""
-        return _scatter(self, "scatter_div", sparse_delta)
-
-    def scatter_min(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Sets rows to the minimum of their value and the given one. Call anywhere.
-
-        Args:
-            sparse_delta: rows of shape (k, ...) and their indices.
-            use_locking: ignored; accepted for compatibility with TensorFlow.
-            name: ignored, likewise.
-
-        Returns:
-            The new value.
-
-        Raises:
-            NotImplementedError: in a replica function with aggregation SUM or MEAN, or an ON_READ
-                variable. Otherwise as `scatter_add`.
-
-        Source: TF 2.21 values.py, DistributedVariable.scatter_min.
-        """
-        return _scatter(self, "scatter_min", sparse_delta)
-
-    def scatter_max(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Sets rows to the maximum of their value and the given one; otherwise as `scatter_min`."""
-        return _scatter(self, "scatter_max", sparse_delta)
-
-    def scatter_update(
-        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
-    ) -> Any:
-        """Sets rows; otherwise as `scatter_min`."""
-        return _scatter(self, "scatter_update", sparse_delta)
+    def _scatter(self, method: str, sparse_delta: object) -> Any:
+        context = self.aggregating_context()
+        _check(self, method, is_aggregated=context is not None)
+        slices = _plain(self, method, sparse_delta)
+        slices.check()
+        if context is not None:
+            slices = _aggregate(_home(self).aggregation, slices, context)
+        return self.change_rows(method, slices)
 
     def change_rows(self, method: str, slices: IndexedSlices) -> Any:
         """Applies a scatter method to rows without aggregation and returns the new value."""
@@ -230,16 +160,6 @@ def _home(variable: object) -> Home:
     home = home_of(variable)
     assert home is not None  # only variables of strategies have these methods
     return home
-
-
-def _scatter(variable: RowUpdates, method: str, sparse_delta: object) -> Any:
-    context = variable.aggregating_context()
-    _check(variable, method, is_aggregated=context is not None)
-    slices = _plain(variable, method, sparse_delta)
-    slices.check()
-    if context is not None:
-        slices = _aggregate(_home(variable).aggregation, slices, context)
-    return variable.change_rows(method, slices)
 
 
 def _aggregate(

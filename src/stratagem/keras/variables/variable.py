@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import types
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from stratagem.devices.shards import (
     local_copy,
     put_slices,
 )
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.lookups import is_worth_rows
 from stratagem.execution.replica_context import ReplicaContext, get_replica_context
 from stratagem.execution.tracing.errors import foreign_variable
@@ -44,6 +44,7 @@ from stratagem.keras.variables.requests import (
 )
 from stratagem.keras.variables.rows import RowUpdates, note_assignment
 from stratagem.options import ReduceOp, VariableAggregation
+from stratagem.resources import setting
 from stratagem.strategies.reduction import of_all
 from stratagem.variables.components import (
     WholeValue,
@@ -75,17 +76,12 @@ _strategy: ContextVar[Strategy | None] = ContextVar("strategy read as stored", d
 _announce: ContextVar[Callable[[Any], None] | None] = ContextVar("announce gather", default=None)
 
 
-@contextlib.contextmanager
-def reading_as_stored(strategy: Strategy | None) -> Generator[None]:
+def reading_as_stored(strategy: Strategy | None) -> contextlib.AbstractContextManager[object]:
     """Makes reads of a strategy's variables in this thread return arrays on all its devices.
 
     None restores reads on one device.
     """
-    token = _strategy.set(strategy)
-    try:
-        yield
-    finally:
-        _strategy.reset(token)
+    return setting(_strategy, strategy)
 
 
 def reads_as_stored(strategy: Strategy) -> bool:
@@ -93,17 +89,14 @@ def reads_as_stored(strategy: Strategy) -> bool:
     return _strategy.get() is strategy
 
 
-@contextlib.contextmanager
-def announcing_gathers(announce: Callable[[Any], None]) -> Generator[None]:
+def announcing_gathers(
+    announce: Callable[[Any], None],
+) -> contextlib.AbstractContextManager[object]:
     """Calls a function with each variable of which this thread is about to gather shards.
 
     All processes must run a gather; the function makes the others do so.
     """
-    token = _announce.set(announce)
-    try:
-        yield
-    finally:
-        _announce.reset(token)
+    return setting(_announce, announce)
 
 
 def announces_gathers() -> bool:
@@ -122,15 +115,13 @@ def announce_gather(variable: object) -> None:
 
 def delta_outside(method: str, path: str) -> ValueError:
     """Error for a delta assigned to an ON_READ sum in cross-replica context."""
-    return ValueError(
-        explain(
-            f"{method} was called in cross-replica context on {path!r}, an ON_READ variable with "
-            "aggregation SUM.",
-            expected="assign, or a call in a replica function: outside of one, it is unclear "
-            "whether the value counts once or once per replica.",
-            fix="use assign(variable + value), or call it in the function passed to strategy.run.",
-            code="SG205",
-        )
+    return invalid(
+        f"{method} was called in cross-replica context on {path!r}, an ON_READ variable with "
+        "aggregation SUM.",
+        expected="assign, or a call in a replica function: outside of one, it is unclear "
+        "whether the value counts once or once per replica.",
+        fix="use assign(variable + value), or call it in the function passed to strategy.run.",
+        code="SG205",
     )
 
 
@@ -160,17 +151,15 @@ def parts_without_aggregation(path: str) -> TypeError:
 
 def number_to_sum(value: object, path: str) -> ValueError:
     """Error for a Python number assigned to a SUM variable: once, or once per replica?"""
-    return ValueError(
-        explain(
-            f"A replica function assigned the Python number {value!r} to {path!r}, "
-            "whose "
-            "aggregation is SUM.",
-            expected="an array, which counts once a replica.",
-            fix="pass an array (jax.numpy.asarray), or divide by num_replicas_in_sync "
-            "if the number "
-            "is meant once.",
-            code="SG205",
-        )
+    return invalid(
+        f"A replica function assigned the Python number {value!r} to {path!r}, "
+        "whose "
+        "aggregation is SUM.",
+        expected="an array, which counts once a replica.",
+        fix="pass an array (jax.numpy.asarray), or divide by num_replicas_in_sync "
+        "if the number "
+        "is meant once.",
+        code="SG205",
     )
 
 

@@ -202,9 +202,8 @@ class RemoteSteps:
 
     def holds(self, trace: Trace) -> bool:
         """Returns True if a step reads or changes remote variables."""
-        tables = (one.table for one in trace.lookups)
         is_sending = any(not isinstance(what, Ids | Summand) for what in trace.sent)
-        return is_sending or any(map(is_remote, (*trace.read_only, *trace.written, *tables)))
+        return is_sending or any(map(is_remote, trace.variables))
 
     def updates_after_step(self, variable: keras.Variable, sent: Sequence[Any]) -> bool:
         """Returns True if servers update the variable from the step's gradients."""
