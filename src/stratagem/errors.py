@@ -26,6 +26,7 @@ import math
 import numbers
 import signal
 import threading
+import types
 from collections.abc import Collection
 from typing import Any
 
@@ -280,13 +281,24 @@ def explain(received: str, *, expected: str, fix: str, code: str | None = None) 
     return message if code is None else f"{message}\nHelp: stratagem explain {code}"
 
 
+def invalid(received: str, expected: str, fix: str, code: str | None = None) -> ValueError:
+    """Returns the error for a wrong value, with the message of `explain`."""
+    return ValueError(explain(received, expected=expected, fix=fix, code=code))
+
+
 def check_number(
-    owner: str, least: float = 1, *, above: float | None = None, **arguments: Any
+    owner: str,
+    least: float = 1,
+    *,
+    above: float | None = None,
+    or_none: bool = False,
+    **arguments: Any,
 ) -> None:
     """Raises a ValueError unless arguments, by name, are numbers of at least `least`.
 
     With `above`, they are to be larger than that. Without, and if `least` is an int, they are to be
-    integers. `owner` is the class or function that received them.
+    integers. With `or_none`, None is valid, too. `owner` is the class or function that received
+    them.
 
     Example:
         >>> check_number("Tables", num_versions=0)
@@ -297,15 +309,18 @@ def check_number(
     bound = f"of at least {least:g}" if above is None else f"above {above:g}"
     kind: Any = numbers.Integral if is_whole else numbers.Real
     for name, value in arguments.items():
+        if value is None and or_none:
+            continue
         is_number = isinstance(value, kind) and not isinstance(value, bool)
         is_large = is_number and (value >= least if above is None else value > above)
         if is_large and math.isfinite(value):
             continue
+        none = ", or None" if or_none else ""
         raise ValueError(
             explain(
                 f"{owner} received {name}={value!r}.",
-                expected=f"{'an integer' if is_whole else 'a number'} {bound}.",
-                fix=f"pass such a number as {name}.",
+                expected=f"{'an integer' if is_whole else 'a number'} {bound}{none}.",
+                fix=f"pass such a number as {name}{', or omit it' if or_none else ''}.",
             )
         )
 
@@ -323,16 +338,35 @@ def check_choice(owner: str, choices: Collection[object], **arguments: object) -
             )
 
 
-def check_type(name: str, value: object, *kinds: type) -> None:
-    """Raises a TypeError unless an argument is of one of these classes."""
-    if not isinstance(value, kinds):
-        raise TypeError(
-            explain(
-                f"{name}={value!r} is of type {type(value).__name__}.",
-                expected=f"a {' or a '.join(kind.__name__ for kind in kinds)}.",
-                fix=f"pass a {kinds[0].__name__} as {name}.",
-            )
+def check_type(
+    name: str,
+    value: object,
+    kind: Any,
+    wanted: str = "",
+    fix: str = "",
+    *,
+    owner: str = "",
+    error: type[Exception] = TypeError,
+) -> None:
+    """Raises a TypeError unless an argument is of a class, or passes a function such as `callable`.
+
+    `kind` may be a union of classes. `wanted` describes valid arguments. A bool is no int.
+    """
+    is_class = isinstance(kind, type | types.UnionType)
+    is_valid = isinstance(value, kind) if is_class else kind(value)
+    if is_valid and not (kind in (int, int | None) and isinstance(value, bool)):
+        return
+    wanted = wanted or f"a {kind.__name__}"
+    given = f"{name}={value!r}"
+    raise error(
+        explain(
+            f"{owner} received {given} of type {type(value).__name__}."
+            if owner
+            else f"{given} is of type {type(value).__name__}.",
+            expected=f"{wanted}.",
+            fix=fix or f"pass {wanted} as {name}.",
         )
+    )
 
 
 # Exit codes of the commands, of launched tasks, and of programs that save and exit.

@@ -34,7 +34,7 @@ from stratagem.checkpoint.saving import (
 )
 from stratagem.checkpoint.storage.files import Arrays
 from stratagem.checkpoint.storage.shards import ShardedItems, remove_shards, shards_item
-from stratagem.errors import explain, raise_reported
+from stratagem.errors import explain, invalid, raise_reported
 
 # Values of all objects of a checkpoint, as they are when a save is called.
 
@@ -135,12 +135,10 @@ class Checkpoint:
         self._restoration: Restoration | None = None
         self._objects: dict[str, Any] = ({} if root is None else {"root": root}) | kwargs
         if _COUNTER in kwargs:
-            raise ValueError(
-                explain(
-                    f"Checkpoint received an object named {_COUNTER}.",
-                    expected="another name: the checkpoint counts its saves under this one.",
-                    fix="rename the object.",
-                )
+            raise invalid(
+                f"Checkpoint received an object named {_COUNTER}.",
+                expected="another name: the checkpoint counts its saves under this one.",
+                fix="rename the object.",
             )
         for name, value in self._objects.items():
             _check_kind(name, value)

@@ -27,7 +27,7 @@ from stratagem.checkpoint.policies import (
 from stratagem.checkpoint.saving import CheckpointLocation, CheckpointOptions, TableSeries
 from stratagem.checkpoint.storage.files import COMMIT_MARK, is_whole
 from stratagem.checkpoint.storage.process import wait_for_writing
-from stratagem.errors import DataLossError, check_number, explain, raise_reported
+from stratagem.errors import DataLossError, check_number, invalid, raise_reported
 from stratagem.resources import checked_folder
 
 if TYPE_CHECKING:
@@ -291,11 +291,9 @@ def _save_policy(interval: int | SavePolicy | None, step_counter: object) -> Sav
     if interval is None:
         return None
     if step_counter is None:
-        raise ValueError(
-            explain(
-                f"checkpoint_interval={interval!r} was passed without a step_counter.",
-                expected="step_counter, a variable that counts the steps.",
-                fix="pass step_counter=optimizer.iterations, or your own variable.",
-            )
+        raise invalid(
+            f"checkpoint_interval={interval!r} was passed without a step_counter.",
+            expected="step_counter, a variable that counts the steps.",
+            fix="pass step_counter=optimizer.iterations, or your own variable.",
         )
     return interval if isinstance(interval, SavePolicy) else SaveEverySteps(interval)

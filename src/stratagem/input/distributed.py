@@ -15,7 +15,7 @@ import jax
 
 from stratagem.devices.lockstep import waiting_for_input
 from stratagem.devices.mesh import Topology
-from stratagem.errors import InvalidArgumentError, explain
+from stratagem.errors import InvalidArgumentError, explain, invalid
 from stratagem.group.current import current_group
 from stratagem.input.batches import (
     HostBatch,
@@ -224,14 +224,12 @@ class DistributedDataset:
 
     def __iter__(self) -> DistributedIterator:
         if self._strategy.executor.schedules:
-            raise ValueError(
-                explain(
-                    "A distributed dataset was iterated in the coordinator of parameter servers.",
-                    expected="a dataset that each worker iterates, in a scheduled function.",
-                    fix="pass it to ClusterCoordinator.create_per_worker_dataset, and pass iter() "
-                    "of the result to scheduled functions. `fit` accepts the dataset itself.",
-                    code="SG611",
-                )
+            raise invalid(
+                "A distributed dataset was iterated in the coordinator of parameter servers.",
+                expected="a dataset that each worker iterates, in a scheduled function.",
+                fix="pass it to ClusterCoordinator.create_per_worker_dataset, and pass iter() "
+                "of the result to scheduled functions. `fit` accepts the dataset itself.",
+                code="SG611",
             )
         return self.begin()
 
@@ -551,14 +549,12 @@ class InputShard:
         """
         count, index = context.num_input_pipelines, context.input_pipeline_id
         if context.num_replicas_in_sync % count:
-            raise ValueError(
-                explain(
-                    f"{context.num_replicas_in_sync} replicas do not divide evenly over {count} "
-                    "workers.",
-                    expected="the same number of replicas on each worker.",
-                    fix="give every worker the same number of devices.",
-                    code="SG510",
-                )
+            raise invalid(
+                f"{context.num_replicas_in_sync} replicas do not divide evenly over {count} "
+                "workers.",
+                expected="the same number of replicas on each worker.",
+                fix="give every worker the same number of devices.",
+                code="SG510",
             )
         if count == 1:
             return cls(source, context, is_whole=True)

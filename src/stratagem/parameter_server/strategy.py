@@ -16,7 +16,7 @@ from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import id_in_cluster
 from stratagem.devices.finding import DeviceLike, find_devices, local_devices, refuse_to_plan
 from stratagem.devices.mesh import Topology
-from stratagem.errors import UnavailableError, explain, report_error
+from stratagem.errors import UnavailableError, invalid, report_error
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
@@ -403,13 +403,11 @@ def table_servers(
     if num_replicas is None:
         given = [f"{name}={value!r}" for name, value in arguments.items() if value is not None]
         if given:
-            raise ValueError(
-                explain(
-                    f"A HybridStrategy received {', '.join(given)}, but no rule has the place "
-                    '"server".',
-                    expected="arguments for parameter servers only if a rule uses them.",
-                    fix='pass placement={"embedding": "server"}, or omit these arguments.',
-                )
+            raise invalid(
+                f"A HybridStrategy received {', '.join(given)}, but no rule has the place "
+                '"server".',
+                expected="arguments for parameter servers only if a rule uses them.",
+                fix='pass placement={"embedding": "server"}, or omit these arguments.',
             )
         return None
     refuse_to_plan("A HybridStrategy with tables on parameter servers")

@@ -27,7 +27,7 @@ from stratagem.checkpoint.storage.shards import (
     shard_key,
     size_bytes_of,
 )
-from stratagem.errors import DataLossError, explain
+from stratagem.errors import DataLossError, explain, invalid
 from stratagem.resources import available_cores
 
 # Checkpoint manifest: contents of a checkpoint, with a checksum of each array.
@@ -88,21 +88,16 @@ def verified_manifest(manifest: object, where: str) -> dict[str, Any]:
     Raises DataLossError if the checksum differs, and ValueError for a foreign or later format.
     """
     if not isinstance(manifest, dict) or "format" not in manifest:
-        raise ValueError(
-            explain(
-                f"{where} was not written by sg.train.Checkpoint.",
-                expected="a checkpoint with Stratagem's manifest.",
-                fix="load Keras files with model.load_weights or keras.saving.load_model.",
-            )
+        raise invalid(
+            f"{where} was not written by sg.train.Checkpoint.",
+            expected="a checkpoint with Stratagem's manifest.",
+            fix="load Keras files with model.load_weights or keras.saving.load_model.",
         )
     if manifest["format"] not in (FORMAT, SHARDED_FORMAT):
-        raise ValueError(
-            explain(
-                f"{where} has format {manifest['format']}.",
-                expected=f"format {FORMAT} or {SHARDED_FORMAT}, which this version of Stratagem "
-                "reads.",
-                fix="read it with the Stratagem version that wrote it, or a later one.",
-            )
+        raise invalid(
+            f"{where} has format {manifest['format']}.",
+            expected=f"format {FORMAT} or {SHARDED_FORMAT}, which this version of Stratagem reads.",
+            fix="read it with the Stratagem version that wrote it, or a later one.",
         )
     rest = {key: value for key, value in manifest.items() if key != "crc32"}
     if _text_checksum(rest) != manifest.get("crc32"):

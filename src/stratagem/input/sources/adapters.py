@@ -13,7 +13,7 @@ from typing import Any, NoReturn, cast
 import jax
 import numpy as np
 
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.input.sources.sequences import (
     ArraySource,
     PyDatasetSource,
@@ -169,15 +169,13 @@ class _IteratorReader(Reader):
 
 
 def _used_up(origin: object, num_taken: int) -> ValueError:
-    return ValueError(
-        explain(
-            f"The dataset cannot be read again: it is an object of type "
-            f"{type(origin).__name__}, which ended after {num_taken} batches.",
-            expected="data that can be read from the start in each epoch; generators and "
-            "iterators can be read only once.",
-            fix="pass the function that creates it: sg.input.Dataset.from_generator(function).",
-            code="SG303",
-        )
+    return invalid(
+        f"The dataset cannot be read again: it is an object of type "
+        f"{type(origin).__name__}, which ended after {num_taken} batches.",
+        expected="data that can be read from the start in each epoch; generators and "
+        "iterators can be read only once.",
+        fix="pass the function that creates it: sg.input.Dataset.from_generator(function).",
+        code="SG303",
     )
 
 
@@ -209,12 +207,10 @@ class RayDataSource(Source):
         self._batching = {"batch_size": batch_size, "drop_last": drop_remainder}
         self._seed = seed if shuffle else None
         if shuffle and self._is_split:
-            raise ValueError(
-                explain(
-                    "shuffle=True was passed with a Ray DataIterator.",
-                    expected="a Dataset, whose rows Ray can reorder.",
-                    fix="call random_shuffle() of the Dataset before it is split.",
-                )
+            raise invalid(
+                "shuffle=True was passed with a Ray DataIterator.",
+                expected="a Dataset, whose rows Ray can reorder.",
+                fix="call random_shuffle() of the Dataset before it is split.",
             )
 
     @property
@@ -225,12 +221,10 @@ class RayDataSource(Source):
         """
         if self._is_split:
             return AutoShardPolicy.OFF
-        raise ValueError(
-            explain(
-                "A ray.data.Dataset was passed to a strategy of several processes.",
-                expected="an iterator for each process: Ray has no fixed order to divide by.",
-                fix="pass ray.train.get_dataset_shard(name), or dataset.streaming_split(n)[index].",
-            )
+        raise invalid(
+            "A ray.data.Dataset was passed to a strategy of several processes.",
+            expected="an iterator for each process: Ray has no fixed order to divide by.",
+            fix="pass ray.train.get_dataset_shard(name), or dataset.streaming_split(n)[index].",
         )
 
     def open(self, epoch: int) -> Reader:
@@ -263,13 +257,11 @@ class _RayReader(Reader):
 
 def unbatched_ray_data(dataset: object) -> NoReturn:
     """Raises ValueError: a dataset of Ray Data has rows, not batches."""
-    raise ValueError(
-        explain(
-            f"An object of type {type(dataset).__name__} of Ray Data was passed as a dataset.",
-            expected="a dataset of batches.",
-            fix="batch its rows: sg.input.Dataset(dataset, batch_size=64).",
-            code="SG301",
-        )
+    raise invalid(
+        f"An object of type {type(dataset).__name__} of Ray Data was passed as a dataset.",
+        expected="a dataset of batches.",
+        fix="batch its rows: sg.input.Dataset(dataset, batch_size=64).",
+        code="SG301",
     )
 
 
@@ -499,13 +491,11 @@ def as_source(dataset: object) -> Source:
     if callable(own := getattr(dataset, "as_source", None)):  # An sg.input.Dataset.
         return cast("Source", own())
     if _is_arrays(dataset):
-        raise ValueError(
-            explain(
-                f"Unbatched arrays were passed as a dataset, in {_kind(dataset)}.",
-                expected="a dataset of batches.",
-                fix="batch the arrays: sg.input.Dataset(arrays, batch_size=64, shuffle=True).",
-                code="SG301",
-            )
+        raise invalid(
+            f"Unbatched arrays were passed as a dataset, in {_kind(dataset)}.",
+            expected="a dataset of batches.",
+            fix="batch the arrays: sg.input.Dataset(arrays, batch_size=64, shuffle=True).",
+            code="SG301",
         )
     for fits, make in _ADAPTERS:
         if fits(dataset):
@@ -595,12 +585,10 @@ def batched_source(
 def every_nth(examples: Any, num_shards: int, index: int) -> Any:
     """Returns every `num_shards`th example from `index` on, for `batched_source`."""
     if num_shards < 1 or not 0 <= index < num_shards:
-        raise ValueError(
-            explain(
-                f"shard received num_shards={num_shards} and index={index}.",
-                expected="0 <= index < num_shards, or SHARD_HINT for both.",
-                fix="pass an index from 0 to num_shards - 1.",
-            )
+        raise invalid(
+            f"shard received num_shards={num_shards} and index={index}.",
+            expected="0 <= index < num_shards, or SHARD_HINT for both.",
+            fix="pass an index from 0 to num_shards - 1.",
         )
     if _is_arrays(examples):
         return jax.tree.map(lambda leaf: leaf[index::num_shards], examples)

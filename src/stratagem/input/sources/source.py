@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from stratagem.errors import InvalidArgumentError, explain
+from stratagem.errors import InvalidArgumentError, explain, invalid
 from stratagem.options import AutoShardPolicy
 
 # `ArraySpec`: shape and dtype of batches with an open batch size.
@@ -247,14 +247,12 @@ def require_shards(
     """Raises an error if data cannot be divided into `count` shards by a policy, HINT or FILE."""
     name = f"{type(policy).__name__}.{policy.name}"
     if policy.name == "HINT" and not has_shard_hint:
-        raise ValueError(
-            explain(
-                f"{name} was set for a dataset without a shard hint.",
-                expected="a dataset sharded with SHARD_HINT.",
-                fix="call dataset.shard(sg.input.SHARD_HINT, sg.input.SHARD_HINT), or use "
-                f"{type(policy).__name__}.DATA.",
-                code="SG307",
-            )
+        raise invalid(
+            f"{name} was set for a dataset without a shard hint.",
+            expected="a dataset sharded with SHARD_HINT.",
+            fix="call dataset.shard(sg.input.SHARD_HINT, sg.input.SHARD_HINT), or use "
+            f"{type(policy).__name__}.DATA.",
+            code="SG307",
         )
     if policy.name == "FILE" and (num_files is None or num_files < count):
         found = "no known files" if num_files is None else f"{num_files} files"
@@ -274,12 +272,10 @@ class FileSource(SourceOf):
 
     def __init__(self, files: Sequence[Any], make: Callable[[list[Any]], Source]) -> None:
         if not files:
-            raise ValueError(
-                explain(
-                    "The list of files is empty.",
-                    expected="one or more files.",
-                    fix="check the glob pattern or folder that lists them.",
-                )
+            raise invalid(
+                "The list of files is empty.",
+                expected="one or more files.",
+                fix="check the glob pattern or folder that lists them.",
             )
         self.files = list(files)
         self._make = make
@@ -347,12 +343,10 @@ def check_count(count: object) -> int | None:
             )
         )
     if count < -1:
-        raise ValueError(
-            explain(
-                f"repeat received count={count}.",
-                expected="0 or more; None or -1 to repeat forever.",
-                fix="pass the number of epochs.",
-            )
+        raise invalid(
+            f"repeat received count={count}.",
+            expected="0 or more; None or -1 to repeat forever.",
+            fix="pass the number of epochs.",
         )
     return None if count == -1 else count
 

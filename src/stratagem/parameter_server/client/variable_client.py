@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import (
     ShardLayout,
@@ -224,13 +224,11 @@ class VariableClient:
         self.require_coordinator(variable.path)
         servers, most = range(self.client.num_servers), table.get("max_rows")
         if most is not None and most < len(servers):
-            raise ValueError(
-                explain(
-                    f"The keyed table {variable.path!r} divides max_rows={most} over "
-                    f"{len(servers)} servers.",
-                    expected="at least one row for each server.",
-                    fix="raise max_rows, or omit it for no limit.",
-                )
+            raise invalid(
+                f"The keyed table {variable.path!r} divides max_rows={most} over "
+                f"{len(servers)} servers.",
+                expected="at least one row for each server.",
+                fix="raise max_rows, or omit it for no limit.",
             )
         name = self._name_for(variable.path)
         placement = layout_of_keys(
@@ -291,12 +289,10 @@ class VariableClient:
     def caching_reads(self) -> Generator[None]:
         """Caches reads in a `with` block, including those of steps: one request per variable."""
         if self._cached is not None:
-            raise ValueError(
-                explain(
-                    "cache_variable_reads() was called inside a block of cache_variable_reads().",
-                    expected="one such block at a time.",
-                    fix="remove the inner block.",
-                )
+            raise invalid(
+                "cache_variable_reads() was called inside a block of cache_variable_reads().",
+                expected="one such block at a time.",
+                fix="remove the inner block.",
             )
         self._cached = CachedReads(self.client)
         try:
@@ -396,10 +392,8 @@ def _whole(variable: Any, value: np.ndarray) -> np.ndarray:
     try:
         return np.ascontiguousarray(np.broadcast_to(value, variable.shape))
     except ValueError:
-        raise ValueError(
-            explain(
-                f"Variable {variable.path!r} cannot take a value of shape {value.shape}.",
-                expected=f"shape {tuple(variable.shape)}, or a shape that broadcasts to it.",
-                fix="reshape the value to variable.shape.",
-            )
+        raise invalid(
+            f"Variable {variable.path!r} cannot take a value of shape {value.shape}.",
+            expected=f"shape {tuple(variable.shape)}, or a shape that broadcasts to it.",
+            fix="reshape the value to variable.shape.",
         ) from None

@@ -15,7 +15,7 @@ import numpy as np
 
 from stratagem.contexts import get_strategy
 from stratagem.environment import load
-from stratagem.errors import check_choice, explain
+from stratagem.errors import check_choice, explain, invalid
 from stratagem.parameter_server.client.shard_layout import KeyLayout
 from stratagem.parameter_server.client.table_client import TableClient
 from stratagem.parameter_server.server.tables.saved_tables import TableVersions
@@ -213,12 +213,10 @@ def client_of(strategy: Strategy | None) -> TableClient:
     remote = (strategy or get_strategy()).placement.remote
     client = None if remote is None else TableClient(remote.variables.client)
     if client is None or not client.layouts:
-        raise ValueError(
-            explain(
-                f"{strategy} has no keyed tables.",
-                expected="a strategy with parameter servers, whose model has tables of keys.",
-                fix="call this in strategy.scope(), or pass strategy=, after the model was built.",
-            )
+        raise invalid(
+            f"{strategy} has no keyed tables.",
+            expected="a strategy with parameter servers, whose model has tables of keys.",
+            fix="call this in strategy.scope(), or pass strategy=, after the model was built.",
         )
     return client
 

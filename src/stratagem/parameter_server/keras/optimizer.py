@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.replica_context import ReplicaContext
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.execution.tracing.remote_state import Summand, SumOverWorkers
@@ -375,12 +375,10 @@ def check_known(optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> 
     known = {id(variable) for variable in trainable_variables(optimizer)}
     unknown = [variable.path for variable in variables if id(variable) not in known]
     if unknown:
-        raise ValueError(
-            explain(
-                f"{optimizer.name} received gradients of {unknown}, but was not built for them.",
-                expected="variables that the optimizer was built for.",
-                fix="build it for all variables: optimizer.build(model.trainable_variables).",
-            )
+        raise invalid(
+            f"{optimizer.name} received gradients of {unknown}, but was not built for them.",
+            expected="variables that the optimizer was built for.",
+            fix="build it for all variables: optimizer.build(model.trainable_variables).",
         )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from stratagem import contexts as stack
 from stratagem.contexts import get_strategy
-from stratagem.errors import explain, raise_reported
+from stratagem.errors import explain, invalid, raise_reported
 from stratagem.execution.replica_context import ReplicaContext
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.keras.numerics.optimizer import apply_with_rows
@@ -212,13 +212,11 @@ class _BatchScheduler(StepFunction):
 
     def __init__(self, model: keras.Model, strategy: Strategy, kind: str) -> None:
         if model.run_eagerly:
-            raise ValueError(
-                explain(
-                    "The model has run_eagerly=True under a ParameterServerStrategy.",
-                    expected="compiled steps, which run on workers.",
-                    fix="debug the model under sg.OneDeviceStrategy, or without a strategy.",
-                    code="SG411",
-                )
+            raise invalid(
+                "The model has run_eagerly=True under a ParameterServerStrategy.",
+                expected="compiled steps, which run on workers.",
+                fix="debug the model under sg.OneDeviceStrategy, or without a strategy.",
+                code="SG411",
             )
         self._model = model
         self._coordinator = ClusterCoordinator(strategy)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.parameter_server.server.shards import (
     SavedPart,
     Shard,
@@ -52,12 +52,10 @@ def made_shard(
     assert make is not None
     value = np.array(make(), np.dtype(spec.dtype), copy=None if is_own else True)
     if value.shape != spec.shape:
-        raise ValueError(
-            explain(
-                f"The initial value of {spec.name!r} has shape {value.shape}.",
-                expected=f"shape {spec.shape}.",
-                fix="make the initializer use its `shape` argument.",
-            )
+        raise invalid(
+            f"The initial value of {spec.name!r} has shape {value.shape}.",
+            expected=f"shape {spec.shape}.",
+            fix="make the initializer use its `shape` argument.",
         )
     return Shard(spec, value)
 
@@ -123,15 +121,13 @@ class Rules:
         """Registers an optimizer. Raises ValueError if the name belongs to a different one."""
         known, description = self._descriptions.get(optimizer), _as_json(rule.describe())
         if known is not None and known != description:
-            raise ValueError(
-                explain(
-                    f"Cannot train these variables with {description}: the servers already "
-                    "have another optimizer with this name.",
-                    expected=f"the existing optimizer: {known}.",
-                    fix="use the optimizer of the journal or of the first client, rename the new "
-                    "one, or restart the servers with empty journals.",
-                    code="SG610",
-                )
+            raise invalid(
+                f"Cannot train these variables with {description}: the servers already "
+                "have another optimizer with this name.",
+                expected=f"the existing optimizer: {known}.",
+                fix="use the optimizer of the journal or of the first client, rename the new "
+                "one, or restart the servers with empty journals.",
+                code="SG610",
             )
         if known is None:
             self._scalars[optimizer] = dict(rule.scalars())
@@ -257,13 +253,11 @@ class ServerVariables:
                 self.num_changes += 1
                 return True
         if shard.spec != spec:
-            raise ValueError(
-                explain(
-                    f"Variable {spec.name!r} was created as {spec}, but it already exists.",
-                    expected=f"the spec that this server stores: {shard.spec}.",
-                    fix="rename the variable, or restart the servers with empty journals.",
-                    code="SG610",
-                )
+            raise invalid(
+                f"Variable {spec.name!r} was created as {spec}, but it already exists.",
+                expected=f"the spec that this server stores: {shard.spec}.",
+                fix="rename the variable, or restart the servers with empty journals.",
+                code="SG610",
             )
         return False
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.errors import explain
+from stratagem.errors import invalid
 
 # Hash of 64-bit keys, and streams of bits that depend on a key and a seed.
 
@@ -92,13 +92,11 @@ class RowFormat:
 
     def __post_init__(self) -> None:
         if self.storage_dtype is not None and self.dtype != "float32":
-            raise ValueError(
-                explain(
-                    f"Rows of dtype {self.dtype} have the storage_dtype {self.storage_dtype!r}.",
-                    expected="rows of dtype float32.",
-                    fix='create the layer with dtype="float32" or a mixed policy, or omit '
-                    "storage_dtype.",
-                )
+            raise invalid(
+                f"Rows of dtype {self.dtype} have the storage_dtype {self.storage_dtype!r}.",
+                expected="rows of dtype float32.",
+                fix='create the layer with dtype="float32" or a mixed policy, or omit '
+                "storage_dtype.",
             )
 
     @classmethod

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from stratagem.errors import check_number, explain
+from stratagem.errors import check_number, invalid
 from stratagem.parameter_server.server.tables.row_formats import (
     GOLDEN,
     RowFormat,
@@ -74,12 +74,10 @@ class WithProbability:
 
     def __post_init__(self) -> None:
         if not 0 < self.probability <= 1:
-            raise ValueError(
-                explain(
-                    f"WithProbability received probability={self.probability!r}.",
-                    expected="a number above 0 and at most 1.",
-                    fix="omit the policy to make every row.",
-                )
+            raise invalid(
+                f"WithProbability received probability={self.probability!r}.",
+                expected="a number above 0 and at most 1.",
+                fix="omit the policy to make every row.",
             )
 
 
