@@ -498,7 +498,8 @@ class PreemptionCheckpointHandler:
 def _manager_of(
     saved: Checkpoint | CheckpointManager, folder: str | os.PathLike[str] | None
 ) -> CheckpointManager:
-    check_type("checkpoint_or_checkpoint_manager", saved, Checkpoint, CheckpointManager)
+    wanted = "a Checkpoint or a CheckpointManager"
+    check_type("checkpoint_or_checkpoint_manager", saved, Checkpoint | CheckpointManager, wanted)
     if isinstance(saved, CheckpointManager):
         return saved
     if not folder:
