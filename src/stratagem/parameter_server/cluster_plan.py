@@ -144,8 +144,7 @@ class CoordinatorOptions:
     def __post_init__(self) -> None:
         owner = "sg.coordinator.options"
         check_number(owner, 0.0, start_delay_s=self.start_delay_s)
-        if self.recovery_timeout_s is not None:
-            check_number(owner, above=0, recovery_timeout_s=self.recovery_timeout_s)
+        check_number(owner, above=0, or_none=True, recovery_timeout_s=self.recovery_timeout_s)
         check_number(owner, 0, max_transient_failures=self.max_transient_failures)
         check_number(owner, above=0, journal_interval_s=self.journal_interval_s)
 

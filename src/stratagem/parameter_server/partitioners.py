@@ -137,8 +137,7 @@ class MaxSizePartitioner:
 
     def __post_init__(self) -> None:
         numbers = dataclasses.asdict(self)
-        if self.max_shards is None:
-            del numbers["max_shards"]
+        check_number("MaxSizePartitioner", or_none=True, max_shards=numbers.pop("max_shards"))
         check_number("MaxSizePartitioner", **numbers)
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:

@@ -71,8 +71,7 @@ def _checked(
             expected="both or none of them, and 0 <= consumer_index < num_consumers.",
             fix="pass the index of this process among the consumers, and their number.",
         )
-    if most_ahead is not None:
-        check_number("distribute", max_outstanding_requests=most_ahead)
+    check_number("distribute", or_none=True, max_outstanding_requests=most_ahead)
     if is_exact and policy is ShardingPolicy.OFF and not in_rounds:
         raise invalid(
             "exactly_once=True was passed with ShardingPolicy.OFF, with which each worker "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -353,11 +353,7 @@ class VariableClient:
 
         The servers delete the optimizer once it is garbage-collected here.
         """
-        kind = type(optimizer).__name__.lower()
-        name, number = kind, 1
-        while name in self._optimizers:
-            number += 1
-            name = f"{kind}_{number}"
+        name = _numbered(type(optimizer).__name__.lower(), self._optimizers)
         self._optimizers[name] = weakref.ref(optimizer)
         return name
 
@@ -377,12 +373,18 @@ class VariableClient:
 
     def _name_for(self, path: str) -> str:
         """Returns a unique variable name; the same in each run of a program."""
-        name, number = path, 1
-        while name in self._names:
-            number += 1
-            name = f"{path}_{number}"
+        name = _numbered(path, self._names)
         self._names.add(name)
         return name
+
+
+def _numbered(name: str, taken: Collection[str]) -> str:
+    """Returns a name that is not taken: the given one, or the next one with a number."""
+    found, number = name, 1
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    return found
 
 
 def _whole(variable: Any, value: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stratagem.config import filters_traceback
-from stratagem.errors import explain, invalid
+from stratagem.errors import check_type, invalid
 from stratagem.launch.processes.local_processes import not_the_coordinator
 from stratagem.logs import PublicDir, as_html, new_table
 from stratagem.parameter_server.cluster_plan import RemoteStateStrategy
@@ -239,14 +239,8 @@ class ClusterCoordinator(PublicDir, Closing):
         return closure.result
 
     def _check(self, fn: object, args: object, worker: object) -> None:
-        if not callable(fn):
-            raise TypeError(
-                explain(
-                    f"schedule received fn={fn!r} of type {type(fn).__name__}.",
-                    expected="a callable.",
-                    fix="pass the function as `fn` and its arguments as `args`.",
-                )
-            )
+        how = "pass the function as `fn` and its arguments as `args`."
+        check_type("fn", fn, callable, "a callable", how, owner="schedule")
         if args is not None and not isinstance(args, tuple | list):
             raise invalid(
                 f"schedule received args of type {type(args).__name__}.",

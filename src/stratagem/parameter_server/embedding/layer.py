@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import keras
 
 from stratagem.contexts import get_strategy
-from stratagem.errors import check_choice, check_number, explain, invalid
+from stratagem.errors import check_choice, check_number, check_type, invalid
 from stratagem.execution.lookups import embedding_lookup, note_table
 from stratagem.keras.variables.requests import annotated
 from stratagem.parameter_server.client.shard_layout import KeyLayout
@@ -200,8 +200,7 @@ class DynamicEmbedding(keras.layers.Layer):
 
     def _check(self) -> None:
         check_number("DynamicEmbedding", output_dim=self.output_dim)
-        if self.max_rows is not None:
-            check_number("DynamicEmbedding", max_rows=self.max_rows)
+        check_number("DynamicEmbedding", or_none=True, max_rows=self.max_rows)
         check_choice("DynamicEmbedding", (None, *COMBINERS), combiner=self.combiner)
         check_choice("DynamicEmbedding", (None, *ROW_DTYPES), storage_dtype=self.storage_dtype)
         needs_limit = self.eviction is not None and not isinstance(self.eviction, NotSeenFor)
@@ -320,14 +319,9 @@ def _policy_fields(policy: Any) -> dict[str, Any] | None:
 def _policy(given: Any, kinds: Any, argument: str) -> Any:
     """Returns a policy, also from its fields in a config."""
     policy = policy_from(given) if isinstance(given, Mapping) else given
-    if policy is not None and not isinstance(policy, kinds):
-        raise TypeError(
-            explain(
-                f"DynamicEmbedding received {argument}={given!r}.",
-                expected=f"one of {[one.__name__ for one in kinds.__args__]}, or None.",
-                fix=f"pass {argument}=sg.embedding.{kinds.__args__[0].__name__}(...).",
-            )
-        )
+    wanted = f"one of {[one.__name__ for one in kinds.__args__]}, or None"
+    how = f"pass {argument}=sg.embedding.{kinds.__args__[0].__name__}(...)."
+    check_type(argument, policy, kinds | None, wanted, how, owner="DynamicEmbedding")
     return policy
 
 

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -269,9 +269,9 @@ def export(
         names = {name: f"{quote(name, safe='')}.{format}" for name in client.layouts}
         for name, layout in client.layouts.items():
             schema = _schema(arrow, layout, with_keys=with_keys)
-            with _writer(new / names[name], schema, format) as write:
+            with _writer(new / names[name], schema, format) as writer:
                 for keys, rows in client.pieces(name, with_keys=with_keys):
-                    write(_record_batch(arrow, schema, keys, rows))
+                    writer.write_batch(_record_batch(arrow, schema, keys, rows))
     return [str(final / file) for file in names.values()]
 
 
@@ -329,16 +329,14 @@ def _record_batch(arrow: Any, schema: Any, keys: np.ndarray | None, rows: np.nda
     return arrow.record_batch(columns, schema=schema)
 
 
-@contextlib.contextmanager
-def _writer(path: Path, schema: Any, kind: str) -> Generator[Callable[[Any], None]]:
-    """Yields a function that writes a record batch."""
-    if kind == "parquet":
-        parquet = load(
-            "pyarrow.parquet", needed_by="sg.embedding.export", install="'stratagem[data]'"
-        )
-        with parquet.ParquetWriter(path, schema) as writer:
-            yield writer.write_batch
-        return
-    ipc = load("pyarrow.ipc", needed_by="sg.embedding.export", install="'stratagem[data]'")
-    with ipc.new_file(str(path), schema) as writer:
-        yield writer.write_batch
+def _writer(path: Path, schema: Any, kind: str) -> Any:
+    """Returns a context manager that writes record batches with its `write_batch`."""
+    name = "parquet" if kind == "parquet" else "ipc"
+    arrow: Any = load(
+        f"pyarrow.{name}", needed_by="sg.embedding.export", install="'stratagem[data]'"
+    )
+    return (
+        arrow.ParquetWriter(path, schema)
+        if name == "parquet"
+        else arrow.new_file(str(path), schema)
+    )

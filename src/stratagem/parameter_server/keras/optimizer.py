@@ -28,6 +28,7 @@ from stratagem.parameter_server.client.variable_client import (
     Assigned,
     Gradient,
     IsFinite,
+    OptimizerScalar,
     RowGradient,
     Scalar,
     VariableClient,
@@ -268,11 +269,27 @@ def send_gradients(
         for grad, one in zip(grads, variables, strict=True)
     ]
     grads = final_gradients(optimizer, grads, variables)
+    send_all(optimizer, grads, variables, scope.outermost)
+
+
+def send_all(
+    optimizer: keras.optimizers.Optimizer,
+    grads: list[Any],
+    variables: list[Any],
+    scope: ReplicaScope,
+) -> None:
+    """Sends gradients to the servers, with the optimizer's scalars if this process has them.
+
+    `scope` is that of the whole replica function.
+    """
     name = name_on_servers(optimizer, variables[0].variable_client)
-    send_assigned(variables, optimizer, scope.outermost)
+    if not variables[0].distribute_strategy.placement.is_remote:
+        for own_name, scalar in scalars_of(optimizer).items():
+            scope.send(OptimizerScalar(stored_name(name, own_name)), scalar.own_value())
+    _send_assigned(variables, optimizer, scope)
     for grad, variable in zip(grads, variables, strict=True):
-        send(grad, variable, name, scope.outermost)
-    scope.outermost.leave_to_servers([*variables, *optimizer.variables])
+        _send(grad, variable, name, scope)
+    scope.leave_to_servers([*variables, *filter(is_remote, optimizer.variables)])
 
 
 def final_gradients(
@@ -330,7 +347,7 @@ def _unscaled(
     return grads
 
 
-def send_assigned(
+def _send_assigned(
     variables: list[Any], optimizer: keras.optimizers.Optimizer, scope: ReplicaScope
 ) -> None:
     """Sends what the step has assigned so far to trained variables, and to the optimizer's own.
@@ -350,7 +367,7 @@ def send_assigned(
         scope.send(Assigned(variable, name, is_added=is_added), value)
 
 
-def send(
+def _send(
     grad: jax.Array | IndexedSlices,
     variable: ParameterServerVariable,
     optimizer: str,

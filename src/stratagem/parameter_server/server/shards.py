@@ -449,10 +449,10 @@ class UpdateMode:
     max_staleness: int | None = None
 
     def __post_init__(self) -> None:
-        check_number("ParameterServerStrategy", 0, num_needed=self.num_needed)
-        if self.max_staleness is not None:
-            check_number("ParameterServerStrategy", 0, max_staleness=self.max_staleness)
-        if self.num_needed and self.max_staleness is not None:
+        owner, limit = "ParameterServerStrategy", self.max_staleness
+        check_number(owner, 0, num_needed=self.num_needed)
+        check_number(owner, 0, or_none=True, max_staleness=limit)
+        if self.num_needed and limit is not None:
             raise invalid(
                 f"{self} limits the staleness of synchronous updates.",
                 expected="max_staleness only with num_needed=0.",

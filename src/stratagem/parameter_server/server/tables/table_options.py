@@ -290,8 +290,7 @@ class TableOptions:
     storage_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        if self.max_rows is not None:
-            check_number("A keyed table", max_rows=self.max_rows)
+        check_number("A keyed table", or_none=True, max_rows=self.max_rows)
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> TableOptions:
