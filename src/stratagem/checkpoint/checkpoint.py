@@ -24,7 +24,6 @@ from stratagem.checkpoint.saving import (
     CheckpointOptions,
     SavedTables,
     load_manifest,
-    location_of,
     prepare,
     record_restore,
     save,
@@ -368,8 +367,9 @@ class Checkpoint:
             arrays = values_to_save(parts, items, {} if sharded is None else sharded.arrays)
             tables = save_tables(parts, folder, None if place is None else place.tables)
             notes = _notes(parts, items, tables)
-            place = location_of(place or CheckpointLocation(folder), tables)
-            written = save(arrays, notes, place, options, sharded)
+            staged = None if tables is None else tables.staged
+            place = place or CheckpointLocation(folder)
+            written = save(arrays, notes, place, options, sharded, staged)
         except Exception:
             if tables is not None:
                 tables.remove()

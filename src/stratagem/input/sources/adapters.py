@@ -78,18 +78,25 @@ class GeneratorSource(Source):
         return _GeneratorReader(iter(self._make()))
 
 
-class _GeneratorReader(Reader):
-    """Reads a generator; resumes by reading earlier batches again."""
+class _BatchReader(Reader):
+    """Reads an iterator over batches, and closes it if it can be."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
 
     def read(self) -> Any:
-        return _copied(next(self._iterator))
+        return next(self._iterator)
 
     def close(self) -> None:
         if callable(close := getattr(self._iterator, "close", None)):
             close()
+
+
+class _GeneratorReader(_BatchReader):
+    """Reads a generator; resumes by reading earlier batches again."""
+
+    def read(self) -> Any:
+        return _copied(next(self._iterator))
 
 
 class OneShotSource(Source):
@@ -238,12 +245,9 @@ class RayDataSource(Source):
         raise TypeError("Ray's own executor reads a ray.data.Dataset on other machines")
 
 
-class _RayReader(Reader):
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches = batches
-
+class _RayReader(_BatchReader):
     def read(self) -> Any:
-        return dict(next(self._batches))
+        return dict(next(self._iterator))
 
     def state(self) -> NoReturn:
         raise not_resumable_error(
@@ -326,25 +330,16 @@ def _open_iterator(dataset: Iterable[Any]) -> Any:
     return iter(dataset)
 
 
-class _GrainReader(Reader):
+class _GrainReader(_BatchReader):
     has_cheap_state = False
 
-    def __init__(self, iterator: Any) -> None:
-        self._iterator = iterator
-
-    def read(self) -> Any:
-        return next(self._iterator)
-
     def state(self) -> Any:
-        return self._iterator.get_state()
+        iterator: Any = self._iterator
+        return iterator.get_state()
 
     def restore(self, state: object) -> None:
-        self._iterator.set_state(state)
-
-    def close(self) -> None:
-        close = getattr(self._iterator, "close", None)
-        if callable(close):
-            close()
+        iterator: Any = self._iterator
+        iterator.set_state(state)
 
 
 class TensorFlowSource(Source):

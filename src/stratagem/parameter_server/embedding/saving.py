@@ -331,12 +331,7 @@ def _record_batch(arrow: Any, schema: Any, keys: np.ndarray | None, rows: np.nda
 
 def _writer(path: Path, schema: Any, kind: str) -> Any:
     """Returns a context manager that writes record batches with its `write_batch`."""
-    name = "parquet" if kind == "parquet" else "ipc"
-    arrow: Any = load(
-        f"pyarrow.{name}", needed_by="sg.embedding.export", install="'stratagem[data]'"
-    )
-    return (
-        arrow.ParquetWriter(path, schema)
-        if name == "parquet"
-        else arrow.new_file(str(path), schema)
-    )
+    needed = {"needed_by": "sg.embedding.export", "install": "'stratagem[data]'"}
+    if kind == "parquet":
+        return load("pyarrow.parquet", **needed).ParquetWriter(path, schema)
+    return load("pyarrow.ipc", **needed).new_file(str(path), schema)

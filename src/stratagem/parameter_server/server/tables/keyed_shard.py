@@ -405,8 +405,8 @@ class KeyedShard(Shard):
     def pieces(self, marks: KeyedMarks | None = None) -> Iterator[SavedPart]:
         """Yields copies of slots, all or the marked ones, in pieces of about 4 MiB."""
         none = np.empty(0, np.int64)
-        count = piece_rows(self.size_bytes, self._rows.num_slots)
-        rows = np.arange(self._rows.num_slots) if marks is None else marks.rows
+        count = piece_rows(self.row_bytes, 1)
+        rows = self._rows_to_save() if marks is None else marks.rows
         candidates = np.arange(self._candidates.num_slots) if marks is None else marks.candidates
         for first in range(0, len(rows), count):
             with self.lock:
@@ -415,6 +415,10 @@ class KeyedShard(Shard):
         with self.lock:  # also of a table without rows
             part = self._saved(none, candidates)
         yield part
+
+    def _rows_to_save(self) -> np.ndarray:
+        """Returns the slots that a rewritten journal has."""
+        return np.arange(self._rows.num_slots)
 
     def restore(self, part: SavedPart) -> None:
         """Restores slots from a journal. Call `restored` after the last part."""
