@@ -31,9 +31,8 @@ from stratagem.checkpoint.restoring import (
 from stratagem.checkpoint.saving import check_arrays, check_tables, load_arrays, restore_tables
 from stratagem.checkpoint.storage.files import portions
 from stratagem.checkpoint.storage.process import fits_in_memory, wait_for_writing
-from stratagem.checkpoint.storage.shard_reader import Region, ShardReader
+from stratagem.checkpoint.storage.shard_reader import Receiver, Region, ShardReader
 from stratagem.checkpoint.storage.shards import (
-    Receiver,
     ShardedArray,
     ShardedItems,
     ShardedWrite,

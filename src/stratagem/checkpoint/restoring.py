@@ -22,7 +22,7 @@ from stratagem.checkpoint.objects import (
     model_groups,
     part_by_path,
 )
-from stratagem.checkpoint.storage.shards import Receiver
+from stratagem.checkpoint.storage.shard_reader import Receiver
 from stratagem.devices.lockstep import compute_on_every_process, is_multi_process, wait_until_ready
 from stratagem.devices.shards import assemble_on_host, local_shards, put_local_shards
 from stratagem.errors import invalid

@@ -35,8 +35,8 @@ from stratagem.checkpoint.storage.process import (
 from stratagem.checkpoint.storage.process import (
     wait_for_writing as wait_for_files,
 )
+from stratagem.checkpoint.storage.shard_reader import Receiver
 from stratagem.checkpoint.storage.shards import (
-    Receiver,
     ShardedWrite,
     is_of_shards,
     report_shard_error,
