@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from stratagem import contexts as stack
-from stratagem.errors import check_type, explain, invalid
+from stratagem.errors import check_type, invalid
 from stratagem.input.batch_messages import SnapshotSource
 from stratagem.input.sources.adapters import GeneratorSource, as_source, batched_source, every_nth
 from stratagem.input.sources.source import (
@@ -139,14 +139,9 @@ class Dataset:
 
         Source: TF 2.21 dataset_ops.py, Dataset.from_generator.
         """
-        if not callable(generator):
-            raise TypeError(
-                explain(
-                    f"from_generator received {generator!r} of type {type(generator).__name__}.",
-                    expected="a function that returns an iterable of batches.",
-                    fix="pass the function, not its result: from_generator(batches).",
-                )
-            )
+        wanted = "a function that returns an iterable of batches"
+        how = "pass the function, not its result: from_generator(batches)."
+        check_type("generator", generator, callable, wanted, how, owner="from_generator")
         return cls(GeneratorSource(lambda: generator(*args)))
 
     @classmethod

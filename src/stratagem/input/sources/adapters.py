@@ -299,10 +299,7 @@ class GrainIterSource(Source):
 class GrainMapSource(GrainIterSource):
     """A `grain.MapDataset` of batches, reshuffled in each epoch."""
 
-    @property
-    def can_seek(self) -> bool:
-        """True."""
-        return True
+    can_seek = True
 
     @property
     def cardinality(self) -> int:

@@ -28,14 +28,10 @@ class RowSource(Source):
 
     is_in_memory = False
     can_reshape = False
+    can_seek = True
 
     @property
     def order_follows_epoch(self) -> bool:
-        """True."""
-        return True
-
-    @property
-    def can_seek(self) -> bool:
         """True."""
         return True
 

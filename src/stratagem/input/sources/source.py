@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from stratagem.errors import InvalidArgumentError, explain, invalid
+from stratagem.errors import InvalidArgumentError, check_type, explain, invalid
 from stratagem.options import AutoShardPolicy
 
 # `ArraySpec`: shape and dtype of batches with an open batch size.
@@ -120,7 +120,14 @@ class Reader(abc.ABC):
 
 
 class Source(abc.ABC):
-    """A dataset of batches."""
+    """A dataset of batches.
+
+    `can_seek` is True if `open_at` reads none of the batches before the first, and `has_shard_hint`
+    if there is a shard hint to fill in.
+    """
+
+    can_seek: bool = False
+    has_shard_hint: bool = False
 
     @property
     def order_follows_epoch(self) -> bool:
@@ -133,11 +140,6 @@ class Source(abc.ABC):
         return self.order_follows_epoch
 
     @property
-    def can_seek(self) -> bool:
-        """True if `open_at` reads none of the batches before the first."""
-        return False
-
-    @property
     def cardinality(self) -> int:
         """Number of batches, or `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`."""
         return UNKNOWN_CARDINALITY
@@ -146,11 +148,6 @@ class Source(abc.ABC):
     def num_files(self) -> int | None:
         """Number of files of the source; None if there are none or the number is unknown."""
         return None
-
-    @property
-    def has_shard_hint(self) -> bool:
-        """True if the source has a shard hint to fill in."""
-        return False
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy:
@@ -306,14 +303,11 @@ class FileSource(SourceOf):
 class HintSource(SourceOf):
     """A dataset with a shard hint, created from the number of shards and the index."""
 
+    has_shard_hint = True
+
     def __init__(self, make: Callable[[int, int], Source]) -> None:
         self._make = make
         self._whole: Source | None = None
-
-    @property
-    def has_shard_hint(self) -> bool:
-        """True."""
-        return True
 
     def shard(self, num_shards: int, index: int) -> Source:
         """Fills in the hint."""
@@ -330,23 +324,17 @@ class HintSource(SourceOf):
 # Sources that repeat another source, one epoch after the other.
 
 
-def check_count(count: object) -> int | None:
+def check_count(count: Any) -> int | None:
     """Returns a valid repeat count, or None to repeat forever."""
+    how = "pass the number of epochs."
+    check_type("count", count, int | None, "an int, or None to repeat forever", how, owner="repeat")
     if count is None:
         return None
-    if not isinstance(count, int) or isinstance(count, bool):
-        raise TypeError(
-            explain(
-                f"repeat received count={count!r} of type {type(count).__name__}.",
-                expected="an int, or None to repeat forever.",
-                fix="pass the number of epochs.",
-            )
-        )
     if count < -1:
         raise invalid(
             f"repeat received count={count}.",
             expected="0 or more; None or -1 to repeat forever.",
-            fix="pass the number of epochs.",
+            fix=how,
         )
     return None if count == -1 else count
 
@@ -370,6 +358,7 @@ class RepeatedSource(SourceOf):
     def __init__(self, source: Source, count: int | None) -> None:
         self._source = source
         self.count = count
+        self.has_shard_hint = source.has_shard_hint
 
     @property
     def once(self) -> Source:
@@ -385,11 +374,6 @@ class RepeatedSource(SourceOf):
     def num_files(self) -> int | None:
         """Same as the source."""
         return self._source.num_files
-
-    @property
-    def has_shard_hint(self) -> bool:
-        """Same as the source."""
-        return self._source.has_shard_hint
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy:
