@@ -414,11 +414,7 @@ class HuggingFaceStreamSource(IterableSource):
     def __init__(self, dataset: Any) -> None:
         super().__init__(dataset)
         self._dataset = dataset
-
-    @property
-    def num_files(self) -> int:
-        """Number of files or other shards of the dataset."""
-        return self._dataset.num_shards
+        self.num_files = dataset.num_shards
 
     def shard(self, num_shards: int, index: int) -> Source:
         """Returns every `num_shards`th file from `index` on."""

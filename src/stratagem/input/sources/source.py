@@ -123,11 +123,13 @@ class Source(abc.ABC):
     """A dataset of batches.
 
     `can_seek` is True if `open_at` reads none of the batches before the first, and `has_shard_hint`
-    if there is a shard hint to fill in.
+    if there is a shard hint to fill in. `num_files` is None without files, or if their number is
+    unknown.
     """
 
     can_seek: bool = False
     has_shard_hint: bool = False
+    num_files: int | None = None
 
     @property
     def order_follows_epoch(self) -> bool:
@@ -143,11 +145,6 @@ class Source(abc.ABC):
     def cardinality(self) -> int:
         """Number of batches, or `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`."""
         return UNKNOWN_CARDINALITY
-
-    @property
-    def num_files(self) -> int | None:
-        """Number of files of the source; None if there are none or the number is unknown."""
-        return None
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy:
@@ -275,13 +272,9 @@ class FileSource(SourceOf):
                 fix="check the glob pattern or folder that lists them.",
             )
         self.files = list(files)
+        self.num_files = len(self.files)
         self._make = make
         self._source: Source | None = None
-
-    @property
-    def num_files(self) -> int:
-        """Number of files."""
-        return len(self.files)
 
     def shard(self, num_shards: int, index: int) -> Source:
         """Returns every `num_shards`th file from `index` on."""
@@ -358,7 +351,7 @@ class RepeatedSource(SourceOf):
     def __init__(self, source: Source, count: int | None) -> None:
         self._source = source
         self.count = count
-        self.has_shard_hint = source.has_shard_hint
+        self.has_shard_hint, self.num_files = source.has_shard_hint, source.num_files
 
     @property
     def once(self) -> Source:
@@ -369,11 +362,6 @@ class RepeatedSource(SourceOf):
     def cardinality(self) -> int:
         """Number of batches of all repetitions."""
         return repeated_cardinality(self._source.cardinality, self.count)
-
-    @property
-    def num_files(self) -> int | None:
-        """Same as the source."""
-        return self._source.num_files
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy:

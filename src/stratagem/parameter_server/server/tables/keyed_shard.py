@@ -178,7 +178,9 @@ class KeyedPart(UpdatedPart):
 
     def _taken(self, slot: str | None) -> Any:
         sighting, table = self._sighting, self._table
-        rows = padded_empty(len(sighting), table.spec.shape[1:], table.dtype_of(slot))
+        # Updates compute the value in the dtype of the table, however it is stored.
+        dtype = np.dtype(table.spec.dtype) if slot is None else table.array(slot).dtype
+        rows = padded_empty(len(sighting), table.spec.shape[1:], dtype)
         num_known = len(sighting.slots)
         if num_known:
             table.take(slot, sighting.slots, rows)
@@ -244,10 +246,6 @@ class KeyedShard(Shard):
         """Returns a whole value, which has no rows: rows are read by key only."""
         is_value = value.dtype == self.format.stored_dtype
         return np.empty(self.spec.shape, self.spec.dtype if is_value else value.dtype)
-
-    def dtype_of(self, slot: str | None) -> np.dtype:
-        """Returns the dtype in which updates compute the value, or a slot."""
-        return np.dtype(self.spec.dtype) if slot is None else self.array(slot).dtype
 
     def expanded(self, slot: str | None, pulled: np.ndarray) -> np.ndarray:
         """Returns the result of `pulled` as updates compute with it."""
