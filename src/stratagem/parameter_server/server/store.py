@@ -350,8 +350,8 @@ class ServerVariables:
 
     def missing_rules(self, optimizers: Iterable[str]) -> list[str]:
         """Returns those of `optimizers` that a client must send again after a restart."""
-        known = [(name, self._optimizers.get(name)) for name in dict.fromkeys(optimizers)]
-        return [name for name, own in known if own is not None and own.rule is None]
+        lacking = {name for name, own in self._optimizers.items() if own.rule is None}
+        return [name for name in dict.fromkeys(optimizers) if name in lacking] if lacking else []
 
     def set_scalars(self, scalars: Mapping[str, float | np.ndarray]) -> None:
         """Sets optimizer scalars, by `stored_name`."""
