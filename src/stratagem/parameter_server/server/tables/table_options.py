@@ -16,6 +16,7 @@ from stratagem.parameter_server.server.tables.row_formats import (
     RowFormat,
     mix64,
     seeded,
+    stream,
 )
 from stratagem.resources import checked_folder
 
@@ -222,9 +223,7 @@ class RowInitializer:
         return rows.reshape(len(keys), *row_shape)
 
     def _drawn(self, keys: np.ndarray, width: int) -> np.ndarray:
-        steps = np.arange(1, width // 2 + width % 2 + 1, dtype=np.uint64) * np.uint64(GOLDEN)
-        words = mix64(seeded(keys, self.seed)[:, None] + steps)
-        bits = words.astype("<u8", copy=False).view("<u4")[:, :width]
+        bits = stream(seeded(keys, self.seed), width, 32)
         if self.kind == "uniform":  # 24 bits: each is a float32
             numbers = (bits >> np.uint32(8)).astype(np.float32)
             numbers *= np.float32((self.b - self.a) / 2**24)
