@@ -54,12 +54,10 @@ class IterableSource(Source):
 
     def open(self, epoch: int) -> Reader:
         """Opens an iterator; raises ValueError for the same, exhausted iterator."""
-        iterator = iter(self._batches)
-        reader, before = _IteratorReader(iterator, self._batches), self._latest
-        if before is not None and before.iterator is iterator:
-            reader = _IteratorReader(iterator, self._batches, before=before)
-        self._latest = reader
-        return reader
+        iterator, before = iter(self._batches), self._latest
+        is_continued = before is not None and before.iterator is iterator
+        self._latest = _IteratorReader(iterator, self._batches, before if is_continued else None)
+        return self._latest
 
 
 class GeneratorSource(Source):
