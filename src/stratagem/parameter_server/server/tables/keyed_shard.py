@@ -403,7 +403,7 @@ class KeyedShard(Shard):
     def pieces(self, marks: KeyedMarks | None = None) -> Iterator[SavedPart]:
         """Yields copies of slots, all or the marked ones, in pieces of about 4 MiB."""
         none = np.empty(0, np.int64)
-        count = piece_rows(self.row_bytes, 1)
+        count = piece_rows(self.row_bytes + _KEY_BYTES, 1)
         rows = self._rows_to_save() if marks is None else marks.rows
         candidates = np.arange(self._candidates.num_slots) if marks is None else marks.candidates
         for first in range(0, len(rows), count):
