@@ -6,7 +6,6 @@ import enum
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -98,9 +97,12 @@ class RemoteValue:
     owner: Any = None
 
     def __init__(self) -> None:
+        self._changed = threading.Condition()
         self._status = RemoteValueStatus.NOT_READY
-        self._settled: Future[Any] = Future()
+        self._value: Any = None
+        self._error: BaseException | None = None
         self._trace: TracebackType | None = None
+        self._observers: list[Callable[[RemoteValue], None]] = []
 
     def __repr__(self) -> str:
         return f"RemoteValue({self._status.value})"
@@ -113,7 +115,7 @@ class RemoteValue:
     @property
     def error(self) -> BaseException | None:
         """The error that aborted it; None if there is none or its function will run again."""
-        return self._settled.exception() if self._settled.done() else None
+        return self._error
 
     def fetch(self) -> Any:
         """Waits for the value and returns it with NumPy arrays. Call in cross-replica context.
@@ -145,34 +147,52 @@ class RemoteValue:
 
     def set_value(self, value: object) -> None:
         """Sets the function's return value and makes the status READY."""
-        self._status = RemoteValueStatus.READY
-        self._settled.set_result(value)
+        self._change(RemoteValueStatus.READY, value, None)
 
     def abort(self, error: BaseException | None) -> None:
         """Makes the status ABORTED.
 
         With `error` None the function will run again, and `fetch` waits for it.
         """
-        self._status = RemoteValueStatus.ABORTED
-        if error is not None:
-            self._trace = error.__traceback__
-            self._settled.set_exception(error)
+        self._change(RemoteValueStatus.ABORTED, None, error)
 
     def observe(self, observer: Callable[[RemoteValue], None]) -> None:
         """Calls `observer` once the value is set or has failed, in the thread that settles it.
 
         If it is settled already, the call is immediate.
         """
-        self._settled.add_done_callback(lambda _: observer(self))
+        with self._changed:
+            if not self._is_settled:
+                self._observers.append(observer)
+                return
+        observer(self)
+
+    @property
+    def _is_settled(self) -> bool:
+        return self._status is RemoteValueStatus.READY or self._error is not None
+
+    def _change(
+        self, status: RemoteValueStatus, value: object, error: BaseException | None
+    ) -> None:
+        with self._changed:
+            self._status, self._value, self._error = status, value, error
+            self._trace = error and error.__traceback__
+            observers: list[Callable[[RemoteValue], None]] = []
+            if self._is_settled:
+                observers, self._observers = self._observers, []
+            self._changed.notify_all()
+        for observer in observers:
+            observer(self)
 
     def _wait(self) -> Any:
-        error = self._settled.exception()
-        if isinstance(error, CancelledError):
-            raise CancelledError(*error.args) from error.__cause__
-        if error is not None:
-            # Raised by each call: without the frames of earlier ones.
-            raise error.with_traceback(self._trace)
-        return self._settled.result()
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_settled)
+            if isinstance(self._error, CancelledError):
+                raise CancelledError(*self._error.args) from self._error.__cause__
+            if self._error is not None:
+                # Raised by each call: without the frames of earlier ones.
+                raise self._error.with_traceback(self._trace)
+            return self._value
 
 
 # Closures: scheduled calls of functions, and the errors of those that cannot run.
