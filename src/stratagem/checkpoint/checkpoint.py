@@ -24,7 +24,6 @@ from stratagem.checkpoint.saving import (
     CheckpointOptions,
     SavedTables,
     load_manifest,
-    location_of,
     prepare,
     record_restore,
     save,
@@ -34,7 +33,7 @@ from stratagem.checkpoint.saving import (
 )
 from stratagem.checkpoint.storage.files import Arrays
 from stratagem.checkpoint.storage.shards import ShardedItems, remove_shards, shards_item
-from stratagem.errors import explain, raise_reported
+from stratagem.errors import explain, invalid, raise_reported
 
 # Values of all objects of a checkpoint, as they are when a save is called.
 
@@ -135,12 +134,10 @@ class Checkpoint:
         self._restoration: Restoration | None = None
         self._objects: dict[str, Any] = ({} if root is None else {"root": root}) | kwargs
         if _COUNTER in kwargs:
-            raise ValueError(
-                explain(
-                    f"Checkpoint received an object named {_COUNTER}.",
-                    expected="another name: the checkpoint counts its saves under this one.",
-                    fix="rename the object.",
-                )
+            raise invalid(
+                f"Checkpoint received an object named {_COUNTER}.",
+                expected="another name: the checkpoint counts its saves under this one.",
+                fix="rename the object.",
             )
         for name, value in self._objects.items():
             _check_kind(name, value)
@@ -370,8 +367,9 @@ class Checkpoint:
             arrays = values_to_save(parts, items, {} if sharded is None else sharded.arrays)
             tables = save_tables(parts, folder, None if place is None else place.tables)
             notes = _notes(parts, items, tables)
-            place = location_of(place or CheckpointLocation(folder), tables)
-            written = save(arrays, notes, place, options, sharded)
+            staged = None if tables is None else tables.staged
+            place = place or CheckpointLocation(folder)
+            written = save(arrays, notes, place, options, sharded, staged)
         except Exception:
             if tables is not None:
                 tables.remove()

@@ -27,7 +27,7 @@ from stratagem.checkpoint.policies import (
 from stratagem.checkpoint.saving import CheckpointLocation, CheckpointOptions, TableSeries
 from stratagem.checkpoint.storage.files import COMMIT_MARK, is_whole
 from stratagem.checkpoint.storage.process import wait_for_writing
-from stratagem.errors import DataLossError, check_number, explain, raise_reported
+from stratagem.errors import DataLossError, check_number, invalid, raise_reported
 from stratagem.resources import checked_folder
 
 if TYPE_CHECKING:
@@ -38,17 +38,6 @@ if TYPE_CHECKING:
 _NEW = ".new"
 # A restore reads at most so many files of each table, and they are at most twice as large as it is.
 _FULL_TABLES_EVERY = 10
-
-
-@dataclasses.dataclass(frozen=True)
-class _Entry:
-    path: Path
-    number: int
-    time_s: float
-
-    @property
-    def name(self) -> str:
-        return self.path.name.removesuffix(_NEW)
 
 
 class CheckpointManager:
@@ -126,7 +115,7 @@ class CheckpointManager:
     def checkpoints(self) -> list[str]:
         """Paths of the complete checkpoints of process 0, oldest first."""
         return run_on_first(
-            "CheckpointManager.checkpoints", lambda: [str(one.path) for one in self._entries()]
+            "CheckpointManager.checkpoints", lambda: list(map(str, self._paths().values()))
         )
 
     @property
@@ -165,7 +154,8 @@ class CheckpointManager:
             with contextlib.suppress(OSError):
                 self._folder.mkdir(parents=True, exist_ok=True)
         if self._tables.last is None and is_first():
-            self._tables.last = next((one.name for one in reversed(self._entries())), None)
+            names = [_name_of(path) for path in self._paths().values()]
+            self._tables.last = names[-1] if names else None
         place = _NumberedLocation(folder, self._sweep, tables=self._tables)
         path = self.checkpoint.save_as(str(folder), options, place=place)
         self._saved_step, self._saved_time_s = step or 0, time.monotonic()
@@ -205,7 +195,7 @@ class CheckpointManager:
                 continue
             self._saved_step = 0 if self._counter is None else int(self._counter)
             self._saved_time_s = time.monotonic()
-            self._tables.last = Path(path).name.removesuffix(_NEW)
+            self._tables.last = _name_of(Path(path))
             return path
         if self._init_fn is not None:
             self._init_fn()
@@ -220,27 +210,33 @@ class CheckpointManager:
             return policy.is_due(moment)
         return run_on_first("CheckpointManager.save", lambda: policy.is_due(moment))
 
-    def _entries(self) -> list[_Entry]:
+    def _paths(self) -> dict[int, Path]:
+        """Returns the complete checkpoints by number, in order."""
         pattern = re.compile(rf"{re.escape(self._name)}-(\d+)({re.escape(_NEW)})?")
-        found: dict[int, _Entry] = {}
+        found: dict[int, Path] = {}
         for path in sorted(self._folder.glob(f"{self._name}-*")):  # the new one after the old
             named = pattern.fullmatch(path.name)
             if named and is_whole(path):
-                number = int(named[1])
-                found[number] = _Entry(path, number, path.stat().st_mtime)
-        return sorted(found.values(), key=lambda entry: entry.number)
+                found[int(named[1])] = path
+        return dict(sorted(found.items()))
 
     def _sweep(self) -> None:
         """Deletes checkpoints that the policy does not keep; the newest always stays."""
-        entries = self._entries()
-        if self._keep is None or not entries:
+        paths = self._paths()
+        if self._keep is None or not paths:
             return
-        keeps = self._keep.keeps([RetainedCheckpoint(one.number, one.time_s) for one in entries])
-        keeps.add(entries[-1].number)
-        for entry in entries:
-            if entry.number not in keeps:
-                _delete(entry.path)
-        self._tables.keep_for({one.name for one in entries if one.number in keeps})
+        keeps = self._keep.keeps(
+            [RetainedCheckpoint(number, path.stat().st_mtime) for number, path in paths.items()]
+        )
+        keeps.add(max(paths))
+        for number, path in paths.items():
+            if number not in keeps:
+                _delete(path)
+        self._tables.keep_for({_name_of(paths[number]) for number in paths.keys() & keeps})
+
+
+def _name_of(path: Path) -> str:
+    return path.name.removesuffix(_NEW)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,11 +287,9 @@ def _save_policy(interval: int | SavePolicy | None, step_counter: object) -> Sav
     if interval is None:
         return None
     if step_counter is None:
-        raise ValueError(
-            explain(
-                f"checkpoint_interval={interval!r} was passed without a step_counter.",
-                expected="step_counter, a variable that counts the steps.",
-                fix="pass step_counter=optimizer.iterations, or your own variable.",
-            )
+        raise invalid(
+            f"checkpoint_interval={interval!r} was passed without a step_counter.",
+            expected="step_counter, a variable that counts the steps.",
+            fix="pass step_counter=optimizer.iterations, or your own variable.",
         )
     return interval if isinstance(interval, SavePolicy) else SaveEverySteps(interval)

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from stratagem.devices.lockstep import compute_on_every_process, is_multi_process
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.variables.registry import home_of
 from stratagem.variables.sharded_variable import ShardedVariable
 
@@ -60,12 +60,10 @@ class ArrayLeaf:
     def own_value(self) -> Any:
         """Returns the whole array; a ShapeDtypeStruct raises. Call on every process."""
         if isinstance(self._value, jax.ShapeDtypeStruct):
-            raise ValueError(
-                explain(
-                    f"{self.path} is {self._value}, which has no value to save.",
-                    expected="an array; a ShapeDtypeStruct only describes an array to restore.",
-                    fix="restore first, or pass a pytree of arrays.",
-                )
+            raise invalid(
+                f"{self.path} is {self._value}, which has no value to save.",
+                expected="an array; a ShapeDtypeStruct only describes an array to restore.",
+                fix="restore first, or pass a pytree of arrays.",
             )
         if isinstance(self._value, _NUMBERS):
             return np.asarray(self._value)
@@ -321,15 +319,13 @@ _KINDS: dict[str, type[_Holder]] = {
 
 def _not_built(name: str, kind: str, value: object) -> ValueError:
     is_optimizer = kind == "optimizer"
-    return ValueError(
-        explain(
-            f"The {kind} {name}={value!r} has no variables yet.",
-            expected="an object with variables, whose values can be saved or restored.",
-            fix="call optimizer.build(model.trainable_variables) first."
-            if is_optimizer
-            else "build it, or call it with a batch, first.",
-            code="SG705",
-        )
+    return invalid(
+        f"The {kind} {name}={value!r} has no variables yet.",
+        expected="an object with variables, whose values can be saved or restored.",
+        fix="call optimizer.build(model.trainable_variables) first."
+        if is_optimizer
+        else "build it, or call it with a batch, first.",
+        code="SG705",
     )
 
 

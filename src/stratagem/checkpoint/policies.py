@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from stratagem.errors import check_number, explain
+from stratagem.errors import check_number, invalid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,12 +250,10 @@ class Any:
         self._savers = tuple(policy for policy in policies if isinstance(policy, SavePolicy))
         self._keepers = tuple(policy for policy in policies if isinstance(policy, KeepPolicy))
         if not policies or len(policies) not in (len(self._savers), len(self._keepers)):
-            raise ValueError(
-                explain(
-                    f"Any({', '.join(map(repr, policies))}) mixes kinds of policies or is empty.",
-                    expected="one or more save policies, or one or more keep policies.",
-                    fix="pass such policies: Any(SaveEverySteps(1000), SaveEverySeconds(600)).",
-                )
+            raise invalid(
+                f"Any({', '.join(map(repr, policies))}) mixes kinds of policies or is empty.",
+                expected="one or more save policies, or one or more keep policies.",
+                fix="pass such policies: Any(SaveEverySteps(1000), SaveEverySeconds(600)).",
             )
         self.policies = policies
 

@@ -31,9 +31,8 @@ from stratagem.checkpoint.restoring import (
 from stratagem.checkpoint.saving import check_arrays, check_tables, load_arrays, restore_tables
 from stratagem.checkpoint.storage.files import portions
 from stratagem.checkpoint.storage.process import fits_in_memory, wait_for_writing
-from stratagem.checkpoint.storage.shard_reader import Region, ShardReader
+from stratagem.checkpoint.storage.shard_reader import Receiver, Region, ShardReader
 from stratagem.checkpoint.storage.shards import (
-    Receiver,
     ShardedArray,
     ShardedItems,
     ShardedWrite,
@@ -43,7 +42,7 @@ from stratagem.devices.lockstep import compute_on_every_process
 from stratagem.devices.mesh import Topology
 from stratagem.devices.shards import copied_to_device
 from stratagem.environment import release_freed_memory
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.group.current import current_group
 from stratagem.variables.layouts import store_of
 from stratagem.variables.registry import VariableKind, home_of
@@ -592,24 +591,19 @@ class Restoration:
         unknown = [name for name in objects if name not in self._saved]
         own = [name for name in objects if name != "save_counter"]
         if own and unknown and not any(name in self._saved for name in own):
-            raise ValueError(
-                explain(
-                    f"{self._folder} holds no {' and no '.join(unknown)}.",
-                    expected=f"one of its objects: {', '.join(sorted(self._saved))}.",
-                    fix="create the Checkpoint with the names it was saved with.",
-                    code="SG703",
-                )
+            raise invalid(
+                f"{self._folder} holds no {' and no '.join(unknown)}.",
+                expected=f"one of its objects: {', '.join(sorted(self._saved))}.",
+                fix="create the Checkpoint with the names it was saved with.",
+                code="SG703",
             )
 
     def _check_kind(self, part: Part) -> None:
         kind = self._saved[part.name]["kind"]
         if (part.source is not None) != (kind == "state"):
-            raise ValueError(
-                explain(
-                    f"{part.name} is a {part.kind} here but was saved in {self._folder} as a "
-                    f"{kind}.",
-                    expected=f"a {kind} under this name.",
-                    fix="give the object another name, or restore another checkpoint.",
-                    code="SG703",
-                )
+            raise invalid(
+                f"{part.name} is a {part.kind} here but was saved in {self._folder} as a {kind}.",
+                expected=f"a {kind} under this name.",
+                fix="give the object another name, or restore another checkpoint.",
+                code="SG703",
             )

@@ -22,10 +22,10 @@ from stratagem.checkpoint.objects import (
     model_groups,
     part_by_path,
 )
-from stratagem.checkpoint.storage.shards import Receiver
+from stratagem.checkpoint.storage.shard_reader import Receiver
 from stratagem.devices.lockstep import compute_on_every_process, is_multi_process, wait_until_ready
 from stratagem.devices.shards import assemble_on_host, local_shards, put_local_shards
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.execution.tracing.functionalize import is_uninitialized
 from stratagem.variables.components import store_components
 from stratagem.variables.distributed import PerReplica
@@ -190,15 +190,13 @@ def _match_leaves(part: Part, entries: Sequence[Mapping[str, Any]], where: str) 
         else:  # saved as another kind of object, or a backup in memory
             is_same = there == f"{leaf.dtype}{list(leaf.shape)}"
         if not is_same:
-            raise ValueError(
-                explain(
-                    f"{leaf.path} is {leaf.described} here, {leaf.sharding}, but {there} in "
-                    f"{where}, {entry.get('sharding', 'on the host')}.",
-                    expected="a pytree with the shapes and dtypes that were saved.",
-                    fix="create the arrays with the saved shapes and dtypes, or restore into a "
-                    "pytree like the saved one and convert it.",
-                    code="SG703",
-                )
+            raise invalid(
+                f"{leaf.path} is {leaf.described} here, {leaf.sharding}, but {there} in "
+                f"{where}, {entry.get('sharding', 'on the host')}.",
+                expected="a pytree with the shapes and dtypes that were saved.",
+                fix="create the arrays with the saved shapes and dtypes, or restore into a "
+                "pytree like the saved one and convert it.",
+                code="SG703",
             )
     return {path: path for path in saved}
 
@@ -216,15 +214,13 @@ def _variables_error(
 ) -> ValueError:
     missing = [path for path in own if path not in set(saved)]
     extra = [path for path in saved if path not in set(own)]
-    return ValueError(
-        explain(
-            f"{where} holds {len(saved)} variables of {part.name}, which has {len(own)}. "
-            f"Not in the checkpoint: {first_names(missing)}. "
-            f"Only there: {first_names(extra)}.",
-            expected="an object with the variables that were saved.",
-            fix="build the object as it was when saved, or restore another checkpoint.",
-            code="SG703",
-        )
+    return invalid(
+        f"{where} holds {len(saved)} variables of {part.name}, which has {len(own)}. "
+        f"Not in the checkpoint: {first_names(missing)}. "
+        f"Only there: {first_names(extra)}.",
+        expected="an object with the variables that were saved.",
+        fix="build the object as it was when saved, or restore another checkpoint.",
+        code="SG703",
     )
 
 
@@ -237,13 +233,11 @@ def _shape_error(
     where: str,
 ) -> ValueError:
     saved_as = "" if path == saved_path else f", saved as {saved_path},"
-    return ValueError(
-        explain(
-            f"{part.name}/{path}{saved_as} has shape {shape} here but {saved_shape} in {where}.",
-            expected="the shape that was saved.",
-            fix="build the object as it was when saved, or restore another checkpoint.",
-            code="SG703",
-        )
+    return invalid(
+        f"{part.name}/{path}{saved_as} has shape {shape} here but {saved_shape} in {where}.",
+        expected="the shape that was saved.",
+        fix="build the object as it was when saved, or restore another checkpoint.",
+        code="SG703",
     )
 
 

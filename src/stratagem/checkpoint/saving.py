@@ -35,8 +35,8 @@ from stratagem.checkpoint.storage.process import (
 from stratagem.checkpoint.storage.process import (
     wait_for_writing as wait_for_files,
 )
+from stratagem.checkpoint.storage.shard_reader import Receiver
 from stratagem.checkpoint.storage.shards import (
-    Receiver,
     ShardedWrite,
     is_of_shards,
     report_shard_error,
@@ -240,75 +240,59 @@ class CheckpointLocation:
         """Post-processes the written folder, which `prepare` returned; called on process 0."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Content:
-    """A checkpoint that process 0 writes."""
-
-    items: Mapping[str, Arrays]
-    notes: Mapping[str, Any]
-    place: CheckpointLocation
-    then: Callable[[Path], None]
-    sharded: ShardedWrite | None
-
-    def write_now(self) -> str:
-        """Writes it and returns the final folder."""
-        if jax.process_count() > 1:
-            self._submit().result()
-            return str(self.place.folder)
-        wait_for_files()
-        folder = self.place.prepare()
-        arrays = dict(self.items)
-        if self.sharded is not None:
-            shards = {item: arrays.pop(item) for item in list(arrays) if is_of_shards(item)}
-            write_shards(self.sharded.folder, 0, shards)
-        write(folder, arrays, self.notes, self.sharded)
-        self.then(folder)
-        return str(self.place.folder)
-
-    def write_later(self) -> str:
-        """Schedules the write and returns the final folder."""
-        begun_s = time.monotonic()
-        writing = self._submit()
-        writing.add_done_callback(_report)
-        record_async_save(writing, begun_s)
-        return str(self.place.folder)
-
-    def _submit(self) -> Future[None]:
-        group = current_group()
-        return storage_process().write(
-            self.place.prepare,
-            self.items,
-            self.notes,
-            then=self.then,
-            sharded=self.sharded,
-            check=(lambda: None) if group is None else group.check,
-        )
-
-
 def save(
     items: Mapping[str, Arrays],
     notes: Mapping[str, Any],
     place: CheckpointLocation,
     options: CheckpointOptions,
     sharded: ShardedWrite | None = None,
+    tables: Path | None = None,
 ) -> Path:
     """Writes a checkpoint or schedules its write. Call on every process.
 
     `items` holds arrays by item and path, `notes` further JSON content. Process 0 writes all but
-    the other processes' shards. Returns the final folder of process 0, which an asynchronous write
-    creates later. If a synchronous write fails, OSError is raised and nothing of it is left.
-    Without memory for a copy of the arrays, an asynchronous write of a single process becomes a
-    synchronous one.
+    the other processes' shards, and moves the folder `tables` into the checkpoint. Returns the
+    final folder of process 0, which an asynchronous write creates later. If a synchronous write
+    fails, OSError is raised and nothing of it is left. Without memory for a copy of the arrays, an
+    asynchronous write of a single process becomes a synchronous one.
     """
-    content = _Content(items, notes, place, partial(_finish, place, options), sharded)
+    then = partial(_finish, place, options, tables)
+
+    def submit() -> Future[None]:
+        group = current_group()
+        check = (lambda: None) if group is None else group.check
+        return storage_process().write(
+            place.prepare, items, notes, then=then, sharded=sharded, check=check
+        )
+
+    def write_now() -> str:
+        if jax.process_count() > 1:
+            submit().result()
+            return str(place.folder)
+        wait_for_files()
+        folder, arrays = place.prepare(), dict(items)
+        if sharded is not None:
+            shards = {item: arrays.pop(item) for item in list(arrays) if is_of_shards(item)}
+            write_shards(sharded.folder, 0, shards)
+        write(folder, arrays, notes, sharded)
+        then(folder)
+        return str(place.folder)
+
+    def write_later() -> str:
+        begun_s = time.monotonic()
+        writing = submit()
+        writing.add_done_callback(_report)
+        record_async_save(writing, begun_s)
+        return str(place.folder)
+
     is_async = options.is_async and _has_room(items, place)
     if not is_first() and sharded is not None:
         _write_shards(items, sharded, report=is_async)
     if not is_async:
         with record_save():
-            return Path(run_on_first("Checkpoint.write", content.write_now))
+            return Path(run_on_first("Checkpoint.write", write_now))
     # A worker may pass its own folder, to which nothing is written.
-    return Path(run_on_first("Checkpoint.write", content.write_later))
+    return Path(run_on_first("Checkpoint.write", write_later))
 
 
 def prepare(size_bytes: int) -> None:
@@ -383,7 +367,11 @@ def _write_shards(items: Mapping[str, Arrays], sharded: ShardedWrite, *, report:
         writing.add_done_callback(_report)
 
 
-def _finish(place: CheckpointLocation, options: CheckpointOptions, folder: Path) -> None:
+def _finish(
+    place: CheckpointLocation, options: CheckpointOptions, tables: Path | None, folder: Path
+) -> None:
+    if tables is not None:
+        tables.rename(folder / _FOLDER)
     place.finish(folder)
     for callback in options.experimental_write_callbacks:
         callback(str(place.folder))
@@ -612,13 +600,6 @@ def save_tables(
     return SavedTables(notes, None, remove)
 
 
-def location_of(place: CheckpointLocation, saved: SavedTables | None) -> CheckpointLocation:
-    """Returns a location that moves the tables into the checkpoint once it is written."""
-    if saved is None or saved.staged is None:
-        return place
-    return _LocationWithTables(place.folder, place, saved.staged)
-
-
 def check_tables(folder: Path, manifest: Mapping[str, Any], part: Part, found: _Paths) -> None:
     """Verifies the saved tables of an object, before anything is restored; see `restore_tables`."""
     for (tables, number), names in _saved(manifest, part, found).items():
@@ -632,19 +613,6 @@ def restore_tables(folder: Path, manifest: Mapping[str, Any], part: Part, found:
 
 
 _Paths = Mapping[str, str]
-
-
-@dataclasses.dataclass(frozen=True)
-class _LocationWithTables(CheckpointLocation):
-    place: CheckpointLocation
-    staged: Path
-
-    def prepare(self) -> Path:
-        return self.place.prepare()
-
-    def finish(self, folder: Path) -> None:
-        self.staged.rename(folder / _FOLDER)
-        self.place.finish(folder)
 
 
 def _saved(

@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from stratagem.environment import load
-from stratagem.errors import DataLossError, NotFoundError, check_choice, explain
+from stratagem.errors import DataLossError, NotFoundError, check_choice, explain, invalid
 from stratagem.group.transport.journal import (
     HEADER_BYTES,
     JournalLock,
@@ -479,13 +479,11 @@ class SnapshotWriter(Closing):
                 if not has_gap:  # Else they are written again.
                     self.position = message.fields["position"]
             elif message.fields["facts"] != self._facts:
-                raise ValueError(
-                    explain(
-                        f"The folder {self._folder} has an unfinished snapshot of a dataset with "
-                        f"{message.fields['facts']}; this one has {self._facts}.",
-                        expected="the same dataset, or a new folder.",
-                        fix="delete the folder, or pass another path.",
-                    )
+                raise invalid(
+                    f"The folder {self._folder} has an unfinished snapshot of a dataset with "
+                    f"{message.fields['facts']}; this one has {self._facts}.",
+                    expected="the same dataset, or a new folder.",
+                    fix="delete the folder, or pass another path.",
                 )
             else:  # Records before this file may be damaged since.
                 has_gap = has_gap or message.fields["position"] != self.position

@@ -15,7 +15,7 @@ from jax.experimental import sparse
 from jax.sharding import Sharding
 
 from stratagem.devices.mesh import Topology, is_explicit
-from stratagem.errors import check_number, explain
+from stratagem.errors import check_number, invalid
 
 # Rows of arrays that are on an accelerator, selected for many steps by one program.
 
@@ -235,12 +235,10 @@ def batch_sizes_for_worker(
         num_replicas_per_worker=num_replicas_per_worker,
     )
     if not 0 <= worker_index < num_workers:
-        raise ValueError(
-            explain(
-                f"worker_index={worker_index} is out of range for {num_workers} workers.",
-                expected=f"0 <= worker_index < {num_workers}.",
-                fix="count workers from 0.",
-            )
+        raise invalid(
+            f"worker_index={worker_index} is out of range for {num_workers} workers.",
+            expected=f"0 <= worker_index < {num_workers}.",
+            fix="count workers from 0.",
         )
     num_parts = num_workers * num_replicas_per_worker
     smaller, num_larger = divmod(global_batch_size, num_parts)
@@ -484,15 +482,13 @@ def take_batch(data: object, num_replicas: int) -> HostBatch:
         _check_rows(array)
     sizes = {array.shape[0] if array.ndim else None for array in arrays}
     if not sizes or None in sizes:
-        raise ValueError(
-            explain(
-                f"A batch has arrays of shapes {[array.shape for array in arrays]}.",
-                expected="batched arrays, all with the same leading size.",
-                fix="batch the data: dataset.batch(n), or yield arrays with a leading batch axis. "
-                "Convert lists of rows to arrays, with keras.utils.pad_sequences if their "
-                "lengths differ.",
-                code="SG301",
-            )
+        raise invalid(
+            f"A batch has arrays of shapes {[array.shape for array in arrays]}.",
+            expected="batched arrays, all with the same leading size.",
+            fix="batch the data: dataset.batch(n), or yield arrays with a leading batch axis. "
+            "Convert lists of rows to arrays, with keras.utils.pad_sequences if their "
+            "lengths differ.",
+            code="SG301",
         )
     if len(sizes) > 1 and num_replicas > 1:
         raise _uneven_error(arrays, f"{num_replicas} replicas")
@@ -504,19 +500,16 @@ def take_batch(data: object, num_replicas: int) -> HostBatch:
 
 
 def _uneven_error(arrays: Sequence[Any], sharing: str) -> ValueError:
-    return ValueError(
-        explain(
-            f"A batch has arrays of shapes {[array.shape for array in arrays]}, which {sharing} "
-            "share.",
-            expected="batched arrays, all with the same leading size: replicas share the rows of "
-            "a batch, and losses and metrics count a row once for all arrays.",
-            fix="batch the data: dataset.batch(n). Convert lists of rows to arrays, with "
-            "keras.utils.pad_sequences if their lengths differ. Put several rows of a longer array "
-            "beside each row of the others: reshape 24 rows to (8, 3, ...), and back in the model. "
-            "Pass a constant outside of the batch. Or use sg.OneDeviceStrategy, which takes arrays "
-            "of all sizes.",
-            code="SG301",
-        )
+    return invalid(
+        f"A batch has arrays of shapes {[array.shape for array in arrays]}, which {sharing} share.",
+        expected="batched arrays, all with the same leading size: replicas share the rows of "
+        "a batch, and losses and metrics count a row once for all arrays.",
+        fix="batch the data: dataset.batch(n). Convert lists of rows to arrays, with "
+        "keras.utils.pad_sequences if their lengths differ. Put several rows of a longer array "
+        "beside each row of the others: reshape 24 rows to (8, 3, ...), and back in the model. "
+        "Pass a constant outside of the batch. Or use sg.OneDeviceStrategy, which takes arrays "
+        "of all sizes.",
+        code="SG301",
     )
 
 
@@ -576,14 +569,12 @@ def _check_rows(array: jax.Array | np.ndarray) -> None:
 
 def _ragged_error(kind: str, rows: list[str]) -> ValueError:
     more = f" and {len(rows) - _MAX_ROWS} more" if len(rows) > _MAX_ROWS else ""
-    return ValueError(
-        explain(
-            f"A batch contains {kind} with rows of {', '.join(rows[:_MAX_ROWS])}{more}.",
-            expected="arrays of numbers with rows of equal shape.",
-            fix="pad the rows to one length with keras.utils.pad_sequences(rows, padding='post'), "
-            "and pass the true lengths or a mask as another array.",
-            code="SG302",
-        )
+    return invalid(
+        f"A batch contains {kind} with rows of {', '.join(rows[:_MAX_ROWS])}{more}.",
+        expected="arrays of numbers with rows of equal shape.",
+        fix="pad the rows to one length with keras.utils.pad_sequences(rows, padding='post'), "
+        "and pass the true lengths or a mask as another array.",
+        code="SG302",
     )
 
 
@@ -638,12 +629,10 @@ def join_parts(
 
 def _check_same_kind(first: HostBatch, other: HostBatch) -> None:
     if _describe(other) != _describe(first):
-        raise ValueError(
-            explain(
-                f"Replicas received different batches: {_describe(first)} and {_describe(other)}.",
-                expected="one structure and dtypes, and shapes that differ only in the batch axis.",
-                fix="make dataset_fn return batches of the same structure for every replica.",
-            )
+        raise invalid(
+            f"Replicas received different batches: {_describe(first)} and {_describe(other)}.",
+            expected="one structure and dtypes, and shapes that differ only in the batch axis.",
+            fix="make dataset_fn return batches of the same structure for every replica.",
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from stratagem import contexts as stack
-from stratagem.errors import check_type, explain
+from stratagem.errors import check_type, invalid
 from stratagem.input.batch_messages import SnapshotSource
 from stratagem.input.sources.adapters import GeneratorSource, as_source, batched_source, every_nth
 from stratagem.input.sources.source import (
@@ -64,13 +64,11 @@ class Dataset:
         self._batching: dict[str, Any] | None = None
         if batch_size is None:
             if shuffle or drop_remainder:
-                raise ValueError(
-                    explain(
-                        f"shuffle={shuffle} and drop_remainder={drop_remainder} were passed "
-                        "without batch_size.",
-                        expected="batch_size with them, or a source that shuffles and batches.",
-                        fix="pass batch_size and a source of examples.",
-                    )
+                raise invalid(
+                    f"shuffle={shuffle} and drop_remainder={drop_remainder} were passed "
+                    "without batch_size.",
+                    expected="batch_size with them, or a source that shuffles and batches.",
+                    fix="pass batch_size and a source of examples.",
                 )
             self._source = as_source(source)
         else:
@@ -141,14 +139,9 @@ class Dataset:
 
         Source: TF 2.21 dataset_ops.py, Dataset.from_generator.
         """
-        if not callable(generator):
-            raise TypeError(
-                explain(
-                    f"from_generator received {generator!r} of type {type(generator).__name__}.",
-                    expected="a function that returns an iterable of batches.",
-                    fix="pass the function, not its result: from_generator(batches).",
-                )
-            )
+        wanted = "a function that returns an iterable of batches"
+        how = "pass the function, not its result: from_generator(batches)."
+        check_type("generator", generator, callable, wanted, how, owner="from_generator")
         return cls(GeneratorSource(lambda: generator(*args)))
 
     @classmethod
@@ -223,12 +216,10 @@ class Dataset:
         Source: TF 2.21 dataset_ops.py, Dataset.shard.
         """
         if self._batching is None:
-            raise ValueError(
-                explain(
-                    "shard was called on a dataset made from batches, or already sharded by hint.",
-                    expected="a dataset made from examples, with batch_size.",
-                    fix="shard the examples before batching them.",
-                )
+            raise invalid(
+                "shard was called on a dataset made from batches, or already sharded by hint.",
+                expected="a dataset made from examples, with batch_size.",
+                fix="shard the examples before batching them.",
             )
         examples, batching = self._examples, self._batching
         if num_shards == index == SHARD_HINT:

@@ -15,7 +15,7 @@ import jax
 
 from stratagem.devices.lockstep import waiting_for_input
 from stratagem.devices.mesh import Topology
-from stratagem.errors import InvalidArgumentError, explain
+from stratagem.errors import InvalidArgumentError, explain, invalid
 from stratagem.group.current import current_group
 from stratagem.input.batches import (
     HostBatch,
@@ -224,14 +224,12 @@ class DistributedDataset:
 
     def __iter__(self) -> DistributedIterator:
         if self._strategy.executor.schedules:
-            raise ValueError(
-                explain(
-                    "A distributed dataset was iterated in the coordinator of parameter servers.",
-                    expected="a dataset that each worker iterates, in a scheduled function.",
-                    fix="pass it to ClusterCoordinator.create_per_worker_dataset, and pass iter() "
-                    "of the result to scheduled functions. `fit` accepts the dataset itself.",
-                    code="SG611",
-                )
+            raise invalid(
+                "A distributed dataset was iterated in the coordinator of parameter servers.",
+                expected="a dataset that each worker iterates, in a scheduled function.",
+                fix="pass it to ClusterCoordinator.create_per_worker_dataset, and pass iter() "
+                "of the result to scheduled functions. `fit` accepts the dataset itself.",
+                code="SG611",
             )
         return self.begin()
 
@@ -385,14 +383,9 @@ class DistributedDataset:
         if self._shard is not None:
             return self._shard.open(epoch)
         if isinstance(self._source, list):
-            return _StepReader(
-                _ParallelReader([source.open(epoch) for source in self._source]),
-                lambda reader: join_parts(next(reader)),
-            )
-        count = self._strategy.topology.num_local_replicas
-        return _StepReader(
-            self._source.open(epoch), functools.partial(_join_consecutive, num_replicas=count)
-        )
+            return _ParallelReader([source.open(epoch) for source in self._source])
+        num_replicas = self._strategy.topology.num_local_replicas
+        return _ConsecutiveReader(self._source.open(epoch), num_replicas)
 
     def go_to_epoch(self, epoch: int) -> None:
         """Sets the epoch of a restored iterator; the next iterator reads the epoch after it."""
@@ -403,24 +396,12 @@ def _as_on_devices(spec: ArraySpec) -> ArraySpec:
     return ArraySpec(spec.shape, jax.dtypes.canonicalize_dtype(spec.dtype))
 
 
-def _join_consecutive(reader: Reader, num_replicas: int) -> HostBatch:
-    """Joins one batch per replica; at the end of the data, the last replicas have none."""
-    parts = [next(reader)]
-    while len(parts) < num_replicas:
-        parts.append(next(reader, None))
-    return join_parts(parts)
-
-
 class _StepReader(Reader):
-    """Reads per-replica batches and joins them into steps."""
+    """Makes batches of those of another reader, and has its position."""
 
-    def __init__(self, reader: Reader, read: Callable[[Reader], HostBatch]) -> None:
+    def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._read = read
         self.has_cheap_state = reader.has_cheap_state
-
-    def read(self) -> HostBatch:
-        return self._read(self._reader)
 
     def state(self) -> Any:
         return self._reader.state()
@@ -432,8 +413,21 @@ class _StepReader(Reader):
         self._reader.close()
 
 
+class _ConsecutiveReader(_StepReader):
+    """Joins one batch per replica; at the end of the data, the last replicas have none."""
+
+    def __init__(self, reader: Reader, num_replicas: int) -> None:
+        super().__init__(reader)
+        self._num_replicas = num_replicas
+
+    def read(self) -> HostBatch:
+        parts = [next(self._reader)]
+        parts += [next(self._reader, None) for _ in range(self._num_replicas - 1)]
+        return join_parts(parts)
+
+
 class _ParallelReader(Reader):
-    """One reader per replica; exhausted ones yield None until all are exhausted."""
+    """Joins the batches of one reader per replica; exhausted ones have none until all are."""
 
     def __init__(self, readers: list[Reader]) -> None:
         self._readers = readers
@@ -443,7 +437,7 @@ class _ParallelReader(Reader):
         parts = [next(reader, None) for reader in self._readers]
         if all(part is None for part in parts):
             raise StopIteration
-        return parts
+        return join_parts(parts)
 
     def state(self) -> Any:
         return [reader.state() for reader in self._readers]
@@ -551,14 +545,12 @@ class InputShard:
         """
         count, index = context.num_input_pipelines, context.input_pipeline_id
         if context.num_replicas_in_sync % count:
-            raise ValueError(
-                explain(
-                    f"{context.num_replicas_in_sync} replicas do not divide evenly over {count} "
-                    "workers.",
-                    expected="the same number of replicas on each worker.",
-                    fix="give every worker the same number of devices.",
-                    code="SG510",
-                )
+            raise invalid(
+                f"{context.num_replicas_in_sync} replicas do not divide evenly over {count} "
+                "workers.",
+                expected="the same number of replicas on each worker.",
+                fix="give every worker the same number of devices.",
+                code="SG510",
             )
         if count == 1:
             return cls(source, context, is_whole=True)
@@ -595,12 +587,12 @@ class _OwnParts(_StepReader):
     """Splits each batch over all replicas and returns the parts of this process."""
 
     def __init__(self, shard: InputShard, reader: Reader) -> None:
-        super().__init__(reader, next)
+        super().__init__(reader)
         self._shard = shard
         self.is_in_memory = reader.is_in_memory
 
     def read(self) -> HostBatch:
-        return self._own_part(super().read())
+        return self._own_part(next(self._reader))
 
     def read_many(self, count: int, num_parts: int) -> tuple[HostSteps, int] | None:
         found = self._reader.next_many(count, self._shard.context.num_replicas_in_sync)

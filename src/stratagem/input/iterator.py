@@ -19,7 +19,7 @@ from stratagem import contexts as stack
 from stratagem.config import filters_traceback
 from stratagem.devices.lockstep import waiting_for_input
 from stratagem.devices.mesh import Topology, outside_context_mesh
-from stratagem.errors import OutOfRangeError, explain
+from stratagem.errors import OutOfRangeError, explain, invalid
 from stratagem.input.batches import HostBatch
 from stratagem.input.placement import HostSteps, PlacedBatches, are_small, place, put_steps
 from stratagem.input.sources.source import BATCHES_PER_SNAPSHOT, Reader
@@ -441,13 +441,11 @@ def require_outside_replicas(what: str) -> None:
     stack.note_use()
     frame = stack.current_frame()
     if frame is not None and frame.kind is stack.FrameKind.REPLICA:
-        raise ValueError(
-            explain(
-                f"{what} inside a replica function.",
-                expected="cross-replica context, where the global batch is read once.",
-                fix="read it outside and pass it: strategy.run(step, args=(next(iterator),)).",
-                code="SG305",
-            )
+        raise invalid(
+            f"{what} inside a replica function.",
+            expected="cross-replica context, where the global batch is read once.",
+            fix="read it outside and pass it: strategy.run(step, args=(next(iterator),)).",
+            code="SG305",
         )
 
 

@@ -241,7 +241,8 @@ def place(
     if isinstance(batches, HostSteps):
         first, joined, num_steps = batches.first, batches.arrays, batches.num_steps
     else:
-        first, joined, num_steps = batches[0], _columns(batches), len(batches)
+        first, num_steps = batches[0], len(batches)
+        joined = list(zip(*(batch.arrays for batch in batches), strict=True))
     count, size = topology.num_local_replicas, first.size
     steps = () if num_steps == 1 else (num_steps,)
     rows = (count, size) if topology.num_replicas > 1 else (size,)
@@ -282,10 +283,6 @@ def place(
 
 def _reshaped(array: Any, shape: tuple[int, ...]) -> Any:
     return array if array.shape == shape else array.reshape(shape)
-
-
-def _columns(batches: list[HostBatch]) -> list[Any]:
-    return list(zip(*(batch.arrays for batch in batches), strict=True))
 
 
 def _joined(

@@ -14,7 +14,7 @@ from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import check_task, id_in_cluster, task_count, worker_count
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.devices.mesh import Topology
-from stratagem.errors import check_number, check_type, explain
+from stratagem.errors import check_number, check_type, invalid
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
@@ -45,13 +45,11 @@ def checked_cluster(
     used = resolver or detect_with_servers()
     spec = used.cluster_spec()
     if resolver is not None and not spec:
-        raise ValueError(
-            explain(
-                f"cluster_resolver={type(resolver).__name__} of {strategy} has an empty cluster.",
-                expected="a cluster with tasks.",
-                fix="set TF_CONFIG or pass a cluster_spec; omit cluster_resolver to start all "
-                "processes on this machine.",
-            )
+        raise invalid(
+            f"cluster_resolver={type(resolver).__name__} of {strategy} has an empty cluster.",
+            expected="a cluster with tasks.",
+            fix="set TF_CONFIG or pass a cluster_spec; omit cluster_resolver to start all "
+            "processes on this machine.",
         )
     if spec:
         is_chief_alone = used.task_type == "chief" and used.task_id is None
@@ -64,14 +62,12 @@ def check_counts(spec: ClusterSpec) -> None:
     """Raises a ValueError unless a coordinator's cluster has a server and a worker."""
     counts = {job: task_count(spec, job) for job in ("ps", "worker")}
     if not all(counts.values()):
-        raise ValueError(
-            explain(
-                f"The cluster has {counts['ps']} ps and {counts['worker']} worker tasks.",
-                expected="at least one of each.",
-                fix='list them in TF_CONFIG: {"cluster": {"chief": [...], "ps": [...], '
-                '"worker": [...]}}.',
-                code="SG511",
-            )
+        raise invalid(
+            f"The cluster has {counts['ps']} ps and {counts['worker']} worker tasks.",
+            expected="at least one of each.",
+            fix='list them in TF_CONFIG: {"cluster": {"chief": [...], "ps": [...], '
+            '"worker": [...]}}.',
+            code="SG511",
         )
 
 
@@ -80,13 +76,11 @@ def refuse_numbers(spec: ClusterSpec, **numbers: int | None) -> None:
     for name, number in numbers.items():
         if number is not None:
             job = _JOBS[name]
-            raise ValueError(
-                explain(
-                    f"{name}={number!r} was passed for a cluster with {task_count(spec, job)} "
-                    f"{job} tasks.",
-                    expected=f"{name} only without a cluster.",
-                    fix=f"omit {name}.",
-                )
+            raise invalid(
+                f"{name}={number!r} was passed for a cluster with {task_count(spec, job)} "
+                f"{job} tasks.",
+                expected=f"{name} only without a cluster.",
+                fix=f"omit {name}.",
             )
 
 
@@ -150,8 +144,7 @@ class CoordinatorOptions:
     def __post_init__(self) -> None:
         owner = "sg.coordinator.options"
         check_number(owner, 0.0, start_delay_s=self.start_delay_s)
-        if self.recovery_timeout_s is not None:
-            check_number(owner, above=0, recovery_timeout_s=self.recovery_timeout_s)
+        check_number(owner, above=0, or_none=True, recovery_timeout_s=self.recovery_timeout_s)
         check_number(owner, 0, max_transient_failures=self.max_transient_failures)
         check_number(owner, above=0, journal_interval_s=self.journal_interval_s)
 
@@ -165,12 +158,10 @@ def checked_options(options: CoordinatorOptions | None, *, independent: bool) ->
         return CoordinatorOptions()
     check_type("options", options, CoordinatorOptions)
     if independent and (options.start_delay_s or options.max_transient_failures):
-        raise ValueError(
-            explain(
-                f"A strategy that schedules no functions received {options}.",
-                expected="no limits on scheduled functions.",
-                fix="omit start_delay_s and max_transient_failures.",
-            )
+        raise invalid(
+            f"A strategy that schedules no functions received {options}.",
+            expected="no limits on scheduled functions.",
+            fix="omit start_delay_s and max_transient_failures.",
         )
     return options
 
@@ -227,13 +218,11 @@ class ClusterPlan:
         """Returns the plan of a coordinator's cluster; raises a ValueError in any other task."""
         check_counts(spec)
         if task_type not in (None, "", "chief"):
-            raise ValueError(
-                explain(
-                    f"A ParameterServerStrategy was created in a task of type {task_type!r}.",
-                    expected="the chief, which coordinates the other tasks.",
-                    fix="run `stratagem server` or sg.run_standard_server().join() in this task.",
-                    code="SG511",
-                )
+            raise invalid(
+                f"A ParameterServerStrategy was created in a task of type {task_type!r}.",
+                expected="the chief, which coordinates the other tasks.",
+                fix="run `stratagem server` or sg.run_standard_server().join() in this task.",
+                code="SG511",
             )
         return cls(spec.num_tasks("worker"), spec.num_tasks("ps"), spec)
 
@@ -247,15 +236,13 @@ class ClusterPlan:
         task_type, index = task
         num_servers = spec.num_tasks("ps") if "ps" in spec.jobs else 0
         if task_type not in ("chief", "worker") or index is None or not num_servers:
-            raise ValueError(
-                explain(
-                    f"independent=True was used in task {task!r} of a cluster with {num_servers} "
-                    "ps tasks.",
-                    expected="the chief or a worker of a cluster with at least one ps task.",
-                    fix='list both in TF_CONFIG: {"cluster": {"worker": [...], "ps": [...]}, '
-                    '"task": {"type": "worker", "index": 0}}; run `stratagem server` as ps.',
-                    code="SG511",
-                )
+            raise invalid(
+                f"independent=True was used in task {task!r} of a cluster with {num_servers} "
+                "ps tasks.",
+                expected="the chief or a worker of a cluster with at least one ps task.",
+                fix='list both in TF_CONFIG: {"cluster": {"worker": [...], "ps": [...]}, '
+                '"task": {"type": "worker", "index": 0}}; run `stratagem server` as ps.',
+                code="SG511",
             )
         id_in_cluster(spec, task_type, index)  # raises for an unknown task
         return cls(worker_count(spec, task_type), num_servers, spec, task=(task_type, index))
@@ -274,16 +261,14 @@ class ClusterPlan:
             count = _LOCAL_SERVERS if num_servers is None else num_servers
             return cls(0, count, strategy="HybridStrategy")
         if {"chief", "ps"} - {*spec.jobs} or "worker" in spec.jobs or task_type != "chief":
-            raise ValueError(
-                explain(
-                    f"A HybridStrategy was created in a task of type {task_type!r} of a cluster "
-                    f"with the jobs {sorted(spec.jobs)}.",
-                    expected="the chief of a cluster with ps tasks and no workers: its replicas "
-                    "are devices of this process.",
-                    fix='set TF_CONFIG to {"cluster": {"chief": [...], "ps": [...]}, "task": '
-                    '{"type": "chief", "index": 0}}; run `stratagem server` as ps.',
-                    code="SG511",
-                )
+            raise invalid(
+                f"A HybridStrategy was created in a task of type {task_type!r} of a cluster "
+                f"with the jobs {sorted(spec.jobs)}.",
+                expected="the chief of a cluster with ps tasks and no workers: its replicas "
+                "are devices of this process.",
+                fix='set TF_CONFIG to {"cluster": {"chief": [...], "ps": [...]}, "task": '
+                '{"type": "chief", "index": 0}}; run `stratagem server` as ps.',
+                code="SG511",
             )
         refuse_numbers(spec, num_servers=num_servers)
         return cls(0, spec.num_tasks("ps"), spec, strategy="HybridStrategy")
@@ -348,14 +333,12 @@ def update_mode(
     """
     is_count = isinstance(backup_workers, int) and not isinstance(backup_workers, bool)
     if not is_count or not 0 <= backup_workers < (num_workers if synchronous else 1):
-        raise ValueError(
-            explain(
-                f"backup_workers={backup_workers!r} was passed for {num_workers} workers"
-                f"{'' if synchronous else ' without synchronous=True'}.",
-                expected="an integer from 0 to the number of workers minus 1, and 0 for "
-                "asynchronous updates.",
-                fix="pass synchronous=True or a smaller number, or omit backup_workers.",
-            )
+        raise invalid(
+            f"backup_workers={backup_workers!r} was passed for {num_workers} workers"
+            f"{'' if synchronous else ' without synchronous=True'}.",
+            expected="an integer from 0 to the number of workers minus 1, and 0 for "
+            "asynchronous updates.",
+            fix="pass synchronous=True or a smaller number, or omit backup_workers.",
         )
     return UpdateMode(num_workers - backup_workers if synchronous else 0, max_staleness)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from stratagem.errors import check_number, explain
+from stratagem.errors import check_number, invalid
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -137,8 +137,7 @@ class MaxSizePartitioner:
 
     def __post_init__(self) -> None:
         numbers = dataclasses.asdict(self)
-        if self.max_shards is None:
-            del numbers["max_shards"]
+        check_number("MaxSizePartitioner", or_none=True, max_shards=numbers.pop("max_shards"))
         check_number("MaxSizePartitioner", **numbers)
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
@@ -184,14 +183,11 @@ def rows_of_shards(
     counts = list(answer) if isinstance(answer, Sequence) else [answer]  # pyright: ignore[reportUnnecessaryIsInstance]
     is_number = all(isinstance(count, int | np.integer) for count in counts)
     if not is_number or len(counts) != len(shape) or counts[0] < 1 or set(counts[1:]) - {1}:
-        raise ValueError(
-            explain(
-                f"The partitioner returned {answer!r} for variable {name!r} of shape "
-                f"{tuple(shape)}.",
-                expected=f"a list of {len(shape)} ints: at least 1 for axis 0, and 1 for every "
-                "other axis.",
-                fix="return [n, 1, 1, ...].",
-            )
+        raise invalid(
+            f"The partitioner returned {answer!r} for variable {name!r} of shape {tuple(shape)}.",
+            expected=f"a list of {len(shape)} ints: at least 1 for axis 0, and 1 for every "
+            "other axis.",
+            fix="return [n, 1, 1, ...].",
         )
     num_shards = min(int(counts[0]), shape[0])
     rows, more = divmod(shape[0], num_shards)

@@ -16,7 +16,7 @@ from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import id_in_cluster
 from stratagem.devices.finding import DeviceLike, find_devices, local_devices, refuse_to_plan
 from stratagem.devices.mesh import Topology
-from stratagem.errors import UnavailableError, explain, report_error
+from stratagem.errors import UnavailableError, invalid, report_error
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
@@ -354,24 +354,31 @@ class TableServers(Closing):
     """Parameter servers of a strategy whose other variables are local.
 
     The replicas are in lockstep and this process is the only client, so servers apply updates at
-    once, as a single device would. `steps` runs steps and has the `variables`. Closing this closes
-    `cluster`.
+    once, as a single device would. `steps` runs steps and has the `variables`. Closing this stops
+    the servers. The arguments are those of `HybridStrategy`, with their errors.
     """
 
     def __init__(
         self,
-        cluster: Cluster,
         num_replicas: int,
-        partitioner: Partitioner | None = None,
-        silence_s: float | None = None,
+        *,
+        variable_partitioner: Partitioner | None,
+        cluster_resolver: ClusterResolver | None,
+        num_servers: int | None,
+        journal_dir: str | os.PathLike[str] | None,
+        options: CoordinatorOptions | None,
     ) -> None:
-        self._cluster = cluster
-        self._connections = connect(cluster, silence_s)
+        refuse_to_plan("A HybridStrategy with tables on parameter servers")
+        limits = checked_options(options, independent=True)
+        resolver, spec = checked_cluster(cluster_resolver, "HybridStrategy")
+        plan = ClusterPlan.servers_only(spec, resolver.task_type, num_servers)
+        self._cluster = cluster = start_cluster(plan.with_journals(journal_dir, limits))
+        self._connections = connect(cluster, limits.recovery_timeout_s)
         cluster.report_moves_to(self._connections.move, self._connections.abandon)
         self.num_servers = len(cluster.server_addresses)
         variables = VariableClient(
             ServerClient(self._connections),
-            ShardPlacer(self.num_servers, partitioner),
+            ShardPlacer(self.num_servers, variable_partitioner),
             ASYNCHRONOUS,
             is_coordinator=True,
         )
@@ -385,40 +392,15 @@ class TableServers(Closing):
             stack.callback(self._connections.close)
 
 
-def table_servers(
-    num_replicas: int | None,
-    *,
-    variable_partitioner: Partitioner | None,
-    cluster_resolver: ClusterResolver | None,
-    num_servers: int | None,
-    journal_dir: str | os.PathLike[str] | None,
-    options: CoordinatorOptions | None,
-) -> TableServers | None:
-    """Starts the parameter servers of a strategy, on this machine or in a cluster.
-
-    `num_replicas` is None if no variable is placed on servers: then other arguments raise a
-    ValueError. They are documented, with their errors, in `HybridStrategy`.
-    """
-    arguments = {name: value for name, value in locals().items() if name != "num_replicas"}
-    if num_replicas is None:
-        given = [f"{name}={value!r}" for name, value in arguments.items() if value is not None]
-        if given:
-            raise ValueError(
-                explain(
-                    f"A HybridStrategy received {', '.join(given)}, but no rule has the place "
-                    '"server".',
-                    expected="arguments for parameter servers only if a rule uses them.",
-                    fix='pass placement={"embedding": "server"}, or omit these arguments.',
-                )
-            )
-        return None
-    refuse_to_plan("A HybridStrategy with tables on parameter servers")
-    limits = checked_options(options, independent=True)
-    resolver, spec = checked_cluster(cluster_resolver, "HybridStrategy")
-    plan = ClusterPlan.servers_only(spec, resolver.task_type, num_servers)
-    plan = plan.with_journals(journal_dir, limits)
-    silence_s = limits.recovery_timeout_s
-    return TableServers(start_cluster(plan), num_replicas, variable_partitioner, silence_s)
+def _refuse_without_servers(**arguments: object) -> None:
+    """Raises a ValueError for arguments of servers if no variable is placed there."""
+    given = [f"{name}={value!r}" for name, value in arguments.items() if value is not None]
+    if given:
+        raise invalid(
+            f'A HybridStrategy received {", ".join(given)}, but no rule has the place "server".',
+            expected="arguments for parameter servers only if a rule uses them.",
+            fix='pass placement={"embedding": "server"}, or omit these arguments.',
+        )
 
 
 @final
@@ -488,14 +470,18 @@ class HybridStrategy(Strategy, Closing):
         places = {**places_on_replicas(placement, topology), CENTRAL: central, SERVER: None}
         check_rules(placement, places)  # before servers start
         self._resolver = cluster_resolver
-        self._servers = table_servers(
-            topology.num_replicas if SERVER in requested else None,
-            variable_partitioner=variable_partitioner,
-            cluster_resolver=cluster_resolver,
-            num_servers=num_servers,
-            journal_dir=journal_dir,
-            options=options,
-        )
+        arguments: dict[str, Any] = {
+            "variable_partitioner": variable_partitioner,
+            "cluster_resolver": cluster_resolver,
+            "num_servers": num_servers,
+            "journal_dir": journal_dir,
+            "options": options,
+        }
+        self._servers: TableServers | None = None
+        if SERVER in requested:
+            self._servers = TableServers(topology.num_replicas, **arguments)
+        else:
+            _refuse_without_servers(**arguments)
         steps = None if self._servers is None else self._servers.steps
         rules = PlacementRules(placement, places, steps)
         super().__init__(topology, cross_device_ops, placement=rules)

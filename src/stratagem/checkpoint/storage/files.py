@@ -25,23 +25,21 @@ from typing import Any
 import numpy as np
 
 from stratagem.checkpoint.storage.shard_reader import (
+    Receiver,
     add_checksum,
     check_array,
     damage_error,
     describe_items,
-    read_sharded_arrays,
+    read_large_arrays,
     verified_manifest,
-    verify_sharded_arrays,
+    verify_large_arrays,
 )
 from stratagem.checkpoint.storage.shards import (
-    Receiver,
     ShardedWrite,
     add_shards,
     entries_with_shards,
     items_with_placeholders,
-    read_large_arrays,
     remove_shards,
-    verify_large_arrays,
     write_error,
 )
 from stratagem.environment import load
@@ -200,11 +198,9 @@ def read_arrays(
     items: dict[str, dict[str, Any]] = {
         name: dict.fromkeys(entry["path"] for entry in entries[name]) for name in names
     }
-    sharded = read_sharded_arrays(folder, entries, receive)
-    entries = _without(entries, sharded)
     large = read_large_arrays(folder, entries, receive)
     rest = _read_portions(folder, manifest, _without(entries, large))
-    for read in chain([sharded, large], rest):
+    for read in chain([large], rest):
         for name, arrays in read.items():
             items[name] |= arrays
     return dict[str, Arrays](items)
@@ -213,7 +209,6 @@ def read_arrays(
 def check_arrays(folder: Path, manifest: Mapping[str, Any], names: Wanted) -> None:
     """Verifies arrays without keeping them; raises DataLossError if a file is damaged."""
     entries = {name: _chosen(manifest["items"][name], names, name) for name in names}
-    entries = _without(entries, verify_sharded_arrays(folder, entries))
     large = verify_large_arrays(folder, entries)
     for _ in _read_portions(folder, manifest, _without(entries, large)):
         pass

@@ -26,6 +26,15 @@ class StorageServer:
     def __init__(self, connection: Connection, staging: Staging) -> None:
         self._connection = connection
         self._staging = staging
+        self._work: dict[str, Callable[..., Any]] = {
+            "write": self._write,
+            "write_shards": lambda folder, process_id, locations: write_shards(
+                folder, process_id, staging.get(locations)
+            ),
+            "read_manifest": files.read_manifest,
+            "read_arrays": lambda *arguments: staging.put(files.read_arrays(*arguments)),
+            "check_arrays": files.check_arrays,
+        }
         self.is_busy = False
 
     def serve(self) -> None:
@@ -34,7 +43,7 @@ class StorageServer:
             try:
                 name, *arguments = self._connection.recv()
                 self.is_busy = True
-                self._connection.send(self._answer(getattr(self, f"_{name}"), arguments))
+                self._connection.send(self._answer(self._work[name], arguments))
             except (EOFError, BrokenPipeError, ConnectionResetError):
                 return
             finally:
@@ -56,20 +65,6 @@ class StorageServer:
     ) -> None:
         found = self._staging.get(locations)
         files.write(folder, {name: found.get(name, {}) for name in names}, notes, sharded)
-
-    def _write_shards(self, folder: Path, process_id: int, locations: list[ArrayLocation]) -> None:
-        write_shards(folder, process_id, self._staging.get(locations))
-
-    def _read_manifest(self, folder: Path) -> dict[str, Any]:
-        return files.read_manifest(folder)
-
-    def _read_arrays(
-        self, folder: Path, manifest: Mapping[str, Any], names: files.Wanted
-    ) -> list[ArrayLocation]:
-        return self._staging.put(files.read_arrays(folder, manifest, names))
-
-    def _check_arrays(self, folder: Path, manifest: Mapping[str, Any], names: files.Wanted) -> None:
-        files.check_arrays(folder, manifest, names)
 
 
 def _main() -> None:

@@ -8,26 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
-from stratagem.checkpoint.storage.shards import (
-    INDEX_BYTES,
-    Location,
-    Receiver,
-    locations_of,
-    num_readers,
-    open_database,
-    read_bytes,
-    shard_key,
-    size_bytes_of,
-)
-from stratagem.errors import DataLossError, explain
+from stratagem.checkpoint.storage.shards import open_database, shard_key
+from stratagem.environment import load
+from stratagem.errors import DataLossError, explain, invalid
 from stratagem.resources import available_cores
 
 # Checkpoint manifest: contents of a checkpoint, with a checksum of each array.
@@ -88,21 +81,16 @@ def verified_manifest(manifest: object, where: str) -> dict[str, Any]:
     Raises DataLossError if the checksum differs, and ValueError for a foreign or later format.
     """
     if not isinstance(manifest, dict) or "format" not in manifest:
-        raise ValueError(
-            explain(
-                f"{where} was not written by sg.train.Checkpoint.",
-                expected="a checkpoint with Stratagem's manifest.",
-                fix="load Keras files with model.load_weights or keras.saving.load_model.",
-            )
+        raise invalid(
+            f"{where} was not written by sg.train.Checkpoint.",
+            expected="a checkpoint with Stratagem's manifest.",
+            fix="load Keras files with model.load_weights or keras.saving.load_model.",
         )
     if manifest["format"] not in (FORMAT, SHARDED_FORMAT):
-        raise ValueError(
-            explain(
-                f"{where} has format {manifest['format']}.",
-                expected=f"format {FORMAT} or {SHARDED_FORMAT}, which this version of Stratagem "
-                "reads.",
-                fix="read it with the Stratagem version that wrote it, or a later one.",
-            )
+        raise invalid(
+            f"{where} has format {manifest['format']}.",
+            expected=f"format {FORMAT} or {SHARDED_FORMAT}, which this version of Stratagem reads.",
+            fix="read it with the Stratagem version that wrote it, or a later one.",
         )
     rest = {key: value for key, value in manifest.items() if key != "crc32"}
     if _text_checksum(rest) != manifest.get("crc32"):
@@ -132,11 +120,40 @@ def _text_checksum(manifest: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
 
 
+# Large arrays, read from Orbax's files without Orbax.
+#
+# Orbax and TensorStore read a chunk to memory of their own, then copy it, and fresh memory costs
+# more time than the disk. A chunk that is not compressed is contiguous in its file: a saved shard,
+# or an array that was saved whole. Here it is read once, and verified while it is in the
+# processor's cache. The checksum of the manifest decides; arrays that were saved whole and are not
+# found, or differ, are left to Orbax.
+
 Region = tuple[slice, ...]
 """Part of an array: a slice with a start and an end for each axis."""
 
-_Entries = Mapping[str, Sequence[Mapping[str, Any]]]
 _Array = np.ndarray[Any, Any]
+
+Receiver = Callable[[_Array], Any]
+"""Copies a verified array, whose memory is used again; the reader returns the copy in its place."""
+
+_Entries = Mapping[str, Sequence[Mapping[str, Any]]]
+
+# Smaller ones are left to Orbax, which reads many of them at once.
+_MIN_BYTES = 2**20
+# Read and verified at once: fits the cache of a core.
+_PIECE_BYTES = 2**19
+_MAX_READERS = 4
+# A shard of one chunk ends with an index: offset and size of the chunk, and a checksum.
+_INDEX_BYTES = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class _Location:
+    """Place of a value in a file."""
+
+    file: Path
+    offset_bytes: int
+    length_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,13 +163,91 @@ class _Chunk:
     crc32: int
 
 
+def read_large_arrays(
+    folder: Path, entries: _Entries, receive: Receiver | None = None
+) -> dict[str, dict[str, Any]]:
+    """Returns large arrays and those saved as shards by item and path, or what `receive` returns.
+
+    Omits what Orbax has to read: small, compressed, and damaged arrays that were saved whole.
+    Raises DataLossError for a damaged shard.
+    """
+    reader = ShardReader(folder)
+    found = reader.large(entries)
+    scratch = SimpleQueue[_Array]()
+    for _ in range(_num_readers() if receive and found else 0):
+        scratch.put(np.empty(max(_size_bytes(entry) for _, entry in found), np.uint8))
+
+    def read(item: str, entry: Mapping[str, Any]) -> Any:
+        size_bytes = _size_bytes(entry)
+        memory = np.empty(size_bytes, np.uint8) if receive is None else scratch.get()
+        try:
+            array = memory[:size_bytes].view(entry["dtype"]).reshape(entry["shape"])
+            reader.fill(item, entry, [(array, tuple(slice(0, size) for size in entry["shape"]))])
+            return array if receive is None else receive(array)
+        finally:
+            if receive is not None:
+                scratch.put(memory)
+
+    return _by_path(found, read)
+
+
+def verify_large_arrays(folder: Path, entries: _Entries) -> dict[str, dict[str, bool]]:
+    """Returns True by item and path for undamaged arrays, of those that `read_large_arrays` reads.
+
+    Raises DataLossError for a damaged shard.
+    """
+    reader = ShardReader(folder)
+
+    def verify(item: str, entry: Mapping[str, Any]) -> bool:
+        reader.verify(item, entry)
+        return True
+
+    return _by_path(reader.large(entries), verify)
+
+
+def _by_path(
+    found: Sequence[tuple[str, Mapping[str, Any]]], work: Callable[[str, Mapping[str, Any]], Any]
+) -> dict[str, dict[str, Any]]:
+    """Returns what work returns by item and path, except None; several threads work."""
+
+    def done(one: tuple[str, Mapping[str, Any]]) -> Any:
+        try:
+            return work(*one)
+        except DataLossError:
+            if is_sharded_entry(one[1]):
+                raise
+            return None  # Orbax may read it
+
+    results: dict[str, dict[str, Any]] = {}
+    with ThreadPoolExecutor(_num_readers(), "stratagem-readers") as threads:
+        for (item, entry), result in zip(found, threads.map(done, found), strict=True):
+            if result is not None:
+                results.setdefault(item, {})[entry["path"]] = result
+    return results
+
+
+def _num_readers() -> int:
+    """Returns at least two: one waits for the disk while another verifies."""
+    return min(_MAX_READERS, max(2, int(available_cores())))
+
+
 class ShardReader:
     """Reads and verifies parts of the arrays of a checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._items: dict[str, dict[str, Location]] = {}
+        self._items: dict[str, dict[str, _Location]] = {}
         self._databases: dict[str, Any] = {}
+
+    def large(self, entries: _Entries) -> list[tuple[str, Mapping[str, Any]]]:
+        """Returns items and entries of large arrays, and of those saved as shards."""
+        return [
+            (item, entry)
+            for item, some in entries.items()
+            for entry in some
+            if (is_sharded_entry(entry) or _size_bytes(entry) >= _MIN_BYTES)
+            and self.can_read(item, entry)
+        ]
 
     def can_read(self, item: str, entry: Mapping[str, Any]) -> bool:
         """True for an array whose parts can be read; Orbax reads the others whole."""
@@ -160,35 +255,33 @@ class ShardReader:
             return True
         (chunk,) = _chunks(entry)
         location = self._locations(item).get(chunk.key)
-        size_bytes = size_bytes_of(entry)
-        return location is not None and location.length_bytes - size_bytes in (0, INDEX_BYTES)
+        size_bytes = _size_bytes(entry)
+        return location is not None and location.length_bytes - size_bytes in (0, _INDEX_BYTES)
 
-    def read(
-        self, item: str, entry: Mapping[str, Any], regions: Sequence[Region] | None = None
-    ) -> list[_Array]:
-        """Returns the regions of an array, or all of it; raises DataLossError if it is damaged."""
+    def read(self, item: str, entry: Mapping[str, Any], regions: Sequence[Region]) -> list[_Array]:
+        """Returns the regions of an array; raises DataLossError if it is damaged."""
         dtype = np.dtype(entry["dtype"])
-        if regions is None:
-            regions = [tuple(slice(0, size) for size in entry["shape"])]
         arrays = [np.empty([one.stop - one.start for one in region], dtype) for region in regions]
+        self.fill(item, entry, list(zip(arrays, regions, strict=True)))
+        return arrays
+
+    def fill(
+        self, item: str, entry: Mapping[str, Any], parts: Sequence[tuple[_Array, Region]]
+    ) -> None:
+        """Reads regions of an array to memory; raises DataLossError if it is damaged."""
 
         def read(chunk: _Chunk) -> None:
             targets = [
                 (array, region, common)
-                for array, region in zip(arrays, regions, strict=True)
+                for array, region in parts
                 if (common := _overlap(chunk.region, region)) is not None
             ]
-            self._read_chunk(item, entry, chunk, targets)
+            if targets:
+                self._read_chunk(item, entry, chunk, targets)
 
-        chunks = [
-            chunk
-            for chunk in _chunks(entry)
-            if any(_overlap(chunk.region, region) is not None for region in regions)
-        ]
-        with ThreadPoolExecutor(num_readers(), "stratagem-readers") as threads:
-            for _ in threads.map(read, chunks):
+        with ThreadPoolExecutor(_num_readers(), "stratagem-readers") as threads:
+            for _ in threads.map(read, _chunks(entry)):
                 pass
-        return arrays
 
     def verify(
         self, item: str, entry: Mapping[str, Any], regions: Sequence[Region] | None = None
@@ -196,7 +289,7 @@ class ShardReader:
         """Raises DataLossError if a part of an array is damaged."""
         for chunk in _chunks(entry):
             if regions is None or any(_overlap(chunk.region, one) is not None for one in regions):
-                self._read_chunk(item, entry, chunk, [])
+                self._require(item, entry, chunk, None)
 
     def _read_chunk(
         self,
@@ -208,65 +301,93 @@ class ShardReader:
         shape = [one.stop - one.start for one in chunk.region]
         direct = _direct_target(chunk, targets)
         content = np.empty(shape, np.dtype(entry["dtype"])) if direct is None else direct
-        if not self._is_read(item, chunk, content.reshape(-1).view(np.uint8)):
-            raise damage_error(
-                str(self._folder), f"the array {entry['path']} differs from the saved one"
-            )
+        self._require(item, entry, chunk, content.reshape(-1).view(np.uint8))
         for array, region, common in targets:
             part = array[_within(common, region)]
             if not np.may_share_memory(part, content):
                 part[...] = content[_within(common, chunk.region)]
 
-    def _is_read(self, item: str, chunk: _Chunk, target: _Array) -> bool:
-        location = self._locations(item).get(chunk.key)
+    def _require(
+        self, item: str, entry: Mapping[str, Any], chunk: _Chunk, target: _Array | None
+    ) -> None:
+        """Reads a chunk, to a target unless it is None; raises DataLossError if it is damaged."""
+        size = math.prod(one.stop - one.start for one in chunk.region)
+        size_bytes = size * np.dtype(entry["dtype"]).itemsize
         try:
+            location = self._locations(item).get(chunk.key)
             if location is not None:
-                return read_bytes(location, target.size, target) == chunk.crc32
-            # Small values are in the tree of the database, and a large tree has several levels.
-            if item not in self._databases:
-                self._databases[item] = open_database(self._folder / item)
-            value = self._databases[item].read(chunk.key).result().value[: target.size]
+                checksum = _read_bytes(location, size_bytes, target)
+            else:
+                checksum = self._read_value(item, chunk, size_bytes, target)
+            is_intact = checksum == chunk.crc32
         except (OSError, ValueError, KeyError):
-            return False
-        if len(value) != target.size:
-            return False
-        target[:] = np.frombuffer(value, np.uint8)
-        return zlib.crc32(value) == chunk.crc32
+            is_intact = False
+        if not is_intact:
+            how = f"the array {entry['path']} differs from the saved one"
+            raise damage_error(str(self._folder), how)
 
-    def _locations(self, item: str) -> dict[str, Location]:
+    def _read_value(self, item: str, chunk: _Chunk, size_bytes: int, target: _Array | None) -> int:
+        """Reads a value that is in the tree of the database; returns its checksum.
+
+        Small values are there, and a large tree has several levels.
+        """
+        if item not in self._databases:
+            self._databases[item] = open_database(self._folder / item)
+        value = self._databases[item].read(chunk.key).result().value[:size_bytes]
+        if target is not None:
+            target[:] = np.frombuffer(value, np.uint8)  # a ValueError if it is too short
+        return zlib.crc32(value)
+
+    def _locations(self, item: str) -> dict[str, _Location]:
         if item not in self._items:
-            self._items[item] = locations_of(self._folder / item)
+            self._items[item] = _locations_of(self._folder / item)
         return self._items[item]
 
 
-def read_sharded_arrays(
-    folder: Path, entries: _Entries, receive: Receiver | None = None
-) -> dict[str, dict[str, Any]]:
-    """Returns the arrays that were saved as shards by item and path, as `read_large_arrays`."""
-    reader = ShardReader(folder)
-    read: dict[str, dict[str, Any]] = {}
-    for name, entry in _sharded(entries):
-        (whole,) = reader.read(name, entry)
-        read.setdefault(name, {})[entry["path"]] = whole if receive is None else receive(whole)
-    return read
+def _read_bytes(location: _Location, size_bytes: int, target: _Array | None) -> int:
+    """Reads so many bytes, to a target unless it is None; returns their checksum."""
+    checksum, at = 0, 0
+    scratch = memoryview(bytearray(0 if target is not None else _PIECE_BYTES))
+    with open(location.file, "rb", buffering=0) as file:
+        file.seek(location.offset_bytes)
+        while at < size_bytes:
+            length = min(_PIECE_BYTES, size_bytes - at)
+            piece = scratch[:length] if target is None else target[at : at + length].data
+            if not (count := file.readinto(piece)):
+                break  # the file ends early, and the checksum differs
+            checksum = zlib.crc32(piece[:count], checksum)
+            at += count
+    return checksum
 
 
-def verify_sharded_arrays(folder: Path, entries: _Entries) -> dict[str, dict[str, bool]]:
-    """Returns True by item and path for arrays that were saved as shards.
+def _locations_of(item: Path) -> dict[str, _Location]:
+    """Returns the place of each value of an OCDBT database by key; empty if it is unreadable."""
+    tensorstore = load("tensorstore", needed_by="A checkpoint", install="'stratagem[checkpoint]'")
+    try:
+        base = tensorstore.KvStore.open({"driver": "file", "path": f"{item}/"}).result()
+        database = tensorstore.ocdbt.dump(base).result()
+        version = database["versions"][-1]
+        if version["root_height"] != 0:  # hundreds of thousands of arrays
+            return {}
+        tree = tensorstore.ocdbt.dump(base, version["root"]["location"]).result()
+        return {
+            entry["key"].decode(): _location(item, entry["indirect_value"])
+            for entry in tree["entries"]
+            if "indirect_value" in entry
+        }
+    except (ValueError, KeyError, IndexError, TypeError, OSError):
+        return {}
 
-    Raises DataLossError if one is damaged.
-    """
-    reader = ShardReader(folder)
-    found: dict[str, dict[str, bool]] = {}
-    for name, entry in _sharded(entries):
-        reader.verify(name, entry)
-        found.setdefault(name, {})[entry["path"]] = True
-    return found
+
+def _location(item: Path, value: str) -> _Location:
+    """Parses value:FOLDER:FILE:OFFSET:LENGTH."""
+    _, folder, file, offset, length = value.split(":")
+    return _Location(item / folder / file, int(offset), int(length))
 
 
-def _sharded(entries: _Entries) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for name, some in entries.items():
-        yield from ((name, entry) for entry in some if is_sharded_entry(entry))
+def _size_bytes(entry: Mapping[str, Any]) -> int:
+    """Returns the size of an array from its manifest entry."""
+    return math.prod(entry["shape"]) * np.dtype(entry["dtype"]).itemsize
 
 
 def _chunks(entry: Mapping[str, Any]) -> Iterator[_Chunk]:

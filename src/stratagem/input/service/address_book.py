@@ -23,7 +23,7 @@ import numpy as np
 
 from stratagem import settings
 from stratagem.cluster.addresses import ip_address, is_loopback, split_address, without_scheme
-from stratagem.errors import NotFoundError, check_choice, explain
+from stratagem.errors import NotFoundError, check_choice, explain, invalid
 from stratagem.group.authentication.secret import Secret, key_of, new_secret, required_secret
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.endpoints import ClusterKeys
@@ -310,12 +310,10 @@ class DispatchServer(Closing):
         for place, listed in enumerate(self._listed):
             if place not in taken and listed in (address, host, f"{host}:{_ANY_PORT}"):
                 return place
-        raise ValueError(
-            explain(
-                f"A worker at {address} asked to join.",
-                expected=f"one of DispatcherConfig.worker_addresses, {self._listed}, each once.",
-                fix="add its address, or correct WorkerConfig.worker_address.",
-            )
+        raise invalid(
+            f"A worker at {address} asked to join.",
+            expected=f"one of DispatcherConfig.worker_addresses, {self._listed}, each once.",
+            fix="add its address, or correct WorkerConfig.worker_address.",
         )
 
     def _leave(self, message: Message) -> Message:
@@ -348,13 +346,11 @@ class DispatchServer(Closing):
         dataset_id = fields["dataset_id"] or contents[:_ID_CHARACTERS]
         known = self._datasets.setdefault(dataset_id, new)
         if (known.facts, known.compression) != (facts, compression):
-            raise ValueError(
-                explain(
-                    f"dataset_id={dataset_id!r} is registered, with {known.facts} and "
-                    f"compression={known.compression!r}; received {facts} and {compression!r}.",
-                    expected="one dataset for an id.",
-                    fix="pass another dataset_id, or omit it.",
-                )
+            raise invalid(
+                f"dataset_id={dataset_id!r} is registered, with {known.facts} and "
+                f"compression={known.compression!r}; received {facts} and {compression!r}.",
+                expected="one dataset for an id.",
+                fix="pass another dataset_id, or omit it.",
             )
         return Message("registered", {"dataset_id": dataset_id})
 

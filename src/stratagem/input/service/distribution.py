@@ -15,7 +15,7 @@ import numpy as np
 
 from stratagem.cluster.addresses import split_address, without_scheme
 from stratagem.environment import load
-from stratagem.errors import check_number, explain
+from stratagem.errors import check_number, explain, invalid
 from stratagem.group.current import current_group
 from stratagem.input.batch_messages import AUTO, SnapshotWriter, checked_compression
 from stratagem.input.dataset import Dataset
@@ -54,46 +54,37 @@ def _checked(
     if job_name is not None and consumer_index is num_consumers is None:
         group = current_group()
         if group is None:
-            raise ValueError(
-                explain(
-                    f"distribute received job_name={job_name!r} without the index of this "
-                    "consumer, in a process that belongs to no group.",
-                    expected="which of how many consumers this process is: each reads a share "
-                    "that follows from these numbers.",
-                    fix="pass consumer_index and num_consumers in place of job_name.",
-                )
+            raise invalid(
+                f"distribute received job_name={job_name!r} without the index of this "
+                "consumer, in a process that belongs to no group.",
+                expected="which of how many consumers this process is: each reads a share "
+                "that follows from these numbers.",
+                fix="pass consumer_index and num_consumers in place of job_name.",
             )
         consumer_index, num_consumers = group.identity.process_id, group.identity.num_processes
     if (consumer_index is None) != (num_consumers is None) or not (
         0 <= (consumer_index or 0) < (1 if num_consumers is None else num_consumers)
     ):
-        raise ValueError(
-            explain(
-                f"distribute received consumer_index={consumer_index} and "
-                f"num_consumers={num_consumers}.",
-                expected="both or none of them, and 0 <= consumer_index < num_consumers.",
-                fix="pass the index of this process among the consumers, and their number.",
-            )
+        raise invalid(
+            f"distribute received consumer_index={consumer_index} and "
+            f"num_consumers={num_consumers}.",
+            expected="both or none of them, and 0 <= consumer_index < num_consumers.",
+            fix="pass the index of this process among the consumers, and their number.",
         )
-    if most_ahead is not None:
-        check_number("distribute", max_outstanding_requests=most_ahead)
+    check_number("distribute", or_none=True, max_outstanding_requests=most_ahead)
     if is_exact and policy is ShardingPolicy.OFF and not in_rounds:
-        raise ValueError(
-            explain(
-                "exactly_once=True was passed with ShardingPolicy.OFF, with which each worker "
-                "reads all data.",
-                expected="a policy that divides the data.",
-                fix='pass "distributed_epoch" (DYNAMIC).',
-            )
+        raise invalid(
+            "exactly_once=True was passed with ShardingPolicy.OFF, with which each worker "
+            "reads all data.",
+            expected="a policy that divides the data.",
+            fix='pass "distributed_epoch" (DYNAMIC).',
         )
     check_number("distribute", 0, skip_errors=skip_errors)
     if skip_errors and in_rounds:
-        raise ValueError(
-            explain(
-                f"skip_errors={skip_errors} was passed with num_consumers={num_consumers}.",
-                expected="0 in coordinated reads: consumers would lose step.",
-                fix="omit skip_errors or num_consumers.",
-            )
+        raise invalid(
+            f"skip_errors={skip_errors} was passed with num_consumers={num_consumers}.",
+            expected="0 in coordinated reads: consumers would lose step.",
+            fix="omit skip_errors or num_consumers.",
         )
     index, count = consumer_index or 0, num_consumers or 1
     return ReadRequest(policy, index, count, in_rounds, most_ahead, is_exact, skip_errors)
@@ -412,12 +403,10 @@ def save(dataset: Any, path: str | os.PathLike[str], service: str) -> None:
     """
     source = as_source(dataset)
     if source.cardinality == INFINITE_CARDINALITY:
-        raise ValueError(
-            explain(
-                "save received a dataset without an end.",
-                expected="a dataset that ends.",
-                fix="save one repetition, and call repeat() on the loaded dataset.",
-            )
+        raise invalid(
+            "save received a dataset without an end.",
+            expected="a dataset that ends.",
+            fix="save one repetition, and call repeat() on the loaded dataset.",
         )
     wanted = ReadRequest(ShardingPolicy.DYNAMIC, is_exact=True)
     facts = dataclasses.asdict(facts_of(source))

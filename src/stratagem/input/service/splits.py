@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.input.sources.source import FileSource, RepeatedSource, Source, require_shards
 
 
@@ -51,12 +51,10 @@ def checked_policy(processing_mode: object) -> ShardingPolicy:
         return processing_mode
     if isinstance(processing_mode, str) and processing_mode in _MODES:
         return _MODES[processing_mode]
-    raise ValueError(
-        explain(
-            f"processing_mode={processing_mode!r} is no sharding policy.",
-            expected='a ShardingPolicy, "parallel_epochs" or "distributed_epoch".',
-            fix="pass sg.input.service.ShardingPolicy.DYNAMIC, which reads each batch once.",
-        )
+    raise invalid(
+        f"processing_mode={processing_mode!r} is no sharding policy.",
+        expected='a ShardingPolicy, "parallel_epochs" or "distributed_epoch".',
+        fix="pass sg.input.service.ShardingPolicy.DYNAMIC, which reads each batch once.",
     )
 
 
@@ -141,13 +139,11 @@ def plan_splits(
     if policy is ShardingPolicy.DYNAMIC:
         return _dynamic(facts, group or 1)
     if count is None:
-        raise ValueError(
-            explain(
-                f"ShardingPolicy.{policy.name} was set, and the dispatcher has no list of workers.",
-                expected="DispatcherConfig(worker_addresses=[...]): static sharding divides the "
-                "data among known workers.",
-                fix="list the addresses of the workers, or use ShardingPolicy.DYNAMIC.",
-            )
+        raise invalid(
+            f"ShardingPolicy.{policy.name} was set, and the dispatcher has no list of workers.",
+            expected="DispatcherConfig(worker_addresses=[...]): static sharding divides the "
+            "data among known workers.",
+            fix="list the addresses of the workers, or use ShardingPolicy.DYNAMIC.",
         )
     hint = facts.has_shard_hint
     require_shards(policy, count, num_files=facts.num_files, has_shard_hint=hint)
@@ -160,13 +156,11 @@ def plan_splits(
 def require_repeatable(facts: SourceFacts) -> None:
     """Raises ValueError if the source may have other batches when it is read again."""
     if not facts.is_repeatable:
-        raise ValueError(
-            explain(
-                "exactly_once=True was passed for a dataset that may have other batches when it "
-                "is read again.",
-                expected="sg.input.Dataset of arrays, files or a function, or a Grain dataset.",
-                fix="make the dataset of one of these, or pass exactly_once=False.",
-            )
+        raise invalid(
+            "exactly_once=True was passed for a dataset that may have other batches when it "
+            "is read again.",
+            expected="sg.input.Dataset of arrays, files or a function, or a Grain dataset.",
+            fix="make the dataset of one of these, or pass exactly_once=False.",
         )
 
 

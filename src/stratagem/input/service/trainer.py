@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from stratagem import settings
-from stratagem.errors import UnavailableError, explain
+from stratagem.errors import UnavailableError, explain, invalid
 from stratagem.group.transport.connection import Connections, ServerError
 from stratagem.group.transport.shared_memory import MemoryLimits
 from stratagem.group.transport.wire import Message
@@ -359,27 +359,23 @@ class EpochReading(Closing):
             self._plan, self._num_lanes = self._planned()
         else:
             if state["consumer"] != [wanted.index, wanted.count]:
-                raise ValueError(
-                    explain(
-                        f"A position of consumer {state['consumer'][0]} of {state['consumer'][1]} "
-                        f"was restored by consumer {wanted.index} of {wanted.count}.",
-                        expected="the same consumer: another one has other batches.",
-                        fix="resume with as many processes, each from its own state; or begin the "
-                        "epoch again.",
-                    )
+                raise invalid(
+                    f"A position of consumer {state['consumer'][0]} of {state['consumer'][1]} "
+                    f"was restored by consumer {wanted.index} of {wanted.count}.",
+                    expected="the same consumer: another one has other batches.",
+                    fix="resume with as many processes, each from its own state; or begin the "
+                    "epoch again.",
                 )
             self._plan, self._num_lanes = SplitPlan(*state["plan"]), state["num_lanes"]
         count = self._plan.count
         is_divided = wanted.in_rounds or (count is not None and count < wanted.count)
         self._stride, self._offset = (wanted.count, wanted.index) if is_divided else (1, 0)
         if is_divided and not facts.is_repeatable:
-            raise ValueError(
-                explain(
-                    f"{wanted.count} consumers would divide the batches of one reading, and the "
-                    "data may have other batches when they are read again.",
-                    expected="sg.input.Dataset of arrays, files or a function, or a Grain dataset.",
-                    fix="make the dataset of one of these, or read it without input workers.",
-                )
+            raise invalid(
+                f"{wanted.count} consumers would divide the batches of one reading, and the "
+                "data may have other batches when they are read again.",
+                expected="sg.input.Dataset of arrays, files or a function, or a Grain dataset.",
+                fix="make the dataset of one of these, or read it without input workers.",
             )
         first, step = (0, 1) if is_divided else (wanted.index, wanted.count)
         self._step = step * self._num_lanes

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, cast
 import jax
 import numpy as np
 
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.input.sources.sequences import (
     ArraySource,
     PyDatasetSource,
@@ -54,12 +54,10 @@ class IterableSource(Source):
 
     def open(self, epoch: int) -> Reader:
         """Opens an iterator; raises ValueError for the same, exhausted iterator."""
-        iterator = iter(self._batches)
-        reader, before = _IteratorReader(iterator, self._batches), self._latest
-        if before is not None and before.iterator is iterator:
-            reader = _IteratorReader(iterator, self._batches, before=before)
-        self._latest = reader
-        return reader
+        iterator, before = iter(self._batches), self._latest
+        is_continued = before is not None and before.iterator is iterator
+        self._latest = _IteratorReader(iterator, self._batches, before if is_continued else None)
+        return self._latest
 
 
 class GeneratorSource(Source):
@@ -78,18 +76,25 @@ class GeneratorSource(Source):
         return _GeneratorReader(iter(self._make()))
 
 
-class _GeneratorReader(Reader):
-    """Reads a generator; resumes by reading earlier batches again."""
+class _BatchReader(Reader):
+    """Reads an iterator over batches, and closes it if it can be."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
 
     def read(self) -> Any:
-        return _copied(next(self._iterator))
+        return next(self._iterator)
 
     def close(self) -> None:
         if callable(close := getattr(self._iterator, "close", None)):
             close()
+
+
+class _GeneratorReader(_BatchReader):
+    """Reads a generator; resumes by reading earlier batches again."""
+
+    def read(self) -> Any:
+        return _copied(next(self._iterator))
 
 
 class OneShotSource(Source):
@@ -169,15 +174,13 @@ class _IteratorReader(Reader):
 
 
 def _used_up(origin: object, num_taken: int) -> ValueError:
-    return ValueError(
-        explain(
-            f"The dataset cannot be read again: it is an object of type "
-            f"{type(origin).__name__}, which ended after {num_taken} batches.",
-            expected="data that can be read from the start in each epoch; generators and "
-            "iterators can be read only once.",
-            fix="pass the function that creates it: sg.input.Dataset.from_generator(function).",
-            code="SG303",
-        )
+    return invalid(
+        f"The dataset cannot be read again: it is an object of type "
+        f"{type(origin).__name__}, which ended after {num_taken} batches.",
+        expected="data that can be read from the start in each epoch; generators and "
+        "iterators can be read only once.",
+        fix="pass the function that creates it: sg.input.Dataset.from_generator(function).",
+        code="SG303",
     )
 
 
@@ -209,12 +212,10 @@ class RayDataSource(Source):
         self._batching = {"batch_size": batch_size, "drop_last": drop_remainder}
         self._seed = seed if shuffle else None
         if shuffle and self._is_split:
-            raise ValueError(
-                explain(
-                    "shuffle=True was passed with a Ray DataIterator.",
-                    expected="a Dataset, whose rows Ray can reorder.",
-                    fix="call random_shuffle() of the Dataset before it is split.",
-                )
+            raise invalid(
+                "shuffle=True was passed with a Ray DataIterator.",
+                expected="a Dataset, whose rows Ray can reorder.",
+                fix="call random_shuffle() of the Dataset before it is split.",
             )
 
     @property
@@ -225,12 +226,10 @@ class RayDataSource(Source):
         """
         if self._is_split:
             return AutoShardPolicy.OFF
-        raise ValueError(
-            explain(
-                "A ray.data.Dataset was passed to a strategy of several processes.",
-                expected="an iterator for each process: Ray has no fixed order to divide by.",
-                fix="pass ray.train.get_dataset_shard(name), or dataset.streaming_split(n)[index].",
-            )
+        raise invalid(
+            "A ray.data.Dataset was passed to a strategy of several processes.",
+            expected="an iterator for each process: Ray has no fixed order to divide by.",
+            fix="pass ray.train.get_dataset_shard(name), or dataset.streaming_split(n)[index].",
         )
 
     def open(self, epoch: int) -> Reader:
@@ -244,12 +243,9 @@ class RayDataSource(Source):
         raise TypeError("Ray's own executor reads a ray.data.Dataset on other machines")
 
 
-class _RayReader(Reader):
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches = batches
-
+class _RayReader(_BatchReader):
     def read(self) -> Any:
-        return dict(next(self._batches))
+        return dict(next(self._iterator))
 
     def state(self) -> NoReturn:
         raise not_resumable_error(
@@ -263,13 +259,11 @@ class _RayReader(Reader):
 
 def unbatched_ray_data(dataset: object) -> NoReturn:
     """Raises ValueError: a dataset of Ray Data has rows, not batches."""
-    raise ValueError(
-        explain(
-            f"An object of type {type(dataset).__name__} of Ray Data was passed as a dataset.",
-            expected="a dataset of batches.",
-            fix="batch its rows: sg.input.Dataset(dataset, batch_size=64).",
-            code="SG301",
-        )
+    raise invalid(
+        f"An object of type {type(dataset).__name__} of Ray Data was passed as a dataset.",
+        expected="a dataset of batches.",
+        fix="batch its rows: sg.input.Dataset(dataset, batch_size=64).",
+        code="SG301",
     )
 
 
@@ -303,10 +297,7 @@ class GrainIterSource(Source):
 class GrainMapSource(GrainIterSource):
     """A `grain.MapDataset` of batches, reshuffled in each epoch."""
 
-    @property
-    def can_seek(self) -> bool:
-        """True."""
-        return True
+    can_seek = True
 
     @property
     def cardinality(self) -> int:
@@ -334,25 +325,16 @@ def _open_iterator(dataset: Iterable[Any]) -> Any:
     return iter(dataset)
 
 
-class _GrainReader(Reader):
+class _GrainReader(_BatchReader):
     has_cheap_state = False
 
-    def __init__(self, iterator: Any) -> None:
-        self._iterator = iterator
-
-    def read(self) -> Any:
-        return next(self._iterator)
-
     def state(self) -> Any:
-        return self._iterator.get_state()
+        iterator: Any = self._iterator
+        return iterator.get_state()
 
     def restore(self, state: object) -> None:
-        self._iterator.set_state(state)
-
-    def close(self) -> None:
-        close = getattr(self._iterator, "close", None)
-        if callable(close):
-            close()
+        iterator: Any = self._iterator
+        iterator.set_state(state)
 
 
 class TensorFlowSource(Source):
@@ -430,11 +412,7 @@ class HuggingFaceStreamSource(IterableSource):
     def __init__(self, dataset: Any) -> None:
         super().__init__(dataset)
         self._dataset = dataset
-
-    @property
-    def num_files(self) -> int:
-        """Number of files or other shards of the dataset."""
-        return self._dataset.num_shards
+        self.num_files = dataset.num_shards
 
     def shard(self, num_shards: int, index: int) -> Source:
         """Returns every `num_shards`th file from `index` on."""
@@ -499,13 +477,11 @@ def as_source(dataset: object) -> Source:
     if callable(own := getattr(dataset, "as_source", None)):  # An sg.input.Dataset.
         return cast("Source", own())
     if _is_arrays(dataset):
-        raise ValueError(
-            explain(
-                f"Unbatched arrays were passed as a dataset, in {_kind(dataset)}.",
-                expected="a dataset of batches.",
-                fix="batch the arrays: sg.input.Dataset(arrays, batch_size=64, shuffle=True).",
-                code="SG301",
-            )
+        raise invalid(
+            f"Unbatched arrays were passed as a dataset, in {_kind(dataset)}.",
+            expected="a dataset of batches.",
+            fix="batch the arrays: sg.input.Dataset(arrays, batch_size=64, shuffle=True).",
+            code="SG301",
         )
     for fits, make in _ADAPTERS:
         if fits(dataset):
@@ -595,12 +571,10 @@ def batched_source(
 def every_nth(examples: Any, num_shards: int, index: int) -> Any:
     """Returns every `num_shards`th example from `index` on, for `batched_source`."""
     if num_shards < 1 or not 0 <= index < num_shards:
-        raise ValueError(
-            explain(
-                f"shard received num_shards={num_shards} and index={index}.",
-                expected="0 <= index < num_shards, or SHARD_HINT for both.",
-                fix="pass an index from 0 to num_shards - 1.",
-            )
+        raise invalid(
+            f"shard received num_shards={num_shards} and index={index}.",
+            expected="0 <= index < num_shards, or SHARD_HINT for both.",
+            fix="pass an index from 0 to num_shards - 1.",
         )
     if _is_arrays(examples):
         return jax.tree.map(lambda leaf: leaf[index::num_shards], examples)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from stratagem.devices.mesh import is_explicit
-from stratagem.errors import check_number, explain
+from stratagem.errors import check_number, invalid
 from stratagem.input.sources.source import INFINITE_CARDINALITY, Reader, Source
 
 # Sources of in-memory arrays and other indexable rows, with batching and shuffling.
@@ -28,14 +28,10 @@ class RowSource(Source):
 
     is_in_memory = False
     can_reshape = False
+    can_seek = True
 
     @property
     def order_follows_epoch(self) -> bool:
-        """True."""
-        return True
-
-    @property
-    def can_seek(self) -> bool:
         """True."""
         return True
 
@@ -119,12 +115,10 @@ class ArraySource(RowSource):
         arrays = jax.tree.map(lambda leaf: leaf if _has_rows(leaf) else np.asarray(leaf), arrays)
         shapes = [tuple(leaf.shape) for leaf in jax.tree.leaves(arrays)]
         if len({shape[:1] for shape in shapes}) != 1 or not shapes[0]:
-            raise ValueError(
-                explain(
-                    f"A dataset cannot be made from arrays of shapes {shapes}.",
-                    expected="arrays with the examples on axis 0, all of the same length.",
-                    fix="make axis 0 of all arrays the same length.",
-                )
+            raise invalid(
+                f"A dataset cannot be made from arrays of shapes {shapes}.",
+                expected="arrays with the examples on axis 0, all of the same length.",
+                fix="make axis 0 of all arrays the same length.",
             )
         self.arrays = arrays
         self.can_reshape = all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(arrays))

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from stratagem.errors import InvalidArgumentError, explain
+from stratagem.errors import InvalidArgumentError, check_type, explain, invalid
 from stratagem.options import AutoShardPolicy
 
 # `ArraySpec`: shape and dtype of batches with an open batch size.
@@ -120,7 +120,16 @@ class Reader(abc.ABC):
 
 
 class Source(abc.ABC):
-    """A dataset of batches."""
+    """A dataset of batches.
+
+    `can_seek` is True if `open_at` reads none of the batches before the first, and `has_shard_hint`
+    if there is a shard hint to fill in. `num_files` is None without files, or if their number is
+    unknown.
+    """
+
+    can_seek: bool = False
+    has_shard_hint: bool = False
+    num_files: int | None = None
 
     @property
     def order_follows_epoch(self) -> bool:
@@ -133,24 +142,9 @@ class Source(abc.ABC):
         return self.order_follows_epoch
 
     @property
-    def can_seek(self) -> bool:
-        """True if `open_at` reads none of the batches before the first."""
-        return False
-
-    @property
     def cardinality(self) -> int:
         """Number of batches, or `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`."""
         return UNKNOWN_CARDINALITY
-
-    @property
-    def num_files(self) -> int | None:
-        """Number of files of the source; None if there are none or the number is unknown."""
-        return None
-
-    @property
-    def has_shard_hint(self) -> bool:
-        """True if the source has a shard hint to fill in."""
-        return False
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy:
@@ -247,14 +241,12 @@ def require_shards(
     """Raises an error if data cannot be divided into `count` shards by a policy, HINT or FILE."""
     name = f"{type(policy).__name__}.{policy.name}"
     if policy.name == "HINT" and not has_shard_hint:
-        raise ValueError(
-            explain(
-                f"{name} was set for a dataset without a shard hint.",
-                expected="a dataset sharded with SHARD_HINT.",
-                fix="call dataset.shard(sg.input.SHARD_HINT, sg.input.SHARD_HINT), or use "
-                f"{type(policy).__name__}.DATA.",
-                code="SG307",
-            )
+        raise invalid(
+            f"{name} was set for a dataset without a shard hint.",
+            expected="a dataset sharded with SHARD_HINT.",
+            fix="call dataset.shard(sg.input.SHARD_HINT, sg.input.SHARD_HINT), or use "
+            f"{type(policy).__name__}.DATA.",
+            code="SG307",
         )
     if policy.name == "FILE" and (num_files is None or num_files < count):
         found = "no known files" if num_files is None else f"{num_files} files"
@@ -274,21 +266,15 @@ class FileSource(SourceOf):
 
     def __init__(self, files: Sequence[Any], make: Callable[[list[Any]], Source]) -> None:
         if not files:
-            raise ValueError(
-                explain(
-                    "The list of files is empty.",
-                    expected="one or more files.",
-                    fix="check the glob pattern or folder that lists them.",
-                )
+            raise invalid(
+                "The list of files is empty.",
+                expected="one or more files.",
+                fix="check the glob pattern or folder that lists them.",
             )
         self.files = list(files)
+        self.num_files = len(self.files)
         self._make = make
         self._source: Source | None = None
-
-    @property
-    def num_files(self) -> int:
-        """Number of files."""
-        return len(self.files)
 
     def shard(self, num_shards: int, index: int) -> Source:
         """Returns every `num_shards`th file from `index` on."""
@@ -310,14 +296,11 @@ class FileSource(SourceOf):
 class HintSource(SourceOf):
     """A dataset with a shard hint, created from the number of shards and the index."""
 
+    has_shard_hint = True
+
     def __init__(self, make: Callable[[int, int], Source]) -> None:
         self._make = make
         self._whole: Source | None = None
-
-    @property
-    def has_shard_hint(self) -> bool:
-        """True."""
-        return True
 
     def shard(self, num_shards: int, index: int) -> Source:
         """Fills in the hint."""
@@ -334,25 +317,17 @@ class HintSource(SourceOf):
 # Sources that repeat another source, one epoch after the other.
 
 
-def check_count(count: object) -> int | None:
+def check_count(count: Any) -> int | None:
     """Returns a valid repeat count, or None to repeat forever."""
+    how = "pass the number of epochs."
+    check_type("count", count, int | None, "an int, or None to repeat forever", how, owner="repeat")
     if count is None:
         return None
-    if not isinstance(count, int) or isinstance(count, bool):
-        raise TypeError(
-            explain(
-                f"repeat received count={count!r} of type {type(count).__name__}.",
-                expected="an int, or None to repeat forever.",
-                fix="pass the number of epochs.",
-            )
-        )
     if count < -1:
-        raise ValueError(
-            explain(
-                f"repeat received count={count}.",
-                expected="0 or more; None or -1 to repeat forever.",
-                fix="pass the number of epochs.",
-            )
+        raise invalid(
+            f"repeat received count={count}.",
+            expected="0 or more; None or -1 to repeat forever.",
+            fix=how,
         )
     return None if count == -1 else count
 
@@ -376,6 +351,7 @@ class RepeatedSource(SourceOf):
     def __init__(self, source: Source, count: int | None) -> None:
         self._source = source
         self.count = count
+        self.has_shard_hint, self.num_files = source.has_shard_hint, source.num_files
 
     @property
     def once(self) -> Source:
@@ -386,16 +362,6 @@ class RepeatedSource(SourceOf):
     def cardinality(self) -> int:
         """Number of batches of all repetitions."""
         return repeated_cardinality(self._source.cardinality, self.count)
-
-    @property
-    def num_files(self) -> int | None:
-        """Same as the source."""
-        return self._source.num_files
-
-    @property
-    def has_shard_hint(self) -> bool:
-        """Same as the source."""
-        return self._source.has_shard_hint
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy:

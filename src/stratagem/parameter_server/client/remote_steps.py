@@ -484,7 +484,7 @@ class RemoteSteps:
             elif isinstance(what, Assigned):
                 batch.assigned[name_of(what.variable)] = array, int(what.is_added)
             else:
-                self._add_gradient(batch, ids, what, self._weighted(what, array))
+                self._add_gradient(batch, ids, what, array)
         if batch.optimizers:
             pushed = self.variables.push(names, **vars(batch))
             are_used &= pushed.is_used
@@ -515,24 +515,20 @@ class RemoteSteps:
         what: Gradient | RowGradient,
         array: np.ndarray,
     ) -> None:
+        if isinstance(what, RowGradient) and what.is_ids:
+            ids[name_of(what.table)] = array
+            return
+        if self.gradient_weight != 1:
+            array = array * np.asarray(self.gradient_weight, array.dtype)
         if isinstance(what, Gradient):
             name = name_of(what.variable)
             batch.whole[name] = array
-        elif what.is_ids:
-            ids[name_of(what.table)] = array
-            return
         else:
             name = name_of(what.table)
             keys = self._keys.get(name)  # a step has places of keys
             own_ids = ids[name]
             batch.rows[name] = (own_ids, array) if keys is None else keys.gradients(own_ids, array)
         batch.optimizers[name] = what.optimizer
-
-    def _weighted(self, what: Gradient | RowGradient, array: np.ndarray) -> np.ndarray:
-        is_gradient = isinstance(what, Gradient) or not what.is_ids
-        if not is_gradient or self.gradient_weight == 1:
-            return array
-        return array * np.asarray(self.gradient_weight, array.dtype)
 
     def _change(
         self,

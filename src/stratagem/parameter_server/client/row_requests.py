@@ -229,17 +229,21 @@ def representatives(keys: np.ndarray) -> np.ndarray:
     bits = (_ENTRIES_PER_KEY * len(keys) - 1).bit_length()
     shift = np.uint64(64 - bits)
     table = np.empty(1 << bits, np.int32)
-    found = _winners(table, _hashed(keys, shift), positions)
+    hashed = (keys.view(np.uint64) * _FIRST) >> shift
+    found = _winners(table, hashed.view(np.int64), positions)
     left = np.flatnonzero(keys[found] != keys)
     if not len(left):
         return found
     own = keys[left]
-    again = _winners(table, _hashed_again(own, shift), left.astype(np.int32))
+    mixed = own.view(np.uint64)
+    hashed = ((mixed ^ (mixed >> _HALF)) * _SECOND) >> shift
+    again = _winners(table, hashed.view(np.int64), left.astype(np.int32))
     found[left] = again
     is_other = keys[again] != own
     left = left[is_other]
     if len(left):
-        found[left] = left[_first_of_equal(own[is_other])]
+        _, firsts, places = np.unique(own[is_other], return_index=True, return_inverse=True)
+        found[left] = left[firsts[places]]
     return found
 
 
@@ -247,26 +251,6 @@ def _winners(table: np.ndarray, entries: np.ndarray, positions: np.ndarray) -> n
     """Returns the position that was written last to each one's entry."""
     table[entries] = positions
     return table[entries]
-
-
-def _hashed(keys: np.ndarray, shift: np.uint64) -> np.ndarray:
-    return ((keys.view(np.uint64) * _FIRST) >> shift).view(np.int64)
-
-
-def _hashed_again(keys: np.ndarray, shift: np.uint64) -> np.ndarray:
-    mixed = keys.view(np.uint64)
-    return (((mixed ^ (mixed >> _HALF)) * _SECOND) >> shift).view(np.int64)
-
-
-def _first_of_equal(keys: np.ndarray) -> np.ndarray:
-    """Returns the position of the first equal key, for each key, by sorting."""
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    is_first = np.ones(len(keys), np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
-    firsts = np.empty(len(keys), np.intp)
-    firsts[order] = order[is_first][np.cumsum(is_first) - 1]
-    return firsts
 
 
 # Lookups in tables with more rows use a hash table: the scratch memory has 4 bytes per row.

@@ -12,9 +12,11 @@ import numpy as np
 
 from stratagem.parameter_server.partitioners import Partitioner, rows_of_shards
 from stratagem.parameter_server.server.shards import ShardSpec
-from stratagem.parameter_server.server.tables.row_formats import BUCKET_COUNT as BUCKET_COUNT
-from stratagem.parameter_server.server.tables.row_formats import RowFormat
-from stratagem.parameter_server.server.tables.row_formats import buckets_of as buckets_of
+from stratagem.parameter_server.server.tables.row_formats import (
+    BUCKET_COUNT,
+    RowFormat,
+    buckets_of,
+)
 
 if TYPE_CHECKING:
     from jax.typing import DTypeLike

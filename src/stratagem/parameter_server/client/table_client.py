@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.errors import DataLossError, explain
+from stratagem.errors import DataLossError, explain, invalid
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import KeyLayout
@@ -251,20 +251,16 @@ def _checked(
     saved = manifest["tables"].get(name)
     own = _described(layout)
     if saved is None:
-        raise ValueError(
-            explain(
-                f"{versions.folder} has no table {name!r}.",
-                expected=f"one of its tables: {sorted(manifest['tables'])}.",
-                fix="give the layers the names that they had when the tables were saved.",
-            )
+        raise invalid(
+            f"{versions.folder} has no table {name!r}.",
+            expected=f"one of its tables: {sorted(manifest['tables'])}.",
+            fix="give the layers the names that they had when the tables were saved.",
         )
     if (saved["row_shape"], saved["dtype"]) != (own["row_shape"], own["dtype"]):
-        raise ValueError(
-            explain(
-                f"The table {layout.name!r} in {versions.folder} has rows of shape "
-                f"{saved['row_shape']} and dtype {saved['dtype']}.",
-                expected=f"shape {own['row_shape']} and dtype {own['dtype']}.",
-                fix="create the layer with the output_dim that it had when it was saved.",
-            )
+        raise invalid(
+            f"The table {layout.name!r} in {versions.folder} has rows of shape "
+            f"{saved['row_shape']} and dtype {saved['dtype']}.",
+            expected=f"shape {own['row_shape']} and dtype {own['dtype']}.",
+            fix="create the layer with the output_dim that it had when it was saved.",
         )
     return saved

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.client.shard_layout import (
     ShardLayout,
@@ -224,13 +224,11 @@ class VariableClient:
         self.require_coordinator(variable.path)
         servers, most = range(self.client.num_servers), table.get("max_rows")
         if most is not None and most < len(servers):
-            raise ValueError(
-                explain(
-                    f"The keyed table {variable.path!r} divides max_rows={most} over "
-                    f"{len(servers)} servers.",
-                    expected="at least one row for each server.",
-                    fix="raise max_rows, or omit it for no limit.",
-                )
+            raise invalid(
+                f"The keyed table {variable.path!r} divides max_rows={most} over "
+                f"{len(servers)} servers.",
+                expected="at least one row for each server.",
+                fix="raise max_rows, or omit it for no limit.",
             )
         name = self._name_for(variable.path)
         placement = layout_of_keys(
@@ -291,12 +289,10 @@ class VariableClient:
     def caching_reads(self) -> Generator[None]:
         """Caches reads in a `with` block, including those of steps: one request per variable."""
         if self._cached is not None:
-            raise ValueError(
-                explain(
-                    "cache_variable_reads() was called inside a block of cache_variable_reads().",
-                    expected="one such block at a time.",
-                    fix="remove the inner block.",
-                )
+            raise invalid(
+                "cache_variable_reads() was called inside a block of cache_variable_reads().",
+                expected="one such block at a time.",
+                fix="remove the inner block.",
             )
         self._cached = CachedReads(self.client)
         try:
@@ -357,11 +353,7 @@ class VariableClient:
 
         The servers delete the optimizer once it is garbage-collected here.
         """
-        kind = type(optimizer).__name__.lower()
-        name, number = kind, 1
-        while name in self._optimizers:
-            number += 1
-            name = f"{kind}_{number}"
+        name = _numbered(type(optimizer).__name__.lower(), self._optimizers)
         self._optimizers[name] = weakref.ref(optimizer)
         return name
 
@@ -381,12 +373,18 @@ class VariableClient:
 
     def _name_for(self, path: str) -> str:
         """Returns a unique variable name; the same in each run of a program."""
-        name, number = path, 1
-        while name in self._names:
-            number += 1
-            name = f"{path}_{number}"
+        name = _numbered(path, self._names)
         self._names.add(name)
         return name
+
+
+def _numbered(name: str, taken: Collection[str]) -> str:
+    """Returns a name that is not taken: the given one, or the next one with a number."""
+    found, number = name, 1
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    return found
 
 
 def _whole(variable: Any, value: np.ndarray) -> np.ndarray:
@@ -396,10 +394,8 @@ def _whole(variable: Any, value: np.ndarray) -> np.ndarray:
     try:
         return np.ascontiguousarray(np.broadcast_to(value, variable.shape))
     except ValueError:
-        raise ValueError(
-            explain(
-                f"Variable {variable.path!r} cannot take a value of shape {value.shape}.",
-                expected=f"shape {tuple(variable.shape)}, or a shape that broadcasts to it.",
-                fix="reshape the value to variable.shape.",
-            )
+        raise invalid(
+            f"Variable {variable.path!r} cannot take a value of shape {value.shape}.",
+            expected=f"shape {tuple(variable.shape)}, or a shape that broadcasts to it.",
+            fix="reshape the value to variable.shape.",
         ) from None

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from stratagem.config import filters_traceback
-from stratagem.errors import explain
+from stratagem.errors import check_type, invalid
 from stratagem.launch.processes.local_processes import not_the_coordinator
 from stratagem.logs import PublicDir, as_html, new_table
 from stratagem.parameter_server.cluster_plan import RemoteStateStrategy
@@ -98,12 +98,10 @@ class ClusterCoordinator(PublicDir, Closing):
     def __new__(cls, strategy: Strategy) -> ClusterCoordinator:
         """Returns the strategy's coordinator. The first call creates it and starts the workers."""
         if not isinstance(strategy, RemoteStateStrategy):
-            raise ValueError(
-                explain(
-                    f"ClusterCoordinator received {strategy!r}.",
-                    expected="an sg.ParameterServerStrategy.",
-                    fix="create one, and create the model in its scope.",
-                )
+            raise invalid(
+                f"ClusterCoordinator received {strategy!r}.",
+                expected="an sg.ParameterServerStrategy.",
+                fix="create one, and create the model in its scope.",
             )
         with _making:
             executor = strategy.executor
@@ -241,29 +239,19 @@ class ClusterCoordinator(PublicDir, Closing):
         return closure.result
 
     def _check(self, fn: object, args: object, worker: object) -> None:
-        if not callable(fn):
-            raise TypeError(
-                explain(
-                    f"schedule received fn={fn!r} of type {type(fn).__name__}.",
-                    expected="a callable.",
-                    fix="pass the function as `fn` and its arguments as `args`.",
-                )
-            )
+        how = "pass the function as `fn` and its arguments as `args`."
+        check_type("fn", fn, callable, "a callable", how, owner="schedule")
         if args is not None and not isinstance(args, tuple | list):
-            raise ValueError(
-                explain(
-                    f"schedule received args of type {type(args).__name__}.",
-                    expected="a tuple or list of positional arguments.",
-                    fix="write args=(value,) with a comma.",
-                )
+            raise invalid(
+                f"schedule received args of type {type(args).__name__}.",
+                expected="a tuple or list of positional arguments.",
+                fix="write args=(value,) with a comma.",
             )
         if worker is not None and worker not in range(self.num_workers):
-            raise ValueError(
-                explain(
-                    f"schedule received worker={worker!r}.",
-                    expected=f"an index from 0 to {self.num_workers - 1}, or None for any worker.",
-                    fix="omit `worker`.",
-                )
+            raise invalid(
+                f"schedule received worker={worker!r}.",
+                expected=f"an index from 0 to {self.num_workers - 1}, or None for any worker.",
+                fix="omit `worker`.",
             )
 
     @filters_traceback

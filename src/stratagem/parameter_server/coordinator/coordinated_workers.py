@@ -292,7 +292,7 @@ class WorkerLink:
 
         The worker keeps the later one until the earlier arrives, and gives it back when joined.
         """
-        while self._is_running_unjoined():
+        while self.is_running and not self._has_joined and not self._is_closed.is_set():
             try:
                 self._introduce()
             except UnavailableError:
@@ -300,9 +300,6 @@ class WorkerLink:
                 self._is_there.wait()
             except BaseException:  # noqa: BLE001 - raised again for the next closure
                 return
-
-    def _is_running_unjoined(self) -> bool:
-        return self.is_running and not self._has_joined and not self._is_closed.is_set()
 
     def _wait_for_answers(self) -> None:
         """Waits while the worker has answered later messages, but not an earlier one.

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from stratagem.environment import load
-from stratagem.errors import ClosureInputError, OutOfRangeError, explain
+from stratagem.errors import ClosureInputError, OutOfRangeError, explain, invalid
 from stratagem.execution.programs.lockstep import Lockstep
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.variable_client import VariableOnWorkerError
@@ -224,12 +224,10 @@ class PerWorkerValues:
     def __init__(self, values: Sequence[Any]) -> None:
         for value in values:
             if not isinstance(value, RemoteValue | Resource):
-                raise ValueError(
-                    explain(
-                        f"PerWorkerValues received an element of type {type(value).__name__}.",
-                        expected="one RemoteValue per worker.",
-                        fix="schedule a function on each worker and pass the list of results.",
-                    )
+                raise invalid(
+                    f"PerWorkerValues received an element of type {type(value).__name__}.",
+                    expected="one RemoteValue per worker.",
+                    fix="schedule a function on each worker and pass the list of results.",
                 )
         self.values = tuple(values)
 
@@ -397,23 +395,19 @@ class Shipments:
             else:
                 is_own = one.number in self._resources
             if not is_own:
-                raise ValueError(
-                    explain(
-                        "schedule received an argument that belongs to another coordinator.",
-                        expected="results, per-worker values and datasets of this coordinator.",
-                        fix="fetch the value first: args=(value.fetch(),).",
-                    )
+                raise invalid(
+                    "schedule received an argument that belongs to another coordinator.",
+                    expected="results, per-worker values and datasets of this coordinator.",
+                    fix="fetch the value first: args=(value.fetch(),).",
                 )
         num_workers = scheduling_of(self._strategy).coordinator.num_workers
         for leaf in leaves:
             if isinstance(leaf, PerWorkerValues) and len(leaf.values) != num_workers:
-                raise ValueError(
-                    explain(
-                        f"schedule received PerWorkerValues with {len(leaf.values)} values for "
-                        f"{num_workers} workers.",
-                        expected="one value per worker.",
-                        fix="schedule a function on each worker and pass all results.",
-                    )
+                raise invalid(
+                    f"schedule received PerWorkerValues with {len(leaf.values)} values for "
+                    f"{num_workers} workers.",
+                    expected="one value per worker.",
+                    fix="schedule a function on each worker and pass all results.",
                 )
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import keras
 
 from stratagem.contexts import get_strategy
-from stratagem.errors import check_choice, check_number, explain
+from stratagem.errors import check_choice, check_number, check_type, invalid
 from stratagem.execution.lookups import embedding_lookup, note_table
 from stratagem.keras.variables.requests import annotated
 from stratagem.parameter_server.client.shard_layout import KeyLayout
@@ -56,13 +56,11 @@ def row_initializer(initializer: Any, default_seed: int) -> RowInitializer:
     if isinstance(initializer, kinds.Constant):
         return RowInitializer("constant", float(initializer.value))
     name = getattr(type(initializer), "__name__", repr(initializer))
-    raise ValueError(
-        explain(
-            f"DynamicEmbedding received the initializer {name}.",
-            expected="RandomUniform, RandomNormal, TruncatedNormal, Constant, Zeros or Ones: "
-            "servers compute a row from its key, and no table has a known number of rows.",
-            fix="choose the scale yourself: keras.initializers.RandomUniform(-0.05, 0.05).",
-        )
+    raise invalid(
+        f"DynamicEmbedding received the initializer {name}.",
+        expected="RandomUniform, RandomNormal, TruncatedNormal, Constant, Zeros or Ones: "
+        "servers compute a row from its key, and no table has a known number of rows.",
+        fix="choose the scale yourself: keras.initializers.RandomUniform(-0.05, 0.05).",
     )
 
 
@@ -99,12 +97,10 @@ def pooled(rows: jax.Array, mask: jax.Array | None, weights: Any, combiner: str)
     shape = rows.shape[:-1]
     factors = jnp.ones(shape, rows.dtype) if weights is None else jnp.asarray(weights, rows.dtype)
     if factors.shape != shape:
-        raise ValueError(
-            explain(
-                f"Weights of shape {factors.shape} were given for keys of shape {(*shape, 2)}.",
-                expected=f"weights of shape {shape}: one for each key.",
-                fix="pad weights like the ids.",
-            )
+        raise invalid(
+            f"Weights of shape {factors.shape} were given for keys of shape {(*shape, 2)}.",
+            expected=f"weights of shape {shape}: one for each key.",
+            fix="pad weights like the ids.",
         )
     if mask is not None:
         factors = jnp.where(mask, factors, 0)
@@ -204,31 +200,26 @@ class DynamicEmbedding(keras.layers.Layer):
 
     def _check(self) -> None:
         check_number("DynamicEmbedding", output_dim=self.output_dim)
-        if self.max_rows is not None:
-            check_number("DynamicEmbedding", max_rows=self.max_rows)
+        check_number("DynamicEmbedding", or_none=True, max_rows=self.max_rows)
         check_choice("DynamicEmbedding", (None, *COMBINERS), combiner=self.combiner)
         check_choice("DynamicEmbedding", (None, *ROW_DTYPES), storage_dtype=self.storage_dtype)
         needs_limit = self.eviction is not None and not isinstance(self.eviction, NotSeenFor)
         if needs_limit and self.max_rows is None:
-            raise ValueError(
-                explain(
-                    f"DynamicEmbedding received eviction={self.eviction} without max_rows.",
-                    expected="a limit: such a policy evicts rows when the table is full.",
-                    fix="pass max_rows, or use sg.embedding.NotSeenFor.",
-                )
+            raise invalid(
+                f"DynamicEmbedding received eviction={self.eviction} without max_rows.",
+                expected="a limit: such a policy evicts rows when the table is full.",
+                fix="pass max_rows, or use sg.embedding.NotSeenFor.",
             )
 
     def build(self, input_shape: object = None) -> None:
         """Creates the table on the servers."""
         if get_strategy().placement.remote is None:
-            raise ValueError(
-                explain(
-                    f"DynamicEmbedding {self.name!r} was built under {get_strategy()}.",
-                    expected="a strategy with parameter servers, which have its rows.",
-                    fix="build the model in the scope of an sg.ParameterServerStrategy, or of an "
-                    'sg.HybridStrategy(placement={"embeddings": "server"}). For a fixed '
-                    "vocabulary, use keras.layers.Embedding.",
-                )
+            raise invalid(
+                f"DynamicEmbedding {self.name!r} was built under {get_strategy()}.",
+                expected="a strategy with parameter servers, which have its rows.",
+                fix="build the model in the scope of an sg.ParameterServerStrategy, or of an "
+                'sg.HybridStrategy(placement={"embeddings": "server"}). For a fixed '
+                "vocabulary, use keras.layers.Embedding.",
             )
         RowFormat((self.output_dim,), self.variable_dtype, self.storage_dtype)  # raises if invalid
         with annotated(keyed_table=KeyedTableOptions(self._table_fields(), self.mask_zero)):
@@ -275,12 +266,10 @@ class DynamicEmbedding(keras.layers.Layer):
         Source: TF 2.21 embedding_ops.py, embedding_lookup_sparse.
         """
         if weights is not None and self.combiner is None:
-            raise ValueError(
-                explain(
-                    f"DynamicEmbedding {self.name!r} received weights, but has no combiner.",
-                    expected="weights of a sum or mean of rows.",
-                    fix='pass combiner="sum" to the layer, or multiply the rows yourself.',
-                )
+            raise invalid(
+                f"DynamicEmbedding {self.name!r} received weights, but has no combiner.",
+                expected="weights of a sum or mean of rows.",
+                fix='pass combiner="sum" to the layer, or multiply the rows yourself.',
             )
         rows: Any = keras.ops.cast(embedding_lookup(self.embeddings, keys), self.compute_dtype)
         mask = self._mask(keys)
@@ -330,14 +319,9 @@ def _policy_fields(policy: Any) -> dict[str, Any] | None:
 def _policy(given: Any, kinds: Any, argument: str) -> Any:
     """Returns a policy, also from its fields in a config."""
     policy = policy_from(given) if isinstance(given, Mapping) else given
-    if policy is not None and not isinstance(policy, kinds):
-        raise TypeError(
-            explain(
-                f"DynamicEmbedding received {argument}={given!r}.",
-                expected=f"one of {[one.__name__ for one in kinds.__args__]}, or None.",
-                fix=f"pass {argument}=sg.embedding.{kinds.__args__[0].__name__}(...).",
-            )
-        )
+    wanted = f"one of {[one.__name__ for one in kinds.__args__]}, or None"
+    how = f"pass {argument}=sg.embedding.{kinds.__args__[0].__name__}(...)."
+    check_type(argument, policy, kinds | None, wanted, how, owner="DynamicEmbedding")
     return policy
 
 
@@ -397,12 +381,10 @@ def stats(strategy: Strategy) -> dict[str, TableStats]:
     """
     remote = strategy.placement.remote
     if remote is None:
-        raise ValueError(
-            explain(
-                f"sg.embedding.stats received {strategy}, which has no parameter servers.",
-                expected="a ParameterServerStrategy, or a HybridStrategy with a 'server' rule.",
-                fix="pass the strategy that the tables were created under.",
-            )
+        raise invalid(
+            f"sg.embedding.stats received {strategy}, which has no parameter servers.",
+            expected="a ParameterServerStrategy, or a HybridStrategy with a 'server' rule.",
+            fix="pass the strategy that the tables were created under.",
         )
     variables = remote.variables
     states = variables.client.describe()

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,7 +15,7 @@ import numpy as np
 
 from stratagem.contexts import get_strategy
 from stratagem.environment import load
-from stratagem.errors import check_choice, explain
+from stratagem.errors import check_choice, explain, invalid
 from stratagem.parameter_server.client.shard_layout import KeyLayout
 from stratagem.parameter_server.client.table_client import TableClient
 from stratagem.parameter_server.server.tables.saved_tables import TableVersions
@@ -213,12 +213,10 @@ def client_of(strategy: Strategy | None) -> TableClient:
     remote = (strategy or get_strategy()).placement.remote
     client = None if remote is None else TableClient(remote.variables.client)
     if client is None or not client.layouts:
-        raise ValueError(
-            explain(
-                f"{strategy} has no keyed tables.",
-                expected="a strategy with parameter servers, whose model has tables of keys.",
-                fix="call this in strategy.scope(), or pass strategy=, after the model was built.",
-            )
+        raise invalid(
+            f"{strategy} has no keyed tables.",
+            expected="a strategy with parameter servers, whose model has tables of keys.",
+            fix="call this in strategy.scope(), or pass strategy=, after the model was built.",
         )
     return client
 
@@ -271,9 +269,9 @@ def export(
         names = {name: f"{quote(name, safe='')}.{format}" for name in client.layouts}
         for name, layout in client.layouts.items():
             schema = _schema(arrow, layout, with_keys=with_keys)
-            with _writer(new / names[name], schema, format) as write:
+            with _writer(new / names[name], schema, format) as writer:
                 for keys, rows in client.pieces(name, with_keys=with_keys):
-                    write(_record_batch(arrow, schema, keys, rows))
+                    writer.write_batch(_record_batch(arrow, schema, keys, rows))
     return [str(final / file) for file in names.values()]
 
 
@@ -331,16 +329,9 @@ def _record_batch(arrow: Any, schema: Any, keys: np.ndarray | None, rows: np.nda
     return arrow.record_batch(columns, schema=schema)
 
 
-@contextlib.contextmanager
-def _writer(path: Path, schema: Any, kind: str) -> Generator[Callable[[Any], None]]:
-    """Yields a function that writes a record batch."""
+def _writer(path: Path, schema: Any, kind: str) -> Any:
+    """Returns a context manager that writes record batches with its `write_batch`."""
+    needed = {"needed_by": "sg.embedding.export", "install": "'stratagem[data]'"}
     if kind == "parquet":
-        parquet = load(
-            "pyarrow.parquet", needed_by="sg.embedding.export", install="'stratagem[data]'"
-        )
-        with parquet.ParquetWriter(path, schema) as writer:
-            yield writer.write_batch
-        return
-    ipc = load("pyarrow.ipc", needed_by="sg.embedding.export", install="'stratagem[data]'")
-    with ipc.new_file(str(path), schema) as writer:
-        yield writer.write_batch
+        return load("pyarrow.parquet", **needed).ParquetWriter(path, schema)
+    return load("pyarrow.ipc", **needed).new_file(str(path), schema)

@@ -40,19 +40,17 @@ class _Slots:
     are_used: np.ndarray
 
 
+@dataclasses.dataclass(frozen=True)
 class ServedPart:
     """A shard of a table in one version: a segment with all rows, and those with changes since.
 
     `save` is the identity of the version; `slots` are for the next version.
     """
 
-    def __init__(
-        self, save: str, buckets: range, segments: tuple[_Segment, ...], slots: _Slots
-    ) -> None:
-        self.save = save
-        self.buckets = buckets
-        self.slots = slots
-        self.segments = segments
+    save: str
+    buckets: range
+    segments: tuple[_Segment, ...]
+    slots: _Slots
 
     def rows(
         self, keys: np.ndarray, dtype: np.dtype, row_shape: tuple[int, ...]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.replica_context import ReplicaContext
 from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
 from stratagem.execution.tracing.remote_state import Summand, SumOverWorkers
@@ -28,6 +28,7 @@ from stratagem.parameter_server.client.variable_client import (
     Assigned,
     Gradient,
     IsFinite,
+    OptimizerScalar,
     RowGradient,
     Scalar,
     VariableClient,
@@ -268,11 +269,27 @@ def send_gradients(
         for grad, one in zip(grads, variables, strict=True)
     ]
     grads = final_gradients(optimizer, grads, variables)
+    send_all(optimizer, grads, variables, scope.outermost)
+
+
+def send_all(
+    optimizer: keras.optimizers.Optimizer,
+    grads: list[Any],
+    variables: list[Any],
+    scope: ReplicaScope,
+) -> None:
+    """Sends gradients to the servers, with the optimizer's scalars if this process has them.
+
+    `scope` is that of the whole replica function.
+    """
     name = name_on_servers(optimizer, variables[0].variable_client)
-    send_assigned(variables, optimizer, scope.outermost)
+    if not variables[0].distribute_strategy.placement.is_remote:
+        for own_name, scalar in scalars_of(optimizer).items():
+            scope.send(OptimizerScalar(stored_name(name, own_name)), scalar.own_value())
+    _send_assigned(variables, optimizer, scope)
     for grad, variable in zip(grads, variables, strict=True):
-        send(grad, variable, name, scope.outermost)
-    scope.outermost.leave_to_servers([*variables, *optimizer.variables])
+        _send(grad, variable, name, scope)
+    scope.leave_to_servers([*variables, *filter(is_remote, optimizer.variables)])
 
 
 def final_gradients(
@@ -330,7 +347,7 @@ def _unscaled(
     return grads
 
 
-def send_assigned(
+def _send_assigned(
     variables: list[Any], optimizer: keras.optimizers.Optimizer, scope: ReplicaScope
 ) -> None:
     """Sends what the step has assigned so far to trained variables, and to the optimizer's own.
@@ -350,7 +367,7 @@ def send_assigned(
         scope.send(Assigned(variable, name, is_added=is_added), value)
 
 
-def send(
+def _send(
     grad: jax.Array | IndexedSlices,
     variable: ParameterServerVariable,
     optimizer: str,
@@ -375,12 +392,10 @@ def check_known(optimizer: keras.optimizers.Optimizer, variables: list[Any]) -> 
     known = {id(variable) for variable in trainable_variables(optimizer)}
     unknown = [variable.path for variable in variables if id(variable) not in known]
     if unknown:
-        raise ValueError(
-            explain(
-                f"{optimizer.name} received gradients of {unknown}, but was not built for them.",
-                expected="variables that the optimizer was built for.",
-                fix="build it for all variables: optimizer.build(model.trainable_variables).",
-            )
+        raise invalid(
+            f"{optimizer.name} received gradients of {unknown}, but was not built for them.",
+            expected="variables that the optimizer was built for.",
+            fix="build it for all variables: optimizer.build(model.trainable_variables).",
         )
 
 

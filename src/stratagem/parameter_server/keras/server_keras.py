@@ -15,9 +15,9 @@ import numpy as np
 
 from stratagem import contexts as stack
 from stratagem.contexts import get_strategy
-from stratagem.errors import explain, raise_reported
+from stratagem.errors import explain, invalid, raise_reported
 from stratagem.execution.replica_context import ReplicaContext
-from stratagem.execution.tracing.functionalize import ReplicaScope, current_scope
+from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.keras.numerics.optimizer import apply_with_rows
 from stratagem.keras.private import count_update, filter_empty_gradients
 from stratagem.keras.training.datasets import DatasetCreator
@@ -31,7 +31,6 @@ from stratagem.keras.training.step_functions import (
 )
 from stratagem.keras.variables.requests import VariableRequest, current_annotations
 from stratagem.keras.variables.variable import DistributedVariable
-from stratagem.parameter_server.client.variable_client import OptimizerScalar
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
 from stratagem.parameter_server.coordinator.remote_value import RemoteValue, RemoteValueStatus
 from stratagem.parameter_server.keras.optimizer import (
@@ -39,11 +38,8 @@ from stratagem.parameter_server.keras.optimizer import (
     create_slot,
     final_gradients,
     give_to_servers,
-    name_on_servers,
     note_built,
-    scalars_of,
-    send,
-    send_assigned,
+    send_all,
     send_gradients,
     with_values,
 )
@@ -60,7 +56,6 @@ from stratagem.parameter_server.keras.worker_data import (
     WorkerBatches,
     WorkerData,
 )
-from stratagem.parameter_server.server.shards import stored_name
 from stratagem.strategies.placement import PlacementRules
 from stratagem.strategies.strategy import Strategy
 from stratagem.variables.layouts import is_remote
@@ -172,39 +167,28 @@ def _source_of(
     return None
 
 
-class _MeanLogs:
-    """Logs of a custom step that several workers computed of parts of a batch."""
+def _mean_logs(values: Sequence[RemoteValue], weights: Sequence[float]) -> Any:
+    """Waits for the logs that workers computed of parts of a batch in a custom step.
 
-    def __init__(self, values: list[RemoteValue], weights: Sequence[float]) -> None:
-        self._values = values
-        self._weights = weights
+    Returns their mean by examples, and their sources.
+    """
+    parts = [value.fetch() for value in values]
+    if parts[0] is None:
+        return None
 
-    def fetch(self) -> Any:
-        """Waits for the logs and returns their mean by examples, and their sources."""
-        parts = [value.fetch() for value in self._values]
-        if parts[0] is None:
-            return None
-        logs = [own for own, _ in parts]
+    def mean(*leaves: Any) -> Any:
+        if not isinstance(leaves[0], np.ndarray | np.generic):
+            return leaves[-1]
+        pairs = zip(leaves, weights, strict=True)
+        return sum(leaf * np.asarray(weight, leaf.dtype) for leaf, weight in pairs if weight)
 
-        def mean(*leaves: Any) -> Any:
-            if not isinstance(leaves[0], np.ndarray | np.generic):
-                return leaves[-1]
-            pairs = zip(leaves, self._weights, strict=True)
-            return sum(leaf * np.asarray(weight, leaf.dtype) for leaf, weight in pairs if weight)
-
-        return jax.tree.map(mean, *logs), parts[0][1]
+    return jax.tree.map(mean, *(own for own, _ in parts)), parts[0][1]
 
 
-class _JoinedOutputs:
-    """Outputs of one group computed by several workers, in order."""
-
-    def __init__(self, values: list[RemoteValue]) -> None:
-        self._values = values
-
-    def fetch(self) -> Any:
-        """Waits for the outputs and returns them concatenated."""
-        parts = [value.fetch() for value in self._values]
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+def _joined_outputs(values: Sequence[RemoteValue]) -> Any:
+    """Waits for the outputs of one group, and returns them concatenated."""
+    parts = [value.fetch() for value in values]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
 class _BatchScheduler(StepFunction):
@@ -212,13 +196,11 @@ class _BatchScheduler(StepFunction):
 
     def __init__(self, model: keras.Model, strategy: Strategy, kind: str) -> None:
         if model.run_eagerly:
-            raise ValueError(
-                explain(
-                    "The model has run_eagerly=True under a ParameterServerStrategy.",
-                    expected="compiled steps, which run on workers.",
-                    fix="debug the model under sg.OneDeviceStrategy, or without a strategy.",
-                    code="SG411",
-                )
+            raise invalid(
+                "The model has run_eagerly=True under a ParameterServerStrategy.",
+                expected="compiled steps, which run on workers.",
+                fix="debug the model under sg.OneDeviceStrategy, or without a strategy.",
+                code="SG411",
             )
         self._model = model
         self._coordinator = ClusterCoordinator(strategy)
@@ -228,7 +210,8 @@ class _BatchScheduler(StepFunction):
         is_synchronous = strategy.placement.remote.is_synchronous
         self._shares = kind == "train" and is_synchronous
         self._is_in_order = is_synchronous or self._coordinator.num_workers == 1
-        self._groups: collections.deque[Any] = collections.deque()
+        # Functions that wait for the result of a group.
+        self._groups: collections.deque[Callable[[], Any]] = collections.deque()
         self._outstanding: dict[int, collections.deque[RemoteValue]] = collections.defaultdict(
             collections.deque
         )
@@ -277,10 +260,10 @@ class _BatchScheduler(StepFunction):
         if self._shares:
             self._share(batches)
         else:
-            self._groups.append(self._coordinator.schedule(self._step, args=(batches,)))
+            self._groups.append(self._coordinator.schedule(self._step, args=(batches,)).fetch)
 
-    def _schedule_assigned(self, source: BatchAssigner) -> Any:
-        """Schedules a worker's next batches from its own data; returns the future result."""
+    def _schedule_assigned(self, source: BatchAssigner) -> Callable[[], Any]:
+        """Schedules a worker's next batches from its own data; returns what waits for them."""
         values: list[RemoteValue] = []
         assignments = source.take(self._model.steps_per_execution, self._load_of)
         for assignment in assignments:
@@ -292,8 +275,10 @@ class _BatchScheduler(StepFunction):
             values.append(value)
         weights = [assignment.weights[-1] for assignment in assignments if assignment.weights]
         if weights:
-            return _MeanLogs(values, weights)
-        return values[-1] if len(values) == 1 or self._kind != "predict" else _JoinedOutputs(values)
+            return functools.partial(_mean_logs, values, weights)
+        if len(values) == 1 or self._kind != "predict":
+            return values[-1].fetch
+        return functools.partial(_joined_outputs, values)
 
     def _load_of(self, worker: int) -> int:
         """Returns the number of outstanding groups of a worker; 0 if order matters."""
@@ -319,14 +304,15 @@ class _BatchScheduler(StepFunction):
             )
             for own in range(num_needed)
         ]
-        self._groups.append(_MeanLogs(values, [part[1] for part in shared[-1]]))
+        weights = [part[1] for part in shared[-1]]
+        self._groups.append(functools.partial(_mean_logs, values, weights))
 
     def finish(self) -> Any:
         """Waits for all groups, raising errors; returns the last result, or None without groups."""
         last = self._groups[-1] if self._groups else None
         self._groups.clear()
         self._coordinator.strategy.executor.settle()
-        return None if last is None else last.fetch()
+        return None if last is None else last()
 
 
 class RemoteTrainOrTestFunction(_BatchScheduler):
@@ -351,7 +337,7 @@ class RemoteTrainOrTestFunction(_BatchScheduler):
         with self.raised_once():
             self.schedule_next(iterator)
             while len(self._groups) > self.num_in_flight:
-                self._own_logs = self._groups.popleft().fetch()
+                self._own_logs = self._groups.popleft()()
         is_single = not isinstance(iterator, HostBatches)  # a single batch, with logs needed now
         # Workers that take turns are ahead of the callbacks by a few batches.
         if is_single or (self._is_in_order and logs_wanted.is_current):
@@ -447,7 +433,7 @@ class RemotePredictFunction(_BatchScheduler):
                     self._num_left -= 1
             if not self._groups:
                 raise StopIteration
-            return self._groups.popleft().fetch(), ([], [])
+            return self._groups.popleft()(), ([], [])
 
 
 def _num_groups(iterator: Iterator[Any], model: keras.Model) -> int | None:
@@ -500,7 +486,9 @@ def apply_in_parts(
     remote = [pair for pair in pairs if is_remote(pair[1])]
     own = [pair for pair in pairs if not is_remote(pair[1])]
     if remote:
-        _send(optimizer, remote, scope.outermost)
+        scope.outermost.prepare(functools.partial(give_to_servers, optimizer))
+        sent, variables = (list(column) for column in zip(*remote, strict=True))
+        send_all(optimizer, sent, variables, scope.outermost)
     with stack.push(stack.FrameKind.UPDATE, context.strategy, context):
         if not own:
             count_update(optimizer)
@@ -525,22 +513,6 @@ def _require_rows_suffice(optimizer: keras.optimizers.Optimizer) -> None:
             code="SG609",
         )
     )
-
-
-def _send(
-    optimizer: keras.optimizers.Optimizer, pairs: list[tuple[Any, Any]], scope: ReplicaScope
-) -> None:
-    """Sends gradients to the servers, along with the optimizer's scalars."""
-    scope.prepare(functools.partial(give_to_servers, optimizer))
-    name = name_on_servers(optimizer, pairs[0][1].variable_client)
-    for own_name, scalar in scalars_of(optimizer).items():
-        scope.send(OptimizerScalar(stored_name(name, own_name)), scalar.own_value())
-    variables = [variable for _, variable in pairs]
-    send_assigned(variables, optimizer, scope)
-    for grad, variable in pairs:
-        send(grad, variable, name, scope)
-    slots = [one for one in optimizer.variables if is_remote(one)]
-    scope.leave_to_servers([*variables, *slots])
 
 
 class ServerKeras:

@@ -278,13 +278,10 @@ class KerasUpdate:
         """
         joined = None
         if is_elementwise(self._class) and len(state.rows) > 1:
-            joined = joined_rows(state, grads, self._is_undecayed)
+            joined = joined_rows(state, grads, lambda name: _is_named(name, self._undecayed))
         if joined is None:
             return self._applied(state, grads)
         return joined.apart(self._applied(joined.state, joined.grads))
-
-    def _is_undecayed(self, name: str) -> bool:
-        return _is_named(name, self._undecayed)
 
     def _applied(self, state: State, grads: Mapping[str, np.ndarray]) -> State:
         shapes = tuple((name, value.shape, value.dtype) for name, value in state.values.items())

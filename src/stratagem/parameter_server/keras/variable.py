@@ -23,7 +23,7 @@ from jax.typing import DTypeLike
 from numpy.typing import ArrayLike
 
 from stratagem.contexts import get_strategy
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.lookups import embedding_lookup, is_worth_rows
 from stratagem.execution.tracing.functionalize import current_scope
 from stratagem.keras.private import (
@@ -613,14 +613,12 @@ class KeyedVariable(ParameterServerVariable):
         if in_symbolic_scope():  # only the shape matters
             return jnp.zeros((*keys.shape[:-1], *self.shape[1:]), self.dtype), None
         if isinstance(keys, Tracer):
-            raise ValueError(
-                explain(
-                    f"Keys were looked up in {self.path!r} inside lax.scan, lax.cond, jax.jit or "
-                    "the like.",
-                    expected="lookups in the replica function itself, which receives the rows "
-                    "from the servers before it runs.",
-                    fix="look the keys up before, and use the rows inside.",
-                )
+            raise invalid(
+                f"Keys were looked up in {self.path!r} inside lax.scan, lax.cond, jax.jit or "
+                "the like.",
+                expected="lookups in the replica function itself, which receives the rows "
+                "from the servers before it runs.",
+                fix="look the keys up before, and use the rows inside.",
             )
         remote = self._home.strategy.placement.remote
         rows, places = remote.rows_of_keys(self, np.asarray(keys), is_trained=is_trained)
@@ -652,12 +650,10 @@ def _rows_by_number(variable: keras.Variable) -> TypeError:
 
 def whole_gradient(variable: keras.Variable) -> ValueError:
     """Returns the error for a gradient of a keyed table that is no longer rows."""
-    return ValueError(
-        explain(
-            f"The optimizer received a gradient of the keyed table {variable.path!r} that was "
-            "changed after sg.value_and_grad.",
-            expected="the gradient itself, or IndexedSlices.",
-            fix="pass sparse_gradients=True to sg.value_and_grad, and change the values of the "
-            "IndexedSlices with dataclasses.replace. Optimizers clip gradients by themselves.",
-        )
+    return invalid(
+        f"The optimizer received a gradient of the keyed table {variable.path!r} that was "
+        "changed after sg.value_and_grad.",
+        expected="the gradient itself, or IndexedSlices.",
+        fix="pass sparse_gradients=True to sg.value_and_grad, and change the values of the "
+        "IndexedSlices with dataclasses.replace. Optimizers clip gradients by themselves.",
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from stratagem.contexts import get_strategy
-from stratagem.errors import CancelledError, explain
+from stratagem.errors import CancelledError, explain, invalid
 from stratagem.input.batches import HostBatch
 from stratagem.input.distributed import DistributedDataset
 from stratagem.input.sources.source import INFINITE_CARDINALITY
@@ -314,14 +314,12 @@ class BatchAssigner(Iterator[Any]):
                 self._assign(index)
                 continue
             if not self._workers[index].num_assigned:
-                raise ValueError(
-                    explain(
-                        f"The dataset of worker {index} is empty, but the other workers wait for "
-                        "its gradients.",
-                        expected="at least one batch per worker.",
-                        fix="split the data into smaller shards, or use fewer workers.",
-                        code="SG308",
-                    )
+                raise invalid(
+                    f"The dataset of worker {index} is empty, but the other workers wait for "
+                    "its gradients.",
+                    expected="at least one batch per worker.",
+                    fix="split the data into smaller shards, or use fewer workers.",
+                    code="SG308",
                 )
             weights[index].append(0.0)
         return bool(having)

@@ -121,7 +121,7 @@ class SynchronousUpdates:
         contribution.answer(self._store.version, is_used=False)
 
     def _update_if_complete(self) -> None:
-        if len(self._waiting) >= self._num_needed:
+        if self._waiting and len(self._waiting) >= self._num_needed:
             self._update()
 
     def _update(self) -> None:
@@ -262,7 +262,7 @@ class Pushes:
     def __init__(self, store: ServerVariables, lifetime: Lifetime) -> None:
         self._store = store
         self._lifetime = lifetime
-        self._synchronous: SynchronousUpdates | None = None
+        self._synchronous = SynchronousUpdates(store, 0)
         self._sums = SynchronousSums(store)
         self._counting = threading.Lock()
         self._staleness: Counter[int] = Counter()
@@ -278,8 +278,7 @@ class Pushes:
     @property
     def waiting(self) -> list[str]:
         """Names of the workers waiting for a synchronous update."""
-        for_update = [] if self._synchronous is None else self._synchronous.waiting
-        return sorted({*for_update, *self._sums.waiting})
+        return sorted({*self._synchronous.waiting, *self._sums.waiting})
 
     def set_rule(
         self,
@@ -305,14 +304,10 @@ class Pushes:
         Applies pending synchronous gradients first if the mode becomes asynchronous.
         """
         with self._store.changing():
-            if self._synchronous is None and mode.num_needed:
-                self._synchronous = SynchronousUpdates(self._store, mode.num_needed)
-            elif self._synchronous is not None and mode.num_needed:
-                self._synchronous.expect(mode.num_needed)
-            else:
+            if not mode.num_needed:
                 self.flush()
-                self._synchronous = None
             self.mode = mode
+            self._synchronous.expect(mode.num_needed)
             self._sums.expect(mode.num_needed)
 
     def missing_rules(self, message: Message) -> list[str]:
@@ -360,7 +355,7 @@ class Pushes:
                 change.done(is_used=is_used, **({"refused": refused} if refused else {}))
 
             scalars = fields.get("scalars", {})
-            if self._synchronous is not None:
+            if self.mode.num_needed:
                 worker = fields.get("worker") or change.client
                 one = Contribution(
                     worker,
@@ -395,7 +390,7 @@ class Pushes:
             RuntimeError: updates are asynchronous.
         """
         with self._store.changing():
-            if self._synchronous is None:
+            if not self.mode.num_needed:
                 raise RuntimeError("updates are asynchronous, or no optimizer has come yet")
             self._synchronous.expect(num_needed)
             self._sums.expect(num_needed)
@@ -405,8 +400,7 @@ class Pushes:
         """Applies the gradients waiting for a synchronous update."""
         with self._store.changing():
             self._sums.flush()
-            if self._synchronous is not None:
-                self._synchronous.flush()
+            self._synchronous.flush()
 
     def add_summand(self, message: Message, answer: Callable[[np.ndarray], None]) -> None:
         """Adds up values that synchronous workers need before their gradients.
@@ -417,7 +411,7 @@ class Pushes:
         fields, (value,) = message.fields, message.arrays
         with self._store.changing():
             version = self._lifetime.version_of(fields)
-            if self._synchronous is None or version < self._store.version:
+            if not self.mode.num_needed or version < self._store.version:
                 answer(value)
                 return
             self._sums.add(fields["worker"], (version, fields["place"]), value, answer)

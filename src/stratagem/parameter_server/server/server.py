@@ -58,13 +58,16 @@ _PIECE = "piece"
 
 def next_lifetime(messages: Sequence[Message]) -> Lifetime:
     """Returns the lifetime of a server that starts from these journal messages."""
-    now = time.time_ns()
-    for message in reversed(messages):
-        if message.kind == _ENTRY:
-            fields = message.fields
-            number = max(now, fields["lifetime"] + 1)
-            return Lifetime(number, fields["version"], tuple(fields["updates"]["applied"]))
-    return Lifetime(now)
+    now, fields = time.time_ns(), _last_entry(messages)
+    if fields is None:
+        return Lifetime(now)
+    number = max(now, fields["lifetime"] + 1)
+    return Lifetime(number, fields["version"], tuple(fields["updates"]["applied"]))
+
+
+def _last_entry(messages: Sequence[Message]) -> dict[str, Any] | None:
+    entries = (message.fields for message in reversed(messages) if message.kind == _ENTRY)
+    return next(entries, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +115,8 @@ class ServerState:
 
     def restore(self, messages: Sequence[Message]) -> None:
         """Restores the state from a journal, before the server accepts requests."""
-        self.store.tiers.position = _last_position(messages)
+        if (entry := _last_entry(messages)) is not None:
+            self.store.tiers.position = entry["lifetime"], entry.get("num_changes", 0)
         last = _last_disk_ids(messages)
         for message in messages:
             arrays = iter(message.arrays)
@@ -130,13 +134,6 @@ class ServerState:
         self.pushes.set_mode(UpdateMode(**fields["mode"]))
         self.changes.counts.restore(fields["updates"])
         self.changes.restore(fields["changes"])
-
-
-def _last_position(messages: Sequence[Message]) -> Position:
-    for message in reversed(messages):
-        if message.kind == _ENTRY:
-            return message.fields["lifetime"], message.fields.get("num_changes", 0)
-    return 0, 0
 
 
 def _disk_id(described: dict[str, Any]) -> str | None:
@@ -423,14 +420,19 @@ class ParameterServer(Closing):
             "scatter": self._scatter,
             "rule": self._set_rule,
             "drop_rule": lambda message: self.store.drop_rule(message.fields["optimizer"]),
-            "set_scalar": self._set_scalar,
+            "set_scalar": lambda message: self.store.set_scalars(
+                {message.fields["name"]: message.arrays[0]}
+            ),
             "expect": lambda message: self._pushes.expect(message.fields["num_needed"]),
             "flush": lambda message: self._pushes.flush(),
             "load_tables": self._tables.load,
         }
         with contextlib.ExitStack() as stack:
             stack.callback(self.store.tiers.close)
-            file = None if journal is None else stack.enter_context(_locked(journal))
+            file: Journal | None = None
+            if journal is not None:
+                stack.enter_context(JournalLock(Path(f"{os.fspath(journal)}.lock")))
+                file = stack.enter_context(Journal(journal))
             self._changes = Changes(self._answer)
             try:
                 self.lifetime = next_lifetime([] if file is None else file.messages)
@@ -580,9 +582,6 @@ class ParameterServer(Closing):
         scalars = self.store.scalars
         return Message("ok", {"names": list(scalars)}, [np.asarray(s) for s in scalars.values()])
 
-    def _set_scalar(self, message: Message) -> None:
-        self.store.set_scalars({message.fields["name"]: message.arrays[0]})
-
     def _describe(self, message: Message) -> Message:
         journal = self._journal
         return Message(
@@ -609,9 +608,3 @@ class ParameterServer(Closing):
     def _is_short(self, message: Message) -> bool:
         limit_bytes = 0 if self.store.tiers.has_tables else _SHORT_BYTES.get(message.kind, 0)
         return sum(array.nbytes for array in message.arrays) < limit_bytes
-
-
-@contextlib.contextmanager
-def _locked(path: str | os.PathLike[str]) -> Generator[Journal]:
-    with JournalLock(Path(f"{os.fspath(path)}.lock")), Journal(path) as journal:
-        yield journal

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from scipy.sparse import csc_array
 
-from stratagem.errors import check_number, explain
+from stratagem.errors import check_number, invalid
 
 # Row ids of tables, and sums of rows with equal ids.
 
@@ -449,16 +449,14 @@ class UpdateMode:
     max_staleness: int | None = None
 
     def __post_init__(self) -> None:
-        check_number("ParameterServerStrategy", 0, num_needed=self.num_needed)
-        if self.max_staleness is not None:
-            check_number("ParameterServerStrategy", 0, max_staleness=self.max_staleness)
-        if self.num_needed and self.max_staleness is not None:
-            raise ValueError(
-                explain(
-                    f"{self} limits the staleness of synchronous updates.",
-                    expected="max_staleness only with num_needed=0.",
-                    fix="omit max_staleness: synchronous updates discard all stale gradients.",
-                )
+        owner, limit = "ParameterServerStrategy", self.max_staleness
+        check_number(owner, 0, num_needed=self.num_needed)
+        check_number(owner, 0, or_none=True, max_staleness=limit)
+        if self.num_needed and limit is not None:
+            raise invalid(
+                f"{self} limits the staleness of synchronous updates.",
+                expected="max_staleness only with num_needed=0.",
+                fix="omit max_staleness: synchronous updates discard all stale gradients.",
             )
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.parameter_server.server.shards import (
     SavedPart,
     Shard,
@@ -52,128 +53,24 @@ def made_shard(
     assert make is not None
     value = np.array(make(), np.dtype(spec.dtype), copy=None if is_own else True)
     if value.shape != spec.shape:
-        raise ValueError(
-            explain(
-                f"The initial value of {spec.name!r} has shape {value.shape}.",
-                expected=f"shape {spec.shape}.",
-                fix="make the initializer use its `shape` argument.",
-            )
+        raise invalid(
+            f"The initial value of {spec.name!r} has shape {value.shape}.",
+            expected=f"shape {spec.shape}.",
+            fix="make the initializer use its `shape` argument.",
         )
     return Shard(spec, value)
 
 
-# Registry of a server's optimizers and their scalars.
+@dataclasses.dataclass(frozen=True)
+class _Optimizer:
+    """An optimizer, described as a journal returns it, and its scalars by its own names.
 
-
-class Rules:
-    """Optimizers by name. Callers serialize changes.
-
-    A journal has only the descriptions and scalars of optimizers, never their code: after a restart
-    clients send the optimizers again.
+    A journal never has the code of one: after a restart `rule` is None until a client sends it.
     """
 
-    def __init__(self) -> None:
-        self._rules: dict[str, UpdateRule] = {}
-        self._descriptions: dict[str, Any] = {}
-        self._scalars: dict[str, dict[str, np.ndarray]] = {}
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all optimizers."""
-        return list(self._descriptions)
-
-    @property
-    def descriptions(self) -> dict[str, Any]:
-        """Descriptions of all optimizers by name, as JSON values."""
-        return dict(self._descriptions)
-
-    def missing(self, optimizers: Iterable[str]) -> list[str]:
-        """Returns those of `optimizers` that a journal described and no client has sent since."""
-        if len(self._rules) == len(self._descriptions):
-            return []
-        return [
-            name
-            for name in dict.fromkeys(optimizers)
-            if name in self._descriptions and name not in self._rules
-        ]
-
-    def restore(self, descriptions: Mapping[str, Any], scalars: Mapping[str, np.ndarray]) -> None:
-        """Restores descriptions and scalars (by `stored_name`) from a journal."""
-        self._descriptions = dict(descriptions)
-        self._rules = {name: one for name, one in self._rules.items() if name in descriptions}
-        self._scalars = {
-            optimizer: {
-                own_name(optimizer, name): np.array(value)
-                for name, value in scalars.items()
-                if is_stored_by(optimizer, name)
-            }
-            for optimizer in descriptions
-        }
-
-    @property
-    def scalars(self) -> dict[str, np.ndarray]:
-        """Scalars of all optimizers, by `stored_name`."""
-        return {
-            stored_name(optimizer, name): value
-            for optimizer, own in self._scalars.items()
-            for name, value in own.items()
-        }
-
-    def set(self, optimizer: str, rule: UpdateRule) -> None:
-        """Registers an optimizer. Raises ValueError if the name belongs to a different one."""
-        known, description = self._descriptions.get(optimizer), _as_json(rule.describe())
-        if known is not None and known != description:
-            raise ValueError(
-                explain(
-                    f"Cannot train these variables with {description}: the servers already "
-                    "have another optimizer with this name.",
-                    expected=f"the existing optimizer: {known}.",
-                    fix="use the optimizer of the journal or of the first client, rename the new "
-                    "one, or restart the servers with empty journals.",
-                    code="SG610",
-                )
-            )
-        if known is None:
-            self._scalars[optimizer] = dict(rule.scalars())
-        self._rules[optimizer], self._descriptions[optimizer] = rule, description
-
-    def find(self, optimizer: str, names: Collection[str]) -> UpdateRule:
-        """Returns an optimizer, or raises RuntimeError if there is none.
-
-        `names` are the variables of the push, for the message.
-        """
-        rule = self._rules.get(optimizer)
-        if rule is None:
-            raise RuntimeError(f"gradients of {[*names]} came before their optimizer")
-        return rule
-
-    def scalars_of(self, optimizer: str) -> Mapping[str, np.ndarray]:
-        """Returns the scalars of an optimizer, by its own names."""
-        return self._scalars[optimizer]
-
-    def keep(self, optimizer: str, scalars: Mapping[str, np.ndarray]) -> None:
-        """Replaces the scalars of an optimizer, by its own names."""
-        self._scalars[optimizer] = dict(scalars)
-
-    def set_scalar(self, name: str, value: np.ndarray) -> None:
-        """Sets a scalar, by `stored_name`. Raises KeyError if there is none."""
-        for optimizer, own in self._scalars.items():
-            key = own_name(optimizer, name)
-            if is_stored_by(optimizer, name) and key in own:
-                self._scalars[optimizer] = {**own, key: np.array(value, own[key].dtype)}
-                return
-        raise KeyError(f"no scalar {name!r} on this server")
-
-    def drop(self, optimizer: str) -> None:
-        """Removes an optimizer and its scalars."""
-        self._rules.pop(optimizer, None)
-        self._descriptions.pop(optimizer, None)
-        self._scalars.pop(optimizer, None)
-
-
-def _as_json(description: Mapping[str, Any]) -> Any:
-    """Returns a description as a journal returns it."""
-    return json.loads(json.dumps(description, default=repr))
+    description: Any
+    scalars: Mapping[str, np.ndarray]
+    rule: UpdateRule | None = None
 
 
 Marks = Mapping[str, Any]  # changed rows, by shard name
@@ -190,7 +87,7 @@ class ServerVariables:
     def __init__(self) -> None:
         self._shards: dict[str, Shard] = {}
         self._reading = threading.Lock()
-        self._rules = Rules()
+        self._optimizers: dict[str, _Optimizer] = {}
         self._updating = threading.RLock()
         self.version = 0
         self.num_changes = self.num_refused = 0
@@ -257,13 +154,11 @@ class ServerVariables:
                 self.num_changes += 1
                 return True
         if shard.spec != spec:
-            raise ValueError(
-                explain(
-                    f"Variable {spec.name!r} was created as {spec}, but it already exists.",
-                    expected=f"the spec that this server stores: {shard.spec}.",
-                    fix="rename the variable, or restart the servers with empty journals.",
-                    code="SG610",
-                )
+            raise invalid(
+                f"Variable {spec.name!r} was created as {spec}, but it already exists.",
+                expected=f"the spec that this server stores: {shard.spec}.",
+                fix="rename the variable, or restart the servers with empty journals.",
+                code="SG610",
             )
         return False
 
@@ -336,8 +231,20 @@ class ServerVariables:
             ValueError: the name belongs to a different optimizer.
         """
         with self._updating:
+            known = self._optimizers.get(optimizer)
+            description = json.loads(json.dumps(rule.describe(), default=repr))
+            if known is not None and known.description != description:
+                raise invalid(
+                    f"Cannot train these variables with {description}: the servers already "
+                    "have another optimizer with this name.",
+                    expected=f"the existing optimizer: {known.description}.",
+                    fix="use the optimizer of the journal or of the first client, rename the new "
+                    "one, or restart the servers with empty journals.",
+                    code="SG610",
+                )
+            scalars = rule.scalars() if known is None else known.scalars
             with self._reading:
-                self._rules.set(optimizer, rule)
+                self._optimizers[optimizer] = _Optimizer(description, scalars, rule)
             for name in names:
                 with self._reading:
                     shard, _ = self._find(name)
@@ -350,7 +257,7 @@ class ServerVariables:
     def drop_rule(self, optimizer: str) -> None:
         """Removes an optimizer, its scalars and its slots."""
         with self._updating, self._reading:
-            self._rules.drop(optimizer)
+            self._optimizers.pop(optimizer, None)
             for shard in self._shards.values():
                 for name in shard.slots_of(optimizer):
                     shard.drop_slot(name)
@@ -391,7 +298,8 @@ class ServerVariables:
                 for optimizer, parts, new in made:
                     for name, part in parts.items():
                         part.keep(new.values[name], new.slots[name])
-                    self._rules.keep(optimizer, new.scalars)
+                    own = self._optimizers[optimizer]
+                    self._optimizers[optimizer] = dataclasses.replace(own, scalars=new.scalars)
                 self.num_refused = sum(
                     part.num_refused for _, parts, _ in made for part in parts.values()
                 )
@@ -408,42 +316,56 @@ class ServerVariables:
         rows: Mapping[str, tuple[np.ndarray, np.ndarray]],
     ) -> tuple[dict[str, UpdatedPart], State]:
         """Computes the update of one optimizer without storing it."""
-        rule = self._rules.find(optimizer, names)
+        own = self._optimizers.get(optimizer)
+        if own is None or own.rule is None:
+            raise RuntimeError(f"gradients of {[*names]} came before their optimizer")
         parts = {
             name: shards[name].updated(optimizer, *rows.get(name, (None, None)), self.version + 1)
             for name in names
         }
         state = State(
-            self._rules.scalars_of(optimizer),
+            own.scalars,
             {name: part.value for name, part in parts.items()},
             {name: part.slots for name, part in parts.items()},
             [name for name in names if name in rows],
         )
         grads = {name: part.padded_grads(whole.get(name)) for name, part in parts.items()}
-        return parts, rule.apply(state, grads)
+        return parts, own.rule.apply(state, grads)
 
     @property
     def scalars(self) -> dict[str, np.ndarray]:
         """Scalars of all optimizers, by `stored_name`."""
         with self._reading:
-            return self._rules.scalars
+            return {
+                stored_name(optimizer, name): value
+                for optimizer, own in self._optimizers.items()
+                for name, value in own.scalars.items()
+            }
 
     @property
     def optimizers(self) -> dict[str, Any]:
         """Descriptions of all optimizers, by name."""
         with self._reading:
-            return self._rules.descriptions
+            return {name: own.description for name, own in self._optimizers.items()}
 
     def missing_rules(self, optimizers: Iterable[str]) -> list[str]:
         """Returns those of `optimizers` that a client must send again after a restart."""
-        return self._rules.missing(optimizers)
+        lacking = {name for name, own in self._optimizers.items() if own.rule is None}
+        return [name for name in dict.fromkeys(optimizers) if name in lacking] if lacking else []
 
     def set_scalars(self, scalars: Mapping[str, float | np.ndarray]) -> None:
         """Sets optimizer scalars, by `stored_name`."""
         with self._updating:
             with self._reading:
-                for name, value in scalars.items():
-                    self._rules.set_scalar(name, np.asarray(value))
+                for full_name, value in scalars.items():
+                    optimizer, _, name = full_name.rpartition(".")
+                    own = self._optimizers.get(optimizer)
+                    if own is None or name not in own.scalars:
+                        raise KeyError(f"no scalar {full_name!r} on this server")
+                    new = np.array(value, own.scalars[name].dtype)
+                    self._optimizers[optimizer] = dataclasses.replace(
+                        own, scalars={**own.scalars, name: new}
+                    )
             self.num_changes += len(scalars)
 
     def take_marks(self) -> Marks:
@@ -504,9 +426,19 @@ class ServerVariables:
     ) -> None:
         """Restores the version, and the descriptions and scalars of optimizers, from a journal."""
         self.version = version
-        for gone in {*self._rules.names} - {*descriptions}:
+        for gone in self._optimizers.keys() - descriptions.keys():
             self.drop_rule(gone)
-        self._rules.restore(descriptions, scalars)
+        self._optimizers = {
+            optimizer: _Optimizer(
+                description,
+                {
+                    own_name(optimizer, name): np.array(value)
+                    for name, value in scalars.items()
+                    if is_stored_by(optimizer, name)
+                },
+            )
+            for optimizer, description in descriptions.items()
+        }
 
     def _find(self, name: str) -> tuple[Shard, str | None]:
         if name in self._shards:

@@ -47,26 +47,20 @@ class TableCopy:
 
     def __init__(self, shard: KeyedShard, base: str | None) -> None:
         self.shard = shard
-        self.base = base
+        self.base = base if base in shard.history else None
         self.end: TableEnd | None = None
 
     def first(self) -> KeyedMarks:
         """Returns the slots to copy first."""
-        history = self.shard.history
-        if self.base is None or self.base not in history:
-            self.base = None
-            keyed = self.shard.keyed
-            rows = np.arange(keyed.rows.num_slots, dtype=np.int32)
-            return KeyedMarks(rows, np.arange(keyed.candidates.num_slots, dtype=np.int32))
-        return history.since(self.base)
-
-    def next(self) -> KeyedMarks:
-        """Returns the slots that changed since the last call. Call while no update is made."""
-        return self.shard.history.take()
+        if self.base is not None:
+            return self.shard.history.since(self.base)
+        keyed = self.shard.keyed
+        rows = np.arange(keyed.rows.num_slots, dtype=np.int32)
+        return KeyedMarks(rows, np.arange(keyed.candidates.num_slots, dtype=np.int32))
 
     def last(self, version: int, save: str) -> SavedRows:
         """Returns the last changed slots. Call while no update is made."""
-        part = saved_rows(self.shard.saved(self.next()))
+        part = _saved_rows(self.shard.saved(self.shard.history.take()))
         self.shard.history.add(save, self.base)
         keyed = self.shard.keyed
         self.end = TableEnd(
@@ -78,15 +72,6 @@ class TableCopy:
         )
         return part
 
-    def pieces(self, marks: KeyedMarks) -> Iterator[SavedRows]:
-        """Yields copies of the marked slots."""
-        return map(saved_rows, self.shard.pieces(marks))
-
-    @property
-    def unsaved_bytes(self) -> int:
-        """Size of the rows that changed since the last call of `next`."""
-        return self.shard.history.num_unsaved * self.shard.row_bytes
-
 
 def copied(
     store: ServerVariables, copies: Sequence[TableCopy], save: str
@@ -97,22 +82,23 @@ def copied(
     """
     with store.changing():
         for copy in copies:
-            copy.next()
+            copy.shard.history.take()
     marks, last = [copy.first() for copy in copies], list[SavedRows]()
     for number in range(_MOST_ROUNDS + 1):
         for copy, own in zip(copies, marks, strict=True):
-            for part in copy.pieces(own):
-                yield copy, part
+            for part in copy.shard.pieces(own):
+                yield copy, _saved_rows(part)
         with store.changing():
-            left_bytes = sum(copy.unsaved_bytes for copy in copies)
+            shards = [copy.shard for copy in copies]
+            left_bytes = sum(one.history.num_unsaved * one.row_bytes for one in shards)
             if number == _MOST_ROUNDS or left_bytes <= _MOST_COPIED_BYTES:
                 last = [copy.last(store.version, save) for copy in copies]
                 break
-            marks = [copy.next() for copy in copies]
+            marks = [one.history.take() for one in shards]
     yield from zip(copies, last, strict=True)
 
 
-def saved_rows(part: SavedPart) -> SavedRows:
+def _saved_rows(part: SavedPart) -> SavedRows:
     """Returns a part of a journal as one of a file."""
     return SavedRows(part.table.rows, part.table.candidates, part.value, part.slots)
 
@@ -213,19 +199,15 @@ class TableRequests:
                 )
             )
         with contextlib.ExitStack() as stack:
-            copies: list[TableCopy] = []
-            writers: list[TableFileWriter] = []
+            writers: dict[TableCopy, TableFileWriter] = {}
             for name, own in fields["tables"].items():
-                copies.append(TableCopy(self._store.keyed_shards[name], own["base"]))
-            for number, (copy, part) in enumerate(copied(self._store, copies, save)):
-                if not number:  # the bases are known now
-                    for one, own in zip(copies, fields["tables"].values(), strict=True):
-                        head = _head_of(one, save, own)
-                        path = folder / own["file"]
-                        writers.append(stack.enter_context(TableFileWriter(path, head)))
-                writers[copies.index(copy)].add(part)
+                copy = TableCopy(self._store.keyed_shards[name], own["base"])
+                writer = TableFileWriter(folder / own["file"], _head_of(copy, save, own))
+                writers[copy] = stack.enter_context(writer)
+            for copy, part in copied(self._store, list(writers), save):
+                writers[copy].add(part)
             parts: dict[str, Any] = {}
-            for name, copy, writer in zip(fields["tables"], copies, writers, strict=True):
+            for name, (copy, writer) in zip(fields["tables"], writers.items(), strict=True):
                 assert copy.end is not None
                 size_bytes = writer.end(copy.end)
                 parts[name] = {

@@ -46,9 +46,10 @@ from stratagem.checkpoint.storage.shard_reader import (
     add_checksum,
     check_array,
     describe_items,
+    read_large_arrays,
     verified_manifest,
+    verify_large_arrays,
 )
-from stratagem.checkpoint.storage.shards import read_large_arrays, verify_large_arrays
 from stratagem.errors import DataLossError, DeadlineExceededError, NotFoundError
 from tests.unit.checkpoint.storage.test_shards import ARRAYS, written
 

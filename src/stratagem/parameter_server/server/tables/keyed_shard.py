@@ -178,7 +178,9 @@ class KeyedPart(UpdatedPart):
 
     def _taken(self, slot: str | None) -> Any:
         sighting, table = self._sighting, self._table
-        rows = padded_empty(len(sighting), table.spec.shape[1:], table.dtype_of(slot))
+        # Updates compute the value in the dtype of the table, however it is stored.
+        dtype = np.dtype(table.spec.dtype) if slot is None else table.array(slot).dtype
+        rows = padded_empty(len(sighting), table.spec.shape[1:], dtype)
         num_known = len(sighting.slots)
         if num_known:
             table.take(slot, sighting.slots, rows)
@@ -244,10 +246,6 @@ class KeyedShard(Shard):
         """Returns a whole value, which has no rows: rows are read by key only."""
         is_value = value.dtype == self.format.stored_dtype
         return np.empty(self.spec.shape, self.spec.dtype if is_value else value.dtype)
-
-    def dtype_of(self, slot: str | None) -> np.dtype:
-        """Returns the dtype in which updates compute the value, or a slot."""
-        return np.dtype(self.spec.dtype) if slot is None else self.array(slot).dtype
 
     def expanded(self, slot: str | None, pulled: np.ndarray) -> np.ndarray:
         """Returns the result of `pulled` as updates compute with it."""
@@ -405,8 +403,8 @@ class KeyedShard(Shard):
     def pieces(self, marks: KeyedMarks | None = None) -> Iterator[SavedPart]:
         """Yields copies of slots, all or the marked ones, in pieces of about 4 MiB."""
         none = np.empty(0, np.int64)
-        count = piece_rows(self.size_bytes, self._rows.num_slots)
-        rows = np.arange(self._rows.num_slots) if marks is None else marks.rows
+        count = piece_rows(self.row_bytes + _KEY_BYTES, 1)
+        rows = self._rows_to_save() if marks is None else marks.rows
         candidates = np.arange(self._candidates.num_slots) if marks is None else marks.candidates
         for first in range(0, len(rows), count):
             with self.lock:
@@ -415,6 +413,10 @@ class KeyedShard(Shard):
         with self.lock:  # also of a table without rows
             part = self._saved(none, candidates)
         yield part
+
+    def _rows_to_save(self) -> np.ndarray:
+        """Returns the slots that a rewritten journal has."""
+        return np.arange(self._rows.num_slots)
 
     def restore(self, part: SavedPart) -> None:
         """Restores slots from a journal. Call `restored` after the last part."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.errors import explain
+from stratagem.errors import invalid
 
 # Hash of 64-bit keys, and streams of bits that depend on a key and a seed.
 
@@ -54,6 +54,14 @@ def seeded(keys: np.ndarray, seed: int) -> np.ndarray:
     return mix64(keys.view(np.uint64) ^ mix64(start))
 
 
+def stream(starts: np.ndarray, width: int, bits: int) -> np.ndarray:
+    """Returns random numbers of 16 or 32 bits for each start and column: a SplitMix64 stream."""
+    in_word = 64 // bits
+    steps = np.arange(1, -(-width // in_word) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+    words = mix64(starts[:, None] + steps)
+    return words.astype("<u8", copy=False).view(f"<u{bits // 8}")[:, :width]
+
+
 ROW_DTYPES: tuple[str, ...] = ("bfloat16", "int8")
 _STREAM = 0x73746F7265640001  # other bits than those of initial rows
 _MOST_NUMBERS = 2**16  # computed at once: temporary arrays stay in the processor's cache
@@ -92,13 +100,11 @@ class RowFormat:
 
     def __post_init__(self) -> None:
         if self.storage_dtype is not None and self.dtype != "float32":
-            raise ValueError(
-                explain(
-                    f"Rows of dtype {self.dtype} have the storage_dtype {self.storage_dtype!r}.",
-                    expected="rows of dtype float32.",
-                    fix='create the layer with dtype="float32" or a mixed policy, or omit '
-                    "storage_dtype.",
-                )
+            raise invalid(
+                f"Rows of dtype {self.dtype} have the storage_dtype {self.storage_dtype!r}.",
+                expected="rows of dtype float32.",
+                fix='create the layer with dtype="float32" or a mixed policy, or omit '
+                "storage_dtype.",
             )
 
     @classmethod
@@ -169,18 +175,10 @@ class RowFormat:
         return (stored[:, _SCALE_BYTES:] * scales).reshape(len(stored), *self.row_shape)
 
 
-def _bits(starts: np.ndarray, width: int, bits: int) -> np.ndarray:
-    """Returns random numbers of 16 or 32 bits for each start and column."""
-    in_word = 64 // bits
-    steps = np.arange(1, -(-width // in_word) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
-    words = mix64(starts[:, None] + steps)
-    return words.astype("<u8", copy=False).view(f"<u{bits // 8}")[:, :width]
-
-
 def _bfloat16(rows: np.ndarray, starts: np.ndarray | None) -> np.ndarray:
     """Adds random bits below the last one that stays: exact for each float32."""
     bits = rows.view(np.uint32)
-    added = np.uint32(0x8000) if starts is None else _bits(starts, rows.shape[1], 16)
+    added = np.uint32(0x8000) if starts is None else stream(starts, rows.shape[1], 16)
     rounded = ((bits + added) >> np.uint32(16)).astype(np.uint16)
     is_finite = (bits & _EXPONENT) != _EXPONENT
     if not is_finite.all():
@@ -203,7 +201,7 @@ def _put_int8(rows: np.ndarray, starts: np.ndarray | None, stored: np.ndarray) -
     low = np.floor(exact)
     shares = np.float32(0.5)
     if starts is not None:  # 24 bits: each is a float32
-        shares = (_bits(starts, rows.shape[1], 32) >> np.uint32(8)).astype(np.float32)
+        shares = (stream(starts, rows.shape[1], 32) >> np.uint32(8)).astype(np.float32)
         shares *= np.float32(2**-24)
     low += shares < exact - low
     stored[:, _SCALE_BYTES:] = low

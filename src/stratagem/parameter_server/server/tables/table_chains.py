@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.parameter_server.server.shards import SavedPart
 from stratagem.parameter_server.server.tables.key_slots import SavedKeys, SlotOrder
 from stratagem.parameter_server.server.tables.keyed_rows import COUNTERS, KeyedRows
@@ -230,12 +230,10 @@ def _excess(
         return np.empty(0, np.int64)
     eviction = table.options.eviction
     if not isinstance(eviction, LeastFrequent | LeastRecent):
-        raise ValueError(
-            explain(
-                f"{num_rows} rows of {table.spec.name!r} were restored into one server.",
-                expected=f"at most {table.keyed.most_rows} rows.",
-                fix="use a larger max_rows, more servers, or an eviction policy.",
-            )
+        raise invalid(
+            f"{num_rows} rows of {table.spec.name!r} were restored into one server.",
+            expected=f"at most {table.keyed.most_rows} rows.",
+            fix="use a larger max_rows, more servers, or an eviction policy.",
         )
     is_evictable = np.ones(num_rows, np.bool_)
     return victims(eviction, np.concatenate(counts), np.concatenate(seen), is_evictable, excess)

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from stratagem.errors import check_number, explain
+from stratagem.errors import check_number, invalid
 from stratagem.parameter_server.server.tables.row_formats import (
     GOLDEN,
     RowFormat,
     mix64,
     seeded,
+    stream,
 )
 from stratagem.resources import checked_folder
 
@@ -74,12 +75,10 @@ class WithProbability:
 
     def __post_init__(self) -> None:
         if not 0 < self.probability <= 1:
-            raise ValueError(
-                explain(
-                    f"WithProbability received probability={self.probability!r}.",
-                    expected="a number above 0 and at most 1.",
-                    fix="omit the policy to make every row.",
-                )
+            raise invalid(
+                f"WithProbability received probability={self.probability!r}.",
+                expected="a number above 0 and at most 1.",
+                fix="omit the policy to make every row.",
             )
 
 
@@ -224,9 +223,7 @@ class RowInitializer:
         return rows.reshape(len(keys), *row_shape)
 
     def _drawn(self, keys: np.ndarray, width: int) -> np.ndarray:
-        steps = np.arange(1, width // 2 + width % 2 + 1, dtype=np.uint64) * np.uint64(GOLDEN)
-        words = mix64(seeded(keys, self.seed)[:, None] + steps)
-        bits = words.astype("<u8", copy=False).view("<u4")[:, :width]
+        bits = stream(seeded(keys, self.seed), width, 32)
         if self.kind == "uniform":  # 24 bits: each is a float32
             numbers = (bits >> np.uint32(8)).astype(np.float32)
             numbers *= np.float32((self.b - self.a) / 2**24)
@@ -292,8 +289,7 @@ class TableOptions:
     storage_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        if self.max_rows is not None:
-            check_number("A keyed table", max_rows=self.max_rows)
+        check_number("A keyed table", or_none=True, max_rows=self.max_rows)
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> TableOptions:

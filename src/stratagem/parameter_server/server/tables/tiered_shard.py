@@ -6,14 +6,14 @@ import contextlib
 import hashlib
 import secrets
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from stratagem.parameter_server.server.shards import SavedPart, ShardSpec, Slot, piece_rows
+from stratagem.parameter_server.server.shards import SavedPart, ShardSpec, Slot
 from stratagem.parameter_server.server.tables.disk_rows import DiskRows, FetchedRows, Position
 from stratagem.parameter_server.server.tables.key_slots import DirtyRows, GrowingArray
 from stratagem.parameter_server.server.tables.keyed_rows import Sighting
@@ -355,19 +355,10 @@ class TieredShard(KeyedShard):
             with self.lock:
                 self._states.flushed(np.concatenate(written))
 
-    def pieces(self, marks: KeyedMarks | None = None) -> Iterator[SavedPart]:
-        """Yields copies of slots that the disk does not have, all or the marked ones."""
+    def _rows_to_save(self) -> np.ndarray:
+        """Returns the slots that the disk does not have."""
         with self.lock:
-            rows = np.sort(self._states.unflushed.rows) if marks is None else marks.rows
-        candidates = np.arange(self._candidates.num_slots) if marks is None else marks.candidates
-        count = piece_rows(self.row_bytes, 1)
-        for first in range(0, len(rows), count):
-            with self.lock:
-                part = self._saved(rows[first : first + count], _NO_ROW)
-            yield part
-        with self.lock:
-            part = self._saved(_NO_ROW, candidates)
-        yield part
+            return np.sort(self._states.unflushed.rows)
 
     def restore(self, part: SavedPart) -> None:
         """Restores slots from a journal. Call `restored` after the last part."""
