@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,39 @@ class OneThatDies:
 
     def close(self) -> None:
         self.server.running.close()
+
+
+class Asked:
+    """Counts rows and whole values that servers are asked for or sent, and bytes that travel."""
+
+    def __init__(self, servers: Sequence[ParameterServer]) -> None:
+        self.rows, self.whole, self.sent = (Counter[str]() for _ in range(3))
+        self.num_bytes = 0
+        for server in servers:
+            self._watch(server.store)
+
+    def _watch(self, store: Any) -> None:
+        pull_rows, read, update = store.pull_rows, store.read, store.update
+
+        def noted_rows(name: str, rows: Any, **options: Any) -> Any:
+            found = pull_rows(name, rows, **options)
+            self.rows[name] += len(rows)
+            self.num_bytes += found.nbytes
+            return found
+
+        def noted_whole(names: Any) -> Any:
+            version, values = read(names)
+            self.whole.update(names)
+            self.num_bytes += sum(value.nbytes for value in values)
+            return version, values
+
+        def noted_update(whole: Any, rows: Any, optimizers: Any) -> int:
+            self.sent.update(whole)
+            arrays = [*whole.values(), *(one for pair in rows.values() for one in pair)]
+            self.num_bytes += sum(array.nbytes for array in arrays)
+            return update(whole, rows, optimizers)
+
+        store.pull_rows, store.read, store.update = noted_rows, noted_whole, noted_update
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,8 @@ import stratagem as sg
 from stratagem.group.transport.connection import Connections, ServerError
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.client.client import ServerClient
+from stratagem.parameter_server.client import row_requests as request_partitioning
+from stratagem.parameter_server.client.client import SentRules, ServerClient
 from stratagem.parameter_server.client.shard_layout import ShardLayout, ShardPlacer
 from stratagem.parameter_server.server.server import ParameterServer
 from tests.unit.parameter_server.server.update_rules import Momentum, Slow
@@ -156,14 +158,6 @@ def test_push_may_tell_what_an_optimizer_keeps_once(served) -> None:
         served.push({"v": np.ones(3, np.float32)}, scalars={"rate": 1.0})
 
 
-def test_push_that_is_sent_twice_counts_once(served, connections) -> None:
-    server, push = server_of_one_variable(served, Momentum()), first_push()
-    for _ in range(2):
-        answer = connections.ask(server, push)
-        assert answer.fields["version"] == 1
-    np.testing.assert_allclose(served.pull(["v"])["v"], -0.1, rtol=1e-6)
-
-
 def test_push_that_is_sent_again_while_the_first_is_applied_counts_once(
     served, connections
 ) -> None:
@@ -176,29 +170,211 @@ def test_push_that_is_sent_again_while_the_first_is_applied_counts_once(
     np.testing.assert_allclose(served.pull(["v"])["v"], -0.1, rtol=1e-6)
 
 
-def test_staleness_is_how_many_updates_came_between(served) -> None:
-    server_of_one_variable(served, Momentum())
-    steps = [threading.Event() for _ in range(2)]
-
-    def other() -> None:
-        served.pull(["v"])
-        steps[0].set()
-        steps[1].wait(120)
-        served.push({"v": np.ones(3, np.float32)})
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    steps[0].wait(120)
-    for _ in range(2):
-        served.pull(["v"])
-        served.push({"v": np.ones(3, np.float32)})
-    steps[1].set()
-    thread.join()
-    assert served.staleness() == {0: 2, 2: 1}
-
-
 def test_unknown_requests_and_names_are_reported(served, connections) -> None:
     with pytest.raises(ServerError, match="server knows no request of kind 'dance'"):
         connections.ask(0, Message("dance"))
     with pytest.raises(ServerError, match="no variable 'v' on this server"):
         connections.ask(0, Message("pull", {"names": ["v"]}))
+
+
+# Rows read from servers: which are asked for, and in how many messages.
+
+
+IDS = np.array([[2, 19, 2], [7, 0, 19]])
+VALUE = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")
+
+
+def client_of(connections: Connections) -> ServerClient:
+    """A client that knows a table, which it may train."""
+    client = ServerClient(connections)
+    client.create(place("table", VALUE), VALUE)
+    client.set_rule(Momentum(), ["table"])
+    return client
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[tuple[int, Message]]:
+    """What each server is asked for."""
+    noted: list[tuple[int, Message]] = []
+    ask_all = Connections.ask_all
+
+    def noting(own: Connections, messages: dict[int, Message], **options: Any) -> Any:
+        noted.extend(messages.items())
+        return ask_all(own, messages, **options)
+
+    monkeypatch.setattr(Connections, "ask_all", noting)
+    return noted
+
+
+def rows_in(asked: list[tuple[int, Message]]) -> list[tuple[int, dict[str, int]]]:
+    """Numbers of requested rows by table shard, one dictionary for each message."""
+    return [
+        (server, dict(zip(message.fields["names"], map(len, message.arrays), strict=True)))
+        for server, message in asked
+        if message.kind == "pull_rows"
+    ]
+
+
+def kinds_in(asked: list[tuple[int, Message]]) -> Counter[tuple[str, int]]:
+    """How often each server was asked for each kind."""
+    return Counter((message.kind, server) for server, message in asked)
+
+
+def test_rows_of_several_tables_come_together(connections, asked) -> None:
+    client = client_of(connections)
+    other = -VALUE[:, :2]
+    client.create(place("table 2", other, 1), other)
+    wanted = [
+        ("table", IDS, VALUE),
+        ("table 2", np.array([], np.int32), other),
+        ("table", np.array([4, 2]), VALUE),
+        ("table 2", np.array([[3], [3]]), other),
+        ("table:v", np.array([0]), np.zeros((20, 3))),
+    ]
+    got = client.pull_rows_of([one[:2] for one in wanted])
+    for rows, (_, ids, value) in zip(got, wanted, strict=True):
+        np.testing.assert_array_equal(rows, value[ids])
+    messages, totals = rows_in(asked), Counter[str]()
+    for _, names in messages:
+        totals.update(names)
+    assert totals["table/part_0"] == 3  # rows 0, 2 and 4, though 2 is in two lookups
+    assert totals["table 2"] == 1
+    assert len(messages) == len({server for server, _ in messages})
+
+
+@pytest.mark.parametrize("most_bytes", [0, 40, 10**6])
+def test_large_answers_are_split(connections, asked, monkeypatch, most_bytes) -> None:
+    client = client_of(connections)
+    for number in range(4):
+        client.create(place(f"table {number}", VALUE, 1), VALUE + number)
+    monkeypatch.setattr(request_partitioning, "_MOST_ANSWER_BYTES", most_bytes)
+    ids = np.array([1, 5, 5])  # 24 bytes of distinct rows
+    got = client.pull_rows_of([(f"table {number}", ids) for number in range(4)])
+    for number, rows in enumerate(got):
+        np.testing.assert_array_equal(rows, VALUE[ids] + np.float32(number))
+    servers = [client.placement_of(f"table {number}").servers[0] for number in range(4)]
+    assert len({*servers}) < 4
+    messages = rows_in(asked)
+    assert len(messages) == (len({*servers}) if most_bytes > 40 else 4)
+    assert sum(sum(names.values()) for _, names in messages) == 8
+
+
+def test_no_rows_are_no_message(connections, asked) -> None:
+    client = client_of(connections)
+    assert client.pull_rows_of([]) == []
+    assert client.pull_rows("table", np.zeros((2, 0), int)).shape == (2, 0, 3)
+    assert rows_in(asked) == []
+
+
+# Optimizers that are sent again to servers that restarted.
+
+
+class Sent:
+    """Connections that note what is sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[int, Message]] = []
+
+    def ask(self, server: int, message: Message) -> Message:
+        self.messages.append((server, message))
+        return Message("ok")
+
+
+@pytest.fixture
+def sent() -> Sent:
+    return Sent()
+
+
+@pytest.fixture
+def rules(sent: Any) -> SentRules:
+    rules = SentRules(sent)
+    for name in ("sgd", "adam"):
+        with rules.noted(name, messages_of(name)):
+            pass
+    return rules
+
+
+def messages_of(name: str, number: int = 7) -> dict[int, Message]:
+    fields = {"optimizer": name, "mode": {"num_needed": 2}, "client": "c", "number": number}
+    return {server: Message("rule", fields) for server in (0, 1)}
+
+
+def test_optimizers_go_to_one_server_again_without_their_mode(rules, sent) -> None:
+    assert rules.send(1) == {"sgd", "adam"}
+    assert [(to, one.fields["optimizer"]) for to, one in sent.messages] == [(1, "sgd"), (1, "adam")]
+    assert all(one.fields["mode"] is None for _, one in sent.messages)
+    clients = {one.fields["client"] for _, one in sent.messages}
+    assert len(clients | {"c"}) == 3  # the numbers of the first client go on
+
+
+def test_only_those_that_are_needed_are_sent_and_none_that_was_dropped(rules, sent) -> None:
+    rules.forget("adam")
+    assert rules.send(0, ["adam", "lion"]) == set()
+    assert rules.send(0, ["sgd", "lion"]) == {"sgd"}
+    assert [one.fields["optimizer"] for _, one in sent.messages] == ["sgd"]
+
+
+def test_server_that_restarts_while_others_have_not_answered_gets_the_optimizer(
+    rules, sent
+) -> None:
+    """It has answered, so that only this sends the optimizer again."""
+    with rules.noted("lion", messages_of("lion")):
+        assert rules.send(1, ["lion"]) == {"lion"}
+    assert [(to, one.fields["optimizer"]) for to, one in sent.messages] == [(1, "lion")]
+
+
+def test_optimizer_that_is_refused_is_not_sent_again(rules, sent) -> None:
+    for name in ("lion", "sgd"):
+        with pytest.raises(ValueError, match="another"), rules.noted(name, messages_of(name, 8)):
+            raise ValueError("another optimizer")
+    assert rules.send(0) == {"sgd", "adam"}
+    assert rules.send(0, ["lion"]) == set()
+
+
+# One message to each server, however many shards of a variable it holds.
+
+# Of 17 rows; five shards on two servers, not in turn.
+ROWS, SERVERS = (4, 3, 4, 3, 3), (0, 0, 1, 0, 1)
+
+
+@pytest.mark.parametrize("has_rows", [False, True])
+def test_shards_on_one_server_travel_together(asked, has_rows) -> None:
+    rng = np.random.default_rng(0)
+    value = rng.normal(size=(17, 2)).astype("float32")
+    placement = ShardLayout("v", (17, 2), "float32", SERVERS, ROWS, has_rows)
+    with connected(2) as connections:
+        served = ServerClient(connections)
+        assert served.create(placement, value)
+        assert not served.create(placement, value)
+        served.set_rule(Momentum(), ["v"])
+        ids = np.array([16, 0, 5, 5, 8])
+        np.testing.assert_array_equal(served.pull_rows("v", ids), value[ids])
+        served.assign("v", value, sign=1)
+        served.scatter("v", ids[:2], np.ones((2, 2)), sign=1)
+        value *= 2
+        value[ids[:2]] += 1
+        pushed = served.push({"v": np.ones((17, 2), np.float32)}, pull=["v"])
+        np.testing.assert_allclose(pushed.values["v"], value - 0.1, rtol=1e-5)
+        np.testing.assert_array_equal(served.pull(["v"])["v"], pushed.values["v"])
+    once = ("pull_rows", "assign", "scatter", "push", "pull", "rule")
+    wanted = {(kind, server): 1 for kind in once for server in (0, 1)}
+    assert kinds_in(asked) == {**wanted, ("create", 0): 2, ("create", 1): 2}
+
+
+def test_servers_without_gradients_are_asked_for_values_at_the_same_time(asked) -> None:
+    with connected(2) as connections:
+        served = ServerClient(connections)
+        for server, name in enumerate("vw"):
+            place = ShardLayout(name, (3,), "float32", (server,), (3,))
+            served.create(place, np.full(3, server, np.float32))
+        served.set_rule(Momentum(), ["v"])
+        asked.clear()
+        pushed = served.push({"v": np.ones(3, np.float32)}, pull=["w", "v", "v:v"])
+        assert kinds_in(asked) == {("push", 0): 1, ("pull", 1): 1}
+        assert (pushed.is_used, pushed.num_discarded) == (True, 0)
+        np.testing.assert_allclose(pushed.values["v"], -0.1)
+        np.testing.assert_array_equal(pushed.values["v:v"], 1)
+        np.testing.assert_array_equal(pushed.values["w"], 1)
+        asked.clear()
+        assert served.push({}, pull=["w"]).is_used
+        assert kinds_in(asked) == {("pull", 1): 1}

@@ -1,16 +1,23 @@
-"""Keys on servers: by the upper bits of their hash, in about equal shares."""
+"""Where keys and variables are, and ids of lookups, of which each is asked for once."""
 
 from __future__ import annotations
 
-import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 import stratagem as sg
-from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.remote_steps import StepKeys, as_keys
+from stratagem.parameter_server.client import row_requests
+from stratagem.parameter_server.client.remote_steps import StepKeys
+from stratagem.parameter_server.client.row_requests import (
+    DistinctIds,
+    DistinctKeys,
+    representatives,
+)
 from stratagem.parameter_server.client.shard_layout import (
     KeyLayout,
     ShardLayout,
@@ -18,8 +25,7 @@ from stratagem.parameter_server.client.shard_layout import (
     layout_of_keys,
 )
 from stratagem.parameter_server.server.changes import LostUpdates
-from stratagem.parameter_server.server.shards import Pushed
-from stratagem.parameter_server.server.tables.row_formats import BUCKET_COUNT, buckets_of, mix64
+from stratagem.parameter_server.server.tables.row_formats import BUCKET_COUNT, buckets_of
 
 KEYS = np.random.default_rng(0).integers(-(2**63), 2**63, 20_000)
 TABLE = {"initializer": {"kind": "uniform", "seed": 3}, "max_rows": 100}
@@ -42,75 +48,6 @@ def test_servers_have_consecutive_buckets_in_equal_shares(num_servers) -> None:
         shares = np.bincount(owners, minlength=num_servers) * num_servers / len(keys)
         spread = 6 * np.sqrt(num_servers / len(keys))  # of a binomial distribution
         np.testing.assert_allclose(shares, 1, atol=spread)
-
-
-def test_bucket_is_the_start_of_the_hash() -> None:
-    assert buckets_of(KEYS).tolist() == [
-        value >> 52 for value in mix64(KEYS.view(np.uint64)).tolist()
-    ]
-
-
-class Tables:
-    """Servers of a keyed table of ones, as dictionaries; a key without a row has zeros."""
-
-    def __init__(self, num_servers: int) -> None:
-        self.asked: list[tuple[int, Message]] = []
-        self.rows: list[dict[int, np.ndarray]] = [{} for _ in range(num_servers)]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def ask_all(self, messages: dict[int, Message]) -> dict[int, Message]:
-        return {server: self._answer(server, message) for server, message in messages.items()}
-
-    def _answer(self, server: int, message: Message) -> Message:
-        self.asked.append((server, message))
-        own, arrays = self.rows[server], []
-        if message.kind == "pull_rows":
-            arrays = [
-                np.array([own.get(key, np.zeros(2)) for key in keys.tolist()], np.float32)
-                for keys in message.arrays
-            ]
-        elif message.kind in ("push", "scatter"):
-            keys, values = message.arrays
-            assert keys.dtype == np.int64
-            for key, value in zip(keys.tolist(), values, strict=True):
-                own[key] = own.get(key, np.zeros(2)) + value
-        fields = {"version": 1, "lifetime": 1, "applied": [0, 0], "is_used": True, "is_new": True}
-        return Message("ok", fields, arrays)
-
-
-@pytest.mark.parametrize("num_servers", [1, 3])
-def test_client_sends_keys_to_their_servers(num_servers) -> None:
-    tables = Tables(num_servers)
-    client = ServerClient(tables)  # type: ignore[arg-type]
-    layout = layout_of_keys("table", (2,), "float32", range(num_servers), TABLE)
-    assert client.create(layout, None)
-    for server, message in tables.asked:
-        (spec,) = message.fields["specs"]
-        assert not message.arrays
-        own = json.loads(json.dumps(spec))["table"]
-        assert own["initializer"] == TABLE["initializer"]
-        assert (spec["shape"], spec["first_row"]) == ((0, 2), layout.first_rows[server])
-        assert (spec["name"], spec["has_rows"]) == (layout.name_of(server), True)
-    extremes = [-(2**63), 2**63 - 1, -1, 0]
-    keys = np.array([*extremes, *KEYS[:50].tolist(), *extremes, -1])
-    totals: dict[int, float] = {}
-    for key in keys.tolist():
-        totals[key] = totals.get(key, 0) + 1
-    pushed = client.push({}, {"table": (keys, np.ones((len(keys), 2), np.float32))})
-    assert isinstance(pushed, Pushed)
-    client.scatter("table", keys[:2], np.ones((2, 2), np.float32), sign=1)
-    for key in keys[:2].tolist():
-        totals[key] += 1
-    asked = np.append(keys, 12345).reshape(2, -1)
-    rows = client.pull_rows("table", asked)
-    assert rows.shape == (*asked.shape, 2)
-    np.testing.assert_array_equal(rows[..., 0], np.vectorize(lambda key: totals.get(key, 0))(asked))
-    held = [key for own in tables.rows for key in own]
-    assert sorted(held) == sorted(totals)  # each key on one server
-    for server, own in enumerate(tables.rows):
-        assert {*layout.shards_of(np.array([*own], np.int64)).tolist()} <= {server}
 
 
 @pytest.mark.parametrize("num_servers", [1, 2, 3, 7])
@@ -139,11 +76,6 @@ LAYOUTS = [None, layout_of_keys("t", (2,), "float32", range(3))]
 def step_keys(*, skips_zero: bool = False, layout: KeyLayout | None = None) -> StepKeys:
     lookups = [sg.embedding.keys(one) for one in LOOKUPS]
     return StepKeys(lookups, skips_zero=skips_zero, layout=layout)
-
-
-def test_pairs_are_the_numbers() -> None:
-    for one in LOOKUPS:
-        assert np.array_equal(as_keys(sg.embedding.keys(one)), one)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -187,25 +119,6 @@ def test_gradients_of_all_keys_are_pushed_without_hashing() -> None:
     assert found.distinct is found.keys
 
 
-def test_step_of_padding_alone_has_no_gradient() -> None:
-    found = StepKeys([sg.embedding.keys([0, 0])], skips_zero=True)
-    rows = found.rows(np.empty((0, 3), np.float32), found.places[0])
-    np.testing.assert_array_equal(rows, np.zeros((2, 3)))
-    keys, sums = found.gradients(found.places[0], np.ones((2, 3), np.float32))
-    assert (keys.shape, sums.shape) == ((0,), (0, 3))
-
-
-@pytest.mark.parametrize("skips_zero", [False, True])
-def test_added_keys_leave_the_places_of_others(skips_zero) -> None:
-    found = StepKeys([np.empty((0, 2), np.uint32)], skips_zero=skips_zero)
-    places = [found.add(sg.embedding.keys(one)) for one in LOOKUPS]
-    for keys, own in zip(LOOKUPS, places, strict=True):
-        is_skipped = (keys == 0) & skips_zero
-        assert (own[is_skipped] == -1).all()
-        assert np.array_equal(found.keys[own[~is_skipped]], keys[~is_skipped])
-    assert len(found.keys) == len(np.unique(found.keys))
-
-
 # Where variables are put.
 
 
@@ -234,16 +147,6 @@ def test_shards_are_dealt_out_and_cover_every_row() -> None:
     np.testing.assert_array_equal(np.concatenate(place.parts(value)), value)
 
 
-def test_shard_is_placed_as_a_variable_of_its_own() -> None:
-    placer = ShardPlacer(2, sg.partitioners.FixedShardsPartitioner(3))
-    place = placer.place("table", (8, 2), "float32", has_rows=True)
-    assert [place.name_of(shard) for shard in range(3)] == [f"table/part_{i}" for i in range(3)]
-    assert place.shard(1) == ShardLayout(
-        "table/part_1", (3, 2), "float32", (place.servers[1],), (3,), has_rows=True
-    )
-    assert place.shard(2).name_of(0) == "table/part_2"
-
-
 @pytest.mark.parametrize("shape", [(), (0,), (0, 4)])
 def test_scalars_and_empty_variables_have_one_place(shape) -> None:
     place = ShardPlacer(2, sg.partitioners.FixedShardsPartitioner(5)).place("v", shape, "int64")
@@ -255,22 +158,6 @@ def test_scalars_and_empty_variables_have_one_place(shape) -> None:
 # Warnings of updates that were lost with servers.
 
 
-def test_each_new_number_is_reported_once() -> None:
-    lost = LostUpdates(3)
-    lost.note({})
-    with pytest.warns(RuntimeWarning, match="worker 3 has seen that 1 update was lost in all"):
-        lost.note({"0/10/push": 1})
-    with pytest.warns(RuntimeWarning, match="worker 3 has seen that 2 updates were lost"):
-        lost.note({"0/10/push": 1, "0/10/assign_add": 1})
-    lost.note({"0/10/push": 1, "0/10/assign_add": 1})
-    with pytest.warns(
-        RuntimeWarning, match=r"5 updates were lost in all \(assign_add: 1, push: 4\)"
-    ):
-        lost.note({"0/10/push": 2, "1/30/push": 2})
-    lost.note({"0/10/push": 1, "0/10/assign_add": 1})  # of an answer that came late
-    assert lost.losses == {"0/10/push": 2, "1/30/push": 2, "0/10/assign_add": 1}
-
-
 def test_repeated_updates_are_reported_once() -> None:
     lost = LostUpdates(3)
     lost.note_repeated(0)
@@ -279,3 +166,156 @@ def test_repeated_updates_are_reported_once() -> None:
     lost.note_repeated(5)
     lost.note_repeated(0)  # in another process
     assert lost.num_repeated == 5
+
+
+# Distinct ids of lookups, against sets.
+
+
+def layout(rows_of_shards: list[int], width: int = 2) -> ShardLayout:
+    shape = (sum(rows_of_shards), width)
+    servers = tuple(range(len(rows_of_shards)))
+    return ShardLayout("table", shape, "float32", servers, tuple(rows_of_shards), has_rows=True)
+
+
+@pytest.mark.parametrize("is_hashing", [False, True])
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.data())
+def test_each_id_is_requested_once_of_its_shard(is_hashing, rows_of_shards, data) -> None:
+    placement = layout(rows_of_shards)
+    num_rows = placement.shape[0]
+    found = DistinctIds()
+    for _ in range(2):  # scratch memory of the first lookup must not matter to the second
+        ids = np.array(data.draw(st.lists(st.integers(0, num_rows - 1), max_size=20)), np.int32)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(row_requests, "_MOST_SCRATCH_ROWS", 0 if is_hashing else 10**6)
+            wanted = found.of(placement, ids)
+        owners = np.repeat(np.arange(len(rows_of_shards)), rows_of_shards)
+        held = [wanted.ids[part].tolist() for part in wanted.parts]
+        assert [sorted(own) for own in held] == [
+            sorted({*ids[owners[ids] == shard].tolist()}) for shard in range(len(rows_of_shards))
+        ]
+        assert sum(map(len, held)) == len(wanted.ids)
+        np.testing.assert_array_equal(wanted.ids[wanted.places], ids)
+        table = np.arange(2 * num_rows, dtype=np.float32).reshape(num_rows, 2)
+        np.testing.assert_array_equal(wanted.expanded(table[wanted.ids]), table[ids])
+        rows = np.arange(2 * len(ids), dtype=np.float32).reshape(len(ids), 2)
+        sums, last = np.zeros((num_rows, 2)), np.zeros((num_rows, 2))
+        np.add.at(sums, ids, rows)
+        np.testing.assert_array_equal(wanted.summed(rows), sums[wanted.ids])
+        for place, row in zip(ids.tolist(), rows, strict=True):
+            last[place] = row
+        np.testing.assert_array_equal(wanted.last(rows), last[wanted.ids])
+        numbers = {shard: held.tolist() for shard, _, held in wanted.held(placement)}
+        assert numbers == {
+            shard: (wanted.ids[part] - placement.first_rows[shard]).tolist()
+            for shard, part in enumerate(wanted.parts)
+        }
+
+
+@given(
+    st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3), max_size=30), st.integers(1, 5)
+)
+def test_keys_are_requested_once_from_the_servers_of_their_buckets(keys, num_servers) -> None:
+    placement = layout_of_keys("table", (2,), "float32", range(num_servers))
+    wanted = DistinctIds().of(placement, np.array(keys, np.int64))
+    assert sorted(wanted.ids.tolist()) == sorted({*keys})
+    assert wanted.ids[wanted.places].tolist() == keys
+    sent = {shard: own.tolist() for shard, _, own in wanted.held(placement)}
+    owners = placement.shards_of(wanted.ids)
+    assert sent == {shard: wanted.ids[owners == shard].tolist() for shard in range(num_servers)}
+    rows = np.arange(2.0 * len(keys), dtype=np.float32).reshape(-1, 2)
+    sums = {key: np.zeros(2) for key in keys}
+    for key, row in zip(keys, rows, strict=True):
+        sums[key] = sums[key] + row
+    for key, total in zip(wanted.ids.tolist(), wanted.summed(rows), strict=True):
+        np.testing.assert_array_equal(total, sums[key])
+
+
+@pytest.mark.parametrize("num_servers", [1, 3])
+def test_keys_in_other_integer_types(num_servers) -> None:
+    placement = layout_of_keys("table", (2,), "float32", range(num_servers))
+    large = np.array([2**64 - 1, 7, 2**63], np.uint64)
+    assert {*DistinctIds().of(placement, large).ids.tolist()} == {-1, 7, -(2**63)}
+    assert {*DistinctIds().of(placement, np.array([3, 3, 1], np.int8)).ids.tolist()} == {1, 3}
+    assert len(DistinctIds().of(placement, np.array([])).ids) == 0
+    with pytest.raises(TypeError, match="Keys of dtype float64 were looked up in 'table'"):
+        DistinctIds().of(placement, np.array([0.5]))
+
+
+@pytest.mark.parametrize(("ids", "given"), [([-1, 3], "-1 to 3"), ([0, 12], "0 to 12")])
+def test_ids_out_of_range_are_refused(ids, given) -> None:
+    with pytest.raises(IndexError, match=f"Ids from {given} were looked up in 'table'"):
+        DistinctIds().of(layout([6, 6]), np.array(ids))
+
+
+def test_threads_share_scratch_memory() -> None:
+    placement, found = layout([1000]), DistinctIds()
+
+    def look_up(seed: int) -> bool:
+        ids = np.random.default_rng(seed).integers(1000, size=5000)
+        wanted = found.of(placement, ids)
+        return bool((wanted.ids[wanted.places] == ids).all()) and len({*wanted.ids}) == len(
+            wanted.ids
+        )
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(look_up, range(100)))
+
+
+def test_distinct_keys_are_in_the_order_of_shards_and_hashed_for_another_layout() -> None:
+    keys = np.random.default_rng(0).choice(2**60, 500, replace=False)
+    two, three = (layout_of_keys("t", (2,), "float32", range(count)) for count in (2, 3))
+    known, order = DistinctKeys.ordered(two, keys)
+    np.testing.assert_array_equal(np.asarray(known), keys[order])
+    np.testing.assert_array_equal(np.array(known, copy=True), keys[order])
+    rows = DistinctIds().of(two, known)
+    assert rows is known.rows
+    for shard, _, own in rows.held(two):
+        assert set(two.shards_of(own)) == {shard}
+    values = keys[order][:, None] * 1.0
+    assert rows.expanded(values) is values
+    assert rows.summed(values) is values
+    moved = DistinctIds().of(three, known)
+    assert sorted(moved.ids) == sorted(keys)
+    for shard, _, own in moved.held(three):
+        assert set(three.shards_of(own)) == {shard}
+
+
+# Equal keys of a lookup, against NumPy's sorted sets and keys whose hashes collide.
+
+ANY_KEYS = arrays.arrays(
+    np.int64,
+    st.integers(0, 200),
+    elements=st.integers(-(2**63), 2**63 - 1) | st.integers(-4, 4),
+    fill=st.nothing(),
+)
+
+
+def check(keys: np.ndarray) -> None:
+    found = representatives(keys)
+    assert found.shape == keys.shape
+    np.testing.assert_array_equal(keys[found], keys)
+    assert len(np.unique(found)) == len(np.unique(keys))
+
+
+@pytest.mark.slow
+@given(ANY_KEYS)
+def test_equal_keys_and_only_these_have_one_representative(keys) -> None:
+    check(keys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("second", ["apart", "colliding"])
+@given(ANY_KEYS)
+def test_keys_with_equal_hashes_are_told_apart(second, keys) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_requests, "_FIRST", np.uint64(0))
+        if second == "colliding":
+            patch.setattr(row_requests, "_SECOND", np.uint64(0))
+        check(keys)
+
+
+@pytest.mark.parametrize("step", [1, 2**11, 2**32, 2**52, 2**61])
+def test_regular_keys(step) -> None:
+    keys = np.arange(-5_000, 5_000, dtype=np.int64) * np.int64(step)
+    check(np.concatenate([keys, keys[::3]]))
+    check(keys[::-4])

@@ -1,12 +1,17 @@
-"""A chief and a worker that each run the program, on servers of a third machine."""
+"""Programs on servers of other machines, and what a cluster has to be before it starts."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,10 +31,72 @@ from stratagem.parameter_server.cluster_plan import (
 )
 from stratagem.parameter_server.clusters import Placing, SharedCluster
 from stratagem.parameter_server.coordinator.coordinated_workers import WorkerLink
-from tests.multiprocess.namespaces import can_make_hosts
+from tests.multiprocess.namespaces import can_make_hosts, hosts
+from tests.unit.launch.remote.living import descendants, wait_for_end
 from tests.unit.parameter_server.clusters import coordinated, local_strategy
-from tests.unit.parameter_server.machines import run_on_machines
 from tests.unit.parameter_server.shared_with_workers import LIMIT_S, forget, note, seen, times_seen
+
+_LIMIT_S = 150.0
+# Machines do not share it; `ip netns exec` has a view of its own of what is mounted.
+_OWN_RAY_FOLDER = 'mkdir -p /tmp/ray && mount -t tmpfs none /tmp/ray && exec "$0" "$@"'
+_SERVER = "from stratagem.cli import main; main()"
+
+
+def run_on_machines(
+    program: str, cluster: Mapping[str, Sequence[str]], network: str, folder: Path
+) -> list[str]:
+    """Runs a cluster until all its tasks have ended well, and left no process.
+
+    Args:
+        program: what all tasks but servers run.
+        cluster: the addresses of its tasks, machine by machine.
+        network: the first three numbers of these addresses.
+        folder: for the program and what it prints.
+
+    Returns:
+        What each task has printed.
+    """
+    (folder / "program.py").write_text(program)
+    variables = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[4] / "src"),
+        "JAX_PLATFORMS": "cpu",
+        "STRATAGEM_SECRET": "0123456789abcdef" * 4,
+        "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
+    }
+    before = descendants(os.getpid())
+    tasks = [
+        (kind, index) for kind, addresses in cluster.items() for index in range(len(addresses))
+    ]
+    outputs = [folder / f"{kind} {index}" for kind, index in tasks]  # a pipe, unread, would fill
+    with hosts(len(tasks), network) as made:
+        processes: list[subprocess.Popen[bytes]] = []
+        for (command, _), (kind, index), output in zip(made, tasks, outputs, strict=True):
+            config = {"cluster": cluster, "task": {"type": kind, "index": index}}
+            words = ["-c", _SERVER, "server"] if kind == "ps" else ["program.py"]
+            with output.open("w") as file:
+                process = subprocess.Popen(
+                    [*command, "sh", "-c", _OWN_RAY_FOLDER, sys.executable, *words],
+                    env={**variables, "TF_CONFIG": json.dumps(config)},
+                    cwd=folder,
+                    stdout=file,
+                )
+            processes.append(process)
+        try:
+            deadline_s = time.monotonic() + _LIMIT_S
+            while any(process.poll() is None for process in processes):
+                assert not any(process.poll() for process in processes)  # the others would wait
+                assert time.monotonic() < deadline_s
+                time.sleep(0.1)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    said = [output.read_text() for output in outputs]
+    assert [process.returncode for process in processes] == [0] * len(tasks), said
+    assert wait_for_end(descendants(os.getpid()) - before) == set()
+    return said
+
 
 _NETWORK = "10.81.0"
 _CLUSTER = {
@@ -58,6 +125,29 @@ with sg.ParameterServerStrategy(independent=True) as strategy:
     if task == "worker":
         time.sleep(3)  # the servers are there as long as somebody uses them
         assert np.asarray(model.layers[0].kernel).ravel().tolist() == weights
+"""
+
+
+_HYBRID_PROGRAM = """
+import json
+import stratagem as sg
+import keras
+import numpy as np
+
+x = np.random.default_rng(0).integers(0, 9000, (64, 2))
+y = np.random.default_rng(1).normal(size=(64, 1)).astype("float32")
+losses = []
+for place in ("server", "mirrored"):
+    with sg.HybridStrategy(placement={"table": place}) as strategy:
+        keras.utils.set_random_seed(1)  # Ray draws numbers, too
+        with strategy.scope():
+            table = keras.layers.Embedding(9000, 8, name="table")
+            head = [keras.layers.Flatten(), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((2,), dtype="int32"), table, *head])
+            model.compile("adagrad", "mse")
+        told = model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+        losses.append(told.history["loss"])
+print(json.dumps(losses), flush=True)
 """
 
 
@@ -152,6 +242,15 @@ def test_chief_and_worker_train_one_model_by_programs_of_their_own(tmp_path) -> 
     for _, losses, _ in said:
         assert losses[-1] < 0.2 * losses[0]
     assert said[0][2] == said[1][2]  # both have read what both have learned
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_make_hosts(), reason="no network namespaces can be made here")
+def test_chief_trains_with_servers_of_other_machines(tmp_path) -> None:
+    cluster = {"chief": [f"{_NETWORK}.1:2222"], "ps": [f"{_NETWORK}.{i}:2222" for i in (2, 3)]}
+    outputs = run_on_machines(_HYBRID_PROGRAM, cluster, _NETWORK, tmp_path)
+    served, mirrored = json.loads(outputs[0].splitlines()[-1])
+    np.testing.assert_allclose(served, mirrored, rtol=1e-5)
 
 
 # Limits as values: each of them changes what happens.
@@ -355,35 +454,29 @@ def _with(
     monkeypatch.setattr(placing, "load_ray", lambda: ray)
 
 
-def test_machines_of_tasks_are_for_those(monkeypatch) -> None:
-    _with(monkeypatch, {"CPU": 8.0, "chief:0": 1.0})
-    found = Placing.now(SPEC, is_own=False)
-    assert found.resources("ps", 1) == [{"ps:0": 1}]
-    assert found.resources("worker", 2) == [{"worker:0": 1}, {"worker:1": 1}]
-
-
-def test_cluster_of_somebody_else_gives_shares(monkeypatch) -> None:
-    _with(monkeypatch, {"CPU": 16.0, "GPU": 5.0})
-    found = Placing.now(SPEC, is_own=False)
-    assert found.resources("ps", 2) == [{"CPU": 1}] * 2
-    assert found.resources("worker", 2) == [{"GPU": 2, "CPU": 1}] * 2
-    _with(monkeypatch, {"CPU": 2.0})
-    small = Placing.now(None, is_own=False)
-    assert small.resources("ps", 2) is None
-    assert small.resources("worker", 2) is None
-
-
-def test_machines_of_roles_are_for_those(monkeypatch) -> None:
-    _with(monkeypatch, {"CPU": 16.0, "GPU": 8.0, "ps": 2.0, "worker": 4.0})
-    found = Placing.now(None, is_own=False)
-    assert found.resources("ps", 2) == [{"ps": 1}] * 2
-    assert found.resources("worker", 4) == [{"GPU": 2, "worker": 1}] * 4
-
-
-def test_cluster_of_this_process_is_spread(monkeypatch) -> None:
-    _with(monkeypatch, {"CPU": 16.0})
-    found = Placing.now(None, is_own=True)
-    assert (found.resources("ps", 2), found.resources("worker", 3)) == (None, None)
+@pytest.mark.parametrize(
+    ("spec", "is_own", "resources", "wanted"),
+    [
+        (SPEC, False, {"CPU": 8.0, "chief:0": 1.0}, ({"ps:1": 1}, {"worker:1": 1})),  # of tasks
+        (SPEC, False, {"CPU": 16.0, "GPU": 5.0}, ({"CPU": 1}, {"GPU": 2, "CPU": 1})),  # shares
+        (None, False, {"CPU": 2.0}, (None, None)),  # too small for these
+        (
+            None,
+            False,
+            {"CPU": 16.0, "GPU": 4.0, "ps": 2.0, "worker": 2.0},
+            ({"ps": 1}, {"GPU": 2, "worker": 1}),
+        ),
+        (None, True, {"CPU": 16.0}, (None, None)),  # spread by Ray
+    ],
+)
+def test_servers_and_workers_ask_for_resources(
+    monkeypatch, spec, is_own, resources, wanted
+) -> None:
+    _with(monkeypatch, resources)
+    found = Placing.now(spec, is_own=is_own)
+    for kind, last in zip(("ps", "worker"), wanted, strict=True):
+        got = found.resources(kind, 2)
+        assert (got and got[-1]) == last
 
 
 @pytest.fixture
@@ -402,26 +495,24 @@ def test_processes_on_one_machine_share_its_cores(monkeypatch, is_own) -> None:
     assert given == [{"NPROC": "6"}, {"NPROC": "3"}, {"NPROC": "1"}, {"NPROC": "1"}]
 
 
-@pytest.mark.usefixtures("six_cores")
-def test_machines_of_a_cluster_are_not_shared(monkeypatch) -> None:
-    _with(monkeypatch, {"CPU": 6.0, "chief:0": 1.0})
-    assert Placing.now(None, is_own=False).threads(2) == {}
-    assert Placing.now(SPEC, is_own=False).threads(2) == {}
-
-
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("spec", "num_machines", "variables"),
     [
-        ("NPROC", "5"),
-        ("JAX_NUM_CPU_DEVICES", "2"),
-        ("XLA_FLAGS", "--xla_force_host_platform_device_count=2"),
+        (None, 2, {}),
+        (SPEC, 1, {}),
+        (None, 1, {"NPROC": "5"}),
+        (None, 1, {"JAX_NUM_CPU_DEVICES": "2"}),
+        (None, 1, {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}),
     ],
 )
 @pytest.mark.usefixtures("six_cores")
-def test_threads_are_left_alone_where_others_have_a_say(monkeypatch, name, value) -> None:
-    _with(monkeypatch, {"CPU": 6.0}, num_machines=1)
-    monkeypatch.setenv(name, value)
-    assert Placing.now(None, is_own=True).threads(2) == {}
+def test_threads_are_left_alone_where_others_have_a_say(
+    monkeypatch, spec, num_machines, variables
+) -> None:
+    _with(monkeypatch, {"CPU": 6.0}, num_machines)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert Placing.now(spec, is_own=not spec).threads(2) == {}
 
 
 # A strategy whose variables are on servers: how its steps run.

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from stratagem.errors import CancelledError, ClosureInputError
 from stratagem.parameter_server.coordinator.closure_queue import (
@@ -17,7 +28,6 @@ from stratagem.parameter_server.coordinator.closure_queue import (
 from stratagem.parameter_server.coordinator.remote_value import (
     Closure,
     RemoteValue,
-    RemoteValueStatus,
 )
 
 
@@ -56,19 +66,147 @@ def get(queue: ClosureQueue, worker: int = 0) -> Closure:
     return got
 
 
-def test_closures_start_in_their_order_and_end_in_any() -> None:
-    put = numbered(3)
-    queue = queue_of(*put)
-    assert queue.counts == {"queued": 3, "waiting": 0, "running": 0, "done": 0}
-    got = [get(queue, worker) for worker in range(3)]
-    assert got == put
-    assert not queue.is_done()
-    for value, one in enumerate(got[::-1]):
-        queue.finish(one, value)
-    assert [one.result.fetch() for one in put] == [2, 1, 0]
-    assert queue.is_done()
-    assert queue.wait()
-    assert queue.counts == {"queued": 0, "waiting": 0, "running": 0, "done": 3}
+class Line(RuleBasedStateMachine):
+    """A queue beside lists: `line` by worker, None for any; `ended` has values and errors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = ClosureQueue()
+        self.every: list[Closure] = []
+        self.inputs: dict[Closure, list[Closure]] = {}
+        self.line: dict[int | None, list[Closure]] = {None: [], 0: [], 1: []}
+        self.waiting: list[Closure] = []
+        self.running: list[Closure] = []
+        self.ended: dict[Closure, Any] = {}
+        self.gone: dict[int | None, Exception] = {}
+        self.error: Any = None  # that is to be raised, or its class
+        self.num_done = 0
+
+    @property
+    def unstarted(self) -> list[Closure]:
+        return [*self.waiting, *itertools.chain(*self.line.values())]
+
+    def give_up(self, error: Any) -> None:
+        self.error = self.error or error
+        self.ended.update(dict.fromkeys(self.unstarted, CancelledError))
+        self.waiting.clear()
+        for line in self.line.values():
+            line.clear()
+
+    def start(self) -> None:
+        """Queues those whose inputs have ended."""
+        for one in [*self.waiting]:
+            if one not in self.waiting or any(own not in self.ended for own in self.inputs[one]):
+                continue
+            self.waiting.remove(one)
+            have_failed = any(not own.is_done for own in self.inputs[one])
+            error = ClosureInputError if have_failed else self.gone.get(one.worker)
+            if error is None:
+                self.line[one.worker].append(one)
+            else:
+                self.ended[one] = error
+                self.give_up(error)
+
+    def require_error(self, call: Callable[[], object]) -> None:
+        """The error of a closure is raised once."""
+        error, self.error = self.error, None
+        with pytest.raises(error if isinstance(error, type) else type(error)) as raised:
+            call()
+        assert isinstance(error, type) or raised.value is error
+
+    @precondition(lambda self: not (self.error and self.running))  # it would wait for these
+    @rule(worker=st.sampled_from([None, None, 0, 1]), data=st.data())
+    def put(self, worker: int | None, data: st.DataObject) -> None:
+        inputs = data.draw(st.lists(st.sampled_from(self.every), max_size=2)) if self.every else []
+        results = [one.result for one in inputs]
+        one = closure(str(len(self.every)), worker=worker, inputs=results)
+        if self.error:
+            self.require_error(lambda: self.queue.put(one))
+        elif worker in self.gone:
+            with pytest.raises(ConnectionError, match=f"worker {worker}"):
+                self.queue.put(one)
+        else:
+            self.queue.put(one)
+            self.every.append(one)
+            self.inputs[one] = inputs
+            self.waiting.append(one)
+            self.start()
+
+    @rule(worker=st.sampled_from([0, 1]))
+    def take(self, worker: int) -> None:
+        if line := self.line[worker] or self.line[None]:
+            self.running.append(line.pop(0))
+            assert self.queue.take(worker) == self.running[-1:]
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), how=st.sampled_from(["finish", "finish", "fail", "put back"]))
+    def end(self, data: st.DataObject, how: str) -> None:
+        one = data.draw(st.sampled_from(self.running))
+        self.running.remove(one)
+        if how == "finish":
+            self.queue.finish(one, one.name)
+            self.ended[one], self.num_done = one.name, self.num_done + 1
+            self.start()
+        elif how == "fail":
+            error = ValueError(one.name)
+            self.queue.fail(one, error)
+            self.ended[one] = error
+            self.give_up(error)
+        else:  # its worker was lost
+            self.queue.put_back(one)
+            if self.error:
+                self.ended[one] = CancelledError
+                return
+            self.line[one.worker].insert(0, one)
+            if one.worker in self.gone:
+                self.give_up(self.gone[one.worker])
+
+    @rule(worker=st.sampled_from([None, 0, 1]), is_lost=st.booleans())
+    def lose_or_find(self, worker: int | None, is_lost: bool) -> None:
+        if is_lost:
+            error = self.gone[worker] = ConnectionError(f"worker {worker}")
+            self.queue.lose_worker(worker, error)
+            if worker is None or self.line[worker]:
+                self.give_up(error)
+        elif worker is not None:
+            self.queue.find_worker(worker)
+            self.gone.pop(worker, None)
+            self.gone.pop(None, None)
+
+    @rule(is_waiting=st.booleans())
+    def look(self, is_waiting: bool) -> None:
+        call = (lambda: self.queue.wait(timeout_s=0)) if is_waiting else self.queue.is_done
+        if self.error and not self.running:
+            self.require_error(call)
+        else:
+            assert call() == (not self.unstarted and not self.running)
+
+    @invariant()
+    def results_are_those_of_the_lists(self) -> None:
+        assert self.queue.counts == {
+            "queued": sum(map(len, self.line.values())),
+            "waiting": len(self.waiting),
+            "running": len(self.running),
+            "done": self.num_done,
+        }
+        for one in self.every:
+            wanted = self.ended.get(one)
+            if isinstance(wanted, str):
+                assert one.result.fetch() == wanted
+            elif wanted is None:  # or it will run again
+                assert (one.is_done, one.result.error) == (False, None)
+            else:
+                kind = wanted if isinstance(wanted, type) else type(wanted)
+                with pytest.raises(kind):
+                    one.result.fetch()
+
+    def teardown(self) -> None:
+        self.queue.close()
+
+
+def test_queue_is_a_line_of_lists() -> None:
+    chosen = settings(max_examples=60, stateful_step_count=40)
+    run_state_machine_as_test(Line, settings=chosen)
 
 
 def test_queue_holds_as_many_as_tensorflows() -> None:
@@ -83,28 +221,6 @@ def test_put_waits_while_the_queue_is_full() -> None:
     get(queue)
     thread.join(120)
     assert ended == [None]
-
-
-def test_join_waits_for_what_runs() -> None:
-    queue = queue_of(closure())
-    running = get(queue)
-    assert not queue.wait(timeout_s=0.05)
-    thread, ended = in_thread(queue.wait)
-    queue.finish(running, None)
-    thread.join(120)
-    assert ended == [True]
-
-
-def test_closure_of_a_lost_worker_comes_first() -> None:
-    first, second = closure("first"), closure("second")
-    queue = queue_of(first, second)
-    queue.put_back(get(queue))
-    assert first.result.status is RemoteValueStatus.ABORTED
-    assert first.result.error is None  # it will run again
-    assert get(queue, 1) is first
-    queue.finish(first, 7)
-    assert first.result.fetch() == 7
-    assert first.num_starts == 2
 
 
 def test_closures_of_one_worker_wait_for_it() -> None:
@@ -123,52 +239,6 @@ def test_closures_of_one_worker_wait_for_it() -> None:
     assert ended == [[]]
 
 
-@pytest.mark.parametrize("call", ["put", "wait"])
-def test_error_is_raised_once_when_nothing_runs_any_more(call) -> None:
-    put = numbered(4)
-    queue = queue_of(*put)
-    failing, running = get(queue, 0), get(queue, 1)
-    queue.fail(failing, ValueError("the first"))
-    calls = {
-        "put": lambda: queue.put(closure("later")),
-        "wait": queue.wait,
-    }
-    thread, ended = in_thread(calls[call])
-    thread.join(0.05)
-    assert ended == []  # one still runs
-    queue.fail(running, ValueError("the second"))
-    thread.join(120)
-    (error,) = ended
-    assert isinstance(error, ValueError)
-    assert str(error) == "the first"
-    assert queue.is_done()  # cleared
-    with pytest.raises(ValueError, match="the first"):
-        failing.result.fetch()
-    with pytest.raises(ValueError, match="the second"):
-        running.result.fetch()
-    for one in put[2:]:
-        assert one.result.status is RemoteValueStatus.ABORTED
-        with pytest.raises(CancelledError, match="was cancelled before it finished"):
-            one.result.fetch()
-    again = closure("again")
-    queue.put(again)
-    queue.finish(get(queue), 1)
-    assert again.result.fetch() == 1
-    assert queue.wait()
-
-
-def test_closure_of_a_worker_lost_after_an_error_is_cancelled() -> None:
-    queue = queue_of(closure("a"), closure("b"))
-    failing, lost = get(queue, 0), get(queue, 1)
-    queue.fail(failing, ValueError("broken"))
-    queue.put_back(lost)
-    with pytest.raises(CancelledError, match="because of an error: ValueError: broken") as raised:
-        lost.result.fetch()
-    assert isinstance(raised.value.__cause__, ValueError)
-    with pytest.raises(ValueError, match="broken"):
-        queue.wait()
-
-
 def test_put_that_waits_for_room_hears_of_an_error() -> None:
     queue = queue_of(closure(), capacity=1)
     running = get(queue)
@@ -178,55 +248,6 @@ def test_put_that_waits_for_room_hears_of_an_error() -> None:
     queue.fail(running, ValueError("broken"))
     thread.join(120)
     assert [str(error) for error in ended] == ["broken"]
-
-
-def test_input_that_is_not_there_is_waited_for() -> None:
-    first = closure("first")
-    second = closure("second", inputs=[first.result, first.result])
-    queue = queue_of(first, second)
-    assert queue.counts["waiting"] == 1
-    queue.put_back(get(queue))  # its worker is lost: the other goes on waiting
-    assert queue.counts["waiting"] == 1
-    running = get(queue)
-    assert not queue.is_done()
-    queue.finish(running, 3)
-    assert get(queue) is second
-    third = closure("third", inputs=[first.result])
-    queue.put(third)
-    assert get(queue) is third  # at once
-
-
-def test_error_comes_before_what_follows_from_it() -> None:
-    first = closure("first")
-    second = closure("second", inputs=[first.result])
-    queue = queue_of(first, second)
-    queue.fail(get(queue), KeyError("gone"))
-    with pytest.raises(KeyError):
-        queue.wait()
-    with pytest.raises(CancelledError):
-        second.result.fetch()
-
-
-def test_loss_of_a_server_ends_all() -> None:
-    queue = queue_of(closure(), closure())
-    running = get(queue)
-    queue.break_all(ConnectionError("server 0"))
-    queue.put_back(running)
-    with pytest.raises(ConnectionError, match="server 0"):
-        queue.wait()
-
-
-def test_whether_all_is_done_is_answered_at_once() -> None:
-    queue = queue_of(closure("a"), closure("b"))
-    failing, running = get(queue, 0), get(queue, 1)
-    queue.fail(failing, ValueError("the first"))
-    thread, ended = in_thread(queue.is_done)
-    thread.join(120)
-    assert ended == [False]  # one still runs
-    queue.finish(running, None)
-    with pytest.raises(ValueError, match="the first"):
-        queue.is_done()
-    assert queue.is_done()
 
 
 def test_errors_that_are_raised_again_keep_no_earlier_frames() -> None:
@@ -249,41 +270,6 @@ def test_errors_that_are_raised_again_keep_no_earlier_frames() -> None:
 
 def lost_for_good(queue: ClosureQueue) -> None:
     queue.lose_worker(1, ConnectionError("worker 1"))
-
-
-def test_put_after_the_loss_of_all_workers_raises_why() -> None:
-    queue = ClosureQueue()
-    queue.lose_worker(0, ConnectionError("worker 0"))
-    queue.lose_worker(None, ConnectionError("the last worker"))
-    for _ in range(2):
-        with pytest.raises(ConnectionError, match="the last worker"):
-            queue.put(closure())
-    queue.find_worker(0)
-    queue.put(closure())
-    queue.finish(get(queue, 0), None)
-    assert queue.wait(timeout_s=120)
-
-
-@pytest.mark.parametrize("state", ["queued", "running", "waiting"])
-def test_what_only_a_worker_that_is_gone_may_run_does_not_hang(state) -> None:
-    first = closure("first", worker=0)
-    own = closure("own", worker=1, inputs=[first.result] if state == "waiting" else [])
-    queue = queue_of(first, own)
-    if state == "running":
-        get(queue, 1)
-    lost_for_good(queue)
-    if state == "running":
-        queue.put_back(own)
-    if state == "waiting":
-        queue.finish(get(queue, 0), None)
-    with pytest.raises(ConnectionError, match="worker 1"):
-        queue.wait(timeout_s=120)
-    with pytest.raises((ConnectionError, CancelledError)):
-        own.result.fetch()
-    again = closure("again", worker=0)  # the others go on
-    queue.put(again)
-    queue.finish(get(queue, 0), 1)
-    assert queue.wait(timeout_s=120)
 
 
 def test_many_workers_run_each_closure_once() -> None:
@@ -367,14 +353,6 @@ def test_longer_group_is_a_share_of_the_queue(duration_s, num_workers, sizes) ->
     assert [*map(len, taken)] == sizes
 
 
-def test_group_of_a_lost_worker_is_put_back_in_its_order() -> None:
-    put = numbered(8)
-    queue = queue_of(*put)
-    for one in reversed(queue.take(0, expected_s=lambda _: 0.0)):
-        queue.put_back(one)
-    assert [get(queue) for _ in put] == put
-
-
 def test_busy_worker_leaves_the_last_closures_to_idle_ones() -> None:
     queue = ClosureQueue()
     queue.num_workers = 2
@@ -405,26 +383,3 @@ def test_busy_worker_takes_more_than_idle_ones_can() -> None:
         queue.put(one)
     thread.join(120)
     assert ended == [put[:1]]
-
-
-def test_many_waiting_workers_take_what_comes() -> None:
-    queue = ClosureQueue()
-    queue.num_workers = 32
-    taken: list[Closure] = []
-
-    def work(worker: int) -> None:
-        while got := queue.take(worker, expected_s=lambda _: 1e-4):
-            for one in got:
-                taken.append(one)
-                queue.finish(one, None)
-
-    workers = [in_thread(lambda i=i: work(i))[0] for i in range(32)]
-    put = [closure(worker=i % 32 if i % 3 == 0 else None) for i in range(1000)]
-    for one in put:
-        queue.put(one)
-    assert queue.wait(timeout_s=60)
-    queue.close()
-    for thread in workers:
-        thread.join(120)
-    assert set(taken) == set(put)
-    assert len(taken) == len(put)

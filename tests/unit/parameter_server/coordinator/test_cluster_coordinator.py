@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import threading
 from typing import Any
 
@@ -13,7 +12,6 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
-from rich.console import Console
 
 import stratagem as sg
 from stratagem.errors import CancelledError, ClosureInputError, UnavailableError
@@ -407,36 +405,6 @@ def test_backup_workers_are_lost_first() -> None:
 
 
 # What is drawn while somebody waits for functions.
-
-
-def drawn(states: list[dict[str, int]], *, is_terminal: bool) -> str:
-    """What is drawn of counts, one after the other."""
-    file, now = io.StringIO(), iter(states)
-    console = Console(file=file, force_terminal=is_terminal, width=100)
-    with drawn_progress(lambda: next(now), console) as draw:
-        for _ in states[3:]:  # the bar itself asks before, at the beginning and at the end
-            draw()
-    return file.getvalue()
-
-
-def state(queued: int, running: int, done: int, waiting: int = 0) -> dict[str, int]:
-    return {"queued": queued, "waiting": waiting, "running": running, "done": done}
-
-
-def test_functions_of_this_wait_are_counted() -> None:
-    states = [state(8, 2, 100), state(8, 2, 100), state(3, 2, 104, waiting=1), state(0, 0, 110)]
-    text = drawn(states, is_terminal=True)
-    assert " 0/10" in text
-    assert " 4/10" in text
-    assert "2 running" in text
-    assert "10/10" in text
-
-
-def test_where_there_is_no_terminal_the_end_is_reported() -> None:
-    text = drawn([state(1, 0, 0), state(1, 0, 0), state(0, 0, 1)], is_terminal=False)
-    assert "1/1" in text
-    assert "0 running" in text
-    assert len(text.strip().splitlines()) == 1
 
 
 def note_later(number: int) -> None:

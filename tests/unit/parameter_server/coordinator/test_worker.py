@@ -1,26 +1,46 @@
-"""What each worker has one of: its index, values, datasets."""
+"""What each worker has one of, what it answers, and the threads that keep it busy."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import pickle
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.errors import ClosureInputError, OutOfRangeError
+from stratagem.errors import (
+    ClosureInputError,
+    OutOfRangeError,
+    PSUnavailableError,
+    UnavailableError,
+)
 from stratagem.group.transport.connection import Connections
 from stratagem.group.transport.wire import Message
-from stratagem.parameter_server.coordinator.remote_value import RemoteValueStatus
+from stratagem.parameter_server.coordinator import coordinated_workers
+from stratagem.parameter_server.coordinator.closure_queue import ClosureQueue
+from stratagem.parameter_server.coordinator.coordinated_workers import (
+    StallWatch,
+    TransientFailures,
+    WorkerLink,
+    is_stalled,
+)
+from stratagem.parameter_server.coordinator.remote_value import Closure, RemoteValueStatus
 from stratagem.parameter_server.coordinator.shipping import (
+    MAX_UNANSWERED,
     PerWorkerValues,
+    RecentDuration,
     SentCall,
+    calls_in,
     ended_in,
     pack_calls,
 )
@@ -28,7 +48,9 @@ from stratagem.parameter_server.coordinator.worker import get_current_worker_ind
 from stratagem.parameter_server.keras.pickling import KERAS_PACKING
 from stratagem.parameter_server.server.shards import UpdateMode
 from stratagem.parameter_server.strategy import make_worker
+from tests.unit.launch.waiting import until
 from tests.unit.parameter_server.clusters import coordinated, local_strategy
+from tests.unit.parameter_server.coordinator.test_cluster_coordinator import synchronous_step
 from tests.unit.parameter_server.shared_with_workers import (
     LIMIT_S,
     go_on,
@@ -80,18 +102,6 @@ def test_each_worker_gets_its_own_of_per_worker_values(coordinator) -> None:
         PerWorkerValues([1, 2])
     with pytest.raises(ValueError, match="2 values for 3 workers"):
         coordinator.schedule(ten_more, args=(PerWorkerValues(each.values[:2]),))
-
-
-def test_state_of_a_function_stays_on_its_worker(coordinator) -> None:
-    counts: dict[str, int] = {"calls": 0}
-
-    def count() -> int:
-        counts["calls"] += 1
-        return counts["calls"]
-
-    values = [coordinator.schedule(count, worker=worker) for worker in (0, 0, 1, 0)]
-    assert coordinator.fetch(values) == [1, 2, 1, 3]
-    assert counts == {"calls": 0}
 
 
 # Datasets
@@ -334,3 +344,231 @@ def test_what_waits_for_a_number_that_was_lost_is_answered_when_the_worker_joins
     assert answers == ["again"]
     assert driver.run(2, 6) == 16
     assert seen == [6]
+
+
+# Threads of the coordinator that keep one worker busy.
+
+
+def test_counts_that_cannot_be_added_are_an_error_of_the_function(monkeypatch) -> None:
+    def fail(link: WorkerLink, counted: Any) -> None:
+        raise MemoryError("counts of a metric")
+
+    with coordinated() as coordinator:
+        with monkeypatch.context() as patched:
+            patched.setattr(WorkerLink, "_count", fail)
+            with coordinator.strategy.scope():
+                metric = keras.metrics.Sum()
+            coordinator.schedule(lambda: metric.update_state(1.0))
+            with pytest.raises(MemoryError, match="counts of a metric"):
+                assert coordinator.wait(120)
+        assert coordinator.fetch(coordinator.schedule(lambda: 2)) == 2
+
+
+def test_function_sent_after_a_lost_one_runs(monkeypatch) -> None:
+    """The worker keeps it for the lost one, which another worker has run meanwhile."""
+    ask, put_back = Connections.ask, ClosureQueue.put_back
+    is_second_sent = threading.Event()
+    lost: list[int] = []
+
+    def ask_without_the_first(
+        self: Connections, server: int, message: Message, **limits: Any
+    ) -> Message:
+        if message.kind == "run" and not lost:
+            if message.fields["order"] == 0:
+                assert is_second_sent.wait(120)
+                lost.extend(call.closure for call in calls_in(message))
+                raise UnavailableError("lost in transit")
+            is_second_sent.set()
+        return ask(self, server, message, **limits)
+
+    def finish_elsewhere(queue: ClosureQueue, closure: Closure) -> None:
+        if closure.number in lost:
+            queue.finish(closure, None)
+        else:
+            put_back(queue, closure)
+
+    with coordinated() as coordinator:
+        monkeypatch.setattr(Connections, "ask", ask_without_the_first)
+        monkeypatch.setattr(ClosureQueue, "put_back", finish_elsewhere)
+        # The second is sent at once, since a third waits.
+        values = [coordinator.schedule(lambda: 7) for _ in range(3)]
+        assert coordinator.wait(60.0)
+        assert [coordinator.fetch(value) for value in values] == [None, 7, 7]
+        assert lost
+
+
+def test_short_functions_travel_in_groups(monkeypatch) -> None:
+    ask, sizes = Connections.ask, list[int]()
+
+    def counted_ask(self: Connections, server: int, message: Message, **limits: Any) -> Message:
+        if message.kind == "run":
+            sizes.append(len(message.fields["calls"]))
+        return ask(self, server, message, **limits)
+
+    monkeypatch.setattr(Connections, "ask", counted_ask)
+    with coordinated() as coordinator:
+        values = [coordinator.schedule(pow, args=(2, power)) for power in range(500)]
+        assert coordinator.wait(60.0)
+        assert coordinator.fetch(values) == [2**power for power in range(500)]
+        assert sum(sizes) == 500
+        assert max(sizes) > 4
+
+        # Those before the one that fails end.
+        values.clear()
+
+        def schedule_all() -> None:
+            for i in range(500):
+                values.append(coordinator.schedule(divmod, args=(1, 300 - i)))
+            coordinator.join()
+
+        with pytest.raises(ZeroDivisionError):  # by schedule() if the worker is fast
+            schedule_all()
+        assert coordinator.fetch(values[:300]) == [divmod(1, 300 - i) for i in range(300)]
+
+
+def test_functions_whose_answer_was_lost_make_their_updates_once(monkeypatch) -> None:
+    """The worker goes on with later functions, whose answers arrive."""
+    ask, lock = Connections.ask, threading.Lock()
+    sent: list[int] = []
+    num_sent_before: list[int] = []
+
+    def ask_losing_an_answer(
+        self: Connections, server: int, message: Message, **limits: Any
+    ) -> Message:
+        if message.kind != "run":
+            return ask(self, server, message, **limits)
+        with lock:
+            sent.append(message.fields["order"])
+            is_lost = len(sent) == 3
+        answer = ask(self, server, message, **limits)
+        if is_lost:  # a broken connection is noticed late
+            until(lambda: len(sent) >= 3 + MAX_UNANSWERED - 1)
+            time.sleep(0.1)  # in which no more are sent
+            num_sent_before.append(len(sent))
+            raise UnavailableError("the answer was lost")
+        return answer
+
+    monkeypatch.setattr(Connections, "ask", ask_losing_an_answer)
+    count = 60
+    with coordinated() as coordinator:
+        with coordinator.strategy.scope():
+            counts = sg.Variable(np.zeros(count, np.float32))
+
+        def add(place: int) -> None:
+            time.sleep(0.002)
+            counts.assign_add(np.eye(count, dtype=np.float32)[place])
+
+        for place in range(count):
+            coordinator.schedule(add, args=(place,))
+        with pytest.warns(RuntimeWarning, match="were not applied again"):
+            coordinator.join()
+        np.testing.assert_array_equal(counts.numpy(), 1)
+    assert num_sent_before == [3 + MAX_UNANSWERED - 1]
+
+
+# Synchronous updates that nobody would complete.
+
+
+@pytest.mark.parametrize(
+    ("running", "idle", "num_queued", "waiting", "wanted"),
+    [
+        ([0, 1], [], 0, ["worker 0", "worker 1"], True),  # each for the other
+        ([0, 1], [], 5, ["worker 0", "worker 1"], True),  # nobody is free for what is queued
+        ([0], [1], 0, ["worker 0"], True),  # nothing is left for the other
+        ([0], [1], 1, ["worker 0"], False),  # it will take the next one
+        ([0, 1], [], 0, ["worker 0"], False),  # one computes
+        ([0], [], 0, [], False),
+        ([], [0], 0, [], False),
+        ([], [0], 0, ["worker 0"], False),  # an answer is on its way
+    ],
+)
+def test_stalled_is_where_all_who_run_wait(running, idle, num_queued, waiting, wanted) -> None:
+    assert is_stalled(running, idle, num_queued, waiting) is wanted
+
+
+def test_step_that_is_left_alone_is_made_in_the_end() -> None:
+    """Three steps on two workers: the last one has nobody to wait for."""
+    with coordinated(num_workers=2, mode=UpdateMode(num_needed=2)) as coordinator:
+        step, variable = synchronous_step(coordinator)
+        for _ in range(3):
+            coordinator.schedule(step)
+        coordinator.join()
+        assert coordinator.stalls is not None
+        assert coordinator.stalls.num_stalls >= 1
+        np.testing.assert_array_equal(np.asarray(variable.value), [-3.0] * 2)
+
+
+@pytest.mark.slow
+def test_functions_that_only_one_worker_may_run_are_no_hope_for_it() -> None:
+    with coordinated(num_workers=2, mode=UpdateMode(num_needed=2)) as coordinator:
+        step, variable = synchronous_step(coordinator)
+        for _ in range(2):
+            coordinator.schedule(step, worker=0)
+        coordinator.join()
+        assert coordinator.stalls is not None
+        assert coordinator.stalls.num_stalls == 2
+        np.testing.assert_array_equal(np.asarray(variable.value), [-2.0] * 2)
+
+
+def test_workers_that_wait_for_each_other_at_different_servers_go_on() -> None:
+    """As after two restarts of servers: here each pushes to a server of its own."""
+    with coordinated(num_workers=2, mode=UpdateMode(num_needed=2)) as coordinator:
+        strategy = coordinator.strategy
+        with strategy.scope():
+            made = [sg.Variable(np.zeros(3, "float32")) for _ in range(2)]
+            optimizer = keras.optimizers.SGD(1.0)
+            optimizer.build(made)
+
+        def replica_step(place: int) -> None:
+            _, gradients = sg.value_and_grad(lambda: made[place].value.sum(), [made[place]])
+            optimizer.apply_gradients(zip(gradients, [made[place]], strict=True))
+
+        def step(place: int) -> None:
+            strategy.run(functools.partial(replica_step, place))
+
+        for place in range(2):
+            coordinator.schedule(step, args=(place,), worker=place)
+        coordinator.join()
+        assert coordinator.stalls is not None
+        assert coordinator.stalls.num_stalls == 1
+        for variable in made:
+            np.testing.assert_array_equal(np.asarray(variable.value), [-1.0] * 3)
+
+
+def test_look_that_fails_is_followed_by_others(monkeypatch) -> None:
+    monkeypatch.setattr(coordinated_workers, "_LOOK_S", 0.01)
+    looked = threading.Event()
+    errors: list[Exception] = [OSError("no descriptors"), UnavailableError("lost")]
+
+    def workers() -> tuple[list[int], list[int], int]:
+        if errors:
+            raise errors.pop()
+        looked.set()
+        return [], [], 0
+
+    client: Any = None
+    with StallWatch(client, workers):
+        assert looked.wait(120)
+
+
+# How many functions travel together, and which failures to reach a server are tolerated.
+
+
+def test_duration_is_that_of_the_longest_call_for_a_while() -> None:
+    duration = RecentDuration()
+    assert duration.expected_s == math.inf
+    duration.note(1.0)
+    duration.note(2.0)
+    assert duration.expected_s == 2.0
+    duration.note(1e-6)
+    assert duration.expected_s == pytest.approx(1.8)
+    for _ in range(200):
+        duration.note(1e-6)
+    assert duration.expected_s == 1e-6
+
+
+def test_other_errors_are_never_tolerated() -> None:
+    failures = TransientFailures(5)
+    assert not failures.is_tolerated(ValueError("wrong"))
+    assert not failures.is_tolerated(ConnectionError("of the user's own"))
+    assert not TransientFailures(0).is_tolerated(PSUnavailableError("server 0 is silent"))

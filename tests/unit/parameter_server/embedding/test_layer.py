@@ -13,22 +13,73 @@ import pytest
 
 import stratagem as sg
 from stratagem.parameter_server.server.shards import UpdateMode
-from tests.unit.parameter_server.client.test_row_reads import asked as asked
-from tests.unit.parameter_server.client.test_row_reads import kinds_in
+from tests.unit.parameter_server.client.test_client import asked as asked
+from tests.unit.parameter_server.client.test_client import kinds_in
 from tests.unit.parameter_server.clusters import ThreadCluster, local_strategy
-from tests.unit.parameter_server.embedding.keyed_models import (
-    FIT,
-    IDS,
-    KEYS,
-    NUM_KEYS,
-    PLACES,
-    Y,
-    compare,
-    keyed_model,
-    plain_model,
-    rows_of,
-)
 from tests.unit.parameter_server.strategy.test_table_servers import hybrid
+
+RNG = np.random.default_rng(0)
+NUM_KEYS, NUM_EXAMPLES, WIDTH = 13, 48, 3
+# Each batch of 24 has every key, and most more than once, so that dense Adam changes the same rows.
+KEYS = RNG.integers(-(2**63), 2**63, NUM_KEYS)
+PLACES = np.concatenate([RNG.permutation(np.arange(72) % NUM_KEYS) for _ in range(2)]).reshape(
+    NUM_EXAMPLES, WIDTH
+)
+IDS = KEYS[PLACES]
+Y = RNG.normal(size=(NUM_EXAMPLES, 1)).astype("float32")
+FIT: dict[str, Any] = {"batch_size": 24, "epochs": 3, "shuffle": False, "verbose": 0}
+
+
+def model_of(table: Any, inputs: Any, optimizer: Any, **options: Any) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    layers = [inputs, table, keras.layers.Flatten(), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(optimizer() if callable(optimizer) else optimizer, "mse", **options)
+    return model
+
+
+def keyed_model(
+    strategy: sg.Strategy, optimizer: Any, layer: dict[str, Any] | None = None, **options: Any
+) -> keras.Model:
+    with strategy.scope():
+        keras.utils.set_random_seed(3)
+        table = sg.embedding.DynamicEmbedding(4, name="table", **(layer or {}))
+        return model_of(table, keras.Input((WIDTH, 2), dtype="uint32"), optimizer, **options)
+
+
+def plain_model(like: keras.Model, optimizer: Any, **options: Any) -> keras.Model:
+    """The same model in plain Keras, with the rows and weights that `like` has now."""
+    table = keras.layers.Embedding(NUM_KEYS, 4, name="table")
+    model = model_of(table, keras.Input((WIDTH,), dtype="int32"), optimizer, **options)
+    table.set_weights([rows_of(like)])
+    model.layers[-1].set_weights([np.asarray(one) for one in like.layers[-1].weights])
+    return model
+
+
+def rows_of(model: keras.Model) -> np.ndarray:
+    """The rows of all keys, in the order of `KEYS`."""
+    table = model.get_layer("table")
+    if isinstance(table, sg.embedding.DynamicEmbedding):
+        return np.asarray(table(sg.embedding.keys(KEYS)))
+    return np.asarray(table.embeddings)
+
+
+def compare(strategy: sg.Strategy, optimizer: Callable[[], Any], **options: Any) -> keras.Model:
+    """Fits both, and requires equal losses, rows and predictions. Returns the keyed one."""
+    keyed = keyed_model(strategy, optimizer, **options)
+    plain = plain_model(keyed, optimizer)
+    x = sg.embedding.keys(IDS)
+    losses = keyed.fit(x, Y, **FIT).history["loss"]
+    expected = plain.fit(PLACES, Y, **FIT).history["loss"]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    np.testing.assert_allclose(rows_of(keyed), rows_of(plain), rtol=1e-5, atol=1e-6)
+    found = keyed.evaluate(x, Y, verbose=0), keyed.predict(x, verbose=0)
+    for one, other in zip(
+        found, (plain.evaluate(PLACES, Y, verbose=0), plain(PLACES)), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    return keyed
+
 
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1),
@@ -78,16 +129,6 @@ def test_synchronous_workers_are_one_device() -> None:
 
 
 @pytest.mark.slow
-def test_asynchronous_workers_find_one_row_for_each_key() -> None:
-    with local_strategy(2) as strategy:
-        model = keyed_model(strategy, OPTIMIZERS["adagrad"])
-        losses = model.fit(sg.embedding.keys(IDS), Y, **{**FIT, "epochs": 20}).history["loss"]
-        (table,) = sg.embedding.stats(strategy).values()
-    assert table.rows == table.created == NUM_KEYS
-    assert losses[-1] < losses[0] / 2
-
-
-@pytest.mark.slow
 def test_layer_is_built_by_fit(strategy) -> None:
     class Model(keras.Model):
         def __init__(self) -> None:
@@ -129,28 +170,6 @@ def test_assignment_is_an_error(strategy) -> None:
     for change in changes:
         with pytest.raises(TypeError, match=r"was assigned a value\. Its shape has no rows"):
             change()
-
-
-@pytest.mark.slow
-def test_norm_of_gradients_by_hand(in_lockstep) -> None:
-    """Rows of a key that is looked up twice are added first, as in a dense gradient."""
-    keyed = keyed_model(in_lockstep, "sgd")
-    plain = plain_model(keyed, "sgd")
-    x = sg.embedding.keys(IDS[:8])
-
-    def norm_of(model: keras.Model, inputs: Any) -> Any:
-        def loss() -> Any:
-            return keras.ops.mean((model(inputs, training=True) - Y[:8]) ** 2)
-
-        _, grads = sg.value_and_grad(loss, model.trainable_variables, sparse_gradients=True)
-        values = [
-            one.combined().values if isinstance(one, sg.IndexedSlices) else one for one in grads
-        ]
-        return keras.ops.sqrt(sum(keras.ops.sum(one**2) for one in values))
-
-    found = in_lockstep.run(lambda keys: norm_of(keyed, keys), args=(x,))
-    for one in in_lockstep.local_results(found):
-        np.testing.assert_allclose(one, norm_of(plain, PLACES[:8]), rtol=1e-5)
 
 
 @pytest.mark.slow

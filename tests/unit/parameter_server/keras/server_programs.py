@@ -13,12 +13,10 @@ import numpy as np
 from keras import layers, ops
 
 import stratagem as sg
-from tests.unit.parameter_server.keras.user_kinds import Signs
 from validation.third_party.programs.measuring import (
     Measurements,
     Place,
     Program,
-    evaluated,
     fitted,
     measured,
 )
@@ -84,15 +82,6 @@ def functional_model_with_a_stateless_step(place: Place) -> Measurements:
     return _fitted(place, model, _adam())
 
 
-def model_of_functional_submodels(place: Place) -> Measurements:
-    with place.scope():
-        inner = _functional(_StepWithVariables)
-        inputs = keras.Input((6,))
-        outputs = layers.Add()([inner(inputs), inner(inputs / 2.0), _dense()(inputs)])
-        model = _StepWithState(inputs, outputs)
-    return _fitted(place, model, keras.optimizers.SGD(0.05, momentum=0.9))
-
-
 class _Adversaries(keras.Model):
     """A step that trains two submodels against each other."""
 
@@ -147,37 +136,6 @@ def combined_adversaries(place: Place) -> Measurements:
     }
 
 
-def preprocessing(place: Place) -> Measurements:
-    with place.scope():
-        normalization = layers.Normalization()
-        normalization.adapt(X)
-        bins = layers.Discretization(bin_boundaries=[-1.0, 0.0, 1.0])
-        inputs = keras.Input((6,))
-        encoded = layers.CategoryEncoding(num_tokens=4, output_mode="multi_hot")(bins(inputs))
-        joined = layers.Concatenate()([normalization(inputs), encoded])
-        model = keras.Model(inputs, layers.Dense(1)(layers.Rescaling(0.5)(joined)))
-    return _fitted(place, model, _adam())
-
-
-def augmentation(place: Place) -> Measurements:
-    """Without randomness, which is each worker's own."""
-    with place.scope():
-        augmented = keras.Sequential(
-            [
-                layers.Resizing(7, 7),
-                layers.CenterCrop(6, 6),
-                layers.RandomTranslation(0.0, 0.0, seed=3),
-                layers.RandomZoom(0.0, seed=4),
-                layers.RandomContrast(0.0, seed=5),
-            ]
-        )
-        inputs = keras.Input((8, 8, 3))
-        features = layers.GlobalAveragePooling2D()(layers.Conv2D(4, 3)(augmented(inputs)))
-        model = keras.Model(inputs, layers.Dense(3, "softmax")(features))
-        model.compile(_adam(), "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return measured(place, model, IMAGES, CLASSES, 4)
-
-
 def made_outside_and_filled_inside(place: Place) -> Measurements:
     model = keras.Sequential([layers.Dense(4, "tanh")])
     with place.scope():
@@ -221,13 +179,6 @@ def moved_by_compile(place: Place) -> Measurements:
     return measured(place, model, X, Y, 8)
 
 
-def optimizer_without_a_config(place: Place) -> Measurements:
-    """Of a class with an argument of its own."""
-    with place.scope():
-        model = _dense()
-    return _fitted(place, model, Signs(0.05, power=0.5))
-
-
 def settings_of_keras(place: Place) -> Measurements:
     before = keras.config.epsilon()
     keras.config.set_epsilon(1e-2)
@@ -263,60 +214,17 @@ def layer_with_losses_and_state(place: Place) -> Measurements:
     return _fitted(place, model, _adam())
 
 
-def several_outputs(place: Place) -> Measurements:
-    with place.scope():
-        a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
-        joined = layers.Concatenate()([a, b])
-        outputs = {"p": layers.Dense(1, name="p")(joined), "q": layers.Dense(2, name="q")(joined)}
-        model = keras.Model({"a": a, "b": b}, outputs)
-        metrics = {"p": ["mae"], "q": [keras.metrics.MeanSquaredError()]}
-        losses = {"p": "mse", "q": keras.losses.Huber()}
-        model.compile(_adam(), losses, metrics=metrics, loss_weights={"p": 1.0, "q": 0.3})
-    return measured(place, model, {"a": X, "b": X * 2}, {"p": Y, "q": X[:, :2]}, 8)
-
-
-def weighted_classes(place: Place) -> Measurements:
-    y = (Y > 0).astype("float32")
-    with place.scope():
-        model = _dense(activation="sigmoid")
-        metrics = ["accuracy", keras.metrics.AUC(), keras.metrics.Precision()]
-        model.compile(_adam(), "binary_crossentropy", metrics=metrics, weighted_metrics=["mse"])
-    weights = np.linspace(0, 1, len(X)).astype("float32")
-    return {
-        **fitted(place, model, X, y, batch_size=8, sample_weight=weights),
-        **evaluated(model, X, y, batch_size=8, sample_weight=weights),
-    }
-
-
-def callbacks_that_change_the_rate(place: Place) -> Measurements:
-    with place.scope():
-        model = _dense()
-    callbacks = [
-        keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True),
-        keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=10),
-    ]
-    arguments = {"validation_data": (X[:7], Y[:7]), "callbacks": callbacks, "epochs": 4}
-    return _fitted(place, model, keras.optimizers.SGD(0.05), **arguments)
-
-
 PROGRAMS: dict[str, Program] = {
     program.__name__: program
     for program in (
         functional_model_with_a_stateless_step,
-        model_of_functional_submodels,
         adversaries,
         combined_adversaries,
-        preprocessing,
-        augmentation,
         made_outside_and_filled_inside,
         compiled_outside,
         compiled_again_outside,
         moved_by_compile,
-        optimizer_without_a_config,
         settings_of_keras,
         layer_with_losses_and_state,
-        several_outputs,
-        weighted_classes,
-        callbacks_that_change_the_rate,
     )
 }

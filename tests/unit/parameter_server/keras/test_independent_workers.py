@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
-import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
@@ -21,7 +19,6 @@ from stratagem.parameter_server.keras.pickling import KerasPacking
 from stratagem.parameter_server.keras.worker_data import BatchAssignment, WorkerBatches
 from stratagem.parameter_server.server.shards import UpdateMode
 from stratagem.parameter_server.strategy import independent_parts, worker_parts
-from stratagem.variables.layouts import is_remote
 from tests.unit.parameter_server.clusters import OneThatDies, ThreadCluster, local_strategy
 from tests.unit.parameter_server.keras.trained_models import assert_same
 
@@ -191,64 +188,6 @@ def test_each_worker_makes_its_own_part_of_the_data(cluster, mode, num_in_sync) 
     assert contexts == [sg.InputContext(3, index, num_in_sync) for index in (0, 2)]
 
 
-# Variables that a step creates under placement rules, compared with NumPy.
-
-MAKER = "stratagem.parameter_server.strategy.start_cluster"
-RATE = 0.1
-
-
-@pytest.fixture(params=[1, 2])
-def strategy(request: pytest.FixtureRequest) -> Iterator[sg.HybridStrategy]:
-    devices = [f"cpu:{index}" for index in range(request.param)]
-    with mock.patch(MAKER, lambda plan: ThreadCluster(plan.num_servers, [])):
-        made = sg.HybridStrategy(devices, placement={"remote": "server"}, num_servers=1)
-    with contextlib.closing(made):
-        yield made
-
-
-@pytest.mark.parametrize("is_eager", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_model_built_in_its_first_step_is_updated_once_a_step(strategy, is_eager) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(4, 3)).astype("float32")
-    y = rng.normal(size=(4, 1)).astype("float32")
-    with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.layers.Dense(2, use_bias=False, kernel_initializer="ones", name="remote"),
-                keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name="local"),
-            ]
-        )
-        optimizer = keras.optimizers.SGD(RATE)
-
-    def step(batch: Any) -> Any:
-        if not model.built:
-            model.build(batch[0].shape)
-
-        def loss() -> Any:
-            return sg.compute_average_loss(jnp.square(model(batch[0]) - batch[1])[:, 0])
-
-        value, grads = sg.value_and_grad(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
-        return value
-
-    first, second = np.ones((3, 2)), np.ones((2, 1))
-    batches = strategy.distribute_dataset(sg.input.Dataset((x, y), batch_size=4).repeat(3))
-    sg.config.run_eagerly(is_eager)
-    try:
-        for batch in batches:
-            loss = strategy.reduce("sum", strategy.run(step, args=(batch,)), axis=None)
-            error = x @ first @ second - y
-            np.testing.assert_allclose(float(loss), np.mean(error**2), rtol=1e-5)
-            outer = 2 * error / len(x)
-            grads = x.T @ outer @ second.T, (x @ first).T @ outer
-            first, second = first - RATE * grads[0], second - RATE * grads[1]
-    finally:
-        sg.config.run_eagerly(False)
-    assert [is_remote(variable) for variable in model.variables] == [True, False]
-    for variable, expected in zip(model.variables, (first, second), strict=True):
-        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-5)
-
-
 # Batches of a worker by their number.
 
 
@@ -260,32 +199,6 @@ def _made(count: int = 5) -> WorkerBatches:
 
 def _numbers(batches: list[Any]) -> list[int]:
     return [int(batch.whole()[0]) for batch in batches]
-
-
-def test_function_that_runs_again_gets_the_same_batches() -> None:
-    made = _made()
-    assert _numbers(made.take(BatchAssignment(0, 0, 0, 2))) == [0, 1]
-    assert _numbers(made.take(BatchAssignment(0, 0, 2, 2))) == [2, 3]
-    assert _numbers(made.take(BatchAssignment(0, 0, 2, 2))) == [2, 3]
-    assert _numbers(made.take(BatchAssignment(0, 0, 4, 1))) == [4]
-    assert _numbers(made.take(BatchAssignment(0, 1, 0, 1))) == [0]
-
-
-def test_worker_that_was_started_anew_goes_on_where_it_was() -> None:
-    made = _made()
-    assert _numbers(made.take(BatchAssignment(0, 3, 3, 1))) == [3]
-
-
-def test_looking_ahead_takes_nothing() -> None:
-    made = _made()
-    assert made.cardinality() == 5
-    assert made.look(0, 3) == 3
-    assert int(made.peek(BatchAssignment(0, 0, 1, 1))[0]) == 1
-    assert _numbers(made.take(BatchAssignment(0, 0, 0, 2))) == [0, 1]
-    assert made.look(0, 20) == 5
-    assert made.look(0, 3) == 3
-    assert _numbers(made.take(BatchAssignment(0, 0, 2, 3))) == [2, 3, 4]
-    assert made.look(1, 20) == 5
 
 
 def test_last_batch_comes_again_where_others_wait() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,10 +14,8 @@ import pytest
 from jax.experimental import io_callback
 
 import stratagem as sg
-from stratagem.group.transport.connection import Connections
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
-from stratagem.parameter_server.server.server import ParameterServer
-from tests.unit.parameter_server.clusters import coordinated
+from tests.unit.parameter_server.clusters import Asked, coordinated
 
 SHAPE = (9000, 8)
 VALUES = np.random.default_rng(0).normal(size=SHAPE).astype("float32")
@@ -71,7 +68,7 @@ def compare(
     with coordinated(devices_per_worker=num_devices) as coordinator:
         with coordinator.strategy.scope():
             model = Tables(loss)
-        asked = _Asked(coordinator)
+        asked = Asked(coordinator.strategy.cluster.servers)
         for wanted in losses:
             got = coordinator.schedule(
                 lambda ids: run(sg.get_strategy(), model, ids), args=(ids,)
@@ -86,29 +83,6 @@ def compare(
         for one, other in zip(model.tables, expected.tables, strict=True):
             np.testing.assert_allclose(one.numpy(), np.asarray(other.value), rtol=1e-5, atol=1e-6)
     return tuple([count[name] for name in names] for count in counts)
-
-
-class _Asked:
-    """Counts what servers of a cluster are asked for."""
-
-    def __init__(self, coordinator: ClusterCoordinator) -> None:
-        self.rows: collections.Counter[str] = collections.Counter()
-        self.whole: collections.Counter[str] = collections.Counter()
-        for server in coordinator.strategy.cluster.servers:
-            self._watch(server)
-
-    def _watch(self, server: ParameterServer) -> None:
-        pull_rows, read = server.store.pull_rows, server.store.read
-
-        def counted_rows(name: str, rows: Any, **options: Any) -> Any:
-            self.rows[name] += len(rows)
-            return pull_rows(name, rows, **options)
-
-        def counted_whole(names: Any) -> Any:
-            self.whole.update(names)
-            return read(names)
-
-        server.store.pull_rows, server.store.read = counted_rows, counted_whole
 
 
 def squares(table: Any, ids: Any) -> Any:
@@ -216,44 +190,16 @@ def in_step(coordinator: ClusterCoordinator, step: Callable[..., Any], *args: An
 
 @pytest.mark.compatibility
 def test_lookup_without_a_gradient_asks_for_rows(coordinator, table) -> None:
-    asked = _Asked(coordinator)
+    asked = Asked(coordinator.strategy.cluster.servers)
     got = in_step(coordinator, lambda ids: look_up(table, ids), IDS)
     np.testing.assert_array_equal(got, VALUES[IDS])
     assert (asked.rows[table.place.name], asked.whole[table.place.name]) == (4, 0)
 
 
-def test_lookups_of_a_step_are_one_message_to_each_server(coordinator, monkeypatch) -> None:
-    num_tables, num_servers = 26, len(coordinator.strategy.cluster.servers)
-    with coordinator.strategy.scope():
-        layers = [keras.layers.Embedding(*SHAPE) for _ in range(num_tables)]
-        for number, layer in enumerate(layers):
-            layer.build((None,))
-            layer.embeddings.assign(VALUES + number)
-    asked: collections.Counter[tuple[str, int]] = collections.Counter()
-    ask_all = Connections.ask_all
-
-    def counted(self: Connections, messages: dict[int, Any], **options: Any) -> Any:
-        asked.update((message.kind, server) for server, message in messages.items())
-        return ask_all(self, messages, **options)
-
-    def step(ids: Any) -> Any:
-        again = look_up(layers[0].embeddings, ids[0] - SHAPE[0])  # a row counted from the end
-        return [look_up(layer.embeddings, ids + n) for n, layer in enumerate(layers)], again
-
-    monkeypatch.setattr(Connections, "ask_all", counted)
-    ids = np.array([[3, 7, 3], [800, 7, 0]])
-    rows, again = in_step(coordinator, step, ids)
-    for number, own in enumerate(rows):
-        np.testing.assert_array_equal(own, VALUES[ids + number] + np.float32(number))
-    np.testing.assert_array_equal(again, VALUES[ids[0]])
-    pulls = {server: n for (kind, server), n in asked.items() if kind == "pull_rows"}
-    assert pulls == dict.fromkeys(range(num_servers), 1)
-
-
 def test_layer_that_nobody_trains_asks_for_rows(coordinator, table) -> None:
     with coordinator.strategy.scope():
         other = sg.Variable(np.float32(2.0))
-    asked = _Asked(coordinator)
+    asked = Asked(coordinator.strategy.cluster.servers)
 
     def step(ids: Any) -> Any:
         loss = lambda: other * squares(table, ids)  # noqa: E731
@@ -276,20 +222,6 @@ def test_ids_may_come_from_variables(coordinator, table) -> None:
 
     got = [in_step(coordinator, step, np.array([10, 20], "int32")) for _ in range(2)]
     np.testing.assert_array_equal(got, [VALUES[[12, 23]], VALUES[[13, 24]]])
-
-
-def test_rows_of_what_was_assigned_are_those(coordinator, table) -> None:
-    with coordinator.strategy.scope():
-        layer = keras.layers.Embedding(*SHAPE)
-        layer.build((None,))
-    own = layer.embeddings
-
-    def step(ids: Any) -> Any:
-        own.assign(table.value * 2.0)
-        return look_up(own, ids)
-
-    np.testing.assert_array_equal(in_step(coordinator, step, IDS), VALUES[IDS] * 2)
-    np.testing.assert_array_equal(own.numpy(), VALUES * 2)
 
 
 @pytest.mark.compatibility

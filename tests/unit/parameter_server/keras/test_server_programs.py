@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import runpy
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,7 +23,7 @@ from tests.unit.parameter_server.keras.server_programs import PROGRAMS
 from validation.third_party.comparison import assert_like_plain_keras
 from validation.third_party.programs.measuring import Place, run_program
 
-_QUICK = ("functional_model_with_a_stateless_step", "optimizer_without_a_config")
+_QUICK = ("functional_model_with_a_stateless_step",)
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +52,9 @@ def test_program_equals_one_device(servers: Any, name: str) -> None:
     assert_like_plain_keras(PROGRAMS[name], servers, expected)
 
 
-@pytest.mark.parametrize("kind", ["metric", "schedule"])
+@pytest.mark.parametrize("kind", ["metric", "schedule", "optimizer"])
 def test_classes_of_no_module_equal_one_device(servers: Any, kind: str) -> None:
-    """They are sent by value, as those of a script, of which test_user_kinds.py has all kinds."""
+    """They are sent by value, as those of a script; all kinds are below."""
     trained = runpy.run_path(user_kinds.__file__)["trained"]
     _, expected = trained(sg.OneDeviceStrategy("cpu:0"), kind)
     _, measured = trained(servers, kind)
@@ -89,3 +95,52 @@ def test_metrics_of_a_worker_with_two_devices_count_no_padding(servers: Any) -> 
     assert expected["rows"] == expected["evaluated rows"] == [14.0]
     measured = _measured_by_every_kind(servers)
     assert measured == {name: pytest.approx(value, rel=1e-5) for name, value in expected.items()}
+
+
+# Everything that users define, wherever it is defined.
+
+_PROGRAM = Path(__file__).with_name("user_kinds.py")
+_IMPORTING = "import sys, own_kinds\nif __name__ == '__main__':\n    own_kinds.main(sys.argv[1:])\n"
+_LIMIT_S = 900
+
+
+def _run(place: str, folder: Path) -> dict[str, Any]:
+    """Runs the program as a script, as a module that a script imports, or in a notebook's way."""
+    command, source = [sys.executable, str(_PROGRAM)], None
+    if place == "module":
+        shutil.copy(_PROGRAM, folder / "own_kinds.py")
+        (folder / "main.py").write_text(_IMPORTING)
+        command = [sys.executable, str(folder / "main.py")]
+    if place == "notebook":  # a main module without a file
+        command, source = [sys.executable, "-"], _PROGRAM.read_text()
+    done = subprocess.run(
+        command,
+        input=source,
+        env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["script", "module", "notebook"])
+def test_kinds_of_users_equal_one_device(tmp_path: Path, place: str) -> None:
+    numbers = _run(place, tmp_path)
+    expected = numbers.pop("one device")
+    assert len(expected) > 10
+    for where, measured in numbers.items():
+        assert measured.keys() == expected.keys()
+        for kind, values in expected.items():
+            assert jax.tree.structure(measured[kind]) == jax.tree.structure(values), (where, kind)
+            np.testing.assert_allclose(
+                np.array(jax.tree.leaves(measured[kind])),
+                np.array(jax.tree.leaves(values)),
+                rtol=1e-5,
+                atol=1e-6,
+                err_msg=f"{kind}, {where}",
+            )

@@ -14,10 +14,8 @@ import pytest
 import stratagem as sg
 from stratagem.parameter_server.client.client import ServerClient
 from stratagem.parameter_server.coordinator.cluster_coordinator import ClusterCoordinator
-from stratagem.parameter_server.keras import variable as served_variable
 from stratagem.parameter_server.keras.variable import ParameterServerVariable
-from stratagem.parameter_server.server.server import ParameterServer
-from tests.unit.parameter_server.clusters import coordinated
+from tests.unit.parameter_server.clusters import Asked, coordinated
 
 VALUES = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
 TABLE = np.random.default_rng(1).normal(size=(9000, 8)).astype("float32")
@@ -87,25 +85,6 @@ def test_what_is_split_is_one_and_a_keras_variable(strategy) -> None:
 )
 def test_what_is_not_split_is_none(strategy, value) -> None:
     assert not isinstance(variable(strategy, value), sg.ShardedVariable)
-
-
-@pytest.mark.slow
-def test_variable_of_a_layer_that_is_built_late_is_one(strategy) -> None:
-    with strategy.scope():
-        model = keras.Sequential([keras.layers.Dense(4)])
-        model.compile("sgd", "mse")
-    model.fit(np.ones((4, 5), "float32"), np.ones((4, 4), "float32"), verbose=0)
-    kernel = model.layers[0].kernel
-    assert isinstance(kernel, sg.ShardedVariable)
-    assert [shard.shape for shard in kernel] == [(2, 4), (2, 4), (1, 4)]
-
-
-def test_variable_that_servers_make_by_themselves_is_one(strategy, monkeypatch) -> None:
-    monkeypatch.setattr(served_variable, "_MAX_LOCAL_BYTES", 100)
-    with strategy.scope():
-        v = keras.Variable("ones", shape=(40, 2))
-    assert [shard.shape for shard in v] == [(14, 2), (13, 2), (13, 2)]
-    np.testing.assert_array_equal(v.variables[2].value, np.ones((13, 2)))
 
 
 # Its shards
@@ -229,17 +208,6 @@ def test_rows_of_an_optimizer_are_read_from_what_it_made(coordinator, strategy) 
 # Changes
 
 
-@pytest.mark.compatibility
-def test_values_are_assigned_added_and_subtracted(strategy, pulled) -> None:
-    v = variable(strategy)
-    assert v.assign(VALUES * 2) is v
-    assert v.assign_add(VALUES) is v
-    assert v.assign_sub(VALUES * 2) is v
-    assert v.assign_add([1.0, 2.0, 3.0]) is v
-    assert pulled.names == []
-    np.testing.assert_allclose(v, VALUES + np.arange(1, 4), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("method", "change", "is_read"),
     [
@@ -271,18 +239,6 @@ def test_repeated_negative_and_missing_rows(strategy) -> None:
     v.scatter_mul(sg.IndexedSlices(np.full((3, 3), 2.0), np.array([0, -10, 11])))
     expected[0] *= 4
     np.testing.assert_allclose(v, expected, rtol=1e-6)
-
-
-def test_variable_that_is_not_split_sends_rows_too(pulled) -> None:
-    with coordinated() as coordinator:
-        v = variable(coordinator.strategy)
-        assert isinstance(v, ParameterServerVariable)
-        assert not isinstance(v, sg.ShardedVariable)
-        got = v.scatter_max(sg.IndexedSlices(ROWS, IDS))
-        expected = VALUES.copy()
-        expected[IDS] = np.maximum(VALUES[IDS], ROWS)
-        np.testing.assert_array_equal(got, expected)
-        np.testing.assert_array_equal(sg.nn.embedding_lookup(v, [9, 9]), expected[[9, 9]])
 
 
 def test_value_of_another_shape_changes_no_shard(strategy) -> None:
@@ -318,19 +274,6 @@ def test_worker_has_it_in_shards(coordinator, strategy) -> None:
     np.testing.assert_array_equal(v, expected)
 
 
-def test_shard_is_used_on_a_worker(coordinator, strategy) -> None:
-    v = variable(strategy)
-    second = v.variables[1]
-
-    def function() -> Any:
-        assert second is v.variables[1]
-        return sg.get_strategy().run(lambda: second.assign_add(second.value))
-
-    coordinator.schedule(function).fetch()
-    np.testing.assert_array_equal(second, VALUES[4:7] * 2)
-    np.testing.assert_array_equal(v[3:5], VALUES[3:5] * [[1], [2]])
-
-
 @pytest.mark.compatibility
 def test_step_reads_and_changes_it(coordinator, strategy) -> None:
     v, w = variable(strategy), variable(strategy)
@@ -351,16 +294,12 @@ def test_step_reads_and_changes_it(coordinator, strategy) -> None:
 
 
 @pytest.mark.compatibility
-def test_slice_of_a_table_in_a_step_asks_for_its_rows(coordinator, strategy, monkeypatch) -> None:
+def test_slice_of_a_table_in_a_step_asks_for_its_rows(coordinator, strategy) -> None:
     with strategy.scope():
         layer = keras.layers.Embedding(*TABLE.shape)
         layer.build((None,))
     layer.embeddings.assign(TABLE)
-    rows: list[int] = []
-    for server in strategy.cluster.servers:
-        monkeypatch.setattr(server.store, "pull", _refused)
-        monkeypatch.setattr(server.store, "read", _refused)
-        monkeypatch.setattr(server.store, "pull_rows", _noted(server, rows))
+    asked = Asked(strategy.cluster.servers)
 
     def step() -> Any:
         table = layer.embeddings
@@ -369,21 +308,7 @@ def test_slice_of_a_table_in_a_step_asks_for_its_rows(coordinator, strategy, mon
     picked, column = coordinator.schedule(lambda: sg.get_strategy().run(step)).fetch()
     np.testing.assert_array_equal(picked, TABLE[[5, 8999, 5]])
     np.testing.assert_array_equal(column, TABLE[10:4:-2, 1])
-    assert sorted(rows) == [5, 6, 8, 10, 2999]  # numbers within their shards
-
-
-def _refused(*args: Any) -> Any:
-    raise AssertionError("a whole value was asked for")
-
-
-def _noted(server: ParameterServer, rows: list[int]) -> Any:
-    pull_rows = server.store.pull_rows
-
-    def noted(name: str, numbers: np.ndarray, **options: Any) -> np.ndarray:
-        rows.extend(numbers.tolist())
-        return pull_rows(name, numbers, **options)
-
-    return noted
+    assert (asked.rows.total(), asked.whole) == (5, {})
 
 
 @pytest.mark.compatibility

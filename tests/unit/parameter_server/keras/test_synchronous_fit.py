@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import Any
 
 import jax
@@ -12,12 +11,10 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.errors import UnavailableError
 from stratagem.parameter_server.keras.server_keras import shares_of
 from stratagem.parameter_server.server.shards import UpdateMode
 from tests.unit.parameter_server.clusters import local_strategy
 from tests.unit.parameter_server.keras.trained_models import assert_same, table_model
-from tests.unit.parameter_server.shared_with_workers import LIMIT_S
 
 RNG = np.random.default_rng(1)
 X = RNG.normal(size=(50, 6)).astype("float32")
@@ -41,23 +38,6 @@ def table() -> keras.Model:
 
 def synchronous(num_workers: int, *, backup_workers: int = 0) -> Any:
     return local_strategy(num_workers, mode=UpdateMode(num_workers - backup_workers))
-
-
-@pytest.mark.slow
-def test_four_workers_equal_four_mirrored_replicas() -> None:
-    fitted: dict[str, Any] = {"batch_size": 16, "epochs": 2, "shuffle": False, "verbose": 0}
-    with sg.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2", "cpu:3"]).scope():
-        mirrored = dense()
-    expected = mirrored.fit(X, Y, **fitted)
-    with synchronous(4) as strategy:
-        with strategy.scope():
-            model = dense(steps_per_execution=2)
-        history = model.fit(X, Y, **fitted)
-        for name, values in expected.history.items():
-            np.testing.assert_allclose(history.history[name], values, rtol=1e-5)
-        assert_same(model.variables, mirrored.variables, rtol=1e-5)
-        assert int(model.optimizer.iterations) == 2 * 4
-        assert strategy.placement.remote.variables.client.discarded() == 0
 
 
 def test_rows_of_tables_are_added_up() -> None:
@@ -123,26 +103,6 @@ def test_steps_that_took_too_long_are_run_again() -> None:
         np.testing.assert_allclose(
             model.evaluate(X, Y, verbose=0), alone.evaluate(X, Y, verbose=0), rtol=1e-5
         )
-
-
-@pytest.mark.slow
-def test_batches_are_shared_by_those_that_were_not_given_up() -> None:
-    fitted: dict[str, Any] = {"batch_size": 16, "shuffle": False, "verbose": 0}
-    alone = dense()
-    alone.fit(X, Y, epochs=2, **fitted)
-    with synchronous(3) as strategy:
-        with strategy.scope():
-            model = dense()
-        model.fit(X, Y, **fitted)
-        workers = strategy.executor.coordinator.workers
-        workers.on_lost(1, "it died")
-        workers.on_given_up(1, UnavailableError("no more restarts"))
-        limit_s = time.monotonic() + LIMIT_S
-        while strategy.placement.remote.variables.mode.num_needed != 2:
-            assert time.monotonic() < limit_s
-        model.fit(X, Y, **fitted)
-        assert_same(model.variables, alone.variables, rtol=1e-5)
-        assert strategy.executor.coordinator.stalls.num_stalls == 0
 
 
 WORDS = np.array([[1, 0, 0], [2, 0, 0], [3, 4, 1], [0, 0, 0], [4, 3, 2], [1, 2, 0], [3, 3, 3]])
@@ -227,10 +187,6 @@ def _compiled(model: keras.Model, **options: Any) -> keras.Model:
     return model
 
 
-def _mean_of_all(y: Any, y_pred: Any) -> Any:
-    return keras.ops.mean((y - y_pred) ** 2)
-
-
 def _without_nan(y: Any, y_pred: Any) -> Any:
     error = keras.ops.where(keras.ops.isnan(y), 0.0, y - y_pred)
     return keras.ops.mean(error**2, -1)
@@ -242,19 +198,9 @@ _BOTH = {"word": LABELS, "row": LABELS[..., 0]}
 _X = LABELS[::-1, :, 0] / 2
 SHARED: dict[str, tuple[Any, Any, Any, dict[str, Any], dict[str, Any]]] = {
     # The model, its data, arguments of compile, arguments of fit.
-    "mask": (masked, WORDS, LABELS, {}, {}),
-    "mask and weights of rows": (masked, WORDS, LABELS, {}, {"sample_weight": OF_ROWS[:, None]}),
     "mask and weights of words": (masked, WORDS, LABELS, {}, {"sample_weight": OF_WORDS}),
     "mask of bfloat16": (masked, WORDS, LABELS, {"loss": keras.losses.Huber(dtype="float32")}, {}),
-    "weights": (plain, _X, LABELS[..., 0], {}, {"sample_weight": OF_ROWS}),
     "no weight": (plain, _X, LABELS[..., 0], {}, {"sample_weight": 0 * OF_ROWS}),
-    "sum of masked": (
-        masked,
-        WORDS,
-        LABELS,
-        {"loss": keras.losses.MeanSquaredError(reduction="sum")},
-        {},
-    ),
     "classes": (
         plain,
         _X,
@@ -267,14 +213,6 @@ SHARED: dict[str, tuple[Any, Any, Any, dict[str, Any], dict[str, Any]]] = {
         {"class_weight": {0: 0.0, 1: 2.0, 2: 0.5}},
     ),
     "nan": (plain, _X, _NAN, {"loss": _without_nan, "metrics": [], "weighted_metrics": []}, {}),
-    "mean": (plain, _X, LABELS[..., 0], {"loss": _mean_of_all}, {}),
-    "weights of a mean": (
-        plain,
-        _X,
-        LABELS[..., 0],
-        {"loss": _mean_of_all},
-        {"sample_weight": OF_ROWS},
-    ),
     "two outputs with weights": (
         of_two_outputs,
         WORDS,

@@ -130,32 +130,6 @@ def test_gradients_are_not_clipped_again() -> None:
     np.testing.assert_allclose(store.pull(["v"])[0], -1.0, rtol=1e-6)
 
 
-def test_optimizer_of_ones_own_travels_with_its_class() -> None:
-    class Signs(keras.optimizers.SGD):
-        """Of a script: nobody can import it."""
-
-        def update_step(self, gradient, variable, learning_rate) -> None:
-            super().update_step(keras.ops.sign(gradient), variable, learning_rate)
-
-    rule = pickle.loads(cloudpickle.dumps(KerasUpdate(Signs(1.0))))
-    store = ServerVariables()
-    store.create(ShardSpec("v", (2,), "float32"), lambda: np.zeros(2))
-    store.set_rule(rule, ["v"])
-    store.update({"v": np.array([5, -3], np.float32)}, {})
-    np.testing.assert_allclose(store.pull(["v"])[0], [-1, 1])
-    assert rule.describe()["optimizer"] == "Signs"
-
-
-def test_optimizer_with_arrays_of_other_shapes_is_refused() -> None:
-    rule = KerasUpdate(keras.optimizers.Adafactor(0.1))
-    store = ServerVariables()
-    store.create(ShardSpec("v", (4, 3), "float32"), lambda: np.zeros((4, 3)))
-    with pytest.raises(
-        NotImplementedError, match=r"Adafactor has the arrays .* whose shapes do not match"
-    ):
-        store.set_rule(rule, ["v"])
-
-
 def test_slots_that_begin_with_different_numbers_are_refused() -> None:
     class Uneven(keras.optimizers.SGD):
         """Its slot is drawn by chance."""

@@ -126,31 +126,6 @@ def test_coordinator_assigns_adds_and_subtracts(strategy) -> None:
     np.testing.assert_array_equal(v.numpy(), START + 1)
 
 
-@pytest.mark.compatibility
-@pytest.mark.parametrize("is_in_step", [False, True], ids=["function", "step"])
-def test_what_all_add_at_the_same_time_adds_up(coordinator, strategy, is_in_step) -> None:
-    with strategy.scope():
-        total = sg.Variable(np.zeros(3, "float32"), trainable=False)
-        count = sg.Variable(np.zeros(2, "int32"), trainable=False, aggregation="sum")
-
-    def change() -> None:
-        total.assign_add(jnp.ones(3))
-        count.assign_sub(jnp.asarray([1, 2]))
-
-    def function() -> None:
-        if is_in_step:
-            sg.get_strategy().run(change)
-        else:
-            change()
-
-    for _ in range(20):
-        coordinator.schedule(function)
-        total.assign_add(np.full(3, 100.0))
-    coordinator.join()
-    assert total.numpy().tolist() == [2020] * 3
-    assert count.numpy().tolist() == [-20, -40]
-
-
 # Where they are
 
 
@@ -231,21 +206,6 @@ def test_initial_values_of_what_is_large_are_those_of_one_piece(
         served = make()
         for one, other in zip(alone, served, strict=True):
             np.testing.assert_allclose(other.numpy(), np.asarray(one.value), rtol=1e-6)
-
-
-def test_initial_rows_of_a_large_table_with_a_seed_of_its_own(monkeypatch) -> None:
-    def make() -> Any:
-        initializer = keras.initializers.RandomUniform(seed=5)
-        layer = keras.layers.Embedding(9000, 8, embeddings_initializer=initializer)
-        layer.build((None,))
-        return layer
-
-    alone = make()
-    monkeypatch.setattr(served_variable, "_MAX_LOCAL_BYTES", 1000)
-    with local_strategy(num_servers=2) as strategy:
-        with strategy.scope():
-            layer = make()
-        np.testing.assert_array_equal(layer.embeddings.numpy(), np.asarray(alone.embeddings.value))
 
 
 # Layers that compute in another dtype
@@ -382,6 +342,8 @@ def test_strategy_cannot_be_copied(strategy) -> None:
 def test_step_in_the_coordinator_runs_there_and_warns(strategy) -> None:
     with strategy.scope():
         v = sg.Variable(np.ones(2, "float32"))
-    with pytest.warns(RuntimeWarning, match=r"strategy.run was called in the coordinator"):
+    words = r"strategy.run was called in the coordinator"
+    with pytest.warns(RuntimeWarning, match=words) as found:
         strategy.run(lambda: v.assign_add(jnp.ones(2)))
+    assert found[0].filename == __file__
     assert v.numpy().tolist() == [2, 2]

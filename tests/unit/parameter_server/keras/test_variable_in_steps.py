@@ -82,19 +82,6 @@ def test_two_steps_at_once(coordinator, strategy, names, expected, is_differenti
 
 
 @pytest.mark.compatibility
-def test_counters_of_ints_count_all_workers(coordinator, strategy) -> None:
-    with strategy.scope():
-        counts = sg.Variable(np.array([0, 250], "uint8"), trainable=False)
-
-    def step() -> None:
-        meet()
-        counts.assign_add(jnp.asarray([1, 3], "uint8"))
-
-    on_both(coordinator, step)
-    assert counts.numpy().tolist() == [2, 0]  # as 8 bits hold it
-
-
-@pytest.mark.compatibility
 def test_averages_of_batch_normalization_are_moved_by_both_workers(coordinator, strategy) -> None:
     rng = np.random.default_rng(0)
     batches = [rng.normal(i, 1, (8, 3)).astype("float32") for i in (1, 2)]

@@ -169,17 +169,6 @@ def test_synchronous_workers_go_on_when_one_has_no_more_data() -> None:
             model.fit(empty, verbose=0)
 
 
-@pytest.mark.slow
-def test_backup_workers_are_not_waited_for() -> None:
-    with local_strategy(3, mode=UpdateMode(num_needed=2)) as strategy:
-        with strategy.scope():
-            model = model_of()
-        before = model.evaluate(X, Y, verbose=0)[0]
-        model.fit(sharing(), epochs=8, verbose=0)
-        assert 16 <= int(model.optimizer.iterations) <= 24
-        assert model.evaluate(X, Y, verbose=0)[0] < before
-
-
 def test_data_without_end_is_read_for_as_many_steps() -> None:
     creator = sg.DatasetCreator(lambda _: Endless())
     with local_strategy(2) as strategy:

@@ -6,18 +6,14 @@ import json
 import threading
 from collections import Counter
 
-import pytest
-
 from stratagem.group.transport.listener import Request
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.server import changes
 from stratagem.parameter_server.server.changes import (
-    KINDS,
     Change,
     Changes,
     Lifetime,
     SeenVersions,
-    UpdateCounts,
     by_kind,
 )
 
@@ -53,6 +49,12 @@ def test_change_that_is_asked_for_again_is_answered_and_not_carried_out() -> Non
     begin(owner, Asked("b", 1)).done(told="other client")
     begin(owner, Asked("a", 2)).done(told="two")
     assert owner.num_done == 3
+    update, again = OfFunction("a", 3, 1), OfFunction("a", 3, 1)
+    change = begin(owner, update)
+    assert owner.begin(again.request) is None
+    change.done()
+    assert owner.counts.applied == {"assign_add": 1}
+    assert owner.counts.resent["assign_add"] == 1
 
 
 def test_what_failed_is_reported_and_tried_again() -> None:
@@ -82,24 +84,6 @@ def test_answer_that_cannot_be_made_is_reported() -> None:
     asked = Asked("a", 1)
     begin(owner, asked).done(told="one")
     assert asked.told == ["KeyError"]
-
-
-def test_last_changes_are_known_after_a_restart() -> None:
-    owner, after = make(), make()
-    for number in (1, 2):
-        begin(owner, Asked("a", number)).done(told=str(number))
-    begin(owner, Asked("b", 7)).done(told="seven")
-    begin(owner, Asked("c", 1))  # under way
-    assert owner.saved()["clients"] == [
-        ["a", 2, {"told": "2"}, {}],
-        ["b", 7, {"told": "seven"}, {}],
-    ]
-    after.restore(owner.saved())
-    again = Asked("a", 2)
-    assert after.begin(again.request) is None
-    assert again.told == ["2"]
-    begin(after, Asked("a", 3))
-    begin(after, Asked("c", 1))
 
 
 def test_clients_that_asked_longest_ago_are_forgotten(monkeypatch) -> None:
@@ -174,19 +158,6 @@ def restarted(owner: Changes) -> Changes:
     return after
 
 
-def test_updates_of_a_function_that_runs_again_elsewhere_are_made_once() -> None:
-    owner = make()
-    for number in (1, 2):
-        handle(owner, OfFunction("killed", number, number))
-    for one in (owner, restarted(owner)):
-        for place in (1, 2):
-            again = OfFunction("other", place + 10, place, is_rerun=True)
-            assert handle(one, again).is_repeated
-        handle(one, OfFunction("other", 13, 3, is_rerun=True))  # the first had not made it
-        assert one.counts.applied == {"assign_add": 3}
-        assert one.counts.repeated == {"assign_add": 2}
-
-
 def test_worker_that_was_only_silent_does_not_repeat_the_updates_of_the_second_run() -> None:
     owner = make()
     handle(owner, OfFunction("silent", 1, 1))
@@ -198,17 +169,6 @@ def test_worker_that_was_only_silent_does_not_repeat_the_updates_of_the_second_r
         assert handle(one, OfFunction("silent", 2, 2)).is_repeated
         assert not handle(one, OfFunction("silent", 3, 3)).is_repeated
         assert handle(one, OfFunction("third", 1, 3, is_rerun=True)).is_repeated
-
-
-def test_silent_worker_that_went_on_does_not_make_its_functions_again() -> None:
-    """It has two functions when it is given up, ends both, and gets both again."""
-    owner = make()
-    handle(owner, OfFunction("silent", 1, 1, function="f"))
-    handle(owner, OfFunction("silent", 2, 1, function="g"))
-    for one in (restarted(owner), owner):
-        for number, function in enumerate("fg", 3):
-            again = OfFunction("silent", number, 1, function=function, is_rerun=True)
-            assert handle(one, again).is_repeated
 
 
 def test_function_is_remembered_until_its_message_is_closed() -> None:
@@ -260,17 +220,6 @@ def test_update_that_was_discarded_or_failed_is_made_when_the_function_runs_agai
     handle(owner, OfFunction("c", 1, 1, is_rerun=True))
     assert owner.counts.applied == {"assign_add": 1}
     assert owner.counts.repeated == {}
-
-
-def test_requests_that_are_sent_again_are_answered_with_the_first_and_counted() -> None:
-    owner, first, meanwhile = make(), OfFunction("a", 1, 1), OfFunction("a", 1, 1)
-    change = begin(owner, first)
-    assert owner.begin(meanwhile.request) is None
-    assert meanwhile.told == []
-    change.done(told="one")
-    assert (first.told, meanwhile.told) == (["one"], ["one"])
-    assert owner.begin(OfFunction("a", 1, 1).request) is None
-    assert (owner.counts.applied, owner.counts.resent) == ({"assign_add": 1}, {"assign_add": 2})
 
 
 def test_clients_whose_changes_fail_are_not_remembered() -> None:
@@ -364,38 +313,3 @@ def test_oldest_value_that_a_gradient_was_computed_from_counts() -> None:
     seen.note(0, answer(SECOND, 5), ["v"])
     assert seen.of(0, ["v", "w"]) == {"lifetime": 10, "version": 3}
     assert seen.of(0, ["v"]) == {"lifetime": 20, "version": 5}
-
-
-def test_each_thread_has_values_of_its_own() -> None:
-    seen = SeenVersions()
-    seen.note(0, answer(FIRST, 3), ["v"])
-    told: list[dict[str, int]] = []
-    thread = threading.Thread(target=lambda: told.append(seen.of(0, ["v"])))
-    thread.start()
-    thread.join()
-    assert told == [{"lifetime": 0, "version": 0}]
-
-
-def test_counts_are_there_again_after_a_restart() -> None:
-    counts, restored = UpdateCounts(), UpdateCounts()
-    for kind in ("assign_add", "push", "assign_add", "push", "assign_add"):
-        counts.applied[kind] += 1
-    counts.resent["push"] += 1
-    counts.repeated["assign_add"] += 2
-    assert dict(zip(KINDS, counts.numbers(), strict=True)) == {
-        "assign": 0,
-        "assign_add": 3,
-        "scatter": 0,
-        "scatter_add": 0,
-        "push": 2,
-    }
-    for _ in range(2):  # each entry of a journal has them
-        restored.restore(counts.saved())
-    assert restored.described() == counts.described()
-    assert restored.described() == {
-        "applied": {"assign_add": 3, "push": 2},
-        "resent": {"push": 1},
-        "repeated": {"assign_add": 2},
-    }
-    with pytest.raises(ValueError, match="shorter"):
-        restored.restore({**counts.saved(), "resent": [1, 2]})

@@ -40,7 +40,6 @@ from stratagem.parameter_server.client.shard_layout import ShardLayout
 from stratagem.parameter_server.server.server import ParameterServer
 from tests.fuzzing import JSON, fuzz
 from tests.unit.parameter_server.fuzzing import damaged
-from tests.unit.parameter_server.server.test_server import full_disk
 from tests.unit.parameter_server.server.update_rules import Momentum
 
 
@@ -124,16 +123,22 @@ def test_unfinished_record_is_cut_off_wherever_the_writer_died(tmp_path) -> None
             assert numbers(journal) == [*wanted, 9]
 
 
-def test_last_record_of_which_pages_are_missing_is_cut_off(tmp_path) -> None:
+@pytest.mark.parametrize("is_missing", [True, False], ids=["pages are missing", "bits changed"])
+def test_damaged_records_at_the_end_are_dropped_and_counted(tmp_path, is_missing) -> None:
     path = tmp_path / "journal"
-    sizes = write(path, 3)
+    sizes = write(path, 3 if is_missing else 4)
     data = bytearray(path.read_bytes())
-    data[sizes[2] + 20 :] = bytes(len(data) - sizes[2] - 20)
+    if is_missing:
+        data[sizes[2] + 20 :] = bytes(len(data) - sizes[2] - 20)
+    else:
+        for at in (sizes[2] + 30, sizes[3] + 30):
+            data[at] ^= 1
     path.write_bytes(data)
-    with dropping(1, sizes[2]):
+    num_dropped = 1 if is_missing else 2
+    with dropping(num_dropped, sizes[2]):
         journal = Journal(path)
     with journal:
-        assert numbers(journal) == [0, 1]
+        assert (numbers(journal), journal.num_dropped) == ([0, 1], num_dropped)
 
 
 @pytest.mark.parametrize(
@@ -153,19 +158,6 @@ def test_changed_record_is_no_reason_to_drop_those_after_it(tmp_path, place, bit
     assert path.read_bytes() == bytes(data)
 
 
-def test_several_damaged_records_at_the_end_are_dropped_and_counted(tmp_path) -> None:
-    path = tmp_path / "journal"
-    sizes = write(path, 4)
-    data = bytearray(path.read_bytes())
-    for at in (sizes[2] + 30, sizes[3] + 30):
-        data[at] ^= 1
-    path.write_bytes(data)
-    with dropping(2, sizes[2]):
-        journal = Journal(path)
-    with journal:
-        assert (numbers(journal), journal.num_dropped) == ([0, 1], 2)
-
-
 def test_only_the_user_can_read_a_journal_and_its_folder(tmp_path) -> None:
     path = tmp_path / "folder" / "journal"
     before = os.umask(0)
@@ -183,12 +175,19 @@ def test_only_the_user_can_read_a_journal_and_its_folder(tmp_path) -> None:
         assert mode(path) == 0o600
 
 
-@pytest.mark.parametrize("version", [b"1", b"4"])
-def test_journal_of_another_version_is_refused_and_left_alone(tmp_path, version) -> None:
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"stratagem journal 1\n" + bytes(100), "has version 1 of the format"),
+        (b"stratagem journal 4\n" + bytes(100), "has version 4 of the format"),
+        (b"my thesis", "it is not a journal of a parameter server"),
+    ],
+    ids=["older", "newer", "other"],
+)
+def test_file_of_another_format_is_refused_and_left_alone(tmp_path, data, words) -> None:
     path = tmp_path / "journal"
-    data = b"stratagem journal " + version + b"\n" + bytes(100)
     path.write_bytes(data)
-    with pytest.raises(DataLossError, match=f"has version {version.decode()} of the format"):
+    with pytest.raises(DataLossError, match=words):
         Journal(path)
     assert path.read_bytes() == data
 
@@ -222,33 +221,6 @@ def test_record_that_no_server_wrote_is_reported(tmp_path) -> None:
         frames_in(memoryview(b"\xff" * 4))
 
 
-def test_other_file_is_refused_and_left_alone(tmp_path) -> None:
-    path = tmp_path / "journal"
-    path.write_text("my thesis")
-    with pytest.raises(DataLossError, match="it is not a journal of a parameter server"):
-        Journal(path)
-    assert path.read_text() == "my thesis"
-
-
-def test_journal_is_replaced_as_a_whole(tmp_path) -> None:
-    path = tmp_path / "journal"
-    write(path, 3)
-    with Journal(path) as journal:
-        journal.replace([message(5)])
-        journal.append(message(6))
-
-        def failing():
-            yield message(7)
-            raise OSError("no space left")
-
-        with pytest.raises(OSError, match="no space left"):
-            journal.replace(failing())
-        journal.append(message(8))
-    assert os.listdir(tmp_path) == ["journal"]
-    with Journal(path) as journal:
-        assert numbers(journal) == [5, 6, 8]
-
-
 def test_writer_that_died_while_it_replaced_leaves_the_old_one(tmp_path) -> None:
     path = tmp_path / "journal"
     write(path, 2)
@@ -271,20 +243,6 @@ def test_append_that_fails_leaves_the_journal_as_it_was(tmp_path, monkeypatch) -
         with pytest.raises(OSError, match="No space left"):
             journal.append(message(2))
         monkeypatch.setattr(os, "fsync", fsync)
-        journal.append(message(3))
-    with Journal(path) as journal:
-        assert numbers(journal) == [1, 3]
-
-
-def test_disk_that_is_full_in_the_middle_of_a_record_leaves_the_journal_as_it_was(tmp_path) -> None:
-    """Neither half a record nor something buffered may come before the next one."""
-    path = tmp_path / "journal"
-    with Journal(path) as journal:
-        journal.append(message(1))
-        with full_disk(journal.size_bytes + 150):
-            for _ in range(2):
-                with pytest.raises(OSError, match="File too large"):
-                    journal.append(message(50))
         journal.append(message(3))
     with Journal(path) as journal:
         assert numbers(journal) == [1, 3]

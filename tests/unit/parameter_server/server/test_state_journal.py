@@ -96,24 +96,6 @@ def assert_read(path: Path, wanted: ServerState) -> None:
     assert_same(restored(path), wanted)
 
 
-def test_everything_is_there_again_after_each_entry(path, written) -> None:
-    state, journal = written
-    assert journal.journaled_version is None
-    assert journal.write() == 0
-    assert_read(path, state)
-    for seed in range(4):
-        update(state, seed)
-        done(state, "client", seed + 1)
-        assert journal.write() == seed + 1
-        assert_read(path, state)
-    state.store.assign("v:v", np.ones((4, 3)))
-    state.store.scatter("table:v", np.array([7]), np.ones((1, 2)))
-    state.store.assign("table", np.ones((500, 2)))
-    state.store.set_scalars({"count": 70})
-    journal.write()
-    assert_read(path, state)
-
-
 def test_optimizers_are_there_again_and_those_that_were_dropped_are_not(path, written) -> None:
     state, journal = written
     update(state, 0)
@@ -139,21 +121,6 @@ def test_optimizers_are_there_again_and_those_that_were_dropped_are_not(path, wr
     for name in ("v:v", "table:v"):
         with pytest.raises(KeyError, match=f"no variable '{name}' on this server"):
             got.store.pull([name])
-
-
-def test_training_goes_on_after_a_restart_as_if_there_had_been_none(path, written) -> None:
-    state, journal = written
-    update(state, 0)
-    journal.write()
-    after = restored(path)
-    after.pushes.set_rule(RULE, ["v", "b", "table"])
-    for one in (state, after):
-        update(one, 1)
-    for one, other in zip(after.store.pull(NAMES), state.store.pull(NAMES), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert after.store.version == 2
-    with pytest.raises(ValueError, match=r"with {'name': 'other'}: the servers already have"):
-        after.store.set_rule(Momentum("other"), ["v"])
 
 
 def test_entry_holds_what_has_changed_only(path, written) -> None:

@@ -28,13 +28,6 @@ def floats(*shape: int) -> np.ndarray:
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 
-def test_variable_that_is_there_keeps_its_value() -> None:
-    store = make_store(v=floats(3))
-    assert not store.create(ShardSpec("v", (3,), "float32"), lambda: pytest.fail("made again"))
-    np.testing.assert_array_equal(store.pull(["v"])[0], floats(3))
-    assert store.names == ["v"]
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -70,25 +63,6 @@ def test_whole_variables_are_read_and_assigned(name) -> None:
         store.assign(name, np.zeros(2))
 
 
-@pytest.mark.parametrize("name", ["v", "table"])
-def test_rows_are_read_and_assigned(name) -> None:
-    store = make_store(**{name: floats(4, 2)})
-    np.testing.assert_array_equal(
-        store.pull_rows(name, np.array([3, 0, 3])), floats(4, 2)[[3, 0, 3]]
-    )
-    store.scatter(name, np.array([1, 3]), np.ones((2, 2)), sign=1)
-    store.scatter(name, np.array([0]), np.full((1, 2), 9.0))
-    wanted = floats(4, 2)
-    wanted[[1, 3]] += 1
-    wanted[0] = 9
-    np.testing.assert_array_equal(store.pull([name])[0], wanted)
-    for rows in (np.array([4]), np.array([-1, 2])):
-        with pytest.raises(IndexError, match=f"Rows .* of '{name}' were requested"):
-            store.pull_rows(name, rows)
-        with pytest.raises(IndexError, match="were requested"):
-            store.scatter(name, rows, np.zeros((len(rows), 2)))
-
-
 class InJax(Momentum):
     """Its values are arrays of JAX, as those of Keras's optimizers are."""
 
@@ -106,38 +80,6 @@ def test_rows_are_read_after_an_update_by_jax() -> None:
     rows = store.pull_rows("v", np.array([3, 0]))
     assert isinstance(rows, np.ndarray)
     np.testing.assert_allclose(rows, floats(4, 2)[[3, 0]] - 0.1, rtol=1e-6)
-
-
-@pytest.mark.parametrize("num_rows", [0, 1, 64, 65])
-def test_rows_are_updated_as_the_whole_would_be(num_rows) -> None:
-    """Also where they are padded, in which case nothing else may change."""
-    rng = np.random.default_rng(num_rows)
-    start = rng.normal(size=(100, 3)).astype("float32")
-    store, other = make_store(table=start), make_store(v=start)
-    store.set_rule(Momentum(), ["table"])
-    other.set_rule(Momentum(), ["v"])
-    for _ in range(2):
-        rows = np.sort(rng.choice(100, num_rows, replace=False))
-        grads = rng.normal(size=(num_rows, 3)).astype("float32")
-        store.update({}, {"table": (rows, grads)})
-        before, slot_before = (one.copy() for one in other.pull(["v", "v:v"]))
-        whole = np.zeros((100, 3), np.float32)
-        whole[rows] = grads
-        other.update({"v": whole}, {})
-        untouched = np.setdiff1d(np.arange(100), rows)
-        value, slot = (one.copy() for one in other.pull(["v", "v:v"]))
-        value[untouched], slot[untouched] = before[untouched], slot_before[untouched]
-        other.assign("v", value)
-        other.assign("v:v", slot)
-    for name, whole_name in (("table", "v"), ("table:v", "v:v")):
-        np.testing.assert_array_equal(store.pull([name])[0], other.pull([whole_name])[0])
-
-
-def test_table_takes_whole_gradients_too() -> None:
-    store = make_store(table=floats(4, 2))
-    store.set_rule(Momentum(), ["table"])
-    store.update({"table": np.ones((4, 2), np.float32)}, {})
-    np.testing.assert_allclose(store.pull(["table"])[0], floats(4, 2) - 0.1, rtol=1e-6)
 
 
 def test_other_optimizer_is_refused_and_the_same_keeps_its_slots() -> None:
@@ -184,22 +126,6 @@ def test_optimizers_have_their_own_variables_slots_and_scalars() -> None:
             store.set_scalars({name: 7})
     with pytest.raises(RuntimeError, match=r"gradients of \['v'\] came before"):
         store.update({"v": one}, {})
-
-
-def test_optimizer_that_is_dropped_leaves_nothing_behind() -> None:
-    store = make_store(v=floats(3))
-    store.set_rule(Momentum(), ["v"], "first")
-    size_bytes = store.size_bytes
-    store.set_rule(Momentum("other"), ["v"], "second")
-    store.drop_rule("first")
-    assert store.size_bytes == size_bytes
-    assert store.scalars == {"second.count": 0}
-    with pytest.raises(KeyError, match=r"no variable 'v:first.v' on this server"):
-        store.pull(["v:first.v"])
-    with pytest.raises(RuntimeError, match="came before their optimizer"):
-        store.update({"v": np.ones(3, np.float32)}, {}, {"v": "first"})
-    assert store.update({"v": np.ones(3, np.float32)}, {}, {"v": "second"}) == 1
-    store.drop_rule("first")  # again, which changes nothing
 
 
 @pytest.mark.parametrize("name", ["w", "v:x", "w:v"])

@@ -1,22 +1,23 @@
-"""Synchronous updates and bounded staleness, by workers of real servers."""
+"""Synchronous updates and bounded staleness, by workers of real servers, and sums of rows."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stratagem.group.transport.connection import Connections, ServerError
 from stratagem.group.transport.endpoints import ClusterKeys
 from stratagem.group.transport.wire import Message
 from stratagem.parameter_server.client.client import ServerClient
-from stratagem.parameter_server.client.shard_layout import ShardLayout
+from stratagem.parameter_server.client.shard_layout import ShardLayout, layout_of_keys
 from stratagem.parameter_server.server import shards
+from stratagem.parameter_server.server.pushes import Contribution, SynchronousUpdates
 from stratagem.parameter_server.server.server import ParameterServer
 from stratagem.parameter_server.server.shards import (
     Pushed,
@@ -28,7 +29,9 @@ from stratagem.parameter_server.server.shards import (
     made_in_pieces,
     sum_rows,
 )
+from stratagem.parameter_server.server.store import ServerVariables
 from tests.unit.parameter_server.server.test_server import LIMIT_S, wait_until
+from tests.unit.parameter_server.server.test_store import make_store
 from tests.unit.parameter_server.server.update_rules import Momentum
 
 NUM_SERVERS = 2
@@ -256,13 +259,30 @@ def test_synchronous_push_that_is_sent_twice_counts_once(connections) -> None:
     assert served.discarded() == 0
 
 
+def test_synchronous_update_of_a_keyed_table_is_one_sighting(connections) -> None:
+    served = ServerClient(connections)
+    options = {"admission": {"kind": "AfterSightings", "sightings": 2}}
+    served.create(layout_of_keys("t", (2,), "float32", [0], options), None)
+    served.set_rule(Momentum(), ["t"], UpdateMode(num_needed=1))
+    fields = {"client": "c", "worker": "c", "whole": [], "rows": ["t"], "optimizers": {}}
+    arrays = np.array([4]), np.ones((1, 2), np.float32)
+    for number, (version, is_used) in enumerate([(0, True), (0, False), (1, True)], 1):
+        push = Message("push", {**fields, "number": number, "version": version}, arrays)
+        assert connections.ask(0, push).fields["is_used"] == is_used
+        (table,) = served.describe()[0]["tables"].values()
+        assert table["refused_updates"] == 1  # a discarded push is no sighting
+    np.testing.assert_allclose(served.pull_rows("t", np.array([4])), [[-0.1, -0.1]], rtol=1e-6)
+    with pytest.raises(ServerError, match="unexpected keyword argument 'storage'"):
+        served.create(layout_of_keys("u", (2,), "float32", [0], {"storage": "int8"}), None)
+
+
 def test_sums_come_before_the_update_and_late_workers_get_their_own(connections, worker) -> None:
     served = start(connections, UpdateMode(num_needed=2))
     one, two, late = (worker(name) for name in ("a", "b", "c"))
 
-    def ask(asking: Worker, value: float) -> Future[np.ndarray]:
+    def ask(asking: Worker, value: float, place: int = 0) -> Future[np.ndarray]:
         asked = asking.served.sum_over_workers
-        return asking.thread.submit(asked, "v", np.float32([value, 1]), 0)
+        return asking.thread.submit(asked, "v", np.float32([value, 1]), place)
 
     first = ask(one, 1.0)
     wait_until(lambda: served.describe()[0]["waiting"] == ["a"])
@@ -275,87 +295,82 @@ def test_sums_come_before_the_update_and_late_workers_get_their_own(connections,
     wait_until(lambda: len(served.describe()[0]["waiting"]) == 1)
     served.flush()
     np.testing.assert_array_equal(waiting.result(LIMIT_S), [4, 1])
+    waiting = ask(one, 6.0, place=1)
+    wait_until(lambda: len(served.describe()[0]["waiting"]) == 1)
+    served.expect(1)  # the other was lost
+    np.testing.assert_array_equal(waiting.result(LIMIT_S), [6, 1])
     served.set_rule(Momentum(), ["v"], UpdateMode())  # each worker alone
     np.testing.assert_array_equal(ask(one, 5.0).result(LIMIT_S), [5, 1])
 
 
-# What has changed of a shard, and what a journal has of it.
+# Updates of several workers, without servers.
 
 
-def table() -> Shard:
-    spec = ShardSpec("table", (10, 2), "float32", has_rows=True)
-    shard = Shard(spec, np.arange(20, dtype=np.float32).reshape(10, 2))
-    shard.slots["m"] = -shard.value
-    return shard
+def make(num_needed: int) -> tuple[ServerVariables, SynchronousUpdates]:
+    store = make_store(v=np.zeros(3, np.float32), table=np.zeros((10, 2), np.float32))
+    store.set_rule(Momentum(), ["v", "table"])
+    return store, SynchronousUpdates(store, num_needed)
 
 
-def whole() -> Shard:
-    return Shard(ShardSpec("v", (3,), "float32"), np.arange(3, dtype=np.float32))
+def of(client: str, version: int, answers: list, value: float = 1.0, rows=()) -> Contribution:
+    ids = np.array(rows, np.int64)
+    return Contribution(
+        client,
+        version,
+        {"v": np.full(3, value, np.float32)},
+        {"table": (ids, np.ones((len(ids), 2), np.float32))},
+        lambda version, *, is_used: answers.append((client, version, is_used)),
+        lambda error: answers.append((client, error)),
+    )
 
 
-def test_new_shards_have_changed_and_then_only_what_is_marked() -> None:
-    shard = table()
-    marks = shard.take_marks()
-    assert marks is not None
-    assert marks.all()
-    assert shard.take_marks() is None
-    shard.mark(np.array([7, 2]))
-    marks = shard.take_marks()
-    assert marks is not None
-    assert np.flatnonzero(marks).tolist() == [2, 7]
-    shard.mark(np.array([1]))
-    shard.put_back(marks)
-    assert shard.marked_bytes == 3 * 2 * 2 * 4
-    part = shard.saved(shard.take_marks())
-    assert part.rows is not None
-    assert part.rows.tolist() == [1, 2, 7]
-    np.testing.assert_array_equal(part.value, shard.value[[1, 2, 7]])
-    np.testing.assert_array_equal(part.slots["m"], -shard.value[[1, 2, 7]])
+def test_sum_does_not_depend_on_who_comes_first() -> None:
+    values = {"a": 1e8, "b": 1.0, "c": -1e8}
+    results = set()
+    for order in itertools.permutations(values):
+        store, updates = make(3)
+        for client in order:
+            updates.add(of(client, 0, [], values[client]))
+        results.add(store.pull(["v"])[0].tobytes())
+    assert len(results) == 1
 
 
-def test_rows_that_were_saved_do_not_change_with_the_table() -> None:
-    shard = table()
-    part = shard.saved(shard.take_marks())
-    before = shard.value.copy()
-    shard.value[:] = 0
-    np.testing.assert_array_equal(part.value, before)
+def test_update_that_cannot_be_made_is_reported_to_all_and_the_next_one_is() -> None:
+    store, updates = make(2)
+    answers: list = []
+    updates.add(of("a", 0, answers, rows=[10]))
+    with pytest.raises(IndexError, match="of 'table' were requested"):
+        updates.add(of("b", 0, answers))
+    assert [(worker, type(error)) for worker, error in answers] == [
+        ("a", IndexError),
+        ("b", IndexError),
+    ]
+    updates.add(of("a", 0, answers))
+    updates.add(of("b", 0, answers))
+    assert store.version == 1
 
 
-def test_whole_shards_change_as_one_and_are_saved_without_a_copy() -> None:
-    shard = whole()
-    shard.take_marks()
-    assert shard.take_marks() is None
-    shard.mark(np.array([2]))
-    assert shard.take_marks() is not None
-    assert shard.marked_bytes == 0
-    part = shard.saved()
-    assert part.rows is None
-    assert part.value is shard.value
+def test_counters_are_set_with_the_update_to_the_largest_of_all() -> None:
+    store, updates = make(2)
+    store.set_rule(Momentum("other"), ["v"], "other")
+    answers: list = []
+    for client, count in (("a", 7.0), ("b", 5.0)):
+        assert store.scalars["other.count"] == 0
+        updates.add(dataclasses.replace(of(client, 0, answers), scalars={"other.count": count}))
+    assert store.scalars["other.count"] == 7
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 50, 2**24])
-def test_pieces_are_all_rows(monkeypatch, piece_bytes) -> None:
-    monkeypatch.setattr(shards, "_PIECE_BYTES", piece_bytes)
-    shard = table()
-    restored = Shard(shard.spec, np.zeros((10, 2), np.float32))
-    rows = []
-    for part in shard.pieces():
-        assert part.rows is not None
-        rows += part.rows.tolist()
-        restored.restore(part)
-    assert rows == list(range(10))
-    np.testing.assert_array_equal(restored.value, shard.value)
-    np.testing.assert_array_equal(restored.slots["m"], shard.slots["m"])
+def test_assigned_values_are_updated_once_as_their_mean() -> None:
+    store, updates = make(2)
+    for client, value in (("a", 1.0), ("b", 3.0)):
+        own = {"v": (np.full(3, value, np.float32), 0), "table": (np.ones((10, 2), np.float32), 1)}
+        updates.add(dataclasses.replace(of(client, 0, []), assigned=own))
+    v, table = store.pull(["v", "table"])
+    np.testing.assert_allclose(v, 2.0 - 0.2, rtol=1e-6)
+    np.testing.assert_allclose(table, 1.0)
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 50, 2**24])
-def test_pieces_are_the_marked_rows(monkeypatch, piece_bytes) -> None:
-    monkeypatch.setattr(shards, "_PIECE_BYTES", piece_bytes)
-    marks = np.zeros(10, np.bool_)
-    marks[[0, 7, 9]] = True
-    parts = list(table().pieces(marks))
-    assert np.concatenate([part.rows for part in parts]).tolist() == [0, 7, 9]
-    assert np.concatenate([part.value for part in parts]).tolist() == [[0, 1], [14, 15], [18, 19]]
+# Initial values, and rows that are not there.
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 50, 2**24])
@@ -380,15 +395,6 @@ def test_initial_value_of_another_shape_is_refused() -> None:
         made_in_pieces(spec, lambda first, count: np.zeros((count, 1)))
 
 
-def test_whole_shard_is_restored_as_its_own() -> None:
-    shard, restored = whole(), whole()
-    shard.value, shard.slots = np.full(3, 7.0, np.float32), {"m": np.ones(3, np.float32)}
-    restored.restore(shard.saved())
-    shard.value[:] = 0
-    np.testing.assert_array_equal(restored.value, 7)
-    np.testing.assert_array_equal(restored.slots["m"], 1)
-
-
 @pytest.mark.parametrize("shape", [(3, 2), (0, 2)])
 def test_row_that_is_not_there_is_refused(shape) -> None:
     shard = Shard(ShardSpec("a", shape, "float32", has_rows=True), np.zeros(shape, np.float32))
@@ -400,22 +406,13 @@ def test_row_that_is_not_there_is_refused(shape) -> None:
 # Rows by their ids.
 
 
-@given(st.lists(st.integers(0, 30), max_size=60), st.integers(0, 3))
-def test_rows_of_one_id_are_added(ids, width) -> None:
-    rows = np.arange(len(ids) * width, dtype=np.float64).reshape(len(ids), width)
-    got_ids, sums = combine_rows(np.array(ids, np.int64), rows)
-    assert got_ids.tolist() == sorted(set(ids))
-    dense = np.zeros((31, width))
-    np.add.at(dense, np.array(ids, np.int64), rows)
-    np.testing.assert_allclose(sums, dense[got_ids])
-
-
 @pytest.mark.parametrize("highest", [5, 10**4, 2**62, -1])
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint64"])
-def test_many_rows_are_added_in_their_order(highest, dtype) -> None:
+@pytest.mark.parametrize("count", [0, 1, 40, 3_000])
+def test_rows_of_one_id_are_added_in_their_order(highest, dtype, count) -> None:
     rng = np.random.default_rng(0)
-    ids = rng.integers(*((-9, 9) if highest < 0 else (0, highest)), 3_000).astype(dtype)
-    rows = rng.normal(size=(3_000, 2)).astype(np.float32)
+    ids = rng.integers(*((-9, 9) if highest < 0 else (0, highest)), count).astype(dtype)
+    rows = rng.normal(size=(count, 2)).astype(np.float32)
     got_ids, sums = combine_rows(ids, rows)
     assert got_ids.dtype == ids.dtype
     wanted_ids, places = np.unique(ids, return_inverse=True)
@@ -445,11 +442,6 @@ def test_numbers_that_are_not_finite_stay_in_their_sum() -> None:
     rows = np.array([[np.inf], [1], [np.nan], [2]], np.float32)
     sums = sum_rows(np.array([1, 0, 2, 0]), 3, rows)
     np.testing.assert_array_equal(sums, [[3], [np.inf], [np.nan]])
-
-
-def test_too_few_rows_are_refused() -> None:
-    with pytest.raises(ValueError, match="same size"):
-        sum_rows(np.array([0, 1]), 2, np.ones((3, 1), np.float32))
 
 
 @pytest.mark.parametrize("shape", [(1,), (5, 7), (3, 2, 2)])

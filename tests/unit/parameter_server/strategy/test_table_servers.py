@@ -15,7 +15,7 @@ import pytest
 
 import stratagem as sg
 from stratagem.parameter_server.cluster_plan import ClusterPlan
-from tests.unit.parameter_server.clusters import OneThatDies, ThreadCluster
+from tests.unit.parameter_server.clusters import Asked, OneThatDies, ThreadCluster
 
 TWO = ["cpu:0", "cpu:1"]
 NUM_USERS, NUM_ITEMS, NUM_ARTISTS = 9000, 8192, 8300  # times 8: large enough for rows
@@ -30,40 +30,6 @@ EVERYTHING = {"": "server"}
 FIT: dict[str, Any] = {"batch_size": 8, "epochs": 2, "verbose": 0, "shuffle": False}
 
 
-class Watched(ThreadCluster):
-    """Servers of threads, which note what they are asked for."""
-
-    def __init__(self, num_servers: int) -> None:
-        super().__init__(num_servers, [])
-        self.num_rows, self.num_bytes, self.names = 0, 0, set[str]()
-        self.plan: ClusterPlan | None = None
-        for server in self.servers:
-            self._watch(server.store)
-
-    def _watch(self, store: Any) -> None:
-        pull_rows, read, update = store.pull_rows, store.read, store.update
-
-        def noted_rows(name: str, rows: Any, **options: Any) -> Any:
-            found = pull_rows(name, rows, **options)
-            self.num_rows += len(rows)
-            self.num_bytes += found.nbytes
-            return found
-
-        def noted_whole(names: Any) -> Any:
-            version, values = read(names)
-            self.names.update(names)
-            self.num_bytes += sum(value.nbytes for value in values)
-            return version, values
-
-        def noted_update(whole: Any, rows: Any, optimizers: Any) -> int:
-            self.names.update(whole)
-            arrays = [*whole.values(), *(one for pair in rows.values() for one in pair)]
-            self.num_bytes += sum(array.nbytes for array in arrays)
-            return update(whole, rows, optimizers)
-
-        store.pull_rows, store.read, store.update = noted_rows, noted_whole, noted_update
-
-
 @contextlib.contextmanager
 def hybrid(
     placement: Any = MIXED, devices: list[str] = TWO, cluster: Any = None, **arguments: Any
@@ -72,7 +38,7 @@ def hybrid(
 
     def make(plan: ClusterPlan) -> Any:
         nonlocal cluster
-        cluster = cluster or Watched(plan.num_servers)
+        cluster = cluster or ThreadCluster(plan.num_servers, [])
         return cluster
 
     with mock.patch("stratagem.parameter_server.strategy.start_cluster", make):
@@ -84,7 +50,7 @@ def hybrid(
 
 
 @pytest.fixture(scope="module")
-def mixed() -> Iterator[tuple[sg.HybridStrategy, Watched]]:
+def mixed() -> Iterator[tuple[sg.HybridStrategy, ThreadCluster]]:
     """One whose table of users is in two shards on two servers."""
     partitioner = sg.partitioners.FixedShardsPartitioner(2)
     with hybrid(num_servers=2, variable_partitioner=partitioner) as made:
@@ -163,9 +129,17 @@ def test_fit_gives_what_one_device_gives(mixed, trained) -> None:
         (rate,) = [v for name, v in scalars.items() if name.endswith("learning_rate")]
         (count,) = [v for name, v in scalars.items() if name.endswith("iteration")]
         np.testing.assert_allclose([rate, count], [0.025, 6], rtol=1e-6)
+    wanted = alone.evaluate(X, Y, verbose=0)
+    np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), wanted, rtol=1e-5)
+    np.testing.assert_allclose(model.predict(X, verbose=0), alone.predict(X, verbose=0), rtol=1e-4)
 
 
-def test_each_table_is_where_its_rule_says(trained) -> None:
+def test_each_table_is_where_its_rule_says(mixed, trained) -> None:
+    assert repr(mixed[0]) == "HybridStrategy(cpu:0, cpu:1, 2 servers)"
+    with pytest.raises(ValueError, match=r"was passed to copy\.deepcopy"):
+        copy.deepcopy(mixed[0])
+    with mixed[0].scope(), pytest.raises(NotImplementedError, match="has the constraint"):
+        keras.layers.Embedding(9, 2, name="users", embeddings_constraint="non_neg").build()
     model, _ = trained
     users = model.get_layer("users").embeddings
     assert [shard.shape for shard in users.variables] == [(4500, 8), (4500, 8)]
@@ -177,25 +151,16 @@ def test_each_table_is_where_its_rule_says(trained) -> None:
     assert part.shape == (NUM_ITEMS // 2, 8)
 
 
-@pytest.mark.slow
-def test_evaluation_and_prediction_are_those_of_one_device(trained) -> None:
-    model, alone = trained
-    wanted = alone.evaluate(X, Y, verbose=0)
-    np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), wanted, rtol=1e-5)
-    np.testing.assert_allclose(model.predict(X, verbose=0), alone.predict(X, verbose=0), rtol=1e-4)
-
-
 def test_only_rows_travel(mixed, trained) -> None:
     _, servers = mixed
     model, alone = trained
-    servers.num_rows, servers.num_bytes = 0, 0
-    servers.names.clear()
+    asked = Asked(servers.servers)
     fitted(model)
     wanted = 2 * sum(len(np.unique(USERS[first : first + 8])) for first in (0, 8, 16))
-    assert servers.num_rows == wanted
-    assert servers.names == set()  # nothing is asked for or sent whole
+    assert asked.rows.total() == wanted
+    assert not asked.whole + asked.sent  # nothing is asked for or sent whole
     # Rows, gradients and ids; the first or last row of a shard stands for what is not there.
-    assert servers.num_bytes <= (wanted + 2 * 6) * (2 * 8 * 4 + 8)
+    assert asked.num_bytes <= (wanted + 2 * 6) * (2 * 8 * 4 + 8)
     fitted(alone)  # so that both are the same for other tests
 
 
@@ -383,12 +348,6 @@ def test_optimizer_that_needs_whole_tables_is_refused(mixed, name) -> None:
         strategy.run(lambda: optimizer.apply([np.float32([1, 2])], [table]))
 
 
-def test_constraint_of_a_table_on_servers_is_refused(mixed) -> None:
-    strategy, _ = mixed
-    with strategy.scope(), pytest.raises(NotImplementedError, match="has the constraint"):
-        keras.layers.Embedding(9, 2, name="users", embeddings_constraint="non_neg").build()
-
-
 def test_arguments_of_servers_need_a_rule(tmp_path) -> None:
     for name, value in {"num_servers": 2, "journal_dir": tmp_path}.items():
         given: dict[str, Any] = {name: value}
@@ -413,13 +372,6 @@ def test_cluster_is_one_of_a_chief_and_servers() -> None:
         with pytest.raises(ValueError, match="A HybridStrategy was created in a task of type"):
             ClusterPlan.servers_only(cluster, task, None)
     assert ClusterPlan.servers_only(sg.ClusterSpec({}), None, None).num_servers == 2
-
-
-def test_strategy_with_servers_cannot_be_copied(mixed) -> None:
-    strategy, _ = mixed
-    assert repr(strategy) == "HybridStrategy(cpu:0, cpu:1, 2 servers)"
-    with pytest.raises(ValueError, match=r"was passed to copy\.deepcopy"):
-        copy.deepcopy(strategy)
 
 
 def test_model_that_moves_there_trains(mixed) -> None:

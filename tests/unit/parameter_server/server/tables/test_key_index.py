@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stratagem.parameter_server.server.tables import key_slots as key_index
 from stratagem.parameter_server.server.tables.key_slots import KeyIndex
-from stratagem.parameter_server.server.tables.row_formats import GOLDEN, mix64, seeded
+from stratagem.parameter_server.server.tables.row_formats import GOLDEN, mix64
 from tests.unit.parameter_server.server.tables.scalar_hash import KEYS, MASK, mixed
 
 _INVERSES = (pow(0xC4CEB9FE1A85EC53, -1, 2**64), pow(0xFF51AFD7ED558CCD, -1, 2**64))
@@ -29,12 +29,6 @@ def key_of_hash(number: int, seed: int = 0) -> int:
 COLLIDING = [key_of_hash((high << 49) | (7 << 42) | (5 << 32)) for high in range(40)]
 LAST = [key_of_hash((tag << 42) | (127 << 32)) for tag in range(40)]
 POOL = [*KEYS, *COLLIDING, *LAST, *range(100)]
-
-
-def test_keys_of_the_pool_collide() -> None:
-    hashes = seeded(np.array(COLLIDING), 0)
-    assert len({*map(int, (hashes >> np.uint64(32)) & np.uint64(2**17 - 1))}) == 1
-    assert len({*COLLIDING}) == 40
 
 
 @pytest.fixture(autouse=True)

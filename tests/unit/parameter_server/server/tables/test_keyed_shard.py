@@ -67,41 +67,6 @@ def push(store: ServerVariables, keys: np.ndarray, grads: np.ndarray | float = 1
     store.update({}, {"t": (keys, np.array(full))})
 
 
-class Reference:
-    """Rows and slots by key in dictionaries, updated by `Accumulator`."""
-
-    def __init__(self) -> None:
-        self.rows: dict[int, np.ndarray] = {}
-        self.slots: dict[int, np.ndarray] = {}
-
-    def update(self, keys: np.ndarray, grads: np.ndarray) -> None:
-        for key, grad in zip(keys.tolist(), grads, strict=True):
-            row = self.rows.get(key, initial(np.array([key]))[0])
-            slot = 0.5 * self.slots.get(key, np.full(DIM, 0.25)) + grad
-            self.rows[key], self.slots[key] = row - 0.1 * slot, slot
-
-    def check(self, store: ServerVariables, keys: np.ndarray) -> None:
-        wanted = [self.rows.get(key, initial(np.array([key]))[0]) for key in keys.tolist()]
-        slots = [self.slots.get(key, np.full(DIM, 0.25)) for key in keys.tolist()]
-        np.testing.assert_allclose(store.pull_rows("t", keys), wanted, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(store.pull_rows("t:v", keys), slots, rtol=1e-5, atol=1e-6)
-
-
-def test_updates_are_those_of_dictionaries() -> None:
-    rng = np.random.default_rng(0)
-    store, reference = made(), Reference()
-    for _ in range(20):
-        keys = rng.choice(np.concatenate([KEYS, rng.integers(-200, 200, 90)]), 60)
-        keys = rng.permutation(np.unique(keys))
-        grads = rng.normal(size=(len(keys), DIM)).astype(np.float32)
-        push(store, keys, grads)
-        reference.update(keys, grads)
-        reference.check(store, np.concatenate([KEYS, np.arange(-210, 210)]))
-    (table,) = store.tables.values()
-    assert table["rows"] == table["created"] == table["hot"] == len(reference.rows)
-    assert store.scalars["count"] == 20
-
-
 def test_a_pull_makes_no_row() -> None:
     store = made()
     np.testing.assert_array_equal(store.pull_rows("t", KEYS), initial(KEYS))
@@ -114,33 +79,6 @@ def test_a_pull_makes_no_row() -> None:
     assert whole.shape == slot.shape == (0, DIM)
     store.assign("t", whole)
     assert store.tables["t"]["rows"] == 1
-
-
-def test_refused_rows_are_dropped_and_counted() -> None:
-    store = made(admission={"kind": "AfterSightings", "sightings": 2})
-    push(store, np.array([1, 2]))
-    assert store.num_refused == 2
-    np.testing.assert_array_equal(store.pull_rows("t", np.array([1, 2])), initial(np.array([1, 2])))
-    push(store, np.array([3, 2]), [[1.0], [2.0]])
-    assert store.num_refused == 1
-    reference = Reference()
-    reference.update(np.array([2]), np.full((1, DIM), 2.0))
-    reference.check(store, np.array([1, 2, 3]))
-    described = store.tables["t"]
-    assert described["candidates"] == 2
-    assert described["refused_updates"] == 3
-    assert (described["rows"], store.version, store.scalars["count"]) == (1, 2, 2)
-
-
-def test_an_evicted_row_begins_anew() -> None:
-    store = made(eviction={"kind": "LeastRecent"}, max_rows=2)
-    push(store, np.array([1, 2]))
-    push(store, np.array([2, 3]))
-    np.testing.assert_array_equal(store.pull_rows("t", np.array([1])), initial(np.array([1])))
-    push(store, np.array([1]))
-    reference = Reference()
-    reference.update(np.array([1]), np.ones((1, DIM)))
-    reference.check(store, np.array([1]))
 
 
 def test_a_failed_update_changes_nothing() -> None:
@@ -229,16 +167,6 @@ def test_gradient_of_the_whole_and_another_spec_are_refused() -> None:
         store.create(spec(max_rows=5))
     assert not store.create(spec())
     assert ShardSpec.from_fields({**vars(spec())}) == spec()
-
-
-def test_rows_have_the_memory_that_is_described() -> None:
-    store = made()
-    for first in range(0, 30_000, 1000):
-        push(store, np.arange(first, first + 1000))
-    table = store.tables["t"]
-    assert table["bytes"] == store.size_bytes
-    per_row = table["bytes"] / 30_000 - 2 * 4 * DIM
-    assert 24 <= per_row <= 32
 
 
 def test_pulls_see_whole_rows_while_others_come_and_go() -> None:
@@ -397,21 +325,3 @@ def test_marks_of_a_failed_write_are_put_back(tmp_path, started, monkeypatch) ->
                 journal.write()
     journal.write()
     assert_restored(tmp_path / "journal", state)
-
-
-def test_a_dropped_optimizer_takes_its_slots(tmp_path, started) -> None:
-    state, journal = started()
-    state.pushes.set_rule(Other("other"), ["t"], None, "second")
-    push(state.store, np.arange(10))  # by another optimizer
-    slots = state.store.pull_rows("t:second.v", np.arange(11))
-    np.testing.assert_array_equal(slots, np.full((11, DIM), 0.75))
-    state.store.drop_rule("second")
-    assert_missing(state.store)
-    journal.write()
-    assert_missing(assert_restored(tmp_path / "journal", state).store)
-    push(state.store, np.arange(20))
-
-
-def assert_missing(store: ServerVariables) -> None:
-    with pytest.raises(KeyError, match=r"no variable 't:second\.v'"):
-        store.pull_rows("t:second.v", np.arange(3))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from stratagem.parameter_server.server.tables import row_formats
-from stratagem.parameter_server.server.tables.row_formats import RowFormat, mix64, seeded
+from stratagem.parameter_server.server.tables.row_formats import RowFormat, mix64
 from tests.unit.parameter_server.server.tables.scalar_hash import (
     GOLDEN,
     KEYS,
@@ -19,7 +19,7 @@ from tests.unit.parameter_server.server.tables.scalar_hash import (
     mixed,
     seeded_key,
 )
-from tests.unit.parameter_server.server.tables.test_keyed_shard import DIM, Accumulator, made, push
+from tests.unit.parameter_server.server.tables.test_keyed_shard import DIM, made, push
 from tests.unit.parameter_server.server.tables.test_tiered_journal import Server, started
 from tests.unit.parameter_server.server.tables.test_tiered_shard import assert_same
 
@@ -170,40 +170,6 @@ def test_sizes_and_shapes_of_stored_rows() -> None:
     assert plain.stored_dtype == np.float64
 
 
-def test_only_float32_is_rounded() -> None:
-    with pytest.raises(ValueError, match="dtype float64 have the storage_dtype 'int8'"):
-        RowFormat((2,), "float64", "int8")
-
-
-class Zeros(Accumulator):
-    initial = 0.0
-
-
-def trained(storage_dtype: str | None, num_steps: int) -> np.ndarray:
-    """Columns after many small updates, each of 1/10 of a step of bfloat16; another stays 1."""
-    start = {"kind": "constant", "a": 1.0}
-    store = made(Zeros(), storage_dtype=storage_dtype, initializer=start)
-    keys = np.arange(600)
-    for _ in range(num_steps):
-        push(store, keys, np.array([0, 0.002, 0.002, 0.002]))  # Momentum: 0.1 * 2 * 0.002
-    rows = store.pull_rows("t", keys)
-    np.testing.assert_allclose(np.mean(rows[:, 0]), 1, rtol=1e-4)
-    return rows[:, 1:]
-
-
-@DTYPES
-def test_many_small_updates_have_their_effect(storage_dtype, monkeypatch) -> None:
-    num_steps = 300
-    exact = trained(None, num_steps)
-    found = trained(storage_dtype, num_steps)
-    error = found.std() / math.sqrt(found.size)
-    assert abs(found.mean() - exact.mean()) < 4 * error < 0.05 * (1 - exact.mean())
-    # Rounded to the nearest, no number moves.
-    stored = RowFormat.stored
-    monkeypatch.setattr(RowFormat, "stored", lambda self, rows, *_: stored(self, rows))
-    np.testing.assert_allclose(trained(storage_dtype, num_steps), 1, rtol=1e-4)
-
-
 @DTYPES
 def test_updates_are_computed_in_float32_and_stored_with_their_number(storage_dtype) -> None:
     store, reference = made(storage_dtype=storage_dtype), made()
@@ -274,10 +240,3 @@ def test_numbers_are_mixed_as_murmurhash_does() -> None:
     got = mix64(np.array(numbers, np.uint64))
     assert [*map(int, got)] == [*map(mixed, numbers)]
     assert int(got[1]) == 0xB456BCFC34C2CB2C  # fmix64(1) of the reference implementation
-
-
-def test_seed_changes_the_bits_of_a_key() -> None:
-    keys = np.array(KEYS, np.int64)
-    for seed in (0, 1, 2**63 - 1):
-        assert [*map(int, seeded(keys, seed))] == [seeded_key(key, seed) for key in KEYS]
-    assert (seeded(keys, 0) != seeded(keys, 1)).all()

@@ -30,7 +30,6 @@ from stratagem.parameter_server.server.tables.table_options import (
     NotSeenFor,
     WithProbability,
     are_drawn,
-    policy_from,
     victims,
 )
 from tests.unit.parameter_server.server.tables.scalar_hash import (
@@ -207,52 +206,6 @@ def copied(slots: KeySlots, *marks: np.ndarray) -> KeySlots:
     return copy
 
 
-def assert_same_of_key_slots(one: KeySlots, other: KeySlots) -> None:
-    used = one.used
-    assert used.tolist() == other.used.tolist()
-    assert len(one) == len(other) == len(used)
-    for array, its in (
-        (one.counts, other.counts),
-        (one.seen, other.seen),
-        (one.index.keys, other.index.keys),
-    ):
-        np.testing.assert_array_equal(array[used], its[used])
-    np.testing.assert_array_equal(other.find(one.index.keys[used]), used)
-
-
-def test_free_slots_are_used_before_new_ones() -> None:
-    slots = made(10)
-    slots.remove(np.array([3, 7]))
-    assert slots.find(np.array([2, 3, 7])).tolist() == [2, -1, -1]
-    assert (len(slots), slots.num_slots) == (8, 10)
-    again = slots.add(np.array([100, 101, 102]))
-    assert sorted(again.tolist()) == [3, 7, 10]
-    assert slots.counts[again].tolist() == slots.seen[again].tolist() == [0, 0, 0]
-    assert slots.find(np.array([102, 101, 100])).tolist() == again[::-1].tolist()
-
-
-def test_restored_slots_are_those_that_were_saved() -> None:
-    slots = made(50)
-    first = slots.dirty.take()
-    assert first.tolist() == [*range(50)]
-    before = slots.saved(first)
-    slots.remove(np.arange(5, 20))
-    slots.note(slots.add(np.array([7, 500])), 3)  # a key that was removed
-    slots.note(np.array([0, 1]), 4, 2)
-    second = slots.dirty.take()
-    assert second.tolist() == [0, 1, *range(5, 20)]
-    copy = KeySlots(100_000)
-    copy.restore(before)
-    copy.restore(slots.saved(second))
-    copy.restored()
-    assert_same_of_key_slots(slots, copy)
-    assert copy.counts[:2].tolist() == [3, 3]
-    assert len(copy.add(np.arange(1000, 1013))) == 13
-    assert copy.num_slots == 50
-    # Parts written while a key moved to another slot: the later part has the final state.
-    assert_same_of_key_slots(slots, copied(slots, np.arange(50)))
-
-
 def test_a_key_in_two_slots_is_refused() -> None:
     slots = made(3)
     saved = slots.saved(np.arange(3))
@@ -410,41 +363,7 @@ def test_table_that_changes_as_a_whole_forgets_its_first_saves(monkeypatch) -> N
     assert [save in history for save in ("a", "b", "c")] == [False, True, True]
 
 
-def test_table_that_is_not_saved_has_no_cost() -> None:
-    rows = slots_in_use()
-    history = SaveHistory(rows, KeySlots(100))
-    before = rows.unsaved
-    assert before is None
-    history.take()
-    assert rows.unsaved is not None
-    rows.mark(np.arange(3))
-    assert history.num_unsaved == 3
-
-
-@pytest.mark.parametrize("save", ["x", 3])
-def test_unknown_save(save) -> None:
-    assert save not in SaveHistory(slots_in_use(), slots_in_use())
-
-
 # Decisions of policies.
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), max_size=40),
-    st.integers(1, 10),
-    st.booleans(),
-)
-def test_victims_are_the_first_in_order(rows, num_wanted, is_frequency) -> None:
-    ranked = sorted(
-        ((count if is_frequency else 0, seen, place), place)
-        for place, (count, seen, is_evictable) in enumerate(rows)
-        if is_evictable
-    )
-    columns = [np.array([row[at] for row in rows], np.uint32) for at in (0, 1)]
-    is_evictable = np.array([row[2] for row in rows], np.bool_)
-    eviction = LeastFrequent() if is_frequency else LeastRecent()
-    got = victims(eviction, *columns, is_evictable, num_wanted)
-    assert got.tolist() == sorted(place for _, place in ranked[:num_wanted])
 
 
 def test_counts_of_four_billion_do_not_overflow() -> None:
@@ -466,16 +385,6 @@ def test_rows_are_admitted_with_their_probability() -> None:
             for key in KEYS
         ]
         assert are_drawn(policy, np.array(KEYS), version).tolist() == wanted
-
-
-def test_policies_are_read_from_fields() -> None:
-    assert policy_from(None) is None
-    fields = {"kind": "AfterSightings", "sightings": 3, "max_candidates": 9}
-    assert policy_from(fields) == AfterSightings(3, 9)
-    assert policy_from({"kind": "NotSeenFor", "steps": 5}) == NotSeenFor(5)
-    assert policy_from({"kind": "LeastFrequent"}) == LeastFrequent()
-    with pytest.raises(KeyError, match="Random"):
-        policy_from({"kind": "Random"})
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
 
-from stratagem.errors import DataLossError, UnavailableError
 from stratagem.parameter_server.server.tables import key_slots as growing_array
-from stratagem.parameter_server.server.tables.disk_rows import DiskRows, RowFile
+from stratagem.parameter_server.server.tables.disk_rows import RowFile
 from stratagem.parameter_server.server.tables.key_slots import (
-    DirtyRows,
     GrowingArray,
-    SavedKeys,
-    most_rows_in_memory,
 )
 from stratagem.parameter_server.server.tables.keyed_rows import KeyedRows
 from stratagem.parameter_server.server.tables.table_options import (
@@ -30,11 +24,10 @@ from stratagem.parameter_server.server.tables.table_options import (
     NotSeenFor,
     RowInitializer,
     TableOptions,
-    TierOptions,
     WithProbability,
     are_drawn,
 )
-from stratagem.parameter_server.server.tables.tiered_shard import RowFrames, RowStates
+from stratagem.parameter_server.server.tables.tiered_shard import RowFrames
 from tests.unit.parameter_server.server.tables.scalar_hash import (
     GOLDEN,
     KEYS,
@@ -147,13 +140,6 @@ def test_rows_are_those_of_a_replay(options) -> None:
     assert replay.counters["created"] > 20
 
 
-def test_deciding_changes_nothing() -> None:
-    table = KeyedRows(TableOptions(UNIFORM, AfterSightings(2)), 100)
-    for _ in range(3):
-        assert len(table.sighting(np.arange(5), 1).refused) == 5
-    assert len(table.rows) == len(table.candidates) == 0
-
-
 def test_candidates_beyond_the_limit_are_forgotten_the_oldest_first() -> None:
     table = KeyedRows(TableOptions(UNIFORM, AfterSightings(2, max_candidates=10)), 100)
 
@@ -171,21 +157,6 @@ def test_candidates_beyond_the_limit_are_forgotten_the_oldest_first() -> None:
     assert not update(9, 2, 3)
     assert not update(10, *range(100, 150))
     assert update(11, *range(100, 150)) == [*range(100, 110)]
-
-
-def test_an_update_larger_than_the_table_makes_what_fits() -> None:
-    table = KeyedRows(TableOptions(UNIFORM, None, LeastRecent(), 10), 10)
-    table.keep(table.sighting(np.arange(8), 1), 1)
-    sighting = table.sighting(np.arange(4, 30), 2)
-    assert (len(sighting.slots), sighting.new.tolist()) == (4, [*range(8, 14)])
-    table.keep(sighting, 2)
-    assert sorted(table.rows.index.keys[table.rows.used]) == [*range(4, 14)]
-    assert table.counters == {
-        "created": 14,
-        "evicted": 4,
-        "evicted_updates": 4,
-        "refused_updates": 16,
-    }
 
 
 # Initial rows by key, against one number at a time in Python.
@@ -283,34 +254,6 @@ def write(file: RowFile, numbers: np.ndarray, value: float) -> None:
     file.write(numbers, records)
 
 
-def test_records_are_those_of_a_dictionary(tmp_path) -> None:
-    rng = np.random.default_rng(0)
-    wanted: dict[int, float] = {}
-    for _ in range(3):  # opened again
-        with RowFile(tmp_path / "rows", TYPE) as file:
-            for value in range(20):
-                numbers = np.unique(rng.integers(0, 5000, 100))
-                if value % 3 == 0:  # a run
-                    numbers = np.arange(numbers[0], numbers[0] + 300)
-                write(file, numbers, value)
-                wanted |= dict.fromkeys(numbers.tolist(), value)
-                numbers = np.unique(rng.integers(0, 60_000, 200))
-                got = file.read(numbers)
-                assert file.are_valid(numbers, got).all()
-                is_written = np.array([one in wanted for one in numbers.tolist()])
-                np.testing.assert_array_equal(file.are_written(got), is_written)
-                values = np.array([wanted.get(one, 0.0) for one in numbers.tolist()])
-                rows = np.where(is_written, numbers + values, 0)
-                np.testing.assert_array_equal(got["row"], np.repeat(rows[:, None], 3, 1))
-            file.sync()
-    with RowFile(tmp_path / "rows", TYPE) as file:
-        found: list[int] = []
-        for numbers, records in file.scan():
-            found += numbers[file.are_written(records)].tolist()
-        assert found == sorted(wanted)
-        assert file.size_bytes <= 2 * (tmp_path / "rows").stat().st_size
-
-
 @pytest.mark.parametrize("is_moved", [False, True])
 def test_damaged_and_moved_records_are_found(tmp_path, is_moved) -> None:
     path = tmp_path / "rows"
@@ -329,15 +272,6 @@ def test_damaged_and_moved_records_are_found(tmp_path, is_moved) -> None:
     assert np.flatnonzero(~are_valid).tolist() == [7]
 
 
-def test_file_has_holes_and_no_other_user_reads_it(tmp_path) -> None:
-    with RowFile(tmp_path / "rows", TYPE) as file:
-        assert not len(file.read(np.arange(0)))
-        assert not file.are_written(file.read(np.array([0, 10**6]))).any()
-        write(file, np.array([10**6]), 1.0)
-        assert file.size_bytes < 10**6
-        assert (tmp_path / "rows").stat().st_mode & 0o777 == 0o600
-
-
 def test_short_reads_and_writes_are_continued(tmp_path, monkeypatch) -> None:
     pread, pwrite = os.pread, os.pwrite
     monkeypatch.setattr(os, "pread", lambda file, size, at: pread(file, min(size, 7), at))
@@ -349,134 +283,19 @@ def test_short_reads_and_writes_are_continued(tmp_path, monkeypatch) -> None:
         np.testing.assert_array_equal(got["row"][:, 0], [1.5, 2.5, 9.5])
 
 
-# Rows in memory: which have a frame, and which lose it.
+# Rows in memory, and arrays that grow in place.
 
 
-@pytest.fixture
-def dirty() -> set[int]:
-    return set()
-
-
-@pytest.fixture
-def frames(dirty) -> RowFrames:
-    made = RowFrames(1000, 1000, lambda slots: ~np.isin(slots, [*dirty]))
-    made.grow(1000)
-    return made
-
-
-def in_memory(frames: RowFrames) -> list[int]:
-    return np.flatnonzero(frames.find(np.arange(1000)) >= 0).tolist()
-
-
-def test_frames_are_found_freed_and_used_again(frames) -> None:
-    assert not in_memory(frames)
-    places = frames.add(np.array([5, 900, 7]))
-    assert places.tolist() == frames.find(np.array([5, 900, 7])).tolist() == [0, 1, 2]
-    assert frames.make_room(1, 3) == 1
-    assert (frames.num_used, frames.num_drops) == (2, 1)
-    frames.add(np.array([8]))
-    assert frames.num_frames == 3
-    assert len(in_memory(frames)) == 3
-    assert frames.make_room(2, 10) == 2
-    assert frames.num_drops == 1
-
-
-def test_frames_that_were_used_stay(frames) -> None:
+def test_frames_that_were_used_stay() -> None:
+    frames = RowFrames(1000, 1000, lambda slots: slots >= 0)
+    frames.grow(1000)
     frames.add(np.arange(100))
     frames.make_room(1, 100)  # the hand passes over all frames once
     frames.add(np.array([100]))
     frames.use(frames.find(np.arange(50, 100)))
     frames.make_room(40, 100)
-    assert {*range(50, 100)} <= {*in_memory(frames)}
+    assert (frames.find(np.arange(50, 100)) >= 0).all()
     assert frames.num_used == 60
-
-
-def test_frames_of_changed_pinned_and_kept_rows_stay(frames, dirty) -> None:
-    frames.add(np.arange(30))
-    dirty |= {*range(10)}
-    frames.pin(frames.find(np.arange(10, 20)))
-    kept = frames.find(np.arange(20, 25))
-    assert frames.make_room(100, 30, kept) == 5
-    assert in_memory(frames) == [*range(25)]
-    assert frames.make_room(1, 10) == 0  # those that were kept go, and no others
-    assert in_memory(frames) == [*range(20)]
-    frames.pin(np.empty(0, np.int64))
-    frames.make_room(1, 10)
-    assert in_memory(frames) == [*range(10)]
-    dirty.clear()
-    assert frames.make_room(10, 10) == 10
-    assert not in_memory(frames)
-
-
-def test_more_frames_than_fit_are_refused(dirty) -> None:
-    frames = RowFrames(1000, 20, lambda slots: slots >= 0)
-    frames.grow(1000)
-    with pytest.raises(MemoryError, match="needs memory for 21 rows"):
-        frames.reserve(21)
-    assert frames.slot_bytes == 4
-    assert frames.frame_bytes == 10
-
-
-# Keys and rows in a folder, and columns that are added later.
-
-NONE = np.empty(0, np.int64)
-
-
-def keys_of(slots: list[int], freed: list[int] | None = None) -> SavedKeys:
-    used = np.array(slots)
-    seen = np.full(len(used), 3, np.uint32)
-    return SavedKeys(used, used * 10, seen, seen + np.uint32(1), np.array(freed or NONE))
-
-
-def value(slots: list[int], number: float) -> np.ndarray:
-    return np.full((len(slots), 2), number, np.float32)
-
-
-def column(rows: DiskRows, name: str, slots: list[int]) -> list[float]:
-    fetched = rows.read(np.array(slots))
-    assert fetched.are_valid().all()
-    values = np.full((len(slots), 2), -1, np.float32)
-    fetched.fill(name, values)
-    return values[:, 0].tolist()
-
-
-def test_keys_and_columns_are_there_when_the_folder_is_opened_again(tmp_path) -> None:
-    folder = tmp_path / "t"
-    with DiskRows(folder) as rows:
-        rows.write((1, 2), keys_of([1, 4, 6]), {"value": value([1, 4, 6], 5)})
-        one = value([4], 6)
-        rows.write((1, 3), keys_of([4], [6]), {"value": one, "v#1": one + 1})
-        rows.write((1, 3), keys_of([9]), {"v#1": value([9], 3)})  # the other was dropped
-        rows.sync()
-        assert rows.columns == ["value", "v#1"]
-        assert rows.size_bytes > 0
-        rows_id = rows.rows_id
-    with DiskRows(folder, rows_id) as rows:
-        assert rows.position == (1, 3)
-        assert column(rows, "value", [0, 1, 4, 9]) == [-1, 5, 6, 0]
-        assert column(rows, "v#1", [1, 4, 9]) == [-1, 7, 3]
-        (found,) = [keys for keys, _ in rows.scan()]
-        assert found.slots.tolist() == [1, 4, 9]
-        assert found.keys.tolist() == [10, 40, 90]
-        assert found.counts.tolist() == [4, 4, 4]
-        assert rows.num_read == 7
-        rows.remove()
-    assert not tmp_path.exists()
-
-
-def test_folder_of_another_journal_and_folder_in_use_are_refused(tmp_path, monkeypatch) -> None:
-    folder = tmp_path / "t"
-    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "0.1")
-    with DiskRows(folder) as rows, pytest.raises(UnavailableError, match="is in use by process"):
-        DiskRows(folder, rows.rows_id)
-    with pytest.raises(DataLossError, match="its rows are of another journal"):
-        DiskRows(folder, "other")
-    with pytest.raises(DataLossError, match="cannot be used: it has no valid rows") as raised:
-        DiskRows(Path(tmp_path, "u"), "other")
-    assert raised.value.__cause__ is not None
-
-
-# Arrays that grow in place.
 
 
 def filled(num_rows: int, most_rows: int = 10_000) -> GrowingArray:
@@ -484,27 +303,6 @@ def filled(num_rows: int, most_rows: int = 10_000) -> GrowingArray:
     growing.grow(num_rows)
     growing.array[:num_rows] = np.arange(2 * num_rows).reshape(num_rows, 2)
     return growing
-
-
-@pytest.mark.parametrize("copied_bytes", [0, 2**22])
-def test_rows_stay_when_it_grows(monkeypatch, copied_bytes) -> None:
-    monkeypatch.setattr(growing_array, "_COPIED_BYTES", copied_bytes)
-    growing = filled(3)
-    for num_rows in (3, 4, 1000, 10_000):
-        growing.grow(num_rows)
-        assert len(growing.array) >= num_rows
-        np.testing.assert_array_equal(growing.array[:3], [[0, 1], [2, 3], [4, 5]])
-    assert growing.row_bytes == 8
-
-
-def test_large_array_is_reserved_once(monkeypatch) -> None:
-    monkeypatch.setattr(growing_array, "_COPIED_BYTES", 800)
-    growing = filled(100)
-    growing.grow(101)
-    reserved = growing.array
-    assert len(reserved) == 10_000
-    growing.grow(10_000)
-    assert growing.array is reserved
 
 
 def test_array_grows_by_copies_if_memory_cannot_be_reserved(monkeypatch) -> None:
@@ -521,118 +319,3 @@ def test_more_rows_than_fit_are_refused() -> None:
         growing.grow(11)
     with pytest.raises(MemoryError, match="memory for"):
         filled(2**57, 2**58)
-
-
-def test_number_of_rows_that_fill_the_memory() -> None:
-    assert most_rows_in_memory(1) == 2**31 - 1
-    rows = most_rows_in_memory(2**20)
-    with open("/proc/meminfo") as file:
-        total_kib = int(file.readline().split()[1])
-    assert rows == total_kib // 1024
-
-
-# Options of a keyed table as JSON.
-
-
-def test_options_are_read_from_fields() -> None:
-    assert TableOptions.from_fields({}) == TableOptions(RowInitializer())
-    got = TableOptions.from_fields(
-        {
-            "initializer": {"kind": "uniform", "a": -1, "b": 1, "seed": 3},
-            "admission": {"kind": "AfterSightings", "sightings": 2},
-            "eviction": {"kind": "LeastRecent"},
-            "max_rows": 7,
-            "storage_dtype": "int8",
-            "tiers": {"memory_bytes": 100, "folder": "/disk"},
-        }
-    )
-    uniform = RowInitializer("uniform", -1, 1, 3)
-    tiers = TierOptions(100, "/disk")
-    assert got == TableOptions(uniform, AfterSightings(2), LeastRecent(), 7, False, tiers, "int8")
-
-
-def test_options_that_servers_do_not_have_are_refused() -> None:
-    with pytest.raises(TypeError, match="engine"):
-        TableOptions.from_fields({"engine": "rocks"})
-    with pytest.raises(ValueError, match="max_rows=0"):
-        TableOptions.from_fields({"max_rows": 0})
-
-
-@pytest.mark.parametrize(
-    "tiers",
-    [
-        {},
-        {"memory_bytes": 1},
-        {"memory_bytes": 0, "folder": "/disk"},
-        {"memory_bytes": 1, "folder": ""},
-        {"memory_bytes": 1, "folder": "/disk", "engine": "rocks"},
-    ],
-)
-def test_tiers_need_memory_and_a_folder(tiers) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"memory_bytes|folder|engine"):
-        TableOptions.from_fields({"tiers": tiers})
-
-
-# Changed rows, against a set.
-
-# The number of rows decides how they are put in order.
-ROWS = st.sets(st.integers(0, 99)) | st.sets(st.integers(0, 99), max_size=4)
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from(["mark", "unmark", "take", "put back"]), ROWS), max_size=20)
-)
-def test_rows_are_those_of_a_set(operations) -> None:
-    dirty, wanted = DirtyRows(100), set[int]()
-    dirty.grow(50)
-    dirty.grow(100)
-    for name, rows in operations:
-        marked = np.array([*rows], np.int64)
-        if name == "mark":
-            dirty.mark(marked)
-            wanted |= rows
-        elif name == "unmark":
-            dirty.unmark(np.array([*rows & wanted], np.int64))
-            wanted -= rows
-        else:
-            taken = dirty.take()
-            assert taken.tolist() == sorted(wanted)
-            wanted.clear()
-            if name == "put back":
-                dirty.mark(marked)
-                dirty.mark(taken)
-                wanted = rows | {*taken.tolist()}
-        assert len(dirty) == len(wanted)
-        assert sorted(dirty.rows.tolist()) == np.flatnonzero(dirty.has(np.arange(100))).tolist()
-        assert {*dirty.rows.tolist()} == wanted
-
-
-# Changed rows on their way to journal and disk, against sets.
-
-ROWS_OF_ROW_STATES = st.sets(st.integers(0, 49), max_size=12)
-OPERATIONS = ["mark", "take", "flush"]
-
-
-@given(st.lists(st.tuples(st.sampled_from(OPERATIONS), ROWS_OF_ROW_STATES), max_size=30))
-def test_rows_are_flushable_once_they_were_taken(operations) -> None:
-    states = RowStates(50)
-    states.grow(50)
-    dirty, unflushed = set[int](), set[int]()
-    for name, rows in operations:
-        if name == "mark":
-            states.mark(np.array([*rows], np.int64))
-            dirty |= rows
-            unflushed |= rows
-        elif name == "take":
-            assert states.take().tolist() == sorted(dirty)
-            dirty = set()
-        else:
-            flushable = states.flushable()
-            assert {*flushable.tolist()} == unflushed - dirty
-            states.mark(np.array([*rows], np.int64))  # they change during the write
-            states.flushed(flushable)
-            dirty |= rows
-            unflushed = (unflushed - {*flushable.tolist()}) | dirty
-        assert {*states.unflushed.rows.tolist()} == unflushed
-        assert len(states) == len(dirty)
-    assert states.row_bytes == 2
