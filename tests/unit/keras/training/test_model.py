@@ -131,7 +131,7 @@ def _every_method(scope: Scope) -> dict[str, Any]:
 
 
 @pytest.mark.compatibility
-def test_every_method_gives_the_numbers_of_one_device_inside_the_scope() -> None:
+def test_every_method_gives_the_numbers_of_one_device() -> None:
     with mirrored(3).scope():
         measured = plain_keras(lambda _: _every_method(contextlib.nullcontext))
     assert differences(measured, plain_keras(_every_method)) == []
