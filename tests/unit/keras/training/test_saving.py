@@ -23,6 +23,7 @@ from stratagem.keras.training.model import lower_training_step, observe_steps, r
 from stratagem.observe.recorder import end_observation, observe
 from stratagem.strategies.mirrored import CompileOnlyStrategy
 from stratagem.variables.registry import VariableKind
+from tests.fresh_process import run_fresh
 from tests.parity.comparison import mirrored, regression
 from tests.unit.keras.replicas import copies_of, kind_of, values_of
 from tests.unit.keras.training.small_decoder import STRATEGIES, Letters, Sampler, made
@@ -54,6 +55,31 @@ def _state(model: Any) -> list[np.ndarray]:
 def distributed() -> Any:
     """A model trained by two replicas."""
     return _trained(lambda: mirrored(2).scope())
+
+
+_PLAIN_KERAS = """
+import sys
+import keras, numpy
+model = keras.models.load_model("model.keras")
+assert not [name for name in sys.modules if name.partition(".")[0] == "stratagem"]
+variables = [*model.weights, *model.optimizer.variables]
+arrays = {"variable" + str(i): numpy.asarray(v.value) for i, v in enumerate(variables)}
+weights = keras.models.clone_model(model)
+weights.load_weights("model.weights.h5")
+for v, w in zip(model.weights, weights.weights, strict=True):
+    numpy.testing.assert_array_equal(numpy.asarray(v.value), numpy.asarray(w.value))
+numpy.savez("read.npz", **arrays)
+"""
+
+
+@pytest.mark.slow
+def test_file_saved_under_a_strategy_opens_in_plain_keras(distributed: Any, tmp_path: Path) -> None:
+    distributed.save(tmp_path / "model.keras")
+    distributed.save_weights(tmp_path / "model.weights.h5")
+    run_fresh(_PLAIN_KERAS, folder=tmp_path, KERAS_BACKEND="jax")
+    with np.load(tmp_path / "read.npz") as read:
+        for index, value in enumerate(_state(distributed)):
+            np.testing.assert_array_equal(read[f"variable{index}"], value)
 
 
 @pytest.mark.compatibility
