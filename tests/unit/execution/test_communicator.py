@@ -11,7 +11,7 @@ import pytest
 from stratagem.devices.all_reduce import ReplicaAxis, SizedPacks
 from stratagem.execution.communicator import MeshCommunicator, SoleCommunicator
 from stratagem.options import ReduceOp
-from stratagem.variables.distributed import Mirrored, PerReplica
+from stratagem.variables.distributed import PerReplica
 from tests.unit.devices.axes import AXES, on_axis
 
 STRATEGY = object()
@@ -26,12 +26,6 @@ def sole() -> SoleCommunicator:
 @pytest.fixture
 def mesh() -> MeshCommunicator:
     return MeshCommunicator(AXES[3])
-
-
-@pytest.mark.parametrize("value", [2.5, np.float32(2.5), jnp.ones(2), jnp.ones(2, jnp.bfloat16)])
-@pytest.mark.parametrize("op", list(ReduceOp))
-def test_sole_replica_gets_its_own_floats_back(sole, op, value) -> None:
-    assert sole.all_reduce(op, value) is value
 
 
 @pytest.mark.parametrize("dtype", ["int8", "bool", "bfloat16"])
@@ -49,27 +43,6 @@ def test_sole_replica_gathers_its_own_true_rows(sole) -> None:
     np.testing.assert_array_equal(sole.all_gather(rows, 0, None), rows)
     np.testing.assert_array_equal(sole.all_gather(rows, 0, (2,)), rows[:2])
     np.testing.assert_array_equal(sole.all_gather(rows, 1, (1,)), rows[:, :1])
-
-
-def test_sole_replica_merges_with_plain_values_and_results(sole) -> None:
-    def merge(strategy, value, *, scale):
-        assert strategy is STRATEGY
-        assert value == 2.0
-        return {"mirrored": Mirrored(scale * value), "plain": [value, None, "text"]}
-
-    result = sole.merge(STRATEGY, merge, (2.0,), {"scale": 3.0})
-    assert result == {"mirrored": 6.0, "plain": [2.0, None, "text"]}
-
-
-def test_mesh_replica_gets_its_part_of_a_per_replica_from_outside_the_step(mesh) -> None:
-    outside = PerReplica(stacked=jnp.asarray([10.0, 20.0, 30.0]))
-
-    def merge(_, value):
-        assert value is outside
-        return [value, outside]
-
-    result = on_axis(AXES[3], lambda _: mesh.merge(STRATEGY, merge, (outside,), {}), VALUES)
-    np.testing.assert_array_equal(result, [[10, 20, 30]] * 2)
 
 
 def test_mesh_replica_cannot_get_its_part_of_python_objects(mesh) -> None:

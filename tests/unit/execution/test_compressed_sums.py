@@ -91,11 +91,9 @@ def in_blocks(rows, width, largest):
 )
 def test_short_floats_are_those_of_numpy(setting, dtype) -> None:
     np.testing.assert_array_equal(coded(setting, ROWS), ROWS.astype(dtype).astype(np.float32))
-
-
-def test_float16_cuts_what_it_cannot_hold() -> None:
-    rows = np.float32([[1e6, -1e6, 3.0]])
-    np.testing.assert_array_equal(coded(Float16(), rows), [[65504, -65504, 3]])
+    rows = np.float32([[1e6, -1e6, 3.0]])  # float16 cuts what it cannot hold
+    cut = [[65504, -65504, 3]] if dtype is np.float16 else rows.astype(dtype).astype(np.float32)
+    np.testing.assert_array_equal(coded(setting, rows), cut)
 
 
 def test_int8_is_within_half_a_step() -> None:
@@ -193,25 +191,19 @@ def test_sums_and_errors_of_islands_add_up(setting, count, size) -> None:
 
 # Sums of every scheme: equal on all replicas, and nothing is lost that feedback should keep.
 
-ALL_OF_SUMS = [
-    BFloat16(),
-    Float16(),
-    Int8(),
-    Int8(stochastic=False),
-    Float8(),
-    PowerSGD(rank=2),
-]
 
-
-def _marked(quick: object) -> list[object]:
-    """All of them, of which one is quick."""
-    return [
-        pytest.param(one, marks=() if one == quick else pytest.mark.slow) for one in ALL_OF_SUMS
-    ]
-
-
-@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("setting", _marked(BFloat16()), ids=str)
+@pytest.mark.parametrize(
+    ("setting", "count"),
+    [
+        (BFloat16(), 2),
+        (Int8(), 2),
+        *(
+            pytest.param(one, 3, marks=pytest.mark.slow)
+            for one in (Float16(), Int8(stochastic=False), Float8(), PowerSGD(rank=2))
+        ),
+    ],
+    ids=str,
+)
 def test_sums_and_errors_add_up_to_the_gradients(setting, count) -> None:
     """What a step does not send is in the errors, so that in the end all of it is sent."""
     states = first_states(setting, count)
@@ -224,14 +216,10 @@ def test_sums_and_errors_add_up_to_the_gradients(setting, count) -> None:
             np.testing.assert_allclose(got[0] + new["error"].sum(0), given, rtol=0, atol=2e-5)
             assert np.abs(new["error"]).max() > 0
         states = new_states
-
-
-@pytest.mark.parametrize("setting", _marked(Float16()), ids=str)
-def test_dtype_of_gradients_is_kept(setting) -> None:
     grads = [jnp.ones((40, 30), jnp.bfloat16)]
     state = {name: jnp.ones(size) for name, size in setting.state_shapes((40, 30)).items()}
     sums, _ = compressed_sums(setting, grads, [state], SoleCommunicator(), replica_id=0, step=0)
-    assert sums[0].dtype == jnp.bfloat16
+    assert sums[0].dtype == jnp.bfloat16  # that of the gradients
 
 
 # Low-rank sums, against the paper's algorithm in NumPy.
@@ -266,44 +254,13 @@ def test_factors_of_repeated_gradients_become_the_best_ones() -> None:
     np.testing.assert_allclose(sums[0][0], best, atol=0.02 * values[0])
 
 
-# Sums of shorter numbers: how close they are, and rounding by chance.
-
-
-@pytest.mark.parametrize(
-    ("setting", "bound"),
-    [(BFloat16(), 0.01), (Float16(), 0.002), (Int8(), 0.03), (Float8(), 0.1)],
-    ids=str,
-)
-def test_short_numbers_are_close(setting, bound) -> None:
-    grads = gradients(2)
-    sums, _ = one_step(setting, 2, grads, first_states(setting, 2))
-    for got, grad in zip(sums, grads, strict=True):
-        exact = grad.sum(0)
-        assert np.abs(got[0] - exact).max() <= bound * np.abs(exact).max()
-
-
-@pytest.mark.slow
-def test_rounding_by_chance_differs_from_step_to_step_and_repeats() -> None:
-    grads, states = gradients(2), first_states(Int8(), 2)
-    first, again, later = (one_step(Int8(), 2, grads, states, step)[0][0] for step in (0, 0, 1))
-    np.testing.assert_array_equal(first, again)
-    assert np.any(first != later)
-
-
 # Islands: their replicas, and sums between them of which each replica sends a part.
 
 ODD_SHAPES = [(5, 3), (), (8,), (0,)]  # of a size that islands do not divide, too
 
 
-def test_members_are_consecutive_and_peers_have_one_place() -> None:
-    islands = Islands(6, 2)
-    assert islands.count == 3
-    assert islands.members == ((0, 1), (2, 3), (4, 5))
-    assert islands.peers == ((0, 2, 4), (1, 3, 5))
-
-
 @pytest.mark.parametrize("packing", [NO_PACKING, SizedPacks(40, 40)])
-@pytest.mark.parametrize(("count", "size"), [(4, 2), (6, 2), (6, 3), (3, 1), (4, 4)])
+@pytest.mark.parametrize(("count", "size"), [(6, 2), (3, 1), (4, 4)])
 def test_sums_are_those_of_one_array_per_island(count, size, packing) -> None:
     axis, islands = ReplicaAxis("row", count), Islands(count, size)
     rng = np.random.default_rng(0)
@@ -315,9 +272,12 @@ def test_sums_are_those_of_one_array_per_island(count, size, packing) -> None:
         sums = IslandSums(islands, communicator, jax.lax.axis_index("row"))
 
         def add(parts):
+            sizes.append([part.size for part in parts])
             return sums.between.all_reduce_many(ReduceOp.SUM, parts)
 
         return sums.by_parts(add, values), sums.sent_equal(values[0]), sums.island_id
+
+    sizes: list[list[int]] = []
 
     totals, of_place, ids = on_axis(axis, replica, *own)
     for total, array in zip(totals, arrays, strict=True):
@@ -325,22 +285,6 @@ def test_sums_are_those_of_one_array_per_island(count, size, packing) -> None:
         np.testing.assert_allclose(total[0], array.sum(0), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(of_place, own[0])
     np.testing.assert_array_equal(ids, np.arange(count) // size)
-
-
-def test_part_of_an_array_is_sent_between_islands() -> None:
-    """A link between islands carries an array once, whatever the replicas of an island."""
-    axis, islands = ReplicaAxis("row", 4), Islands(4, 2)
-    sizes = []
-
-    def replica(value):
-        communicator = MeshCommunicator(axis)
-        sums = IslandSums(islands, communicator, jax.lax.axis_index("row"))
-
-        def add(parts):
-            sizes.append([part.size for part in parts])
-            return sums.between.all_reduce_many(ReduceOp.SUM, parts)
-
-        return sums.by_parts(add, [value])
-
-    on_axis(axis, replica, np.ones((4, 10), np.float32))
-    assert sizes == [[5]]
+    # A link between islands carries an array once, whatever the replicas of an island.
+    wholes = [int(np.prod(shape)) for shape in ODD_SHAPES]
+    assert all(sum(one) < sum(wholes) / size + size * len(wholes) for one in sizes)

@@ -80,28 +80,6 @@ def test_function_in_a_replica_is_the_function_itself() -> None:
     assert "Tracer" in compiled
 
 
-def test_function_in_a_function_without_a_strategy_is_part_of_its_program() -> None:
-    num_calls = 0
-
-    @sg.function
-    def inner(x: Any) -> Any:
-        nonlocal num_calls
-        num_calls += 1
-        return x + 1
-
-    outer = sg.function(lambda x: inner(2 * x))
-    assert [float(outer(1.0)) for _ in range(4)] == [3.0] * 4
-    assert num_calls == 2
-
-
-def test_eager_function_runs_as_it_stands() -> None:
-    sg.config.run_eagerly(True)
-    try:
-        assert sg.function(lambda x: isinstance(x, float))(1.0) is True
-    finally:
-        sg.config.run_eagerly(False)
-
-
 def test_each_use_of_a_strategy_makes_it_python_and_happens_once_a_call() -> None:
     strategy = mirrored(2)
     with strategy.scope():
@@ -123,6 +101,8 @@ def test_each_use_of_a_strategy_makes_it_python_and_happens_once_a_call() -> Non
         lambda: variable.assign(2.0),
         scope,
     ]
+    same, parts = sg.function(lambda value: value), sg.PerReplica(stacked=np.ones(2))
+    assert [same(parts) is parts for _ in range(3)] == [True] * 3
     for use in uses:
         seen: list[Any] = []
 
@@ -135,17 +115,6 @@ def test_each_use_of_a_strategy_makes_it_python_and_happens_once_a_call() -> Non
         for number in range(3):
             assert function(number) == number
         assert seen == [0, 1, 2], uses.index(use)
-
-
-def test_data_that_a_step_reads_is_read_once() -> None:
-    strategy = mirrored(2)
-    rows = iter([np.float32(1), np.float32(2), np.float32(3)])
-
-    @sg.function
-    def step() -> Any:
-        return strategy.reduce("sum", strategy.run(lambda x: x, args=(next(rows),)), axis=None)
-
-    assert [float(step()) for _ in range(3)] == [2.0, 4.0, 6.0]
 
 
 def test_strategy_that_a_later_call_uses_ends_the_compilation() -> None:
@@ -172,25 +141,6 @@ def test_strategy_that_a_later_call_uses_ends_the_compilation() -> None:
     assert [float(again(1.0, "nowhere")) for _ in range(2)] == [2.0, 2.0]
     assert float(again(1.0, "variable")) == 2.0
     assert float(variable.value) == 4.0
-
-
-def test_function_in_a_scope_sees_its_strategy() -> None:
-    strategy = mirrored(2)
-
-    @sg.function
-    def count() -> int:
-        return sg.get_strategy().num_replicas_in_sync
-
-    with strategy.scope():
-        assert [count() for _ in range(3)] == [2, 2, 2]
-    assert [count() for _ in range(3)] == [1, 1, 1]
-
-
-def test_distributed_values_are_those_of_python() -> None:
-    parts = mirrored(2).distribute_values_from_function(lambda c: c.replica_id_in_sync_group)
-    same = sg.function(lambda value: value)
-    for _ in range(3):
-        assert same(parts) is parts
 
 
 def test_arrays_of_the_host_are_arrays_of_jax_in_the_function() -> None:
@@ -238,16 +188,6 @@ def test_variables_made_at_every_call_are_refused(initial: Any) -> None:
     np.testing.assert_array_equal(step(), initial)
     with pytest.raises(ValueError, match="and another one on its second call"):
         step()
-
-
-def test_error_of_the_function_comes_out_at_each_call() -> None:
-    @sg.function
-    def step() -> None:
-        raise KeyError("mine")
-
-    for _ in range(2):
-        with pytest.raises(KeyError, match="mine"):
-            step()
 
 
 def test_branching_on_a_value_says_what_it_is() -> None:

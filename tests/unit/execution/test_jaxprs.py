@@ -43,53 +43,33 @@ def reduced(
     return ClosedJaxpr(jaxpr, closed.consts), stays
 
 
-def names_of(closed: ClosedJaxpr) -> list[str]:
-    return [eqn.primitive.name for eqn in closed.jaxpr.eqns]
+_TABLE = np.arange(4.0, dtype="float32")
 
 
-def test_what_no_result_depends_on_is_left_out() -> None:
-    def function(a: Any, b: Any, c: Any) -> Any:
-        unused = jnp.sin(b) * c
-        assert unused.shape == ()
-        return jnp.cos(a) * 2.0
-
-    closed, stays = reduced(function, 1.0, 2.0, 3.0)
-    assert stays == [True, False, False]
-    assert names_of(closed) == ["cos", "mul"]
-    np.testing.assert_allclose(jaxpr_as_fun(closed)(0.5), [2 * np.cos(0.5)], rtol=1e-6)
+def _scanned(a: Any, b: Any, c: Any) -> Any:
+    """The first of two carried values; both are computed."""
+    return jax.lax.scan(lambda c, _: ((c[0] + 1.0, c[1] * b), None), (a, b), length=3)[0][0]
 
 
-def test_inputs_that_are_kept_stay_in_their_places() -> None:
-    closed, stays = reduced(lambda a, b, c: a - c, 5.0, 7.0, 3.0, kept=[False, True, False])
-    assert stays == [True, True, True]
-    np.testing.assert_allclose(jaxpr_as_fun(closed)(5.0, 7.0, 3.0), [2.0])
-    closed, stays = reduced(lambda a, b, c: b * 1.0, 5.0, 7.0, 3.0, kept=[True, False, False])
-    assert stays == [True, True, False]
-    np.testing.assert_allclose(jaxpr_as_fun(closed)(5.0, 7.0), [7.0])
-
-
-def test_results_that_are_inputs_or_numbers_need_nothing() -> None:
-    closed, stays = reduced(lambda a, b: (b, 3.0, b), 1.0, 2.0)
-    assert stays == [False, True]
-    assert names_of(closed) == []
-    assert [float(one) for one in jaxpr_as_fun(closed)(2.0)] == [2.0, 3.0, 2.0]
-
-
-def test_constants_are_kept() -> None:
-    table = np.arange(4.0, dtype="float32")
-    closed, stays = reduced(lambda a, b: jnp.asarray(table)[a], 2, 1.0)
-    assert stays == [True, False]
-    assert float(jaxpr_as_fun(closed)(jnp.asarray(2))[0]) == 2.0
-
-
-def test_all_results_of_what_is_needed_in_part_are_computed() -> None:
-    def function(a: Any, b: Any) -> Any:
-        (first, _), _ = jax.lax.scan(lambda c, _: ((c[0] + 1.0, c[1] * b), None), (a, b), length=3)
-        return first
-
-    closed, stays = reduced(function, 1.0, 2.0)
-    assert stays == [True, True]
-    np.testing.assert_allclose(jaxpr_as_fun(closed)(1.0, 2.0), [4.0])
+@pytest.mark.parametrize(
+    ("function", "kept", "stays", "expected"),
+    [
+        (lambda a, b, c: (jnp.sin(b) * c, jnp.cos(a) * 2.0)[1], "", "a", [2 * np.cos(2.0)]),
+        (lambda a, b, c: a - c, "b", "abc", [-4.0]),
+        (lambda a, b, c: b * 1.0, "a", "ab", [4.0]),
+        (lambda a, b, c: (b, 3.0, b), "", "b", [4.0, 3.0, 4.0]),
+        (lambda a, b, c: jnp.asarray(_TABLE)[jnp.int32(a)], "", "a", [2.0]),
+        (_scanned, "", "ab", [5.0]),
+        (lambda a, b, c: io_callback(lambda a: a * 3, jnp.zeros(()), a), "", "a", [6.0]),
+    ],
+    ids=["unused", "kept", "kept and unused", "inputs", "constant", "loop", "callback"],
+)
+def test_what_no_result_depends_on_is_left_out(function, kept, stays, expected) -> None:
+    closed, found = reduced(function, 2.0, 4.0, 6.0, kept=[one in kept for one in "abc"])
+    assert "".join(one for one, stay in zip("abc", found, strict=True) if stay) == stays
+    values = [jnp.float32({"a": 2, "b": 4, "c": 6}[one]) for one in stays]
+    np.testing.assert_allclose(jax.jit(jaxpr_as_fun(closed))(*values), expected, rtol=1e-6)
+    assert "sin" not in str(closed)
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -110,15 +90,6 @@ def test_what_is_done_besides_stays_where_it_is_to(kind, keeps) -> None:
     np.testing.assert_allclose(results, [2.0])
     jax.effects_barrier()
     assert _seen == ([2.0] if keeps else [])
-
-
-def test_callback_whose_result_is_needed_stays() -> None:
-    def function(a: Any) -> Any:
-        return io_callback(lambda a: np.float32(a) * 3, jnp.zeros(()), a)
-
-    closed, stays = reduced(function, 2.0, keeps_effects=False)
-    assert stays == [True]
-    np.testing.assert_allclose(jax.jit(jaxpr_as_fun(closed))(jnp.asarray(2.0)), [6.0])
 
 
 def test_naming_a_mesh_axis_is_no_reason_to_stay() -> None:
@@ -255,36 +226,23 @@ def equation(function: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "function",
+    ("function", "is_one", "is_one_with_rev"),
     [
-        lambda x: jax.lax.sqrt(x),
-        lambda x: x * 2.0,
-        lambda x: x**3,
-        jax.jit(lambda x: jnp.exp(x) - x),
+        (lambda x: jax.lax.sqrt(x), True, True),
+        (lambda x: x * 2.0, True, True),
+        (lambda x: x**3, True, True),
+        (jax.jit(lambda x: jnp.exp(x) - x), True, True),
+        (lambda x: x.T, False, False),
+        (lambda x: jax.lax.cumsum(x), False, False),
+        (jax.jit(lambda x: x - jnp.sum(x)), False, False),
+        (lambda x: jax.lax.rev(x, (0,)), False, True),
+        (jax.jit(lambda x: jax.lax.rev(x, (0,)) + x), False, True),
     ],
-    ids=["sqrt", "product", "power", "inner"],
+    ids=["sqrt", "product", "power", "inner", "T", "running sum", "inner sum", "rev", "inner rev"],
 )
-def test_elements_of_the_result_follow_from_the_same_elements(function) -> None:
-    assert is_by_element(equation(function))
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: x.T,
-        lambda x: jax.lax.cumsum(x),
-        jax.jit(lambda x: x - jnp.sum(x)),
-        lambda x: jax.lax.rev(x, (0,)),
-    ],
-    ids=["transpose", "running sum", "inner sum", "reversed"],
-)
-def test_others_do_not(function) -> None:
-    assert not is_by_element(equation(function))
-
-
-def test_callers_may_allow_more() -> None:
-    eqn = equation(lambda x: jax.lax.rev(x, (0,)))
-    assert is_by_element(eqn, also=("rev",))
-    inner = equation(jax.jit(lambda x: jax.lax.rev(x, (0,)) + x))
-    assert not is_by_element(inner)
-    assert is_by_element(inner, also=("rev",))
+def test_elements_of_the_result_follow_from_the_same_elements(
+    function, is_one, is_one_with_rev
+) -> None:
+    eqn = equation(function)
+    assert is_by_element(eqn) is is_one
+    assert is_by_element(eqn, also=("rev",)) is is_one_with_rev  # as a caller may allow

@@ -1,13 +1,32 @@
-"""Short ways to put values on replicas and to look at how a variable is kept."""
+"""Values on replicas, how a variable is kept there, and a model that most tests train."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
 from stratagem.variables.registry import VariableKind, home_of
+from tests.parity.comparison import Scope, mirrored
+
+
+def two() -> Any:
+    """The scope of a new strategy with two replicas."""
+    return mirrored(2).scope()
+
+
+def dense_model(
+    scope: Scope = contextlib.nullcontext, *layers: Any, optimizer: Any = "sgd", **compiled: Any
+) -> Any:
+    """A compiled model of three features and one output, whose last kernel is ones."""
+    with scope():
+        last = keras.layers.Dense(1, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((3,)), *layers, last])
+        model.compile(optimizer, "mse", **compiled)
+    return model
 
 
 def per_replica(strategy: Any, parts: Sequence[Any]) -> Any:

@@ -7,7 +7,6 @@ import keras
 import numpy as np
 
 from stratagem.keras import private
-from stratagem.keras.training.model import first_batch
 
 
 def _model():
@@ -25,20 +24,6 @@ def test_metrics_are_unbuilt_until_a_batch_is_known() -> None:
     assert list(private.named_metrics(model)) == ["mae"]
 
 
-def test_first_batch_is_that_of_the_epoch() -> None:
-    x = np.arange(12, dtype=np.float32).reshape(4, 3)
-    epoch = private.JAXEpochIterator(x=x, y=-x, batch_size=2, shuffle=False)
-    for array, expected in zip(first_batch(epoch), (x, -x), strict=True):
-        np.testing.assert_array_equal(array, expected[:2])
-    assert first_batch([]) is None
-
-
-def test_gradients_are_clipped_as_by_the_optimizer() -> None:
-    optimizer = keras.optimizers.SGD(clipvalue=1.0)
-    (clipped,) = private.clip_gradients(optimizer, [keras.ops.array([-3.0, 0.5, 2.0])])
-    np.testing.assert_array_equal(clipped, [-1.0, 0.5, 1.0])
-
-
 def test_seed_and_names_are_restored() -> None:
     keras.utils.set_random_seed(3)
     keras.random.uniform((1,))  # creates the default generator
@@ -50,11 +35,6 @@ def test_seed_and_names_are_restored() -> None:
     with private.fresh_names():
         assert keras.layers.Dense(1).name == "dense"
     assert keras.layers.Dense(1).name != name
-
-
-def test_layers_of_a_model_are_listed_flat() -> None:
-    model = _model()
-    assert model.get_layer("dense") in private.flatten_layers(model)
 
 
 def test_calls_of_a_graph_are_those_of_its_layers_in_order() -> None:

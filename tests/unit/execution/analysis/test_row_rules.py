@@ -11,17 +11,14 @@ import numpy as np
 import pytest
 from jax import lax
 
-from stratagem.execution.jaxprs import ELEMENTWISE
+from stratagem.execution.row_effects import MIXED as MIXED_OF_ROW_DEGREES
 from stratagem.execution.row_effects import (
-    LINEAR,
     RowDegrees,
     RowEffect,
-    contracts_rows,
     keeps_rows,
     row_degrees,
     row_effects,
 )
-from stratagem.execution.row_effects import MIXED as MIXED_OF_ROW_DEGREES
 
 X = np.random.default_rng(0).normal(size=(3, 4, 2)).astype(np.float32)
 WEIGHTS = np.random.default_rng(1).normal(size=(4, 5)).astype(np.float32)
@@ -99,12 +96,6 @@ def test_rows_that_depend_on_others_are_never_called_kept(name) -> None:
     assert not answer(function, example, row_axis, out_axis)
 
 
-def test_primitive_without_a_rule_is_unknown() -> None:
-    eqn = equation_of(lambda x: jnp.linalg.cholesky(x), np.eye(3, dtype=np.float32)[None])
-    assert eqn.primitive.name not in ELEMENTWISE
-    assert keeps_rows(eqn, [0], [0]) is None
-
-
 def test_lookup_keeps_the_rows_of_its_ids_but_not_of_its_table() -> None:
     table, ids = np.ones((7, 2), np.float32), np.array([[1], [2], [3]], np.int32)
     numbers = lax.GatherDimensionNumbers(
@@ -114,40 +105,6 @@ def test_lookup_keeps_the_rows_of_its_ids_but_not_of_its_table() -> None:
     assert eqn.primitive.name == "gather"
     assert keeps_rows(eqn, [None, 0], [0]) is True
     assert keeps_rows(eqn, [0, None], [0]) is None
-
-
-def test_product_of_two_batches_keeps_rows_only_along_a_batch_axis() -> None:
-    def product(left: Any, right: Any) -> Any:
-        return lax.dot_general(left, right, (((2,), (2,)), ((0,), (0,))))
-
-    eqn = equation_of(product, X, X)
-    assert keeps_rows(eqn, [0, 0], [0]) is True
-    assert keeps_rows(eqn, [1, 1], [1]) is False
-
-
-def test_contraction_is_over_the_rows_of_both_factors() -> None:
-    eqn = equation_of(lambda x, y: lax.dot_general(x, y, (((0,), (0,)), ((), ()))), X, X)
-    assert contracts_rows(eqn, [0, 0])
-    assert not contracts_rows(eqn, [0, 1])
-    assert not contracts_rows(eqn, [1, 1])
-
-
-def test_linear_primitives_add_up() -> None:
-    """Primitives that are listed as linear and keep the dtype."""
-    calls = {
-        "broadcast_in_dim": lambda x: lax.broadcast_in_dim(x, (2, 3, 4, 2), (1, 2, 3)),
-        "copy": jnp.copy,
-        "neg": lax.neg,
-        "reduce_sum": lambda x: jnp.sum(x, axis=0),
-        "reshape": lambda x: lax.reshape(x, (24,)),
-        "squeeze": lambda x: lax.squeeze(x[:1], (0,)),
-        "transpose": lambda x: lax.transpose(x, (2, 0, 1)),
-    }
-    assert set(calls) <= LINEAR
-    y = X[::-1] * 2
-    for name, call in calls.items():
-        np.testing.assert_allclose(call(X + 3 * y), call(X) + 3 * call(y), rtol=1e-5, err_msg=name)
-    assert not {"exp", "mul", "max", "abs"} & LINEAR
 
 
 # How results grow with the rows of a batch, and what is no sum or mean over rows.
@@ -211,6 +168,20 @@ _DEGREES: list[tuple[Callable[[Any], Any], float | None]] = [
 ]
 
 
+def _convolved(x: Any) -> Any:
+    numbers = ("NWC", "WIO", "NWC")
+    return jax.grad(
+        lambda kernel: jnp.sum(
+            jax.lax.conv_general_dilated(
+                x[:, :, None], kernel, (1,), "SAME", dimension_numbers=numbers
+            )
+        )
+    )(jnp.ones((2, 1, 1)))
+
+
+_DEGREES.append((_convolved, 1))
+
+
 def _numbered(table: list[Any]) -> dict[str, Any]:
     return {"argvalues": table, "ids": [str(row) for row in range(len(table))]}
 
@@ -218,22 +189,6 @@ def _numbered(table: list[Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(("function", "degree"), **_numbered(_DEGREES))
 def test_degree_of_a_result(function: Callable[[Any], Any], degree: float | None) -> None:
     assert _analyzed(function).degrees == [degree]
-
-
-def test_degree_of_the_gradient_of_a_convolution() -> None:
-    kernel = jnp.ones((2, 1, 1))
-
-    def gradient(x: Any) -> Any:
-        def loss(kernel: Any) -> Any:
-            numbers = ("NWC", "WIO", "NWC")
-            out = jax.lax.conv_general_dilated(
-                x[:, :, None], kernel, (1,), "SAME", dimension_numbers=numbers
-            )
-            return jnp.sum(out)
-
-        return jax.grad(loss)(kernel)
-
-    assert _analyzed(gradient).degrees == [1]
 
 
 _MIXING: list[Callable[[Any], Any]] = [
@@ -268,9 +223,6 @@ def test_what_is_made_of_sums_and_means_over_rows(function: Callable[[Any], Any]
     found = _analyzed(function)
     assert found.combining
     assert not found.mixing
-
-
-def test_rows_that_stay_apart_are_not_combined() -> None:
     assert not _analyzed(_per_row).combining
 
 

@@ -16,9 +16,9 @@ from stratagem.execution import eager as replicas
 from stratagem.execution.tracing.functionalize import _OpByOp
 
 
-@pytest.fixture(params=[3])
-def strategy(request):
-    return sg.MirroredStrategy([f"cpu:{index}" for index in range(request.param)])
+@pytest.fixture
+def strategy():
+    return sg.MirroredStrategy(["cpu:0", "cpu:1", "cpu:2"])
 
 
 @pytest.fixture(autouse=True)
@@ -73,12 +73,6 @@ def test_replicas_run_in_threads_of_their_own_and_merges_in_the_callers(strategy
     assert seen["merge"] == [caller]
 
 
-def test_one_replica_alone_needs_no_thread() -> None:
-    seen = []
-    sg.OneDeviceStrategy("cpu:1").run(lambda: seen.append(threading.current_thread()))
-    assert seen == [threading.current_thread()]
-
-
 def test_each_replica_computes_on_its_device_with_real_values(strategy) -> None:
     def step(shared):
         value = jnp.ones(2) * shared + own_id()
@@ -125,18 +119,6 @@ def test_error_of_one_replica_comes_out_unchanged(strategy, failing) -> None:
     assert not sg.has_strategy()
 
 
-def test_replicas_after_the_failing_one_do_not_start(strategy) -> None:
-    started = []
-
-    def step():
-        started.append(own_id())
-        raise LookupError("at once")
-
-    with pytest.raises(LookupError, match="at once"):
-        strategy.run(step)
-    assert started == [0]
-
-
 def test_catching_errors_in_the_function_does_not_keep_abandoned_replicas(strategy) -> None:
     went_on = []
 
@@ -151,14 +133,6 @@ def test_catching_errors_in_the_function_does_not_keep_abandoned_replicas(strate
     with pytest.raises(KeyboardInterrupt):
         strategy.run(step)
     assert not went_on
-
-
-def test_error_in_the_merged_function_comes_out_and_replicas_end(strategy) -> None:
-    def merge(_):
-        raise LookupError("in the merge")
-
-    with pytest.raises(LookupError, match="in the merge"):
-        strategy.run(lambda: context().merge_call(merge))
 
 
 @pytest.mark.parametrize(
@@ -186,15 +160,6 @@ def test_replicas_at_different_points_are_reported(strategy, of_first, of_others
         strategy.run(lambda: of_first() if own_id() == 0 else of_others())
 
 
-def test_structures_given_to_merge_call_must_agree(strategy) -> None:
-    def step():
-        value = (jnp.ones(()),) * (1 if own_id() == 0 else 2)
-        context().merge_call(lambda _, v: v, args=(value,))
-
-    with pytest.raises(ValueError, match="Replica 1 has the structure"):
-        strategy.run(step)
-
-
 def test_parts_that_differ_in_more_than_rows_are_taken(strategy) -> None:
     """A compiled program cannot take them, and says to debug with eager execution."""
     value = strategy.distribute_values_from_function(
@@ -218,41 +183,6 @@ def test_assignment_on_one_replica_only_without_aggregation_is_refused(strategy)
 
     with pytest.raises(ValueError, match="whose aggregation is NONE"):
         strategy.run(step)
-
-
-def test_not_a_number_is_the_same_as_itself(strategy) -> None:
-    with strategy.scope():
-        variable = sg.Variable(1.0)
-    strategy.run(lambda: variable.assign(jnp.float32(np.nan)))
-    assert np.isnan(float(variable.value))
-
-
-def test_component_that_a_replica_does_not_assign_stays(strategy) -> None:
-    with strategy.scope():
-        own = sg.Variable(1.0, synchronization="on_read", aggregation="sum")
-
-    def step():
-        if own_id() == 1:
-            own.assign(5.0)
-        return own.value
-
-    parts = [float(part) for part in strategy.local_results(strategy.run(step))]
-    assert parts == [1.0, 5.0, 1.0][: len(parts)]
-    assert float(own.value) == sum(parts)
-
-
-def test_stack_of_contexts_is_that_of_the_replica_in_its_thread(strategy) -> None:
-    seen = []
-
-    def step():
-        inner = threading.Thread(target=lambda: seen.append(sg.has_strategy()))
-        inner.start()
-        inner.join()
-        seen.append((sg.get_strategy() is strategy, own_id()))
-
-    strategy.run(step)
-    n = strategy.num_replicas_in_sync
-    assert seen == [entry for i in range(n) for entry in (False, (True, i))]
 
 
 @pytest.mark.slow
@@ -301,21 +231,20 @@ def has_traced_reads(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("has_traced_reads")
-@pytest.mark.parametrize("num_replicas", [1, 2])
-def test_second_step_compiles_nothing(num_replicas, compiled) -> None:
+def test_second_step_compiles_nothing(compiled) -> None:
     """A key of `jax.jit` for each step once compiled every operation of every step again."""
-    strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(num_replicas)])
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
-        model.compile("adam", "mse", metrics=["mae"], run_eagerly=True)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
     counts: list[int] = []
     noted = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: counts.append(compiled.count)
     )
-    x, y = np.ones((24, 4), "float32"), np.ones((24, 1), "float32")
+    x, y = np.ones((12, 4), "float32"), np.ones((12, 1), "float32")
     model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[noted])
     assert counts[0] > 0
-    assert counts[7:] == counts[7:8] * 5  # of the second epoch: the first builds, and ends, too
+    assert counts[4:] == counts[4:5] * 2  # of the second epoch: the first builds, and ends, too
 
 
 _INNER = {
@@ -331,10 +260,10 @@ _INNER = {
 
 @pytest.mark.usefixtures("has_traced_reads")
 @pytest.mark.parametrize("kind", _INNER)
-@pytest.mark.parametrize("num_replicas", [1, 2])
-def test_inner_function_sees_the_variable_and_the_rows_of_its_own_step(kind, num_replicas) -> None:
+def test_inner_function_sees_the_variable_and_the_rows_of_its_own_step(kind) -> None:
     """JAX finds what it traced by the function, which is the same in each step."""
-    strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(num_replicas)])
+    num_replicas = 2
+    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     with strategy.scope():
         variable = sg.Variable(1.0, aggregation=sg.VariableAggregation.MEAN)
     inner = _INNER[kind](lambda x: x * variable.value * own_id())

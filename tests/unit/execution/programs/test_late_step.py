@@ -158,8 +158,10 @@ def gathers(function: Any) -> list[Any]:
     return [e.outvars[0].aval for e in equations(jaxpr) if e.primitive.name == "all_gather"]
 
 
-@pytest.mark.parametrize("axes", [[0, 1], [1, None]], ids=str)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    ("loss", "axes"),
+    [*((loss, [0, 1]) for loss in LOSSES), (layers, [1, None]), (rematerialized, [1, None])],
+)
 def test_results_are_those_of_whole_weights(loss, axes) -> None:
     step = gradients(loss)
     found = jax.jit(late(step, axes))(weight(0), weight(1), batches())
@@ -187,12 +189,6 @@ def test_shards_are_cast_before_they_are_sent() -> None:
     }
 
 
-def test_weight_of_low_rank_is_added_again_in_the_backward_pass() -> None:
-    found = gathers(late(gradients(low_rank), [0, 0]))
-    assert len(found) >= 2
-    assert all(one.shape == (WIDTH, WIDTH) for one in found)
-
-
 def test_loop_gathers_its_weight_once() -> None:
     jaxpr = jax.make_jaxpr(late(recurrent_only, [0, 0]))(weight(0), weight(1), batches()).jaxpr
     loops = [e for e in equations(jaxpr) if e.primitive.name == "scan"]
@@ -214,13 +210,10 @@ def test_sums_leave_as_shards() -> None:
         np.testing.assert_allclose(found[place], total, rtol=1e-5, atol=1e-6)
 
 
-def test_argument_is_summed_without_an_operation() -> None:
+def test_weight_that_is_returned_is_whole_and_a_batch_is_summed() -> None:
     found = late(lambda first, second, batch: (batch, jnp.sum(first)), [0, 0], {0: 0})
     total, _ = jax.jit(found)(weight(0), weight(1), batches())
     np.testing.assert_allclose(total, batches().sum(0), rtol=1e-6)
-
-
-def test_weight_that_is_returned_is_whole() -> None:
     found = late(lambda first, second, batch: (first.T, batch @ second), [0, 1])
     first, _ = jax.jit(found)(weight(0), weight(1), batches())
     for replica in range(NUM_REPLICAS):

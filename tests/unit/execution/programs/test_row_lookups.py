@@ -5,17 +5,13 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import stratagem as sg  # isort: skip - before keras, because it selects the JAX backend
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 import pytest
-from jax import lax
 
 from stratagem.execution.programs import late_step
 from stratagem.execution.programs import late_weights as gradient_products
-from stratagem.execution.programs.late_weights import RowLookup
 from tests.unit.execution.programs.test_late_step import late_function
 
 NUM_ROWS, WIDTH = 14, 3
@@ -96,14 +92,11 @@ def test_rows_and_gradients_are_those_of_the_whole_table(loss) -> None:
 
 
 @pytest.mark.parametrize("loss", IN_BLOCKS)
-def test_table_and_gradient_are_exchanged_in_blocks(loss) -> None:
+def test_table_and_gradient_are_exchanged_in_blocks(loss, monkeypatch) -> None:
     num_blocks = 2 if loss is cast else 4
     assert counts(late(loss), table_of(), IDS) == (num_blocks, 4)
-
-
-def test_small_table_is_gathered_whole(monkeypatch) -> None:
     monkeypatch.setattr(gradient_products, "_MIN_BLOCK_BYTES", 4 * NUM_ROWS * WIDTH)
-    assert counts(late(taken), table_of(), IDS) == (1, 1)
+    assert counts(late(loss), table_of(), IDS) == (1, 1)  # a small table is gathered whole
 
 
 def test_next_block_waits_for_the_rows_of_the_one_before() -> None:
@@ -123,40 +116,3 @@ def test_rows_outside_a_table_of_integers_are_those_of_jax(dtype) -> None:
     assert counts(function, table, IDS)[0] > 1
     (rows,) = jax.jit(function)(table, IDS)
     np.testing.assert_array_equal(rows, jnp.take(table, IDS, axis=0))
-
-
-def test_rows_of_several_axes() -> None:
-    table = jnp.arange(8.0 * 4 * 3).reshape(8, 4, 3)
-    ids = np.array([[[1, 7]], [[3, 1]]])
-
-    def loss(table: Any, ids: Any) -> Any:
-        return weighted(lax.square(jnp.take(table, ids, axis=0)))
-
-    function = late_function(jax.grad(loss), [table, ids[0]], [0], {0: 0})
-    (found,) = jax.jit(function)(table, ids)
-    np.testing.assert_allclose(found, sum(jax.grad(loss)(table, one) for one in ids), rtol=1e-6)
-
-
-def fitted_weights(strategy: Any) -> list[Any]:
-    keras.utils.set_random_seed(3)
-    with strategy.scope():
-        model = keras.Sequential(
-            [keras.layers.Embedding(64, 32), keras.layers.Flatten(), keras.layers.Dense(1)]
-        )
-        model.compile("adam", "mse")
-    ids = np.random.default_rng(0).integers(0, 64, (20, 8))
-    model.fit(ids, ids.sum(1) / 64.0, batch_size=8, epochs=2, verbose=0, shuffle=False)
-    return [keras.ops.convert_to_numpy(one) for one in model.weights]
-
-
-def test_fit_is_that_of_one_device(monkeypatch) -> None:
-    monkeypatch.setattr(gradient_products, "_MIN_BLOCK_BYTES", 2048)
-    gathers: list[int] = []
-    of = RowLookup.value
-    monkeypatch.setattr(RowLookup, "value", lambda *args: (gathers.append(1), of(*args))[1])
-    devices = jax.devices()[:2]
-    found = fitted_weights(sg.MirroredStrategy(devices, shard_state="all"))
-    expected = fitted_weights(sg.OneDeviceStrategy(devices[0]))
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
-    assert gathers

@@ -25,7 +25,6 @@ from stratagem.execution.programs.sharded_step import (
     store_for,
     stores_of_sums,
 )
-from stratagem.execution.programs.steps import shape_on
 from stratagem.execution.tracing.arguments import flatten_arguments
 from stratagem.execution.tracing.functionalize import StepCaptured, capture
 from stratagem.variables.layouts import Division
@@ -211,23 +210,25 @@ def test_gradient_belongs_to_the_variable_that_it_changes() -> None:
     assert by_factor == {2.0: BY_COLUMNS, 3.0: BY_ROWS}
 
 
-def test_sum_without_a_variable_of_its_shape_has_no_store() -> None:
-    def step(weight: Any, value: Any) -> Any:
-        return (weight - lax.psum(jnp.sum(value), REPLICA_AXIS),)
-
-    trace: Any = SimpleNamespace(written=[variable(BY_ROWS)])
-    assert stores_of_sums(trace, parts_of(step, 1), STORE) == [None]
+def of_another_shape(weight: Any, value: Any) -> Any:
+    return (weight - lax.psum(jnp.sum(value), REPLICA_AXIS),)
 
 
-def test_sum_that_is_changed_in_shape_gets_the_first_store_of_its_shape() -> None:
-    def step(weight: Any, value: Any) -> Any:
-        changed = lax.psum(value, REPLICA_AXIS).reshape(16)[::-1].reshape(SHAPE)
-        return (weight - changed,)
+def changed_in_shape(weight: Any, value: Any) -> Any:
+    return (weight - lax.psum(value, REPLICA_AXIS).reshape(16)[::-1].reshape(SHAPE),)
 
-    trace: Any = SimpleNamespace(written=[variable(BY_COLUMNS)])
-    assert stores_of_sums(trace, parts_of(step, 1), STORE) == [BY_COLUMNS]
-    not_stored: Any = SimpleNamespace(written=[variable(None)])
-    assert stores_of_sums(not_stored, parts_of(step, 1), STORE) == [None]
+
+@pytest.mark.parametrize(
+    ("step", "store", "expected"),
+    [
+        (of_another_shape, BY_ROWS, None),
+        (changed_in_shape, BY_COLUMNS, BY_COLUMNS),  # the first store of its shape
+        (changed_in_shape, None, None),
+    ],
+)
+def test_sum_has_the_store_of_a_variable_of_its_shape(step, store, expected) -> None:
+    trace: Any = SimpleNamespace(written=[variable(store)])
+    assert stores_of_sums(trace, parts_of(step, 1), STORE) == [expected]
 
 
 def test_replicated_variable_is_updated_as_its_slots_are_sharded() -> None:
@@ -267,33 +268,12 @@ def test_any_function_may_be_wanted(pair) -> None:
     assert step.optimizers == ()
 
 
-def test_program_that_trains_nothing(pair) -> None:
-    assert capture(lambda: None) is None
-    with pair.scope():
-        trained = sg.Variable(1.0, aggregation=sg.VariableAggregation.MEAN)
-    pair.run(lambda: trained.assign(3.0))  # nothing is captured behind it
-    assert float(trained.value) == 3.0
-
-
-def test_what_ends_the_program_is_no_error() -> None:
-    assert not issubclass(StepCaptured, Exception)
-
-
 def test_error_of_the_program_goes_through(pair) -> None:
+    assert not issubclass(StepCaptured, Exception)
+    assert capture(lambda: None) is None  # a program that trains nothing
     with pytest.raises(ZeroDivisionError):
         capture(lambda: pair.run(lambda: 1 / 0))
     with pair.scope():
         trained = sg.Variable(1.0, aggregation=sg.VariableAggregation.MEAN)
     pair.run(lambda: trained.assign(2.0))  # and nothing is captured behind it
     assert float(trained.value) == 2.0
-
-
-# Shapes of a step's arguments with their shardings.
-
-
-def test_shape_has_the_leading_axes_and_the_sharding() -> None:
-    topology = Topology(tuple(jax.devices()[:2]))
-    shape = shape_on(np.zeros((3, 4), np.int8), topology.stacked, (2,))
-    assert (shape.shape, shape.dtype, shape.sharding) == ((2, 3, 4), np.int8, topology.stacked)
-    alone = shape_on(np.zeros((), np.float32), topology.replicated)
-    assert (alone.shape, alone.sharding) == ((), topology.replicated)

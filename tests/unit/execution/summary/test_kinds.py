@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,6 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.execution.summary.collector import Summary
-from stratagem.execution.summary.writer import EventFile, tensorboard
 from tests.unit.execution.summary.events import Read
 
 
@@ -32,7 +28,7 @@ def read(writer, folder: Path) -> Read:
 
 @pytest.mark.parametrize(
     "number",
-    [0.25, True, np.float64(1e-3), np.array(3, np.int32), jnp.asarray(1.5, jnp.bfloat16)],
+    [True, np.float64(1e-3), np.array(3, np.int32), jnp.asarray(1.5, jnp.bfloat16)],
 )
 def test_scalar_is_a_float_of_32_bits(number, writer, tmp_path) -> None:
     assert sg.summary.scalar("loss", number, step=2, description="of *training*") is True
@@ -40,12 +36,6 @@ def test_scalar_is_a_float_of_32_bits(number, writer, tmp_path) -> None:
     assert found.numbers("loss") == [(2, float(np.float32(number)))]
     assert found.description("loss") == "of *training*"
     assert found.tensors("loss")[0][1].dtype == np.float32
-
-
-def test_scalar_takes_variables(writer, tmp_path) -> None:
-    count = sg.Variable(4, dtype="int32")
-    sg.summary.scalar("of_variables", sg.Variable(2.5), step=count)
-    assert read(writer, tmp_path).numbers("of_variables") == [(4, 2.5)]
 
 
 def test_text_is_bytes_in_the_shape_of_its_lists(writer, tmp_path) -> None:
@@ -82,12 +72,9 @@ def test_without_a_writer_nothing_is_written_and_no_step_is_asked_for() -> None:
     assert sg.summary.write("w", np.zeros(3)) is False
 
 
-def test_summary_without_a_step_is_refused(writer) -> None:
+def test_wrong_data_is_refused(writer) -> None:
     with pytest.raises(ValueError, match="has no step"):
         sg.summary.scalar("loss", 1.0)
-
-
-def test_wrong_data_is_refused() -> None:
     with pytest.raises(ValueError, match=r"received data of shape \(2,\)"):
         sg.summary.scalar("loss", [1.0, 2.0], step=1)
     for wrong in ("words", 1j, None):
@@ -237,96 +224,3 @@ def test_image_of_other_numbers_is_clipped_to_bytes(data, wanted, writer, tmp_pa
     sg.summary.image("row", data[None, None, :, None], step=1)
     ((_, (picture,)),) = read(writer, tmp_path).images("row")
     assert picture.tolist() == [wanted]
-
-
-# Event files, read back record by record with TensorBoard's own framing.
-
-
-def records(path: Path) -> list[Any]:
-    """The events of a file: length, its checksum, data, its checksum."""
-    data, events = path.read_bytes(), []
-    event = tensorboard("compat.proto.event_pb2").Event
-    while data:
-        (length,) = struct.unpack("<Q", data[:8])
-        events.append(event.FromString(data[12 : 12 + length]))
-        data = data[16 + length :]
-    return events
-
-
-def value(number: float) -> Any:
-    return tensorboard("compat.proto.summary_pb2").Summary.Value(tag="loss", simple_value=number)
-
-
-@pytest.fixture
-def folder_of_event_file(tmp_path) -> Path:
-    return tmp_path / "new" / "folder_of_event_file"
-
-
-def test_file_begins_with_its_version_and_holds_events_in_order(folder_of_event_file) -> None:
-    file = EventFile(str(folder_of_event_file), max_queue=100, flush_millis=10**6, suffix=".one")
-    for step in (3, 1):
-        file.add(value(step / 2), step, 1000.0 + step)
-    file.close()
-    (path,) = folder_of_event_file.iterdir()
-    assert path.name.startswith("events.out.tfevents.")
-    assert path.suffix == ".one"
-    first, *events = records(path)
-    assert first.file_version == "brain.Event:2"
-    found = [(e.step, e.wall_time, e.summary.value[0].simple_value) for e in events]
-    assert found == [(3, 1003.0, 1.5), (1, 1001.0, 0.5)]
-
-
-def test_events_are_flushed_when_the_queue_is_full(folder_of_event_file) -> None:
-    file = EventFile(str(folder_of_event_file), max_queue=2, flush_millis=10**6, suffix="")
-    (path,) = folder_of_event_file.iterdir()
-    counts = []
-    for step in range(4):
-        file.add(value(1.0), step, 0.0)
-        counts.append(len(records(path)) - 1)
-    assert counts == [0, 0, 3, 3]
-    file.flush()
-    assert len(records(path)) == 5
-    file.close()
-
-
-def test_two_files_of_one_second_have_different_names(folder_of_event_file) -> None:
-    for _ in range(2):
-        EventFile(str(folder_of_event_file), max_queue=1, flush_millis=1, suffix="").close()
-    assert len(list(folder_of_event_file.iterdir())) == 2
-
-
-# A summary of a traced step: its step, and the writer that takes it.
-
-
-@dataclasses.dataclass
-class Writer:
-    is_active: bool
-    has_folder: bool
-
-
-ACTIVE, ELSEWHERE, NONE = Writer(True, True), Writer(False, True), Writer(False, False)
-
-
-@pytest.mark.parametrize(
-    ("own", "default", "here", "anywhere"),
-    [
-        (None, None, None, None),
-        (None, ACTIVE, ACTIVE, ACTIVE),
-        (ELSEWHERE, ACTIVE, None, ELSEWHERE),
-        (NONE, ACTIVE, None, None),
-        (ACTIVE, NONE, ACTIVE, ACTIVE),
-    ],
-    ids=["no writer", "default", "in another process", "noop", "own"],
-)
-def test_writer_of_the_step_goes_before_the_default(own, default, here, anywhere) -> None:
-    summary = Summary("loss", float, own)
-    assert summary.writer_of(default) is here
-    assert summary.writer_of(default, is_anywhere=True) is anywhere
-
-
-@pytest.mark.parametrize(
-    ("step", "traced", "needed"),
-    [(None, False, True), (None, True, False), (0, False, False), (3, False, False)],
-)
-def test_step_is_needed_unless_the_call_gave_one(step, traced, needed) -> None:
-    assert Summary("loss", float, step=step, has_traced_step=traced).needs_step is needed

@@ -190,15 +190,16 @@ def test_training_that_a_callback_stopped_stays_stopped(tmp_path: Path) -> None:
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.model.stop_training = True
 
-    class EndAtEnd(keras.callbacks.Callback):
         def on_train_end(self, logs: Any = None) -> None:
-            raise AccidentError
+            if ends:
+                raise ends.pop()
 
-    def run(*ends: Any) -> Any:
-        return train(Stop(), *ends, folder=tmp_path / "backup")
-
+    ends: list[Exception] = []
     wanted, _ = train(Stop())
-    got, history = ended_and_again(run, EndAtEnd())
+    ends.append(AccidentError())
+    with pytest.raises(AccidentError):
+        train(Stop(), folder=tmp_path)
+    got, history = train(Stop(), folder=tmp_path)
     assert history.epoch == [0]
     assert_same(got, wanted)
 
@@ -225,21 +226,6 @@ def test_model_that_went_on_begins_its_next_fit_at_the_first_epoch(tmp_path: Pat
     backup = sg.BackupAndRestore(tmp_path / "backup", 2)
     model.fit(X, Y, BATCH_SIZE, EPOCHS, 0, [backup])
     assert model.fit(X, Y, BATCH_SIZE, epochs=2, verbose=0).epoch == [0, 1]
-
-
-@pytest.mark.slow
-def test_list_of_callbacks_and_one_alone(tmp_path: Path) -> None:
-    def run(*ends: Any) -> Any:
-        model = build(None)
-        callbacks = sg.BackupAndRestore(tmp_path, 2)
-        if ends:
-            callbacks = keras.callbacks.CallbackList(
-                [callbacks, *ends], model=model, add_history=True, epochs=EPOCHS
-            )
-        model.fit(X, Y, BATCH_SIZE, EPOCHS, 0, callbacks)
-        return values(model)
-
-    assert_same(ended_and_again(run, EndAt(4)), undisturbed("none")[0])
 
 
 def test_no_batch_waits_for_logs_that_nobody_asked_for() -> None:
@@ -273,9 +259,16 @@ def test_damaged_backup_falls_back_to_the_one_before(tmp_path: Path) -> None:
     assert not first.exists()
 
 
-def test_damaged_only_backup_is_reported_and_kept(tmp_path: Path) -> None:
+def test_what_a_backup_does_not_fit_and_a_damaged_one_are_reported(tmp_path: Path) -> None:
     with pytest.raises(AccidentError):
         train(EndAt(4), folder=tmp_path)
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+    model.compile("adam", "mse")
+    with pytest.raises(ValueError, match=r"holds 4 variables of model, which has 2"):
+        model.fit(X, X[:, :2], verbose=0, callbacks=sg.BackupAndRestore(tmp_path))
+    words = "was saved at batch 2 of 7, but an epoch now has 13 batches"
+    with pytest.raises(ValueError, match=words):
+        train(folder=tmp_path, batch_size=4)
     (only,) = tmp_path.iterdir()
     damage(only)
     with pytest.raises(DataLossError, match="is damaged"):
@@ -283,32 +276,10 @@ def test_damaged_only_backup_is_reported_and_kept(tmp_path: Path) -> None:
     assert only.exists()
 
 
-def test_backup_of_another_model_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(AccidentError):
-        train(EndAt(4), folder=tmp_path)
-    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
-    model.compile("adam", "mse")
-    with pytest.raises(ValueError, match=r"holds 4 variables of model, which has 2"):
-        model.fit(X, X[:, :2], verbose=0, callbacks=sg.BackupAndRestore(tmp_path))
-
-
-def test_other_batches_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(AccidentError):
-        train(EndAt(4), folder=tmp_path)
-    with pytest.raises(
-        ValueError, match="was saved at batch 2 of 7, but an epoch now has 13 batches"
-    ):
-        train(folder=tmp_path, batch_size=4)
-
-
-@pytest.mark.parametrize("folder", ["", None])
-def test_backup_needs_a_folder(folder: Any) -> None:
+@pytest.mark.parametrize("freq", [0, True, 1.5, "batch", None])
+def test_folder_and_frequency_that_are_none(freq: Any) -> None:
     with pytest.raises(ValueError, match=r"backup_dir=.* is empty"):
-        sg.BackupAndRestore(folder)
-
-
-@pytest.mark.parametrize("freq", [0, -1, False, True, 1.5, "batch", None])
-def test_frequency_that_is_none(freq: Any) -> None:
+        sg.BackupAndRestore("")
     with pytest.raises(ValueError, match=r"save_freq=.* is not valid"):
         sg.BackupAndRestore("backup", freq)
     if freq not in (None, "epoch"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -164,7 +163,9 @@ class _Notes(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("num_replicas", [0, 2])
-def test_newest_is_evaluated_with_the_numbers_of_its_weights(write, folder, num_replicas) -> None:
+def test_newest_is_evaluated_with_the_numbers_of_its_weights(
+    write, folder, num_replicas, capsys
+) -> None:
     for epoch in (1, 2, 11):
         write(epoch)
     if num_replicas:
@@ -174,16 +175,9 @@ def test_newest_is_evaluated_with_the_numbers_of_its_weights(write, folder, num_
         model = _model("adam")
     (evaluation,) = _evaluator(model, folder, max_evaluations=3).start()
     _assert_measured(evaluation, 11)
-
-
-def test_every_checkpoint_is_evaluated_in_order_where_asked(write, folder, model) -> None:
-    for epoch in (1, 2, 3, 4):
-        write(epoch)
-    evaluator = _evaluator(model, folder, max_evaluations=3, every_checkpoint=True)
-    first, second, third = evaluator.start()
-    _assert_measured(first, 1)
-    _assert_measured(second, 2)
-    _assert_measured(third, 3)
+    expected = _by_hand(11)
+    line = f"ckpt-0011.weights.h5: loss {expected['loss']:.4g}, mae {expected['mae']:.4g} ("
+    assert capsys.readouterr().out.startswith(line)
 
 
 def test_checkpoints_are_evaluated_as_they_appear(write, folder, model, between_looks) -> None:
@@ -220,13 +214,6 @@ def test_file_that_stays_half_written_is_an_error(write, folder, model) -> None:
         evaluator.start()
     (evaluation,) = evaluator.evaluations
     _assert_measured(evaluation, 1)
-
-
-def test_patience_with_a_half_written_file_ends(write, folder, model, monkeypatch) -> None:
-    monkeypatch.setattr("stratagem.keras.callbacks.checkpoint_loop.PATIENCE_S", 0.0)
-    write(2, share=0.5)
-    with pytest.raises(RuntimeError, match=r"ckpt-0002\.weights\.h5 cannot be read: OSError"):
-        _evaluator(model, folder).start()
 
 
 @pytest.mark.parametrize("every", [False, True])
@@ -268,17 +255,6 @@ def test_file_of_another_model_is_an_error_at_once(write, folder) -> None:
         _evaluator(other, folder).start()
 
 
-def test_errors_of_the_evaluation_itself_stay_what_they_are(write, folder, model) -> None:
-    def lost() -> None:
-        raise FileNotFoundError("images.bin")
-
-    write(1)
-    evaluator = _evaluator(model, folder, callbacks=_Notes(lost))
-    with pytest.raises(FileNotFoundError, match=r"images\.bin"):
-        evaluator.start()
-    assert evaluator.evaluations == ()
-
-
 def test_folder_without_checkpoints_is_an_error_in_the_end(folder, model, monkeypatch) -> None:
     monkeypatch.setenv("STRATAGEM_CHECKPOINT_TIMEOUT_S", str(_SHORT_S))
     evaluator = sg.SidecarEvaluator(model, (_X, _Y), folder, poll_s=0.001)
@@ -299,18 +275,6 @@ def test_limit_begins_again_while_a_file_grows(write, folder, model, between_loo
     (evaluation,) = _evaluator(model, folder, max_evaluations=1, timeout_s=10).start()
     _assert_measured(evaluation, 1)
     assert clock.now_s == 132
-
-
-def test_limit_begins_again_after_an_evaluation(write, folder, model, between_looks, clock) -> None:
-    def wait(epoch: int) -> None:
-        clock.sleep(8)
-        write(epoch)
-
-    write(1)
-    between_looks(None, lambda: wait(2))
-    notes = _Notes(lambda: clock.sleep(100))
-    evaluator = _evaluator(model, folder, max_evaluations=2, timeout_s=10, callbacks=notes)
-    assert _epochs(evaluator.start()) == [1, 2]
 
 
 def test_limit_is_kept_to_the_second(write, folder, model, between_looks, clock) -> None:
@@ -365,29 +329,15 @@ def test_what_was_written_before_sigterm_is_still_evaluated(
     assert evaluator.was_stopped
 
 
-def test_half_written_file_at_the_end_is_an_error(write, folder, model, between_looks) -> None:
-    def end() -> None:
-        write(1, share=0.5)
-        signal.raise_signal(signal.SIGTERM)
-
-    between_looks(end)
-    with pytest.raises(RuntimeError, match=r"ckpt-0001\.weights\.h5 cannot be read: OSError"):
-        _evaluator(model, folder).start()
-
-
-def test_it_can_be_started_again(write, folder, model) -> None:
-    write(1)
-    evaluator = _evaluator(model, folder, max_evaluations=1)
-    assert evaluator.start() == evaluator.start()
-
-
 def test_callbacks_see_each_evaluation_and_its_checkpoint(write, folder, model) -> None:
-    for epoch in (1, 2):
+    for epoch in (1, 2, 3):
         write(epoch)
     notes = _Notes()
     evaluations = _evaluator(
         model, folder, max_evaluations=2, every_checkpoint=True, callbacks=[notes]
     ).start()
+    for evaluation, epoch in zip(evaluations, (1, 2), strict=True):
+        _assert_measured(evaluation, epoch)
     assert notes.calls == [
         call
         for evaluation in evaluations
@@ -401,21 +351,20 @@ def test_callbacks_see_each_evaluation_and_its_checkpoint(write, folder, model) 
     assert notes.model is model
 
 
-def test_each_evaluation_is_a_line(write, folder, model, capsys) -> None:
-    write(1)
-    _evaluator(model, folder, max_evaluations=1).start()
-    expected = _by_hand(1)
-    assert capsys.readouterr().out.startswith(
-        f"ckpt-0001.weights.h5: loss {expected['loss']:.4g}, mae {expected['mae']:.4g} ("
-    )
-
-
 def test_steps_end_an_evaluation_early(write, folder, model) -> None:
     write(1)
     data = sg.input.Dataset((_X[:8], _Y[:8]), batch_size=4)
     notes = _Notes()
     sg.SidecarEvaluator(model, data, folder, 1, 1, notes, poll_s=0.001).start()
     assert [call for call in notes.calls if call[0] == "batch"] == [("batch", 0)]
+
+    def lost() -> None:
+        raise FileNotFoundError("images.bin")
+
+    evaluator = _evaluator(model, folder, callbacks=_Notes(lost))
+    with pytest.raises(FileNotFoundError, match=r"images\.bin"):  # an error of the evaluation
+        evaluator.start()
+    assert evaluator.evaluations == ()
 
 
 def test_model_that_is_not_built_yet_is_built_on_the_data(write, folder) -> None:
@@ -437,39 +386,21 @@ def test_step_is_reported_only_where_the_optimizer_is_the_one_of_training(
     assert evaluation.logs == pytest.approx(_by_hand(2), rel=1e-5)
 
 
-def test_evaluator_of_a_cluster_knows_what_it_is(monkeypatch) -> None:
-    cluster = {"worker": ["a:1", "b:1"], "evaluator": ["c:1"]}
-    task = {"type": "evaluator", "index": 0}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
-    assert sg.cluster_resolver.TFConfigClusterResolver().task_type == "evaluator"
-    strategy = sg.MultiWorkerMirroredStrategy()
-    assert strategy.cluster_resolver.task_type == "evaluator"
-    assert strategy.num_replicas_in_sync == sg.MirroredStrategy().num_replicas_in_sync
-
-
 # SIGTERM as notice, and what there was before it.
 
 
 def test_notice_ends_a_wait_and_the_handler_goes() -> None:
     with StopNotice() as notice:
+        notice.wait(0.01)
         assert not notice.is_given
         sender = threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGTERM))
         sender.start()
         notice.wait(60)
         sender.join()
         assert notice.is_given
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_wait_without_notice_ends_too() -> None:
-    with StopNotice() as notice:
-        notice.wait(0.01)
-        assert not notice.is_given
-
-
-def test_handler_goes_when_an_error_comes() -> None:
-    with pytest.raises(ZeroDivisionError, match="by zero"), StopNotice():
-        _ = 1 / 0
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # a second one ends the process
+    with pytest.raises(ZeroDivisionError), StopNotice():
+        raise ZeroDivisionError
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
@@ -495,12 +426,6 @@ def test_thread_gets_no_notice_and_may_wait() -> None:
     thread.start()
     thread.join()
     assert seen == [(False, signal.SIG_DFL)]
-
-
-def test_second_one_would_end_the_process() -> None:
-    with StopNotice():
-        signal.raise_signal(signal.SIGTERM)
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 # Arguments that an evaluator cannot work with, named before it waits for anything.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import itertools
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -265,20 +264,24 @@ def fitted_until_notice(folder: Path, name: str, source: str, *callbacks: Any) -
         if source == "array":
             model.fit(X, Y, batch_size=BATCH_SIZE, **options)
         elif source == "dataset":
-            model.fit(Reordered(), **options)
+            model.fit(QuietRows(), **options)
         else:
-            model.fit(endless(), steps_per_epoch=NUM_BATCHES, shuffle=False, **options)
+            model.fit(generated(), steps_per_epoch=NUM_BATCHES - 1, shuffle=False, **options)
     finally:
         backup.stop_listening()
     return values(model)
 
 
 class Notice(keras.callbacks.Callback):
-    """Tells this process that its machine will be taken away."""
+    """Tells this process that its machine will be taken away, at step 0 before the first one."""
 
     def __init__(self, step: int) -> None:
         super().__init__()
         self.step = step
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if not self.step:
+            signal.raise_signal(signal.SIGTERM)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self.step -= 1
@@ -291,63 +294,30 @@ def leave() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "step"), [("none", NUM_BATCHES + 3), ("two", 2)])
+@pytest.mark.parametrize(
+    ("name", "source", "steps"),
+    [
+        ("none", "array", [NUM_BATCHES + 3]),
+        ("two", "array", [2]),
+        # Before the first step of a program, or of an epoch.
+        ("two", "array", [3, 0, 0]),
+        ("two", "generator", [NUM_BATCHES, 0, 0]),
+        ("two", "dataset", [NUM_BATCHES + 1, 0, 0]),
+    ],
+)
 def test_notice_leads_to_one_backup_and_the_next_program_goes_on(
-    name: str, step: int, tmp_path: Path
+    name: str, source: str, steps: list[int], tmp_path: Path
 ) -> None:
     handler = signal.getsignal(signal.SIGTERM)
-    run = functools.partial(fitted_until_notice, tmp_path, name, "array")
-    with pytest.raises(AccidentError):
-        run(Notice(step))
-    assert len(list(tmp_path.glob("backup-*"))) == 1
-    assert_same(run(), run())  # the second one is not resumed
-    assert signal.getsignal(signal.SIGTERM) is handler
-
-
-class NoticeAtOnce(keras.callbacks.Callback):
-    """Tells this process so before its first step."""
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        signal.raise_signal(signal.SIGTERM)
-
-
-class Reordered(keras.utils.PyDataset):
-    """Draws a new order before each epoch."""
-
-    order = np.arange(NUM_BATCHES)
-
-    def __len__(self) -> int:
-        return NUM_BATCHES
-
-    def __getitem__(self, index: int) -> Any:
-        first = self.order[index] * BATCH_SIZE
-        return X[first : first + BATCH_SIZE], Y[first : first + BATCH_SIZE]
-
-    def on_epoch_begin(self) -> None:
-        self.order = np.random.permutation(NUM_BATCHES)
-
-
-def endless() -> Any:
-    """Yields the batches again and again; an epoch continues where the last one ended."""
-    numbers = itertools.count()
-    while True:
-        first = next(numbers) % (2 * NUM_BATCHES - 3) % NUM_BATCHES * BATCH_SIZE
-        yield X[first : first + BATCH_SIZE], Y[first : first + BATCH_SIZE]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [3, NUM_BATCHES + 1])
-@pytest.mark.parametrize("source", ["array", "generator", "dataset"])
-def test_notice_before_the_first_step_of_a_program_or_an_epoch(
-    source: str, step: int, tmp_path: Path
-) -> None:
-    run = functools.partial(fitted_until_notice, tmp_path, "two", source)
-    for notice in (Notice(step), NoticeAtOnce(), NoticeAtOnce()):
+    run = functools.partial(fitted_until_notice, tmp_path, name, source)
+    for step in steps:
         with pytest.raises(AccidentError):
-            run(notice)
+            run(Notice(step))
+        assert len(list(tmp_path.glob("backup-*"))) == 1
     got = run()
     assert not tmp_path.exists()
-    assert_same(got, run())
+    assert_same(got, run())  # the second one is not resumed
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 def test_notice_saves_the_backup_and_nothing_else() -> None:

@@ -70,16 +70,6 @@ def test_training_gets_as_far_as_with_whole_gradients(compression) -> None:
     assert any(np.any(a != b) for a, b in pairs)
 
 
-@pytest.mark.slow
-def test_only_kernels_are_compressed() -> None:
-    model = made("int8")
-    fit(model)
-    compression = model.weights[0].distribute_strategy.cross_device_ops.compression
-    chosen = [one for one in model.trainable_variables if is_compressed(one, compression)]
-    assert [one.shape for one in chosen] == [(32, 64)]
-    assert len(errors_of(model)) == 1
-
-
 def test_tables_that_are_sent_as_rows_have_no_errors() -> None:
     strategy = strategy_of("int8")
     with strategy.scope():
@@ -105,25 +95,22 @@ def test_compiled_and_eager_steps_agree() -> None:
 def test_resumed_training_keeps_the_sum_of_errors(compression, tmp_path) -> None:
     model = made(compression, "adam")
     fit(model)
+    compression_ = model.weights[0].distribute_strategy.cross_device_ops.compression
+    chosen = [one for one in model.trainable_variables if is_compressed(one, compression_)]
+    assert [one.shape for one in chosen] == [(32, 64)]  # kernels alone
+    assert len(errors_of(model)) == 1
+    path = sg.Checkpoint(model=model, optimizer=model.optimizer).save(str(tmp_path / "step"))
+    other = made(compression, "adam")
+    other.optimizer.build(other.trainable_variables)
+    sg.Checkpoint(model=other, optimizer=other.optimizer).restore(path).assert_consumed()
     model.save(tmp_path / "model.keras")
     with strategy_of(compression).scope():
         loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert len(loaded.optimizer.variables) == len(model.optimizer.variables)
-    for a, b in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
-        np.testing.assert_allclose(np.asarray(a.value), np.asarray(b.value), rtol=1e-6)
+    for one in (loaded, other):
+        for a, b in zip(one.optimizer.variables, model.optimizer.variables, strict=True):
+            np.testing.assert_allclose(np.asarray(a.value), np.asarray(b.value), rtol=1e-6)
     assert np.abs(np.asarray(errors_of(loaded)[0].value)).max() > 0
-
-
-@pytest.mark.slow
-def test_checkpoint_has_the_errors(tmp_path) -> None:
-    model = made("int8")
-    fit(model)
-    path = sg.Checkpoint(model=model, optimizer=model.optimizer).save(str(tmp_path / "step"))
-    wanted = np.asarray(errors_of(model)[0].value)
-    other = made("int8")
-    other.optimizer.build(other.trainable_variables)
-    sg.Checkpoint(model=other, optimizer=other.optimizer).restore(path).assert_consumed()
-    np.testing.assert_allclose(np.asarray(errors_of(other)[0].value), wanted, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -139,16 +126,6 @@ def test_file_of_whole_gradients_is_read(tmp_path) -> None:
     for a, b in zip(others, model.optimizer.variables, strict=True):
         np.testing.assert_array_equal(np.asarray(a.value), np.asarray(b.value))
     np.testing.assert_array_equal(np.asarray(errors[0].value), 0)
-
-
-def test_one_replica_has_nothing_to_compress() -> None:
-    keras.utils.set_random_seed(0)
-    ops = sg.CompressedAllReduce("int8")
-    with sg.MirroredStrategy(["cpu:0"], cross_device_ops=ops).scope():
-        model = keras.Sequential([keras.layers.Input((32,)), keras.layers.Dense(64)])
-        model.compile("sgd", "mse")
-    model.fit(X, np.zeros((128, 64)), verbose=0)
-    assert not errors_of(model)
 
 
 def test_own_loop_is_compressed_too() -> None:
@@ -169,28 +146,18 @@ def test_own_loop_is_compressed_too() -> None:
     np.testing.assert_allclose(sent + error, grads[0] + grads[1], atol=1e-5)
 
 
-def test_loss_scale_is_refused() -> None:
+def test_what_cannot_be_compressed_is_refused() -> None:
+    ops = sg.CompressedAllReduce("int8")
+    for shard_state in ("optimizer", "all"):
+        with pytest.raises(ValueError, match=r"compression=Int8.*variables are placed"):
+            sg.MirroredStrategy(DEVICES, cross_device_ops=ops, shard_state=shard_state)
+    with pytest.raises(ValueError, match="over the devices of a replica"):
+        sg.MirroredStrategy([["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]], cross_device_ops=ops)
     model = made("int8")
     with model.weights[0].distribute_strategy.scope():
         model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "mse")
     with pytest.raises(ValueError, match="LossScaleOptimizer was applied with compression=Int8"):
         model.fit(X, np.zeros((128, 5)), verbose=0)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [{"shard_state": "optimizer"}, {"shard_state": "all"}],
-    ids=str,
-)
-def test_sharded_state_is_refused(arguments) -> None:
-    with pytest.raises(ValueError, match=r"compression=Int8.*variables are placed"):
-        sg.MirroredStrategy(DEVICES, cross_device_ops=sg.CompressedAllReduce("int8"), **arguments)
-
-
-def test_replicas_of_several_devices_are_refused() -> None:
-    devices = [["cpu:0", "cpu:1"], ["cpu:2", "cpu:3"]]
-    with pytest.raises(ValueError, match="over the devices of a replica"):
-        sg.MirroredStrategy(devices, cross_device_ops=sg.CompressedAllReduce("int8"))
 
 
 # What a step of one's own computes that is not that of one device is said, with its line.
@@ -262,17 +229,33 @@ def _line(function: Callable[..., Any]) -> str:
     return f"{_FILE}:{found}"
 
 
-@pytest.mark.parametrize("loss", [_ratio, pytest.param(_root, marks=pytest.mark.slow), _pairs])
-def test_number_that_is_no_mean_over_rows_is_named_once(loss: Callable[..., Any]) -> None:
-    (text,) = _warned(loss, 4, 2)
-    assert text.startswith("Own.train_step computes a number from the rows of one replica at ")
-    assert _line(loss) in text.partition("\n")[0]
+def _penalized_sum(y: Any, p: Any) -> Any:
+    return ops.sum(ops.square(y - p)) / 8 + 0.5
 
 
-def test_mean_over_rows_is_named_where_padding_counts() -> None:
-    (text,) = _warned(_mean, 5, 3)
-    assert f"combines the rows of a replica at {_line(_mean)}, and a batch has parts of" in text
-    assert "(2, 2, 1) rows" in text
+_ONE_REPLICA = "computes a number from the rows of one replica at {}"
+_WARNED: list[Any] = [
+    (_ratio, 4, 2, [_ONE_REPLICA]),
+    pytest.param(_root, 4, 2, [_ONE_REPLICA], marks=pytest.mark.slow),
+    (_pairs, 4, 2, [_ONE_REPLICA]),
+    (_mean, 5, 3, ["combines the rows of a replica at {}, and a batch has", "(2, 2, 1) rows"]),
+    (_penalized_sum, 4, 2, ["A loss in Own.train_step adds a sum over rows to a number that does"]),
+    (
+        _summed_mean,
+        4,
+        2,
+        ["adds up a mean over rows over the replicas at {}", "2 means add up to 2 times the mean"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("loss", "num_rows", "num_replicas", "words"), _WARNED)
+def test_number_that_is_not_that_of_one_device_is_named_once(
+    loss: Callable[..., Any], num_rows: int, num_replicas: int, words: list[str]
+) -> None:
+    (text,) = _warned(loss, num_rows, num_replicas)
+    for one in words:
+        assert one.format(_line(loss) if "{}" in one else "") in text
 
 
 @pytest.mark.parametrize(
@@ -288,11 +271,6 @@ def test_numbers_of_one_device_are_not_warned_of(
     loss: Callable[..., Any], num_rows: int, num_replicas: int
 ) -> None:
     assert _warned(loss, num_rows, num_replicas) == []
-
-
-def test_sum_over_rows_with_a_penalty_is_named() -> None:
-    (text,) = _warned(lambda y, p: ops.sum(ops.square(y - p)) / 8 + 0.5, 4, 2)
-    assert text.startswith("A loss in Own.train_step adds a sum over rows to a number that does")
 
 
 class _AddsSum(keras.layers.Dense):
@@ -313,12 +291,6 @@ def test_sum_that_a_layer_adds_is_named(loss: str | None) -> None:
         model.fit(x, x[:, :2], batch_size=4, verbose=0)
     (text,) = (str(one.message) for one in caught if "SG409" in str(one.message))
     assert text.startswith("A loss in Sequential.train_step adds a sum over rows to a number that")
-
-
-def test_sum_of_means_over_replicas_is_named() -> None:
-    (text,) = _warned(_summed_mean, 4, 2)
-    assert f"adds up a mean over rows over the replicas at {_line(_summed_mean)}" in text
-    assert "2 means add up to 2 times the mean" in text
 
 
 class _Weighed(keras.Model):

@@ -5,8 +5,6 @@ A reference trains one set of weights per island on the rows of the island, as o
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import keras
@@ -16,33 +14,7 @@ import pytest
 import stratagem as sg
 from stratagem.devices.local_updates import DiLoCo, LocalSGD, StreamingDiLoCo
 from stratagem.execution.tracing.functionalize import current_scope
-
-RNG = np.random.default_rng(1)
-X = RNG.normal(size=(92, 4)).astype("float32")
-Y = (X @ [1.0, -2.0, 0.5, 3.0] + 0.1 * RNG.normal(size=92)).astype("float32")[:, None]
-WEIGHTS = RNG.uniform(0.1, 2.0, size=92).astype("float32")
-BATCH = 12  # the last batch of an epoch has 8 examples: 2, 2, 2, 2, 0 and 0 on six replicas
-RATE = 0.05
-
-
-def strategy_of(method, count, size, **arguments: Any):
-    devices = [f"cpu:{index}" for index in range(count)]
-    return sg.LocalUpdateStrategy(method, devices, replicas_per_island=size, **arguments)
-
-
-def made(method, count, size, *, loss="mse", optimizer=None, layers=None, **arguments: Any):
-    keras.utils.set_random_seed(0)
-    with strategy_of(method, count, size).scope():
-        layers = [keras.layers.Dense(1)] if layers is None else layers()
-        model = keras.Sequential([keras.layers.Input((4,)), *layers])
-        optimizer = keras.optimizers.SGD(RATE) if optimizer is None else optimizer
-        model.compile(optimizer, loss, **arguments)
-    return model
-
-
-def fit(model, epochs=2, **arguments: Any):
-    arguments = {"batch_size": BATCH, "shuffle": False, "verbose": 0, **arguments}
-    return model.fit(X, Y, epochs=epochs, **arguments).history
+from tests.unit.keras.numerics.islands import BATCH, RATE, WEIGHTS, X, Y, fit, made, strategy_of
 
 
 def rows_of(length, count):
@@ -108,14 +80,23 @@ def assert_same(model, expected, size, atol=3e-6):
             np.testing.assert_allclose(parts[0], state[place], atol=atol)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "count", "size", "steps"),
     [
-        (LocalSGD(period=3), 4, 2, 1),
-        (LocalSGD(period=3), 6, 2, 3),  # an island has no examples in the last batch
-        (LocalSGD(period=5, warmup_steps=4), 6, 3, 1),
-        (DiLoCo(period=4), 6, 2, 1),
+        (LocalSGD(period=3), 3, 1, 1),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                (LocalSGD(period=1), 3, 1, 1),
+                (LocalSGD(period=4, warmup_steps=5), 3, 1, 4),
+                (DiLoCo(period=4), 3, 1, 4),
+                (DiLoCo(period=3, outer_learning_rate=1.0, outer_momentum=0.5), 3, 1, 1),
+                (LocalSGD(period=3), 4, 2, 1),
+                (LocalSGD(period=3), 6, 2, 3),  # an island has no examples in the last batch
+                (LocalSGD(period=5, warmup_steps=4), 6, 3, 1),
+                (DiLoCo(period=4), 6, 2, 1),
+            )
+        ),
     ],
     ids=str,
 )
@@ -133,7 +114,7 @@ def test_eager_steps_agree() -> None:
     method = DiLoCo(period=2)
     model = made(method, 4, 2, run_eagerly=True)
     start = model.get_weights()
-    model.fit(X[:20], Y[:20], batch_size=BATCH, shuffle=False, verbose=0)
+    fit(model, epochs=1, num=20)
     assert_same(model, trained(start, method, 4, 2, epochs=1, num=20), 2)
 
 
@@ -143,46 +124,52 @@ def weighted(state, x, y, weights):
     return jnp.sum(losses * weights) / jnp.sum(weights)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("count", "size"), [(6, 3), (3, 1)])
-def test_divisor_of_weighted_mean_is_that_of_the_island(count, size) -> None:
-    method = LocalSGD(period=3)
-    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
-    model = made(method, count, size, loss=loss)
-    start = model.get_weights()
-    losses = fit(model, sample_weight=WEIGHTS)["loss"]
-    expected = trained(start, method, count, size, loss=weighted)
-    assert_same(model, expected, size)
-    np.testing.assert_allclose(losses, expected[2], rtol=1e-5)
-
-
 def spread(y_true, y_pred):
     """A loss that compares examples with one another."""
     error = y_pred - y_true
     return keras.ops.mean((error - 0.5 * keras.ops.mean(error)) ** 2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("count", "size", "eager"),
-    [(6, 2, False), (3, 1, False), (6, 2, True)],
-)
-def test_loss_of_pairs_compares_the_examples_of_an_island(count, size, eager) -> None:
-    method = LocalSGD(period=3)
-    model = made(method, count, size, loss=spread, run_eagerly=eager)
-    start = model.get_weights()
-    model.fit(X[:32], Y[:32], batch_size=BATCH, shuffle=False, verbose=0)
-
-    def loss(state, x, y, weights):
-        del weights
-        error = x @ state[0] + state[1] - y
-        return jnp.mean((error - 0.5 * jnp.mean(error)) ** 2)
-
-    assert_same(model, trained(start, method, count, size, loss=loss, epochs=1, num=32), size)
+def spread_by_jax(state, x, y, weights):
+    del weights
+    error = x @ state[0] + state[1] - y
+    return jnp.mean((error - 0.5 * jnp.mean(error)) ** 2)
 
 
 def penalized(state, x, y, weights):
     return mean_square(state, x, y, weights) + 0.1 * jnp.sum(state[0] ** 2)
+
+
+def penalized_layer():
+    return [keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.1))]
+
+
+WEIGHTED = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "reference", "count", "size"),
+    [
+        ({"loss": WEIGHTED}, weighted, 6, 3),
+        ({"loss": WEIGHTED}, weighted, 3, 1),
+        ({"loss": spread}, spread_by_jax, 6, 2),
+        ({"loss": spread}, spread_by_jax, 3, 1),
+        ({"loss": spread, "run_eagerly": True}, spread_by_jax, 6, 2),
+        ({"layers": penalized_layer}, penalized, 4, 2),
+    ],
+    ids=["weights", "weights alone", "pairs", "pairs alone", "pairs eagerly", "layers"],
+)
+def test_loss_is_that_of_the_examples_of_an_island(options, reference, count, size) -> None:
+    method = LocalSGD(period=3)
+    model = made(method, count, size, **options)
+    start, num = model.get_weights(), 32 if reference is spread_by_jax else 92
+    given = {"sample_weight": WEIGHTS[:num]} if reference is weighted else {}
+    history = fit(model, num=num, **given)
+    expected = trained(start, method, count, size, loss=reference, num=num)
+    assert_same(model, expected, size)
+    if reference is not spread_by_jax:
+        np.testing.assert_allclose(history["loss"], expected[2], rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -232,18 +219,6 @@ def test_frozen_statistics_are_the_mean_of_an_island() -> None:
     np.testing.assert_allclose(loss, [np.mean(squares)], rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_losses_of_layers_count_once_per_island() -> None:
-    method = LocalSGD(period=3)
-    layers = lambda: [keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.1))]  # noqa: E731
-    model = made(method, 4, 2, layers=layers)
-    start = model.get_weights()
-    losses = fit(model)["loss"]
-    expected = trained(start, method, 4, 2, loss=penalized)
-    assert_same(model, expected, 2)
-    np.testing.assert_allclose(losses, expected[2], rtol=1e-5)
-
-
 class OwnStep(keras.Model):
     """A model whose own training step averages over the examples of a replica."""
 
@@ -276,7 +251,7 @@ def test_own_train_step_is_averaged_by_examples() -> None:
         model.build((None, 4))
         model.compile(keras.optimizers.SGD(RATE))
     start = model.get_weights()
-    model.fit(X[:84], Y[:84], batch_size=BATCH, shuffle=False, verbose=0)
+    fit(model, epochs=1, num=84)
     assert_same(model, trained(start, method, 4, 2, epochs=1, num=84), 2)
 
 
@@ -300,19 +275,6 @@ def test_own_loop_is_the_algorithm() -> None:
     for batch in strategy.distribute_dataset(dataset):
         strategy.run(step, args=(batch,))
     assert_same(model, trained(start, method, 6, 2, epochs=1), 2)
-
-
-@pytest.mark.slow
-def test_metrics_are_of_the_examples_of_all_islands() -> None:
-    model = made(
-        LocalSGD(period=100), 6, 2, optimizer=keras.optimizers.SGD(0.0), metrics=["mae", "mse"]
-    )
-    kernel, bias = model.get_weights()
-    error = X @ kernel + bias - Y
-    history = fit(model, epochs=1)
-    np.testing.assert_allclose(history["mae"], [np.mean(np.abs(error))], rtol=1e-5)
-    np.testing.assert_allclose(history["mse"], [np.mean(error**2)], rtol=1e-5)
-    np.testing.assert_allclose(history["loss"], [np.mean(error**2)], rtol=1e-5)
 
 
 @pytest.mark.slow

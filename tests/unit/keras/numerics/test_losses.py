@@ -13,7 +13,7 @@ import pytest
 import stratagem as sg
 from stratagem.execution.replica_context import ReplicaBatch, ReplicaContext
 from stratagem.execution.row_effects import RowEffect
-from stratagem.keras.numerics.metrics import effect_of_loss, is_by_rows, is_of_keras
+from stratagem.keras.numerics.metrics import effect_of_loss, is_by_rows
 from tests.parity.comparison import mirrored
 from tests.unit.keras.replicas import per_replica
 
@@ -61,27 +61,22 @@ def test_average_loss_outside_every_scope(
     assert float(sg.compute_average_loss(losses, weights, size)) == expected
 
 
-def test_average_loss_with_weights_on_two_replicas(execution: str) -> None:
-    part = (_rows(1, 2, 3), _rows(1, 0, 1))
-    shares, total = _on_replicas([part, part])
-    np.testing.assert_allclose(shares, [4 / 6, 4 / 6], rtol=1e-6)
-    np.testing.assert_allclose(total, 8 / 6, rtol=1e-6)
-
-
-def test_average_loss_divides_by_the_true_examples_of_a_short_batch(execution: str) -> None:
-    _, total = _on_replicas([(_rows(1, 2), None), (_rows(6), None)])
-    np.testing.assert_allclose(total, 9 / 3, rtol=1e-6)
-
-
-def test_average_loss_divides_a_short_batch_by_the_batch_size_that_is_given(execution: str) -> None:
-    _, total = _on_replicas([(_rows(1, 2), None), (_rows(6), None)], global_batch_size=4)
-    np.testing.assert_allclose(total, 9 / 4, rtol=1e-6)
-
-
-def test_average_loss_of_a_replica_without_examples_is_zero(execution: str) -> None:
-    shares, total = _on_replicas([(_rows(3, 5), None), (_rows(), None)])
-    assert shares == [4.0, 0.0]
-    assert total == 4.0
+@pytest.mark.parametrize(
+    ("parts", "options", "shares"),
+    [
+        ([(_rows(1, 2, 3), _rows(1, 0, 1))] * 2, {}, [4 / 6, 4 / 6]),
+        ([(_rows(1, 2), None), (_rows(6), None)], {}, [3 / 3, 6 / 3]),
+        ([(_rows(1, 2), None), (_rows(6), None)], {"global_batch_size": 4}, [3 / 4, 6 / 4]),
+        ([(_rows(3, 5), None), (_rows(), None)], {}, [4.0, 0.0]),
+    ],
+    ids=["weights", "short batch", "batch size", "no examples"],
+)
+def test_average_loss_divides_by_the_true_examples_of_a_short_batch(
+    execution: str, parts, options, shares
+) -> None:
+    found, total = _on_replicas(parts, **options)
+    np.testing.assert_allclose(found, shares, rtol=1e-6)
+    np.testing.assert_allclose(total, sum(shares), rtol=1e-6)
 
 
 def test_average_loss_keeps_a_small_dtype() -> None:
@@ -95,48 +90,34 @@ def test_batch_size_may_be_traced() -> None:
     assert float(average(0)) == 0.0
 
 
-def test_average_loss_in_cross_replica_context_needs_a_batch_size() -> None:
+def test_cross_replica_context_needs_a_batch_size_and_scales_nothing() -> None:
     with mirrored(2).scope():
         with pytest.raises(
             RuntimeError, match="in cross-replica context without global_batch_size"
         ):
             sg.compute_average_loss(_rows(1, 2))
         assert float(sg.compute_average_loss(_rows(1, 2), global_batch_size=2)) == 1.5
+        words = "scale_regularization_loss was called in cross-replica"
+        with pytest.raises(RuntimeError, match=words):
+            sg.scale_regularization_loss(_rows(1, 2))
 
 
-def test_scalar_loss_is_refused() -> None:
-    with pytest.raises(ValueError, match="compute_average_loss received a scalar loss"):
-        sg.compute_average_loss(1.0, global_batch_size=2)
-
-
-@pytest.mark.parametrize("size", [2.0, True, "2", [2], np.asarray([2]), np.float32(2)])
+@pytest.mark.parametrize("size", [2.0, True, "2", np.asarray([2]), np.float32(2)])
 def test_batch_size_that_is_no_integer_scalar_is_refused(size: Any) -> None:
     with pytest.raises(TypeError, match="an integer scalar"):
         sg.compute_average_loss(_rows(1, 2), global_batch_size=size)
-
-
-def test_negative_batch_size_is_refused() -> None:
     with pytest.raises(sg.errors.InvalidArgumentError, match="a number of examples, 0 or more"):
         sg.compute_average_loss(_rows(1, 2), global_batch_size=-1)
+    with pytest.raises(ValueError, match="compute_average_loss received a scalar loss"):
+        sg.compute_average_loss(1.0, global_batch_size=2)
 
 
 def test_regularization_loss_is_divided_by_the_replicas(execution: str) -> None:
     strategy = mirrored(2)
     shares = strategy.run(lambda: sg.scale_regularization_loss(_rows(1, 2)))
     assert [float(share) for share in strategy.local_results(shares)] == [1.5, 1.5]
-
-
-def test_regularization_losses_may_come_as_a_list() -> None:
     assert float(sg.scale_regularization_loss([jnp.asarray(1.0), _rows(2, 3)])) == 6.0
     assert float(sg.scale_regularization_loss([])) == 0.0
-
-
-def test_regularization_loss_in_cross_replica_context_is_refused() -> None:
-    with (
-        mirrored(2).scope(),
-        pytest.raises(RuntimeError, match="scale_regularization_loss was called in cross-replica"),
-    ):
-        sg.scale_regularization_loss(_rows(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -197,13 +178,6 @@ def test_losses_of_keras_by_rows_and_arrays_without_rows_are_left_to_keras() -> 
     assert effect(keras.losses.MeanSquaredError()) is RowEffect.UNKNOWN
     assert effect(own_loss(lambda y, p: keras.ops.sum(p)), (SIZE + 1, 3)) is RowEffect.UNKNOWN
     assert effect(own_loss(lambda y, p: keras.ops.sum(p)), ()) is RowEffect.UNKNOWN
-
-
-def test_functions_of_keras_are_known_by_their_module() -> None:
-    assert is_of_keras(keras.losses.mean_squared_error)
-    assert is_of_keras(keras.losses.MeanSquaredError())
-    assert not is_of_keras(own_loss)
-    assert not is_of_keras(own_loss(len))
 
 
 @pytest.mark.parametrize(

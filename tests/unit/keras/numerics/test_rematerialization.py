@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,32 +31,28 @@ _MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@functools.cache
-def _reference(scope: str) -> Any:
-    return fitted(_SCOPES[scope]())
-
-
-def _assert_as_without(scope: str, losses: Any, weights: list[Any]) -> None:
-    expected_losses, expected = _reference(scope)
-    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
-    for own, other in zip(weights, expected, strict=True):
-        np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-5)
+_POLICIES = ["full", "dots", "offload", "offload_dots", jax.checkpoint_policies.everything_saveable]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("scope", "mode"),
+    ("scope", "mode", "policy"),
     [
-        ("plain", "list_of_layers"),
-        ("one", "larger_than"),
-        ("two", "activations"),
-        ("sharded", "full"),
+        ("plain", "list_of_layers", None),
+        ("one", "larger_than", None),
+        ("two", "activations", None),
+        ("sharded", "full", None),
+        *(("sharded", None, policy) for policy in _POLICIES),
     ],
 )
-def test_fit_in_a_remat_scope_equals_fit_without(scope: str, mode: str) -> None:
-    with keras.RematScope(**_MODES[mode]):
-        losses, weights = fitted(_SCOPES[scope]())
-    _assert_as_without(scope, losses, weights)
+def test_fit_equals_fit_without(scope: str, mode: str | None, policy: Any) -> None:
+    recomputing = contextlib.nullcontext() if mode is None else keras.RematScope(**_MODES[mode])
+    with recomputing:
+        losses, weights = fitted(_SCOPES[scope](), lambda model: policy and sg.remat(model, policy))
+    expected_losses, expected = fitted(_SCOPES[scope]())
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    for own, other in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-5)
 
 
 def _num_recomputed(model: Any) -> int:
@@ -70,27 +65,6 @@ def _num_recomputed(model: Any) -> int:
         return outputs.sum()
 
     return len(equations(jax.make_jaxpr(jax.grad(loss))(trainable).jaxpr, "remat2"))
-
-
-@pytest.mark.slow
-def test_each_layer_is_recomputed_once_and_as_a_whole() -> None:
-    with keras.RematScope(mode="full"):
-        model = decoder()
-    assert _num_recomputed(model) == 3  # two blocks, and Dense
-    with keras.RematScope(mode="larger_than", output_size_threshold=10**6):
-        model = decoder()
-    assert _num_recomputed(model) == 0
-    with keras.RematScope(mode="larger_than", output_size_threshold=7):
-        model = decoder()
-    assert _num_recomputed(model) == 2  # Dense has two results
-
-
-def test_an_inner_layer_is_recomputed_if_it_asks() -> None:
-    model = decoder()
-    sg.remat(model)
-    assert _num_recomputed(model) == 2
-    sg.remat(model, layers="inner_0")
-    assert _num_recomputed(model) > 2
 
 
 def test_an_embedding_keeps_gradients_of_rows() -> None:
@@ -177,12 +151,6 @@ def test_function_with_static_arguments() -> None:
     np.testing.assert_allclose(jax.jit(jax.grad(loss))(1.0), 2 * np.cos(1.0), rtol=1e-6)
 
 
-def test_eager_calls_are_plain() -> None:
-    with keras.RematScope(mode="full"):
-        dense = keras.layers.Dense(1)
-    np.testing.assert_allclose(dense(np.zeros((1, 2), "float32")), np.zeros((1, 1)))
-
-
 def test_summaries_of_recomputed_layers_are_written_once(tmp_path: Any) -> None:
     class Summarized(keras.layers.Layer):
         def call(self, x: Any) -> Any:
@@ -208,16 +176,6 @@ def test_summaries_of_recomputed_layers_are_written_once(tmp_path: Any) -> None:
 # `sg.remat`: blocks that are found in finished models, and the policies.
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "policy",
-    ["full", "dots", "offload", "offload_dots", jax.checkpoint_policies.everything_saveable],
-)
-def test_fit_with_a_policy_equals_fit_without(policy: Any) -> None:
-    losses, weights = fitted(_SCOPES["sharded"](), lambda model: sg.remat(model, policy))
-    _assert_as_without("sharded", losses, weights)
-
-
 def _tower() -> keras.Model:
     inputs = keras.Input((4,))
     return keras.Model(inputs, keras.layers.Dense(4)(keras.layers.Dense(4)(inputs)))
@@ -227,28 +185,19 @@ def test_repeated_blocks_are_found_inside_models_and_layers() -> None:
     model = decoder()
     blocks = [one for one in model.layers if isinstance(one, Block)]
     assert sg.remat(model) == blocks
+    assert _num_recomputed(model) == 2
+    sg.remat(model, layers="inner_0")  # an inner layer is recomputed if it asks
+    assert _num_recomputed(model) > 2
+    other = decoder()
+    sg.remat(other)
+    sg.remat(other, None)
+    assert _num_recomputed(other) == 0
+    assert [one.name for one in sg.remat(other, layers="block_1$")] == ["block_1"]
+    assert _num_recomputed(other) == 1
+    assert sg.remat(other, layers=other.layers[-1:]) == other.layers[-1:]
     assert sg.remat(keras.Sequential([model, keras.layers.Dense(1)])) == blocks
     towers = [_tower(), _tower()]
     assert sg.remat(keras.Sequential([keras.Input((4,)), *towers])) == towers
-
-
-def test_layers_are_chosen_by_pattern_or_as_objects() -> None:
-    model = decoder()
-    assert [one.name for one in sg.remat(model, layers="block_1$")] == ["block_1"]
-    assert sg.remat(model, layers=model.layers[-1:]) == model.layers[-1:]
-
-
-def test_none_turns_rematerialization_off() -> None:
-    model = decoder()
-
-    def num_recomputed() -> int:
-        jaxpr = jax.make_jaxpr(lambda x: model(x))(np.ones((2, 4), "float32"))
-        return len(equations(jaxpr.jaxpr, "remat2"))
-
-    sg.remat(model)
-    assert num_recomputed() == 2
-    sg.remat(model, None)
-    assert num_recomputed() == 0
 
 
 def test_wrong_arguments_of_remat_are_refused() -> None:
@@ -354,16 +303,12 @@ def test_custom_loop_gets_losses_of_positions() -> None:
     np.testing.assert_allclose(total, of_kernel, rtol=1e-4, atol=1e-6)
 
 
-def test_loaded_loss_asks_for_a_head() -> None:
-    head = keras.layers.Dense(_CLASSES)
-    config = keras.saving.serialize_keras_object(_Loss(head, chunk_size=5, ignore_class=-1))
+def test_other_heads_and_a_loaded_loss_without_one_are_refused() -> None:
+    config = keras.saving.serialize_keras_object(_Loss(keras.layers.Dense(2), ignore_class=-1))
     loaded: Any = keras.saving.deserialize_keras_object(config)
-    assert (loaded.chunk_size, loaded.ignore_class) == (5, -1)
+    assert loaded.ignore_class == -1
     with pytest.raises(ValueError, match="was loaded from a file and has no head"):
         loaded(_LABELS, np.ones((7, 6, 4), "float32"))
-
-
-def test_other_heads_are_refused() -> None:
     with pytest.raises(TypeError, match="received head=<Embedding"):
         _Loss(keras.layers.Embedding(3, 4))
     head = keras.layers.Dense(_CLASSES, activation="softmax")

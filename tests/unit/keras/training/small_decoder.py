@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from keras import ops
 
 import stratagem as sg
 
-__all__ = ["DEVICES", "STRATEGIES", "Decoder", "Letters", "Sampler"]
+__all__ = ["DEVICES", "STRATEGIES", "Decoder", "Letters", "Sampler", "made"]
 
 DEVICES = [f"cpu:{index}" for index in range(4)]
 _LAYOUTS = {".*hidden/kernel": (None, "logical"), ".*output/kernel": ("logical", None)}
@@ -120,14 +121,21 @@ class Decoder(keras.Model):
         super().__init__()
         self.embedding = keras.layers.Embedding(_VOCABULARY_SIZE, _WIDTH, name="tokens")
         self.hidden = keras.layers.Dense(_WIDTH, "tanh", name="hidden")
+        self.scale = keras.Variable(
+            1.0, trainable=False, synchronization="on_read", aggregation="mean", name="scale"
+        )
         self.output_layer = keras.layers.Dense(_VOCABULARY_SIZE, name="output")
         self.sampler, self.preprocessor = Sampler(), preprocessor
         self.generate_function: Any = None
         self.traced: list[Any] = []
+        self.received: list[Any] = []
         self(np.zeros((1, 1), "int32"))
 
     def call(self, tokens: Any) -> Any:
-        return self.output_layer(self.hidden(self.embedding(tokens)))
+        return self._logits(self.embedding(tokens))
+
+    def _logits(self, embedded: Any) -> Any:
+        return self.output_layer(self.hidden(embedded) * self.scale)
 
     def generate_step(self, inputs: Any, stop_token_ids: Any = None) -> Any:
         tokens, mask = inputs["token_ids"], ops.cast(inputs["padding_mask"], "bool")
@@ -138,7 +146,7 @@ class Decoder(keras.Model):
 
         def next(prompt: Any, cache: Any, index: Any) -> Any:
             cache = cache + self.embedding(prompt[:, index - 1])
-            return self.output_layer(self.hidden(cache)), cache
+            return self._logits(cache), cache
 
         tokens = self.sampler(next, tokens, cache, index, mask, stop_token_ids, self)
         padding_mask = ops.ones_like(tokens, "bool")
@@ -150,7 +158,7 @@ class Decoder(keras.Model):
 
     def make_generate_function(self) -> Any:
         if self.generate_function is None:
-            self.generate_function = self._compiled()
+            self.generate_function = self.generate_step if self.run_eagerly else self._compiled()
         return self.generate_function
 
     def _compiled(self) -> Any:
@@ -164,6 +172,7 @@ class Decoder(keras.Model):
 
         def generate(inputs: Any, stop_token_ids: Any = None) -> Any:
             state = [variable.value for variable in self._variables()]
+            self.received = state[1:]
             inputs = keras.tree.map_structure(ops.convert_to_tensor, inputs)
             outputs, seed = program(inputs, stop_token_ids, state)
             self.sampler.seeds.state.assign(seed)
@@ -195,3 +204,15 @@ class Decoder(keras.Model):
             outputs["padding_mask"] = outputs["padding_mask"] & ~prompts["padding_mask"]
         texts = self.preprocessor.generate_postprocess(outputs)
         return texts[0] if isinstance(inputs, str) else texts
+
+
+def made(
+    strategy: Any = None, preprocessor: Any = None, *, kind: Any = Decoder, seed: int | None = None
+) -> Any:
+    """A decoder with known weights in the scope of a strategy; with a seed it draws tokens."""
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        model = kind(preprocessor)
+        model.sampler = Sampler(seed)
+    random = np.random.default_rng(5)
+    model.set_weights([random.normal(0, 0.5, one.shape).astype(one.dtype) for one in model.weights])
+    return model

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +13,17 @@ import pytest
 
 import stratagem as sg
 import stratagem.keras
-from stratagem.keras.patches import wrapping_methods
 from stratagem.keras.training.active_fit import (
     FitProgress,
     awaits_each_step,
     call_after_fit,
     epoch_iterator,
-    uses_batch_logs,
 )
-from stratagem.keras.training.generate_stream import generate_stepwise
 from stratagem.keras.training.planned_models import computing_as, is_float32, repeated_blocks
 from stratagem.observe import process_writer
 from stratagem.observe.events import ProgressEvent, read_run
 from stratagem.observe.writer import EventWriter
-from tests.parity.comparison import mirrored
-from tests.unit.keras.training.small_decoder import Decoder, Letters
+from tests.unit.keras.replicas import dense_model, two
 
 
 class Quiet(keras.callbacks.Callback):
@@ -53,22 +46,6 @@ class Awaiting(WithoutLogs):
     awaits_steps = True
 
 
-@pytest.mark.parametrize(
-    ("callback", "expected"),
-    [
-        (Quiet(), False),
-        (AtBatches(), True),
-        (WithoutLogs(), False),
-        (keras.callbacks.LambdaCallback(), False),
-        (keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None), True),
-        (keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: None), False),
-    ],
-    ids=["none", "hook", "declared", "lambda without", "lambda at end", "lambda at begin"],
-)
-def test_batch_logs_are_read_by_hooks_at_the_end_of_batches(callback, expected) -> None:
-    assert uses_batch_logs(callback) is expected
-
-
 def test_callbacks_that_run_last_do_and_get_the_list() -> None:
     first, second, last = Quiet(), Quiet(), Last()
     made = keras.callbacks.CallbackList([last, first, second])
@@ -88,42 +65,30 @@ def test_steps_are_awaited_for_callbacks_that_need_it(callback, expected) -> Non
         awaited: Any = None
         iterator: Any = None
 
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            self.awaited, self.iterator = awaits_each_step(), epoch_iterator()
-
-    recorder = Recorder()
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    data = np.ones((4, 2)), np.ones((4, 1))
-    # Validation makes an iterator of its own, which is not the one of `fit`.
-    model.fit(*data, 2, verbose=0, callbacks=[recorder, callback], validation_data=data)
-    assert recorder.awaited is expected
-    assert recorder.iterator.data_adapter.num_batches == 2
-    assert awaits_each_step(), "outside fit"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fails", [False, True])
-def test_function_is_called_after_fit_even_if_it_fails(fails) -> None:
-    notes: list[str] = []
-
-    class Registering(keras.callbacks.Callback):
         def on_train_begin(self, logs: Any = None) -> None:
             call_after_fit(lambda: notes.append("after"))
 
         def on_train_end(self, logs: Any = None) -> None:
             notes.append("end")
-            if fails:
+            if len(notes) > 2:
                 raise ZeroDivisionError
 
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    expected = pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext()
-    with expected:
-        model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0, callbacks=[Registering()])
-    assert notes == ["end", "after"]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.awaited, self.iterator = awaits_each_step(), epoch_iterator()
+
+    notes: list[str] = []
+    recorder = Recorder()
+    model = dense_model()
+    data = np.ones((4, 3)), np.ones((4, 1))
+    # Validation makes an iterator of its own, which is not the one of `fit`.
+    model.fit(*data, 2, verbose=0, callbacks=[recorder, callback], validation_data=data)
+    assert recorder.awaited is expected
+    assert recorder.iterator.data_adapter.num_batches == 2
+    assert awaits_each_step(), "outside fit"
+    with pytest.raises(ZeroDivisionError):
+        model.fit(*data, 2, verbose=0, callbacks=[recorder])
     call_after_fit(lambda: notes.append("never"))  # no fit is active
-    assert notes == ["end", "after"]
+    assert notes == ["end", "after"] * 2, "even if it fails"
 
 
 # Progress of `fit`: totals, values, and its place among the callbacks.
@@ -167,13 +132,10 @@ class Call:
     ids=["first fit", "second fit", "after a restart", "data without a length"],
 )
 def test_total_is_steps_left_in_all_epochs(tmp_path, steps, epoch, num_done, expected) -> None:
-    assert Call(tmp_path, steps=steps).run(epoch, num_done) == expected
-
-
-def test_values_that_are_no_numbers_are_left_out(tmp_path) -> None:
+    # Values that are no numbers are left out; those of a batch are named as Keras does.
     logs = {"loss": np.float32(0.5), "worst": float("inf"), "per class": np.zeros(3)}
-    logs["of a batch"] = {"mean": np.float32(2), "more": {"inner": 3}}  # named as Keras does
-    Call(tmp_path).run(0, 0, logs)
+    logs["of a batch"] = {"mean": np.float32(2), "more": {"inner": 3}}
+    assert Call(tmp_path, steps=steps).run(epoch, num_done, logs) == expected
     values = progress_in(tmp_path)[-1].values
     assert values == {"loss": 0.5, "worst": None, "mean": 2.0, "inner": 3.0}
 
@@ -201,18 +163,10 @@ def test_fit_records_the_values_of_its_history(tmp_path, monkeypatch, has_strate
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     rows = np.arange(24, dtype="float32").reshape(8, 3) / 24
 
-    def fitted() -> keras.callbacks.History:
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        data = (rows, rows[:, :1])
-        return model.fit(*data, batch_size=4, epochs=3, verbose=0, validation_data=data)
-
+    model = dense_model(two) if has_strategy else dense_model()
+    data = rows, rows[:, :1]
     try:
-        if has_strategy:
-            with mirrored(2).scope():
-                history = fitted()
-        else:
-            history = fitted()
+        history = model.fit(*data, batch_size=4, epochs=3, verbose=0, validation_data=data)
     finally:
         process_writer.close_events(0)
     ends = [one for one in progress_in(tmp_path) if "val_loss" in one.values]
@@ -311,58 +265,14 @@ def test_a_model_whose_outputs_are_not_known_is_traced_by_keras(kind) -> None:
     assert {"loss", "accuracy"} <= model.fit(x, y, verbose=0).history.keys()
 
 
-def test_data_without_a_batch_is_an_error_of_keras() -> None:
-    with sg.OneDeviceStrategy("cpu:0").scope():
-        model = _model("functional")
-        _compile(model, "functional")
-    with pytest.raises(ValueError, match="empty generator"):
-        model.fit((pair for pair in ()), shuffle=False, verbose=0)
-
-
-# Wrapped methods of subclasses of `keras.Model`.
-
-
-class _Base(keras.Model):
-    def saved(self) -> list[str]:
-        return ["base"]
-
-
-class _Own(_Base):
-    other = "not a function"
-
-    def saved(self) -> list[str]:
-        return [*super().saved(), "own"]
-
-
-def test_a_method_is_wrapped_once_in_each_class_that_has_it() -> None:
-    def wrap(method: Callable[..., list[str]]) -> Callable[..., list[str]]:
-        @functools.wraps(method)
-        def wrapped(self: Any) -> list[str]:
-            return [*method(self), "wrapped"]
-
-        return wrapped
-
-    wraps = dict.fromkeys(("saved", "other", "missing"), wrap)
-    create: Any = wrapping_methods(wraps)(keras.Model.__new__)
-    models = [create.__func__(cls) for cls in (_Own, _Own, _Base)]
-    assert models[0].saved() == models[1].saved() == ["base", "wrapped", "own", "wrapped"]
-    assert models[2].saved() == ["base", "wrapped"]
-    assert models[0].other == "not a function"
-    assert "saved" not in vars(keras.Model)
-
-
 # Models that compute in another form inside a block; searches test the rest.
 
 
-def _model_of_planned_forms(count: int) -> keras.Model:
-    x = inputs = keras.Input((8,))
-    for _ in range(count):
-        x = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(8)])(x)
-    return keras.Model(inputs, x)
-
-
 def test_forms_end_with_their_block() -> None:
-    model = _model_of_planned_forms(2)
+    x = inputs = keras.Input((8,))
+    for _ in range(2):
+        x = keras.Sequential([keras.layers.Dense(8, "relu"), keras.layers.Dense(8)])(x)
+    model = keras.Model(inputs, x)
     blocks = repeated_blocks(model)
     assert len(blocks) == 2
     assert is_float32(model)
@@ -371,32 +281,6 @@ def test_forms_end_with_their_block() -> None:
         assert repeated_blocks(model) == []  # it recomputes already
     assert is_float32(model)
     assert repeated_blocks(model) == blocks
-
-
-def test_a_model_without_blocks_keeps_its_form() -> None:
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
-    assert repeated_blocks(model) == []
-    with computing_as(model, None):
-        assert is_float32(model)
-
-
-# Generation in programs of a few tokens: columns, stop tokens, and the end of a length.
-
-
-@pytest.mark.parametrize("stops", [None, tuple(range(1, 32))])
-def test_columns_follow_each_other_up_to_the_end(stops: tuple[int, ...] | None) -> None:
-    keras.utils.set_random_seed(0)
-    model = Decoder()
-    prompts = Letters().generate_preprocess(["abc", "a"], 8)
-    whole = model.generate(prompts, stop_token_ids=stops)
-    pieces = list(generate_stepwise(model, prompts, stops, 3))
-    # With every token but padding a stop, both rows are done after the fourth column.
-    ends = [4, 7, 8] if stops is None else [4]
-    assert [(one.start, one.end) for one in pieces] == list(zip([1, *ends[:-1]], ends, strict=True))
-    assert np.array_equal(pieces[-1].token_ids, whole["token_ids"])
-    assert np.array_equal(pieces[-1].padding_mask, whole["padding_mask"])
-
-
-def test_prompts_that_fill_the_length_yield_nothing() -> None:
-    prompts = Letters().generate_preprocess(["abc", "abe"], 3)
-    assert list(generate_stepwise(Decoder(), prompts, None, 1)) == []
+    assert repeated_blocks(dense_model()) == []
+    with computing_as(dense_model(), None):
+        pass

@@ -86,6 +86,7 @@ _ARRAYS = {
     "list": [_LEFT, _RIGHT],
     "dict": {"left": _LEFT, "right": _RIGHT},
     "jax": [jnp.asarray(_LEFT), jnp.asarray(_RIGHT)],
+    "double": [_LEFT.astype("float64"), _RIGHT.astype("float64")],  # made single
 }
 
 
@@ -94,13 +95,8 @@ _ARRAYS = {
     [pytest.param(name, marks=() if name == "dict" else pytest.mark.slow) for name in _ARRAYS],
 )
 def test_arrays(name: str, expected: dict[str, np.ndarray]) -> None:
-    measured = _under_two(lambda scope: _array_job(scope, _ARRAYS[name], _Y))
-    assert differences(measured, expected) == []
-
-
-def test_arrays_of_double_precision_are_made_single(expected: dict[str, np.ndarray]) -> None:
-    x = [_LEFT.astype("float64"), _RIGHT.astype("float64")]
-    measured = _under_two(lambda scope: _array_job(scope, x, _Y.astype("float64")))
+    y = _Y.astype("float64") if name == "double" else _Y
+    measured = _under_two(lambda scope: _array_job(scope, _ARRAYS[name], y))
     assert differences(measured, expected) == []
 
 
@@ -123,23 +119,46 @@ def _make_threads() -> Any:
     return _Batches(list(_make_generator()), workers=2)
 
 
+def _make_torch_loader() -> Any:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+    class Examples(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return len(_X)
+
+        def __getitem__(self, index: int) -> Any:
+            return (_LEFT[index], _RIGHT[index]), _Y[index]
+
+    return torch.utils.data.DataLoader(Examples(), batch_size=_BATCH_SIZE)
+
+
+def _make_tensorflow_dataset() -> Any:
+    tensorflow = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+    examples = ((_LEFT, _RIGHT), _Y)
+    return tensorflow.data.Dataset.from_tensor_slices(examples).batch(_BATCH_SIZE)
+
+
 _SOURCES = {
+    "generator": _make_generator,
+    "tensorflow": _make_tensorflow_dataset,
     "py_dataset": _make_py_dataset,
     "threads": _make_threads,
-    "generator": _make_generator,
     "generator_of_jax_arrays": _make_generator_of_jax_arrays,
 }
+_QUICK = ("generator", "tensorflow")
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name == "generator" else pytest.mark.slow)
-        for name in _SOURCES
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in _QUICK)) for name in _SOURCES],
 )
 def test_source_of_batches(name: str, expected: dict[str, np.ndarray]) -> None:
     measured = _under_two(lambda scope: _job(_two_inputs(scope), _SOURCES[name]))
+    assert differences(measured, expected) == []
+
+
+def test_torch_data_loader(expected: dict[str, np.ndarray]) -> None:
+    measured = _under_two(lambda scope: _job(_two_inputs(scope), _make_torch_loader))
     assert differences(measured, expected) == []
 
 
@@ -161,8 +180,7 @@ def _optional_input(scope: Scope, *, is_first: bool) -> Any:
     return model
 
 
-@pytest.mark.parametrize("is_first", [False, True])
-@pytest.mark.parametrize("is_generator", [False, True])
+@pytest.mark.parametrize(("is_first", "is_generator"), [(False, True), (True, False)])
 def test_optional_input_that_is_none(is_first: bool, is_generator: bool) -> None:
     def of(left: Any) -> Any:
         return [None, left] if is_first else [left, None]
@@ -180,43 +198,6 @@ def test_optional_input_that_is_none(is_first: bool, is_generator: bool) -> None
         }
 
     assert differences(_under_two(job), plain_keras(job)) == []
-
-
-def test_required_input_that_is_none_is_named_by_keras() -> None:
-    with mirrored(2).scope():
-        needed = keras.Input((2,), name="needed")
-        model = keras.Model(needed, keras.layers.Dense(1)(needed))
-        model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="not optional"):
-        model.fit([None], _Y, verbose=0)
-
-
-def test_torch_data_loader(expected: dict[str, np.ndarray]) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-
-    class Examples(torch.utils.data.Dataset):
-        def __len__(self) -> int:
-            return len(_X)
-
-        def __getitem__(self, index: int) -> Any:
-            return (_LEFT[index], _RIGHT[index]), _Y[index]
-
-    def make() -> Any:
-        return torch.utils.data.DataLoader(Examples(), batch_size=_BATCH_SIZE)
-
-    measured = _under_two(lambda scope: _job(_two_inputs(scope), make))
-    assert differences(measured, expected) == []
-
-
-def test_tensorflow_dataset(expected: dict[str, np.ndarray]) -> None:
-    tensorflow = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-
-    def make() -> Any:
-        examples = ((_LEFT, _RIGHT), _Y)
-        return tensorflow.data.Dataset.from_tensor_slices(examples).batch(_BATCH_SIZE)
-
-    measured = _under_two(lambda scope: _job(_two_inputs(scope), make))
-    assert differences(measured, expected) == []
 
 
 def test_predict_takes_inputs_alone_in_every_form(expected: dict[str, np.ndarray]) -> None:
@@ -265,31 +246,28 @@ def _distributed(model: Any, dataset: Any) -> Any:
     return model.distribute_strategy.distribute_dataset(dataset)
 
 
+def _of_replicas(model: Any, dataset: Any) -> Any:
+    """Two batches of 4 a step: the last step has one of 2, and a replica without any."""
+    return model.distribute_strategy.distribute_datasets_from_function(lambda _: dataset)
+
+
 @pytest.mark.slow
 def test_datasets_of_ours_need_no_number_of_steps() -> None:
-    x = [_LEFT, _RIGHT]
-    expected = plain_keras(
-        lambda scope: _array_job(scope, x, _Y, epochs=2, validation_data=(x, _Y))
-    )
-    for wrap in (lambda _, dataset: dataset, _distributed):
-        measured = _under_two(lambda scope, wrap=wrap: _fit_on_dataset(scope, wrap))
-        assert differences(measured, expected) == []
-    measured = plain_keras(lambda scope: _fit_on_dataset(scope, lambda _, dataset: dataset))
-    assert differences(measured, expected) == []
-
-
-@pytest.mark.slow
-def test_batches_of_single_replicas_are_kept_apart() -> None:
-    """Two batches of 4 a step: the last step has one of 2, and a replica without any."""
-
-    def of_replicas(model: Any, dataset: Any) -> Any:
-        return model.distribute_strategy.distribute_datasets_from_function(lambda _: dataset)
+    def same(_: Any, dataset: Any) -> Any:
+        return dataset
 
     def of_steps(_: Any, dataset: Any) -> Any:
         return sg.input.Dataset(((_LEFT, _RIGHT), _Y), batch_size=2 * _BATCH_SIZE)
 
-    measured = _under_two(lambda scope: _fit_on_dataset(scope, of_replicas))
-    expected = _under_two(lambda scope: _fit_on_dataset(scope, of_steps))
+    x = [_LEFT, _RIGHT]
+    expected = plain_keras(
+        lambda scope: _array_job(scope, x, _Y, epochs=2, validation_data=(x, _Y))
+    )
+    wider = _under_two(lambda scope: _fit_on_dataset(scope, of_steps))
+    for wrap, wanted in ((same, expected), (_distributed, expected), (_of_replicas, wider)):
+        measured = _under_two(lambda scope, wrap=wrap: _fit_on_dataset(scope, wrap))
+        assert differences(measured, wanted) == []
+    measured = plain_keras(lambda scope: _fit_on_dataset(scope, same))
     assert differences(measured, expected) == []
 
 
@@ -390,9 +368,8 @@ def test_arrays_of_a_batch_may_differ_in_their_rows_on_one_device(unlabeled, opt
         return [*fitted.history.values(), *again.history.values(), logs, outputs]
 
     expected = results(contextlib.nullcontext())
-    for strategy in (sg.OneDeviceStrategy("cpu:1"), sg.MirroredStrategy(["cpu:0"])):
-        for got, wanted in zip(results(strategy.scope()), expected, strict=True):
-            np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    for got, wanted in zip(results(sg.MirroredStrategy(["cpu:1"]).scope()), expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
     two = sg.MirroredStrategy(["cpu:0", "cpu:1"])
     with pytest.raises(ValueError, match=r"(?s)which 2 replicas share.*reshape 24 rows"):
         results(two.scope())

@@ -100,7 +100,7 @@ def test_each_replica_has_its_own_dataset_if_that_is_asked_for() -> None:
     assert_same(model, alone)
 
 
-def test_data_without_end_is_read_for_as_many_steps() -> None:
+def test_data_without_end_takes_a_number_of_steps() -> None:
     creator = sg.DatasetCreator(lambda _: forever(batches_of(8)))
     with sg.OneDeviceStrategy("cpu:0").scope():
         model = model_of()
@@ -108,12 +108,7 @@ def test_data_without_end_is_read_for_as_many_steps() -> None:
     alone = model_of()
     alone.fit(forever(batches_of(8)), steps_per_epoch=9, shuffle=False, verbose=0)
     assert_same(model, alone)
-
-
-def test_data_without_end_takes_a_number_of_steps() -> None:
     creator = sg.DatasetCreator(lambda _: Endless())
-    with sg.OneDeviceStrategy("cpu:0").scope():
-        model = model_of()
     for call in (
         lambda: model.fit(creator),
         lambda: model.fit(X, Y, validation_data=creator),

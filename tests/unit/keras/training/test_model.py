@@ -12,7 +12,6 @@ import jax
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 import stratagem as sg
 from stratagem.variables.registry import VariableKind
@@ -25,8 +24,8 @@ from tests.parity.comparison import (
     plain_keras,
     regression,
 )
-from tests.unit.keras.replicas import kind_of, values_of
-from tests.unit.keras.training.small_decoder import DEVICES, STRATEGIES, Sampler
+from tests.unit.keras.replicas import dense_model, kind_of, two, values_of
+from tests.unit.keras.training.small_decoder import DEVICES, STRATEGIES, Decoder, made
 
 _COMPILE = {"optimizer": "sgd", "loss": "mse"}
 
@@ -46,20 +45,10 @@ def test_model_tells_the_strategy_under_which_its_variables_were_made() -> None:
     for strategy in (mirrored(2), sg.OneDeviceStrategy("cpu:1")):
         with strategy.scope():
             model = _model()
-            assert model.distribute_strategy is strategy
+            assert model.distribute_strategy is keras.Sequential().distribute_strategy is strategy
         assert model.distribute_strategy is strategy
-
-
-def test_model_of_no_strategy_has_the_default_one() -> None:
     assert _model().distribute_strategy is sg.get_strategy()
     assert not sg.has_strategy()
-
-
-def test_model_without_variables_has_the_strategy_around_it() -> None:
-    model, strategy = keras.Sequential(), mirrored(2)
-    assert model.distribute_strategy is sg.get_strategy()
-    with strategy.scope():
-        assert model.distribute_strategy is strategy
 
 
 _CALLS: dict[str, Callable[[Any, np.ndarray, np.ndarray], Any]] = {
@@ -80,17 +69,15 @@ def test_model_made_outside_is_refused_inside_with_its_first_variable(name: str)
     words = r"(?s)'made_outside/kernel' was created outside the scope.*with strategy\.scope\(\):"
     with mirrored(2).scope(), pytest.raises(ValueError, match=words):
         _CALLS[name](model, *regression())
+    if name == "fit":  # outside, too
+        with mirrored(2).scope():
+            model.compile(**_COMPILE)
+        words = "'made_outside/kernel' was created outside the scope"
+        with pytest.raises(ValueError, match=words):
+            model.fit(*regression(), verbose=0)
 
 
-def test_model_made_outside_and_compiled_inside_is_refused_everywhere() -> None:
-    model = _model(_dense("made_outside"))
-    with mirrored(2).scope():
-        model.compile(**_COMPILE)
-    with pytest.raises(ValueError, match="'made_outside/kernel' was created outside the scope"):
-        model.fit(*regression(), verbose=0)
-
-
-def test_model_of_two_strategies_is_refused() -> None:
+def test_model_or_optimizer_of_another_strategy_is_refused() -> None:
     with mirrored(2).scope():
         first = _dense("first")
     with mirrored(3).scope():
@@ -102,26 +89,16 @@ def test_model_of_two_strategies_is_refused() -> None:
         model.evaluate(*regression(), verbose=0)
     with pytest.raises(ValueError, match=words):
         _ = model.distribute_strategy
-
-
-@pytest.mark.compatibility
-def test_optimizer_of_another_strategy_is_refused() -> None:
     with mirrored(2).scope():
         model = _model()
+        model.compile(**_COMPILE)
     with mirrored(3).scope():
+        with pytest.raises(RuntimeError, match="scope"):
+            model.fit(*regression(), verbose=0)
         optimizer = keras.optimizers.SGD(name="foreign")
     model.compile(optimizer=optimizer, loss="mse")
     with pytest.raises(ValueError, match="'foreign/iteration' was created under MirroredStrategy"):
         model.fit(*regression(), verbose=0)
-
-
-def test_model_of_one_strategy_in_the_scope_of_another_is_refused() -> None:
-    with mirrored(2).scope():
-        model = _model()
-        model.compile(**_COMPILE)
-    with mirrored(3).scope(), pytest.raises(RuntimeError, match="scope"):
-        model.fit(*regression(), verbose=0)
-    assert not sg.has_strategy()
 
 
 @pytest.mark.compatibility
@@ -139,74 +116,9 @@ def test_error_in_fit_leaves_no_scope_open() -> None:
     assert len(model.fit(*regression(), verbose=0).history["loss"]) == 1
 
 
-# Where the model is made, filled and compiled; it is always trained outside the scope.
-def _filled_in_the_scope(scope: Scope) -> Any:
-    model = keras.Sequential()
-    with scope():
-        model.add(keras.Input((3,)))
-        model.add(keras.layers.Dense(1, kernel_initializer="ones"))
-        model.compile(**_COMPILE)
-    return model
-
-
-def _built_by_fit(scope: Scope) -> Any:
-    with scope():
-        model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="ones")])
-        model.compile(**_COMPILE)
-    assert not model.variables
-    return model
-
-
-class _Late(keras.Model):
-    """Makes its layers in `build`, and a variable of its own in the first call."""
-
-    def build(self, input_shape: Any) -> None:
-        self.dense = keras.layers.Dense(1, kernel_initializer="ones")
-        self.dense.build(input_shape)
-        self.scale = self.add_weight(shape=(), initializer="ones", name="scale")
-
-    def call(self, inputs: Any) -> Any:
-        return self.dense(inputs) * self.scale
-
-
-def _subclassed(scope: Scope) -> Any:
-    with scope():
-        model = _Late()
-        model.compile(**_COMPILE)
-    return model
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", [_filled_in_the_scope, _built_by_fit, _subclassed])
-def test_model_built_late_follows_the_strategy(make: Callable[[Scope], Any]) -> None:
-    def job(scope: Scope) -> dict[str, Any]:
-        model = make(scope)
-        measured = fitted(model, *regression(), batch_size=4)
-        return measured | {"predict": model.predict(regression()[0], batch_size=4, verbose=0)}
-
-    strategy = mirrored(2)
-    made: list[Any] = []
-
-    def distributed_job(_: Scope) -> dict[str, Any]:
-        measured = job(strategy.scope)
-        made.extend(strategy.variables.live())
-        return measured
-
-    expected = plain_keras(job)
-    assert differences(plain_keras(distributed_job), expected) == []
-    assert {kind_of(variable) for variable in made} >= {VariableKind.MIRRORED}
-
-
-def _every_method(scope: Scope, **compile_arguments: Any) -> dict[str, Any]:
+def _every_method(scope: Scope) -> dict[str, Any]:
     x, y = regression()
-    with scope():
-        model = _model()
-        model.compile(
-            optimizer=keras.optimizers.SGD(0.05, momentum=0.9),
-            loss="mse",
-            metrics=["mae"],
-            **compile_arguments,
-        )
+    model = dense_model(scope, optimizer=keras.optimizers.SGD(0.05), metrics=["mae"])
     measured = fitted(model, x, y, batch_size=6, epochs=1, validation_data=(x[:3], y[:3]))
     measured |= evaluated(model, x, y, batch_size=6)
     return measured | {
@@ -218,36 +130,11 @@ def _every_method(scope: Scope, **compile_arguments: Any) -> dict[str, Any]:
     }
 
 
-def _in_scope(num_replicas: int) -> Scope:
-    return mirrored(num_replicas).scope
-
-
-@pytest.fixture(scope="module")
-def one_device() -> dict[str, np.ndarray]:
-    """What every method measures in plain Keras."""
-    return plain_keras(_every_method)
-
-
 @pytest.mark.compatibility
-@pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param("run_eagerly", marks=pytest.mark.slow),
-        "inside the scope",
-        pytest.param("several steps", marks=pytest.mark.slow),
-    ],
-)
-def test_every_method_gives_the_numbers_of_one_device(
-    way: str, one_device: dict[str, np.ndarray]
-) -> None:
-    if way == "run_eagerly":
-        measured = plain_keras(lambda _: _every_method(_in_scope(2), run_eagerly=True))
-    elif way == "several steps":
-        measured = plain_keras(lambda _: _every_method(_in_scope(3), steps_per_execution=4))
-    else:
-        with mirrored(3).scope():
-            measured = plain_keras(lambda _: _every_method(contextlib.nullcontext))
-    assert differences(measured, one_device) == []
+def test_every_method_gives_the_numbers_of_one_device() -> None:
+    with mirrored(3).scope():
+        measured = plain_keras(lambda _: _every_method(contextlib.nullcontext))
+    assert differences(measured, plain_keras(_every_method)) == []
 
 
 @pytest.mark.parametrize("way", ["compile", "config"])
@@ -263,23 +150,12 @@ def test_layers_of_an_eager_model_see_values(way: str) -> None:
     x, _ = regression(3)
     sg.config.run_eagerly(way == "config")
     try:
-        with mirrored(2).scope():
-            model = keras.Sequential([keras.Input((3,)), Looks()])
-            model.compile(loss="mse", run_eagerly=way == "compile")
+        model = dense_model(two, Looks(), run_eagerly=way == "compile")
         seen.clear()
         model.predict(x, verbose=0)
     finally:
         sg.config.run_eagerly(False)
     np.testing.assert_allclose(seen, [x[0, 0], x[2, 0]])
-
-
-def test_batch_size_in_the_input_is_the_global_one() -> None:
-    x, y = regression(8)
-    with mirrored(2).scope():
-        model = keras.Sequential([keras.Input((3,), batch_size=4), keras.layers.Dense(1)])
-        model.compile(**_COMPILE)
-    assert len(model.fit(x, y, batch_size=4, verbose=0).history["loss"]) == 1
-    assert model.predict(x, batch_size=4, verbose=0).shape == (8, 1)
 
 
 def test_variables_are_checked_once_a_fit_and_not_in_each_epoch(monkeypatch) -> None:
@@ -301,103 +177,31 @@ def test_variables_are_checked_once_a_fit_and_not_in_each_epoch(monkeypatch) -> 
 
 # Generation with weights that stay on the devices that store them.
 
-_VOCABULARY_SIZE, _WIDTH, _LENGTH = 32, 64, 2
 
-
-class _Decoder(keras.Model):
-    """Generates the next token from the last one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = keras.layers.Embedding(_VOCABULARY_SIZE, _WIDTH, name="tokens")
-        self.hidden = keras.layers.Dense(_WIDTH, "tanh", name="hidden")
-        self.scale = keras.Variable(
-            1.0, trainable=False, synchronization="on_read", aggregation="mean", name="scale"
-        )
-        self.output_layer = keras.layers.Dense(_VOCABULARY_SIZE, name="output")
-        self.sampler = Sampler(3)  # whose seeds are not layers' variables
-        self.generate_function: Any = None
-        self.received: list[Any] = []
-
-    def call(self, tokens: Any) -> Any:
-        return self.output_layer(self.hidden(self.embedding(tokens)) * self.scale)
-
-    def generate_step(self, inputs: Any, stop_token_ids: Any) -> Any:
-        assert stop_token_ids is None or isinstance(stop_token_ids, tuple)
-        tokens = [inputs["token_ids"][:, :1]]
-        for _ in range(_LENGTH):
-            shape = (*tokens[-1].shape, _VOCABULARY_SIZE)
-            noise = keras.random.normal(shape, seed=self.sampler.seeds)
-            tokens.append(ops.argmax(self(tokens[-1]) + noise, axis=-1))
-        return {"token_ids": ops.concatenate(tokens, axis=1)}
-
-    def make_generate_function(self) -> Any:
-        """As in KerasHub, shortened."""
-        if self.generate_function is not None:
-            return self.generate_function
-        if self.run_eagerly:
-            self.generate_function = self.generate_step
-            return self.generate_function
-
-        def compiled(inputs: Any, stop_token_ids: Any, state: Any) -> Any:
-            variables = [*self.sampler.variables, *self._read()]
-            with keras.StatelessScope(zip(variables, state, strict=True)) as scope:
-                outputs = self.generate_step(inputs, stop_token_ids)
-            return outputs, [scope.get_current_value(one) for one in self.sampler.variables]
-
-        program = jax.jit(compiled, static_argnames=["stop_token_ids"])
-
-        def generate(inputs: Any, stop_token_ids: Any = None) -> Any:
-            self.received = [one.value for one in self._read()]
-            state = [*(one.value for one in self.sampler.variables), *self.received]
-            inputs = keras.tree.map_structure(ops.convert_to_tensor, inputs)
-            outputs, seeds = program(inputs, stop_token_ids, state)
-            for variable, seed in zip(self.sampler.variables, seeds, strict=True):
-                variable.assign(seed)
-            return outputs
-
-        self.generate_function = generate
-        return generate
-
-    def _read(self) -> list[Any]:
-        return [*self.trainable_variables, *self.non_trainable_variables]
-
-    def generate(self, tokens: Any) -> Any:
-        outputs = self.make_generate_function()({"token_ids": tokens}, stop_token_ids=None)
-        return np.asarray(outputs["token_ids"])
-
-
-class _OwnFunction(_Decoder):
+class _OwnFunction(Decoder):
     """Makes its function from that of its base class."""
 
     def make_generate_function(self) -> Any:
         return super().make_generate_function()
 
 
-def _prompts(num_rows: int = 8) -> np.ndarray:
-    return np.random.default_rng(1).integers(0, _VOCABULARY_SIZE, (num_rows, 4)).astype("int32")
-
-
-def _made(strategy: Any = None, cls: type[_Decoder] = _Decoder) -> Any:
-    with contextlib.nullcontext() if strategy is None else strategy.scope():
-        model = cls()
-        model(np.zeros((1, 4), "int32"))
-    random = np.random.default_rng(5)
-    model.set_weights([random.normal(1, 0.5, one.shape).astype(one.dtype) for one in model.weights])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
+def _tokens(model: Any, num_rows: int = 8) -> np.ndarray:
+    """Three tokens after the first of each row."""
+    tokens = np.random.default_rng(1).integers(4, 32, (num_rows, 4)).astype("int32")
+    prompts = {"token_ids": tokens, "padding_mask": np.tile(np.arange(4) < 1, (num_rows, 1))}
+    return model.generate(prompts, stop_token_ids=None)["token_ids"]
 
 
 def _generated(model: Any) -> list[np.ndarray]:
     """Generates twice, as seeds change, and with other weights."""
-    results = [model.generate(_prompts()) for _ in range(2)]
+    results = [_tokens(model) for _ in range(2)]
     model.output_layer.kernel.assign(-np.asarray(model.output_layer.kernel))
-    return [*results, model.generate(_prompts())]
+    return [*results, _tokens(model)]
 
 
 @functools.cache
 def _expected() -> list[np.ndarray]:
-    return _generated(_made())
+    return _generated(made(seed=3))
 
 
 @pytest.mark.parametrize(
@@ -408,15 +212,15 @@ def _expected() -> list[np.ndarray]:
     ],
 )
 def test_tokens_equal_those_without_a_strategy(name: str) -> None:
-    tokens = _generated(_made(STRATEGIES[name]()))
+    tokens = _generated(made(STRATEGIES[name](), seed=3))
     assert all(map(np.array_equal, tokens, _expected()))
     assert len({each.tobytes() for each in tokens}) == 3
 
 
 @pytest.mark.parametrize("name", ["mirrored", "sharded"])
 def test_program_gets_the_arrays_that_variables_hold(name: str) -> None:
-    model = _made(STRATEGIES[name](), _OwnFunction)
-    model.generate(_prompts())
+    model = made(STRATEGIES[name](), kind=_OwnFunction)
+    _tokens(model)
     read = [*model.trainable_variables, *model.non_trainable_variables]
     same = [one is variable.stored for one, variable in zip(model.received, read, strict=True)]
     assert same == [kind_of(variable) is not VariableKind.ON_READ for variable in read]
@@ -426,28 +230,27 @@ def test_program_gets_the_arrays_that_variables_hold(name: str) -> None:
 
 @pytest.mark.slow
 def test_calls_of_one_shape_compile_once() -> None:
-    model = _made(STRATEGIES["sharded"]())
-    before = model.generate(_prompts())
-    model.fit(_prompts(), _prompts(), batch_size=8, verbose=0)
+    model = made(STRATEGIES["sharded"](), seed=3)
+    before = _tokens(model)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(before, before, batch_size=8, verbose=0)
     compiled: list[str] = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, duration_secs, **_: compiled.append(event)
     )
-    after = [model.generate(_prompts()) for _ in range(2)]
+    after = [_tokens(model) for _ in range(2)]
     assert compiled == []
     assert not any(np.array_equal(before, one) for one in after)
-    model.generate(_prompts(3))  # computed by all replicas alike
+    _tokens(model, 3)  # computed by all replicas alike
     assert any("compile" in event for event in compiled)
 
 
 @pytest.mark.parametrize("kind", ["one row", "host", pytest.param("eager", marks=pytest.mark.slow)])
 def test_other_models_read_their_weights_on_one_device(kind: str) -> None:
-    strategies = {
-        "host": lambda: sg.CentralStorageStrategy(DEVICES, parameter_device="cpu:7"),
-    }
-    model = _made(strategies.get(kind, STRATEGIES["mirrored"])())
+    is_host = kind == "host"
+    central = sg.CentralStorageStrategy(DEVICES, parameter_device="cpu:7") if is_host else None
+    model = made(central or STRATEGIES["mirrored"](), seed=3)
     model.run_eagerly = kind == "eager"
-    num_rows = 1 if kind == "one row" else 8
-    tokens = model.generate(_prompts(num_rows))
+    tokens = _tokens(model, 1 if kind == "one row" else 8)
     assert kind == "one row" or np.array_equal(tokens, _expected()[0])
     assert all(len(one.devices()) == 1 for one in model.received)

@@ -80,15 +80,6 @@ def test_steps_that_add_to_those_of_keras() -> None:
     np.testing.assert_allclose(measured["fit mean_input"], [x[8:].mean()] * 2, rtol=1e-5)
     assert measured["fit version"].tolist() == [3, 3]
     np.testing.assert_allclose(measured["predict input"], x)
-
-
-def _flat(measured: dict[str, Any]) -> dict[str, Any]:
-    predicted = measured.pop("predict")
-    return measured | {f"predict {key}": value for key, value in predicted.items()}
-
-
-@pytest.mark.slow
-def test_steps_that_add_to_those_of_keras_with_a_short_batch() -> None:
     # The short batch has three rows: a mean of inputs is the user's own and counts padding.
     job = _job(_AddsToLogs, num_examples=11, metrics=_METRICS)
     with pytest.warns(UserWarning, match=r"combines the rows .* at test_own_steps.py:\d+, and a"):
@@ -97,26 +88,9 @@ def test_steps_that_add_to_those_of_keras_with_a_short_batch() -> None:
         )
 
 
-class _OwnLosses(keras.Model):
-    """`compute_loss` without the argument `training`, and an error for each example."""
-
-    def compute_loss(
-        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
-    ) -> Any:
-        per_example = keras.ops.mean(keras.ops.abs(y - y_pred) ** 3, axis=-1)
-        context = sg.get_replica_context()
-        if context is None or context.num_examples is None:
-            return keras.ops.mean(per_example)
-        mask = keras.ops.cast(context.example_mask, per_example.dtype)
-        count = keras.ops.maximum(keras.ops.sum(mask), 1.0)
-        return keras.ops.sum(per_example * mask) / count
-
-
-@pytest.mark.slow
-def test_loss_of_ones_own_is_averaged_by_true_examples() -> None:
-    expected = _assert_like_one_device(_job(_OwnLosses, num_examples=11))
-    job = _job(_OwnLosses, num_examples=11, steps_per_execution=3)
-    assert differences(plain_keras(lambda _: job(mirrored(2).scope)), expected) == []
+def _flat(measured: dict[str, Any]) -> dict[str, Any]:
+    predicted = measured.pop("predict")
+    return measured | {f"predict {key}": value for key, value in predicted.items()}
 
 
 class _OwnMetrics(keras.Model):
@@ -141,18 +115,19 @@ class _DerivedMetrics(keras.Model):
 
 
 @pytest.mark.slow
-def test_metrics_of_ones_own_count_true_examples() -> None:
-    measured = _assert_like_one_device(_job(_OwnMetrics, num_examples=11))
-    assert "fit largest" in measured
-
-
-@pytest.mark.slow
-def test_entries_made_of_metrics_are_reported() -> None:
-    job = _job(_DerivedMetrics, metrics=_METRICS, steps_per_execution=3)
-    measured = _assert_like_one_device(job)
-    np.testing.assert_allclose(
-        measured["fit twice"], 2 * measured["fit mean_absolute_error"], rtol=1e-5
-    )
+@pytest.mark.parametrize(
+    ("model_class", "metrics", "options"),
+    [
+        (_OwnMetrics, ("mae",), {}),
+        (_DerivedMetrics, _METRICS, {"steps_per_execution": 3}),
+    ],
+)
+def test_metrics_of_ones_own(model_class, metrics, options) -> None:
+    job = _job(model_class, num_examples=11, metrics=metrics)
+    expected = plain_keras(job)
+    assert ("fit largest" if model_class is _OwnMetrics else "fit twice") in expected
+    distributed = _job(model_class, num_examples=11, metrics=metrics, **options)
+    assert differences(plain_keras(lambda _: distributed(mirrored(2).scope)), expected) == []
 
 
 @pytest.mark.compatibility
@@ -213,6 +188,14 @@ class _PlainLogs(_GuideStep):
         return {"loss": loss}, metrics_variables
 
 
+class _Squares(_GuideStep):
+    """Returns a number made of results, which are of all replicas."""
+
+    def _measure(self, metrics_variables: Any, loss: Any, y: Any, y_pred: Any) -> Any:
+        logs, new = super()._measure(metrics_variables, loss, y, y_pred)
+        return logs | {"squared": logs["compile_metrics"]["mae"] ** 2}, new
+
+
 class _StepWithVariables(keras.Model):
     """The same with the variables themselves, as on Keras's other backends."""
 
@@ -270,7 +253,7 @@ def _logs_job(model_class: Any, steps_per_execution: int = 1) -> Callable[[Scope
 @pytest.mark.parametrize(
     ("model_class", "num_replicas", "steps_per_execution"),
     [
-        (_GuideStep, 2, 1),
+        (_Squares, 2, 1),
         (_PlainLogs, 1, 1),
         (_GuideStep, 2, 2),
         (_PlainLogs, 3, 1),
@@ -291,16 +274,6 @@ def test_step_with_variables_is_that_with_the_state(num_replicas: int) -> None:
     expected = plain_keras(_logs_job(_PlainLogs))
     job = _logs_job(_StepWithVariables)
     assert differences(plain_keras(lambda _: job(mirrored(num_replicas).scope)), expected) == []
-
-
-@pytest.mark.slow
-def test_numbers_made_of_results_in_a_step_of_ones_own_are_of_all_replicas() -> None:
-    class Squares(_GuideStep):
-        def _measure(self, metrics_variables: Any, loss: Any, y: Any, y_pred: Any) -> Any:
-            logs, new = super()._measure(metrics_variables, loss, y, y_pred)
-            return {"squared": logs["compile_metrics"]["mae"] ** 2}, new
-
-    _assert_like_one_device(_logs_job(Squares))
 
 
 class _AnyId(set[int]):

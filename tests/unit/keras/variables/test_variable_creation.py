@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import operator
 import pickle
 import warnings
 from typing import Any
@@ -37,7 +38,7 @@ from tests.parity.comparison import (
     regression,
     small_regressor,
 )
-from tests.unit.keras.replicas import copies_of, kind_of, values_of
+from tests.unit.keras.replicas import kind_of, values_of
 from tests.unit.parameter_server.clusters import local_strategy
 
 
@@ -61,22 +62,18 @@ def test_moved_model_trains_as_one_device_does(are_objects: bool) -> None:
     assert_like_plain_keras(job, replicas=(3,))
 
 
-def test_moved_variables_keep_their_identity_and_values() -> None:
-    model = small_regressor()
-    variables, values = list(model.weights), values_of(model.weights)
-    strategy = mirrored(2)
-    sg.compile(model, distribute=strategy, optimizer="sgd", loss="mse")
-    for variable, same, value in zip(model.weights, variables, values, strict=True):
-        assert variable is same
-        assert kind_of(variable) is VariableKind.MIRRORED
-        for copy in copies_of(variable):
-            np.testing.assert_array_equal(copy, value)
-
-
 def test_moved_batch_norm_and_dropout_get_the_kinds_of_a_model_made_in_the_scope() -> None:
     layers = keras.layers
     model = keras.Sequential([keras.Input((3,)), layers.BatchNormalization(), layers.Dropout(0.5)])
-    sg.compile(model, distribute=mirrored(2), loss="mse")
+    before, values, strategy = list(model.weights), values_of(model.weights), mirrored(2)
+    sg.compile(model, optimizer="sgd", loss="mse")  # where it is
+    assert kind_of(model.weights[0]) is None
+    for optimizer in ("sgd", "adam"):  # and again
+        sg.compile(model, distribute=strategy, optimizer=optimizer, loss="mse")
+    assert isinstance(model.optimizer, keras.optimizers.Adam)
+    assert all(map(operator.is_, model.weights, before))
+    for value, wanted in zip(values_of(model.weights), values, strict=True):
+        np.testing.assert_array_equal(value, wanted)
     kinds = {variable.name: kind_of(variable) for variable in model.variables}
     assert kinds["gamma"] is VariableKind.MIRRORED
     assert kinds["moving_mean"] is kinds["moving_variance"] is VariableKind.ON_READ
@@ -84,39 +81,11 @@ def test_moved_batch_norm_and_dropout_get_the_kinds_of_a_model_made_in_the_scope
     np.testing.assert_allclose(values_of(model.weights)[3], np.ones(3))
 
 
-def test_without_a_strategy_the_model_is_compiled_where_it_is() -> None:
-    model = small_regressor()
-    sg.compile(model, optimizer="sgd", loss="mse")
-    assert kind_of(model.weights[0]) is None
-    assert isinstance(model.optimizer, keras.optimizers.SGD)
-
-
-def test_model_of_the_strategy_may_be_compiled_again() -> None:
-    strategy = mirrored(2)
-    with strategy.scope():
-        model = small_regressor()
-    sg.compile(model, distribute=strategy, optimizer="sgd", loss="mse")
-    sg.compile(model, distribute=strategy, optimizer="adam", loss="mae")
-    assert isinstance(model.optimizer, keras.optimizers.Adam)
-    assert model.distribute_strategy is strategy
-
-
 def test_model_of_another_strategy_cannot_be_moved() -> None:
     with mirrored(2).scope():
         model = small_regressor()
     with pytest.raises(ValueError, match=r"was created under MirroredStrategy.*model runs under"):
         sg.compile(model, distribute=mirrored(3), optimizer="sgd", loss="mse")
-
-
-def test_model_of_a_strategy_may_be_compiled_by_names_outside_its_scope() -> None:
-    def job(scope: Scope) -> dict[str, Any]:
-        x, y = regression()
-        with scope():
-            model = small_regressor()
-        model.compile(optimizer="sgd", loss="mse", metrics=["mae"])
-        return fitted(model, x, y, batch_size=4)
-
-    assert_like_plain_keras(job, replicas=(2,))
 
 
 @pytest.mark.slow
@@ -316,28 +285,22 @@ def test_it_goes_before_rules_and_ends_with_its_block() -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "options"),
     [
-        lambda: contextlib.nullcontext(sg.MirroredStrategy(_DEVICES)),
-        lambda: contextlib.nullcontext(sg.CentralStorageStrategy(_DEVICES)),
-        local_strategy,
+        (lambda: contextlib.nullcontext(sg.MirroredStrategy(_DEVICES)), {}),
+        (lambda: contextlib.nullcontext(sg.CentralStorageStrategy(_DEVICES)), {}),
+        (local_strategy, {}),
+        (
+            lambda: contextlib.nullcontext(sg.HybridStrategy(_DEVICES, placement={})),
+            {"synchronization": sg.VariableSynchronization.ON_READ},
+        ),
     ],
-    ids=["mirrored", "central", "parameter servers"],
+    ids=["mirrored", "central", "parameter servers", "hybrid, of which replicas have parts"],
 )
-def test_other_strategies_refuse_it(make) -> None:
+def test_other_strategies_and_variables_refuse_it(make, options) -> None:
     refused = pytest.raises(ValueError, match="Expected no device for a single variable")
     with make() as strategy, strategy.scope(), keras.device("cpu:3"), refused:
-        keras.Variable(np.ones(3, "float32"))
-
-
-def test_what_replicas_have_parts_of_is_refused_by_hybrid_strategy_too() -> None:
-    strategy = sg.HybridStrategy(_DEVICES, placement={})
-    with (
-        strategy.scope(),
-        keras.device("cpu:3"),
-        pytest.raises(ValueError, match="Expected no device for"),
-    ):
-        sg.Variable(0.0, synchronization=sg.VariableSynchronization.ON_READ)
+        sg.Variable(np.ones(3, "float32"), **options)
 
 
 def test_the_only_device_of_a_strategy_may_be_named() -> None:
@@ -357,83 +320,55 @@ def test_the_only_device_of_a_strategy_may_be_named() -> None:
 class Source:
     """Notes what is asked for, and hands out what it is given."""
 
-    def __init__(self, *existing) -> None:
-        self.existing_ones = list(existing)
-        self.requests = []
-        self.added = []
+    def __init__(self) -> None:
+        self.existing_ones: list[Any] = []
+        self.requests: list[Any] = []
+        self.added: list[Any] = []
 
-    def existing(self, request):
+    def existing(self, request: Any) -> Any:
         self.requests.append(request)
         return self.existing_ones.pop(0) if self.existing_ones else None
 
-    def add(self, request, variable) -> None:
+    def add(self, request: Any, variable: Any) -> None:
         self.added.append(variable)
 
 
-@pytest.fixture(
-    params=[lambda: mirrored(2), lambda: sg.OneDeviceStrategy("cpu:0")], ids=["mirrored", "one"]
-)
-def strategy_of_variable_source(request):
-    return request.param()
-
-
-def test_existing_variable_is_handed_out_as_it_is(strategy_of_variable_source) -> None:
-    with strategy_of_variable_source.scope():
-        variable = keras.Variable([1.0, 2.0], name="w")
-        kind = type(variable)
-        with variables_from(Source(variable)):
-            again = keras.Variable([5.0, 6.0], name="w", trainable=False)
-    assert again is variable
-    assert type(variable) is kind
-    assert values_of([variable])[0].tolist() == [1.0, 2.0]
-    assert not variable.trainable
-
-
-def test_source_learns_what_is_asked_for(strategy_of_variable_source) -> None:
-    source = Source()
-    with strategy_of_variable_source.scope(), variables_from(source), keras.name_scope("outer"):
-        made = [
-            keras.Variable("zeros", shape=(2, 3), dtype="float16", name="a"),
-            keras.Variable(3, trainable=False),
-            keras.metrics.Mean(name="m").total,
-        ]
-    assert [one is other for one, other in zip(source.added, made, strict=False)][:2] == [True] * 2
-    asked = [(r.path, r.shape, r.dtype, r.trainable, r.is_summed) for r in source.requests]
-    assert asked[0] == ("outer/a", (2, 3), "float16", True, False)
-    assert asked[1] == ("outer/variable", (), "int32", False, False)
-    assert asked[2][1:] == ((), "float32", False, True)
-    assert [r.path for r in source.requests][:3] == [one.path for one in made]
-
-
-def test_outside_of_scopes_nobody_is_asked() -> None:
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_source_learns_what_is_asked_for_and_hands_it_out_again(num_replicas: int) -> None:
     source = Source()
     with variables_from(source):
-        keras.Variable(1.0)
+        keras.Variable(1.0)  # of no strategy
         assert current_source() is source
     assert source.requests == []
+    with mirrored(num_replicas).scope(), variables_from(source), keras.name_scope("outer"):
+        first = keras.Variable("zeros", shape=(2, 3), dtype="float16", name="a")
+        second = keras.Variable(3, trainable=False)
+        total = keras.metrics.Mean(name="m").total
+        assert source.added[0] is first
+        assert source.added[1] is second
+        asked = [(r.path, r.shape, r.dtype, r.trainable, r.is_summed) for r in source.requests]
+        assert asked[:2] == [
+            ("outer/a", (2, 3), "float16", True, False),
+            ("outer/variable", (), "int32", False, False),
+        ]
+        assert asked[2] == (total.path, (), "float32", False, True)
+        source.existing_ones, kind = [first], type(first)
+        again = keras.Variable("ones", shape=(2, 3), dtype="float16", name="a", trainable=False)
+    assert again is first
+    assert type(first) is kind
+    assert not np.any(values_of([first])[0])
+    assert not first.trainable
     assert current_source() is None
 
 
-# Annotations of new variables: of a block, of its thread, and gone after an error.
-
-
 def test_annotation_holds_within_its_block_and_thread() -> None:
-    outside, changed = current_annotations(), {"is_table": True}
-    with annotated(**changed):
-        inside = current_annotations()
-        assert inside == dataclasses.replace(outside, **changed)
-        with annotated(**changed):
-            assert current_annotations() == inside
-        assert current_annotations() == inside, "the outer block goes on"
-        with concurrent.futures.ThreadPoolExecutor(1) as threads:
-            assert threads.submit(current_annotations).result() == outside
+    outside = current_annotations()
+    with annotated(is_table=True), concurrent.futures.ThreadPoolExecutor(1) as threads:
+        assert threads.submit(current_annotations).result() == outside
+        with pytest.raises(KeyError), annotated(is_table=False):
+            raise KeyError
+        assert current_annotations() == dataclasses.replace(outside, is_table=True)
     assert current_annotations() == outside == Annotations()
-
-
-def test_annotation_ends_with_an_error() -> None:
-    with pytest.raises(KeyError), annotated(is_table=True):
-        raise KeyError
-    assert current_annotations() == Annotations()
 
 
 # Meshes of Keras while a script is planned for devices that do not exist.
@@ -442,6 +377,8 @@ _HERE = keras.distribution.list_devices()
 
 
 def test_mesh_has_the_devices_of_the_plan() -> None:
+    mesh = keras.distribution.DeviceMesh((len(_HERE),), ("batch",))  # without one: of this machine
+    assert mesh.devices.tolist() == _HERE
     with planning_for(parse_target("8xH100").topology):
         names = [f"gpu:{index}" for index in range(8)]
         assert keras.distribution.list_devices() == names
@@ -464,12 +401,6 @@ def test_mesh_of_a_layout_map_groups_the_devices_of_the_plan() -> None:
     assert (topology.num_replicas, topology.num_logical_devices) == (2, 4)
 
 
-def test_other_programs_see_the_devices_of_this_machine() -> None:
-    assert keras.distribution.list_devices() == _HERE
-    mesh = keras.distribution.DeviceMesh((len(_HERE),), ("batch",))
-    assert mesh.devices.tolist() == _HERE
-
-
 # A distribution of Keras's own beside a strategy is ignored, and said to be, once.
 
 
@@ -485,17 +416,12 @@ def test_distribution_is_warned_of_once(is_outer) -> None:
     strategy = mirrored(2)
     outer, inner = (distribution, strategy) if is_outer else (strategy, distribution)
     warned = pytest.warns(RuntimeWarning, match="DataParallel is current .* is ignored")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for alone in (strategy, distribution):
+            with alone.scope():
+                keras.layers.Dense(2).build((None, 3))
     with warned as caught, outer.scope(), inner.scope():
         keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     assert "Fix: leave out keras.distribution" in str(caught[0].message)
     assert len(caught) == 1
-
-
-@pytest.mark.usefixtures("nothing_warned_of")
-def test_strategy_alone_and_distribution_alone_are_fine() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        with mirrored(2).scope():
-            keras.layers.Dense(2).build((None, 3))
-        with keras.distribution.DataParallel(devices=["cpu:0"]).scope():
-            keras.layers.Dense(2).build((None, 3))
