@@ -108,13 +108,6 @@ def test_schema_explains_every_key_in_both_spellings() -> None:
     assert properties["log-level"]["description"].startswith("Lowest level of log records that tas")
 
 
-def test_options_and_settings_are_apart(tmp_path) -> None:
-    text = "workers = 2\npeer-timeout-s = 5\nrun-eagerly = true\nlog-level = 'info'"
-    values = read_file(written(tmp_path, text))
-    assert values.options == {"workers": 2, "log_level": "info"}
-    assert values.variables == {"STRATAGEM_PEER_TIMEOUT_S": "5", "STRATAGEM_RUN_EAGERLY": "1"}
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -196,11 +189,6 @@ def test_keras_is_not_loaded() -> None:
     program = "import sys; from stratagem.cli import main\ntry: main(['devices'])\n"
     program += "except SystemExit: print('keras' in sys.modules)"
     assert run_fresh(program)[-1] == "False"
-
-
-def test_names_count_within_a_platform() -> None:
-    devices = [FakeDevice("gpu"), FakeDevice("gpu"), FakeDevice("cpu")]
-    assert device_names(devices) == ["gpu:0", "gpu:1", "cpu:0"]
 
 
 def test_memory_is_shown_where_the_platform_counts_it() -> None:

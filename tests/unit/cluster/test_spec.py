@@ -119,11 +119,6 @@ def test_spec_is_independent_of_its_argument() -> None:
     assert spec.job_tasks("worker") == ["a:1"]
 
 
-def test_address_is_found_by_number_and_by_string() -> None:
-    spec = ClusterSpec({"worker": {2: "b:1"}})
-    assert spec.task_address("worker", 2) == spec.task_address("worker", "2") == "b:1"
-
-
 @pytest.mark.parametrize(
     ("cluster", "error", "message"),
     [
@@ -160,26 +155,21 @@ def test_task_that_is_not_there_is_named_with_those_that_are() -> None:
         spec.task_address("worker", 1)
 
 
-@pytest.mark.parametrize(("index", "number"), [(3, 3), ("0", 0), (" 12 ", 12), ("007", 7)])
-def test_index_is_a_number_or_a_string(index, number) -> None:
-    assert parse_task_index(index) == number
+def test_index_is_a_number_or_a_string() -> None:
+    found = [parse_task_index(index) for index in (3, "0", " 12 ", "007")]
+    assert found == [3, 0, 12, 7]
+    assert ClusterSpec({"worker": {2: "b:1"}}).task_address("worker", "2") == "b:1"
+    for index in ("", "1.0", "-1", "1_0", "²", -3):
+        with pytest.raises(ValueError, match=r"is invalid\.(?s:.)*number tasks from 0"):
+            parse_task_index(index)
 
 
-@pytest.mark.parametrize("index", ["", "1.0", "-1", "1_0", "²", -3])
-def test_other_text_is_no_index(index) -> None:
-    with pytest.raises(ValueError, match=r"is invalid\.(?s:.)*number tasks from 0"):
-        parse_task_index(index)
-
-
-def test_notebook_shows_the_tasks() -> None:
+def test_notebook_shows_the_tasks_and_counts_many() -> None:
     spec = ClusterSpec({"worker": {0: "a:1", 2: "<b>:1"}, "ps": ["c:1"]})
     texts = require_plain(spec._repr_html_()).texts
     heads = ["ClusterSpec", "job", "task", "address"]
     rows = ["ps", "0", "c:1", "worker", "0", "a:1", "worker", "2", "<b>:1"]
     assert texts == [*heads, *rows]
-
-
-def test_many_tasks_are_counted() -> None:
     html = ClusterSpec({"worker": [f"h{index}:1" for index in range(1000)]})._repr_html_()
     assert "... 968 more" in html
     assert html.count("<tr>") == 34
@@ -241,61 +231,45 @@ def test_roles_are_tensorflow_s(cluster, task_type, task_id, expected) -> None:
         ) == expected
 
 
-def test_tasks_of_a_type_are_counted() -> None:
-    spec = ClusterSpec(_FULL)
-    assert [task_count(spec, job) for job in ("worker", "ps", "evaluator")] == [2, 1, 0]
-
-
 def test_spec_is_kept_and_other_forms_become_one() -> None:
     spec = ClusterSpec(_WORKERS)
     assert normalize_cluster_spec(spec) is spec
     assert normalize_cluster_spec(_WORKERS) == spec
+    assert [task_count(ClusterSpec(_FULL), job) for job in ("worker", "ps", "evaluator")] == [
+        2,
+        1,
+        0,
+    ]
     with pytest.raises(ValueError, match=r"is of type list(?s:.)*a dict, a ClusterDef or a"):
         normalize_cluster_spec(["a:1"])
 
 
 @pytest.mark.parametrize(
-    ("cluster", "task_type", "task_id", "message"),
+    ("ask", "cluster", "task", "message"),
     [
+        (is_chief, {"master": ["a:1"]}, (None, None), r"unknown jobs \['master'\](?s:.)*'chief'"),
         (
-            {"master": ["a:1"]},
-            None,
-            None,
-            r"The cluster has unknown jobs \['master'\](?s:.)*is 'chief'",
+            is_chief,
+            {"chief": ["a:1", "b:1"]},
+            (None, None),
+            "has 2 tasks in job 'chief'(?s:.)*at m",
         ),
-        ({"chief": ["a:1", "b:1"]}, None, None, "has 2 tasks in job 'chief'(?s:.)*at most one"),
-        ({"evaluator": ["a:1", "b:1"]}, None, None, "has 2 tasks in job 'evaluator'"),
-        (_WORKERS, "gpu", 0, "Task type 'gpu' is unknown(?s:.)*correct the type"),
-        (_WORKERS, "ps", 0, "Task type 'ps' is not in the cluster"),
-        (_WORKERS, "worker", None, "Task type 'worker' was passed without a task id"),
-        (
-            _WORKERS,
-            "worker",
-            2,
-            r"Task id 2 of 'worker' is not in the cluster(?s:.)*one of \[0, 1\]",
-        ),
-        (_WORKERS, "worker", "x", "Task index 'x' is invalid"),
-        (_EVALUATED, "evaluator", 1, "Task id 1 of 'evaluator' is not in the cluster"),
-        (_WORKERS, "evaluator", 1, "Task id 1 of 'evaluator' is not in the cluster"),
+        (is_chief, {"evaluator": ["a:1", "b:1"]}, (None, None), "has 2 tasks in job 'evaluator'"),
+        (is_chief, _WORKERS, ("gpu", 0), "Task type 'gpu' is unknown(?s:.)*correct the type"),
+        (is_chief, _WORKERS, ("ps", 0), "Task type 'ps' is not in the cluster"),
+        (is_chief, _WORKERS, ("worker", None), "Task type 'worker' was passed without a task id"),
+        (is_chief, _WORKERS, ("worker", 2), r"Task id 2 of 'worker' is not (?s:.)*of \[0, 1\]"),
+        (is_chief, _WORKERS, ("worker", "x"), "Task index 'x' is invalid"),
+        (is_chief, _EVALUATED, ("evaluator", 1), "Task id 1 of 'evaluator' is not in the cluster"),
+        (is_chief, _WORKERS, ("evaluator", 1), "Task id 1 of 'evaluator' is not in the cluster"),
+        (id_in_cluster, _FULL, ("ps", 0), "A task of type 'ps' has no rank"),
+        (worker_count, _FULL, ("ps",), "task_type='ps' does not count as a worker"),
+        (collective_leader, {"ps": ["a:1"]}, ("ps", 0), r"neither a chief nor .*jobs \['ps'\]"),
     ],
 )
-def test_wrong_clusters_are_rejected(cluster, task_type, task_id, message) -> None:
+def test_wrong_clusters_are_rejected(ask, cluster, task, message) -> None:
     with pytest.raises(ValueError, match=message):
-        is_chief(cluster, task_type, task_id)
-
-
-def test_parameter_server_has_no_number_among_workers() -> None:
-    with pytest.raises(ValueError, match="A task of type 'ps' has no rank"):
-        id_in_cluster(_FULL, "ps", 0)
-    with pytest.raises(ValueError, match="task_type='ps' does not count as a worker"):
-        worker_count(_FULL, "ps")
-
-
-def test_cluster_of_servers_alone_has_no_leader() -> None:
-    with pytest.raises(
-        ValueError, match=r"The cluster has neither a chief nor a worker, only the jobs \['ps'\]"
-    ):
-        collective_leader({"ps": ["a:1"]}, "ps", 0)
+        ask(cluster, *task)
 
 
 # Number, rank and coordinator of processes.

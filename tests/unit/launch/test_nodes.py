@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ import stratagem as sg
 from stratagem.cluster.addresses import free_ports
 from stratagem.launch.options import LaunchOptions
 from stratagem.launch.plan import Node, find_node, plan_tasks
-from tests.multiprocess.namespaces import can_make_hosts, hosts
 from tests.unit.launch.waiting import number_in
 
 STEP = {
@@ -198,27 +197,18 @@ np.save(f"kernel-{rank}.npy", np.asarray(model.layers[0].kernel))
 
 @pytest.fixture
 def nodes(folder):
-    """Starts a launcher for each node, with the words that the script gets.
-
-    `places` are the commands that run another one on hosts of their own.
-    """
+    """Starts a launcher for each node, with the words that the script gets."""
 
     @contextlib.contextmanager
-    def start(
-        options: list[str],
-        *words: str,
-        places: Sequence[Sequence[str]] = ((), ()),
-        address: str = "",
-    ) -> Iterator[list[subprocess.Popen[str]]]:
+    def start(options: list[str], *words: str) -> Iterator[list[subprocess.Popen[str]]]:
         (folder / "train.py").write_text(TRAINS)
-        address = address or f"127.0.0.1:{free_ports(1)[0]}"
         command = [sys.executable, "-m", "stratagem", "launch", "--nnodes", "2", *options]
-        command += ["--coordinator", address]
+        command += ["--coordinator", f"127.0.0.1:{free_ports(1)[0]}"]
         with contextlib.ExitStack() as stack:
             made: list[subprocess.Popen[str]] = []
-            for rank, place in enumerate(places):
+            for rank in range(2):
                 process = subprocess.Popen(
-                    [*place, *command, "--node-rank", str(rank), "train.py", *words],
+                    [*command, "--node-rank", str(rank), "train.py", *words],
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
@@ -242,13 +232,19 @@ def kernels(folder: Path, count: int) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_workers_of_all_nodes_train_together(nodes, folder) -> None:
-    with nodes(["--workers", "2"]) as launchers:
+def test_workers_of_all_nodes_train_together_and_their_run_is_recorded_once(nodes, folder) -> None:
+    with nodes(["--workers", "2", "--run-dir", "run"]) as launchers:
         ends = [end_of(one) for one in launchers]
     assert [code for code, _ in ends] == [0, 0], ends
     ranks = [sorted(re.findall(r"\[worker (\d)\] rank \1 of 4", out)) for _, out in ends]
     assert ranks == [["0", "1"], ["2", "3"]]
     assert np.ptp(kernels(folder, 4), axis=0).max() == 0
+    ended = [
+        json.loads(line)["kind"]
+        for path in (folder / "run").rglob("*launcher*")
+        for line in path.read_text().splitlines()
+    ]
+    assert ended.count("end") == 1
 
 
 @pytest.mark.slow
@@ -271,34 +267,9 @@ def test_all_nodes_restart_after_a_loss_and_end_with_the_same_weights(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not can_make_hosts(), reason="network namespaces need root and iproute2")
-def test_nodes_with_networks_of_their_own_restart_together(nodes, folder) -> None:
-    with hosts(2) as made:
-        places = [command for command, _ in made]
-        address = made[0][1].replace(":2222", "")
-        with nodes(["--max-restarts", "1"], "1 0", places=places, address=address) as launchers:
-            ends = [end_of(one) for one in launchers]
-    assert [code for code, _ in ends] == [0, 0], ends
-    assert "[launch] worker 1 failed first: killed by SIGKILL." in ends[1][1]
-    assert np.ptp(kernels(folder, 2), axis=0).max() == 0
-
-
-@pytest.mark.slow
 def test_loss_without_restarts_ends_both_nodes(nodes, folder) -> None:
     with nodes([], "1 0") as launchers:
         (code, out), (code_there, _) = [end_of(one) for one in launchers]
     number_in(folder / "pid-1")
     assert (code, code_there) == (1, 128 + signal.SIGKILL)
     assert re.search(r"failed first: it died.*, as worker 0 reported \(exit code 1\)", out)
-
-
-@pytest.mark.slow
-def test_run_of_two_launchers_is_recorded_once(nodes, folder) -> None:
-    with nodes(["--run-dir", "run"]) as launchers:
-        assert [end_of(one)[0] for one in launchers] == [0, 0]
-    ended = [
-        json.loads(line)["kind"]
-        for path in (folder / "run").rglob("*launcher*")
-        for line in path.read_text().splitlines()
-    ]
-    assert ended.count("end") == 1

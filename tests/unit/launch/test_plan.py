@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import socket
 import sys
 import typing
@@ -57,20 +58,6 @@ def test_each_task_finds_the_cluster_and_itself(monkeypatch, place) -> None:
     cluster.check_cluster(resolver.cluster_spec(), task_type, index)
 
 
-@pytest.mark.parametrize(("workers", "chief"), [(1, False), (4, False), (3, True)])
-def test_first_task_leads_and_all_train_together(monkeypatch, workers, chief) -> None:
-    plans = planned(LaunchOptions(workers=workers, chief=chief))
-    for process_id, plan in enumerate(plans):
-        monkeypatch.setenv("TF_CONFIG", plan.variables["TF_CONFIG"])
-        resolver = cluster.TFConfigClusterResolver()
-        processes = resolver.processes()
-        assert processes.process_id == process_id
-        assert processes.num_processes == workers + chief
-        assert processes.coordinator_address == "127.0.0.1:2001"
-        leads = cluster.is_chief(resolver.cluster_spec(), plan.task_type, plan.index)
-        assert leads is (process_id == 0)
-
-
 def test_input_workers_are_a_task_outside_the_cluster(monkeypatch) -> None:
     options = LaunchOptions(workers=2, input_workers=3)
     *workers, service = planned(options, gpus=["0", "1"], restart=1)
@@ -87,44 +74,30 @@ def test_input_workers_are_a_task_outside_the_cluster(monkeypatch) -> None:
     assert service.variables.items() >= {**hidden, "STRATAGEM_RESTART_COUNT": "1"}.items()
 
 
-def test_folder_for_events_is_reported_as_one_that_stays(monkeypatch, tmp_path) -> None:
+def test_variables_of_tasks(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
-    for plan in planned(LaunchOptions(workers=2, run_dir="runs")):
-        assert plan.variables["STRATAGEM_RUN_DIR"] == str(tmp_path / "runs")
-    for plan in planned(LaunchOptions(workers=2)):
-        assert "STRATAGEM_RUN_DIR" not in plan.variables
-
-
-def test_compiled_programs_are_kept_where_there_is_a_folder_for_them() -> None:
-    options = LaunchOptions(workers=2)
-    folders = LaunchFolders(programs="/cache", memory="/memory")
-    for plan in planned(options, folders=folders):
-        assert plan.variables["JAX_COMPILATION_CACHE_DIR"] == "/cache"
-        assert plan.variables["STRATAGEM_PROGRAM_DIR"] == "/cache"
-        assert plan.variables["STRATAGEM_MEMORY_DIR"] == "/memory"
-        assert plan.variables["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] == "0"
-    assert not [
-        name
-        for plan in planned(options)
-        for name in plan.variables
-        if "CACHE" in name or "MEMORY" in name
-    ]
-
-
-def test_devices_and_the_number_of_the_start_are_in_the_environment() -> None:
-    worker, ps = planned(LaunchOptions(ps=1), gpus=["3"], restart=2)
+    options = LaunchOptions(ps=1, run_dir="runs", log_level="debug")
+    folders = LaunchFolders(programs="/cache", memory="/memory", losses="/losses")
+    worker, ps = planned(options, gpus=["3"], restart=2, folders=folders)
     assert worker.command == ps.command == ("run",)
     for plan, seen in ((worker, "3"), (ps, "")):
-        assert plan.variables["CUDA_VISIBLE_DEVICES"] == seen
-        assert plan.variables["STRATAGEM_RESTART_COUNT"] == "2"
-        assert plan.variables["PYTHONUNBUFFERED"] == "1"
-
-
-def test_log_level_is_in_the_environment_if_it_was_asked_for() -> None:
-    (worker,) = planned(LaunchOptions(log_level="debug"))
-    assert worker.variables["STRATAGEM_LOG_LEVEL"] == "debug"
-    (worker,) = planned(LaunchOptions())
-    assert "STRATAGEM_LOG_LEVEL" not in worker.variables
+        assert (
+            plan.variables.items()
+            >= {
+                "CUDA_VISIBLE_DEVICES": seen,
+                "STRATAGEM_RESTART_COUNT": "2",
+                "PYTHONUNBUFFERED": "1",
+                "STRATAGEM_RUN_DIR": str(tmp_path / "runs"),
+                "STRATAGEM_LOG_LEVEL": "debug",
+                "JAX_COMPILATION_CACHE_DIR": "/cache",
+                "STRATAGEM_PROGRAM_DIR": "/cache",
+                "STRATAGEM_MEMORY_DIR": "/memory",
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+                "STRATAGEM_LOSS_FILE": f"/losses/{plan.file_name}.json",
+            }.items()
+        )
+    (plain,) = planned(LaunchOptions())
+    assert not [name for name in plain.variables if re.search("CACHE|_DIR|LEVEL|LOSS", name)]
 
 
 # Devices assigned to each task.
@@ -336,11 +309,6 @@ def test_a_port_that_may_not_be_used_is_an_error(monkeypatch) -> None:
         free_ports(1)
 
 
-def test_without_the_file_of_the_range_ports_are_free_too(monkeypatch, tmp_path) -> None:
-    monkeypatch.setattr(addresses, "_RANGE_FILE", tmp_path / "missing")
-    assert 20_000 <= free_ports(1)[0] < 32_768
-
-
 # Scripts that set environment variables, recognized by their text.
 
 
@@ -397,12 +365,6 @@ def bases(tmp_path, monkeypatch) -> tuple[Path, Path]:
     monkeypatch.setattr("tempfile.tempdir", str(files))
     monkeypatch.setattr("stratagem.launch.plan._MEMORY", str(memory))
     return files, memory
-
-
-def test_each_task_records_a_loss_in_a_file_of_its_own() -> None:
-    plans = planned(LaunchOptions(workers=2, chief=True), folders=LaunchFolders(losses="/losses"))
-    files = ["/losses/chief-0.json", "/losses/worker-0.json", "/losses/worker-1.json"]
-    assert [plan.variables["STRATAGEM_LOSS_FILE"] for plan in plans] == files
 
 
 def test_folders_exist_during_a_launch_and_those_of_restarts_with_restarts_only(bases) -> None:

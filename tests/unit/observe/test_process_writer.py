@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -23,7 +24,6 @@ from stratagem.observe.events import (
     MemoryEvent,
     RunEvents,
     RunFollower,
-    StartEvent,
     StepEvent,
     decode,
     encode,
@@ -55,15 +55,6 @@ from tests.unit.observe.runs import (
 )
 
 
-def test_run_is_read_as_it_was_written(tmp_path) -> None:
-    write(tmp_path, gang_restart())
-    read = read_run(tmp_path)
-    assert sorted(read.processes, key=str) == sorted(gang_restart().processes, key=str)
-    assert read.problems == ()
-    starts_s = [one.start.time_s for one in read.processes]
-    assert starts_s == sorted(starts_s)
-
-
 @pytest.mark.parametrize("made", ["nothing", "folder", "empty"])
 def test_folder_without_events_is_named(tmp_path, made) -> None:
     if made != "nothing":
@@ -74,43 +65,41 @@ def test_folder_without_events_is_named(tmp_path, made) -> None:
         read_run(tmp_path / "run")
 
 
-def test_torn_last_line_is_reported_and_the_rest_read(tmp_path) -> None:
+_LATER = json.dumps({"version": 2, "kind": "start"})
+_STRANGE = json.dumps(json.loads(encode(end(90))) | {"kind": "coffee"})
+_NOT_AN_EVENT = "line 1: This line is not an event: "
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("worker-9.jsonl", encode(end(3))[:-10], f"{_NOT_AN_EVENT}it is not a complete JSON"),
+        ("worker-9.jsonl", f"{_STRANGE}\n", f"{_NOT_AN_EVENT}its kind is 'coffee'"),
+        (
+            "worker-9.jsonl",
+            f"{_LATER}\n" * 3,
+            f"{_NOT_AN_EVENT}its version is 2. 2 more lines are unreadable.",
+        ),
+        ("worker-8.jsonl", encode(end(3)) + "\n", "skipped, because its first event is not a star"),
+        ("worker-9.jsonl", None, "directory"),
+    ],
+    ids=["torn", "unknown", "later version", "no start", "folder"],
+)
+def test_file_that_cannot_be_read_is_reported_and_the_rest_read(
+    tmp_path, name, content, problem
+) -> None:
     write(tmp_path, gang_restart())
-    path = tmp_path / "events" / "worker-0.1.jsonl"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-10])
+    path = tmp_path / "events" / name
+    path.mkdir() if content is None else path.write_text(content)
+    # A whole last line counts without an end, once the run is over.
+    with (tmp_path / "events" / "worker-0.1.jsonl").open("a") as file:
+        file.write(encode(end(90)))
     read = read_run(tmp_path)
-    (problem,) = read.problems
-    number = whole.count(b"\n")
-    assert problem == (
-        f"worker-0.1.jsonl, line {number}: This line is not an event: "
-        "it is not a complete JSON object."
-    )
-    assert sum(len(one.events) for one in read.processes) == -1 + sum(
+    assert read.problems[0].startswith(name)
+    assert problem in read.problems[0]
+    assert sum(len(one.events) for one in read.processes) == 1 + sum(
         len(one.events) for one in gang_restart().processes
     )
-
-
-def test_file_of_a_later_version_is_reported_once_and_left_out(tmp_path) -> None:
-    write(tmp_path, gang_restart())
-    lines = [json.dumps({"version": 2, "kind": "start"})] * 3
-    (tmp_path / "events" / "worker-9.jsonl").write_text("\n".join(lines))
-    read = read_run(tmp_path)
-    assert len(read.processes) == len(gang_restart().processes)
-    assert read.problems == (
-        "worker-9.jsonl, line 1: This line is not an event: its version is 2. "
-        "2 more lines are unreadable.",
-    )
-
-
-def test_file_without_a_start_and_one_that_cannot_be_opened_are_reported(tmp_path) -> None:
-    write(tmp_path, gang_restart())
-    (tmp_path / "events" / "worker-8.jsonl").write_text(encode(end(3)) + "\n")
-    (tmp_path / "events" / "worker-9.jsonl").mkdir()
-    without, folder = read_run(tmp_path).problems
-    assert without == "worker-8.jsonl: skipped, because its first event is not a start."
-    assert folder.startswith("worker-9.jsonl: ")
-    assert "directory" in folder
 
 
 def test_folder_in_which_nothing_can_be_read_is_named_with_the_reason(tmp_path) -> None:
@@ -140,9 +129,10 @@ def test_follower_reads_each_event_once(tmp_path) -> None:
     assert sorted(news, key=str) == sorted(gang_restart().processes, key=str)
     assert follower.poll() == ()
     with (tmp_path / "events" / "worker-0.1.jsonl").open("a") as file:
-        file.write(encode(end(90)) + "\n")
+        file.write(f"{_STRANGE}\n{encode(end(90))}\n")
     (new,) = follower.poll()
     assert (new.task, new.events) == ("worker 0", (end(90),))
+    assert follower.events().problems == read_run(tmp_path).problems != ()
     assert sorted(follower.events().processes, key=str) == sorted(
         read_run(tmp_path).processes, key=str
     )
@@ -161,29 +151,6 @@ def test_follower_waits_for_the_rest_of_a_line(tmp_path) -> None:
             file.flush()
     (new,) = follower.poll()
     assert new.events == (end(90, 1, "\u00e9t\u00e9"),)
-
-
-def test_follower_reports_an_unknown_event_and_reads_on(tmp_path) -> None:
-    write(tmp_path, gang_restart())
-    follower = RunFollower(tmp_path)
-    follower.poll()
-    strange = json.dumps(json.loads(encode(end(90))) | {"kind": "coffee"})
-    with (tmp_path / "events" / "worker-0.1.jsonl").open("a") as file:
-        file.write(f"{strange}\n{encode(end(91))}\n")
-    (new,) = follower.poll()
-    assert new.events == (end(91),)
-    (problem,) = follower.events().problems
-    assert problem.startswith("worker-0.1.jsonl, line ")
-    assert "its kind is 'coffee'" in problem
-
-
-def test_whole_last_line_without_an_end_counts_once_the_run_is_over(tmp_path) -> None:
-    write(tmp_path, gang_restart())
-    with (tmp_path / "events" / "worker-0.1.jsonl").open("a") as file:
-        file.write(encode(end(90)))
-    read = read_run(tmp_path)
-    assert read.problems == ()
-    assert any(end(90) in one.events for one in read.processes)
 
 
 # The event writer of a process, each test in a fresh interpreter.
@@ -284,30 +251,24 @@ PreemptionExit(sg.TerminationConfig(), manager, "test")._leave()
 
 
 @pytest.mark.parametrize(
-    ("last", "code", "reason"),
+    ("last", "code", "end", "reason"),
     [
-        ("", 0, None),
-        ("raise ValueError('loss is nan')", 1, "ValueError: loss is nan"),
-        (_LEAVES, 42, "left after notice"),
-        ("sg.goodput.current_events().end(7, 'enough'); sys.exit(7)", 7, "enough"),
-        ("sg.goodput.close_events(5, 'at once'); os._exit(5)", 5, "at once"),
+        ("", 0, 0, None),
+        ("raise ValueError('loss is nan')", 1, 1, "ValueError: loss is nan"),
+        ("raise KeyboardInterrupt", -2, 130, "KeyboardInterrupt: "),
+        (_LEAVES, 42, 42, "left after notice"),
+        ("sg.goodput.current_events().end(7, 'enough'); sys.exit(7)", 7, 7, "enough"),
+        ("sg.goodput.close_events(5, 'at once'); os._exit(5)", 5, 5, "at once"),
+        ("if os.fork() == 0:\n    sg.goodput.step(4)\nelse:\n    os.wait()", 0, 0, None),
     ],
+    ids=["well", "error", "interrupt", "notice", "reported", "at once", "forked"],
 )
-def test_end_is_reported_as_far_as_it_is_known(tmp_path, last, code, reason) -> None:
-    end = end_of(run_of(tmp_path, f"import os, sys\n{STEPS}{last}", code=code))
-    assert (end.code, end.reason) == (code, reason)
-
-
-def test_interrupt_is_reported_with_the_code_of_shells(tmp_path) -> None:
-    end = end_of(run_of(tmp_path, f"{STEPS}raise KeyboardInterrupt", code=-2))
-    assert (end.code, end.reason) == (130, "KeyboardInterrupt: ")
-
-
-def test_forked_child_writes_nothing(tmp_path) -> None:
-    program = f"import os\n{STEPS}if os.fork() == 0:\n    sg.goodput.step(4)\nelse:\n    os.wait()"
-    (process,) = run_of(tmp_path, program).processes
-    kinds = [type(event).__name__ for event in process.events]
-    assert kinds.count("EndEvent") == 1
+def test_end_is_reported_as_far_as_it_is_known(tmp_path, last, code, end, reason) -> None:
+    run = run_of(tmp_path, f"import os, sys\n{STEPS}{last}", code=code)
+    found = end_of(run)
+    assert (found.code, found.reason) == (end, reason)
+    (process,) = run.processes
+    assert [type(event).__name__ for event in process.events].count("EndEvent") == 1
     assert max(event.step for event in process.events if isinstance(event, StepEvent)) == 3
 
 
@@ -352,55 +313,29 @@ ONE_OF_EACH: list[Event] = [
 def test_event_is_one_line_and_comes_back(event) -> None:
     line = encode(event)
     assert "\n" not in line
-    assert decode(line) == event
-
-
-def test_line_names_its_version_and_its_kind_and_carries_the_fields() -> None:
-    assert json.loads(encode(restored(5, 17, "memory"))) == {
-        "version": 1,
-        "kind": "restored",
-        "time_s": 5.0,
-        "monotonic_s": 5,
-        "step": 17,
-        "source": "memory",
-    }
-
-
-def test_field_of_a_later_release_is_left_out() -> None:
-    values = json.loads(encode(ONE_OF_EACH[0])) | {"color": "blue"}
-    assert isinstance(decode(json.dumps(values)), StartEvent)
+    values = json.loads(line)
+    assert (values["version"], values["monotonic_s"]) == (1, event.monotonic_s)
+    assert decode(json.dumps(values | {"color": "blue"})) == event  # as of a later release
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("event", "change"),
     [
-        ({"version": 2}, "This line is not an event: its version is 2"),
-        ({"kind": "coffee"}, "This line is not an event: its kind is 'coffee'"),
-        ({"step": "7"}, "This line is not an event: its step is '7'"),
-        ({"step": True}, "This line is not an event: its step is True"),
-        ({"step": 7.5}, "This line is not an event: its step is 7.5"),
-        ({"source": None}, "This line is not an event: its source is None"),
-        ({"time_s": float("nan")}, "This line is not an event: its time_s is nan"),
+        (restored(5, 17), {"version": 2}),
+        (restored(5, 17), {"kind": "coffee"}),
+        *((restored(5, 17), {"step": step}) for step in ("7", True, 7.5)),
+        (restored(5, 17), {"source": None}),
+        (restored(5, 17), {"time_s": math.nan}),
+        *((progress(8, 7), {"values": one}) for one in (None, [1.0], {"loss": "1"})),
+        *((progress(8, 7), {"values": {"loss": one}}) for one in (True, math.inf)),
+        *((members(8, 1, 2), {"lost": one}) for one in ("worker 1", None, [1], {"worker 1": 1.0})),
     ],
 )
-def test_line_of_another_form_is_refused(change, message) -> None:
-    line = json.dumps(json.loads(encode(restored(5, 17))) | change)
-    with pytest.raises(ValueError, match=message):
-        decode(line)
-
-
-@pytest.mark.parametrize(
-    ("event", "name", "value"),
-    [
-        *((progress(8, 7), "values", one) for one in (None, [1.0], {"loss": "1"}, {"loss": True})),
-        (progress(8, 7), "values", {"loss": math.inf}),
-        *((members(8, 1, 2), "lost", one) for one in ("worker 1", None, [1], {"worker 1": 1.0})),
-    ],
-)
-def test_values_and_members_of_another_form_are_refused(event, name, value) -> None:
-    line = json.dumps(json.loads(encode(event)) | {name: value})
-    with pytest.raises(ValueError, match=f"its {name} is"):
-        decode(line)
+def test_line_of_another_form_is_refused(event, change) -> None:
+    ((name, value),) = change.items()
+    words = re.escape(f"This line is not an event: its {name} is {value!r}")
+    with pytest.raises(ValueError, match=words):
+        decode(json.dumps(json.loads(encode(event)) | change))
 
 
 @pytest.mark.parametrize("line", ["", '{"version": 1, "ki', "[1]", "7", "\x00\x00"])
@@ -436,9 +371,12 @@ def test_samples_are_written_until_the_stop(tmp_path) -> None:
         assert third.wait(120)
         sampler.stop()
         assert not sampler._thread.is_alive()
+        sampler.device_memory = lambda: (12, 34)
+        sampler.sample()
     found = samples(tmp_path)
-    assert len(found) >= 3
+    assert len(found) >= 4
     assert found[0].device_bytes is None
+    assert (found[-1].device_bytes, found[-1].device_limit_bytes) == (12, 34)
 
 
 class HeldWriter(EventWriter):
@@ -480,26 +418,12 @@ def test_sample_that_is_late_is_dropped(tmp_path, monkeypatch) -> None:
     assert isinstance(process.events[-1], EndEvent)
 
 
-def test_memory_of_devices_is_in_the_sample(tmp_path) -> None:
-    with EventWriter(tmp_path, "worker", 0, num_processes=1) as writer:
-        sampler = MemorySampler(writer, interval_s=1e6)
-        sampler.device_memory = lambda: (12, 34)
-        sampler.sample()
-        sampler.stop()
-        sampler._thread.join(120)
-    assert (12, 34) in [(one.device_bytes, one.device_limit_bytes) for one in samples(tmp_path)]
-
-
 def test_resident_memory_is_what_the_kernel_says(tmp_path, monkeypatch) -> None:
     """Of this process: some of what it has asked for, and never more."""
     resident = resident_bytes()
     assert resident is not None
     assert 0 < resident < int(Path("/proc/self/statm").read_text().split()[0]) * PAGE_BYTES
-    (tmp_path / "statm").write_text("2000 250 30 4 0 900 0\n")
     monkeypatch.setattr(memory_sampler, "_STATM", tmp_path / "statm")
+    assert resident_bytes() is None  # as on a system without it
+    (tmp_path / "statm").write_text("2000 250 30 4 0 900 0\n")
     assert resident_bytes() == 250 * PAGE_BYTES
-
-
-def test_system_without_proc_reports_nothing(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(memory_sampler, "_STATM", tmp_path / "none")
-    assert resident_bytes() is None

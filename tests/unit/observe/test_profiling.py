@@ -352,10 +352,6 @@ def test_input_that_limits_is_named(summary) -> None:
     assert "Input-bound: the devices wait 60% of the time for batches." in _shown(limited)
 
 
-def test_input_that_is_fast_enough_is_not_mentioned(summary) -> None:
-    assert not any("Input-bound" in line for line in _shown(summary))
-
-
 # Layers and passes read from scopes as JAX and Keras write them.
 
 _PROGRAM = """
@@ -414,10 +410,6 @@ def test_instructions_have_their_kind_and_scope() -> None:
     assert found["copy.2"] == ("copy", "")
 
 
-def test_text_without_instructions_has_none() -> None:
-    assert instructions_of("HloModule jit_step\n") == {}
-
-
 def test_period_is_read_from_the_compiled_program() -> None:
     def step(number, array):
         with every_steps(25):
@@ -427,10 +419,6 @@ def test_period_is_read_from_the_compiled_program() -> None:
     (line,) = [line for line in text.splitlines() if " conditional(" in line]
     assert period_of(line) == 25
     assert {period_of(line) for line in text.splitlines() if "iota" in line} <= {1, 25}
-
-
-def test_what_has_no_period_is_done_in_every_step() -> None:
-    assert period_of('metadata={op_name="jit(step)/every_25_steps/dense/dot_general"}') == 1
 
 
 # Marks in a trace that JAX's profiler really writes.

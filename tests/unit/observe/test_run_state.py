@@ -10,7 +10,6 @@ import pytest
 from stratagem.errors import NotFoundError
 from stratagem.observe import run_state as watcher_module
 from stratagem.observe.events import ProcessEvents, encode
-from stratagem.observe.goodput import account_for
 from stratagem.observe.run_state import (
     LOST_AFTER_S,
     ProcessState,
@@ -72,13 +71,6 @@ def test_events_may_arrive_one_by_one() -> None:
     assert state.snapshot(EPOCH_S + 41) == snapshot(whole, 41)
 
 
-def test_restart_of_all_workers() -> None:
-    shown = snapshot(gang_restart(), 78)
-    assert (shown.num_launches, shown.num_restarts, shown.is_over) == (1, 1, True)
-    phases = {task.task: (task.phase, task.attempt, task.note) for task in shown.tasks}
-    assert phases["worker 1"] == ("finished", 1, "restarted 1x")
-
-
 def test_lost_and_failed_workers_say_why() -> None:
     events = run(
         process("worker 0", 0, first_step(5, 1), failure(9, "worker 1"), end(10, 1, "no peer")),
@@ -128,12 +120,6 @@ def test_time_left_follows_from_speed_and_total() -> None:
     assert snapshot(events, 21).left_s == pytest.approx(10)
     unknown = run(process("worker 0", 0, first_step(10, 1), steps(10, 20, 2, 51)))
     assert snapshot(unknown, 21).left_s is None
-
-
-def test_value_that_is_not_finite_is_shown() -> None:
-    events = run(process("worker 0", 0, progress(5, 1, loss=1.0), progress(6, 2, loss=None)))
-    shown = snapshot(events, 7)
-    assert shown.values == {"loss": None}
 
 
 def test_start_on_a_clock_that_was_set_back_does_no_harm() -> None:
@@ -212,34 +198,30 @@ RUNNING = (first_step(10, 1), steps(10, 20, 2, 51))
 
 
 @pytest.mark.parametrize(
-    ("events", "second", "expected"),
+    ("events", "second", "more", "expected"),
     [
-        ((), 5, "starting"),
-        ((memory(60, 1),), 61, "starting"),
-        (RUNNING, 21, "running"),
-        ((*RUNNING, memory(40, 1)), 41, "waiting"),
-        (RUNNING, 20 + LOST_AFTER_S + 1, "lost"),
-        ((*RUNNING, end(21)), 500, "finished"),
-        ((*RUNNING, end(21, 3)), 500, "failed"),
-        ((*RUNNING, failure(21, "worker 1")), 22, "restarting"),
-        ((*RUNNING, restored(21, 7)), 22, "restarting"),
+        ((), 5, {}, "starting"),
+        ((memory(60, 1),), 61, {}, "starting"),
+        (RUNNING, 21, {}, "running"),
+        ((*RUNNING, memory(40, 1)), 41, {}, "waiting"),
+        (RUNNING, 20 + LOST_AFTER_S + 1, {}, "lost"),
+        ((*RUNNING, end(21)), 500, {}, "finished"),
+        ((*RUNNING, end(21, 3)), 500, {}, "failed"),
+        ((*RUNNING, failure(21, "worker 1")), 22, {}, "restarting"),
+        ((*RUNNING, restored(21, 7)), 22, {}, "restarting"),
         # Steps of 20 s: a silence of 25 s between them is no wait.
-        ((first_step(10, 1), steps(10, 50, 2, 3), memory(75, 1)), 76, "running"),
+        ((first_step(10, 1), steps(10, 50, 2, 3), memory(75, 1)), 76, {}, "running"),
+        # A later start is a restart until its first step.
+        ((), 1, {"attempt": 1}, "restarting"),
+        ((first_step(3, 8),), 3, {"attempt": 1}, "running"),
+        # A launcher has nothing to report; a server gives signs of life.
+        ((), 100, {"task": "launcher 0"}, "running"),
+        ((), 100, {"task": "ps 0"}, "lost"),
     ],
 )
-def test_phase_follows_from_the_events(events, second, expected) -> None:
-    assert phase(state_of(*events, read_s=second), second) == expected
-
-
-def test_later_start_is_a_restart_until_its_first_step() -> None:
-    assert phase(state_of(read_s=1, attempt=1), 1) == "restarting"
-    assert phase(state_of(first_step(3, 8), read_s=3, attempt=1), 3) == "running"
-
-
-@pytest.mark.parametrize(("task", "expected"), [("launcher 0", "running"), ("ps 0", "lost")])
-def test_silence_of_other_tasks(task, expected) -> None:
-    """A launcher has nothing to report; a server gives signs of life."""
-    assert phase(state_of(read_s=0, task=task), 100) == expected
+def test_phase_follows_from_the_events(events, second, more, expected) -> None:
+    read_s = 0 if "task" in more else second
+    assert phase(state_of(*events, read_s=read_s, **more), second) == expected
 
 
 def test_loss_that_another_process_reported_counts_until_the_task_is_heard_again() -> None:
@@ -268,26 +250,7 @@ def test_speed_is_of_the_last_steps_without_first_ones() -> None:
     assert state.steps_per_s() == 5
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"), [(None, "lost"), (0, "finished"), (1, "lost")], ids=str
-)
-def test_process_without_which_others_continue(code, expected) -> None:
-    last = () if code is None else (end(21, code),)
-    state = state_of(*RUNNING, *last, read_s=22)
-    state.has_survivors = True
-    assert phase(state, 22) == expected
-
-
 # A watcher reads what is new, and computes accounts at a bounded cost.
-
-
-def test_state_and_account_of_a_run(tmp_path) -> None:
-    write(tmp_path, straggling())
-    watcher = Watcher(tmp_path, clock=lambda: EPOCH_S + 41)
-    assert watcher.poll().step == 101
-    assert watcher.account() == account_for(straggling())
-    values = watcher.as_dict(watcher.poll())
-    assert values["account"]["startup_s"] == pytest.approx(10)
 
 
 def test_folder_that_appears_later(tmp_path) -> None:

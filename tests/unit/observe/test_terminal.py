@@ -12,7 +12,7 @@ from stratagem.observe import terminal as live_view
 from stratagem.observe.events import ProcessEvents, StepEvent, encode
 from stratagem.observe.goodput import account_for
 from stratagem.observe.run_state import RunState, Watcher
-from stratagem.observe.terminal import changes_line, duration_text, frame, show_account
+from stratagem.observe.terminal import duration_text, frame, show_account
 from tests.unit.observe.runs import (
     EPOCH_S,
     account_of,
@@ -21,7 +21,6 @@ from tests.unit.observe.runs import (
     first_step,
     gang_restart,
     long_run,
-    members,
     members_come_and_go,
     notice,
     process,
@@ -88,22 +87,6 @@ def test_unknown_times_are_dashes() -> None:
     assert "still running or killed" in text
 
 
-def test_run_without_failures_has_no_table_of_them() -> None:
-    text = shown(account_of(process("worker 0", 0, first_step(1, 1), steps(1, 3, 2, 2))))
-    assert "Failures" not in text
-    assert "0 failures, 1 process; still running or killed\n" in text
-
-
-def test_healthy_short_run_does_not_read_as_a_bad_one() -> None:
-    """Two seconds of steps after ten seconds of start-up."""
-    lines = (first_step(10, 1), steps(10, 12, 2, 41), end(12))
-    text = shown(account_of(process("worker 0", 0, *lines)))
-    assert text.startswith(
-        "Goodput after start-up: 1.000 (2.0 s useful of 2.0 s)\n"
-        "Goodput with start-up:  0.167 (2.0 s useful of 12.0 s; start-up took 10.0 s)\n"
-    )
-
-
 def test_run_before_its_first_step_has_no_goodput_yet() -> None:
     text = shown(account_of(process("worker 0", 0, notice(8))))
     assert text.startswith("Goodput after start-up: none yet\nStart-up has taken 8.0 s.\n")
@@ -121,19 +104,6 @@ def test_text_of_a_run_is_not_markup() -> None:
     text = shown(account)
     assert "[red]worker[/red] lost" in text
     assert "Unreadable: [bold]torn[/bold]" in text
-
-
-def test_group_shows_its_members_and_its_pauses() -> None:
-    lines = shown(account_for(members_come_and_go()))
-    assert "3 of 3 members; lost 2 times, joined 2 times; training stood still for 3.5 s" in lines
-    assert "94 steps, 0 failures" in lines
-    assert "members lost" in lines
-    assert "members" not in shown(account_for(gang_restart()))
-
-
-def test_group_without_changes_shows_its_members() -> None:
-    events = run(process("worker 0", 0, members(1, 0, 3, pause_s=None), first_step(2, 1)))
-    assert changes_line(account_for(events)) == "3 of 3 members"
 
 
 # Frames of the terminal view.
@@ -198,12 +168,6 @@ def test_only_some_of_many_workers_have_a_row() -> None:
     text = framed(run(*(process(f"worker {index}", 0) for index in range(40))), 5)
     assert "and 8 more" in text
     assert text.count("│ starting") == 32
-
-
-def test_text_of_a_run_is_not_markup_and_problems_are_shown() -> None:
-    events = straggling()
-    account = dataclasses.replace(account_for(events), problems=("[bold]torn[/bold]",))
-    assert "Unreadable: [bold]torn[/bold]" in framed(events, 41, account)
 
 
 def test_cause_of_a_slow_worker_is_in_its_row() -> None:

@@ -102,10 +102,3 @@ def test_transfers_since_a_reading() -> None:
     waits.peers_s, waits.transfer_s = 1.5, 3.0
     found = waits.since(before)
     assert (found.waited_s, found.peers_s, found.transfer_s) == (2.5, 0.5, 2.0)
-
-
-def test_sums_of_waits() -> None:
-    one = StepWaits(waited_s=1.0, input_s=0.5)
-    other = StepWaits(waited_s=2.0, peers_s=1.0)
-    assert one.plus(other) == StepWaits(waited_s=3.0)
-    assert one.plus(StepWaits()) == StepWaits()

@@ -223,30 +223,15 @@ def test_full_disk_is_reported_once_and_training_goes_on(tmp_path, monkeypatch) 
     assert len(run.problems) == 1
 
 
-def test_partly_written_line_is_reported(tmp_path, monkeypatch) -> None:
-    writer = open_writer(tmp_path)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "write", lambda _, data: len(data) - 1)
-        with pytest.warns(RuntimeWarning, match="only part of a line was written"):
-            writer.end()
-    writer.close()
-
-
-def test_forked_process_writes_nothing(tmp_path, monkeypatch) -> None:
+def test_forked_process_writes_nothing_and_none_after_the_end(tmp_path, monkeypatch) -> None:
     with open_writer(tmp_path) as writer:
         with monkeypatch.context() as patched:
             patched.setattr(os, "getpid", lambda: -1)
             writer.step(1)
         writer.step(2)
+    writer.step(3)
+    writer.close()
     assert [line["kind"] for line in written(tmp_path)] == ["start", "step"]
-
-
-def test_what_is_reported_after_the_end_is_lost(tmp_path) -> None:
-    writer = open_writer(tmp_path)
-    writer.close()
-    writer.step(1)
-    writer.close()
-    assert [line["kind"] for line in written(tmp_path)] == ["start"]
 
 
 @pytest.mark.parametrize(
@@ -255,9 +240,7 @@ def test_what_is_reported_after_the_end_is_lost(tmp_path) -> None:
         {"step": 0},
         {"step": 3, "num_steps": 0},
         {"step": 3, "num_steps": 4},
-        {"step": 3, "duration_s": -1.0},
-        {"step": 3, "duration_s": float("nan")},
-        {"step": 3, "duration_s": float("inf")},
+        *({"step": 3, "duration_s": one} for one in (-1.0, float("nan"), float("inf"))),
     ],
 )
 def test_step_that_is_invalid_is_refused(tmp_path, call) -> None:
@@ -266,12 +249,9 @@ def test_step_that_is_invalid_is_refused(tmp_path, call) -> None:
         pytest.raises(ValueError, match=r"is not a valid step report(?s:.)*counted from 1"),
     ):
         writer.step(**call)
-
-
-@pytest.mark.parametrize("interval_s", [-1.0, float("nan")])
-def test_interval_that_is_invalid_is_refused(tmp_path, interval_s) -> None:
-    with pytest.raises(ValueError, match="is not a valid interval"):
-        open_writer(tmp_path, interval_s=interval_s)
+    for interval_s in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="is not a valid interval"):
+            open_writer(tmp_path, interval_s=interval_s)
 
 
 def test_step_with_a_pause_is_written_by_itself(tmp_path) -> None:
@@ -363,12 +343,7 @@ def test_state_kept_in_memory_belongs_to_the_time_before_the_next_step() -> None
     assert lines.add(5, 1, 1.0, 30.0) == (StepRecord(29.0, 30.0, 5, 1, 1.0),)
 
 
-def test_interval_of_nothing_is_a_line_a_call() -> None:
-    lines = StepAggregator(0.0, 0.0)
-    assert [len(lines.add(step, 1, None, float(step))) for step in range(1, 5)] == [1, 1, 1, 1]
-
-
-def test_waits_of_a_line_are_added_up() -> None:
+def test_waits_of_a_line_are_added_up_and_unknown_where_a_step_lacks_them() -> None:
     lines = StepAggregator(10.0, 0.0)
     one = StepWaits(waited_s=0.5, input_s=0.25)
     lines.add(1, 1, 1.0, 1.0, one)  # a line by itself
@@ -380,11 +355,7 @@ def test_waits_of_a_line_are_added_up() -> None:
     event = record.event(7.0)
     assert (event.time_s, event.monotonic_s, event.step, event.num_steps) == (7.0, 3.0, 3, 2)
     assert (event.waited_s, event.input_s, event.peers_s) == (1.0, 0.5, None)
-
-
-def test_waits_that_one_step_lacks_are_unknown() -> None:
-    lines = StepAggregator(10.0, 0.0)
-    for step, waits in enumerate((NO_WAITS, StepWaits(waited_s=0.5), NO_WAITS), start=1):
+    for step, waits in enumerate((one, NO_WAITS), start=4):
         lines.add(step, 1, 1.0, float(step), waits)
     record = lines.take()
     assert record is not None

@@ -6,21 +6,14 @@ import contextlib
 import dataclasses
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
 from tests.multiprocess.namespaces import hosts
-from tests.unit.launch.remote.living import descendants
 
 SOURCE = Path(__file__).parents[4] / "src"
 _LIMIT_S = 120
@@ -73,25 +66,6 @@ def old_jaxlib(folder: Path) -> Iterator[Setup]:
     (folder / "jaxlib" / "__init__.py").write_text("")
     (folder / "jaxlib" / "version.py").write_text("__version__ = '0.4.30'\n")
     yield Setup(variables={"PYTHONPATH": str(folder)})
-
-
-@contextlib.contextmanager
-def other_plugin(folder: Path) -> Iterator[Setup]:
-    """Metadata of a plugin for another jaxlib."""
-    yield Setup(variables={"PYTHONPATH": str(install(folder, "jax-cuda12-plugin", "0.9.0"))})
-
-
-@contextlib.contextmanager
-def without_nccl(folder: Path) -> Iterator[Setup]:
-    """A machine without NCCL; the driver's file and the plugin's metadata are made up."""
-    version = version_of("jaxlib")
-    install(folder, "jax-cuda12-plugin", version)
-    driver = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Release Build"
-    script = (
-        "mount -t tmpfs none /proc/driver; mkdir /proc/driver/nvidia; "
-        f"echo '{driver}' > /proc/driver/nvidia/version"
-    )
-    yield Setup(variables={"PYTHONPATH": str(folder)}, prefix=mounted(script))
 
 
 @contextlib.contextmanager
@@ -154,50 +128,6 @@ def full_of_files(folder: Path) -> Iterator[Setup]:
     )
 
 
-@contextlib.contextmanager
-def other_ray(folder: Path) -> Iterator[Setup]:
-    """A real Ray cluster; the version here is that of metadata."""
-    ports = [closed_port() for _ in range(3)]
-    names = ("port", "dashboard-port", "ray-client-server-port")
-    words = [f"--{name}={port}" for name, port in zip(names, ports, strict=True)]
-    words += ["--min-worker-port=0", "--max-worker-port=0", "--num-cpus=1", "--disable-usage-stats"]
-    install(folder, "ray", "2.59.1")
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
-    dashboard = f"http://127.0.0.1:{ports[1]}"
-    # Paths of its sockets are limited to 107 characters: no folder of pytest.
-    with tempfile.TemporaryDirectory(prefix="sg-", ignore_cleanup_errors=True) as ray_folder:
-        words += ["--object-store-memory=80000000", f"--temp-dir={ray_folder}"]
-        head = subprocess.Popen(
-            [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", *words],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **token, "HOME": ray_folder},
-        )
-        try:
-            deadline_s = time.monotonic() + _LIMIT_S
-            while not _answers(f"{dashboard}/api/version"):
-                assert head.poll() is None
-                assert time.monotonic() < deadline_s
-                time.sleep(0.5)
-            variables = {"RAY_API_SERVER_ADDRESS": dashboard, "PYTHONPATH": str(folder)}
-            yield Setup(variables={**token, **variables})
-        finally:
-            started = descendants(head.pid)
-            head.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                head.wait(120)
-            for pid in (*started, head.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            head.wait()
-
-
-@contextlib.contextmanager
-def old_ray(folder: Path) -> Iterator[Setup]:
-    """Metadata of a Ray that is too old for the extra."""
-    yield Setup(variables={"PYTHONPATH": str(install(folder, "ray", "2.9.0"))})
-
-
 _COMPILE = """
 import jax
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -211,20 +141,6 @@ def write_cache(cache: Path) -> None:
     variables = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(cache)}
     subprocess.run([sys.executable, "-c", _COMPILE], check=True, env={**os.environ, **variables})
     assert list(cache.glob("*-cache"))
-
-
-@contextlib.contextmanager
-def stale_cache(folder: Path) -> Iterator[Setup]:
-    """A cache that JAX wrote, and a jaxlib that is installed afterwards: only its metadata."""
-    write_cache(folder / "cache")
-    time.sleep(0.05)  # file systems record times of this resolution
-    install(folder / "packages", "jaxlib", version_of("jaxlib"))
-    yield Setup(
-        variables={
-            "JAX_COMPILATION_CACHE_DIR": str(folder / "cache"),
-            "PYTHONPATH": str(folder / "packages"),
-        }
-    )
 
 
 @contextlib.contextmanager
@@ -247,14 +163,3 @@ def can_mount() -> bool:
 def closed_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return listener.getsockname()[1]
-
-
-def _answers(url: str) -> bool:
-    try:
-        urllib.request.urlopen(url, timeout=1).close()
-    except urllib.error.HTTPError as error:  # without a token
-        error.close()
-        return True
-    except OSError:
-        return False
-    return True

@@ -108,21 +108,6 @@ def test_case_without_its_library_is_skipped() -> None:
 # The reference, against the closed form of the first step and the solution that it approaches.
 
 
-def test_batches_are_uneven() -> None:
-    features, labels = reference.data()
-    assert len(features) == len(labels)
-    assert len(features) % reference.BATCH_SIZE == 3
-
-
-def test_training_goes_toward_the_weights_that_made_the_labels() -> None:
-    true_weights = np.array([1.0, -2.0, 0.5, 0.25])
-    features, labels = reference.data()
-    inputs = np.concatenate([features, np.ones((len(features), 1))], axis=1)
-    np.testing.assert_allclose(inputs @ true_weights, labels[:, 0], atol=1e-6)
-    error = np.mean((inputs @ reference.trained_weights() - labels[:, 0]) ** 2)
-    assert error < 0.5 * np.mean(labels**2)
-
-
 def test_keras_alone_reaches_the_same_weights() -> None:
     features, labels = reference.data()
     model = keras.Sequential(
@@ -156,14 +141,6 @@ def test_speed_is_shown_beside_the_hardware(name: str, tmp_path, monkeypatch) ->
     assert len(rates) == 2
     assert all(rate > 0 for rate in rates)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_failure_names_the_command_that_shows_it_whole() -> None:
-    (finding,) = speed.measure(["levitation"])
-    assert finding.level is Level.ERROR
-    assert "KeyError: 'levitation'" in finding.text
-    assert "stratagem.cli.doctor.speed levitation" in finding.fix
 
 
 def test_hang_is_a_failure() -> None:

@@ -126,25 +126,25 @@ def test_host_without_address_is_named(check: object) -> None:
     assert "no-such-host.invalid, has no address" in finding.text
 
 
-def test_host_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wait(address: tuple[str, int], limit_s: float) -> None:
-        del address
-        raise TimeoutError
-
-    monkeypatch.setattr(socket, "create_connection", wait)
-    (finding,) = clusters.check_peers({"worker 3": "10.0.0.9:2222"}, limit_s=0.5)
-    assert finding.text == "worker 3 at 10.0.0.9:2222 cannot be reached: no answer within 0.5 s."
-
-
-def test_many_lost_hosts_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (TimeoutError(), "no answer within 0.5 s."),
+        (OSError(113, "No route to host"), "No route to host"),
+    ],
+)
+def test_lost_hosts_are_named_and_many_are_counted(
+    error: OSError, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(address: tuple[str, int], limit_s: float) -> None:
-        del address, limit_s
-        raise OSError(113, "No route to host")
+        raise error
 
     monkeypatch.setattr(socket, "create_connection", fail)
-    findings = clusters.check_peers({f"worker {n}": "10.0.0.9:2222" for n in range(20)})
+    lost = {f"worker {n}": "10.0.0.9:2222" for n in range(20)}
+    findings = clusters.check_peers(lost, limit_s=0.5)
     assert len(findings) == 9
-    assert "No route to host" in findings[0].text
+    assert findings[0].text.startswith("worker 0 at 10.0.0.9:2222 cannot be reached: ")
+    assert words in findings[0].text
     assert findings[-1].text == "12 more tasks cannot be reached."
 
 
@@ -266,13 +266,8 @@ def test_order_of_imports_is_checked(script: str, level: Level, text: str, tmp_p
     (finding,) = check_script(path, "tensorflow")
     assert finding.level is level
     assert text in finding.text
-
-
-def test_keras_first_is_fine_on_jax(tmp_path: Path) -> None:
-    path = tmp_path / "train.py"
-    path.write_text("import keras\nimport stratagem as sg\n")
-    (finding,) = check_script(path, "jax")
-    assert finding.level is Level.OK
+    if "imports keras before" in text:
+        assert check_script(path, "jax")[0].level is Level.OK
 
 
 # Packages that do not fit together are found from their metadata.
@@ -295,10 +290,16 @@ def test_this_environment_fits_together() -> None:
     assert {"jaxlib", "scipy", "packaging"} <= set(installed)
     assert not _problems(check_requirements(required, installed))
     assert not check_plugins(installed, required["jax"])
+    assert any("extra ==" in text for text in required["stratagem"])
+    assert check_extras(required["stratagem"], installed_versions()) == []
+    assert 0 < (installed_at_s("jaxlib") or 0) < time.time()
+    assert installed_at_s("no-such-package") is None
 
 
 def test_fitting_versions_are_listed() -> None:
-    (finding,) = check_requirements(_REQUIRED, _FITTING)
+    """A release candidate counts as its version; a requirement that cannot be read is left out."""
+    required = {**_REQUIRED, "numpy": ("not a requirement !",)}
+    (finding,) = check_requirements(required, {**_FITTING, "keras": "3.16.0rc1"})
     assert finding.level is Level.OK
     assert "jaxlib 0.10.2" in finding.text
 
@@ -329,15 +330,6 @@ def test_what_does_not_fit_is_named(changed: dict[str, str | None], text: str, f
     assert _problems(check_requirements(_REQUIRED, versions)) == [(text, fix)]
 
 
-def test_release_candidate_counts_as_its_version() -> None:
-    versions = {**_FITTING, "keras": "3.16.0rc1"}
-    assert not _problems(check_requirements(_REQUIRED, versions))
-
-
-def test_requirement_that_cannot_be_read_is_left_out() -> None:
-    assert not _problems(check_requirements({"jax": ("not a requirement !",)}, _FITTING))
-
-
 @pytest.mark.parametrize("name", ["jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin"])
 def test_plugin_of_another_jaxlib_is_an_error(name: str) -> None:
     assert check_plugins({"jaxlib": "0.10.2", name: "0.10.2"}) == []
@@ -364,19 +356,6 @@ def test_optional_package_outside_of_its_extra_is_a_warning() -> None:
     assert finding.level is Level.WARNING
     assert finding.text == "ray 2.9.0 is installed, but stratagem[ray] requires ray>=2.59."
     assert finding.fix == 'pip install "ray>=2.59"'
-
-
-def test_optional_packages_of_this_environment_fit() -> None:
-    required = examined_requirements()["stratagem"]
-    assert any("extra ==" in text for text in required)
-    assert check_extras(required, installed_versions()) == []
-
-
-def test_time_of_an_installation_is_of_its_metadata() -> None:
-    installed_s = installed_at_s("jaxlib")
-    assert installed_s is not None
-    assert 0 < installed_s < time.time()
-    assert installed_at_s("no-such-package") is None
 
 
 # A bug report says what matters, and no name, address or secret.
@@ -461,12 +440,3 @@ def test_terminal_wraps_a_line_below_its_text(
     lines = capsys.readouterr().out.splitlines()
     assert max(len(Text.from_ansi(line).plain.rstrip()) for line in lines) <= 40
     assert all(Text.from_ansi(line).plain.startswith("    word") for line in lines[2:-1])
-
-
-# A problem without a fix cannot be reported.
-
-
-@pytest.mark.parametrize("level", [Level.WARNING, Level.ERROR])
-def test_problem_needs_a_fix(level: Level) -> None:
-    with pytest.raises(AssertionError, match="the disk is full"):
-        Finding("machine", level, "the disk is full")

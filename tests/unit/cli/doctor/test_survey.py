@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 from typing import Any
 
@@ -212,11 +211,3 @@ def test_equal_findings_of_hosts_are_shown_once() -> None:
     assert finding == Finding(
         "machine", Level.WARNING, "worker 0, worker 2: No room.", "Make some."
     )
-
-
-def test_survey_is_json() -> None:
-    survey = _failing(_sound(2), 0, 1, Reason.TIMEOUT, "10.0.0.1", is_free=True)
-    values = json.loads(json.dumps(dataclasses.asdict(survey)))
-    assert values["hosts"][1]["name"] == "worker 1"
-    place = {"source": 0, "to": 1, "is_free": True, "address": "10.0.0.1"}
-    assert values["failures"] == [{**place, "reason": "timeout"}]

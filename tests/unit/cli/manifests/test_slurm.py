@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
 from stratagem.cli.manifests.rendering import Template, render_slurm
 from stratagem.group.authentication.secret import Secret
@@ -161,8 +160,8 @@ def test_every_worker_finds_its_place_and_its_gpus(tmp_path) -> None:
 def test_job_that_has_saved_before_it_had_to_stop_runs_again(
     tmp_path, codes, exit_code, requeued
 ) -> None:
-    run = _Run(tmp_path, EXIT_CODES=codes)
-    assert len(run(_render())) == 2
+    run = _Run(tmp_path, EXIT_CODES=codes, STRATAGEM_SECRET="s" * 32)
+    assert [worker["secret"] for worker in run(_render())] == ["s" * 32] * 2
     assert (run.exit_code, run.requeued) == (exit_code, requeued)
 
 
@@ -176,6 +175,7 @@ def test_directives_match_the_request() -> None:
         partition="gpu,long",
         time="1-12:00:00",
         grace_period_s=300,
+        array="0-7%2",
     )
     assert script.startswith("#!/bin/bash\n#SBATCH --job-name=digits\n")
     for name, text in {
@@ -188,6 +188,7 @@ def test_directives_match_the_request() -> None:
         "time": "1-12:00:00",
         "signal": "TERM@300",
         "open-mode": "append",
+        "array": "0-7%2",
     }.items():
         assert _directive(script, name) == text
     assert "#SBATCH --requeue\n" in script
@@ -330,23 +331,12 @@ def test_heterogeneous_job_has_gpus_for_its_workers_only() -> None:
     assert _directive(_with_servers(), "ntasks") == "4"
 
 
-def test_array_has_a_directive_and_requeues_its_element() -> None:
-    script = _render(array="0-7%2")
-    assert _directive(script, "array") == "0-7%2"
-    assert 'requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' in script
-
-
 def test_template_of_an_earlier_version_is_rendered() -> None:
     # Without servers, arrays and heterogeneous jobs.
     head = "{% set worker_replicas = 2 -%}{% set tasks_per_node = 1 -%}"
     assert render_slurm({}, f"{head}#SBATCH --ntasks={{{{ worker_replicas }}}}", nodes=3).endswith(
         "=3"
     )
-
-
-def test_secret_of_the_user_is_kept(tmp_path) -> None:
-    (worker, _) = _Run(tmp_path, STRATAGEM_SECRET="s" * 32)(_render())
-    assert worker["secret"] == "s" * 32
 
 
 # Templates: variables, overrides and errors.
@@ -386,18 +376,11 @@ def test_variables_are_the_lines_at_the_top() -> None:
         ({"name": "x"}, "x 3 False x! a+b"),
         ({"words": "c 'd e'"}, "example 3 False example! c+d e"),
         ({"words": ["f"], "big": True}, "example 3 True example! f"),
+        ({"name": "{{ 1 }}", "title": "{% raw %}"}, "{{ 1 }} 3 False {% raw %} a+b"),
     ],
 )
 def test_string_is_converted_to_the_type_in_the_template(overrides, shown) -> None:
     assert Template(_TEMPLATE).render(overrides).strip() == shown
-
-
-@pytest.mark.parametrize("text", ["", "no variables", "{{ 1 }}{% set late = 1 %}"])
-def test_template_without_variables_has_none(text) -> None:
-    template = Template(text, "mine")
-    assert template.variables == {}
-    with pytest.raises(ValueError, match=r"mine has no variable 'late'(?s:.)*at the top of"):
-        template.render({"late": 2})
 
 
 def test_unknown_variables_are_all_named_with_those_that_there_are() -> None:
@@ -440,29 +423,6 @@ def test_string_of_another_type_is_named(overrides, message) -> None:
 def test_wrong_template_is_named(text, message) -> None:
     with pytest.raises(ValueError, match=message):
         Template(text, "mine").render()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "plain",
-        "\"'\\",
-        "a: b # c",
-        "\x00\x07\t\n\r\x1b\x7f\x80\x85\xa0\xad",
-        "\u2028\u2029\ufeff\ufffe",
-        "gr\u00fc\u00df \u65e5 \U0001f600 \U000e0001",
-        "{{ x }} {% y %} $(A)",
-    ],
-)
-def test_quoted_text_is_read_back_from_yaml(text) -> None:
-    rendered = Template('{% set value = "" %}\nkey: {{ value | quoted }}\n').render({"value": text})
-    assert yaml.safe_load(rendered) == {"key": text}
-
-
-def test_values_are_text_and_no_templates() -> None:
-    template = Template('{% set value = "" %}{{ value }}')
-    assert template.render({"value": "{{ 1 + 1 }}{% raw %}"}) == "{{ 1 + 1 }}{% raw %}"
 
 
 def test_value_too_long_for_a_process_is_refused() -> None:

@@ -135,16 +135,6 @@ def test_names_in_differences_exist() -> None:
     assert [one for one in named if _unresolved(one[1])] == []
 
 
-@pytest.mark.parametrize("name", ["sg.NoStrategy", "sg.Strategy.no_method", "stratagem none", "x"])
-def test_counterpart_that_does_not_exist_is_found(name: str) -> None:
-    assert _unresolved(name)
-
-
-def test_attribute_of_instances_is_found() -> None:
-    assert _resolved("sg.Server.server_def") is None
-    assert _resolved("sg.Strategy.run") is sg.Strategy.run
-
-
 def test_same_and_renamed_take_the_parameters_of_tensorflow() -> None:
     refused = {
         symbol.name: names
@@ -153,19 +143,6 @@ def test_same_and_renamed_take_the_parameters_of_tensorflow() -> None:
         if (names := _refused_parameters(symbol, TENSORFLOW.get(symbol.name)))
     }
     assert refused == {}
-
-
-@pytest.mark.parametrize(
-    ("theirs", "refused"),
-    [
-        (["fn", "args"], []),
-        (["fn", "kwargs", "args"], ["kwargs", "args"]),
-        (["fn", "name"], ["name"]),
-    ],
-)
-def test_parameter_that_is_not_taken_is_found(theirs: list[str], refused: list[str]) -> None:
-    symbol = BY_NAME["tf.distribute.Strategy.run"]
-    assert _refused_parameters(symbol, theirs) == refused
 
 
 def test_same_names_are_the_same() -> None:
@@ -180,24 +157,6 @@ def test_same_names_are_the_same() -> None:
 @pytest.mark.slow
 def test_tests_exist() -> None:
     assert sorted({one.test for one in SYMBOLS if one.test and not _has_test(one.test)}) == []
-
-
-@pytest.mark.parametrize(
-    "test",
-    [
-        "tests/unit/cli/migrate/test_symbols.py::test_none",
-        "tests/none.py::test_x",
-        "README.md::test_x",
-    ],
-)
-def test_test_that_does_not_exist_is_found(test: str) -> None:
-    assert not _has_test(test)
-
-
-def test_differences_are_sentences() -> None:
-    texts = [one.difference for one in SYMBOLS if one.difference]
-    assert [text for text in texts if not text.endswith(".") or len(text) > 240] == []
-    assert [text for text in texts if text.count("`") % 2] == []
 
 
 _ROW = {"name": "tf.x", "here": "sg.x", "status": "same", "difference": "", "test": "a.py::test_a"}
@@ -231,36 +190,17 @@ def test_every_status_is_used() -> None:
     ("text", "message"),
     [
         ("[[symbol", "is not TOML"),
-        ("", "has the keys []"),
-        ("symbol = 3", "has the keys ['symbol']"),
         ("symbol = [3]", "has 3 as row 1"),
         (_table({"name": "tf.x"}), "has the keys ['name'] in row 1"),
-        (_table(_ROW | {"extra": "x"}), "'test'] in row 1"),
-        (_table(_ROW | {"here": 3}), "has ['here'] in row 1 that are not text"),
         (_table(_ROW, _ROW), "has 'tf.x' twice"),
-        (_table(_ROW | {"name": ""}), "has no name in row 1"),
         (_table(_ROW | {"status": "gone"}), "has the status 'gone' in row 1"),
-        (_table(_ROW | {"here": ""}), "has here = '' in row 1"),
         (_table(_ROW | {"status": "absent", "difference": "x."}), "has here = 'sg.x' in row 1"),
-        (_table(_ROW | {"difference": "x."}), "has the difference 'x.' in row 1"),
         (_table(_ROW | {"status": "changed"}), "has no difference in row 1"),
-        (_table(_ROW | {"test": ""}), "has no test in row 1"),
         (_table(_ROW | {"test": "test_a"}), "has the test 'test_a' in row 1"),
     ],
 )
 def test_bad_table_is_refused(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "symbols.toml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        load_symbols(path)
-    assert "Expected" in str(caught.value)
-    assert "Fix: " in str(caught.value)
-
-
-def test_file_that_is_missing_or_no_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        load_symbols(tmp_path / "none.toml")
-    path = tmp_path / "symbols.toml"
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="is not TOML"):
+    with pytest.raises(ValueError, match=rf"{re.escape(message)}(?s:.)*Expected(?s:.)*Fix: "):
         load_symbols(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
 from tests.unit.cli.migrate.programs import body, same
@@ -41,76 +43,81 @@ def test_usual_block() -> None:
     )
 
 
-def test_several_values_are_used_afterwards() -> None:
+BLOCKS = [
+    # The block; names that are used after it; parameters of the function, and what it returns.
+    ("x = y\nloss = x", "x", "", "x"),
+    ("x += y\nloss = x", "x", "x=x", "x"),
+    ("x = x + 1\nloss = x", "", "x=x", ""),
+    ("for i in a:\n    b = i\nloss = b", "b, i", "", "(i, b)"),
+    ("a.b = c\nloss = c", "a, c", "", ""),
+    ("f = lambda u, v=w: u + t\nloss = f(1)", "f, u", "", "f"),
+    ("y = [i for i in a if c]\nloss = sum(y)", "y, i", "", "y"),
+    ("def f(a, *b, c=d, **e):\n    g = a\n    return g\nloss = f(1)", "f, g", "", "f"),
+    ("import a.b, c as d\nloss = a.b.f(d)", "a, d", "", "(a, d)"),
+    ("with a as b:\n    pass\nloss = b", "b", "", "b"),
+    ("if (n := f()):\n    x = n\nloss = x", "n, x", "", "(n, x)"),
+    ("x, (y, *z) = w\nloss = x", "x, y, z", "", "(x, y, z)"),
+    ("while x:\n    if y:\n        continue\nloss = 1", "", "", ""),
+    ("for x in y:\n    break\nloss = 1", "", "", ""),
+]
+
+
+@pytest.mark.parametrize(("block", "used", "parameters", "returned"), BLOCKS)
+def test_names_of_a_block(block, used, parameters, returned) -> None:
     text = body(
-        """
-        def step(x):
-            with tf.GradientTape() as tape:
-                a = f(x)
-                b = h(a)
-                loss = a + b
-            g = tape.gradient(loss, v)
-            return a, b
-        """
+        f"def step(q):\n    with tf.GradientTape() as tape:\n{textwrap.indent(block, ' ' * 8)}\n"
+        f"    g = tape.gradient(loss, v)\n    use({used})\n"
     )
-    assert "        return loss, (a, b)\n" in text
-    assert "    (loss, (a, b)), g = sg.value_and_grad(loss_fn, v, has_aux=True)\n" in text
-
-
-def test_gradient_within_the_block_and_in_another_call() -> None:
-    same(
-        """
-        def step(x):
-            with tf.GradientTape() as t:
-                loss = f(x)
-                optimizer.apply_gradients(zip(t.gradient(loss, m.weights), m.weights))
-        """,
-        """
-        def step(x):
-            def loss_fn():
-                loss = f(x)
-                return loss
-            loss, gradients = sg.value_and_grad(loss_fn, m.weights)
-            optimizer.apply_gradients(zip(gradients, m.weights))
-        """,
+    value = f"loss, {returned}" if returned else "loss"
+    target, more = (f"({value})", ", has_aux=True") if returned else ("loss", "")
+    assert text == (
+        f"def step(q):\n    def loss_fn({parameters}):\n{textwrap.indent(block, ' ' * 8)}\n"
+        f"        return {value}\n"
+        f"    {target}, g = sg.value_and_grad(loss_fn, v{more})\n    use({used})\n"
     )
 
 
-def test_minimize_with_a_tape() -> None:
-    same(
-        """
-        with tf.GradientTape() as tape:
-            loss = f(x)
-        optimizer.minimize(loss, m.weights, tape=tape)
-        """,
-        """
-        def loss_fn():
-            loss = f(x)
-            return loss
-        loss, gradients = sg.value_and_grad(loss_fn, m.weights)
-        optimizer.apply_gradients(zip(gradients, m.weights))
-        """,
-    )
+_TAPE = "with tf.GradientTape() as t:\n    l = f(x)\n"
+_FUNCTION = "def loss_fn():\n    l = f(x)\n    return l\n"
 
 
-def test_variable_that_the_block_changes_is_a_parameter() -> None:
-    same(
-        """
-        def step(x):
-            loss = 0.0
-            with tf.GradientTape() as tape:
-                loss += f(x)
-            g = tape.gradient(loss, v)
-        """,
-        """
-        def step(x):
-            loss = 0.0
-            def loss_fn(loss=loss):
-                loss += f(x)
-                return loss
-            loss, g = sg.value_and_grad(loss_fn, v)
-        """,
-    )
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            f"{_TAPE}    o.apply_gradients(zip(t.gradient(l, m.w), m.w))\n",
+            f"{_FUNCTION}l, gradients = sg.value_and_grad(loss_fn, m.w)\n"
+            "o.apply_gradients(zip(gradients, m.w))\n",
+        ),
+        (
+            f"{_TAPE}o.minimize(l, m.w, tape=t)\n",
+            f"{_FUNCTION}l, gradients = sg.value_and_grad(loss_fn, m.w)\n"
+            "o.apply_gradients(zip(gradients, m.w))\n",
+        ),
+        (
+            f"{_TAPE}a, b = t.gradient(sources=[w, c], target=l)\n",
+            f"{_FUNCTION}l, (a, b) = sg.value_and_grad(loss_fn, [w, c])\n",
+        ),
+        (
+            f"with tf.GradientTape() as a, {_TAPE[5:]}g = t.gradient(l, v)\n",
+            f"{_FUNCTION}l, g = sg.value_and_grad(loss_fn, v)\n",
+        ),
+        (
+            f"loss_fn = tf.keras.losses.MeanSquaredError()\n{_TAPE}g = t.gradient(l, v)\n",
+            f"loss_fn = keras.losses.MeanSquaredError()\n{_FUNCTION.replace('_fn', '_fn_2')}"
+            "l, g = sg.value_and_grad(loss_fn_2, v)\n",
+        ),
+        (
+            "with tf.GradientTape(persistent=True) as t:\n    a = f(x)\n    b = h(x)\n"
+            "c = t.gradient(a, v)\nd = t.gradient(b, w)\n",
+            "def a_fn():\n    a = f(x)\n    return a\na, c = sg.value_and_grad(a_fn, v)\n\n"
+            "def b_fn():\n    b = h(x)\n    return b\nb, d = sg.value_and_grad(b_fn, w)\n",
+        ),
+    ],
+    ids=["in the block", "minimize", "targets", "idle tape", "free name", "persistent"],
+)
+def test_variants_of_a_block(before, after) -> None:
+    assert body(before) == after
 
 
 @pytest.mark.parametrize("indent", [8, 4], ids=["in the block", "after it"])
@@ -125,30 +132,6 @@ def test_variables_are_chosen_before_the_function(indent) -> None:
         """
     )
     assert text.index("v = m.trainable_variables") < text.index("def loss_fn")
-
-
-def test_several_targets() -> None:
-    text = body(
-        """
-        with tf.GradientTape() as tape:
-            loss = f(x)
-        a, b = tape.gradient(loss, [w, bias])
-        """
-    )
-    assert "loss, (a, b) = sg.value_and_grad(loss_fn, [w, bias])\n" in text
-
-
-def test_loss_function_has_a_free_name() -> None:
-    text = body(
-        """
-        loss_fn = tf.keras.losses.MeanSquaredError()
-        with tf.GradientTape() as tape:
-            loss = loss_fn(y, model(x))
-        g = tape.gradient(loss, v)
-        """
-    )
-    assert "def loss_fn_2():\n" in text
-    assert "sg.value_and_grad(loss_fn_2, v)" in text
 
 
 ADVERSARIAL = """
@@ -194,23 +177,6 @@ of statistics, see docs/migrate/guides.md
     )
 
 
-def test_one_persistent_tape_with_two_losses() -> None:
-    text = body(
-        """
-        def step(x):
-            with tf.GradientTape(persistent=True) as tape:
-                a_loss = f(x)
-                b_loss = h(x)
-            a = tape.gradient(a_loss, v)
-            b = tape.gradient(b_loss, w)
-            return a, b
-        """
-    )
-    assert "a_loss, a = sg.value_and_grad(a_loss_fn, v)\n" in text
-    assert "b_loss, b = sg.value_and_grad(b_loss_fn, w)\n" in text
-    assert "STRATAGEM" not in text
-
-
 UNUSUAL = {
     "tape is used in the block": "    tape.watch(x)\n    loss = f(x)\ng = tape.gradient(loss, x)\n",
     "0 calls of gradient()": "    loss = f(x)\n",
@@ -219,6 +185,10 @@ UNUSUAL = {
     "other arguments": "    loss = f(x)\ng = tape.gradient(loss, v, output_gradients=o)\n",
     "tape is used again": "    loss = f(x)\ng = tape.gradient(loss, v)\nprint(tape)\n",
     "break in the block": "    loss = f(x)\n    break\ng = tape.gradient(loss, v)\n",
+    "yield in the block": "    loss = yield y\ng = tape.gradient(loss, v)\n",
+    "global in the block": "    global x\n    loss = x\ng = tape.gradient(loss, v)\n",
+    "delete in the block": "    del x\n    loss = y\ng = tape.gradient(loss, v)\n",
+    "return in the block": "    loss = f(x)\n    return loss\ng = tape.gradient(loss, v)\n",
     "the variables are chosen in the block": (
         "    y = f(x)\n    v = y.w\n    loss = y()\ng = tape.gradient(loss, v)\n"
     ),
@@ -230,19 +200,13 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("reason", UNUSUAL)
 def test_unusual_tape_stays_with_a_reason(reason) -> None:
-    code = f"while a:\n    with tf.GradientTape() as tape:\n{_indented(UNUSUAL[reason])}"
+    block = textwrap.indent(UNUSUAL[reason], "    ")
+    code = f"while a:\n    with tf.GradientTape() as tape:\n{block}"
     text = body(code)
     marks = [line for line in text.splitlines() if "# STRATAGEM" in line]
     assert len(marks) == 1
     assert reason in marks[0]
     assert text.replace(f"{marks[0]}\n", "") == code
-
-
-def test_second_tape_without_a_call_is_dropped() -> None:
-    text = body(
-        "with tf.GradientTape() as a, tf.GradientTape() as b:\n    l = f(x)\ng = b.gradient(l, v)\n"
-    )
-    assert text.endswith("l, g = sg.value_and_grad(loss_fn, v)\n")
 
 
 def test_other_contexts_in_the_statement() -> None:
@@ -257,7 +221,3 @@ def test_unbuilt_model_of_a_tape_is_marked() -> None:
     assert "begin the model with keras.Input" in body(model + tape)
     assert "begin the model with keras.Input" not in body(built + tape)
     assert "begin the model with keras.Input" not in body(model)
-
-
-def _indented(text: str) -> str:
-    return "".join(f"    {line}\n" for line in text.splitlines())

@@ -111,27 +111,24 @@ def join_watchers() -> None:
     ("key", "value", "grace_s", "words"),
     [
         (PREEMPTED, "TRUE", 30.0, "preempts this Spot VM"),
+        (PREEMPTED, "at the start", 30.0, "preempts this Spot VM"),
         (MAINTENANCE, "TERMINATE_ON_HOST_MAINTENANCE", None, "for maintenance of its host"),
     ],
 )
 def test_change_is_heard(metadata_server, key, value, grace_s, words) -> None:
+    if value == "at the start":
+        metadata_server.set(key, "TRUE")
     with GoogleCloudSource() as source:
-        metadata_server.wait_for_requests(4)
-        assert source.notice is None
-        metadata_server.set(key, value)
+        if value != "at the start":
+            metadata_server.wait_for_requests(4)
+            assert source.notice is None
+            metadata_server.set(key, value)
         notice = source.wait(timeout_s=TIMEOUT_S)
     assert notice is not None
     assert (notice.source, notice.grace_s) == (f"metadata {key}", grace_s)
     assert words in notice.message
     assert metadata_server.requests[:2] == [(PREEMPTED, False), (MAINTENANCE, False)]
     assert all(waits for _, waits in metadata_server.requests[2:])
-
-
-def test_alarm_at_start_is_a_notice(metadata_server) -> None:
-    metadata_server.set(PREEMPTED, "TRUE")
-    with GoogleCloudSource() as source:
-        assert source.notice is not None
-        assert source.notice.source == f"metadata {PREEMPTED}"
 
 
 def test_live_migration_is_no_notice(metadata_server) -> None:
@@ -229,35 +226,23 @@ def test_function_is_asked_until_there_is_notice() -> None:
     assert (answers, source.notices) == ([], (notice,))
 
 
-def test_function_is_not_called_after_stop() -> None:
-    asked = threading.Event()
+@pytest.mark.parametrize("answers_late", [False, True])
+def test_function_is_not_heard_after_stop(answers_late) -> None:
+    asked, released = threading.Event(), threading.Event()
     calls: list[None] = []
 
     def watch() -> bool:
         calls.append(None)
         asked.set()
-        return False
+        return answers_late and released.wait(60)
 
     source = PolledSource(watch, interval_s=3600)
     source.start()
     assert asked.wait(60)
     source.stop()
-    join_watchers()
-    assert len(calls) == 1
-    assert source.notice is None
-
-
-def test_answer_that_comes_after_the_end_is_no_notice() -> None:
-    called, released = threading.Event(), threading.Event()
-
-    def watch() -> bool:
-        called.set()
-        return released.wait(60)
-
-    with PolledSource(watch) as source:
-        assert called.wait(60)
     released.set()
     join_watchers()
+    assert len(calls) == 1
     assert source.notice is None
 
 
@@ -270,12 +255,6 @@ def test_answer_that_is_no_truth_value_is_an_error(answer) -> None:
         source.wait(timeout_s=60)
 
 
-@pytest.mark.parametrize("interval_s", [0, -1.0, float("inf"), float("nan")])
-def test_pause_has_to_be_above_0(interval_s) -> None:
-    with pytest.raises(ValueError, match=rf"interval_s={interval_s!r} is out of range"):
-        PolledSource(lambda: False, interval_s=interval_s)
-
-
 # Detection of failures that are due to preemption.
 
 
@@ -286,8 +265,10 @@ def watcher_with_grace(grace_s: float) -> PreemptionWatcher:
 
 def test_message_tells_of_a_preemption(received) -> None:
     with PreemptionWatcher() as watcher:
+        watcher.block_until_worker_exit()  # there is no notice
         assert watcher.preemption_message is None
         signal.raise_signal(signal.SIGTERM)
+        watcher.block_until_worker_exit()  # the notice tells no time
         message = watcher.preemption_message
         assert message is not None
         assert message.startswith("SIGTERM was sent to process")
@@ -297,41 +278,25 @@ def test_message_tells_of_a_preemption(received) -> None:
     assert watcher.preemption_message == message
 
 
-def test_error_of_the_source_is_raised() -> None:
-    failed = threading.Event()
-
-    def watch() -> bool:
-        failed.set()
-        raise OSError("no such file: /run/notice")
-
-    with PreemptionWatcher(TerminationConfig(watch)) as watcher:
-        assert failed.wait(60)
-        join_watchers()
-        with pytest.raises(OSError, match="no such file: /run/notice"):
-            _ = watcher.preemption_message
-        with pytest.raises(OSError, match="no such file"):
-            watcher.block_until_worker_exit()
-
-
-def test_machine_without_notice_is_not_waited_for() -> None:
-    with watcher_with_grace(3600.0) as watcher:
-        watcher.block_until_worker_exit()
-        assert watcher.preemption_message is None
-
-
-def test_notice_that_tells_no_time_is_not_waited_for() -> None:
-    with PreemptionWatcher() as watcher:
-        signal.raise_signal(signal.SIGTERM)
-        watcher.block_until_worker_exit()
-        assert watcher.preemption_message is not None
-
-
 def test_machine_that_got_notice_is_waited_for() -> None:
     with watcher_with_grace(0.05) as watcher:
         before_s = time.monotonic()
         signal.raise_signal(signal.SIGTERM)
         watcher.block_until_worker_exit()
         assert time.monotonic() >= before_s + 0.05
+
+
+def test_error_of_a_function_is_raised_where_somebody_looks() -> None:
+    def watch() -> bool:
+        raise OSError("no such file: /run/notice")
+
+    with PreemptionWatcher(TerminationConfig(watch)) as watcher:
+        with pytest.raises(OSError, match="no such file: /run/notice"):
+            watcher._source.wait(timeout_s=60)
+        with pytest.raises(OSError, match="no such file: /run/notice"):
+            _ = watcher.preemption_message
+        with pytest.raises(OSError, match="no such file"):
+            watcher.block_until_worker_exit()
 
 
 def test_waiting_ends_with_the_watcher() -> None:
@@ -373,16 +338,42 @@ def test_pod_uses_its_grace_period(monkeypatch) -> None:
     assert pod_time_left(90)() == 90.0
 
 
-@pytest.mark.parametrize("grace_s", [0, -3.0, float("inf"), float("nan")])
-def test_pod_without_time_is_refused(grace_s) -> None:
-    with pytest.raises(ValueError, match=rf"A pod's grace_s={grace_s!r} is out of range"):
-        pod_time_left(grace_s)
-
-
-def test_pod_whose_variable_is_no_time_is_refused(monkeypatch) -> None:
-    monkeypatch.setenv("STRATAGEM_POD_GRACE_S", "2m")
-    with pytest.raises(ValueError, match="STRATAGEM_POD_GRACE_S: '2m' is not a time limit"):
-        pod_time_left()
+@pytest.mark.parametrize(
+    ("make", "variables", "words"),
+    [
+        *(
+            (
+                lambda one=time_s: pod_time_left(one),
+                {},
+                f"A pod's grace_s={time_s!r} is out of rang",
+            )
+            for time_s in (0, -3.0, float("inf"), float("nan"))
+        ),
+        *(
+            (
+                lambda one=time_s: PolledSource(lambda: False, interval_s=one),
+                {},
+                f"interval_s={time_s!r} is out of range",
+            )
+            for time_s in (0, -1.0, float("inf"), float("nan"))
+        ),
+        (
+            pod_time_left,
+            {"STRATAGEM_POD_GRACE_S": "2m"},
+            "STRATAGEM_POD_GRACE_S: '2m' is not a time limit",
+        ),
+        (
+            slurm_time_left,
+            {"SLURM_JOB_END_TIME": "UNLIMITED"},
+            "SLURM_JOB_END_TIME='UNLIMITED' is not a time",
+        ),
+    ],
+)
+def test_time_that_cannot_be_is_refused(monkeypatch, make, variables, words) -> None:
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match=words):
+        make()
 
 
 def test_slurm_job_has_the_time_until_its_limit(monkeypatch) -> None:
@@ -398,9 +389,3 @@ def test_slurm_job_has_the_time_until_its_limit(monkeypatch) -> None:
     over = slurm_time_left()
     assert over is not None
     assert over() == 0.0
-
-
-def test_end_of_a_slurm_job_that_is_no_time_is_refused(monkeypatch) -> None:
-    monkeypatch.setenv("SLURM_JOB_END_TIME", "UNLIMITED")
-    with pytest.raises(ValueError, match="SLURM_JOB_END_TIME='UNLIMITED' is not a time"):
-        slurm_time_left()

@@ -180,16 +180,12 @@ def test_configuration_of_another_form_is_refused(variables, text) -> None:
         TPUClusterResolver()
 
 
-def test_tpu_in_this_machine_needs_no_cluster(variables) -> None:
-    resolver = TPUClusterResolver("local")
-    assert not resolver.cluster_spec()
-    assert resolver.master() == ""
-    assert resolver.processes() == Processes(1, 0)
-    variables(TPU_CHIPS_PER_HOST_BOUNDS="2,2,1")
-    assert resolver.num_accelerators() == {"TPU": 4}
-
-
 def test_host_of_a_tpu_knows_the_others(variables) -> None:
+    local = TPUClusterResolver("local")  # which needs no cluster
+    assert not local.cluster_spec()
+    assert (local.master(), local.processes()) == ("", Processes(1, 0))
+    variables(TPU_CHIPS_PER_HOST_BOUNDS="2,2,1")
+    assert local.num_accelerators() == {"TPU": 4}
     variables(TPU_WORKER_HOSTNAMES="t0,t1,t2", TPU_WORKER_ID="2")
     resolver = TPUClusterResolver()
     assert resolver.cluster_spec() == {"worker": ["t0:8470", "t1:8470", "t2:8470"]}
@@ -224,14 +220,6 @@ def test_host_of_a_named_tpu_asks_which_it_is(variables) -> None:
     assert told.processes() == Processes(2, 0, "10.0.0.1:8470")
     variables(TPU_WORKER_ID="0")
     assert _named(_NODE).processes() == Processes(2, 0, "10.0.0.1:8470")
-
-
-def test_machine_that_is_no_host_of_a_named_tpu_does_not_guess(variables) -> None:
-    variables(GCE_METADATA_HOST="127.0.0.1:1")
-    with pytest.raises(
-        RuntimeError, match="did not return 'instance/attributes/agent-worker-number"
-    ):
-        _named(_NODE).processes()
 
 
 def test_hosts_and_devices_are_counted_without_jax(variables) -> None:
@@ -316,13 +304,10 @@ def test_arguments_and_settings_win(variables) -> None:
     resolver.task_type, resolver.task_id, resolver.rpc_layer = "worker", "0", None
     assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 0, "grpc")
     resolver.task_type = resolver.task_id = None
-    assert resolver.processes() == Processes(2, 0, "w0:1")
-
-
-def test_variable_is_read_again_at_each_question(variables) -> None:
-    resolver = TFConfigClusterResolver()
+    # The variable is read again at each question.
     variables(TF_CONFIG=json.dumps({"cluster": _WORKERS, "task": {"type": "worker", "index": 1}}))
-    assert resolver.processes() == Processes(2, 1, "w0:1")
+    assert TFConfigClusterResolver().processes() == Processes(2, 1, "w0:1")
+    assert resolver.cluster_spec() == _WORKERS
 
 
 @pytest.mark.parametrize(
@@ -408,21 +393,19 @@ def test_defaults_are_tensorflow_s() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pod", "message"),
+    ("pods", "message"),
     [
-        (_pod("t-1", "10.0.0.2", "Pending"), "Pod 't-1' is not running; phase: 'Pending'"),
-        (_pod("t-1", None), "Pod 't-1' is not running; phase: 'Running', address: None"),
+        (
+            [_pod("t-0", "10.0.0.1"), _pod("t-1", "10.0.0.2", "Pending")],
+            "Pod 't-1' is not running; phase: 'Pending'",
+        ),
+        ([_pod("t-1", None)], "Pod 't-1' is not running; phase: 'Running', address: None"),
+        ([], "No pod has the labels 'job-name=tensorflow'"),
     ],
 )
-def test_pod_that_is_not_running_is_named(pod, message) -> None:
-    client = _Client(tensorflow=[_pod("t-0", "10.0.0.1"), pod])
+def test_pod_that_is_not_running_is_named(pods, message) -> None:
     with pytest.raises(RuntimeError, match=message):
-        KubernetesClusterResolver(override_client=client).cluster_spec()
-
-
-def test_label_that_no_pod_has_is_named() -> None:
-    with pytest.raises(RuntimeError, match="No pod has the labels 'job-name=tensorflow'"):
-        KubernetesClusterResolver(override_client=_Client()).cluster_spec()
+        KubernetesClusterResolver(override_client=_Client(tensorflow=pods)).cluster_spec()
 
 
 @pytest.mark.parametrize(
@@ -447,14 +430,27 @@ def test_client_is_made_where_the_process_runs(monkeypatch, location, loaded) ->
     assert calls == [loaded]
 
 
-def test_library_that_is_missing_is_named(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "kubernetes", None)
-    monkeypatch.setitem(sys.modules, "kubernetes.config", None)
-    with pytest.raises(
-        ImportError,
-        match=r"KubernetesClusterResolver needs kubernetes.config(?s:.)*'stratagem\[clusters\]'",
-    ):
-        KubernetesClusterResolver()
+@pytest.mark.parametrize(
+    ("module", "make", "words"),
+    [
+        (
+            "kubernetes.config",
+            KubernetesClusterResolver,
+            r"KubernetesClusterResolver needs kubernetes.config(?s:.)*'stratagem\[clusters\]'",
+        ),
+        (
+            "googleapiclient.discovery",
+            lambda: GCEClusterResolver("p", "z", "g", 1),
+            r"GCEClusterResolver needs googleapiclient.discovery, which cannot be imported"
+            r"(?s:.)*pip install google-api-python-client google-auth",
+        ),
+    ],
+)
+def test_library_that_is_missing_is_named(monkeypatch, module, make, words) -> None:
+    monkeypatch.setitem(sys.modules, module.partition(".")[0], None)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=words):
+        make()
 
 
 def test_other_location_is_refused() -> None:
@@ -527,6 +523,9 @@ def test_running_instances_of_all_pages_are_sorted() -> None:
     assert resolver.master() == "grpc://10.0.0.3:8470"
     assert resolver.master("worker", 0, "http") == "http://10.0.0.1:8470"
     assert resolver.processes() == Processes(3, 2, "10.0.0.1:8470")
+    service.pages = ({},)
+    with pytest.raises(RuntimeError, match="No instance of group 'g' in p/z is running"):
+        resolver.cluster_spec()
 
 
 def test_instances_have_the_type_they_are_given() -> None:
@@ -538,23 +537,6 @@ def test_instances_have_the_type_they_are_given() -> None:
     assert resolver.task_id == 3
     with pytest.raises(RuntimeError, match="task_type='worker' was set on a GCEClusterResolver"):
         resolver.task_type = "worker"
-
-
-def test_group_without_running_instances_is_an_error() -> None:
-    resolver = GCEClusterResolver("p", "z", "g", 1, service=_Compute({}))
-    with pytest.raises(RuntimeError, match="No instance of group 'g' in p/z is running"):
-        resolver.cluster_spec()
-
-
-def test_gce_library_that_is_missing_is_named(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "googleapiclient", None)
-    monkeypatch.setitem(sys.modules, "googleapiclient.discovery", None)
-    with pytest.raises(
-        ImportError,
-        match=r"GCEClusterResolver needs googleapiclient.discovery, which cannot be imported"
-        r"(?s:.)*pip install google-api-python-client google-auth",
-    ):
-        GCEClusterResolver("p", "z", "g", 1)
 
 
 # SageMaker's variables.
@@ -569,17 +551,10 @@ def test_every_host_is_a_worker(variables) -> None:
     assert resolver.master() == "algo-2:2223"
     assert resolver.environment is None
     assert resolver.processes() == Processes(2, 1, "algo-1:2223")
-
-
-def test_arguments_win(variables) -> None:
-    variables(SM_HOSTS='["algo-1", "algo-2"]', SM_CURRENT_HOST="algo-1")
-    resolver = SageMakerClusterResolver(9999, "worker", "1", "grpc", "test")
-    assert resolver.master() == "grpc://algo-2:9999"
-    assert (resolver.task_id, resolver.environment) == (1, "test")
-
-
-def test_single_host_has_no_master(variables) -> None:
-    variables(SM_HOSTS='["algo-1"]', SM_CURRENT_HOST="algo-1")
+    given = SageMakerClusterResolver(9999, "worker", "0", "grpc", "test")
+    assert given.master() == "grpc://algo-1:9999"
+    assert (given.task_id, given.environment) == (0, "test")
+    variables(SM_HOSTS='["algo-2"]')
     assert SageMakerClusterResolver().master() == ""
 
 

@@ -26,6 +26,8 @@ RECORDED = [
     ),
     ([{"worker": ["a:1"]}, {"worker": {0: "b:1"}}], {"worker": ["a:1", "b:1"]}),
     ([{}, {"ps": ["a:1"]}], {"ps": ["a:1"]}),
+    ([{"worker": ["a:1"]}, {"worker": []}], {"worker": ["a:1"]}),
+    ([{}, {}], {}),
 ]
 
 
@@ -35,23 +37,10 @@ def _union(*clusters, **arguments) -> UnionResolver:
 
 @pytest.mark.parametrize(("clusters", "together"), RECORDED)
 def test_jobs_are_merged_as_in_tensorflow(clusters, together) -> None:
-    assert _union(*clusters).cluster_spec().as_dict() == together
-
-
-@pytest.mark.parametrize(
-    "clusters",
-    [
-        [{"worker": {2: "b:1"}}, {"worker": {2: "c:1"}}],
-        [{"worker": ["a:1"]}, {"worker": {0: "b:1", 2: "c:1"}}],
-    ],
-)
-def test_index_that_two_have_is_refused(clusters) -> None:
-    with pytest.raises(KeyError, match="of job 'worker', which is sparse in one of them"):
-        _union(*clusters).cluster_spec()
-
-
-def test_job_without_tasks_adds_none() -> None:
-    assert _union({"worker": ["a:1"]}, {"worker": []}).cluster_spec() == {"worker": ["a:1"]}
+    union = _union(*clusters)
+    assert union.cluster_spec().as_dict() == together
+    assert (union.task_type, union.task_id, union.rpc_layer) == (None, None, None)
+    assert (union.environment, union.master(), union.num_accelerators()) == ("", "", {})
 
 
 def test_each_fact_is_from_the_first_that_knows_it() -> None:
@@ -80,23 +69,50 @@ def test_arguments_and_settings_win() -> None:
     assert (union.task_type, union.task_id, union.rpc_layer) == ("worker", 1, None)
 
 
-def test_resolvers_that_know_nothing_leave_it_unknown() -> None:
-    union = _union({}, {})
-    assert (union.task_type, union.task_id, union.rpc_layer) == (None, None, None)
-    assert (union.environment, union.master(), union.num_accelerators()) == ("", "", {})
+_CLASH = "of job 'worker', which is sparse in one of them"
 
 
-def test_other_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="UnionResolver received no resolver"):
-        UnionResolver()
-    with pytest.raises(
-        TypeError, match=r"UnionResolver received \{\}, a dict(?s:.)*instances of Cl"
-    ):
-        UnionResolver({})
-    with pytest.raises(
-        ValueError, match=r"UnionResolver received {'job': 1}(?s:.)*correct the keyw"
-    ):
-        _union({}, job=1)
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: UnionResolver(), ValueError, "UnionResolver received no resolver"),
+        (lambda: UnionResolver({}), TypeError, r"received \{\}, a dict(?s:.)*instances of Cl"),
+        (lambda: _union({}, job=1), ValueError, r"received {'job': 1}(?s:.)*correct the keyw"),
+        (
+            lambda: _union({"worker": {2: "b:1"}}, {"worker": {2: "c:1"}}).cluster_spec(),
+            KeyError,
+            _CLASH,
+        ),
+        (
+            lambda: _union({"worker": ["a:1"]}, {"worker": {0: "b:1", 2: "c:1"}}).cluster_spec(),
+            KeyError,
+            _CLASH,
+        ),
+        (
+            lambda: SimpleClusterResolver({"worker": ["a:1"]}),
+            TypeError,
+            r"is of type dict(?s:.)*pass sg\.ClusterSpec\(cluster_spec",
+        ),
+        (
+            lambda: SimpleClusterResolver(_SPEC, master=3),
+            TypeError,
+            r"master=3 is of type int(?s:.)*pass an address",
+        ),
+        (
+            lambda: ProcessClusterResolver((4, 2, "a:1")),
+            TypeError,
+            r"is of type tuple(?s:.)*an sg.cluster.Processes",
+        ),
+        (lambda: _Resolver().processes(), ValueError, "the task of this process is unknown"),
+    ],
+    ids=[
+        *("none", "no resolver", "keyword", "task twice", "sparse twice", "no spec", "no address"),
+        *("no processes", "no task"),
+    ],
+)
+def test_wrong_arguments_are_refused(make, error, words) -> None:
+    with pytest.raises(error, match=words):
+        make()
 
 
 def test_single_resolver_supplies_facts_missing_in_its_cluster() -> None:
@@ -135,11 +151,6 @@ def test_facts_are_unknown_until_they_are_set() -> None:
     assert resolver.processes() == Processes(2, 1, "a:1")
     resolver.task_id = None
     assert resolver.task_id is None
-
-
-def test_resolver_that_does_not_know_its_task_cannot_join() -> None:
-    with pytest.raises(ValueError, match="the task of this process is unknown"):
-        _Resolver().processes()
 
 
 def test_accelerators_are_those_of_this_process(variables) -> None:
@@ -211,15 +222,6 @@ def test_arguments_are_returned() -> None:
     assert resolver.master() == "m:1"
 
 
-def test_other_types_are_refused() -> None:
-    with pytest.raises(
-        TypeError, match=r"is of type dict(?s:.)*pass sg\.ClusterSpec\(cluster_spec"
-    ):
-        SimpleClusterResolver({"worker": ["a:1"]})
-    with pytest.raises(TypeError, match=r"master=3 is of type int(?s:.)*pass an address"):
-        SimpleClusterResolver(_SPEC, master=3)
-
-
 # Resolver of a process count, rank and coordinator.
 
 
@@ -234,14 +236,5 @@ def test_every_process_is_a_worker_and_only_worker_0_has_an_address() -> None:
     assert resolver.master("worker", 0, "grpc") == "grpc://a:1"
     with pytest.raises(ValueError, match="No task with index 2 in job 'worker'"):
         resolver.master("worker", 2)
-
-
-def test_single_process_has_no_cluster() -> None:
-    resolver = ProcessClusterResolver(Processes(1, 0))
-    assert not resolver.cluster_spec()
-    assert resolver.master() == ""
-
-
-def test_process_other_types_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"is of type tuple(?s:.)*an sg.cluster.Processes"):
-        ProcessClusterResolver((4, 2, "a:1"))
+    alone = ProcessClusterResolver(Processes(1, 0))
+    assert (alone.cluster_spec(), alone.master()) == ({}, "")

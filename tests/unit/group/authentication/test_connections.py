@@ -78,48 +78,36 @@ async def exchanged(server: Credentials, client: Credentials) -> bytes:
                 await writer.wait_closed()
 
 
-def credentials(monkeypatch, variables: dict[str, str]) -> Credentials:
-    for name, text in variables.items():
-        monkeypatch.setenv(name, text)
-    monkeypatch.setenv("STRATAGEM_SECRET", "s" * 32)
-    return Credentials.find("worker 0", ["127.0.0.1"])
+@pytest.fixture(scope="module")
+def known(tmp_path_factory) -> dict[str, Credentials]:
+    """Credentials of one secret: plain, and with the certificates of two authorities."""
+    found = {"plain": Credentials(_SECRET), "no secret": Credentials()}
+    for name in ("tls", "other tls"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("STRATAGEM_SECRET", "s" * 32)
+            for variable, text in make_certificates(tmp_path_factory.mktemp("tls")).items():
+                patch.setenv(variable, text)
+            found[name] = Credentials.find("worker 0", ["127.0.0.1"])
+    return found
 
 
-def test_plain_connection_carries_data() -> None:
-    one = Credentials(_SECRET)
-    assert asyncio.run(exchanged(one, one)) == b"x" * 10**6
+@pytest.mark.parametrize("name", ["plain", "tls"])
+def test_connection_carries_data(known, name) -> None:
+    assert asyncio.run(exchanged(known[name], known[name])) == b"x" * 10**6
 
 
-def test_encrypted_connection_carries_data(monkeypatch, tmp_path) -> None:
-    one = credentials(monkeypatch, make_certificates(tmp_path))
-    assert asyncio.run(exchanged(one, one)) == b"x" * 10**6
-
-
-def test_certificate_of_another_authority_is_refused(monkeypatch, tmp_path) -> None:
-    server = credentials(monkeypatch, make_certificates(tmp_path / "a"))
-    client = credentials(monkeypatch, make_certificates(tmp_path / "b"))
-    with pytest.raises(ValueError, match=r"TLS with worker 0 \(a:1\) failed(?s:.)*one authority"):
-        asyncio.run(exchanged(server, client))
-
-
-def test_one_side_without_tls_is_named(monkeypatch, tmp_path) -> None:
-    encrypted = credentials(monkeypatch, make_certificates(tmp_path))
-    with pytest.raises(ValueError, match=r"Only worker 0 \(a:1\) uses TLS"):
-        asyncio.run(exchanged(encrypted, Credentials(_SECRET)))
-    with pytest.raises(ValueError, match="Only this process uses TLS"):
-        asyncio.run(exchanged(Credentials(_SECRET), encrypted))
-
-
-def test_other_secret_is_named() -> None:
-    with pytest.raises(ValueError, match="do not have the same secret"):
-        asyncio.run(exchanged(Credentials(_SECRET), Credentials()))
-
-
-def test_port_without_a_listener_is_refused() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with pytest.raises(ConnectionRefusedError):
-        asyncio.run(reach(port, Credentials()))
+@pytest.mark.parametrize(
+    ("server", "client", "words"),
+    [
+        ("tls", "other tls", r"TLS with worker 0 \(a:1\) failed(?s:.)*one authority"),
+        ("tls", "plain", r"Only worker 0 \(a:1\) uses TLS"),
+        ("plain", "tls", "Only this process uses TLS"),
+        ("plain", "no secret", "do not have the same secret"),
+    ],
+)
+def test_other_credentials_are_named(known, server, client, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        asyncio.run(exchanged(known[server], known[client]))
 
 
 def test_socket_that_connects_to_itself_is_closed(monkeypatch) -> None:
@@ -239,11 +227,6 @@ def test_names_of_hosts(caplog, host, hosts, wanted) -> None:
     assert bool(quiet) == (wanted != [""])
     for one in quiet:
         one.close()
-
-
-@pytest.mark.usefixtures("names")
-def test_name_that_is_elsewhere_listens_everywhere() -> None:
-    assert set(bound("service")) <= {"::", "0.0.0.0"}
 
 
 def test_taken_port_is_an_error_and_leaves_nothing(monkeypatch) -> None:

@@ -41,16 +41,11 @@ def written(folder: Path, text: str = _TEXT, mode: int = 0o600) -> str:
     return str(path)
 
 
-def test_keys_are_those_of_the_secret() -> None:
+def test_keys_are_those_of_the_secret_which_is_not_printed() -> None:
     assert Credentials().key("group") == peers.key("group")
-    assert Credentials(Secret("a" * 32)).key("group") == peers.key("group", "a" * 32)
-
-
-def test_secret_is_not_printed() -> None:
+    assert Credentials(Secret(_TEXT)).key("group") == peers.key("group", _TEXT)
     assert _TEXT not in repr(Secret(_TEXT))
-
-
-def test_short_secret_is_refused_without_being_shown() -> None:
+    assert (Certificates.find(), Credentials().mode) == (None, PLAIN)
     with pytest.raises(ValueError, match="has a secret of 9 characters") as raised:
         Secret("short-one")
     assert "short-one" not in str(raised.value)
@@ -76,22 +71,24 @@ def test_file_that_others_can_read_or_change_is_refused(monkeypatch, tmp_path, m
         find_secret()
 
 
-def test_file_of_another_user_is_refused(monkeypatch, tmp_path) -> None:
-    path = written(tmp_path)
-    monkeypatch.setenv("STRATAGEM_SECRET_FILE", path)
-    if os.getuid() != 0:
-        pytest.skip("only root can give a file away")
-    os.chown(path, 12345, -1)
-    with pytest.raises(ValueError, match="belongs to user 12345"):
-        find_secret()
-
-
-def test_missing_file_and_short_file_are_named(monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("STRATAGEM_SECRET_FILE", str(tmp_path / "none"))
-    with pytest.raises(ValueError, match=r"none cannot be read: (?s:.)*stratagem secret --file"):
-        find_secret()
-    monkeypatch.setenv("STRATAGEM_SECRET_FILE", written(tmp_path, "short"))
-    with pytest.raises(ValueError, match=r"The file .*run.secret has a secret of 5 characters"):
+@pytest.mark.parametrize(
+    ("text", "owner", "words"),
+    [
+        (None, None, r"run.secret cannot be read: (?s:.)*stratagem secret --file"),
+        ("short", None, r"The file .*run.secret has a secret of 5 characters"),
+        (_TEXT, 12345, "belongs to user 12345"),
+    ],
+    ids=["missing", "short", "another user"],
+)
+def test_file_that_cannot_be_used_is_named(monkeypatch, tmp_path, text, owner, words) -> None:
+    monkeypatch.setenv("STRATAGEM_SECRET_FILE", str(tmp_path / "run.secret"))
+    if text is not None:
+        written(tmp_path, text)
+    if owner is not None:
+        if os.getuid() != 0:
+            pytest.skip("only root can give a file away")
+        os.chown(tmp_path / "run.secret", owner, -1)
+    with pytest.raises(ValueError, match=words):
         find_secret()
 
 
@@ -155,11 +152,6 @@ def test_a_token_of_ray_is_made_only_for_processes_that_would_lack_one(
 
 
 # Certificates.
-
-
-def test_no_certificates_are_found_without_settings() -> None:
-    assert Certificates.find() is None
-    assert Credentials().mode == PLAIN
 
 
 def test_certificates_are_required_of_both_sides(monkeypatch, tmp_path) -> None:

@@ -78,16 +78,17 @@ _OWN = Report(0, 0, 5, is_complete=True)
 _VIEW = View(0, (0, 1, 2, 3), 0, (0, 0, 0, 0))
 
 
-def test_all_get_the_view_of_those_that_are_left(make) -> None:
-    changes, sides = make(_Peers(lost=[2]), 1, 3)
-    assert changes.next_view(View(0, (0, 1, 2, 3)), _OWN) == View(1, (0, 1, 3), 5, (0, 0, 0))
+@pytest.mark.parametrize(
+    ("lost", "silent", "left"),
+    [([2], [], (0, 1, 3)), ([2, 3], [], (0, 1)), ([], [3], (0, 1, 2))],
+    ids=["one ended", "half ended", "one silent"],
+)
+def test_all_get_the_view_of_those_that_are_left(make, lost, silent, left) -> None:
+    changes, sides = make(_Peers(lost, silent), *left[1:])
+    expected = View(1, left, 5, (0,) * len(left))
+    assert changes.next_view(View(0, (0, 1, 2, 3)), _OWN) == expected
     for one in sides:
-        assert View.of_message(receive_message(one, 1)) == View(1, (0, 1, 3), 5, (0, 0, 0))
-
-
-def test_half_of_the_members_go_on_if_the_others_have_ended(make) -> None:
-    changes, _ = make(_Peers(lost=[2, 3]), 1)
-    assert changes.next_view(View(0, (0, 1, 2, 3)), _OWN).members == (0, 1)
+        assert View.of_message(receive_message(one, 1)) == expected
 
 
 def test_half_of_the_members_stop_if_the_others_may_go_on(make) -> None:
@@ -95,11 +96,6 @@ def test_half_of_the_members_stop_if_the_others_may_go_on(make) -> None:
     with pytest.raises(UnavailableError, match="only 2 of 4 members are left"):
         changes.next_view(View(0, (0, 1, 2, 3)), _OWN)
     assert "more than half of the members" in receive_message(side, 1)["error"]
-
-
-def test_most_members_go_on_without_a_silent_one(make) -> None:
-    changes, _ = make(_Peers(silent=[3]), 1, 2)
-    assert changes.next_view(View(0, (0, 1, 2, 3)), _OWN).members == (0, 1, 2)
 
 
 def test_a_member_that_runs_and_does_not_report_is_named(make) -> None:
@@ -241,14 +237,6 @@ def test_loss_before_the_first_step_of_a_process_that_joins_is_recorded_once() -
     assert found == []
     _train(pauses, 7, number=1)
     assert [_lost_and_joined(event) for event in found] == [(["worker 1"], [], 2)]
-
-
-def test_without_a_folder_of_the_run_nothing_is_recorded() -> None:
-    pauses = TrainingPauses(_TASKS, lambda: None)
-    pauses.begin(_ALL)
-    _train(pauses, 1, 2)
-    pauses.note_change(_ALL, _WITHOUT_1, 0.5)
-    _train(pauses, 3, number=1)
 
 
 def test_members_of_a_group_record_a_loss_and_a_join(make_cluster, monkeypatch) -> None:

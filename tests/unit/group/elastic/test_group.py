@@ -15,7 +15,7 @@ from stratagem.group.authentication.secret import Credentials
 from stratagem.group.elastic.group import ElasticGroup
 from stratagem.group.elastic.peer_connections import DivergedError, PeerConnections, PeerLostError
 from stratagem.group.elastic.views import View
-from tests.unit.group.elastic.members import LIMITS
+from tests.unit.group.elastic.members import LIMITS, Training, members_of
 from tests.unit.group.process_group.members import listed, together
 
 
@@ -49,15 +49,6 @@ def test_listeners_hear_of_a_change_once_and_between_rounds(members) -> None:
     assert members[0].num_processes == 2
 
 
-def test_operations_after_a_loss_do_nothing(members) -> None:
-    members[1].close()
-    members[0].begin_round("step")
-    assert not members[0].operate(PeerConnections.barrier)
-    calls: list[PeerConnections] = []
-    assert not members[0].operate(calls.append)
-    assert calls == []
-
-
 def test_rounds_count_for_all_or_for_none(members) -> None:
     """A member is lost within a sum: the others combine their own values instead."""
     own = [np.full(100_000, 1 << index, np.float32) for index in range(3)]
@@ -84,60 +75,28 @@ def test_rounds_count_for_all_or_for_none(members) -> None:
     assert together(2, again) == [5.0, 5.0]
 
 
-class _Training:
-    """Members that sum in rounds until two are left, and keep what they have committed."""
-
-    def __init__(self, groups: list[ElasticGroup]) -> None:
-        self.groups = groups
-        self.logs: list[list[float]] = [[] for _ in groups]
-        self._threads = [
-            threading.Thread(target=self._train, args=(index,), daemon=True)
-            for index in range(len(groups))
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _train(self, index: int) -> None:
-        group = self.groups[index]
-        own = np.full(50_000, float(index), np.float64)
-        total = np.empty_like(own)
-        num_last = 0
-        while num_last < 20:
-            try:
-                group.begin_round("step")
-                group.operate(lambda peers: peers.reduce(own, total, np.add))
-                is_committed = group.commit()
-            except (RuntimeError, UnavailableError):  # closed, or refused by the others
-                return
-            if is_committed:
-                self.logs[index].append(float(total[0]))
-                # Not the view: it may have changed since, on this member only.
-                num_last += len(group.participants) == 2 and self.logs[index][-1] == total[-1]
-
-    def join(self, index: int) -> None:
-        self._threads[index].join(120)
-        assert not self._threads[index].is_alive()
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_logs_of_rounds_agree_whenever_members_are_lost(make_cluster, seed) -> None:
     """Members are closed at random moments; the others have the same log."""
-    groups = make_cluster(5).started(5)
     chance = random.Random(seed)
     victims = chance.sample(range(5), 3)
-    training = _Training(groups)
+    left = tuple(sorted({*range(5)} - {*victims}))
+    trainings = [
+        Training(group, lambda log: members_of(log[-20:]) == [left] * 20)
+        for group in make_cluster(5).started(5)
+    ]
     for victim in victims:
         time.sleep(chance.uniform(0.0, 0.3))
-        groups[victim].close()
-    survivors = [index for index in range(5) if index not in victims]
-    for index in survivors:
-        training.join(index)
-    first, second = (training.logs[index] for index in survivors)
-    assert first == second
-    assert first[-1] == sum(survivors)
+        trainings[victim].group.close()
+    for index in left:
+        trainings[index].join()
+    log = trainings[left[0]].log
+    assert trainings[left[1]].log == log
+    assert all(step.total == sum(1 << member for member in step.members) for step in log)
     for victim in victims:  # all have what it has committed
-        log = training.logs[victim]
-        assert first[: len(log)] == log
+        with pytest.raises((RuntimeError, UnavailableError)):
+            trainings[victim].join()
+        assert log[: len(trainings[victim].log)] == trainings[victim].log
 
 
 def test_one_that_has_left_cannot_go_on(members) -> None:
@@ -204,13 +163,6 @@ def test_the_others_go_on(members, lost) -> None:
         assert members[index].num_processes == len(members[index].identity.labels) == 2
 
 
-def test_one_goes_on_alone(members) -> None:
-    members[0].close()
-    members[1].close()
-    assert members[2].exchange("place", 5) == [5]
-    assert members[2].process_id == 0
-
-
 def test_a_member_that_computes_is_waited_for(members) -> None:
     members[0].close()
     began = threading.Event()
@@ -242,11 +194,6 @@ def test_an_exchange_has_the_limit_that_it_is_given(members) -> None:
         match=r"waited \d+ s for values of (?s:.)*progress within 0\.5 s \(the limit of a test\)",
     ):
         members[0].exchange("place", 1, timeout_s=0.5, setting="the limit of a test")
-
-
-def test_agreements_on_a_step_are_refused(members) -> None:
-    with pytest.raises(NotImplementedError, match="was to be agreed on by the processes"):
-        members[0].listen("preemption exit 1", print)
 
 
 def test_different_calls_are_an_error(members) -> None:

@@ -51,12 +51,13 @@ def test_sums_are_those_of_numpy_in_order_on_all_members(peers, size, dtype) -> 
         np.testing.assert_array_equal(total, expected)
 
 
-@pytest.mark.parametrize("ufunc", [np.maximum, np.minimum])
-def test_largest_and_smallest_values(peers, ufunc) -> None:
-    own = [np.arange(5, dtype=np.float32) * (-1) ** i for i in range(_COUNT)]
+@pytest.mark.parametrize("ufunc", [np.maximum, np.minimum, np.add])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_largest_and_smallest_values_and_sums_of_small_types(peers, ufunc, dtype) -> None:
+    own = [np.arange(5).astype(dtype) * dtype((-1) ** i) for i in range(_COUNT)]
     totals = [np.empty_like(one) for one in own]
     together(_COUNT, lambda i: peers[i].reduce(own[i], totals[i], ufunc))
-    np.testing.assert_array_equal(totals[2], ufunc.reduce(own))
+    np.testing.assert_array_equal(totals[2], ufunc.reduce(own), strict=True)
 
 
 def test_a_sum_may_replace_its_addend(peers) -> None:
@@ -82,14 +83,6 @@ def test_all_to_all_is_a_transpose(peers) -> None:
     received = np.empty_like(own)
     together(_COUNT, lambda i: peers[i].all_to_all(own[i].ravel(), received[i].reshape(-1)))
     np.testing.assert_array_equal(received, own.transpose(1, 0, 2))
-
-
-def test_small_types_are_not_widened(peers) -> None:
-    own = [np.full(3, 1.5, ml_dtypes.bfloat16) for _ in range(_COUNT)]
-    totals = [np.empty_like(one) for one in own]
-    together(_COUNT, lambda i: peers[i].reduce(own[i], totals[i], np.add))
-    assert totals[0].dtype == ml_dtypes.bfloat16
-    assert totals[0].astype(float).tolist() == [4.5] * 3
 
 
 def test_a_closed_connection_is_a_lost_member(peers) -> None:
@@ -127,56 +120,34 @@ def clock(monkeypatch) -> FakeTime:
     return FakeTime(monkeypatch, exchange_times)
 
 
-def test_late_member_is_waited_for_and_its_values_come_at_once(clock) -> None:
-    waits = WaitClock()
-    times = ExchangeTimes(waits)
-    times.begin_operation(follows_work=True)
-    times.begin_swap()
-    clock.now_s += 0.125
-    times.hear(1)
-    clock.now_s += 0.5
-    times.hear(2)
-    clock.now_s += 0.25
-    times.hear(2)
-    times.end_swap()
-    times.end_operation()
-    assert (waits.peers_s, waits.transfer_s) == (0.625, 0.25)
-    assert waits.measures_transfers
-
-
-def test_second_swap_waits_for_values_in_transit(clock) -> None:
-    waits = WaitClock()
-    times = ExchangeTimes(waits)
-    times.begin_operation(follows_work=True)
-    for _ in range(2):
+@pytest.mark.parametrize(
+    ("swaps", "follows_work", "waits"),
+    [
+        # Each swap: who is heard after how long, None for nobody.
+        ([[(0.125, 1), (0.5, 2), (0.25, 2)]], True, (0.625, 0.25)),
+        ([[(0.5, 1)], [(0.5, 1)]], True, (0.5, 0.5)),
+        ([[(0.5, 1)]], False, (0, 0.5)),
+        ([[(2.0, None)]], True, (0, 2.0)),
+    ],
+    ids=["late member", "second swap in transit", "no work before", "broken"],
+)
+def test_waits_for_members_and_for_values_in_transit(clock, swaps, follows_work, waits) -> None:
+    found = WaitClock()
+    times = ExchangeTimes(found)
+    times.begin_operation(follows_work=follows_work)
+    for swap in swaps:
         times.begin_swap()
-        clock.now_s += 0.5
-        times.hear(1)
-        times.end_swap()
+        for time_s, member in swap:
+            clock.now_s += time_s
+            if member is not None:
+                times.hear(member)
+        if swap[-1][1] is not None:
+            times.end_swap()
     times.end_operation()
-    assert (waits.peers_s, waits.transfer_s) == (0.5, 0.5)
-
-
-def test_operation_that_follows_no_work_waits_for_nobody(clock) -> None:
-    waits = WaitClock()
-    times = ExchangeTimes(waits)
-    times.begin_operation(follows_work=False)
-    times.begin_swap()
-    clock.now_s += 0.5
-    times.hear(1)
-    times.end_swap()
-    times.end_operation()
-    assert (waits.peers_s, waits.transfer_s) == (0, 0.5)
-
-
-def test_broken_operation_counts_until_its_end(clock) -> None:
-    waits = WaitClock()
-    times = ExchangeTimes(waits)
-    times.begin_operation(follows_work=True)
-    times.begin_swap()
-    clock.now_s += 2.0
-    times.end_operation()
-    assert (waits.peers_s, waits.transfer_s) == (0, 2.0)
+    assert (found.peers_s, found.transfer_s) == waits
+    assert found.measures_transfers
+    times.close()
+    assert not found.measures_transfers
 
 
 def test_members_measure_who_came_late(clock, monkeypatch) -> None:
@@ -206,12 +177,6 @@ def test_members_measure_who_came_late(clock, monkeypatch) -> None:
         assert together(3, add) == [None] * 3
     for member, one in enumerate(clocks):
         assert (one.peers_s, one.transfer_s) == (0 if member == 1 else 300, 0)
-
-
-def test_a_group_that_has_ended_leaves_the_clock_as_it_was() -> None:
-    waits = WaitClock()
-    ExchangeTimes(waits).close()
-    assert not waits.measures_transfers
 
 
 # Sockets that one thread closes while another uses them.

@@ -129,19 +129,15 @@ def test_candidates_are_those_at_the_place_that_are_no_members(inbox, admit) -> 
 def test_candidates_are_taken_once_in_their_order(inbox, admit) -> None:
     for member in (5, 3, 4, 2):
         admit(f"{READY} {member} {member + 100} {'loop' if member != 2 else 'fit:1'}")
+    admit(f"{READY} 6 106 loop").close()  # it has ended
     taken = inbox.take_candidates("loop", (0, 4))
     assert [(member, one.incarnation) for member, one in taken.items()] == [(3, 103), (5, 105)]
     left = inbox.take_candidates("loop", (0,))
     assert list(left) == [4]
+    assert not inbox.has_candidate("loop", (0,))
     assert inbox.has_candidate("fit:1", (0,))
     for one in (*taken.values(), *left.values()):
         one.connection.close()
-
-
-def test_candidates_that_have_ended_are_not_taken(inbox, admit) -> None:
-    admit(f"{READY} 1 7 loop").close()
-    assert inbox.take_candidates("loop", (0,)) == {}
-    assert not inbox.has_candidate("loop", (0,))
 
 
 def test_probes_get_what_the_process_says_of_itself(inbox, admit) -> None:
@@ -162,23 +158,6 @@ def test_a_probe_of_one_that_has_gone_is_no_error(inbox) -> None:
     theirs.close()
     inbox.admit(ours, PROBE)
     assert ours.fileno() == -1
-
-
-def test_one_that_waits_for_a_change_hears_of_each_connection(inbox, admit) -> None:
-    has_begun, heard = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        with inbox.changed:
-            has_begun.set()
-            if inbox.changed.wait_for(inbox.has_report, _LIMIT_S):
-                heard.set()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    assert has_begun.wait(_LIMIT_S)
-    admit(f"{REPORT} 1 7")
-    thread.join()
-    assert heard.is_set()
 
 
 def test_a_closed_inbox_ends_all_connections_and_takes_no_more(inbox, admit) -> None:

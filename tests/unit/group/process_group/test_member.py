@@ -37,21 +37,17 @@ def members() -> Iterator[list[Group]]:
         yield groups
 
 
-def test_all_get_the_values_of_all_in_order(members) -> None:
-    def exchange(index: int) -> list:
-        return [members[index].exchange("place", (index, np.full(2, index))) for _ in range(20)][-1]
+def test_all_get_the_values_of_all_in_order_in_each_stream(members) -> None:
+    def exchange(index: int) -> tuple:
+        beside = members[index].stream("dataset 1").exchange(10 + index)
+        return beside, [
+            members[index].exchange("place", (index, np.full(2, index))) for _ in range(20)
+        ][-1]
 
-    for received in together(3, exchange):
+    for beside, received in together(3, exchange):
+        assert beside == [10, 11, 12]
         assert [index for index, _ in received] == [0, 1, 2]
         assert [array.tolist() for _, array in received] == [[0, 0], [1, 1], [2, 2]]
-
-
-def test_streams_of_two_threads_do_not_disturb_each_other(members) -> None:
-    def act(index: int) -> tuple:
-        beside = members[index].stream("dataset 1").exchange(10 + index)
-        return beside, members[index].exchange("place", index)
-
-    assert together(3, act) == [([10, 11, 12], [0, 1, 2])] * 3
 
 
 def test_member_of_the_next_start_waits_until_the_group_before_has_ended(monkeypatch) -> None:
@@ -92,7 +88,7 @@ def test_member_waits_for_process_0_longer_than_a_silence_may_last(monkeypatch) 
         leader.abandon()
 
 
-@pytest.mark.parametrize("lost", [1, 2])
+@pytest.mark.parametrize("lost", [0, 1, 2])
 def test_broken_connection_is_reported_to_all_at_once(members, lost, capfd) -> None:
     members[lost].begin_step()
     members[lost].abandon()
@@ -100,15 +96,9 @@ def test_broken_connection_is_reported_to_all_at_once(members, lost, capfd) -> N
     for error in together(2, lambda i: members[others[i]].exchange("place", None)):
         assert isinstance(error, UnavailableError)
         assert f"worker {lost} (host{lost}:1) died" in str(error)
-        assert ", at 'place' before any shared program." in str(error)  # of the one that raises
+        if lost:
+            assert ", at 'place' before any shared program." in str(error)  # of the one that raises
     assert "stacks" not in capfd.readouterr().err
-
-
-def test_loss_of_process_0_is_noticed_by_each(members) -> None:
-    members[0].abandon()
-    for error in together(2, lambda i: members[i + 1].exchange("place", None)):
-        assert isinstance(error, UnavailableError)
-        assert "worker 0 (host0:1) died" in str(error)
 
 
 def test_different_calls_are_reported_to_all(members) -> None:
@@ -222,26 +212,12 @@ def test_loss_without_a_place_for_its_record_is_the_same_error(
     _check(members[0])
 
 
-def test_loss_of_process_0_is_recorded_by_each(members, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("STRATAGEM_LOSS_FILE", str(tmp_path / "worker-1.json"))
-    members[0].abandon()
-    members[1].wait_for_verdict()
-    _check(members[1])
-    loss = Loss.from_json((tmp_path / "worker-1.json").read_text())
-    assert loss is not None
-    assert (loss.task, loss.how, loss.reported_by) == ("worker 0", "died", "worker 1")
-
-
 def test_error_of_one_is_the_reason_that_others_give(members) -> None:
     members[1].report_error("Traceback: ValueError: a bug")
     for error in together(2, lambda i: members[2 * i].exchange("place", None)):
         assert isinstance(error, UnavailableError)
         assert "worker 1 (host1:1) ended with an error" in str(error)
         assert "ValueError: a bug" in str(error)
-
-
-def test_all_leave_together(members) -> None:
-    assert together(3, lambda i: members[i].leave()) == [True] * 3
 
 
 def test_one_that_leaves_while_others_need_it_is_named(members) -> None:
@@ -258,13 +234,6 @@ def test_one_that_leaves_while_others_need_it_is_named(members) -> None:
         assert "worker 2 (host2:1) left early: it is at its end before any shared program" in str(
             error
         )
-
-
-def test_transport_error_is_explained_by_the_lost_process(members) -> None:
-    members[1].abandon()
-    error = members[0].explain_loss(OSError("reset by peer"))
-    assert isinstance(error, UnavailableError)
-    assert "worker 1 (host1:1) died" in str(error)
 
 
 def test_broken_transport_of_living_members_says_that_all_answer(members) -> None:
@@ -456,14 +425,6 @@ def test_one_that_leaves_a_loop_by_an_error_is_known_by_its_error(members) -> No
     error = waiting.result()
     assert isinstance(error, UnavailableError)
     assert "ValueError: a bug" in str(error)
-
-
-def test_loop_left_here_too_needs_no_word_of_the_other(members) -> None:
-    streams = [member.stream("dataset 0 (1)") for member in members]
-    waiting = _Waiting(streams[0].exchange, 0)
-    streams[2].close()
-    streams[0].close()
-    assert waiting.result() is None
 
 
 # Announcements: receivers, order, and announcements before a listener exists.

@@ -96,16 +96,6 @@ def test_threads_with_a_server_each_need_a_connection_each(listen, keys, monkeyp
     assert sorted(opened) == sorted(f"Parameter server {i}" for i in range(num_servers))
 
 
-def test_threads_ask_at_the_same_time(listen, keys) -> None:
-    with Connections(keys, [listen(_echo).addresses]) as connections:
-
-        def ask(thread: int) -> list[float]:
-            asked = [Message("x", {}, [np.array([100.0 * thread + i])]) for i in range(20)]
-            return [float(connections.ask(0, one, timeout_s=30.0).arrays[0][0]) for one in asked]
-
-        assert together(4, ask) == [[100.0 * t + i + 1 for i in range(20)] for t in range(4)]
-
-
 def test_requests_of_different_connections_are_not_taken_for_each_other(listen, keys) -> None:
     both = threading.Barrier(2)
 
@@ -448,8 +438,5 @@ def test_each_changed_byte_is_found() -> None:
     for length in range(4, len(data)):
         cut = memoryview(data)[:length]
         assert record_at(lambda a, b, one=cut: one[a:b], 4, length) is None
-
-
-def test_body_that_is_no_record() -> None:
     with pytest.raises(ConnectionError, match="invalid frames"):
         frames_in(memoryview(b"\xff" * 4))

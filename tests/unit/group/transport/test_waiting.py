@@ -138,7 +138,8 @@ def test_server_that_works_is_waited_for_beyond_the_limit(
     monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "1.0")
     monkeypatch.setattr(waiting, "_SILENCE_S", 0.05)
     server = start("done", answers=False)
-    with Connections(keys, [server.addresses]) as connections:
+    asked_for: list[int] = []
+    with Connections(keys, [server.addresses], locate=asked_for.append) as connections:
         for _ in range(2):  # by TCP, then by the Unix socket
             server.may_answer.clear()
             answer = asked(pool, connections)
@@ -147,6 +148,7 @@ def test_server_that_works_is_waited_for_beyond_the_limit(
             server.may_answer.set()
             assert answer.result(_LIMIT_S) == "done"
     assert len(server.heard) == 2
+    assert asked_for == []  # it works, and is not looked for
 
 
 def test_call_with_a_limit_of_its_own_ends_while_the_server_works(start, keys) -> None:
@@ -275,17 +277,6 @@ def test_silent_server_is_looked_for_and_not_too_often(start, keys, monkeypatch,
         monkeypatch.setattr(connection_module, "_LOCATE_EVERY_S", 0.0)
         known[0] = second.address
         assert connections.ask(0, Message("x")).kind == "second"
-
-
-def test_working_server_is_not_looked_for(start, keys, pool, impatient, pings) -> None:
-    server = start("done", answers=False)
-    asked_for: list[int] = []
-    with Connections(keys, [server.address], locate=asked_for.append) as connections:
-        answer = asked(pool, connections)
-        pings.wait_for(6)
-        server.may_answer.set()
-        assert answer.result(_LIMIT_S) == "done"
-    assert asked_for == []
 
 
 def test_server_that_is_given_up_is_waited_for_no_more_until_it_moves(start, keys, pool) -> None:

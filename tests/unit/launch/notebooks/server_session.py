@@ -13,7 +13,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,8 @@ from typing import Any
 
 from jupyter_client import BlockingKernelClient
 from jupyter_core.paths import jupyter_runtime_dir
+
+from tests.unit.launch.waiting import is_running, until
 
 WAIT_S = 90
 BEGIN = """
@@ -69,7 +70,7 @@ def server(folder: str) -> Iterator[str]:
     process = subprocess.Popen(command, stdout=sys.stderr)
     address = f"http://127.0.0.1:{port}/api"
     try:
-        wait_until(lambda: is_up(address))
+        until(lambda: is_up(address))
         yield address
     finally:
         process.terminate()
@@ -93,34 +94,11 @@ def ask(address: str, method: str, path: str) -> Any:
     return json.loads(text) if text else None
 
 
-def wait_until(is_true: Any) -> None:
-    """Polls a condition."""
-    deadline = time.monotonic() + WAIT_S
-    while not is_true():
-        if time.monotonic() > deadline:
-            raise TimeoutError(is_true)
-        time.sleep(0.02)
-
-
 def pids(folder: str, name: str) -> list[int]:
     """Returns the process ids of the two workers once they have reported them."""
     paths = [Path(folder, f"{name}-{index}") for index in range(2)]
-    wait_until(lambda: all(path.exists() for path in paths))
+    until(lambda: all(path.exists() for path in paths))
     return [int(path.read_text()) for path in paths]
-
-
-def are_gone(processes: list[int]) -> bool:
-    """Returns True if none of the processes runs."""
-    return not any(runs(process) for process in processes)
-
-
-def runs(process: int) -> bool:
-    """Returns True for a process that is no zombie."""
-    try:
-        stat = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
 class Cells:
@@ -171,13 +149,13 @@ def main() -> None:
         workers = pids(folder, "interrupted")
         ask(address, "POST", f"kernels/{kernel}/interrupt")
         found["interrupted"] = cells.outputs(cell)
-        found["gone_after_interrupt"] = are_gone(workers)
+        found["gone_after_interrupt"] = not any(map(is_running, workers))
         found["after"] = cells.run("FACTOR + 1")
 
         cells.start(WAIT.format(name="killed"))
         workers = pids(folder, "killed")
         ask(address, "DELETE", f"kernels/{kernel}")
-        wait_until(lambda: are_gone(workers))
+        until(lambda: not any(map(is_running, workers)))
         found["gone_after_shutdown"] = True
     print(json.dumps(found, default=str))
 

@@ -42,7 +42,11 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     if python is None:
         pytest.skip("no interpreter has jupyter_server and ipykernel: set NOTEBOOK_PYTHON")
     folder = tmp_path_factory.mktemp("notebook")
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT / "src"), "IPYTHONDIR": str(folder / "ip")}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{_ROOT}/src:{_ROOT}",
+        "IPYTHONDIR": str(folder / "ip"),
+    }
     ended = subprocess.run(
         [python, _PROGRAM, folder],
         capture_output=True,

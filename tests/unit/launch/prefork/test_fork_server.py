@@ -66,19 +66,11 @@ def test_closing_closes_the_object_and_ends_the_process(server, tmp_path) -> Non
     assert not wait_for_end([process.pid])
 
 
-def test_object_that_cannot_be_closed_is_reported() -> None:
-    program = (
-        "import os, pickle\n"
-        "from stratagem.launch.prefork.fork_server import ForkServer\n"
-        "from tests.unit.launch.prefork import served_objects\n"
-        "server = ForkServer(['numpy'], dict(os.environ))\n"
-        "server.fork('object', pickle.dumps((served_objects.serve, ()))).close()\n"
-        "server.close()\n"
-    )
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "nowhere to leave a file" in done.stderr
+def test_object_that_cannot_be_closed_is_reported(capfd) -> None:
+    server = ForkServer(["numpy"], _VARIABLES)
+    server.fork("object", _SERVE).close()
+    server.close()
+    assert "nowhere to leave a file" in capfd.readouterr().err
 
 
 def test_error_of_the_function_is_raised_with_its_traceback(server) -> None:

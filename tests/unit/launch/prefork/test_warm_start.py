@@ -79,43 +79,48 @@ def ended(process: TaskProcess) -> tuple[int, str, str]:
     return code, out, err
 
 
-@pytest.mark.slow
-def test_script_is_the_main_module_with_its_arguments_and_its_folder(forked, tmp_path) -> None:
-    (tmp_path / "beside.py").write_text("word = 'found'")
-    text = """from __future__ import annotations
-import atexit, json, os, pickle, sys
-import beside
+SHOWS = """from __future__ import annotations
+import atexit, faulthandler, json, os, pickle, random, sys
+import beside, jax, numpy
 def function(): return 3
-atexit.register(lambda: print("at exit", os.environ["STRATAGEM_OWN"]))
-assert sys.modules["__main__"].function is function
-assert pickle.loads(pickle.dumps(function)) is function
-print(json.dumps([__name__, __file__, sys.argv, sys.path[0], beside.word, os.getcwd()]))
-print(os.getpid() == os.getsid(0) == os.getpgid(0), repr(sys.stdin.read()), "jax" in sys.modules)
+atexit.register(lambda: print("at exit", os.environ.get("TF_CONFIG")))
+assert pickle.loads(pickle.dumps(function)) is sys.modules["__main__"].function is function
+facts = {
+    "main": [__name__, __file__, sys.argv, sys.path[0], beside.word, os.getcwd()],
+    "leads": os.getpid() == os.getsid(0) == os.getpgid(0),
+    "stdin": sys.stdin.read(),
+    "backend": os.environ["KERAS_BACKEND"],
+    "devices": len(jax.devices()),
+    "faulthandler": faulthandler.is_enabled(),
+}
+print(json.dumps([facts, random.random(), numpy.random.random()]))
 """
-    code, out, err = ended(forked(text, "--epochs", "3", STRATAGEM_OWN="own"))
-    assert (code, err) == (0, "")
-    first, second, last = out.splitlines()
-    path = str(tmp_path / "script.py")
-    own = [path, "--epochs", "3"]
-    assert json.loads(first) == ["__main__", path, own, str(tmp_path), "found", os.getcwd()]
-    assert second == "True '' True"
-    assert last == "at exit own"
 
 
-def test_devices_are_those_of_the_task(forked) -> None:
-    """XLA reads them when a backend starts, which none has where tasks are forked."""
-    flags = "--xla_force_host_platform_device_count=3"
-    text = "import jax\nprint(len(jax.devices()), float(jax.numpy.arange(4.0).sum()))"
-    assert ended(forked(text, XLA_FLAGS=flags))[:2] == (0, "3 6.0\n")
-
-
-def test_variables_are_those_of_a_task_and_no_others(forked) -> None:
-    """What Keras is told by this library stays, as in a task that loads it itself."""
-    text = "import json, os\nprint(json.dumps(dict(os.environ)))"
-    variables = json.loads(ended(forked(text, TF_CONFIG="{}"))[1])
-    assert variables["TF_CONFIG"] == "{}"
-    assert variables["KERAS_BACKEND"] == "jax"
-    assert "TF_CONFIG" not in json.loads(ended(forked(text))[1])
+def test_task_is_like_a_new_process_with_variables_of_its_own(forked, tmp_path) -> None:
+    """XLA reads its flags when a backend starts, which none has where tasks are forked."""
+    (tmp_path / "beside.py").write_text("word = 'found'")
+    path, flags = str(tmp_path / "script.py"), "--xla_force_host_platform_device_count=3"
+    first = forked(SHOWS, "--epochs", "3", XLA_FLAGS=flags, TF_CONFIG="{}")
+    second = forked(SHOWS, "--epochs", "3", XLA_FLAGS=flags)
+    drawn: list[float] = []
+    for process, config in ((first, "{}"), (second, None)):
+        code, out, err = ended(process)
+        assert code == 0, err
+        shown, last = out.splitlines()
+        facts, *numbers = json.loads(shown)
+        own = [path, "--epochs", "3"]
+        assert facts == {
+            "main": ["__main__", path, own, str(tmp_path), "found", os.getcwd()],
+            "leads": True,
+            "stdin": "",
+            "backend": "jax",
+            "devices": 3,
+            "faulthandler": False,
+        }
+        assert last == f"at exit {config}"
+        drawn += numbers
+    assert len(set(drawn)) == 4
 
 
 @pytest.mark.parametrize(
@@ -174,18 +179,6 @@ print((model.get_weights()[0] == before).all())
 """
     code, out, err = ended(forked(text, str(tmp_path / "saved")))
     assert (code, out) == (0, "True\n"), err
-
-
-def test_random_numbers_are_each_task_s_own(forked) -> None:
-    text = "import random, numpy\nprint(random.random(), numpy.random.random())"
-    first, second = (ended(forked(text))[1].split() for _ in range(2))
-    assert first[0] != second[0]
-    assert first[1] != second[1]
-
-
-def test_faulthandler_is_as_in_a_new_process(forked) -> None:
-    text = "import faulthandler\nprint(faulthandler.is_enabled())"
-    assert ended(forked(text))[:2] == (0, "False\n")
 
 
 @pytest.mark.slow
@@ -356,15 +349,6 @@ def test_tasks_that_load_with_other_variables_start_anew(folder, capfd) -> None:
         "[worker 0] anew worker 0",
         "[worker 1] anew worker 1",
     ]
-
-
-@pytest.mark.slow
-def test_program_that_fails_for_having_been_forked_starts_anew(folder, capfd) -> None:
-    (folder / "train.py").write_text(FIRST + "if loaded: raise ValueError")
-    options = LaunchOptions(workers=2, max_restarts=1)
-    assert launch([sys.executable, "train.py"], options).exit_code == 0
-    lines = capfd.readouterr().out.splitlines()
-    assert [line for line in lines if "anew" in line] != []
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import stat
 import subprocess
 import sys
 import threading
-import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -207,25 +207,10 @@ def test_ray_that_is_not_installed_is_reported(monkeypatch, tmp_path) -> None:
 
 
 @pytest.fixture
-def quick(monkeypatch) -> None:
-    monkeypatch.setattr(addresses, "_PROBE_S", 120.0)
-    monkeypatch.setattr(ray_cluster, "_REFUSED_S", 0.2)
-    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "1")
-
-
-@pytest.fixture
-def give_up_early(quick, monkeypatch) -> Callable[[], None]:
+def give_up_early(monkeypatch) -> Callable[[], None]:
     """From then on, a service that says nothing is given up after 0.2 s."""
+    monkeypatch.setattr(addresses, "_PROBE_S", 120.0)
     return lambda: monkeypatch.setattr(addresses, "_PROBE_S", 0.2)
-
-
-def looks(service: Service, limit_s: float = 120.0) -> bool:
-    """Looks until the service is lost."""
-    deadline_s = time.monotonic() + limit_s
-    while not service.is_lost and time.monotonic() < deadline_s:
-        service.look()
-        time.sleep(0.05)
-    return service.is_lost
 
 
 def test_answers(give_up_early) -> None:
@@ -239,7 +224,6 @@ def test_answers(give_up_early) -> None:
         probe("no-port")
 
 
-@pytest.mark.usefixtures("quick")
 def test_error_page_is_an_answer() -> None:
     """Ray's dashboard refuses requests without its token."""
 
@@ -256,43 +240,36 @@ def test_error_page_is_an_answer() -> None:
         server.shutdown()
 
 
-def test_service_that_answers_is_not_lost_and_others_are(give_up_early) -> None:
-    with answering() as there, listening() as stopped:
-        silent, gone = Service("raylet", stopped), Service("gcs", f"127.0.0.1:{free_ports(1)[0]}")
-        assert not looks(Service("raylet", there), limit_s=1.5)
-        give_up_early()
-        assert looks(silent)
-        assert not silent.has_ended
-        assert looks(gone)
-        assert gone.has_ended
+_ANSWERS = {"t": "there", "r": "refused", "s": "no answer within 1 s"}
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick")
-def test_service_that_may_still_start_has_more_time(monkeypatch) -> None:
-    monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "3")
-    (port,) = free_ports(1)
-    service = Service("dashboard", f"127.0.0.1:{port}", has_started=False)
-    assert not looks(service, limit_s=1.5)
-    with answering(port):
+@pytest.mark.parametrize(
+    ("answers", "has_started", "lost_at_s", "has_ended"),
+    [
+        ("t" * 100, True, None, False),
+        ("s" * 100, True, 31, False),
+        ("r" * 10, True, 4, True),
+        (("s" * 30 + "t") * 3, True, None, False),
+        # One that may still start has more time, until it was there once.
+        ("r" * 100, False, 61, False),
+        ("r" * 50 + "t" + "r" * 10, False, 55, True),
+    ],
+)
+def test_service_is_lost_after_a_silence(
+    monkeypatch, answers, has_started, lost_at_s, has_ended
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setenv("STRATAGEM_PEER_TIMEOUT_S", "30")
+    monkeypatch.setenv("STRATAGEM_JOIN_TIMEOUT_S", "60")
+    monkeypatch.setattr(ray_cluster, "time", types.SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(ray_cluster, "probe", lambda *_: _ANSWERS[answers[int(now_s[0]) - 1]])
+    service = Service("raylet", "a:1", has_started=has_started)
+    found = None
+    while found is None and now_s[0] < len(answers):
+        now_s[0] += 1
         service.look()
-    assert looks(service)
-    assert service.has_ended
-    late = Service("dashboard", f"127.0.0.1:{port}", has_started=False)
-    assert looks(late)
-    assert not late.has_ended
-
-
-@pytest.mark.usefixtures("quick")
-def test_service_that_answers_again_in_time_is_not_lost(monkeypatch) -> None:
-    with listening() as stopped, monkeypatch.context() as silent:
-        silent.setattr(addresses, "_PROBE_S", 0.2)
-        service = Service("raylet", stopped)
-        service.look()
-    with answering(int(stopped.rpartition(":")[2])):
-        service.look()
-        time.sleep(1.2)
-        assert not service.is_lost
+        found = int(now_s[0]) if service.is_lost else None
+    assert (found and found - 1, service.has_ended) == (lost_at_s, has_ended)
 
 
 # Ray processes that stop answering, here plain sockets, and a real cluster that is killed.

@@ -325,8 +325,3 @@ def test_leader_is_the_chief_or_the_first_worker(cluster, leader) -> None:
 def test_all_tasks_are_named() -> None:
     spec = ClusterSpec({"evaluator": ["e:1"], "ps": ["p:1"], "worker": {0: "a:1", 2: "b:1"}})
     assert tasks_of(spec) == [("worker", 0), ("worker", 2), ("ps", 0), ("evaluator", 0)]
-
-
-def test_cluster_without_tasks_has_no_leader() -> None:
-    with pytest.raises(ValueError, match="has no task"):
-        leader_of(ClusterSpec({}))

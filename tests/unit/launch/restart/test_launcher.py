@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -90,19 +89,6 @@ def test_tasks_of_a_cluster_share_a_token_of_ray_that_is_stored_nowhere(
     assert (folder / "worker-1").read_text() == "mine"
 
 
-def test_secret_of_the_user_is_handed_on(script, folder, monkeypatch) -> None:
-    monkeypatch.setenv("STRATAGEM_SECRET", "s" * 32)
-    sg.launch.run(script(f'{AFTER}{SELF}Path(name).write_text(os.environ["STRATAGEM_SECRET"])'))
-    assert (folder / "worker-0").read_text() == "s" * 32
-
-
-def test_after_the_last_restart_the_failure_is_raised(capfd, script) -> None:
-    path = script('raise SystemExit(10 + int(os.environ["STRATAGEM_RESTART_COUNT"]))')
-    with pytest.raises(RuntimeError, match="worker 0 failed first of 1 tasks: exit code 11"):
-        sg.launch.run(path, max_restarts=1)
-    assert capfd.readouterr().err.count("failed first: exit code 1") == 2
-
-
 def test_tasks_that_saved_and_left_are_started_again_at_no_charge(
     capfd, script, monkeypatch
 ) -> None:
@@ -124,37 +110,6 @@ def test_tasks_that_saved_and_left_are_started_again_at_no_charge(
     assert "worker 1 saved and left after notice (exit code 42): stopping the others." in err
     assert "[launch] Starting all tasks again; this does not count as a failure.\n" in err
     assert "failed" not in err.replace("no failure", "")
-
-
-def test_tasks_that_leave_at_once_for_ever_fail(capfd, script) -> None:
-    with pytest.raises(RuntimeError, match="worker 0 failed first of 1 tasks: exit code 42"):
-        sg.launch.run(script("raise SystemExit(42)"))
-    err = capfd.readouterr().err
-    assert err.count("this does not count as a failure") == 2
-    assert err.count("times or more in a row, so it counts as a failure.") == 1
-
-
-@pytest.mark.parametrize(
-    ("variables", "kept"), [({}, True), ({"JAX_COMPILATION_CACHE_DIR": "own"}, False)]
-)
-def test_folder_for_compiled_programs_lives_as_long_as_the_launch(
-    capfd, script, monkeypatch, variables, kept
-) -> None:
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    for name, text in variables.items():
-        monkeypatch.setenv(name, text)
-    path = script(
-        """
-        folder = os.environ.get("STRATAGEM_PROGRAM_DIR")
-        print(folder is not None and os.path.isdir(folder) and folder)
-        raise SystemExit(os.environ["STRATAGEM_RESTART_COUNT"] == "0")
-        """
-    )
-    launch([sys.executable, path], LaunchOptions(max_restarts=1))
-    printed = {line.removeprefix("[worker 0] ") for line in capfd.readouterr().out.splitlines()}
-    (folder,) = printed  # the same for both starts
-    assert (folder != "False") is kept
-    assert not Path(folder).exists()
 
 
 def test_a_lost_worker_starts_again_while_the_others_run(capfd, script, folder) -> None:
@@ -485,22 +440,6 @@ if attempt < 2:
     causes = [event.cause for event in launcher.events if isinstance(event, RestartEvent)]
     assert notices == ["all workers are to start again"]
     assert causes == ["worker 0 failed (killed by SIGKILL)", "all workers start again"]
-
-
-def test_tasks_that_do_not_heed_the_notice_start_again_too(script, capfd) -> None:
-    """From their last checkpoint, which may be long ago."""
-    path = script(
-        f"""
-        count = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
-        if count == 1:
-            {WAIT}
-        sys.stdout.write(f"all of {{count}}\\n")
-        """
-    )
-    sg.launch.run(path, workers=1, max_workers=2, rejoin_after_s=0.0)
-    assert sorted(capfd.readouterr().out.splitlines()) == [
-        f"[worker {index}] all of 2" for index in range(2)
-    ]
 
 
 def test_function_gives_the_values_of_all_workers_that_were_there_last(tmp_path) -> None:

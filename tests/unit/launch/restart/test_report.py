@@ -20,8 +20,6 @@ from stratagem.launch.restart.task_group import (
     CaughtSignals,
     failure_report,
     notice_report,
-    restart_report,
-    signal_report,
     stop_report,
 )
 from stratagem.launch.tasks.exit_status import ExitStatus, take_loss
@@ -45,27 +43,6 @@ def test_failure_is_reported_with_its_cause_and_what_became_of_the_others() -> N
         "Had ended: ps 0 (exit code 0).",
         "All output: logs",
     ]
-
-
-def test_frames_that_are_on_the_screen_are_not_reported_again() -> None:
-    shown = dataclasses.replace(CAUSE, was_shown=True)
-    assert failure_report(shown, [shown])[1:] == ["Its last lines:", "    ValueError: nan"]
-
-
-def test_what_there_is_nothing_of_is_left_out() -> None:
-    silent = ExitStatus(name="worker 0", returncode=-9, at_s=1.0)
-    assert failure_report(silent, [silent]) == ["worker 0 failed first: killed by SIGKILL."]
-
-
-def test_signal_and_restart_are_reported() -> None:
-    assert signal_report(signal.SIGTERM, [LOST, DONE]) == [
-        "Ended after SIGTERM: worker 0 (exit code 3), ps 0 (exit code 0)."
-    ]
-    after = RestartCount(failures=1, notices=2)
-    told = restart_report(RestartCount(notices=2), after, 3)
-    assert told == ["Starting all tasks again: restart 1 of 3."]
-    told = restart_report(RestartCount(failures=1, notices=1), after, 3)
-    assert told == ["Starting all tasks again; this does not count as a failure."]
 
 
 def test_tasks_that_saved_and_left_are_not_called_failed() -> None:
@@ -213,12 +190,6 @@ def test_restarts_of_all_workers_have_one_limit_which_is_reported_once() -> None
     assert restarts.take_due(100, _always) == [0, 1]
 
 
-def test_without_restarts_there_is_no_message() -> None:
-    restarts = WorkerRestarts(0)
-    assert _loss(restarts) == ""
-    assert restarts.take_due(1000, _always) == []
-
-
 # Signals are queued while tasks run, and handlers restored afterwards.
 
 
@@ -246,13 +217,6 @@ def test_signals_are_kept_in_order(handlers, ending) -> None:
         assert handlers == []
     signal.raise_signal(ending)
     assert handlers == [ending]
-
-
-def test_first_signal_that_ends_is_the_one_to_tell(handlers) -> None:
-    with CaughtSignals() as caught:
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)
-    assert caught.ending is signal.SIGTERM
 
 
 def test_other_thread_catches_nothing_and_changes_nothing(handlers) -> None:
@@ -306,12 +270,3 @@ def statuses(*returncodes: int, lines: tuple[str, ...] = ()) -> list[ExitStatus]
 )
 def test_next_start(before, returncodes, ran_s, after) -> None:
     assert before.next(statuses(*returncodes), ran_s=ran_s, max_restarts=2) == after
-
-
-def test_tasks_that_leave_at_once_are_not_started_for_ever() -> None:
-    restarts, num_starts = RestartCount(), 1
-    while restarts is not None:
-        last = restarts
-        restarts = restarts.next(statuses(42), ran_s=0.0, max_restarts=4)
-        num_starts += 1
-    assert (last.failures, num_starts) == (4, 8)

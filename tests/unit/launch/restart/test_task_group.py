@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import signal
 import subprocess
 import sys
@@ -11,8 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 
-import stratagem as sg
-from stratagem.launch import functions as scripts
 from stratagem.launch.options import LaunchOptions
 from stratagem.launch.restart import task_group
 from stratagem.launch.restart.task_group import LaunchEvents
@@ -26,7 +23,6 @@ from stratagem.observe.events import (
     encode,
     read_run,
 )
-from stratagem.observe.goodput import account_for
 from stratagem.observe.stragglers import WINDOW_S
 from tests.unit.launch.waiting import is_running, number_in, until
 from tests.unit.observe.lockstep_group import Group
@@ -144,15 +140,6 @@ ready()
     assert sorted(path.name for path in folder.glob("saved-*")) == ["saved-0", "saved-1"]
 
 
-def test_signal_is_written_into_the_folder_of_the_run(launched, folder) -> None:
-    with launched(f"{READY}ready()", "--run-dir", "run", tasks=1) as (launcher, _):
-        launcher.send_signal(signal.SIGTERM)
-        code, _, _ = end_of(launcher)
-    (process,) = read_run(folder / "run").processes
-    _, notice, end = process.events
-    assert (notice.reason, end.code) == ("SIGTERM to the launcher", code)
-
-
 def test_other_signals_reach_the_tasks_and_not_their_children(launched, folder) -> None:
     text = f"""{READY}
 def tell(signum, frame):
@@ -216,13 +203,6 @@ def test_launcher_that_dies_at_once_leaves_nothing(launched, folder, signum) -> 
         launcher.send_signal(signum)
         launcher.wait(60)
         until(lambda: not any(map(is_running, [*pids, grandchild])))
-
-
-def test_children_of_tasks_end_with_them(launched, folder) -> None:
-    with launched(GRANDCHILD, tasks=1) as (launcher, pids):
-        launcher.send_signal(signal.SIGINT)
-        end_of(launcher)
-        assert not any(map(is_running, [*pids, number_in(folder / "child")]))
 
 
 def test_hangup_that_nohup_keeps_away_reaches_nobody(launched) -> None:
@@ -316,36 +296,6 @@ def test_few_steps_are_waited_for(tmp_path) -> None:
     assert [len(one.train(num_steps=3, **SLOW)) for _ in range(4)] == [0, 0, 0, 1]
 
 
-_TRAIN = """
-import time
-from pathlib import Path
-from stratagem.observe.goodput import EventWriter, StepWaits
-
-writer = EventWriter("run", "worker", task["index"], num_processes=3, interval_s=0.0)
-own_s = 0.05 if task["index"] == 1 else 0.01
-Path(f"ready-{task['index']}").touch()
-ready = [Path(f"ready-{index}") for index in range(3)]
-while not all(path.exists() for path in ready):
-    time.sleep(0.01)
-begin_s = max(path.stat().st_mtime for path in ready)
-for step in range(1, 100):  # in lockstep
-    time.sleep(max(0.0, begin_s + 0.05 * step - time.time()))
-    waits = StepWaits(waited_s=0.05 - own_s, input_s=own_s - 0.005)
-    writer.step(step, duration_s=0.05, waits=waits)
-writer.end(0)
-"""
-
-
-@pytest.mark.slow
-def test_slow_worker_is_named_in_the_log(capfd, script, folder, monkeypatch) -> None:
-    monkeypatch.setattr(task_group, "WINDOW_S", 0.5)
-    monkeypatch.setattr(task_group, "_POLL_EVERY_S", 0.1)
-    outcome = scripts.run_script(script(_TRAIN), workers=3, run_dir="run")
-    assert outcome.exit_code == 0
-    err = capfd.readouterr().err
-    assert re.search(r"worker 1 is slow in input: the others wait \d+ ms of each \d+ ms step", err)
-
-
 # Launcher's events, read back by the goodput report.
 
 FAILED = ExitStatus(name="worker 1", returncode=-9, at_s=1.0)
@@ -404,35 +354,3 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch) -> None:
         events.restart(1, FAILED)
         events.end(0)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_run_of_real_tasks_tells_what_happened_to_them(script, folder, capfd) -> None:
-    """In tasks that change their folder; the one that fails tells of itself too."""
-    path = script(
-        """
-        import time
-        import stratagem as sg
-        os.makedirs("elsewhere", exist_ok=True)
-        os.chdir("elsewhere")
-        attempt = int(os.environ["STRATAGEM_RESTART_COUNT"])
-        sg.goodput.step(10 * attempt + 10)
-        if task["index"] == 1 and attempt == 0:
-            while not os.path.exists("stepped"):
-                time.sleep(0.01)
-            raise ValueError("loss is nan")
-        open("stepped", "w").close()
-        """
-    )
-    sg.launch.run(path, workers=2, max_restarts=1, run_dir="run")
-    run = read_run(folder / "run")
-    tasks = [(p.task, p.start.attempt) for p in run.processes if p.trains]
-    assert sorted(tasks) == [("worker 0", 0), ("worker 0", 1), ("worker 1", 0), ("worker 1", 1)]
-    kinds = [type(event).__name__ for event in recorded(folder / "run")]
-    assert kinds == ["StartEvent", "FailureEvent", "RestartEvent", "EndEvent"]
-    account = account_for(run)
-    assert account.is_over
-    assert len(account.failures) == 1
-    assert "worker 1" in account.failures[0].what
-    assert account.failures[0].resumed_s is not None
-    assert account.problems == ()

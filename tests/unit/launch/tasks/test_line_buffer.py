@@ -45,15 +45,6 @@ def test_without_carriage_returns_nothing_is_lost(pieces) -> None:
     assert len(complete) == whole.count(b"\n")
 
 
-def test_text_that_nobody_ends_is_shown_after_a_moment() -> None:
-    splitter = LineBuffer()
-    assert splitter.feed(b"a\nloading", 5.0) == [b"a"]
-    assert splitter.overdue(5.0 + PATIENCE_S / 2) == []
-    assert splitter.overdue(5.0 + PATIENCE_S) == [b"loading"]
-    assert splitter.overdue(90.0) == []
-    assert splitter.feed(b"done\n", 91.0) == [b"done"]
-
-
 def test_bar_is_shown_once_a_moment() -> None:
     splitter, shown = LineBuffer(), []
     for tenth in range(31):

@@ -53,13 +53,6 @@ def test_only_the_end_is_kept_in_memory(capsys) -> None:
     assert output.last_lines() == ("x" * 2000,)
 
 
-def test_task_without_a_screen_is_remembered_all_the_same(capsys) -> None:
-    output = TaskOutput("worker 0", None)
-    output.take(b"quiet\n", 0.0, stream=STDOUT)
-    assert capsys.readouterr() == ("", "")
-    assert output.last_lines() == ("quiet",)
-
-
 def test_file_holds_both_streams_as_they_came(tmp_path) -> None:
     folder = tmp_path / "a" / "b"
     for restart, text in ((0, b"old\n"), (0, b"one\r\n\xff"), (1, b"two\n")):
