@@ -62,7 +62,7 @@ class Service:
         return dataset.apply(sg.input.service.distribute("distributed_epoch", target, **options))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def service() -> Iterator[Service]:
     before = descendants(os.getpid())
     made = Service()
