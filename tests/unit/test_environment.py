@@ -31,27 +31,14 @@ def keras_on(backend: str) -> types.SimpleNamespace:
     return types.SimpleNamespace(config=types.SimpleNamespace(backend=lambda: backend))
 
 
-@pytest.mark.parametrize("chosen", [None, ""])
-def test_jax_is_selected_where_no_backend_is_chosen(monkeypatch, chosen) -> None:
+@pytest.mark.parametrize(("chosen", "found"), [(None, "jax"), ("", "jax"), ("torch", "torch")])
+def test_jax_is_selected_where_no_backend_is_chosen(monkeypatch, chosen, found) -> None:
     monkeypatch.delitem(sys.modules, "keras", raising=False)
-    monkeypatch.setenv("KERAS_BACKEND", "")
+    monkeypatch.setenv("KERAS_BACKEND", chosen or "")
     if chosen is None:
         monkeypatch.delenv("KERAS_BACKEND")
     environment.select_keras_backend()
-    assert os.environ["KERAS_BACKEND"] == "jax"
-
-
-def test_chosen_backend_is_left_alone(monkeypatch) -> None:
-    monkeypatch.delitem(sys.modules, "keras", raising=False)
-    monkeypatch.setenv("KERAS_BACKEND", "torch")
-    environment.select_keras_backend()
-    assert os.environ["KERAS_BACKEND"] == "torch"
-
-
-def test_keras_that_is_loaded_with_jax_is_fine(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "keras", keras_on("jax"))
-    environment.select_keras_backend()
-    environment.require_jax_backend("jax")
+    assert os.environ["KERAS_BACKEND"] == found
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "torch"])
@@ -62,11 +49,10 @@ def test_keras_that_is_loaded_with_another_backend_is_refused(monkeypatch, backe
         environment.select_keras_backend()
     with pytest.raises(ImportError, match=words):
         environment.require_jax_backend(backend)
-
-
-def test_keras_that_is_being_loaded_is_left_alone(monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "keras", types.ModuleType("keras"))
-    environment.select_keras_backend()
+    for fine in (keras_on("jax"), types.ModuleType("keras")):  # the last is being loaded
+        monkeypatch.setitem(sys.modules, "keras", fine)
+        environment.select_keras_backend()
+    environment.require_jax_backend("jax")
 
 
 @pytest.mark.parametrize(
@@ -102,17 +88,13 @@ def test_passes_that_xla_flags_disable_are_found(monkeypatch, flags, expected) -
     assert environment.disabled_xla_passes() == expected
 
 
-def test_thread_pool_has_four_threads_a_device(monkeypatch) -> None:
+def test_thread_pool_has_four_threads_a_device_or_those_of_the_user(monkeypatch) -> None:
     monkeypatch.setenv("NPROC", "")
     monkeypatch.delenv("NPROC")
     environment.size_cpu_thread_pool(3)
     assert os.environ["NPROC"] == "12"
-
-
-def test_thread_pool_that_the_user_has_sized_stays(monkeypatch) -> None:
-    monkeypatch.setenv("NPROC", "5")
-    environment.size_cpu_thread_pool(3)
-    assert os.environ["NPROC"] == "5"
+    environment.size_cpu_thread_pool(5)
+    assert os.environ["NPROC"] == "12"
 
 
 def test_choice_of_another_backend_is_refused_before_keras_is_loaded(monkeypatch) -> None:
@@ -183,23 +165,15 @@ def noted(monkeypatch) -> None:
 
 @pytest.mark.parametrize(("name", "text"), [("JAX_ENABLE_X64", "1"), ("KERAS_HOME", "/elsewhere")])
 def test_setting_that_was_read_may_not_change(noted, monkeypatch, name, text) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x")  # which is read later
     environment.require_unchanged_settings()
     monkeypatch.setenv(name, text)
     with pytest.raises(
         RuntimeError, match=f"The program sets {name} to '{text}', but the launcher loaded JAX"
     ):
         environment.require_unchanged_settings()
-
-
-def test_what_is_read_later_may_change(noted, monkeypatch) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x")
-    environment.require_unchanged_settings()
-
-
-def test_any_setting_may_change_where_nothing_was_noted(monkeypatch) -> None:
     monkeypatch.setattr(environment, "_recorded_settings", [])
-    monkeypatch.setenv("JAX_ENABLE_X64", "1")
-    environment.require_unchanged_settings()
+    environment.require_unchanged_settings()  # where nothing was noted
 
 
 def test_variables_are_replaced_as_a_whole() -> None:
@@ -266,12 +240,6 @@ def test_large_pages_are_requested_for_a_quarter_of_the_memory(after: str) -> No
     assert requested == pytest.approx(memory / 4, rel=0.01)
 
 
-@pytest.mark.skipif(not HAS_MALLOPT, reason="no mallopt")
-def test_setting_is_read_when_the_library_is_imported() -> None:
-    program = "import stratagem; from stratagem import environment; print(environment._is_kept)"
-    assert run_fresh(program, JAX_PLATFORMS="cpu", STRATAGEM_KEEP_FREED_MEMORY="0") == ["False"]
-
-
 def test_process_with_little_address_space_starts() -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31)); "
     run_fresh(f"{limit}import stratagem", JAX_PLATFORMS="cpu")
@@ -322,86 +290,51 @@ def calls(monkeypatch) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    ("platforms", "accelerators", "keeps"),
+    ("platforms", "accelerators", "chosen", "system", "keeps"),
     [
-        ("cpu", ["/dev/null"], True),
-        ("cpu,cuda", [], True),
-        ("cuda,cpu", [], False),
-        (None, [], True),
-        (None, ["/dev/null"], False),
+        ("cpu", ["/dev/null"], {}, "linux", True),
+        ("cpu,cuda", [], {}, "linux", True),
+        ("cuda,cpu", [], {}, "linux", False),
+        (None, [], {}, "linux", True),
+        (None, ["/dev/null"], {}, "linux", False),
+        ("cpu", [], {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}, "linux", False),
+        ("cpu", [], {"MALLOC_ARENA_MAX": "2"}, "linux", False),
+        ("cpu", [], {}, "darwin", False),
     ],
 )
 def test_memory_is_kept_only_for_training_on_cpu(
-    monkeypatch, calls, platforms, accelerators, keeps
+    monkeypatch, calls, platforms, accelerators, chosen, system, keeps
 ) -> None:
     monkeypatch.setattr(host_memory, "_ACCELERATORS", accelerators)
+    monkeypatch.setattr(sys, "platform", system)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    if platforms is not None:
-        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    for name, value in {**chosen, **({"JAX_PLATFORMS": platforms} if platforms else {})}.items():
+        monkeypatch.setenv(name, value)
     assert not host_memory.keep_freed_memory()  # none of its calls has an effect here
     assert bool(calls) is keeps
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
-        ("MALLOC_ARENA_MAX", "2"),
-    ],
-)
-def test_user_decides(monkeypatch, calls, name, value) -> None:
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv(name, value)
-    assert not host_memory.keep_freed_memory()
-    assert calls == []
-
-
-def test_nothing_happens_on_other_systems(monkeypatch, calls) -> None:
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert not host_memory.keep_freed_memory()
-    assert calls == []
 
 
 # Reductions, variable aggregation and input options.
 
 
-def test_members_have_tensorflow_s_numbers() -> None:
-    assert {member.name: int(member) for member in VariableSynchronization} == {
-        "AUTO": 0,
-        "NONE": 1,
-        "ON_WRITE": 2,
-        "ON_READ": 3,
-    }
-    assert {member.name: int(member) for member in VariableAggregation} == {
-        "NONE": 0,
-        "SUM": 1,
-        "MEAN": 2,
-        "ONLY_FIRST_REPLICA": 3,
-    }
+def test_members_have_tensorflow_s_numbers_and_options_their_fields() -> None:
+    numbers = {"AUTO": 0, "NONE": 1, "ON_WRITE": 2, "ON_READ": 3}
+    assert {member.name: int(member) for member in VariableSynchronization} == numbers
+    numbers = {"NONE": 0, "SUM": 1, "MEAN": 2, "ONLY_FIRST_REPLICA": 3}
+    assert {member.name: int(member) for member in VariableAggregation} == numbers
     assert [member.name for member in ReduceOp] == ["SUM", "MEAN"]
-
-
-@pytest.mark.parametrize(
-    ("op", "expected"),
-    [
-        (ReduceOp.SUM, ReduceOp.SUM),
-        ("SUM", ReduceOp.SUM),
-        ("sum", ReduceOp.SUM),
-        ("Mean", ReduceOp.MEAN),
-        ("mEAN", ReduceOp.MEAN),
-    ],
-)
-def test_reduction_is_known_by_its_name_in_any_case(op, expected) -> None:
-    assert ReduceOp.parse(op) is expected
-
-
-@pytest.mark.parametrize("op", ["max", "", " sum", None, 0, VariableAggregation.SUM], ids=repr)
-def test_unknown_reduction_is_refused_with_those_there_are(op) -> None:
-    with pytest.raises(
-        ValueError, match=r'is not a reduction(?s:.)*ReduceOp.SUM, ReduceOp.MEAN, "s'
-    ):
-        ReduceOp.parse(op)
+    assert dataclasses.asdict(RunOptions()) == {
+        "experimental_enable_dynamic_batch_size": True,
+        "experimental_bucketizing_dynamic_shape": False,
+        "experimental_xla_options": None,
+    }
+    for op in ("max", "", " sum", None, 0, VariableAggregation.SUM):
+        words = r'is not a reduction(?s:.)*ReduceOp.SUM, ReduceOp.MEAN, "s'
+        with pytest.raises(ValueError, match=words):
+            ReduceOp.parse(op)
+    assert [ReduceOp.parse(op) for op in ("sum", "Mean")] == [ReduceOp.SUM, ReduceOp.MEAN]
+    with pytest.raises(ValueError, match=r"has no reduction(?s:.)*set the variable's aggregation"):
+        ReduceOp.from_variable_aggregation(VariableAggregation.NONE)
 
 
 @pytest.mark.parametrize(
@@ -412,34 +345,13 @@ def test_aggregation_asks_for_a_reduction(aggregation, expected) -> None:
     assert ReduceOp.from_variable_aggregation(VariableAggregation[aggregation]) is expected
 
 
-def test_aggregation_none_asks_for_no_reduction() -> None:
-    with pytest.raises(ValueError, match=r"has no reduction(?s:.)*set the variable's aggregation"):
-        ReduceOp.from_variable_aggregation(VariableAggregation.NONE)
-
-
-def test_run_options_have_tensorflow_s_fields_and_cannot_be_changed() -> None:
-    assert dataclasses.asdict(RunOptions()) == {
-        "experimental_enable_dynamic_batch_size": True,
-        "experimental_bucketizing_dynamic_shape": False,
-        "experimental_xla_options": None,
-    }
-    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field"):
-        RunOptions().experimental_xla_options = 1
-
-
-def test_input_context_divides_the_global_batch() -> None:
-    context = InputContext(2, 1, 4)
-    assert context.get_per_replica_batch_size(12) == 3
-    assert (context.num_input_pipelines, context.input_pipeline_id) == (2, 1)
-    assert context.num_replicas_in_sync == 4
-
-
 @pytest.mark.parametrize(("size", "nearest"), [(13, "12 or 16"), (3, "4")])
 def test_batch_that_does_not_divide_names_the_nearest(size, nearest) -> None:
     with pytest.raises(
         ValueError, match=rf"={size} is not a multiple of 4(?s:.)*use {nearest}, or"
     ):
         InputContext(num_replicas_in_sync=4).get_per_replica_batch_size(size)
+    assert InputContext(2, 1, 4).get_per_replica_batch_size(12) == 3
 
 
 def test_input_options_have_tensorflow_s_defaults_and_short_names() -> None:
@@ -492,10 +404,6 @@ def test_input_options_that_cannot_be_are_refused(wrong, error, message) -> None
 # Loading of optional libraries.
 
 
-def test_library_that_is_there_is_returned() -> None:
-    assert load("json", needed_by="a test", install="nothing") is json
-
-
 def test_missing_library_is_named_with_its_package() -> None:
     with pytest.raises(
         ImportError,
@@ -503,3 +411,4 @@ def test_missing_library_is_named_with_its_package() -> None:
         r"pip install a-name",
     ):
         load("no_such_library", needed_by="GCEClusterResolver", install="a-name")
+    assert load("json", needed_by="a test", install="nothing") is json

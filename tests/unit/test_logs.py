@@ -58,10 +58,6 @@ def shown_levels(capsys) -> list[str]:
     return [line.rpartition(" ")[2] for line in capsys.readouterr().err.splitlines()]
 
 
-def test_only_warnings_are_shown_without_a_cluster(capsys) -> None:
-    assert shown_levels(capsys) == ["warning", "error"]
-
-
 @pytest.mark.parametrize(
     ("task_type", "index", "cluster", "leads"),
     [
@@ -156,14 +152,6 @@ def test_wrong_variable_is_a_warning_and_the_default_counts(capsys, monkeypatch)
         assert shown_levels(capsys) == ["warning", "error"]
 
 
-def test_handler_is_attached_once(capsys) -> None:
-    count = len(ROOT.handlers)
-    logs.attach_handler()
-    assert len(ROOT.handlers) == count
-    assert sum(isinstance(one, logs.LogHandler) for one in ROOT.handlers) == 1
-    assert shown_levels(capsys) == ["warning", "error"]
-
-
 @pytest.mark.parametrize("asked", [None, "info"])
 def test_program_s_own_handlers_take_the_records(capsys, monkeypatch, asked) -> None:
     become(monkeypatch, "worker", 0)
@@ -192,33 +180,17 @@ def test_level_that_the_program_sets_counts(capsys, monkeypatch, name) -> None:
     logger.setLevel(logging.NOTSET)
 
 
-def test_handler_of_the_program_at_our_logger_replaces_ours(capsys) -> None:
-    own = io.StringIO()
-    handler = logging.StreamHandler(own)
-    with root_handlers():
-        ROOT.addHandler(handler)
-        LOGGER.error("is error")
-    assert own.getvalue() == "is error\n"
-    assert capsys.readouterr().err == ""
-
-
-def test_handler_at_both_loggers_gets_a_record_once(capsys) -> None:
-    own = io.StringIO()
-    handler = logging.StreamHandler(own)
-    with root_handlers(handler):
-        ROOT.addHandler(handler)
-        LOGGER.error("is error")
-    assert own.getvalue() == "is error\n"
-
-
-def test_level_of_a_handler_of_the_program_counts() -> None:
+@pytest.mark.parametrize("is_at_root", [False, True])
+def test_handler_of_the_program_at_our_logger_replaces_ours(capsys, is_at_root) -> None:
     own = io.StringIO()
     handler = logging.StreamHandler(own)
     handler.setLevel(logging.ERROR)
-    with root_handlers(handler):
-        LOGGER.warning("is warning")
-        LOGGER.error("is error")
+    with root_handlers(*([handler] if is_at_root else [])):
+        ROOT.addHandler(handler)
+        LOGGER.warning("is warning")  # the handler's level counts
+        LOGGER.error("is error")  # once
     assert own.getvalue() == "is error\n"
+    assert capsys.readouterr().err == ""
 
 
 def test_warning_that_all_would_give_is_shown_by_one(monkeypatch) -> None:
@@ -232,14 +204,6 @@ def test_warning_that_all_would_give_is_shown_by_one(monkeypatch) -> None:
     logs.set_task("chief 0", 0)
     with pytest.warns(UserWarning, match="alike"):
         logs.warn_on_one_worker("alike", stacklevel=1)
-
-
-def test_warning_is_shown_once_a_process() -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        for _ in range(3):
-            logs.warn_on_one_worker("alike", RuntimeWarning, stacklevel=1)
-    assert len(caught) == 1
 
 
 def test_status_line_is_printed_as_it_is_or_as_json(capsys) -> None:

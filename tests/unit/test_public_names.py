@@ -26,12 +26,11 @@ from stratagem.errors import (
     OLD_METHODS,
     OLD_NAMES,
     SAME_METHODS,
-    explain,
     raise_reported,
     report_error,
     take_reported,
 )
-from stratagem.logs import PublicDir, notebook_display, plain_text, printable
+from stratagem.logs import notebook_display, plain_text, printable
 from tests.fresh_process import run_fresh
 
 
@@ -65,19 +64,7 @@ def test_same_methods_work_with_a_warning(strategy) -> None:
         assert [*map(float, strategy.unwrap(ones))] == [1.0, 1.0]
 
 
-def test_method_that_is_in_no_table_is_an_ordinary_error(strategy) -> None:
-    with pytest.raises(AttributeError, match="'MirroredStrategy' object has no attribute 'no_s"):
-        _ = strategy.no_such
-
-
-@pytest.mark.parametrize("name", ["num_gpus", "num_gpus_per_worker"])
-def test_old_arguments_name_the_new_ones(name) -> None:
-    make: Any = sg.MirroredStrategy
-    with pytest.raises(TypeError, match=f"MirroredStrategy received {name}=2"):
-        make(**{name: 2})
-
-
-def test_decorator_with_arguments_is_the_decorator() -> None:
+def test_function_takes_the_arguments_of_the_decorator_and_names_others() -> None:
     @sg.function()
     def double(x: Any) -> Any:
         return 2 * x
@@ -87,13 +74,17 @@ def test_decorator_with_arguments_is_the_decorator() -> None:
         return 3 * x
 
     assert (float(double(2.0)), float(triple(2.0))) == (4.0, 6.0)
-
-
-def test_what_sg_function_does_not_take_is_named() -> None:
     with pytest.raises(TypeError, match="function received input_signature="):
         sg.function(input_signature=[jax.ShapeDtypeStruct((), "float32")])
     with pytest.raises(TypeError, match="function received fn=3 of type int"):
         sg.function(3)
+
+
+@pytest.mark.parametrize("name", ["num_gpus", "num_gpus_per_worker"])
+def test_old_arguments_name_the_new_ones(name) -> None:
+    make: Any = sg.MirroredStrategy
+    with pytest.raises(TypeError, match=f"MirroredStrategy received {name}=2"):
+        make(**{name: 2})
 
 
 def test_local_results_of_a_pytree_are_one_pytree_a_replica(strategy) -> None:
@@ -177,25 +168,6 @@ def test_object_lists_the_public_names_of_its_class(make, owner, more) -> None:
     assert not any(name.startswith("_") for name in dir(value))
 
 
-def test_hidden_names_can_be_read() -> None:
-    class Base(PublicDir):
-        shown = 1
-        _hidden = 2
-
-    class Made(Base):
-        def __init__(self) -> None:
-            self.own, self._own = 3, 4
-
-    made = Made()
-    assert dir(made) == ["own", "shown"]
-    assert (made._hidden, made._own, getattr(made, "missing", 5)) == (2, 4, 5)
-
-
-def test_values_are_copied_as_before() -> None:
-    value = pickle.loads(pickle.dumps(sg.PerReplica(objects=(np.int32(1), 2))))
-    assert value.objects == (1, 2)
-
-
 # Settings that a program can change.
 
 
@@ -206,34 +178,15 @@ def eager() -> Iterator[None]:
     config.run_eagerly(False)
 
 
-def test_run_eagerly_can_be_switched_on_and_off() -> None:
-    assert not config.runs_eagerly()  # the default
-    config.run_eagerly(True)
-    assert config.runs_eagerly() is True
-    config.run_eagerly(False)
-    assert config.runs_eagerly() is False
-
-
 def test_run_eagerly_holds_for_one_thread(eager) -> None:
     with concurrent.futures.ThreadPoolExecutor(max_workers=1) as executor:
         assert executor.submit(config.runs_eagerly).result() is False
     assert config.runs_eagerly() is True
-
-
-@pytest.mark.parametrize("enabled", [None, 1, "true"])
-def test_run_eagerly_takes_only_a_bool(enabled) -> None:
-    kind = type(enabled).__name__
-    with pytest.raises(
-        TypeError, match=f"enabled={enabled!r} is of type {kind}(?s:.)*True or False"
-    ):
-        config.run_eagerly(enabled)
-
-
-def test_unknown_setting_raises_attribute_error() -> None:
+    for enabled in (None, 1, "true"):
+        with pytest.raises(TypeError, match=f"enabled={enabled!r} is of type (?s:.)*True or False"):
+            config.run_eagerly(enabled)
     with pytest.raises(AttributeError, match="has no attribute 'run_greedily'"):
         _ = config.run_greedily
-    with pytest.raises(AttributeError, match="has no attribute 'peer_timeout_s'"):
-        _ = config.peer_timeout_s
 
 
 def test_run_eagerly_starts_from_the_environment() -> None:
@@ -304,18 +257,13 @@ def test_all_errors_are_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("name", BUILTINS)
-def test_error_is_also_the_builtin(name) -> None:
-    with pytest.raises(BUILTINS[name], match="message of three lines"):
-        raise getattr(errors, name)("message of three lines")
-
-
-@pytest.mark.parametrize("name", BUILTINS)
 def test_error_can_be_pickled(name) -> None:
     error = getattr(errors, name)("what was received\nExpected more\nFix: give more")
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
     assert str(copy) == str(error)
     assert copy.args == error.args
+    assert isinstance(error, BUILTINS[name])
 
 
 # Names of tf.distribute.experimental.
@@ -391,23 +339,9 @@ def test_each_is_raised_once_the_oldest_first() -> None:
         raise_reported()
     raise_reported()
     assert take_reported() == []
-
-
-def test_errors_not_raised_are_taken() -> None:
-    error = OSError("left")
-    report_error(error)
+    report_error(error := OSError("left"))
     assert take_reported() == [error]
     raise_reported()
-
-
-# The format of error messages.
-
-
-def test_message_has_three_lines_and_a_fourth_for_its_code() -> None:
-    message = explain("axis=3 is out of range.", expected="-2 <= axis < 2.", fix="pass 0.")
-    assert message == "axis=3 is out of range.\nExpected -2 <= axis < 2.\nFix: pass 0."
-    message = explain("No batch.", expected="one.", fix="repeat.", code="SG304")
-    assert message == "No batch.\nExpected one.\nFix: repeat.\nHelp: stratagem explain SG304"
 
 
 # The stub of public names: each leads to the object of that name, in the module that it states.
@@ -430,9 +364,3 @@ def test_all_names_are_offered(package) -> None:
     names: dict[str, object] = {}
     exec(f"from {package.__name__} import *", names)
     assert set(LAZY[package]) == set(names) - {"__builtins__"} == set(dir(package))
-
-
-@pytest.mark.parametrize("package", LAZY)
-def test_a_name_that_is_not_public_is_no_attribute(package) -> None:
-    with pytest.raises(AttributeError, match=f"'{package.__name__}' has no attribute 'Nothing'"):
-        _ = package.Nothing

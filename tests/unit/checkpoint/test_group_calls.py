@@ -44,30 +44,17 @@ def test_alone_everything_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
         run_on_all("here", fail)
 
 
-@pytest.mark.parametrize(("process_id", "expected"), [(0, [1]), (1, [])])
-def test_first_works_and_the_other_waits(process_id: int, expected: list[int], monkeypatch) -> None:
-    group = Group(process_id)
+@pytest.mark.parametrize("process_id", [0, 1])
+def test_first_works_and_decides_and_all_keep_what_all_did(process_id: int, monkeypatch) -> None:
+    group = Group(process_id, "its view")
     enter(monkeypatch, group)
     done: list[int] = []
-    run_on_first("here", lambda: done.append(1))
-    assert done == expected
+    found = run_on_first("here", lambda: done.append(1) or "mine")
+    assert (found, done) == (("mine", [1]) if process_id == 0 else ("its view", []))
     assert is_first() == (process_id == 0)
-    assert group.sent == [("here", {"result": None, "error": None})]
-
-
-def test_process_0_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    enter(monkeypatch, Group(1, "its view"))
-    assert run_on_first("here", lambda: "mine") == "its view"
-    enter(monkeypatch, Group(0))
-    assert run_on_first("here", lambda: "mine") == "mine"
-
-
-def test_all_work_and_keep_their_own_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = Group(1)
-    enter(monkeypatch, group)
     result = object()  # nothing that could be sent
     assert run_on_all("here", lambda: result) is result
-    assert group.sent == [("here", {"result": None, "error": None})]
+    assert group.sent[-1] == ("here", {"result": None, "error": None})
 
 
 def test_local_error_is_sent_and_raised(monkeypatch: pytest.MonkeyPatch) -> None:

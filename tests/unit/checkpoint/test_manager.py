@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,12 +11,10 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-import optax
 import pytest
 
 import stratagem as sg
 from stratagem.checkpoint import manager as manager_module
-from stratagem.checkpoint.policies import KeepLatest, SaveEverySteps
 
 
 def make(folder: Path, max_to_keep: Any = 3, **kwargs: Any) -> tuple[Any, Any]:
@@ -31,27 +28,28 @@ def names(manager: Any) -> list[str]:
 
 
 def test_newest_are_kept_and_the_latest_is_restored(tmp_path: Path) -> None:
-    step, manager = make(tmp_path / "run", max_to_keep=2)
+    begun: list[bool] = []
+    options: Any = {"max_to_keep": 2, "init_fn": lambda: begun.append(True)}
+    step, manager = make(tmp_path / "run", **options)
     assert manager.latest_checkpoint is None
-    for value in (5, 6, 7):
+    assert manager.restore_or_initialize() is None
+    assert begun == [True]
+    for value, number in ((5, None), (6, 9), (7, 10)):  # which are compared as numbers
         step.assign(value)
-        manager.save()
-    assert names(manager) == ["ckpt-2", "ckpt-3"]
-    assert sorted(os.listdir(tmp_path / "run")) == ["ckpt-2", "ckpt-3"]
-
-    again, other = make(tmp_path / "run", max_to_keep=2)
-    assert other.latest_checkpoint == str(tmp_path / "run" / "ckpt-3")
-    assert other.restore_or_initialize() == other.latest_checkpoint
-    assert int(again) == 7
-    other.save()
-    assert names(other) == ["ckpt-3", "ckpt-4"]
-
-
-def test_numbers_are_compared_as_numbers(tmp_path: Path) -> None:
-    _, manager = make(tmp_path, max_to_keep=None)
-    for number in (9, 10, 100):
         manager.save(number)
-    assert names(manager) == ["ckpt-9", "ckpt-10", "ckpt-100"]
+    assert names(manager) == ["ckpt-9", "ckpt-10"]
+    assert sorted(os.listdir(tmp_path / "run")) == ["ckpt-10", "ckpt-9"]
+
+    again, other = make(tmp_path / "run", **options)
+    assert other.latest_checkpoint == str(tmp_path / "run" / "ckpt-10")
+    assert other.restore_or_initialize() == other.latest_checkpoint
+    assert (int(again), begun) == (7, [True])
+    latest = other.save(11)
+    assert names(other) == ["ckpt-10", "ckpt-11"]
+    (Path(latest) / "commit_success.txt").unlink()  # what is unfinished is never the latest
+    (tmp_path / "run" / "ckpt-12.orbax-checkpoint-tmp").mkdir()
+    (tmp_path / "run" / "ckpt-x").mkdir()
+    assert names(other) == ["ckpt-10"]
 
 
 def test_hourly_checkpoints_are_kept_besides_the_newest(tmp_path: Path) -> None:
@@ -87,31 +85,6 @@ def test_interval_counts_steps_since_the_last_save_or_restore(tmp_path: Path) ->
     assert manager.directory == str(tmp_path)
 
 
-def test_policies_take_the_place_of_numbers(tmp_path: Path) -> None:
-    step = sg.Variable(0, dtype="int32")
-    manager = sg.train.CheckpointManager(
-        sg.train.Checkpoint(step=step),
-        tmp_path,
-        KeepLatest(1),
-        step_counter=step,
-        checkpoint_interval=SaveEverySteps(2),
-    )
-    for value in range(1, 6):
-        step.assign(value)
-        manager.save()
-    assert names(manager) == ["ckpt-4"]
-
-
-def test_init_fn_runs_where_there_is_no_checkpoint(tmp_path: Path) -> None:
-    begun = []
-    _, manager = make(tmp_path, init_fn=lambda: begun.append(True))
-    assert manager.restore_or_initialize() is None
-    assert begun == [True]
-    manager.save()
-    assert manager.restore_or_initialize() is not None
-    assert begun == [True]
-
-
 def cut(path: str) -> None:
     """Truncates the largest array file to half its size."""
     files = [file for file in Path(path, "step_state").rglob("*") if file.is_file()]
@@ -133,16 +106,6 @@ def test_damaged_latest_is_an_error_and_skipped_on_request(tmp_path: Path) -> No
     cut(manager.checkpoints[0])
     with pytest.raises(sg.errors.DataLossError, match="ckpt-1 is damaged"):
         manager.restore_or_initialize(skip_damaged=True)
-
-
-def test_unfinished_is_never_the_latest(tmp_path: Path) -> None:
-    _, manager = make(tmp_path)
-    first = manager.save()
-    second = manager.save()
-    (Path(second) / "commit_success.txt").unlink()
-    (tmp_path / "ckpt-9.orbax-checkpoint-tmp").mkdir()
-    (tmp_path / "ckpt-x").mkdir()
-    assert manager.checkpoints == [first]
 
 
 def test_a_number_that_is_taken_is_replaced_by_a_whole_one(tmp_path: Path, monkeypatch) -> None:
@@ -200,17 +163,6 @@ def test_failed_save_keeps_earlier_checkpoints(tmp_path: Path, monkeypatch) -> N
     assert names(manager) == ["ckpt-2"]
 
 
-@pytest.mark.parametrize("count", [0, -1])
-def test_something_has_to_be_kept(tmp_path: Path, count: int) -> None:
-    with pytest.raises(ValueError, match=f"CheckpointManager received max_to_keep={count}"):
-        make(tmp_path, max_to_keep=count)
-
-
-def test_interval_needs_a_counter(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="was passed without a step_counter"):
-        make(tmp_path, checkpoint_interval=3)
-
-
 def test_folder_that_another_process_names_is_there_after_a_save(tmp_path, monkeypatch) -> None:
     """TensorFlow's guides delete this folder afterwards; nothing is written to it."""
     checkpoint = sg.train.Checkpoint(step=sg.Variable(0))
@@ -219,6 +171,38 @@ def test_folder_that_another_process_names_is_there_after_a_save(tmp_path, monke
     folder = tmp_path / "workertemp_1" / "ckpt"
     sg.train.CheckpointManager(checkpoint, folder, max_to_keep=1).save()
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_to_keep": 0}, "CheckpointManager received max_to_keep=0"),
+        ({"max_to_keep": -1}, "CheckpointManager received max_to_keep=-1"),
+        ({"checkpoint_interval": 3}, "was passed without a step_counter"),
+    ],
+)
+def test_other_settings_are_refused(tmp_path: Path, options: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make(tmp_path, **options)
+
+
+@dataclasses.dataclass
+class Unregistered:
+    w: Any
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"a": ("text",)}, r"state\['a'\]\[0\]='text' cannot be saved"),
+        ({"a": Unregistered(np.zeros(2))}, r"state\['a'\]=.*Unregistered"),
+        ([keras.layers.Dense(1), np.zeros(2)], r"state\[0\]=<Dense"),
+        ({"a": 2**80}, r"state\['a'\]=1208925819614629174706176"),
+    ],
+)
+def test_other_pytrees_are_rejected(tree, words) -> None:
+    with pytest.raises(TypeError, match=rf"{words}(?s:.)*Fix: .*register_dataclass"):
+        sg.train.Checkpoint(state=tree)
 
 
 # Pytrees are saved by path and restored with their types and shardings.
@@ -297,23 +281,6 @@ def test_shapes_and_dtypes_are_enough_to_restore(tmp_path: Path) -> None:
     assert_same(checkpoint.root, tree)
 
 
-def test_optax_state_is_restored(tmp_path: Path) -> None:
-    """Compared with the same updates without a checkpoint."""
-    params = {"w": jnp.arange(3.0)}
-    optimizer = optax.chain(optax.clip(1.0), optax.adam(0.1))
-
-    def after(params: Any, opt_state: Any) -> Any:
-        with jax.numpy_dtype_promotion("standard"):
-            updates, opt_state = optimizer.update({"w": params["w"] - 1.0}, opt_state, params)
-            return optax.apply_updates(params, updates), opt_state
-
-    first = after(params, optimizer.init(params))
-    path = sg.train.Checkpoint(train=first).save(tmp_path / "ckpt")
-    checkpoint = sg.train.Checkpoint(train=(params, optimizer.init(params)))
-    checkpoint.restore(path)
-    assert_same(after(*checkpoint.train), after(*first))
-
-
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_arrays_of_a_strategy_keep_their_shardings(count: int, tmp_path: Path) -> None:
     strategy = sg.MirroredStrategy([f"cpu:{index}" for index in range(count)])
@@ -384,23 +351,6 @@ def test_other_shapes_and_dtypes_name_the_path_and_both_shardings(tmp_path: Path
         assert checkpoint.state is other
     with pytest.raises(ValueError, match="pytree like the saved one and convert it"):
         sg.train.Checkpoint(state=tree | {"b": np.zeros(3, "int32")}).restore(path)
-
-
-def test_other_pytrees_are_rejected() -> None:
-    @dataclasses.dataclass
-    class Unregistered:
-        w: Any
-
-    layer = keras.layers.Dense(1)
-    for tree, words in (
-        ({"a": ("text",)}, r"state\['a'\]\[0\]='text' cannot be saved"),
-        ({"a": Unregistered(jnp.zeros(2))}, r"state\['a'\]=.*Unregistered"),
-        ([layer, jnp.zeros(2)], r"state\[0\]=<Dense"),
-        ({"a": 2**80}, r"state\['a'\]=1208925819614629174706176"),
-    ):
-        with pytest.raises(TypeError, match=words) as caught:
-            sg.train.Checkpoint(state=tree)
-        assert re.search(r"Fix: .*register_dataclass", str(caught.value))
 
 
 def test_memory_keeps_pytrees_too(tmp_path: Path) -> None:

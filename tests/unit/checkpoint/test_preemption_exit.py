@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import keras
-import numpy as np
 import pytest
 
 import stratagem as sg
@@ -75,18 +73,15 @@ def two(made) -> Several:
     return made[0]
 
 
-def test_nothing_is_sent_without_notice(two) -> None:
-    for index in range(2):
-        two.begin(index, 1000)
-    assert two.line.sent.empty()
-
-
 @pytest.mark.parametrize("noticed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_largest_number_of_begun_steps_is_agreed_on(two, noticed) -> None:
     two.begin(0, 5)
     two.begin(1, 6)
+    assert two.line.sent.empty()  # without notice
     two.bells[noticed].ring()
     assert two.deliver(3) == [(noticed, [1]), (0, [1, 5, 1]), (1, [1, 6, 1])]
+    for numbers in ([], [1, 2], [1, 2, 3, 4], [7]):  # not valid, and ignored
+        two.line.members[0].listener(1, numbers)
     two.begin(0, 1)
     assert two.next_steps() == [EXIT, EXIT]
 
@@ -123,18 +118,20 @@ def test_two_notices_at_once_are_one_agreement(two) -> None:
     assert two.line.sent.empty()
 
 
-def test_notice_before_the_first_step_is_agreed_on_at_none(two) -> None:
-    two.bells[0].ring()
-    two.deliver(3)
-    assert two.next_steps() == [EXIT, EXIT]
-
-
 def test_process_that_stopped_or_ended_its_loop_still_reports_its_step(two) -> None:
     for index in range(2):
         two.begin(index, 2)
     two.steps[0].stop()
     two.bells[1].ring()
     assert two.deliver(3)[1:] == [(0, [1, 2, 1]), (1, [1, 2, 1])]
+
+
+def test_end_of_the_group_ends_the_wait(two) -> None:
+    two.line.members[0].error = UnavailableError("worker 1 (host1:1) died")
+    two.bells[0].ring()
+    two.line.deliver()
+    with pytest.raises(UnavailableError, match="worker 1"):
+        two.steps[0].next_step()
 
 
 def test_grace_is_trained_through_until_it_is_nearly_over(made) -> None:
@@ -200,21 +197,6 @@ def test_one_that_does_not_say_how_far_it_is_is_named(made) -> None:
         match=r"but worker 1 \(host1:1\) did not report its step within 0.05 s(?s:.)*every process",
     ):
         several.steps[0].next_step()
-
-
-def test_end_of_the_group_ends_the_wait(two) -> None:
-    two.line.members[0].error = UnavailableError("worker 1 (host1:1) died")
-    two.bells[0].ring()
-    two.line.deliver()
-    with pytest.raises(UnavailableError, match="worker 1"):
-        two.steps[0].next_step()
-
-
-def test_invalid_announcement_is_ignored(two) -> None:
-    for numbers in ([], [1, 2], [1, 2, 3, 4], [7]):
-        two.line.members[0].listener(1, numbers)
-    two.begin(0, 3)
-    assert two.line.sent.empty()
 
 
 def test_error_of_the_watcher_is_raised_where_the_steps_are(made) -> None:
@@ -332,31 +314,21 @@ def leaving(monkeypatch, *actions: PreemptionAction, error: BaseException | None
 
 
 def test_state_is_saved_once_then_written_and_the_process_exits(monkeypatch, capsys) -> None:
+    other, _ = leaving(monkeypatch)
     exit_, manager = leaving(monkeypatch, SAVE, EXIT, error=SystemExit(42))
+    assert exit_._agreed_step.name != other._agreed_step.name  # a topic of its own
+    other.stop()
+    assert exit_._agreed_step.is_running
     saves = []
     with pytest.raises(SystemExit) as caught:
         exit_.before_step(3, lambda: saves.append(3) is None)
     assert (saves, manager.num_syncs, caught.value.code) == ([3], 1, 42)
     assert capsys.readouterr().err == "Backup: saved after step 3: The node is going down.\n"
-
-
-def test_nothing_to_save_prints_nothing_and_own_errors_come_out(monkeypatch, capsys) -> None:
     exit_, manager = leaving(monkeypatch, EXIT, error=KeyError("own"))
     with pytest.raises(KeyError, match="own"):
         exit_.before_step(0, lambda: False)
     assert manager.num_syncs == 1
-    assert capsys.readouterr().err == ""
-
-
-def test_each_exit_has_a_topic_of_its_own_until_it_stops(monkeypatch) -> None:
-    exits = [leaving(monkeypatch)[0] for _ in range(2)]
-    steps = [one._agreed_step for one in exits]
-    assert steps[0].name != steps[1].name
-    exits[0].stop()
-    assert [step.is_running for step in steps] == [False, True]
-
-
-def test_status_names_the_process_of_a_group(monkeypatch, capsys) -> None:
+    assert capsys.readouterr().err == ""  # there was nothing to save
     monkeypatch.setattr(preemption_exit, "current_group", lambda: Line(2).members[1])
     print_status("Backup", "saved")
     assert capsys.readouterr().err == "Backup: worker 1 (host1:1): saved\n"
@@ -379,6 +351,9 @@ def test_all_is_restored(path: str) -> None:
         assert status.assert_existing_objects_matched() is status
         assert status.assert_nontrivial_match() is status
         assert status.expect_partial() is status
+    status = sg.train.Checkpoint().read(path).expect_partial().assert_existing_objects_matched()
+    with pytest.raises(AssertionError, match="No object matches"):
+        status.assert_nontrivial_match()
 
 
 def test_value_without_an_object(path: str) -> None:
@@ -402,33 +377,6 @@ def test_object_without_a_value_keeps_its_own(path: str) -> None:
         AssertionError, match=r"Values without an object: none\. Objects without values: new"
     ):
         status.assert_consumed()
-
-
-def test_no_object_at_all(path: str) -> None:
-    status = sg.train.Checkpoint().read(path).expect_partial().assert_existing_objects_matched()
-    with pytest.raises(AssertionError, match="No object matches"):
-        status.assert_nontrivial_match()
-
-
-def test_optimizer_that_was_not_saved_is_an_object_without_a_value(tmp_path: Path) -> None:
-    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
-    path = sg.train.Checkpoint(model=model).save(tmp_path / "ckpt")
-    model.compile("adam", "mse")
-    status = sg.train.Checkpoint(model=model).restore(path).expect_partial()
-    with pytest.raises(AssertionError, match=r"holds no values for model\.optimizer"):
-        status.assert_existing_objects_matched()
-
-
-def test_metrics_of_a_model_may_be_left_over(tmp_path: Path) -> None:
-    def make() -> keras.Model:
-        model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse", metrics=["mae"])
-        return model
-
-    model = make()
-    model.train_on_batch(np.zeros((2, 2)), np.zeros((2, 1)))
-    path = sg.train.Checkpoint(model=model).save(tmp_path / "ckpt")
-    sg.train.Checkpoint(model=make()).restore(path).assert_consumed()
 
 
 @pytest.mark.parametrize("is_expected", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,6 +75,13 @@ def test_step_gets_its_arguments_and_its_result_comes_back(tmp_path: Path, make)
         {"three": 3},
     )
     assert handler.total_run_calls == 1
+
+    def fail() -> None:
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):  # raised as it is, and not counted
+        handler.run(fail)
+    assert handler.total_run_calls == 1
     assert names(tmp_path) == []
 
 
@@ -106,17 +112,6 @@ def test_folder_of_a_checkpoint_keeps_the_newest(tmp_path: Path, make) -> None:
         assert names(tmp_path) == [f"ckpt-{attempt}"]
 
 
-def test_saves_whether_the_interval_says_so_or_not_under_the_number_of_the_step(
-    tmp_path: Path, make
-) -> None:
-    training = Training(tmp_path)
-    manager = training.manager(step_counter=training.step, checkpoint_interval=100)
-    handler = make(manager)
-    with pytest.raises(SystemExit):
-        training.run(handler, notice_at=3)
-    assert names(tmp_path) == ["ckpt-3"]
-
-
 def test_count_is_in_every_checkpoint_and_ignored_by_other_readers(tmp_path: Path, make) -> None:
     training = Training(tmp_path)
     handler = make(training.checkpoint, tmp_path)
@@ -138,23 +133,6 @@ def test_count_is_in_every_checkpoint_and_ignored_by_other_readers(tmp_path: Pat
     again.checkpoint.restore(path)
     assert (int(again.step), handler.total_run_calls) == (4, 4)
     assert without_count.endswith("ckpt-2")
-
-
-def test_next_handler_of_one_checkpoint_counts_on(tmp_path: Path, make) -> None:
-    training = Training(tmp_path)
-    manager = training.manager()
-    first = make(manager)
-    for _ in range(3):
-        first.run(training.train)
-    first.stop()
-    manager.save()
-    second = make(manager)
-    second.run(training.train)
-    assert (first.total_run_calls, second.total_run_calls) == (3, 4)
-    second.stop()
-    Training(tmp_path).checkpoint.write(tmp_path / "ckpt-9")  # by who knows nothing of a count
-    third = make(manager)
-    assert (int(training.step), third.total_run_calls) == (0, 0)
 
 
 def test_custom_exit_and_save_functions(tmp_path: Path, make) -> None:
@@ -186,28 +164,25 @@ def test_custom_exit_and_save_functions(tmp_path: Path, make) -> None:
     assert len(done) == 2
 
 
-def test_loop_without_run_counts_steps_before_the_save(tmp_path: Path, make) -> None:
+@pytest.mark.parametrize("checks_interval", [False, True])
+def test_loop_without_run_counts_steps_before_the_save(
+    tmp_path: Path, make, checks_interval: bool
+) -> None:
+    """Saved whether the interval says so or not, unless the arguments ask for it."""
     training = Training(tmp_path)
-    handler = make(training.manager())
+    manager = training.manager(step_counter=training.step, checkpoint_interval=100)
+    handler = make(manager)
     for _ in range(4):
         training.train()
         handler.save_checkpoint_if_preempted(17)
     training.train(notice_at=5)
     with pytest.raises(SystemExit):
-        handler.save_checkpoint_if_preempted(17)
-    assert names(tmp_path) == ["ckpt-17"]
+        handler.save_checkpoint_if_preempted(17, checks_interval)
+    assert names(tmp_path) == ([] if checks_interval else ["ckpt-17"])
     handler.stop()
     again = Training(tmp_path)
-    assert (make(again.manager()).total_run_calls, int(again.step)) == (5, 5)
-
-
-def test_arguments_of_a_loop_decide_whether_the_interval_counts(tmp_path: Path, make) -> None:
-    training = Training(tmp_path)
-    manager = training.manager(step_counter=training.step, checkpoint_interval=100)
-    handler = make(manager, termination_config=sg.TerminationConfig(exit_fn=lambda: None))
-    training.train(notice_at=1)
-    handler.save_checkpoint_if_preempted(None, True)
-    assert names(tmp_path) == []
+    found = make(again.manager()).total_run_calls, int(again.step)
+    assert found == ((0, 0) if checks_interval else (5, 5))
 
 
 def test_grace_is_trained_through_between_two_checkpoints(tmp_path: Path, make) -> None:
@@ -243,16 +218,6 @@ def test_grace_that_ends_during_the_first_save_is_no_reason_for_a_second(
     assert saved == [4]
 
 
-def test_notice_before_the_first_step(tmp_path: Path, make) -> None:
-    training = Training(tmp_path)
-    handler = make(training.manager())
-    signal.raise_signal(signal.SIGTERM)
-    with pytest.raises(SystemExit):
-        handler.run(training.train)
-    assert int(training.step) == 0
-    assert names(tmp_path) == ["ckpt-1"]
-
-
 def test_notice_before_there_is_anything_to_save(tmp_path: Path, make, capsys) -> None:
     model = keras.Sequential([keras.layers.Dense(1)])
     handler = make(sg.train.Checkpoint(model=model), tmp_path)
@@ -262,27 +227,22 @@ def test_notice_before_there_is_anything_to_save(tmp_path: Path, make, capsys) -
     assert leaving.value.code == 42
     assert names(tmp_path) == []
     assert "before the first step: nothing to save yet" in capsys.readouterr().err
-
-
-def test_object_that_no_step_builds_raises(tmp_path: Path, make) -> None:
-    model = keras.Sequential([keras.layers.Dense(1)])
-    handler = make(sg.train.Checkpoint(model=model), tmp_path)
+    handler = make(sg.train.Checkpoint(model=keras.Sequential([keras.layers.Dense(1)])), tmp_path)
     handler.run(signal.raise_signal, signal.SIGTERM)
-    with pytest.raises(ValueError, match=r"model=.* has no variables yet"):
+    with pytest.raises(ValueError, match=r"model=.* has no variables yet"):  # no step builds it
         handler.run(signal.raise_signal, signal.SIGTERM)
 
 
-def test_notice_in_the_last_step_of_a_scope(tmp_path: Path, make) -> None:
-    training = Training(tmp_path)
+def test_failed_save_raises_and_leaves_nothing(tmp_path: Path, make) -> None:
+    training = Training(tmp_path / "file" / "run")
+    (tmp_path / "file").write_text("")
     handler = make(training.manager())
-    with pytest.raises(SystemExit), handler.watch_preemption_scope():
-        training.run(handler, notice_at=50)
-    assert names(tmp_path) == ["ckpt-1"]
+    with pytest.raises(OSError, match="could not be written"):
+        training.run(handler, notice_at=2)
+    assert int(training.step) == 2
 
 
-def test_scope_that_ends_without_notice_or_with_an_error_saves_nothing(
-    tmp_path: Path, make
-) -> None:
+def test_scope_saves_at_its_end_after_a_notice_alone(tmp_path: Path, make) -> None:
     training = Training(tmp_path)
     handler = make(training.manager())
     with handler.watch_preemption_scope():
@@ -295,6 +255,11 @@ def test_scope_that_ends_without_notice_or_with_an_error_saves_nothing(
     with pytest.raises(KeyError, match="gone"), handler.watch_preemption_scope():
         handler.run(fail)
     assert names(tmp_path) == []
+    handler.stop()
+    handler = make(training.manager())
+    with pytest.raises(SystemExit), handler.watch_preemption_scope():
+        training.run(handler, notice_at=int(training.step) + 50)
+    assert names(tmp_path) == ["ckpt-1"]
 
 
 def test_second_signal_disturbs_neither_the_save_nor_the_end(
@@ -317,28 +282,6 @@ def test_second_signal_disturbs_neither_the_save_nor_the_end(
     assert "saved after step 3: SIGTERM was sent to process" in capsys.readouterr().err
 
 
-def test_error_of_a_step_is_raised_as_it_is_and_not_counted(tmp_path: Path, make) -> None:
-    training = Training(tmp_path)
-    handler = make(training.manager())
-
-    def fail() -> None:
-        raise ValueError("a bug")
-
-    with pytest.raises(ValueError, match="a bug"):
-        handler.run(fail)
-    assert handler.total_run_calls == 0
-    assert names(tmp_path) == []
-
-
-def test_failed_save_raises_and_leaves_nothing(tmp_path: Path, make) -> None:
-    training = Training(tmp_path / "file" / "run")
-    (tmp_path / "file").write_text("")
-    handler = make(training.manager())
-    with pytest.raises(OSError, match="could not be written"):
-        training.run(handler, notice_at=2)
-    assert int(training.step) == 2
-
-
 def test_restore_that_fails_leaves_signals_as_they_were(tmp_path: Path, make) -> None:
     training = Training(tmp_path)
     handler = make(training.checkpoint, tmp_path)
@@ -352,58 +295,38 @@ def test_restore_that_fails_leaves_signals_as_they_were(tmp_path: Path, make) ->
     assert path.endswith("ckpt-1")
 
 
-def test_old_name() -> None:
-    assert sg.experimental.PreemptionCheckpointHandler is sg.PreemptionCheckpointHandler
-    assert sys.modules["stratagem.checkpoint"].PreemptionCheckpointHandler
+def _resolver(cluster: Any, task_type: str, index: int) -> Any:
+    spec = sg.ClusterSpec(cluster)
+    return sg.cluster_resolver.SimpleClusterResolver(spec, task_type=task_type, task_id=index)
 
 
-# Arguments and clusters that it rejects.
-
-
-@pytest.mark.parametrize("folder", [None, ""])
-def test_checkpoint_without_a_folder_is_refused(folder) -> None:
-    with pytest.raises(
-        sg.errors.InvalidArgumentError, match="Checkpoint was passed with checkpoint_dir="
-    ):
-        sg.PreemptionCheckpointHandler(None, sg.train.Checkpoint(step=sg.Variable(0)), folder)
-
-
-def test_parameter_servers_are_refused(tmp_path: Path) -> None:
-    spec = sg.ClusterSpec({"chief": ["a:1"], "ps": ["b:1"]})
-    resolver = sg.cluster_resolver.SimpleClusterResolver(spec, task_type="chief", task_id=0)
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({0: "abc"}, TypeError, "cluster_resolver='abc' is of type str"),
+        ({1: "abc"}, TypeError, "checkpoint_or_checkpoint_manager='abc' is of type str"),
+        ({3: "abc"}, TypeError, "termination_config='abc' is of type str"),
+        ({2: None}, ValueError, "Checkpoint was passed with checkpoint_dir="),
+        ({2: ""}, ValueError, "Checkpoint was passed with checkpoint_dir="),
+        (
+            {0: _resolver({"chief": ["a:1"], "ps": ["b:1"]}, "chief", 0)},
+            NotImplementedError,
+            "The cluster has parameter servers",
+        ),
+        (
+            {0: _resolver({"worker": ["a:1", "b:1"]}, "worker", 1)},
+            RuntimeError,
+            "has 2 processes, but this one is not connected to the others",
+        ),
+    ],
+)
+def test_what_cannot_be_handled_is_refused(change, error, words, tmp_path: Path) -> None:
     checkpoint = sg.train.Checkpoint(step=sg.Variable(0))
-    with pytest.raises(NotImplementedError, match="The cluster has parameter servers"):
-        sg.PreemptionCheckpointHandler(resolver, checkpoint, tmp_path)
-
-
-def test_processes_that_do_not_know_each_other_are_refused(tmp_path: Path) -> None:
-    spec = sg.ClusterSpec({"worker": ["a:1", "b:1"]})
-    resolver = sg.cluster_resolver.SimpleClusterResolver(spec, task_type="worker", task_id=1)
-    checkpoint = sg.train.Checkpoint(step=sg.Variable(0))
-    with pytest.raises(
-        RuntimeError, match="has 2 processes, but this one is not connected to the others"
-    ):
-        sg.PreemptionCheckpointHandler(resolver, checkpoint, tmp_path)
-
-
-def test_one_task_of_a_cluster_is_a_process_by_itself(tmp_path: Path) -> None:
-    spec = sg.ClusterSpec({"worker": ["a:1"]})
-    resolver = sg.cluster_resolver.SimpleClusterResolver(spec, task_type="worker", task_id=0)
-    handler = sg.PreemptionCheckpointHandler(
-        resolver, sg.train.Checkpoint(step=sg.Variable(0)), tmp_path
-    )
-    handler.stop()
-    assert handler.total_run_calls == 0
-
-
-@pytest.mark.parametrize("index", range(3))
-def test_arguments_of_another_type_are_refused(tmp_path: Path, index: int) -> None:
-    checkpoint = sg.train.Checkpoint(step=sg.Variable(0))
-    arguments: list[Any] = [None, checkpoint, tmp_path, None]
-    arguments[(0, 1, 3)[index]] = "abc"
-    name = ("cluster_resolver", "checkpoint_or_checkpoint_manager", "termination_config")[index]
-    with pytest.raises(TypeError, match=f"{name}='abc' is of type str"):
-        sg.PreemptionCheckpointHandler(*arguments)
+    arguments: dict[int, Any] = {0: None, 1: checkpoint, 2: tmp_path, 3: None, **change}
+    with pytest.raises(error, match=words):
+        sg.PreemptionCheckpointHandler(*arguments.values())
+    alone = _resolver({"worker": ["a:1"]}, "worker", 0)
+    sg.PreemptionCheckpointHandler(alone, checkpoint, tmp_path).stop()
 
 
 def test_signals_are_heard_in_the_main_thread_only(tmp_path: Path) -> None:

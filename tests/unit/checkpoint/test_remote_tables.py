@@ -55,27 +55,6 @@ def objects() -> Iterator[Objects]:
         yield Objects(cluster, a="t", b="u")
 
 
-@pytest.mark.slow
-def test_checkpoint_has_the_rows(objects, tmp_path) -> None:
-    objects.train(range(10))
-    path = objects.checkpoint.save(tmp_path / "ckpt")
-    state = objects.state
-    assert {"tables"} <= {*os.listdir(path)}
-    assert os.listdir(tmp_path) == ["ckpt-1"]
-    objects.train(range(10, 20))
-    later = objects.state
-    objects.checkpoint.restore(path).assert_consumed()
-    assert objects.state == state
-    objects.train(range(10, 20))  # as if training had continued
-    assert objects.state == later
-    # other names and another number of servers
-    with table_cluster(3, name="x") as cluster:
-        cluster.create("y")
-        other = Objects(cluster, a="x", b="y")
-        other.checkpoint.restore(path).assert_consumed()
-        assert other.state == state
-
-
 @pytest.mark.parametrize("is_async", [False, True])
 def test_manager_keeps_and_removes_tables(objects, tmp_path, is_async) -> None:
     manager = sg.train.CheckpointManager(objects.checkpoint, tmp_path, max_to_keep=2)

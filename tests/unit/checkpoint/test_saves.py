@@ -15,24 +15,13 @@ import stratagem as sg
 BEHIND = sg.train.CheckpointOptions(enable_async=True)
 
 
-def test_unknown_object_name_tells_those_that_are_there(tmp_path: Path) -> None:
-    path = sg.train.Checkpoint(step=sg.Variable(1)).save(tmp_path / "ckpt")
-    with pytest.raises(ValueError, match="holds no epoch") as caught:
-        sg.train.Checkpoint(epoch=sg.Variable(1)).restore(path)
-    assert "save_counter, step" in str(caught.value)
-
-
-def test_no_such_checkpoint_names_those_beside_it(tmp_path: Path) -> None:
-    checkpoint = sg.train.Checkpoint(step=sg.Variable(1))
-    checkpoint.save(tmp_path / "ckpt")
-    with pytest.raises(sg.errors.NotFoundError, match=r"does not exist") as caught:
-        checkpoint.restore(tmp_path / "ckpt-7")
-    assert "ckpt-1" in str(caught.value)
-
-
-def test_unfinished_checkpoint_is_not_found(tmp_path: Path) -> None:
+def test_checkpoint_that_is_not_there_or_of_other_objects(tmp_path: Path) -> None:
     checkpoint = sg.train.Checkpoint(step=sg.Variable(1))
     path = Path(checkpoint.save(tmp_path / "ckpt"))
+    with pytest.raises(ValueError, match=r"holds no epoch(?s:.)*save_counter, step"):
+        sg.train.Checkpoint(epoch=sg.Variable(1)).restore(path)
+    with pytest.raises(sg.errors.NotFoundError, match=r"does not exist(?s:.)*ckpt-1"):
+        checkpoint.restore(tmp_path / "ckpt-7")
     (path / "commit_success.txt").unlink()
     with pytest.raises(sg.errors.NotFoundError, match="is not a complete checkpoint"):
         checkpoint.restore(path)
@@ -130,14 +119,3 @@ def test_compressed_checkpoint_of_an_earlier_version_is_restored(
     variable.assign(np.zeros_like(wanted))
     checkpoint.restore(path).assert_consumed()
     np.testing.assert_array_equal(variable.value, wanted)
-
-
-def test_prepared_save_writes_the_values(tmp_path: Path) -> None:
-    variable = sg.Variable(np.arange(1000.0, dtype="float32"))
-    checkpoint = sg.train.Checkpoint(v=variable)
-    checkpoint.prepare()
-    path = checkpoint.save(tmp_path / "ckpt", BEHIND)
-    checkpoint.sync()
-    variable.assign(np.zeros(1000))
-    checkpoint.restore(path).assert_consumed()
-    np.testing.assert_array_equal(variable.value, np.arange(1000.0))

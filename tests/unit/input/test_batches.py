@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -38,7 +37,7 @@ from stratagem.input.batches import (
 from stratagem.input.iterator import Loader, Prefetcher
 from stratagem.input.placement import HostSteps, place, put_arrays, put_steps
 from stratagem.input.sources.adapters import as_source
-from tests.parity.comparison import mirrored, small_regressor
+from tests.parity.comparison import mirrored
 from tests.row_selections import count_selections
 from tests.unit.group.process_group.members import joined, together
 
@@ -66,6 +65,10 @@ def test_batches_are_split_by_the_rule(
         (value,) = placed.value()
         assert [part.tolist() for part in value.components] == parts
         assert placed.size == value.stacked.shape[1] == -(-len(rows) // len(parts))
+        for shard, device in zip(
+            value.stacked.addressable_shards, topology.devices or (), strict=True
+        ):
+            assert shard.device == device
 
 
 @settings(deadline=None)
@@ -86,9 +89,6 @@ def test_parts_of_replicas_are_padded_to_the_longest() -> None:
     assert [part.tolist() for part in placed.value().components] == [[0], [], [0, 1, 2]]
     assert batch.num_examples == 4
     assert batch.signature != join_parts([None, np.arange(1.0), np.arange(3.0)]).signature
-
-
-def test_parts_of_different_kinds_are_refused() -> None:
     with pytest.raises(ValueError, match="Replicas received different batches"):
         join_parts([np.zeros((2, 3)), np.zeros((2, 4))])
 
@@ -118,20 +118,6 @@ def test_data_that_is_not_batched_is_refused(name: str) -> None:
         take_batch(_NOT_BATCHED[name], 2)
 
 
-def test_predict_of_a_dataset_that_is_not_batched_says_so() -> None:
-    class Examples(keras.utils.PyDataset):
-        def __len__(self) -> int:
-            return 2
-
-        def __getitem__(self, index: int) -> tuple[np.float32]:
-            return (np.float32(index),)
-
-    with mirrored(2).scope():
-        model = small_regressor()
-    with pytest.raises(ValueError, match="Expected batched arrays, all with the same leading size"):
-        model.predict(Examples(), verbose=0)
-
-
 def _objects(rows: list[Any]) -> Any:
     array = np.empty(len(rows), object)
     array[:] = rows
@@ -159,10 +145,7 @@ def test_rows_of_different_lengths_are_refused_with_the_way_out(batch: Any, mess
     with pytest.raises(ValueError, match=message) as caught:
         take_batch(batch, 2)
     assert "keras.utils.pad_sequences" in str(caught.value)
-
-
-def test_texts_are_no_rows() -> None:
-    assert take_batch(_objects(["a", "bc"]), 2).num_examples == 2
+    assert take_batch(_objects(["a", "bc"]), 2).num_examples == 2  # texts are no rows
 
 
 # Transfer: small arrays arrive as those that JAX puts, with the same dtypes and shardings.
@@ -241,18 +224,9 @@ def test_programs_never_read_the_arrays_of_the_source(
     one, several = arrays_for(topology, steps=()), arrays_for(topology, steps=(3,))
     put_arrays(one, topology, many=False, is_repeated=True)
     put_steps(several, topology)
+    assert put_arrays([], topology, many=False, is_repeated=True) == []
     assert len(given) >= len(one) + len(several)
     assert not any(np.shares_memory(own, array) for own in (*one, *several) for array in given)
-
-
-def test_array_is_a_copy_of_the_source() -> None:
-    """A generator may fill the same array again."""
-    (source,) = arrays_for(topology_of("cpu:0"), steps=())[:1]
-    (got,) = put_arrays([source], topology_of("cpu:0"), many=False, is_repeated=True)
-    jax.block_until_ready(got)
-    before = source.copy()
-    source[:] = -1
-    np.testing.assert_array_equal(np.asarray(got), before)
 
 
 @pytest.mark.parametrize(("rows", "is_repeated"), [(3, False), (1 << 14, True)])
@@ -264,10 +238,6 @@ def test_few_or_large_arrays_need_no_program(
     arrays = arrays_for(topology, steps=(), rows=rows)[:1]
     (got,) = put_arrays(arrays, topology, many=False, is_repeated=is_repeated)
     np.testing.assert_array_equal(np.asarray(got), arrays[0])
-
-
-def test_batch_without_arrays() -> None:
-    assert put_arrays([], topology_of("cpu:0+cpu:1"), many=False, is_repeated=True) == []
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
@@ -478,20 +448,12 @@ def test_rows_of_rows_are_those_of_numpy() -> None:
             selected = rows[first][second]
             np.testing.assert_array_equal(selected, _X[first][second])
             assert selected.shape == _X[first][second].shape
-
-
-def test_rows_are_cast_when_they_are_selected() -> None:
-    rows = DeviceRows(jnp.asarray(_X, "bfloat16"), dtype="float32")
-    data = with_selected_rows({"x": rows[4:6], "y": _Y})
+    cast = DeviceRows(jnp.asarray(_X, "bfloat16"), dtype="float32")
+    data = with_selected_rows({"x": cast[4:6], "y": _Y})
     assert data["x"].dtype == np.float32
     np.testing.assert_array_equal(data["x"], _X[4:6])
     assert data["y"] is _Y
-
-
-def test_arrays_on_cpu_and_values_of_a_trace_are_not_on_an_accelerator() -> None:
     assert not is_on_accelerator(jnp.ones(3))
-    assert not is_on_accelerator(_X)
-    jax.jit(lambda x: [None, x][is_on_accelerator(x)])(_X)
 
 
 # Placement of batches on devices: padding, stacking, shardings, and several steps at once.
@@ -504,23 +466,12 @@ def test_padding_repeats_the_last_example_of_the_batch() -> None:
     assert array.shape == (4, 2, 2)
     assert placed.lengths == (2, 2, 1, 0)
     np.testing.assert_array_equal(array.reshape(8, 2)[5:], [rows[4]] * 3)
+    on_device = dataclasses.replace(  # where take_batch leaves arrays of an accelerator
+        take_batch(rows, 4), arrays=[jnp.asarray(rows)]
+    )
+    (other,) = place([on_device], mirrored(4).topology).arrays
+    np.testing.assert_array_equal(other, array)
     assert placed.value()["w"] is None
-
-
-def test_each_part_lies_on_the_device_of_its_replica() -> None:
-    strategy = mirrored(2)
-    (placed,) = place([take_batch((np.arange(4),), 2)], strategy.topology).arrays
-    where = {shard.device.id: np.asarray(shard.data).ravel() for shard in placed.addressable_shards}
-    np.testing.assert_array_equal(where[0], [0, 1])
-    np.testing.assert_array_equal(where[1], [2, 3])
-
-
-def test_several_batches_are_stacked_with_steps_first() -> None:
-    batches = [take_batch((np.arange(start, start + 3, dtype="int32"),), 2) for start in (0, 10)]
-    placed = place(batches, mirrored(2).topology)
-    assert np.asarray(placed.arrays[0]).tolist() == [[[0, 1], [2, 2]], [[10, 11], [12, 12]]]
-    assert placed.lengths == (2, 1)
-    assert placed.step_shape(placed.arrays[0]) == (2, 2)
 
 
 _ROWS = np.arange(24, dtype="float32").reshape(12, 2)
@@ -543,32 +494,13 @@ def test_batches_that_lie_in_one_array_are_those_that_were_given(name: str) -> N
     np.testing.assert_array_equal(placed.arrays[0], np.stack(parts))
 
 
-@pytest.mark.parametrize("num_steps", [1, 3])
-def test_arrays_of_a_device_are_split_as_those_of_the_host(num_steps: int) -> None:
-    rows = np.arange(10, dtype="float32").reshape(5, 2)
-    on_host = [take_batch((rows + step,), 3) for step in range(num_steps)]
-    # On an accelerator take_batch leaves them where they are.
-    on_device = [
-        dataclasses.replace(batch, arrays=[jnp.asarray(array) for array in batch.arrays])
-        for batch in on_host
-    ]
-    topology = mirrored(3).topology
-    expected, placed = (place(batches, topology) for batches in (on_host, on_device))
-    np.testing.assert_array_equal(placed.arrays[0], expected.arrays[0])
-    assert placed.arrays[0].sharding == expected.arrays[0].sharding
-
-
 def test_uint8_stays_uint8_and_text_stays_on_the_host() -> None:
     data = {"image": np.zeros((3, 2), np.uint8), "name": np.array(["a", "b", "c"])}
     value = place([take_batch(data, 2)], mirrored(2).topology).value()
+    on_host = place([take_batch(data, 2)], mirrored(2).topology, to_device=False).value()
+    assert isinstance(on_host["image"].stacked, np.ndarray)
     assert value["image"].stacked.dtype == np.uint8
     assert [part.tolist() for part in value["name"].components] == [["a", "b"], ["c"]]
-
-
-def test_batches_may_stay_on_the_host() -> None:
-    placed = place([take_batch(np.arange(3), 2)], mirrored(2).topology, to_device=False)
-    assert isinstance(placed.value().stacked, np.ndarray)
-    assert [part.tolist() for part in placed.value().components] == [[0, 1], [2]]
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
@@ -586,22 +518,6 @@ def test_steps_that_were_read_at_once_are_placed_as_their_batches(num_replicas: 
 # Sizes into which a worker cuts the stream of its own files.
 
 
-# Global batch, workers, replicas a worker, and what each worker cuts.
-@pytest.mark.parametrize(
-    ("global_batch_size", "num_replicas", "expected"),
-    [
-        (7, 2, [[2, 2, 2, 1], [2, 1, 2, 2]]),
-        (10, 3, [[2, 2, 2, 2, 1, 1], [2, 1, 1, 2, 2, 2]]),
-        (8, 2, [[2, 2, 2, 2], [2, 2, 2, 2]]),
-    ],
-)
-def test_sizes_are_those_of_the_table(
-    global_batch_size: int, num_replicas: int, expected: list[list[int]]
-) -> None:
-    for worker, sizes in enumerate(expected):
-        assert batch_sizes_for_worker(global_batch_size, 2, num_replicas, worker) == sizes
-
-
 @settings(deadline=None)
 @given(st.integers(1, 100), st.integers(1, 6), st.integers(1, 4))
 def test_each_step_uses_one_global_batch(
@@ -613,6 +529,7 @@ def test_each_step_uses_one_global_batch(
     ]
     assert all(sum(sizes) == global_batch_size for sizes in cuts)
     assert max(map(max, cuts)) - min(map(min, cuts)) <= 1
+    assert batch_sizes_for_worker(7, 2, 2, 1) == [2, 1, 2, 2]
     for step in range(num_workers):
         rows = slice(step * num_replicas, (step + 1) * num_replicas)
         assert sum(sum(sizes[rows]) for sizes in cuts) == global_batch_size

@@ -37,16 +37,6 @@ def dataset_on(devices: list[str], *, buffer_size: int, shuffle: bool = False) -
     return sg.MirroredStrategy(devices).distribute_dataset(source, options=options)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("devices", DEVICES)
-def test_batches_are_those_without_a_buffer(devices: list[str], shuffle: bool) -> None:
-    with_buffer = dataset_on(devices, buffer_size=1, shuffle=shuffle)
-    without = dataset_on(devices, buffer_size=0, shuffle=shuffle)
-    for _ in range(2):
-        assert loaded(with_buffer) == loaded(without)
-
-
 @pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("num_read", [5, 17, 40, 125])
 def test_position_is_that_of_the_last_batch_taken(devices: list[str], num_read: int) -> None:
@@ -59,15 +49,6 @@ def test_position_is_that_of_the_last_batch_taken(devices: list[str], num_read: 
     resumed.set_state(iterator.get_state())
     assert loaded(resumed) == all_batches[num_read:]
     assert loaded(iterator) == all_batches[num_read:]
-
-
-def test_steps_of_a_call_join_batches_that_were_loaded_ahead() -> None:
-    strategy = sg.OneDeviceStrategy("cpu:0")
-    iterator = iter(strategy.distribute_dataset(sg.input.Dataset(arrays(), batch_size=BATCH_SIZE)))
-    for _ in range(20):
-        next(iterator)
-    first = strategy.run_steps(lambda batch: batch[1][0], iterator, 30)
-    np.testing.assert_array_equal(first, np.arange(20, 50) * BATCH_SIZE)
 
 
 def test_small_batches_in_memory_are_put_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,16 +118,13 @@ def test_consumer_that_takes_its_time_gets_a_thread(clock: _Clock) -> None:
     assert set(loaders[7:]) == {"stratagem-prefetch"}
 
 
-def test_nothing_is_loaded_before_it_is_asked_for() -> None:
-    def load() -> int:
-        raise AssertionError("was called")
-
-    Prefetcher(load, 2).close()
-    assert not _threads()
-
-
-@pytest.mark.parametrize(("buffer_size", "handover_s"), [(0, 0.0), (1, 0.0), (1, 10.0)])
-def test_error_is_raised_after_the_batches_before_it(buffer_size: int, handover_s: float) -> None:
+@pytest.mark.parametrize(
+    ("buffer_size", "handover_s", "loads_early"),
+    [(0, 0.0, False), (1, 0.0, False), (1, 10.0, False), (1, 10.0, True)],
+)
+def test_error_is_raised_after_the_batches_before_it(
+    buffer_size: int, handover_s: float, loads_early: bool
+) -> None:
     error = OSError("disk")
     numbers = iter(range(2))
 
@@ -136,7 +133,7 @@ def test_error_is_raised_after_the_batches_before_it(buffer_size: int, handover_
             return number
         raise error
 
-    prefetcher = Prefetcher(load, buffer_size, handover_s=handover_s)
+    prefetcher = Prefetcher(load, buffer_size, handover_s=handover_s, loads_early=loads_early)
     assert [prefetcher.take(), prefetcher.take()] == [0, 1]
     with pytest.raises(OSError, match="disk") as raised:
         prefetcher.take()
@@ -146,17 +143,6 @@ def test_error_is_raised_after_the_batches_before_it(buffer_size: int, handover_
     for thread in _threads():
         thread.join(_LIMIT_S)
     assert not _threads()
-
-
-def test_thread_ends_when_the_prefetcher_is_freed() -> None:
-    prefetcher = Prefetcher(itertools.count().__next__, 1)
-    prefetcher.take()
-    (thread,) = _threads()
-    gone = weakref.ref(prefetcher)
-    del prefetcher
-    assert gone() is None
-    thread.join(_LIMIT_S)
-    assert not thread.is_alive()
 
 
 def test_error_keeps_nothing_of_whoever_sees_it_alive() -> None:
@@ -176,6 +162,33 @@ def test_error_keeps_nothing_of_whoever_sees_it_alive() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("loads_early", [False, True])
+@pytest.mark.parametrize("num_taken", [0, 1])
+def test_closed_prefetcher_gives_nothing_more_and_gives_up_once(loads_early, num_taken) -> None:
+    given_up: list[int] = []
+    prefetcher = Prefetcher(
+        _counter(20), 2, lambda: given_up.append(1), handover_s=10.0, loads_early=loads_early
+    )
+    assert [prefetcher.take() for _ in range(num_taken)] == list(range(num_taken))
+    prefetcher.close()
+    prefetcher.close()
+    assert given_up
+    assert not _threads()
+    with pytest.raises(StopIteration):
+        prefetcher.take()
+
+
+def test_thread_ends_when_the_prefetcher_is_freed() -> None:
+    prefetcher = Prefetcher(itertools.count().__next__, 1)
+    prefetcher.take()
+    (thread,) = _threads()
+    gone = weakref.ref(prefetcher)
+    del prefetcher
+    assert gone() is None
+    thread.join(_LIMIT_S)
+    assert not thread.is_alive()
 
 
 def test_thread_in_the_middle_of_a_slow_source_ends_after_it() -> None:
@@ -199,16 +212,6 @@ def test_thread_in_the_middle_of_a_slow_source_ends_after_it() -> None:
     thread.join(_LIMIT_S)
     assert not thread.is_alive()
     assert next(numbers) == 2, "it loaded on"
-
-
-def test_closed_prefetcher_gives_nothing_more_and_may_be_closed_again() -> None:
-    prefetcher = Prefetcher(itertools.count().__next__, 2)
-    prefetcher.take()
-    prefetcher.close()
-    prefetcher.close()
-    assert not _threads()
-    with pytest.raises(StopIteration):
-        prefetcher.take()
 
 
 def _close(prefetchers: list[Prefetcher]) -> None:
@@ -240,17 +243,6 @@ def test_load_that_waits_for_others_is_given_up(end: Callable[[list[Prefetcher]]
     assert is_given_up.is_set()
     thread.join(_LIMIT_S)
     assert not thread.is_alive()
-
-
-@pytest.mark.parametrize("buffer_size", [0, 2])
-@pytest.mark.parametrize("end", [_close, list.clear])
-def test_give_up_is_called_even_if_nothing_was_loaded(
-    end: Callable[[list[Prefetcher]], None], buffer_size: int
-) -> None:
-    is_given_up = threading.Event()
-    prefetchers = [Prefetcher(itertools.count().__next__, buffer_size, is_given_up.set)]
-    end(prefetchers)
-    assert is_given_up.is_set()
 
 
 @pytest.mark.slow
@@ -288,31 +280,6 @@ def test_early_item_is_loaded_before_the_one_before_it_is_returned(handover_s: f
         prefetcher.take()
 
 
-def test_error_of_an_early_item_is_raised_after_the_item_before_it() -> None:
-    items = iter([1, 2])
-
-    def load() -> int:
-        item = next(items, None)
-        if item is None:
-            raise OSError("disk")
-        return item
-
-    prefetcher = Prefetcher(load, 1, handover_s=10.0, loads_early=True)
-    assert [prefetcher.take(), prefetcher.take()] == [1, 2]
-    with pytest.raises(OSError, match="disk"):
-        prefetcher.take()
-    with pytest.raises(StopIteration):
-        prefetcher.take()
-
-
-def test_early_item_of_a_closed_prefetcher_is_dropped() -> None:
-    prefetcher = Prefetcher(_counter(20), 1, handover_s=10.0, loads_early=True)
-    assert prefetcher.take() == 0
-    prefetcher.close()
-    with pytest.raises(StopIteration):
-        prefetcher.take()
-
-
 # Sharding over processes: together they read everything once, in steps that add up.
 
 FILES = [f"part-{index}" for index in range(5)]
@@ -344,12 +311,6 @@ def steps_of(shard: InputShard) -> list[list[list[int]]]:
     return [
         [part.tolist() for part in batch.parts(shard.num_local_replicas)] for batch in shard.open(0)
     ]
-
-
-def test_data_is_the_stated_table() -> None:
-    dataset = sg.input.Dataset(np.arange(8), batch_size=4)
-    workers = shards(dataset, 2, 1, sg.AutoShardPolicy.DATA)
-    assert [steps_of(worker) for worker in workers] == [[[[0, 1]], [[4, 5]]], [[[2, 3]], [[6, 7]]]]
 
 
 @given(
@@ -461,6 +422,18 @@ def test_off_gives_everything_to_everybody() -> None:
         steps = steps_of(worker)
         assert [example for step in steps for part in step for example in part] == list(range(9))
         assert len(steps) == worker.cardinality == 6  # two steps a batch, of two examples each
+    for policy in sg.AutoShardPolicy:  # one process has everything whatever the policy
+        alone = sg.MirroredStrategy(["cpu:0", "cpu:1"])
+        batches = alone.distribute_dataset(dataset, sg.InputOptions(auto_shard_policy=policy))
+        assert sum(len(ids) for ids in ids_in(batches)) == 9
+    with pytest.raises(ValueError, match="5 replicas do not divide evenly over 2 workers"):
+        DistributedDataset(
+            sg.get_strategy(),
+            as_source(dataset),
+            is_global=True,
+            options=sg.InputOptions(),
+            context=sg.InputContext(2, 0, 5),
+        )
 
 
 @pytest.mark.parametrize("kind", ["arrays", "sequence", "grain"])
@@ -497,18 +470,6 @@ def test_shard_that_makes_no_sense_is_refused() -> None:
         sg.InputOptions(auto_shard_policy=2)  # pyright: ignore[reportArgumentType]
 
 
-def test_replicas_must_be_spread_evenly() -> None:
-    dataset = as_source(sg.input.Dataset(np.arange(10), batch_size=4))
-    with pytest.raises(ValueError, match="5 replicas do not divide evenly over 2 workers"):
-        DistributedDataset(
-            sg.get_strategy(),
-            dataset,
-            is_global=True,
-            options=sg.InputOptions(),
-            context=sg.InputContext(2, 0, 5),
-        )
-
-
 def of_worker(dataset: Any, worker: int, policy: sg.AutoShardPolicy) -> DistributedDataset:
     """The dataset of one of two workers with two replicas each."""
     return DistributedDataset(
@@ -542,23 +503,12 @@ def test_each_worker_resumes_with_the_next_example(policy: sg.AutoShardPolicy, k
         resumed = iter(of_worker(dataset, 1, policy))
         resumed.set_state(state)
         assert ids_in(resumed) == expected[stop:]
-
-
-def test_source_that_cannot_be_resumed_raises_also_when_sharded() -> None:
-    dataset = sg.input.Dataset.from_files(FILES, lambda files: (ids_of(file) for file in files))
-    iterator = iter(of_worker(dataset, 0, sg.AutoShardPolicy.FILE))
+    once = sg.input.Dataset.from_files(FILES, lambda files: (ids_of(file) for file in files))
+    iterator = iter(of_worker(once, 0, policy))
     next(iterator)
     with pytest.raises(NotImplementedError, match="cannot be saved"):
         iterator.get_state()
     iterator.close()
-
-
-def test_one_process_reads_everything_whatever_the_policy() -> None:
-    strategy = sg.MirroredStrategy(["cpu:0", "cpu:1"])
-    for policy in sg.AutoShardPolicy:
-        options = sg.InputOptions(auto_shard_policy=policy)
-        dataset = strategy.distribute_dataset(read(FILES), options)
-        assert sum(len(ids) for ids in ids_in(dataset)) == 35
 
 
 def test_parts_of_as_many_rows_and_another_size_do_not_move_together() -> None:

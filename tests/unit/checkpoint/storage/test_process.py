@@ -41,7 +41,6 @@ from stratagem.checkpoint.storage.process import (
 )
 from stratagem.checkpoint.storage.shard_reader import (
     FORMAT,
-    SHARDED_FORMAT,
     ShardReader,
     add_checksum,
     check_array,
@@ -74,18 +73,25 @@ def write(process: StorageProcess, folder: Path, then: Any = nothing) -> Any:
     return process.write(lambda: folder, ITEMS, {"note": 1}, then=then)
 
 
-def test_this_process_reads_checkpoints_of_the_storage_process(
-    process: StorageProcess, tmp_path: Path
+@pytest.mark.parametrize("writes_here", [True, False])
+def test_either_process_reads_checkpoints_of_the_other(
+    process: StorageProcess, tmp_path: Path, writes_here: bool
 ) -> None:
     followed: list[Path] = []
-    write(process, tmp_path / "one", followed.append).result()
-    assert followed == [tmp_path / "one"]
-    manifest = read_manifest(tmp_path / "one")
-    assert manifest["note"] == 1
-    arrays = read_arrays(tmp_path / "one", manifest, ["pytree", "empty_state"])
-    assert list(arrays) == ["pytree", "empty_state"]
-    for path, array in ITEMS["pytree"].items():
-        np.testing.assert_array_equal(arrays["pytree"][path], array, strict=True)
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        os.kill(process.pid, signum)  # which end training, and not this process
+    if writes_here:
+        files.write(tmp_path / "one", ITEMS, {"note": 1})
+    else:
+        write(process, tmp_path / "one", followed.append).result()
+        assert followed == [tmp_path / "one"]
+    for source in (process, files):
+        manifest = source.read_manifest(tmp_path / "one")
+        assert manifest["note"] == 1
+        arrays = source.read_arrays(tmp_path / "one", manifest, ["pytree", "empty_state"])
+        assert list(arrays) == ["pytree", "empty_state"]
+        for path, array in ITEMS["pytree"].items():
+            np.testing.assert_array_equal(arrays["pytree"][path], array, strict=True)
 
 
 def test_wait_returns_after_the_callbacks(process: StorageProcess, tmp_path: Path) -> None:
@@ -105,18 +111,6 @@ def test_wait_returns_after_the_callbacks(process: StorageProcess, tmp_path: Pat
     go_on.set()
     process.wait()
     assert received == [writing]
-
-
-def test_storage_process_reads_checkpoints_of_this_process(
-    process: StorageProcess, tmp_path: Path
-) -> None:
-    files.write(tmp_path / "one", ITEMS, {"note": 2})
-    manifest = process.read_manifest(tmp_path / "one")
-    assert manifest == read_manifest(tmp_path / "one")
-    arrays = process.read_arrays(tmp_path / "one", manifest, ["pytree", "empty_state"])
-    for path, array in ITEMS["pytree"].items():
-        np.testing.assert_array_equal(arrays["pytree"][path], array, strict=True)
-    assert arrays["empty_state"] == {}
 
 
 def test_arrays_are_verified_by_either_process(process: StorageProcess, tmp_path: Path) -> None:
@@ -162,6 +156,12 @@ def test_reserved_memory_counts_as_room_for_a_copy(monkeypatch) -> None:
     assert has_room_for_copy(before + 1500)
 
 
+def test_a_third_of_the_memory_stays_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stratagem.checkpoint.storage.process.available_memory_bytes", lambda: 900)
+    assert fits_in_memory(600)
+    assert not fits_in_memory(601)
+
+
 def test_a_copy_is_written_whatever_becomes_of_the_arrays(
     process: StorageProcess, tmp_path: Path
 ) -> None:
@@ -194,13 +194,6 @@ def test_errors_keep_their_class(process: StorageProcess, tmp_path: Path) -> Non
     with pytest.raises(DataLossError, match="is damaged"):
         process.check_arrays(tmp_path / "one", manifest, ["pytree"])
     assert process.is_alive
-
-
-def test_signals_that_end_training_do_not_end_it(process: StorageProcess, tmp_path: Path) -> None:
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        os.kill(process.pid, signum)
-    write(process, tmp_path / "one").result()
-    assert is_whole(tmp_path / "one")
 
 
 @pytest.mark.slow
@@ -268,21 +261,6 @@ time.sleep(600)
     while Path(f"/proc/{pid}/stat").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
         threading.Event().wait(0.05)
     assert is_whole(tmp_path / "one")
-
-
-@pytest.mark.slow
-def test_error_that_was_not_raised_is_printed_at_exit(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    program = f"""
-from pathlib import Path
-import stratagem as sg
-checkpoint = sg.train.Checkpoint(step=sg.Variable(0))
-checkpoint.write({str(tmp_path / "file" / "one")!r}, sg.train.CheckpointOptions(enable_async=True))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
-    assert "could not be written" in done.stderr
 
 
 # Large arrays: reading without Orbax gives the same values, and leaves other layouts to Orbax.
@@ -354,33 +332,19 @@ def test_all_arrays_of_a_checkpoint_in_order(saved: Any) -> None:
     for name, arrays in ITEMS_OF_LARGE_ARRAYS.items():
         for path, array in arrays.items():
             np.testing.assert_array_equal(read[name][path], array, strict=True)
-    some = read_arrays(folder, manifest, {"pytree": ["bias", "half"]})
-    assert set(some["pytree"]) == {"bias", "half"}
-
-
-def test_the_receiver_replaces_large_arrays_only(saved: Any) -> None:
-    folder, manifest = saved
-    read = read_arrays(folder, manifest, ["pytree"], np.shape)["pytree"]
-    assert read["half"] == NOISE.shape
-    np.testing.assert_array_equal(read["bias"], SMALL["bias"], strict=True)
-
-
-def test_received_arrays_share_memory_until_they_are_copied(saved: Any) -> None:
-    copied = _read(saved, np.array)
-    for name, arrays in copied.items():
-        for path, array in arrays.items():
-            np.testing.assert_array_equal(array, ITEMS_OF_LARGE_ARRAYS[name][path], strict=True)
-    seen: set[int] = set()
-    _read(saved, lambda array: seen.add(array.ctypes.data))
-    assert len(seen) < len(LARGE)
-
-
-def test_arrays_are_verified_without_keeping_them(saved: Any) -> None:
-    folder, manifest = saved
     assert verify_large_arrays(folder, manifest["items"]) == {
         "pytree": dict.fromkeys(LARGE, True),
         "state": {"value": True},
     }
+    some = read_arrays(folder, manifest, {"pytree": ["bias", "half"]}, np.shape)["pytree"]
+    assert set(some) == {"bias", "half"}
+    assert some["half"] == NOISE.shape  # large arrays are handed to the receiver
+    np.testing.assert_array_equal(some["bias"], SMALL["bias"], strict=True)
+    seen: set[int] = set()
+    _read(saved, lambda array: seen.add(array.ctypes.data))
+    assert len(seen) < len(LARGE)  # they share memory until they are copied
+    (folder / "state" / "manifest.ocdbt").write_bytes(b"nothing")
+    assert list(_read(saved)) == ["pytree"]  # what has no readable index is left to Orbax
 
 
 @pytest.mark.parametrize("option", ["use_compression", "use_ocdbt"])
@@ -419,12 +383,6 @@ def test_damaged_arrays_are_not_returned(saved: Any, damage: Callable[[Path], ob
         read_arrays(folder, manifest, ["state"])
     with pytest.raises(DataLossError, match="is damaged"):
         check_arrays(folder, manifest, ["state"])
-
-
-def test_unreadable_index(saved: Any) -> None:
-    folder, _ = saved
-    (folder / "state" / "manifest.ocdbt").write_bytes(b"nothing")
-    assert list(_read(saved)) == ["pytree"]
 
 
 # Parts of arrays: the same values as the whole, other files stay unread, damage is found.
@@ -480,18 +438,6 @@ def test_only_the_files_of_the_part_are_needed(saved_of_shard_reader: Any) -> No
             work("pytree", entries["a/rows"], [(slice(2, 4), slice(0, 600))])
 
 
-def test_damaged_shard_is_found(tmp_path: Path) -> None:
-    folder = written(tmp_path / "one", 1)
-    manifest = read_manifest(folder)
-    for file in folder.glob("pytree/shards.process_0/d/*"):
-        content = bytearray(file.read_bytes())
-        content[::16] = bytes(255 - byte for byte in content[::16])
-        file.write_bytes(content)
-    for work in (read_arrays, check_arrays):
-        with pytest.raises(DataLossError, match="one is damaged"):
-            work(folder, manifest, ["pytree"])
-
-
 # Manifests: checksums of arrays and of the text, and damage that they notice.
 
 MATRIX = np.arange(6, dtype="<f4").reshape(2, 3)
@@ -526,31 +472,24 @@ def test_array_that_differs_is_damage(other) -> None:
         check_array(entry, other, "/ckpt-1")
 
 
-def test_manifest_comes_back_without_its_checksum() -> None:
+@pytest.mark.parametrize("change", [{"step": 4}, {"more": 1}, {"crc32": 0}, {"crc32": None}])
+def test_manifest_that_was_changed_is_damage(change) -> None:
     manifest = {"items": describe_items({"step": {"a": MATRIX}}), "step": 3}
     stored = json.loads(json.dumps(add_checksum(manifest)))
     assert verified_manifest(stored, "here") == {**manifest, "format": FORMAT}
     reordered = dict(sorted(stored.items(), reverse=True))
     assert verified_manifest(reordered, "here")["step"] == 3
-
-
-@pytest.mark.parametrize("change", [{"step": 4}, {"more": 1}, {"crc32": 0}, {"crc32": None}])
-def test_manifest_that_was_changed_is_damage(change) -> None:
-    stored = {**add_checksum({"step": 3}), **change}
     with pytest.raises(DataLossError, match="its manifest has a wrong checksum"):
+        verified_manifest({**stored, **change}, "here")
+
+
+@pytest.mark.parametrize("other", [None, [], "text", {}, {"step": 1}, {"format": 99}])
+def test_manifest_of_another_library_or_format_is_refused(other) -> None:
+    later = other == {"format": 99}
+    stored = {**add_checksum({"step": 3}), **other} if later else other
+    words = "here has format 99" if later else r"here was not written by sg\.train\.Checkpoint"
+    with pytest.raises(ValueError, match=words):
         verified_manifest(stored, "here")
-
-
-@pytest.mark.parametrize("other", [None, [], "text", {}, {"step": 1}])
-def test_manifest_of_another_library_is_refused(other) -> None:
-    with pytest.raises(ValueError, match=r"here was not written by sg\.train\.Checkpoint"):
-        verified_manifest(other, "here")
-
-
-def test_manifest_of_a_later_format_is_refused() -> None:
-    later = {**add_checksum({"step": 3}), "format": SHARDED_FORMAT + 1}
-    with pytest.raises(ValueError, match=rf"here has format {SHARDED_FORMAT + 1}"):
-        verified_manifest(later, "here")
 
 
 # Memory that a process can still allocate, on a machine and in a container.
@@ -582,22 +521,7 @@ def test_a_container_has_what_its_limit_leaves_and_the_machine_has(
     others = {"current": "300000\n", "stat": "anon 1\ninactive_file 50000\n"}
     files = {} if limit is None else {"max": limit, **others}
     assert available_memory_bytes(*machine(tmp_path, **files)) == expected
-
-
-def test_nothing_is_known_without_the_files_of_linux(tmp_path: Path) -> None:
-    assert available_memory_bytes(tmp_path / "none", tmp_path) is None
-
-
-def test_a_third_stays_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stratagem.checkpoint.storage.process.available_memory_bytes", lambda: 900)
-    assert fits_in_memory(600)
-    assert not fits_in_memory(601)
-
-
-def test_this_machine_has_room_for_a_byte_and_not_for_an_exabyte() -> None:
-    assert fits_in_memory(1)
-    if available_memory_bytes() is not None:
-        assert not fits_in_memory(10**18)
+    assert available_memory_bytes(tmp_path / "none", tmp_path) is None  # not on Linux
 
 
 # Orbax's log warnings as causes of its errors.

@@ -13,7 +13,7 @@ import pytest
 
 from stratagem.checkpoint.storage import files
 from stratagem.checkpoint.storage.files import check_arrays, read_arrays, read_manifest
-from stratagem.checkpoint.storage.shard_reader import FORMAT, SHARDED_FORMAT
+from stratagem.checkpoint.storage.shard_reader import SHARDED_FORMAT
 from stratagem.checkpoint.storage.shards import (
     ShardedArray,
     ShardedWrite,
@@ -102,17 +102,16 @@ def test_arrays_keep_their_order_and_values(tmp_path: Path) -> None:
     assert list(some) == ["half"]
 
 
-def test_whole_arrays_keep_the_format_that_others_read(tmp_path: Path) -> None:
-    files.write(tmp_path / "one", {"pytree": WHOLE}, {})
-    assert read_manifest(tmp_path / "one")["format"] == FORMAT
-
-
 def test_error_of_another_process_is_raised(tmp_path: Path) -> None:
     write = ShardedWrite(tmp_path / "ckpt" / "temporary", 2, {})
     write_shards(write.folder, 0, {})
     report_shard_error(write.folder, 1, OSError("disk full"))
     with pytest.raises(OSError, match=r"(?s)of process 1 in .* could not be.*disk full"):
         wait_for_shards(write, limit_s=9, check=lambda: None)
+    (tmp_path / "file").touch()
+    report_shard_error(tmp_path / "file", 1, OSError("disk full"))  # is left out without a folder
+    with pytest.raises(DeadlineExceededError, match=r"Process 0 has not written its shards"):
+        wait_for_shards(ShardedWrite(tmp_path / "new", 1, {}), limit_s=0, check=lambda: None)
 
 
 def test_unwritable_folder_is_reported_here_and_there(tmp_path: Path) -> None:
@@ -124,17 +123,6 @@ def test_unwritable_folder_is_reported_here_and_there(tmp_path: Path) -> None:
     write_shards(tmp_path, 0, {})
     with pytest.raises(OSError, match=r"shards of process 1 in .* could not be written"):
         wait_for_shards(ShardedWrite(tmp_path, 2, {}), limit_s=9, check=lambda: None)
-
-
-def test_report_without_a_folder_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    report_shard_error(tmp_path / "file", 1, OSError("disk full"))
-
-
-def test_silent_process_ends_the_wait(tmp_path: Path) -> None:
-    write = ShardedWrite(tmp_path, 1, {})
-    with pytest.raises(DeadlineExceededError, match=r"Process 0 has not written its shards"):
-        wait_for_shards(write, limit_s=0, check=lambda: None)
 
 
 def test_lost_process_ends_the_wait_unless_it_has_begun(tmp_path: Path) -> None:

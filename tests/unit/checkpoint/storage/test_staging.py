@@ -49,17 +49,6 @@ def test_second_user_of_the_memory_sees_the_same_and_later_arrays() -> None:
     assert equal(theirs.get(ours.put(ITEMS)), ITEMS)
 
 
-def test_it_grows_and_stays() -> None:
-    staging = Staging()
-    staging.put({"a": {"x": np.zeros(1000)}})
-    large = os.fstat(staging.descriptor).st_size
-    staging.put({"a": {"x": np.zeros(10)}})
-    assert os.fstat(staging.descriptor).st_size == large
-    staging.put({"a": {"x": np.zeros(2000)}})
-    assert os.fstat(staging.descriptor).st_size > large
-    assert os.fstat(staging.descriptor).st_nlink == 0  # without a name, nothing stays behind
-
-
 def test_large_arrays_are_copied_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stratagem.checkpoint.storage.staging._PIECE_BYTES", 1000)
     monkeypatch.setattr("stratagem.checkpoint.storage.staging.available_cores", lambda: 3.0)
@@ -78,22 +67,16 @@ def test_large_arrays_are_copied_by_several_threads(monkeypatch: pytest.MonkeyPa
 def test_memory_is_reserved_once_and_keeps_what_it_holds() -> None:
     staging = Staging()
     placed = staging.put(ITEMS)
-    staging.reserve(10**6)
+    arrays = {str(i): np.ones(501, "int8") for i in range(1000)} | {"large": np.ones(10**6)}
+    staging.reserve(sum(array.nbytes for array in arrays.values()))  # also for room between them
     reserved_bytes = staging.size_bytes
-    assert reserved_bytes >= 10**6
     assert equal(staging.get(placed), ITEMS)
-    staging.put({"a": {"x": np.zeros(10**5)}})
+    assert equal(staging.get(staging.put({"model": arrays})), {"model": arrays})
     staging.reserve(10)
     assert staging.size_bytes == reserved_bytes
-
-
-def test_reserved_memory_need_not_grow_for_arrays_between_which_is_room() -> None:
-    staging = Staging()
-    arrays = {str(i): np.ones(501, "int8") for i in range(1000)} | {"large": np.ones(10**7)}
-    staging.reserve(sum(array.nbytes for array in arrays.values()))
-    reserved_bytes = staging.size_bytes
-    assert equal(staging.get(staging.put({"model": arrays})), {"model": arrays})
-    assert staging.size_bytes == reserved_bytes
+    staging.put({"a": {"x": np.zeros(10**7)}})
+    assert staging.size_bytes > reserved_bytes
+    assert os.fstat(staging.descriptor).st_nlink == 0  # without a name, nothing stays behind
 
 
 # Snapshots in shared memory that survives the process.
@@ -107,28 +90,21 @@ def numbers(slots: MemorySlots) -> list[int]:
     return [one.number for one in slots.get()]
 
 
-def test_the_last_two_are_kept(tmp_path: Path) -> None:
+def test_the_next_process_finds_the_last_two_and_spares_the_newest(tmp_path: Path) -> None:
     slots = MemorySlots(tmp_path / "made", "worker-0")
     assert slots.get() == []
     for step in (1, 2, 3):
         slots.put(step, items(step), {"step": step})
-    newest, older = slots.get()
-    assert (newest.number, older.number) == (3, 2)
-    assert newest.notes == {"step": 3}
+    assert numbers(MemorySlots(tmp_path / "made", "worker-1")) == []
+    again = MemorySlots(tmp_path / "made", "worker-0")
+    newest, older = again.get()
+    assert (newest.number, older.number, newest.notes) == (3, 2, {"step": 3})
     assert list(newest.items) == ["model", "empty"]
     np.testing.assert_array_equal(newest.items["model"]["x"], np.full((3, 2), 3.0), strict=True)
     assert older.items["model"]["n"] == 2
-
-
-def test_the_next_process_finds_them_and_spares_the_newest(tmp_path: Path) -> None:
-    slots = MemorySlots(tmp_path, "worker-0")
-    for step in (1, 2, 3):
-        slots.put(step, items(step), {})
-    assert numbers(MemorySlots(tmp_path, "worker-1")) == []
-    again = MemorySlots(tmp_path, "worker-0")
-    assert numbers(again) == [3, 2]
-    again.put(4, items(4), {})
+    again.put(4, {"a": {"x": np.zeros(100_000)}}, {})  # other arrays, in the place of the older
     assert numbers(again) == [4, 3]
+    assert again.get()[0].items["a"]["x"].shape == (100_000,)
 
 
 def test_snapshots_newer_than_the_restored_step_are_deleted(tmp_path: Path) -> None:
@@ -141,17 +117,6 @@ def test_snapshots_newer_than_the_restored_step_are_deleted(tmp_path: Path) -> N
     assert numbers(slots) == [6, 5]
     slots.forget_after(None)
     assert numbers(slots) == []
-
-
-def test_other_arrays_take_their_place(tmp_path: Path) -> None:
-    slots = MemorySlots(tmp_path, "worker-0")
-    for step, value in enumerate((np.zeros(3), np.zeros(100_000), np.zeros((2, 2), "int8"))):
-        slots.put(step, {"a": {"x": value}}, {})
-    found = MemorySlots(tmp_path, "worker-0").get()
-    assert [(one.number, one.items["a"]["x"].shape) for one in found] == [
-        (2, (2, 2)),
-        (1, (100_000,)),
-    ]
 
 
 def test_a_process_that_is_killed_leaves_a_whole_one(tmp_path: Path) -> None:

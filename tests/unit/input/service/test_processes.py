@@ -1,11 +1,16 @@
-"""Input workers in processes of their own, on this machine and on Ray, which are killed."""
+"""A dispatcher and input workers in processes, here and on Ray, which are killed and stopped."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import multiprocessing
 import os
+import random
+import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +18,9 @@ import numpy as np
 import pytest
 
 import stratagem as sg
-from stratagem.input.service.address_book import DispatcherConfig, DispatchServer
-from stratagem.input.service.workers import InputWorkers
+from stratagem.cluster.addresses import free_ports
+from stratagem.input.service.address_book import BookClient, DispatcherConfig, DispatchServer
+from stratagem.input.service.workers import InputWorkers, WorkerConfig, WorkerServer
 from tests.unit.launch.remote.living import descendants, wait_for_end
 from tests.unit.launch.waiting import until
 
@@ -56,7 +62,7 @@ class Service:
         return dataset.apply(sg.input.service.distribute("distributed_epoch", target, **options))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def service() -> Iterator[Service]:
     before = descendants(os.getpid())
     made = Service()
@@ -125,3 +131,87 @@ def test_ray_places_the_workers_and_starts_a_killed_one_again() -> None:
         assert _numbers(service) == list(range(90))
         until(lambda: service._workers.processes.pids[0] != pids[0])
         assert _numbers(service) == list(range(90))
+
+
+# A dispatcher and workers in processes, each killed at random: every batch comes exactly once.
+
+
+def _dispatcher(port: int) -> None:
+    DispatchServer(DispatcherConfig(port=port, worker_timeout_ms=1000)).join()
+
+
+def _worker(target: str, port: int) -> None:
+    WorkerServer(WorkerConfig(target, worker_address=f"127.0.0.1:{port}", port=port)).join()
+
+
+class ServiceProcesses:
+    """A dispatcher and two workers; each can be killed, and started again."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([__name__])
+        self._ports = free_ports(3)
+        self.target = f"127.0.0.1:{self._ports[0]}"
+        self._all: list[Any] = []
+        self.workers: list[Any] = [None, None]
+        self.start_dispatcher()
+        for place in range(2):
+            self.start_worker(place)
+        with BookClient(self.target) as book:
+            until(lambda: book.ask("readers").fields["readers"].count(None) == 0)
+
+    def _start(self, run: Callable[..., None], *arguments: Any) -> Any:
+        process = self._context.Process(target=run, args=arguments, daemon=True)
+        process.start()
+        self._all.append(process)
+        return process
+
+    def start_dispatcher(self) -> None:
+        self.dispatcher = self._start(_dispatcher, self._ports[0])
+
+    def start_worker(self, place: int) -> None:
+        self.workers[place] = self._start(_worker, self.target, self._ports[1 + place])
+
+    def close(self) -> None:
+        for process in self._all:
+            process.kill()
+            process.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_consumers", [1, 2])
+def test_every_batch_comes_once_while_all_parts_are_killed(num_consumers, tmp_path) -> None:
+    chance, found = random.Random(num_consumers), [[] for _ in range(num_consumers)]
+    dataset = sg.input.Dataset(Batches(tmp_path), batch_size=1)
+    with contextlib.closing(ServiceProcesses()) as processes:
+        for number in range(num_consumers):
+            share = {"consumer_index": number, "num_consumers": num_consumers}
+            distribute = sg.input.service.distribute(
+                "distributed_epoch", processes.target, exactly_once=True, **share
+            )
+            for batch in dataset.apply(distribute):
+                found[number].append(batch.item())
+                if len(found[number]) % 60 == 0:
+                    place = chance.randrange(2)
+                    for process in (processes.workers[place], processes.dispatcher):
+                        process.kill()
+                        process.join()
+                    processes.start_worker(place)
+                    processes.start_dispatcher()
+    assert sorted([*itertools.chain.from_iterable(found)]) == list(range(_NUM_BATCHES))
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_loses_its_splits(monkeypatch, tmp_path) -> None:
+    """It is alive, and its connection is open."""
+    monkeypatch.setenv("STRATAGEM_STUCK_TIMEOUT_S", "0.8")
+    with contextlib.closing(ServiceProcesses()) as processes:
+        distribute = sg.input.service.distribute(
+            "distributed_epoch", processes.target, exactly_once=True
+        )
+        found = []
+        for batch in sg.input.Dataset(Batches(tmp_path), batch_size=1).apply(distribute):
+            found.append(batch.item())
+            if len(found) == 60:
+                os.kill(processes.workers[0].pid, signal.SIGSTOP)
+    assert sorted(found) == list(range(_NUM_BATCHES))

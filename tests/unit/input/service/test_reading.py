@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import itertools
 import json
-import sys
 import threading
 import types
 import uuid
@@ -188,24 +187,6 @@ def test_off_is_plain_iteration_once_per_worker() -> None:
     assert sorted(found) == sorted(2 * values(dataset.as_source().open(2)))
 
 
-@pytest.mark.parametrize(
-    "dataset",
-    [
-        sg.input.Dataset(np.arange(7), batch_size=2).repeat(3),
-        sg.input.Dataset([np.full(2, number) for number in range(5)]),
-        sg.input.Dataset(np.arange(0), batch_size=2),
-        _files(5),
-        _files(3).repeat(2),
-        sg.input.Dataset.from_generator(lambda: (np.full(1, n) for n in range(9))),
-    ],
-    ids=["repeated", "list", "empty", "files", "repeated files", "generator"],
-)
-def test_dynamic_visits_each_batch_once(servers, dataset) -> None:
-    distributed = servers.distribute(dataset, exactly_once=True)
-    for epoch in range(2):
-        assert sorted(values(distributed)) == sorted(values(dataset.as_source().open(epoch)))
-
-
 def test_one_worker_has_the_order_of_the_dataset_and_more_have_the_same_each_time(servers) -> None:
     dataset = sg.input.Dataset(np.arange(500), batch_size=2)
     with input_servers(1) as alone:
@@ -250,12 +231,6 @@ def test_static_policies_divide_the_data_among_listed_workers() -> None:
         servers.kill_worker(0)  # The other one reads both parts.
         found = [batch.item() for batch in servers.distribute(_files(3, 2), ShardingPolicy.FILE)]
         assert found == [0, 10, 1, 11, 20, 21]
-
-
-def test_static_policies_need_a_list_of_workers(servers) -> None:
-    dataset = servers.distribute(_files(3), ShardingPolicy.FILE)
-    with pytest.raises(ValueError, match="the dispatcher has no list of workers"):
-        next(iter(dataset))
 
 
 # Several consumers.
@@ -304,12 +279,6 @@ def test_coordinated_consumers_have_one_length_in_each_step(servers) -> None:
     with input_servers(1) as alone:
         again = coordinated(alone, dataset, "coordinated again")
     assert [values(step) for step in again] == [values(step) for step in steps]
-
-
-def test_coordinated_reads_with_off_visit_each_batch_once(servers) -> None:
-    dataset = sg.input.Dataset([np.full(1, number) for number in range(5)])
-    steps = coordinated(servers, dataset, "coordinated off", mode="parallel_epochs")
-    assert [values(step) for step in steps] == [[[0], [1]], [[2], [3]], [[4], []]]
 
 
 def test_coordinated_consumers_resume_at_the_next_step(servers) -> None:
@@ -361,6 +330,11 @@ def test_registered_datasets_are_read_by_id(servers) -> None:
     unknown = sg.input.service.from_dataset_id("distributed_epoch", servers.target, "none")
     with pytest.raises(sg.errors.NotFoundError, match="dataset_id='none' is not registered"):
         next(iter(unknown))
+    with pytest.raises(ValueError, match="is registered, with"):  # with another compression
+        sg.input.service.register_dataset(servers.target, dataset, None, "letters")
+    of_files = servers.distribute(_files(3), ShardingPolicy.FILE)
+    with pytest.raises(ValueError, match="the dispatcher has no list of workers"):
+        next(iter(of_files))
 
 
 def test_strategies_train_on_the_batches(servers) -> None:
@@ -369,6 +343,9 @@ def test_strategies_train_on_the_batches(servers) -> None:
         sg.input.Dataset(np.arange(11.0, dtype="float32"), batch_size=4), exactly_once=True
     )
     assert len(distributed) == 3
+    for options in ({}, {"exactly_once": True, "consumer_index": 0, "num_consumers": 2}):
+        dataset = servers.distribute(sg.input.Dataset(np.arange(7), batch_size=2), **options)
+        assert dataset.cardinality == sg.input.UNKNOWN_CARDINALITY
     batches = iter(strategy.distribute_dataset(distributed))
     total = float(strategy.reduce("sum", next(batches), axis=0))
     state = json.loads(json.dumps(batches.get_state()))
@@ -377,14 +354,6 @@ def test_strategies_train_on_the_batches(servers) -> None:
     again.set_state(state)
     total += sum(float(strategy.reduce("sum", batch, axis=0)) for batch in again)
     assert total == sum(range(11))
-
-
-def test_known_length_only_where_it_is_promised(servers) -> None:
-    dataset = sg.input.Dataset(np.arange(7), batch_size=2)
-    assert servers.distribute(dataset, exactly_once=True).cardinality == 4
-    share = {"consumer_index": 0, "num_consumers": 2, "exactly_once": True}
-    for options in ({}, share):
-        assert servers.distribute(dataset, **options).cardinality == sg.input.UNKNOWN_CARDINALITY
 
 
 @pytest.mark.parametrize(
@@ -462,23 +431,6 @@ def test_auto_compresses_between_machines(servers, monkeypatch, is_far) -> None:
     assert any(kinds) == is_far
 
 
-def test_other_compression_needs_another_id(servers) -> None:
-    dataset = sg.input.Dataset(np.arange(4), batch_size=2)
-    register = sg.input.service.register_dataset
-    assert register(servers.target, dataset) != register(servers.target, dataset, None)
-    register(servers.target, dataset, dataset_id="four")
-    with pytest.raises(ValueError, match="is registered, with"):
-        register(servers.target, dataset, None, "four")
-
-
-def test_worker_without_the_library_says_so(servers, monkeypatch) -> None:
-    pytest.importorskip("zstandard")
-    dataset = servers.distribute(sg.input.Dataset(np.arange(4), batch_size=2), compression="zstd")
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(RuntimeError, match="compression of batches needs zstandard"):
-        next(iter(dataset))
-
-
 # Snapshots.
 
 
@@ -497,17 +449,10 @@ def _growing(files: list[int]) -> list[np.ndarray]:
     ],
     ids=["arrays", "repeated", "empty", "files", "generator"],
 )
-def test_snapshot_is_the_plain_iteration(servers, dataset, tmp_path) -> None:
+def test_snapshot_is_the_plain_iteration(servers, dataset, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(snapshots, "_MOST_FILE_BYTES", 3000)  # so that several files are needed
     sg.input.service.save(dataset, tmp_path / "saved", servers.target)
     assert values(sg.input.Dataset.load(tmp_path / "saved")) == values(dataset.as_source().open(0))
-
-
-def test_large_snapshots_have_several_files(servers, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(snapshots, "_MOST_FILE_BYTES", 3000)
-    dataset = sg.input.Dataset(np.arange(4000), batch_size=100)
-    sg.input.service.save(dataset, tmp_path, servers.target)
-    assert len(sorted(tmp_path.glob("batches-*"))) > 5
-    assert values(sg.input.Dataset.load(tmp_path)) == values(dataset)
 
 
 class _InterruptionError(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ import pytest
 import stratagem as sg
 from stratagem.input.service.splits import (
     ShardingPolicy,
-    SourceFacts,
     checked_policy,
     facts_of,
     file_of_split,
@@ -116,19 +116,6 @@ def test_shards_of_files_and_by_hint() -> None:
     assert plan_splits(facts_of(source), ShardingPolicy.FILE_OR_DATA, 6).kind == "strides"
     single = plan_splits(facts_of(source), ShardingPolicy.FILE, 5)
     assert file_of_split(source, single, 4) == "file 4"
-    hint = sg.input.SHARD_HINT
-    hinted = sg.input.Dataset(np.arange(7), batch_size=2).shard(hint, hint).repeat(2).as_source()
-    plan = plan_splits(facts_of(hinted), ShardingPolicy.HINT, 2)
-    assert _read(hinted, plan, 0, 1) == [[1, 3], [5], [1, 3], [5]]
-    assert file_of_split(hinted, plan, 0) is None
-
-
-def test_splits_are_small_enough_to_share_and_large_enough_to_ask_seldom() -> None:
-    def size(cardinality: int) -> int:
-        facts = SourceFacts(cardinality, None, 1, True, True, False)
-        return plan_splits(facts, ShardingPolicy.DYNAMIC, None).size
-
-    assert [size(n) for n in (0, 1, 100, 640, 6400, 10**6)] == [1, 1, 1, 10, 64, 64]
 
 
 def test_policies_that_do_not_fit_the_source() -> None:
@@ -141,29 +128,19 @@ def test_policies_that_do_not_fit_the_source() -> None:
         plan_splits(plain, ShardingPolicy.HINT, 2)
 
 
-def test_readers_are_closed() -> None:
-    closed: list[int] = []
-
-    def batches():
-        try:
-            yield np.arange(2)
-            yield np.arange(2)
-        finally:
-            closed.append(1)
-
-    source = sg.input.Dataset.from_generator(batches).as_source()
-    plan = plan_splits(facts_of(source), ShardingPolicy.DATA, 1)
-    reading = read_split(source, plan, epoch=0, split=0)
-    next(reading)
-    reading.close()
-    assert closed == [1]
-
-
 @pytest.mark.parametrize(
     ("policy", "skipped"), [(ShardingPolicy.OFF, [4, 0, 0]), (ShardingPolicy.DATA, [5, 2, 2])]
 )
 def test_batches_on_the_way_to_the_next_one_are_noted(policy, skipped) -> None:
-    source = sg.input.Dataset.from_generator(lambda: [np.array([n]) for n in range(12)]).as_source()
+    closed: list[int] = []
+
+    def batches() -> Iterator[np.ndarray]:
+        try:
+            yield from (np.array([number]) for number in range(12))
+        finally:
+            closed.append(1)
+
+    source = sg.input.Dataset.from_generator(batches).as_source()
     plan = plan_splits(facts_of(source), policy, 3)
     noted: list[int] = []
     first = 4 if policy is ShardingPolicy.OFF else 1
@@ -177,6 +154,7 @@ def test_batches_on_the_way_to_the_next_one_are_noted(policy, skipped) -> None:
         noted.clear()
     reading.close()
     assert found == skipped
+    assert closed == [1]
 
 
 def test_coordinated_reads_have_ranges_of_whole_groups_and_one_copy() -> None:

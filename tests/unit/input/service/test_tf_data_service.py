@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import importlib
 import importlib.util
-import itertools
-import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +13,6 @@ import pytest
 
 import stratagem as sg
 from stratagem.input.service.splits import ShardingPolicy
-from tests.unit.input.service.fault_ledger import (
-    FAULTS,
-    MODES,
-    NUM_EXAMPLES,
-    ServiceProcesses,
-    count_visits,
-)
 from tests.unit.input.service.servers import bucketed, coordinated, in_threads, input_servers
 
 # Loaded once, before any test: TensorFlow sets environment variables.
@@ -163,73 +152,3 @@ def test_coordinated_consumers_have_one_length_in_a_step_in_both(tf, tf_service,
     assert steps[0] == steps[1]
     ours = coordinated(servers, bucketed(3, [2, 2, 2]), "rounds")
     assert all(first.shape[1] == second.shape[1] for first, second in ours)
-
-
-# A dispatcher and workers in processes, each killed at random: every batch comes exactly once.
-
-_NUM_BATCHES, _KILL_EVERY = 1000, 60
-
-
-class _Batches:
-    def __len__(self) -> int:
-        return _NUM_BATCHES
-
-    def __getitem__(self, number: int) -> np.ndarray:
-        time.sleep(0.01)
-        return np.array([number])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_consumers", [1, 2])
-def test_every_batch_is_visited_once_while_all_parts_are_killed(num_consumers) -> None:
-    chance, found = random.Random(num_consumers), [[] for _ in range(num_consumers)]
-    with contextlib.closing(ServiceProcesses()) as processes:
-        for place in range(2):
-            processes.start_worker(place)
-        processes.wait_for_workers()
-        for number in range(num_consumers):
-            distribute = sg.input.service.distribute(
-                "distributed_epoch",
-                processes.target,
-                consumer_index=number,
-                num_consumers=num_consumers,
-                exactly_once=True,
-            )
-            for batch in sg.input.Dataset(_Batches(), batch_size=1).apply(distribute):
-                found[number].append(batch.item())
-                if len(found[number]) % _KILL_EVERY == 0:
-                    place = chance.randrange(2)
-                    processes.kill_worker(place)
-                    processes.start_worker(place)
-                if len(found[number]) % (2 * _KILL_EVERY) == 0:
-                    processes.kill_dispatcher()
-                    processes.start_dispatcher()
-    assert sorted([*itertools.chain.from_iterable(found)]) == list(range(_NUM_BATCHES))
-
-
-# Each part of the input service hurt in each mode, with a count of every example.
-
-# Examples of a batch that cannot be read, and of the rest of its file, with any worker.
-_MEMORY_ERROR = "worker out of memory, MemoryError"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES, ids=str)
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != _MEMORY_ERROR])
-def test_examples_are_seen_as_often_as_the_mode_promises(tmp_path, fault, mode) -> None:
-    counts, error = count_visits(tmp_path, mode, fault)
-    assert error is None
-    if mode.policy is not ShardingPolicy.OFF:
-        assert counts == {1: NUM_EXAMPLES}
-        return
-    # A copy for each worker that is there when the epoch begins; others go on with it.
-    assert counts == {_NUM_WORKERS - (fault == "worker joins late"): NUM_EXAMPLES}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES, ids=str)
-def test_an_example_too_large_for_memory_is_named(tmp_path, mode) -> None:
-    counts, error = count_visits(tmp_path, mode, _MEMORY_ERROR)
-    assert error is not None
-    assert "MemoryError" in error
-    assert counts[0] > 0
