@@ -15,7 +15,7 @@ from stratagem.resources import changing
 if TYPE_CHECKING:
     from stratagem.devices.local_updates import Islands, LocalUpdates
     from stratagem.devices.mesh import Topology
-    from stratagem.variables.placement import Placement
+    from stratagem.variables.placement import Replicated
     from stratagem.variables.registry import VariableRegistry
 
 
@@ -23,7 +23,7 @@ class StrategyParts:
     """The parts of a strategy, to which `Strategy` adds the methods of users."""
 
     topology: Topology
-    placement: Placement
+    placement: Replicated
     variables: VariableRegistry
     executor: Any  # a Lockstep
     cross_device_ops: Any  # strategies.CrossDeviceOps

@@ -311,9 +311,10 @@ def check_number(
     for name, value in arguments.items():
         if value is None and or_none:
             continue
+        number: Any = value
         is_number = isinstance(value, kind) and not isinstance(value, bool)
-        is_large = is_number and (value >= least if above is None else value > above)
-        if is_large and math.isfinite(value):
+        is_large = is_number and (number >= least if above is None else number > above)
+        if is_large and math.isfinite(number):
             continue
         none = ", or None" if or_none else ""
         raise ValueError(

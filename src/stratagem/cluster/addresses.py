@@ -9,7 +9,7 @@ import secrets
 import socket
 from pathlib import Path
 
-from stratagem.errors import explain
+from stratagem.errors import invalid
 
 _MAX_PORT = 65535
 _LOOPBACK_NAMES = {"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"}
@@ -30,13 +30,11 @@ def split_address(address: str) -> tuple[str, int]:
     is_port = port.isascii() and port.isdecimal() and 1 <= int(port) <= _MAX_PORT
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not is_port or not bare or (":" in bare and bare == host):
-        raise ValueError(
-            explain(
-                f"Address {address!r} is not of the form host:port.",
-                expected=f"a host and a port from 1 to {_MAX_PORT}, with IPv6 hosts in brackets.",
-                fix="write host0:2222, 10.0.0.1:2222 or [fd00::1]:2222.",
-                code="SG503",
-            )
+        raise invalid(
+            f"Address {address!r} is not of the form host:port.",
+            expected=f"a host and a port from 1 to {_MAX_PORT}, with IPv6 hosts in brackets.",
+            fix="write host0:2222, 10.0.0.1:2222 or [fd00::1]:2222.",
+            code="SG503",
         )
     return bare.lower(), int(port)
 

@@ -9,7 +9,7 @@ from stratagem.cluster.addresses import join_address
 from stratagem.cluster.resolvers.kubernetes import KubernetesExecutableLocation, core_api
 from stratagem.cluster.roles import TASK_TYPES
 from stratagem.cluster.spec import ClusterSpec, parse_task_index
-from stratagem.errors import explain
+from stratagem.errors import invalid
 
 
 def parse_task_name(name: str) -> tuple[str | None, int | None]:
@@ -34,12 +34,10 @@ def parse_task_name(name: str) -> tuple[str | None, int | None]:
     except ValueError:
         index = None
     if not cluster or index is None:
-        raise ValueError(
-            explain(
-                f"Service {name!r} has a task type in its name, but no valid task.",
-                expected="<name>-<type>-<index>, such as train-worker-0.",
-                fix="rename the Service, or pass a parse_task_name_fn that handles it.",
-            )
+        raise invalid(
+            f"Service {name!r} has a task type in its name, but no valid task.",
+            expected="<name>-<type>-<index>, such as train-worker-0.",
+            fix="rename the Service, or pass a parse_task_name_fn that handles it.",
         )
     return task_type, index
 
@@ -115,13 +113,11 @@ def _services_by_task(
             continue
         task = (task_type, parse_task_index(index))
         if task in found:
-            raise ValueError(
-                explain(
-                    f"Services {found[task].metadata.name!r} and {name!r} are both for "
-                    f"{task_type} {index}.",
-                    expected="one Service per task, and tasks of one cluster.",
-                    fix="pass a parse_task_name_fn that returns (None, None) for other clusters.",
-                )
+            raise invalid(
+                f"Services {found[task].metadata.name!r} and {name!r} are both for "
+                f"{task_type} {index}.",
+                expected="one Service per task, and tasks of one cluster.",
+                fix="pass a parse_task_name_fn that returns (None, None) for other clusters.",
             )
         found[task] = service
     _check_complete(found, others)
@@ -130,23 +126,19 @@ def _services_by_task(
 
 def _check_complete(found: dict[tuple[str, int], Any], others: list[str]) -> None:
     if not found:
-        raise ValueError(
-            explain(
-                f"No load balancer belongs to a task; the others are {others}.",
-                expected="one named <name>-<type>-<index> for each task.",
-                fix="wait until the cluster is ready, or render it with expose_tasks.",
-            )
+        raise invalid(
+            f"No load balancer belongs to a task; the others are {others}.",
+            expected="one named <name>-<type>-<index> for each task.",
+            fix="wait until the cluster is ready, or render it with expose_tasks.",
         )
     for task_type in {task_type for task_type, _ in found}:
         count = 1 + max(index for other, index in found if other == task_type)
         missing = [index for index in range(count) if (task_type, index) not in found]
         if missing:
-            raise ValueError(
-                explain(
-                    f"Load balancers are missing: {task_type} {missing} of {count} or more.",
-                    expected=f"a load balancer for each {task_type}.",
-                    fix="wait until the cluster is ready, or start the missing tasks.",
-                )
+            raise invalid(
+                f"Load balancers are missing: {task_type} {missing} of {count} or more.",
+                expected=f"a load balancer for each {task_type}.",
+                fix="wait until the cluster is ready, or start the missing tasks.",
             )
 
 
@@ -159,10 +151,8 @@ def _address(service: Any) -> str:
     for ingress in _ingresses(service):
         if ingress.ip or ingress.hostname:
             return ingress.ip or ingress.hostname
-    raise ValueError(
-        explain(
-            f"Service {service.metadata.name!r} has no address yet.",
-            expected="a load balancer that the cluster's provider has finished setting up.",
-            fix="wait for it with `kubectl get services --watch`.",
-        )
+    raise invalid(
+        f"Service {service.metadata.name!r} has no address yet.",
+        expected="a load balancer that the cluster's provider has finished setting up.",
+        fix="wait for it with `kubectl get services --watch`.",
     )

@@ -9,7 +9,7 @@ from stratagem import environment
 from stratagem.cluster.addresses import join_address, split_address
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.spec import parse_task_index
-from stratagem.errors import explain
+from stratagem.errors import invalid
 
 # High ports, above the usual ephemeral range.
 _FIRST_PORT = 61440
@@ -77,12 +77,10 @@ def kubeflow_torch() -> Processes | None:
     if num_nodes is None:
         return None
     if not num_nodes.isdecimal():
-        raise ValueError(
-            explain(
-                f"PET_NNODES={num_nodes!r} is not a single number.",
-                expected="a fixed number of nodes; the number of processes cannot change.",
-                fix="set minNodes and maxNodes of the job to the same number.",
-            )
+        raise invalid(
+            f"PET_NNODES={num_nodes!r} is not a single number.",
+            expected="a fixed number of nodes; the number of processes cannot change.",
+            fix="set minNodes and maxNodes of the job to the same number.",
         )
     process_id = _required_number("PET_NODE_RANK", beside="PET_NNODES")
     host = environment.lookup("PET_MASTER_ADDR")
@@ -145,11 +143,9 @@ def _number(name: str) -> int | None:
 def _required_number(name: str, *, beside: str) -> int:
     number = _number(name)
     if number is None:
-        raise ValueError(
-            explain(
-                f"{beside} is set, but {name} is not.",
-                expected="both variables, from the same launcher.",
-                fix=f"set {name} to this process's rank, or unset {beside}.",
-            )
+        raise invalid(
+            f"{beside} is set, but {name} is not.",
+            expected="both variables, from the same launcher.",
+            fix=f"set {name} to this process's rank, or unset {beside}.",
         )
     return number

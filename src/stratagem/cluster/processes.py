@@ -7,7 +7,7 @@ import dataclasses
 from stratagem.cluster.addresses import is_loopback, split_address, without_scheme
 from stratagem.cluster.roles import check_task, id_in_cluster, task_count, worker_count
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.errors import explain
+from stratagem.errors import invalid
 
 # Validation of cluster specifications, before any process waits for an unreachable task.
 
@@ -42,13 +42,11 @@ def check_cluster(
     check_task(cluster_spec, task_type, task_id)
     owners = _owners(cluster_spec)
     if task_type is None and len(owners) > 1:
-        raise ValueError(
-            explain(
-                f"The cluster has {len(owners)} tasks, but the task of this process is unknown.",
-                expected="the task's type and index.",
-                fix='set the resolver\'s task_type and task_id, or "task" in TF_CONFIG.',
-                code="SG502",
-            )
+        raise invalid(
+            f"The cluster has {len(owners)} tasks, but the task of this process is unknown.",
+            expected="the task's type and index.",
+            fix='set the resolver\'s task_type and task_id, or "task" in TF_CONFIG.',
+            code="SG502",
         )
     check_addresses(cluster_spec)
 
@@ -69,27 +67,22 @@ def check_addresses(cluster_spec: ClusterSpec) -> None:
     for owner, address in owners:
         location = split_address(address)
         if location in taken:
-            raise ValueError(
-                explain(
-                    f"{taken[location]} and {owner} have the same address {address!r}.",
-                    expected="a different address for each task.",
-                    fix="give tasks on one host different ports.",
-                    code="SG503",
-                )
+            raise invalid(
+                f"{taken[location]} and {owner} have the same address {address!r}.",
+                expected="a different address for each task.",
+                fix="give tasks on one host different ports.",
+                code="SG503",
             )
         taken[location] = owner
     if all(is_loopback(host) for host, _ in taken):
         return
     for owner, address in owners:
         if is_loopback(split_address(address)[0]):
-            raise ValueError(
-                explain(
-                    f"{owner} has the loopback address {address!r}, in a cluster of several hosts.",
-                    expected="an address that the other hosts can reach.",
-                    fix="use the host's name or IP address. Loopback works only if all tasks use "
-                    "it.",
-                    code="SG503",
-                )
+            raise invalid(
+                f"{owner} has the loopback address {address!r}, in a cluster of several hosts.",
+                expected="an address that the other hosts can reach.",
+                fix="use the host's name or IP address. Loopback works only if all tasks use it.",
+                code="SG503",
             )
 
 
@@ -133,23 +126,19 @@ class Processes:
         if self.coordinator_address is not None:
             split_address(self.coordinator_address)
         elif self.num_processes > 1:
-            raise ValueError(
-                explain(
-                    f"{self.num_processes} processes have no coordinator_address.",
-                    expected="host:port of process 0.",
-                    fix="set JAX_COORDINATOR_ADDRESS, or pass coordinator_address.",
-                )
+            raise invalid(
+                f"{self.num_processes} processes have no coordinator_address.",
+                expected="host:port of process 0.",
+                fix="set JAX_COORDINATOR_ADDRESS, or pass coordinator_address.",
             )
 
 
 def _check_index(name: str, index: int, total_name: str, total: int) -> None:
     if not 0 <= index < total:
-        raise ValueError(
-            explain(
-                f"{name}={index} is out of range for {total_name}={total}.",
-                expected=f"0 <= {name} < {total_name}.",
-                fix=f"number processes from 0, and start {total_name} of them.",
-            )
+        raise invalid(
+            f"{name}={index} is out of range for {total_name}={total}.",
+            expected=f"0 <= {name} < {total_name}.",
+            fix=f"number processes from 0, and start {total_name} of them.",
         )
 
 
@@ -190,12 +179,10 @@ def processes_of_task(
     process_id = id_in_cluster(cluster_spec, task_type, task_id)
     for job in ("chief", "worker"):
         if None in (cluster_spec.job_tasks(job) if job in cluster_spec.jobs else []):
-            raise ValueError(
-                explain(
-                    f"The cluster lists only {job}s {cluster_spec.task_indices(job)}.",
-                    expected="all tasks that train together, without gaps.",
-                    fix="add the missing addresses, or renumber the tasks from 0.",
-                )
+            raise invalid(
+                f"The cluster lists only {job}s {cluster_spec.task_indices(job)}.",
+                expected="all tasks that train together, without gaps.",
+                fix="add the missing addresses, or renumber the tasks from 0.",
             )
     leader = "chief" if task_count(cluster_spec, "chief") else "worker"
     return Processes(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stratagem.cluster.spec import ClusterDef, ClusterSpec, parse_task_index
-from stratagem.errors import explain
+from stratagem.errors import invalid
 
 TASK_TYPES = ("chief", "worker", "ps", "evaluator")
 
@@ -38,12 +38,10 @@ def normalize_cluster_spec(cluster_spec: _Cluster) -> ClusterSpec:
         return cluster_spec
     if isinstance(cluster_spec, Mapping | ClusterDef):
         return ClusterSpec(cluster_spec)
-    raise ValueError(
-        explain(
-            f"cluster_spec={cluster_spec!r} is of type {type(cluster_spec).__name__}.",
-            expected="a dict, a ClusterDef or a ClusterSpec.",
-            fix='pass a cluster such as {"worker": ["host0:2222", "host1:2222"]}.',
-        )
+    raise invalid(
+        f"cluster_spec={cluster_spec!r} is of type {type(cluster_spec).__name__}.",
+        expected="a dict, a ClusterDef or a ClusterSpec.",
+        fix='pass a cluster such as {"worker": ["host0:2222", "host1:2222"]}.',
     )
 
 
@@ -123,12 +121,10 @@ def worker_count(cluster_spec: _Cluster, task_type: str | None) -> int:
     if task_type == "evaluator":
         return 1
     if task_type not in ("chief", "worker"):
-        raise ValueError(
-            explain(
-                f"task_type={task_type!r} does not count as a worker.",
-                expected='"chief", "worker" or "evaluator".',
-                fix="call task_count(cluster_spec, task_type) to count the tasks of one type.",
-            )
+        raise invalid(
+            f"task_type={task_type!r} does not count as a worker.",
+            expected='"chief", "worker" or "evaluator".',
+            fix="call task_count(cluster_spec, task_type) to count the tasks of one type.",
         )
     return task_count(spec, "chief") + task_count(spec, "worker")
 
@@ -156,12 +152,10 @@ def id_in_cluster(cluster_spec: _Cluster, task_type: str | None, task_id: int | 
     spec = normalize_cluster_spec(cluster_spec)
     index = check_task(spec, task_type, task_id)
     if index is None or task_type == "ps":
-        raise ValueError(
-            explain(
-                f"A task of type {task_type!r} has no rank in the cluster.",
-                expected='"chief", "worker" or "evaluator".',
-                fix="use the index of a parameter server; servers do not train in lockstep.",
-            )
+        raise invalid(
+            f"A task of type {task_type!r} has no rank in the cluster.",
+            expected='"chief", "worker" or "evaluator".',
+            fix="use the index of a parameter server; servers do not train in lockstep.",
         )
     return index + task_count(spec, "chief") if task_type == "worker" else index
 
@@ -198,12 +192,10 @@ def collective_leader(
     for job in ("chief", "worker"):
         if task_count(spec, job):
             return f"/job:{job}/replica:0/task:0"
-    raise ValueError(
-        explain(
-            f"The cluster has neither a chief nor a worker, only the jobs {spec.jobs}.",
-            expected="a chief or at least one worker to lead it.",
-            fix='add a "chief" or a "worker" to the cluster.',
-        )
+    raise invalid(
+        f"The cluster has neither a chief nor a worker, only the jobs {spec.jobs}.",
+        expected="a chief or at least one worker to lead it.",
+        fix='add a "chief" or a "worker" to the cluster.',
     )
 
 
@@ -220,23 +212,19 @@ def check_task(spec: ClusterSpec, task_type: str | None, task_id: int | str | No
     if task_type is None:
         return None
     if task_id is None:
-        raise ValueError(
-            explain(
-                f"Task type {task_type!r} was passed without a task id.",
-                expected=f"the index of the task: one of {_indices(spec, task_type)}.",
-                fix="pass task_id, or set the index in TF_CONFIG's task.",
-                code="SG502",
-            )
+        raise invalid(
+            f"Task type {task_type!r} was passed without a task id.",
+            expected=f"the index of the task: one of {_indices(spec, task_type)}.",
+            fix="pass task_id, or set the index in TF_CONFIG's task.",
+            code="SG502",
         )
     index = parse_task_index(task_id)
     if index not in _indices(spec, task_type):
-        raise ValueError(
-            explain(
-                f"Task id {index} of {task_type!r} is not in the cluster {spec!r}.",
-                expected=f"one of {_indices(spec, task_type)}.",
-                fix="number tasks from 0, or add this task's address to the cluster.",
-                code="SG502",
-            )
+        raise invalid(
+            f"Task id {index} of {task_type!r} is not in the cluster {spec!r}.",
+            expected=f"one of {_indices(spec, task_type)}.",
+            fix="number tasks from 0, or add this task's address to the cluster.",
+            code="SG502",
         )
     return index
 
@@ -248,39 +236,31 @@ def _indices(spec: ClusterSpec, task_type: str) -> list[int]:
 def _check_jobs(spec: ClusterSpec) -> None:
     unknown = [job for job in spec.jobs if job not in TASK_TYPES]
     if unknown:
-        raise ValueError(
-            explain(
-                f"The cluster has unknown jobs {unknown}.",
-                expected=f"jobs among {list(TASK_TYPES)}.",
-                fix="rename them. The 'master' of old scripts is 'chief'.",
-            )
+        raise invalid(
+            f"The cluster has unknown jobs {unknown}.",
+            expected=f"jobs among {list(TASK_TYPES)}.",
+            fix="rename them. The 'master' of old scripts is 'chief'.",
         )
     for job in _SINGLE:
         if task_count(spec, job) > 1:
-            raise ValueError(
-                explain(
-                    f"The cluster has {task_count(spec, job)} tasks in job {job!r}.",
-                    expected=f"at most one {job}.",
-                    fix="make the others workers.",
-                )
+            raise invalid(
+                f"The cluster has {task_count(spec, job)} tasks in job {job!r}.",
+                expected=f"at most one {job}.",
+                fix="make the others workers.",
             )
 
 
 def _check_type(spec: ClusterSpec, task_type: str | None) -> None:
     if task_type is not None and task_type not in TASK_TYPES:
-        raise ValueError(
-            explain(
-                f"Task type {task_type!r} is unknown.",
-                expected=f"one of {list(TASK_TYPES)}.",
-                fix="correct the type. The 'master' of old scripts is 'chief'.",
-            )
+        raise invalid(
+            f"Task type {task_type!r} is unknown.",
+            expected=f"one of {list(TASK_TYPES)}.",
+            fix="correct the type. The 'master' of old scripts is 'chief'.",
         )
     if task_type is not None and task_type not in spec.jobs and task_type != "evaluator":
-        raise ValueError(
-            explain(
-                f"Task type {task_type!r} is not in the cluster {spec!r}.",
-                expected=f"one of its jobs: {spec.jobs}.",
-                fix="add the task's address to the cluster, or correct the task's type.",
-                code="SG502",
-            )
+        raise invalid(
+            f"Task type {task_type!r} is not in the cluster {spec!r}.",
+            expected=f"one of its jobs: {spec.jobs}.",
+            fix="add the task's address to the cluster, or correct the task's type.",
+            code="SG502",
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.logs import PublicDir, as_html, new_table
 
 _MAX_SHOWN = 32  # in a notebook
@@ -29,12 +29,10 @@ def parse_task_index(index: object) -> int:
         )
     digits = index.strip() if isinstance(index, str) else str(index)
     if not (digits.isascii() and digits.isdecimal()):
-        raise ValueError(
-            explain(
-                f"Task index {index!r} is invalid.",
-                expected="an integer, 0 or more.",
-                fix='number tasks from 0: 0 or "0" is the first.',
-            )
+        raise invalid(
+            f"Task index {index!r} is invalid.",
+            expected="an integer, 0 or more.",
+            fix='number tasks from 0: 0 or "0" is the first.',
         )
     return int(digits)
 
@@ -213,12 +211,10 @@ class ClusterSpec(PublicDir):
         tasks = self._tasks(job_name)
         index = parse_task_index(task_index)
         if index not in tasks:
-            raise ValueError(
-                explain(
-                    f"No task with index {task_index!r} in job {job_name!r}.",
-                    expected=f"one of {sorted(tasks)}.",
-                    fix="number tasks from 0, or add the task's address to the cluster.",
-                )
+            raise invalid(
+                f"No task with index {task_index!r} in job {job_name!r}.",
+                expected=f"one of {sorted(tasks)}.",
+                fix="number tasks from 0, or add the task's address to the cluster.",
             )
         return tasks[index]
 
@@ -242,12 +238,10 @@ class ClusterSpec(PublicDir):
 
     def _tasks(self, job_name: str) -> dict[int, str]:
         if job_name not in self._jobs:
-            raise ValueError(
-                explain(
-                    f"No such job in cluster: {job_name!r}.",
-                    expected=f"one of {self.jobs}.",
-                    fix="correct the job's name, or add the job to the cluster.",
-                )
+            raise invalid(
+                f"No such job in cluster: {job_name!r}.",
+                expected=f"one of {self.jobs}.",
+                fix="correct the job's name, or add the job to the cluster.",
             )
         return self._jobs[job_name]
 
@@ -290,12 +284,10 @@ def _tasks_of_job(job: str, tasks: object) -> dict[int, str]:
                 )
             )
         if index in addresses:
-            raise ValueError(
-                explain(
-                    f"Task index {index} occurs twice in job {job!r}.",
-                    expected="each index once.",
-                    fix="write all indices as numbers, or all as strings.",
-                )
+            raise invalid(
+                f"Task index {index} occurs twice in job {job!r}.",
+                expected="each index once.",
+                fix="write all indices as numbers, or all as strings.",
             )
         addresses[index] = address
     return addresses

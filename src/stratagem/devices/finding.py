@@ -324,7 +324,8 @@ def _parse(spec: DeviceLike) -> tuple[str, int] | int | jax.Device:
     if isinstance(spec, int) and not isinstance(spec, bool):
         return spec
     check_type("device", spec, str, 'a name such as "gpu:0", an index, or a jax.Device')
-    match = _NAME.fullmatch(spec)
+    name = str(spec)
+    match = _NAME.fullmatch(name)
     platform = _PLATFORMS.get(match["platform"].lower()) if match else None
     if match is None or platform is None:
         # Listing the devices would start JAX, after which a corrected call could not create virtual
@@ -337,7 +338,7 @@ def _parse(spec: DeviceLike) -> tuple[str, int] | int | jax.Device:
         )
     is_local = match["job"] in (None, "localhost") and not int(match["replica"] or 0)
     if not is_local or int(match["task"] or 0):
-        raise _remote_device_error([spec])
+        raise _remote_device_error([name])
     return platform, int(match["index"] or 0)
 
 

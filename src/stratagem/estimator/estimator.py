@@ -22,15 +22,8 @@ from stratagem.checkpoint.latest import is_first, run_on_first
 from stratagem.checkpoint.storage.files import is_whole
 from stratagem.cluster.roles import task_count
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.errors import explain
-from stratagem.estimator.checks import (
-    check_instances,
-    check_known,
-    check_number,
-    check_one_of,
-    check_type,
-    invalid,
-)
+from stratagem.errors import check_type, explain, invalid
+from stratagem.estimator.checks import check_instances, check_known, check_number, check_one_of
 from stratagem.estimator.export import export_prediction
 from stratagem.estimator.hooks import SessionRunHook
 from stratagem.estimator.inputs import HostTransforms, InputFunction, ModelBatches

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from stratagem.estimator.checks import check_type, invalid
+from stratagem.errors import check_type, invalid
 from stratagem.estimator.estimator import Estimator
 from stratagem.estimator.hooks import (
     Clock,

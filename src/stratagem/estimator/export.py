@@ -21,8 +21,7 @@ from stratagem import contexts as stack
 from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.latest import run_on_first
 from stratagem.environment import load
-from stratagem.errors import explain
-from stratagem.estimator.checks import check_type, invalid
+from stratagem.errors import check_type, explain, invalid
 from stratagem.estimator.spec import DEFAULT_SIGNATURE, EstimatorSpec
 from stratagem.estimator.steps import VARIABLES, ModelStep, read_values
 from stratagem.execution.communicator import SoleCommunicator

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from stratagem.errors import explain
-from stratagem.estimator.checks import check_number, check_type, invalid
+from stratagem.errors import check_type, explain, invalid
+from stratagem.estimator.checks import check_number
 from stratagem.estimator.spec import arguments_of
 from stratagem.input.dataset import Dataset
 from stratagem.input.sources.adapters import as_source, every_nth

@@ -11,8 +11,8 @@ import jax
 import keras
 import numpy as np
 
-from stratagem.errors import explain
-from stratagem.estimator.checks import check_known, check_one_of, check_type, invalid
+from stratagem.errors import check_type, invalid
+from stratagem.estimator.checks import check_known, check_one_of
 from stratagem.estimator.estimator import Estimator
 from stratagem.estimator.export import PredictOutput
 from stratagem.estimator.run_config import RunConfig
@@ -239,15 +239,13 @@ def _values(variables: list[Any]) -> list[np.ndarray]:
 def _assign_all(targets: list[Any], values: list[np.ndarray], copy: keras.Model) -> None:
     shapes = [tuple(target.shape) for target in targets]
     if shapes != [value.shape for value in values]:
-        raise ValueError(
-            explain(
-                f"A copy of {copy.name!r} has the variables {[one.path for one in targets]} with "
-                f"shapes {shapes}, but the original has {[value.shape for value in values]}.",
-                expected="the same variables in the same order.",
-                fix="return everything that determines the layers from get_config, or pass a "
-                "model that has not been built.",
-                code="SG905",
-            )
+        raise invalid(
+            f"A copy of {copy.name!r} has the variables {[one.path for one in targets]} with "
+            f"shapes {shapes}, but the original has {[value.shape for value in values]}.",
+            expected="the same variables in the same order.",
+            fix="return everything that determines the layers from get_config, or pass a "
+            "model that has not been built.",
+            code="SG905",
         )
     for target, value in zip(targets, values, strict=True):
         target.assign(value)
@@ -320,28 +318,24 @@ def model_to_estimator(
         name for name in _STEPS if getattr(type(model), name) is not getattr(keras.Model, name)
     ]
     if custom:
-        raise ValueError(
-            explain(
-                f"The Keras model {model.name!r} overrides {custom}; an Estimator never calls it.",
-                expected="a model with Keras's own steps; it may override compute_loss.",
-                fix="rewrite the steps as a model function, or train with fit.",
-                code="SG905",
-            )
+        raise invalid(
+            f"The Keras model {model.name!r} overrides {custom}; an Estimator never calls it.",
+            expected="a model with Keras's own steps; it may override compute_loss.",
+            fix="rewrite the steps as a model function, or train with fit.",
+            code="SG905",
         )
     try:
         function = KerasModelFunction(model, custom_objects, metric_names_map, export_outputs)
         if not all(map(_is_of_keras, flatten_layers(model))):
             function.copy()  # a test
     except (NotImplementedError, TypeError, ValueError) as error:
-        raise ValueError(
-            explain(
-                f"The Keras model {model.name!r} of class {type(model).__name__} cannot be copied: "
-                f"{error}",
-                expected="a subclassed model with working `get_config` and `from_config`.",
-                fix="return the arguments of __init__ from get_config, and list custom layers in "
-                "custom_objects.",
-                code="SG905",
-            )
+        raise invalid(
+            f"The Keras model {model.name!r} of class {type(model).__name__} cannot be copied: "
+            f"{error}",
+            expected="a subclassed model with working `get_config` and `from_config`.",
+            fix="return the arguments of __init__ from get_config, and list custom layers in "
+            "custom_objects.",
+            code="SG905",
         ) from error
     if model_dir is not None:
         config = (config or RunConfig()).replace(model_dir=os.fspath(model_dir))

@@ -20,7 +20,8 @@ import numpy as np
 
 from stratagem.checkpoint.latest import is_first
 from stratagem.contexts import get_strategy
-from stratagem.estimator.checks import check_instances, invalid
+from stratagem.errors import invalid
+from stratagem.estimator.checks import check_instances
 from stratagem.estimator.hooks import (
     LoggingTensorHook,
     SecondOrStepTimer,

@@ -15,8 +15,8 @@ from stratagem.cluster.processes import check_cluster
 from stratagem.cluster.resolvers.tf_config import TFConfigClusterResolver, tf_config
 from stratagem.cluster.roles import is_chief, normalize_cluster_spec, task_count
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.errors import explain
-from stratagem.estimator.checks import check_known, check_number, check_one_of, check_type, invalid
+from stratagem.errors import check_type, invalid
+from stratagem.estimator.checks import check_known, check_number, check_one_of
 from stratagem.launch.remote.job import JOB_VARIABLE
 from stratagem.parameter_server.strategy import ParameterServerStrategy
 from stratagem.resources import Closing
@@ -105,13 +105,11 @@ def _cluster_task(*, needs_chief: bool) -> dict[str, Any]:
             "service": service,
         }
     if needs_chief and not task_count(spec, "chief"):
-        raise ValueError(
-            explain(
-                f"TF_CONFIG describes a cluster without a chief: {spec!r}.",
-                expected='one task in the job "chief", because no strategy is set.',
-                fix='rename worker 0 to "chief", or pass RunConfig(train_distribute=strategy).',
-                code="SG902",
-            )
+        raise invalid(
+            f"TF_CONFIG describes a cluster without a chief: {spec!r}.",
+            expected='one task in the job "chief", because no strategy is set.',
+            fix='rename worker 0 to "chief", or pass RunConfig(train_distribute=strategy).',
+            code="SG902",
         )
     if task_type is None or task_id is None:
         raise invalid(
@@ -394,15 +392,13 @@ def training_strategy(config: RunConfig) -> Strategy | None:
         is_sent = environment.lookup(JOB_VARIABLE) is not None
         strategy = ParameterServerStrategy if is_sent else _INDEPENDENT_WORKERS
     if strategy is None and config.num_worker_replicas > 1:
-        raise ValueError(
-            explain(
-                f"{config.num_worker_replicas} tasks of {config.cluster_spec!r} cannot train "
-                "together without a strategy or parameter servers.",
-                expected="a multi-worker strategy, or parameter servers in TF_CONFIG.",
-                fix="pass RunConfig(train_distribute=sg.MultiWorkerMirroredStrategy), or add ps "
-                "tasks to TF_CONFIG.",
-                code="SG902",
-            )
+        raise invalid(
+            f"{config.num_worker_replicas} tasks of {config.cluster_spec!r} cannot train "
+            "together without a strategy or parameter servers.",
+            expected="a multi-worker strategy, or parameter servers in TF_CONFIG.",
+            fix="pass RunConfig(train_distribute=sg.MultiWorkerMirroredStrategy), or add ps "
+            "tasks to TF_CONFIG.",
+            code="SG902",
         )
     return resolve_strategy(strategy)
 

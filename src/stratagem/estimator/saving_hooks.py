@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from stratagem.estimator.checks import check_instances, check_one_of, invalid
+from stratagem.errors import invalid
+from stratagem.estimator.checks import check_instances, check_one_of
 from stratagem.estimator.hooks import (
     Clock,
     SecondOrStepTimer,

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from stratagem.estimator.checks import check_instances, check_known, check_type, invalid
+from stratagem.errors import check_type, invalid
+from stratagem.estimator.checks import check_instances, check_known
 from stratagem.estimator.hooks import SessionRunHook
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from stratagem.checkpoint.checkpoint import Checkpoint
 from stratagem.checkpoint.latest import run_on_first
 from stratagem.checkpoint.manager import CheckpointManager
 from stratagem.checkpoint.saving import CheckpointOptions, load_arrays, load_manifest
-from stratagem.errors import explain
-from stratagem.estimator.checks import invalid
+from stratagem.errors import invalid
 from stratagem.estimator.hooks import SessionRunHook
 from stratagem.estimator.spec import (
     EstimatorSpec,
@@ -225,7 +224,7 @@ def _different(
     fix: str = "create layers, optimizers and metrics unconditionally in each call of the model "
     "function; or build them outside it, in the strategy's scope.",
 ) -> ValueError:
-    return ValueError(explain(received, expected=expected, fix=fix, code="SG901"))
+    return invalid(received, expected=expected, fix=fix, code="SG901")
 
 
 # Checkpoints of an Estimator: saving, restoring and reading of variables.

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stratagem import settings
-from stratagem.errors import DeadlineExceededError, explain
-from stratagem.estimator.checks import check_instances, check_number, check_type, invalid
+from stratagem.errors import DeadlineExceededError, check_type, explain, invalid
+from stratagem.estimator.checks import check_instances, check_number
 from stratagem.estimator.estimator import Estimator, remote_cluster_of, run_remotely
 from stratagem.estimator.hooks import Clock, SecondOrStepTimer, SessionRunHook
 from stratagem.estimator.loops import read_eval_metrics
@@ -667,14 +667,12 @@ def _run_cluster_task(estimator: Estimator, train_spec: TrainSpec) -> None:
     num_together = 1 if group is None else group.num_processes
     is_lockstep = not isinstance(strategy, RemoteStateStrategy)
     if is_lockstep and num_together != config.num_worker_replicas:
-        raise ValueError(
-            explain(
-                f"{config.task_type} {config.task_id} trains with {num_together} of "
-                f"{config.num_worker_replicas} workers in the cluster.",
-                expected="a strategy that spans all workers.",
-                fix="pass RunConfig(train_distribute=sg.MultiWorkerMirroredStrategy).",
-                code="SG902",
-            )
+        raise invalid(
+            f"{config.task_type} {config.task_id} trains with {num_together} of "
+            f"{config.num_worker_replicas} workers in the cluster.",
+            expected="a strategy that spans all workers.",
+            fix="pass RunConfig(train_distribute=sg.MultiWorkerMirroredStrategy).",
+            code="SG902",
         )
     _train(estimator, train_spec, (train_spec.saving_listeners or ()) if config.is_chief else ())
     close_strategies()  # parameter servers end with their leader, after all workers

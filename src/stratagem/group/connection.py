@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stratagem.cluster.addresses import free_ports
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.group.authentication.connections import (
     Streams,
     UnansweredError,
@@ -259,15 +259,13 @@ class Connection:
         try:
             listeners = listening_sockets(identity.host, identity.port, identity.hosts)
         except OSError as error:
-            failure = ValueError(
-                explain(
-                    f"{identity.label} cannot listen on port {identity.port}: "
-                    f"{error.strerror or error}.",
-                    expected="a free port on the host of process 0.",
-                    fix="choose another port in the cluster, or stop the program that uses it, "
-                    "such as an earlier run.",
-                    code="SG509",
-                )
+            failure = invalid(
+                f"{identity.label} cannot listen on port {identity.port}: "
+                f"{error.strerror or error}.",
+                expected="a free port on the host of process 0.",
+                fix="choose another port in the cluster, or stop the program that uses it, "
+                "such as an earlier run.",
+                code="SG509",
             )
             await notify(identity, self._credentials, Verdict("ValueError", str(failure)))
             raise failure from error
@@ -352,16 +350,13 @@ class Connection:
         return reader
 
     def _unanswered(self, error: UnansweredError) -> ValueError:
-        return ValueError(
-            explain(
-                f"Port {self._identity.port} of {self._identity.labels[0]} accepts connections, "
-                f"but does not answer {self._identity.label}: {error}.",
-                expected="process 0 of this run at its address, which answers within "
-                f"{self._limits.peer_s:g} s (STRATAGEM_PEER_TIMEOUT_S).",
-                fix="check whether another program has taken the port, or a proxy is between the "
-                "two.",
-                code="SG509",
-            )
+        return invalid(
+            f"Port {self._identity.port} of {self._identity.labels[0]} accepts connections, "
+            f"but does not answer {self._identity.label}: {error}.",
+            expected="process 0 of this run at its address, which answers within "
+            f"{self._limits.peer_s:g} s (STRATAGEM_PEER_TIMEOUT_S).",
+            fix="check whether another program has taken the port, or a proxy is between the two.",
+            code="SG509",
         )
 
     async def _beat(self) -> None:

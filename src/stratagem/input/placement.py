@@ -238,6 +238,7 @@ def place(
     With `to_device=False`, only splits them. `is_repeated` is True if many calls of this signature
     follow.
     """
+    joined: Any
     if isinstance(batches, HostSteps):
         first, joined, num_steps = batches.first, batches.arrays, batches.num_steps
     else:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack, cast
 
 from stratagem.environment import load
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.launch.options import ElasticConfig, LaunchArguments, LaunchOptions
 from stratagem.launch.plan import TaskPlan, find_node
 from stratagem.launch.restart.launcher import Outcome, launch
@@ -488,12 +488,10 @@ def _require_loaded_script() -> None:
 
 def _require_one_machine(options: LaunchOptions) -> None:
     if options.nnodes not in (None, 1):
-        raise ValueError(
-            explain(
-                f"spawn with nnodes={options.nnodes!r}.",
-                expected="one machine: the function is sent to processes of this machine.",
-                fix="call it in a script, and start that with sg.launch.run or stratagem launch.",
-            )
+        raise invalid(
+            f"spawn with nnodes={options.nnodes!r}.",
+            expected="one machine: the function is sent to processes of this machine.",
+            fix="call it in a script, and start that with sg.launch.run or stratagem launch.",
         )
 
 

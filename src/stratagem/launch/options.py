@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypedDict
 
 from stratagem import settings
-from stratagem.errors import UnavailableError, explain
+from stratagem.errors import UnavailableError, explain, invalid
 from stratagem.resources import checked_folder
 from stratagem.settings import DELAY, FOLDER, LOG_LEVELS, SECONDS, SETTINGS, SWITCH, TEXT
 
@@ -119,28 +119,22 @@ class LaunchOptions:
                 _check_kind(field.name, value)
         shown = SETTINGS["show"].kind.limits["enum"]
         if self.show not in shown:
-            raise ValueError(
-                explain(
-                    f"show={self.show!r} is not a valid choice.",
-                    expected=f"one of {shown}.",
-                    fix='pass "all", or "leader" for the output of the leader alone.',
-                )
+            raise invalid(
+                f"show={self.show!r} is not a valid choice.",
+                expected=f"one of {shown}.",
+                fix='pass "all", or "leader" for the output of the leader alone.',
             )
         if self.log_level is not None and self.log_level not in LOG_LEVELS:
-            raise ValueError(
-                explain(
-                    f"log_level={self.log_level!r} is not a log level.",
-                    expected=f"one of {list(LOG_LEVELS)}.",
-                    fix='pass "info", for example, or None for that of the environment.',
-                )
+            raise invalid(
+                f"log_level={self.log_level!r} is not a log level.",
+                expected=f"one of {list(LOG_LEVELS)}.",
+                fix='pass "info", for example, or None for that of the environment.',
             )
         if not self.workers and not self.chief:
-            raise ValueError(
-                explain(
-                    "workers=0 without a chief leaves no task to train.",
-                    expected="at least one worker, or a chief.",
-                    fix="pass workers=1.",
-                )
+            raise invalid(
+                "workers=0 without a chief leaves no task to train.",
+                expected="at least one worker, or a chief.",
+                fix="pass workers=1.",
             )
         self._check_membership()
         self._check_survivors()
@@ -149,27 +143,22 @@ class LaunchOptions:
         if self.min_workers is None and self.max_workers is None:
             return
         if not (self.min_workers or self.workers) <= self.workers <= self.full_workers:
-            raise ValueError(
-                explain(
-                    f"min_workers={self.min_workers}, workers={self.workers} and "
-                    f"max_workers={self.max_workers} contradict each other.",
-                    expected="min_workers <= workers <= max_workers.",
-                    fix="correct them; an omitted max_workers equals workers.",
-                )
+            raise invalid(
+                f"min_workers={self.min_workers}, workers={self.workers} and "
+                f"max_workers={self.max_workers} contradict each other.",
+                expected="min_workers <= workers <= max_workers.",
+                fix="correct them; an omitted max_workers equals workers.",
             )
 
     def _check_survivors(self) -> None:
         """Raises ValueError for options of jobs whose workers all restart together."""
         others = [name for name in ("min_workers", "max_workers", "ps") if getattr(self, name)]
         if self.survivors and others:
-            raise ValueError(
-                explain(
-                    f"survivors=True was passed with {others[0]}={getattr(self, others[0])}.",
-                    expected="one of them: workers of an ElasticStrategy continue however many are "
-                    "left, without restarts of all and without parameter servers.",
-                    fix=f"leave out {others[0]} with ElasticStrategy, and survivors=True "
-                    "otherwise.",
-                )
+            raise invalid(
+                f"survivors=True was passed with {others[0]}={getattr(self, others[0])}.",
+                expected="one of them: workers of an ElasticStrategy continue however many are "
+                "left, without restarts of all and without parameter servers.",
+                fix=f"leave out {others[0]} with ElasticStrategy, and survivors=True otherwise.",
             )
 
     def with_workers(self, num_workers: int) -> LaunchOptions:
@@ -225,24 +214,20 @@ def _check_type(
 def _check_count(name: str, value: int, least: int) -> None:
     _check_type(name, value, int, "a whole number.")
     if value < least:
-        raise ValueError(
-            explain(
-                f"{name}={value} is too small.",
-                expected=f"at least {least}.",
-                fix=f"increase {name}, or omit it.",
-            )
+        raise invalid(
+            f"{name}={value} is too small.",
+            expected=f"at least {least}.",
+            fix=f"increase {name}, or omit it.",
         )
 
 
 def _check_seconds(name: str, value: float) -> None:
     _check_type(name, value, int | float, "a number of seconds.")
     if math.isnan(value) or value < 0:
-        raise ValueError(
-            explain(
-                f"{name}={value} is not a valid number of seconds.",
-                expected="0 seconds or more.",
-                fix=f"pass a number of seconds; {name}=0 does not wait.",
-            )
+        raise invalid(
+            f"{name}={value} is not a valid number of seconds.",
+            expected="0 seconds or more.",
+            fix=f"pass a number of seconds; {name}=0 does not wait.",
         )
 
 
@@ -287,13 +272,11 @@ class ElasticConfig:
         for name, value in (("min_workers", self.min_workers), ("max_workers", most)):
             _check_type(name, value, int, "a whole number.")
         if not 1 <= self.min_workers <= most:
-            raise ValueError(
-                explain(
-                    f"min_workers={self.min_workers} and max_workers={self.max_workers} are not a "
-                    "valid range.",
-                    expected="1 <= min_workers <= max_workers.",
-                    fix="lower min_workers, or raise max_workers.",
-                )
+            raise invalid(
+                f"min_workers={self.min_workers} and max_workers={self.max_workers} are not a "
+                "valid range.",
+                expected="1 <= min_workers <= max_workers.",
+                fix="lower min_workers, or raise max_workers.",
             )
         if self.discover is not None and not callable(self.discover):
             raise TypeError(

@@ -23,7 +23,7 @@ from stratagem.cluster.addresses import join_address, split_address
 from stratagem.cluster.launchers import open_mpi, port_of_job
 from stratagem.cluster.resolvers.slurm import SlurmClusterResolver
 from stratagem.cluster.spec import parse_task_index
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.launch.options import LaunchOptions
 from stratagem.resources import TemporaryFolder
 
@@ -136,14 +136,12 @@ def assign_devices(
     if share == 0:
         return [{} for _ in task_types]
     if share * num_trainers > len(gpus):
-        raise ValueError(
-            explain(
-                f"{num_trainers} workers with devices_per_worker={share} need "
-                f"{share * num_trainers} GPUs, but there are {len(gpus)}: {','.join(gpus)}.",
-                expected="enough GPUs for all workers.",
-                fix="lower workers or devices_per_worker, or set JAX_PLATFORMS=cpu to use virtual "
-                "devices.",
-            )
+        raise invalid(
+            f"{num_trainers} workers with devices_per_worker={share} need "
+            f"{share * num_trainers} GPUs, but there are {len(gpus)}: {','.join(gpus)}.",
+            expected="enough GPUs for all workers.",
+            fix="lower workers or devices_per_worker, or set JAX_PLATFORMS=cpu to use virtual "
+            "devices.",
         )
     return _assign_gpus(task_types, gpus, share)
 
@@ -345,12 +343,10 @@ def find_node(options: LaunchOptions) -> Node | None:
     if rank is None and (index := environment.lookup("JOB_COMPLETION_INDEX")) is not None:
         rank = parse_task_index(index)
     if rank is None or rank >= count:
-        raise ValueError(
-            explain(
-                f"node_rank={rank} on one of {count} nodes.",
-                expected=f"0 to {count - 1}.",
-                fix="give each node its own --node-rank, and all the same --nnodes.",
-            )
+        raise invalid(
+            f"node_rank={rank} on one of {count} nodes.",
+            expected=f"0 to {count - 1}.",
+            fix="give each node its own --node-rank, and all the same --nnodes.",
         )
     if options.coordinator is not None:
         coordinator = _with_port(options.coordinator)
@@ -367,14 +363,12 @@ def _check_tasks(options: LaunchOptions, count: int) -> None:
     of_tasks = ("chief", "ps", "evaluator", "input_workers")
     for name in (*of_tasks, "survivors", "min_workers", "max_workers"):
         if value := getattr(options, name):
-            raise ValueError(
-                explain(
-                    f"{name}={value!r} with nnodes={count}.",
-                    expected="the same number of workers on each node, which restart together.",
-                    fix="leave it out: process 0 is the chief. Other tasks, and an "
-                    "ElasticStrategy, need the address of each: set TF_CONFIG, or use "
-                    "`stratagem slurm render`, `stratagem kubernetes render` or Ray.",
-                )
+            raise invalid(
+                f"{name}={value!r} with nnodes={count}.",
+                expected="the same number of workers on each node, which restart together.",
+                fix="leave it out: process 0 is the chief. Other tasks, and an "
+                "ElasticStrategy, need the address of each: set TF_CONFIG, or use "
+                "`stratagem slurm render`, `stratagem kubernetes render` or Ray.",
             )
 
 
@@ -410,13 +404,11 @@ def _open_mpi_step() -> Node | None:
 
 
 def _several_on_one_node(count: int, command: str, starter: str) -> ValueError:
-    return ValueError(
-        explain(
-            f"{starter} started {count} launchers, several on one node.",
-            expected="one launcher per node, which starts the workers of its node.",
-            fix=f"use {command} stratagem launch --workers N; or start each worker by "
-            f"{starter} python train.py, without the launcher.",
-        )
+    return invalid(
+        f"{starter} started {count} launchers, several on one node.",
+        expected="one launcher per node, which starts the workers of its node.",
+        fix=f"use {command} stratagem launch --workers N; or start each worker by "
+        f"{starter} python train.py, without the launcher.",
     )
 
 
@@ -434,10 +426,8 @@ def _host_of_pod(count: int) -> str:
             "in a Ray job use sg.ParameterServerStrategy, which places its processes itself; or "
             + fix
         )
-    raise ValueError(
-        explain(
-            f"nnodes={count} without the address of process 0.",
-            expected="coordinator, a Slurm step, mpirun, or an Indexed Job of Kubernetes.",
-            fix=fix,
-        )
+    raise invalid(
+        f"nnodes={count} without the address of process 0.",
+        expected="coordinator, a Slurm step, mpirun, or an Indexed Job of Kubernetes.",
+        fix=fix,
     )

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stratagem.errors import NotFoundError, explain
+from stratagem.errors import NotFoundError, explain, invalid
 
 FORMAT_VERSION = 1
 _NOT_TRAINING = ("ps", "evaluator", "launcher")
@@ -272,12 +272,10 @@ def _is_valid(value: object) -> bool:
 
 
 def _unreadable_error(why: str) -> ValueError:
-    return ValueError(
-        explain(
-            f"This line is not an event: {why}.",
-            expected=f"JSON with version {FORMAT_VERSION} and a kind among {', '.join(_KINDS)}.",
-            fix="read the file with the release that wrote it.",
-        )
+    return invalid(
+        f"This line is not an event: {why}.",
+        expected=f"JSON with version {FORMAT_VERSION} and a kind among {', '.join(_KINDS)}.",
+        fix="read the file with the release that wrote it.",
     )
 
 

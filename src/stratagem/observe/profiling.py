@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 
 __all__ = ["PARTS", "ProfileSummary", "ProfiledOperation", "read_profile"]
 
@@ -192,14 +192,12 @@ def read_trace(path: Path) -> DeviceTrace:
     except RuntimeError as error:
         problem = f"cannot be read as a trace ({error})"
     if not any(trace.devices.values()):
-        raise ValueError(
-            explain(
-                f"{path} {problem}.",
-                expected="an .xplane.pb file as jax.profiler writes it of a compiled program that "
-                "ran on a CPU, GPU or TPU.",
-                fix="profile again: the file may be incomplete. With ProfileOptions of your own, "
-                "leave host_tracer_level at 2.",
-            )
+        raise invalid(
+            f"{path} {problem}.",
+            expected="an .xplane.pb file as jax.profiler writes it of a compiled program that "
+            "ran on a CPU, GPU or TPU.",
+            fix="profile again: the file may be incomplete. With ProfileOptions of your own, "
+            "leave host_tracer_level at 2.",
         )
     return trace
 
@@ -588,12 +586,10 @@ def read_profile(path: str | Path) -> ProfileSummary:
     """
     found = read_profiles(Path(path))
     if len(found) > 1:
-        raise ValueError(
-            explain(
-                f"{path} has traces of {len(found)} workers.",
-                expected="one trace.",
-                fix=f"pass one of: {', '.join(map(str, found))}.",
-            )
+        raise invalid(
+            f"{path} has traces of {len(found)} workers.",
+            expected="one trace.",
+            fix=f"pass one of: {', '.join(map(str, found))}.",
         )
     return next(iter(found.values()))
 
@@ -606,12 +602,10 @@ def _read_instructions(trace: Path) -> dict[str, dict[str, tuple[str, str]]]:
     try:
         programs: dict[str, dict[str, tuple[str, str]]] = json.loads(path.read_text())["programs"]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            explain(
-                f"{path} cannot be read ({type(error).__name__}: {error}).",
-                expected="JSON as sg.profile writes it beside a trace.",
-                fix="delete it: the summary then has no layers.",
-            )
+        raise invalid(
+            f"{path} cannot be read ({type(error).__name__}: {error}).",
+            expected="JSON as sg.profile writes it beside a trace.",
+            fix="delete it: the summary then has no layers.",
         ) from error
     return programs
 

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import SupportsFloat
 
 from stratagem import environment
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.observe import events
 from stratagem.observe.wait_clock import StepWaits
 
@@ -26,12 +26,10 @@ def restart_count() -> int:
     """Returns STRATAGEM_RESTART_COUNT, or 0; raises ValueError if it is not a count."""
     text = environment.lookup("STRATAGEM_RESTART_COUNT") or "0"
     if not text.isdecimal():
-        raise ValueError(
-            explain(
-                f"STRATAGEM_RESTART_COUNT={text!r} is not a count.",
-                expected="the number of earlier starts: 0, 1, 2, ...",
-                fix="unset it (the launcher sets it), or pass attempt=.",
-            )
+        raise invalid(
+            f"STRATAGEM_RESTART_COUNT={text!r} is not a count.",
+            expected="the number of earlier starts: 0, 1, 2, ...",
+            fix="unset it (the launcher sets it), or pass attempt=.",
         )
     return int(text)
 
@@ -265,12 +263,10 @@ class EventWriter:
         age_s: float = 0.0,
     ) -> None:
         if not interval_s >= 0:
-            raise ValueError(
-                explain(
-                    f"interval_s={interval_s!r} is not a valid interval.",
-                    expected="a number of seconds, 0 or more.",
-                    fix="pass 1.0, or 0 for one line per call.",
-                )
+            raise invalid(
+                f"interval_s={interval_s!r} is not a valid interval.",
+                expected="a number of seconds, 0 or more.",
+                fix="pass 1.0, or 0 for one line per call.",
             )
         # Reentrant: a signal handler may interrupt a write.
         self._lock = threading.RLock()
@@ -333,13 +329,11 @@ class EventWriter:
         if not 1 <= num_steps <= step or (
             duration_s is not None and not 0 <= duration_s < math.inf
         ):
-            raise ValueError(
-                explain(
-                    f"step={step!r}, num_steps={num_steps!r}, duration_s={duration_s!r} is not a "
-                    "valid step report.",
-                    expected="1 <= num_steps <= step, and a finite duration of 0 or more.",
-                    fix="pass the number of steps completed after the call, counted from 1.",
-                )
+            raise invalid(
+                f"step={step!r}, num_steps={num_steps!r}, duration_s={duration_s!r} is not a "
+                "valid step report.",
+                expected="1 <= num_steps <= step, and a finite duration of 0 or more.",
+                fix="pass the number of steps completed after the call, counted from 1.",
             )
         self._last_step = int(step)
         with self._lock:

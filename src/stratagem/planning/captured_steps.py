@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from stratagem.devices.finding import placeholder, planning_for
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.replica_context import ReplicaBatch
 from stratagem.execution.tracing.arguments import Arguments, Leaf
 from stratagem.execution.tracing.functionalize import CapturedStep, capture
@@ -113,14 +113,12 @@ def _check_shard_state(step: CapturedStep, shard_state: str | None) -> None:
     strategy = step.strategy
     is_shared = isinstance(strategy.placement, ShardedState) or strategy.num_replicas_in_sync == 1
     if shard_state is not None and not is_shared:
-        raise ValueError(
-            explain(
-                f"shard_state={shard_state!r} was requested, but the script trains under "
-                f"{type(strategy).__name__}.",
-                expected="a script that uses MirroredStrategy, MultiWorkerMirroredStrategy, "
-                "TPUStrategy or no strategy.",
-                fix="omit shard_state.",
-            )
+        raise invalid(
+            f"shard_state={shard_state!r} was requested, but the script trains under "
+            f"{type(strategy).__name__}.",
+            expected="a script that uses MirroredStrategy, MultiWorkerMirroredStrategy, "
+            "TPUStrategy or no strategy.",
+            fix="omit shard_state.",
         )
 
 
@@ -191,21 +189,17 @@ def _checked_size(step: CapturedStep, global_batch: int) -> int:
     replicas = step.strategy.num_replicas_in_sync
     old = step.arguments.batch.size
     if global_batch < 1 or global_batch % replicas:
-        raise ValueError(
-            explain(
-                f"A global batch of {global_batch} cannot be split over {replicas} replicas.",
-                expected="a multiple of the number of replicas.",
-                fix=f"use {max(replicas, global_batch - global_batch % replicas)}.",
-                code="SG306",
-            )
+        raise invalid(
+            f"A global batch of {global_batch} cannot be split over {replicas} replicas.",
+            expected="a multiple of the number of replicas.",
+            fix=f"use {max(replicas, global_batch - global_batch % replicas)}.",
+            code="SG306",
         )
     if old is None:
-        raise ValueError(
-            explain(
-                f"A global batch of {global_batch} was requested, but the step takes no batch.",
-                expected="a step with batched arguments.",
-                fix="omit the global batch.",
-            )
+        raise invalid(
+            f"A global batch of {global_batch} was requested, but the step takes no batch.",
+            expected="a step with batched arguments.",
+            fix="omit the global batch.",
         )
     return old
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from stratagem.contexts import get_strategy, has_strategy
 from stratagem.devices.finding import placeholder, planning_for
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.tracing.functionalize import CapturedStep, capture
 from stratagem.input.batches import take_batch
 from stratagem.input.placement import place
@@ -231,12 +231,10 @@ def _captured_function(
     fn: Callable[..., Any], batch: object, planned: Strategy, like: Strategy | None
 ) -> Generator[CapturedStep]:
     if like is None:
-        raise ValueError(
-            explain(
-                "plan received a step without a strategy.",
-                expected="the strategy whose variables the step uses.",
-                fix="pass strategy=, the strategy in whose scope the variables were created.",
-            )
+        raise invalid(
+            "plan received a step without a strategy.",
+            expected="the strategy whose variables the step uses.",
+            fix="pass strategy=, the strategy in whose scope the variables were created.",
         )
     taken = take_batch(batch, planned.num_replicas_in_sync)
     args = place([taken], planned.topology).value()
@@ -390,14 +388,12 @@ def _check_local_copies(step: CapturedStep) -> None:
         return
     missing = [one for one in step.trace.written if one.trainable and one.local_copy is None]
     if missing:
-        raise ValueError(
-            explain(
-                f"Variable {missing[0].path!r} has no copy for each replica to train.",
-                expected="a model whose optimizer was built under a LocalUpdateStrategy of several "
-                "replicas.",
-                fix="pass the function that makes and compiles the model, and strategy=.",
-                code="SG801",
-            )
+        raise invalid(
+            f"Variable {missing[0].path!r} has no copy for each replica to train.",
+            expected="a model whose optimizer was built under a LocalUpdateStrategy of several "
+            "replicas.",
+            fix="pass the function that makes and compiles the model, and strategy=.",
+            code="SG801",
         )
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.logs import as_html, as_text, size_text
 from stratagem.planning.memory import MemoryPlan
 from stratagem.planning.schedule import Reduction, share_behind
@@ -152,13 +152,11 @@ class Plan:
     def _machine_of(self, num_devices: int) -> Target:
         machine = self.target.of_size(max(num_devices, 1))
         if machine.num_devices != num_devices or num_devices % self.devices_per_replica:
-            raise ValueError(
-                explain(
-                    f"num_devices={num_devices!r} does not fill hosts, slices or replicas.",
-                    expected=f"at most {machine.devices_per_group}, or a multiple of it, in "
-                    f"replicas of {self.devices_per_replica}.",
-                    fix="pass a number of whole hosts or slices.",
-                )
+            raise invalid(
+                f"num_devices={num_devices!r} does not fill hosts, slices or replicas.",
+                expected=f"at most {machine.devices_per_group}, or a multiple of it, in "
+                f"replicas of {self.devices_per_replica}.",
+                fix="pass a number of whole hosts or slices.",
             )
         return machine
 

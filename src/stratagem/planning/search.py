@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from stratagem.devices.finding import placeholder, planning_for
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.tracing.functionalize import CapturedStep
 from stratagem.keras.training.planned_models import (
     computing_as,
@@ -278,25 +278,21 @@ def _model_of(step: CapturedStep, title: str) -> Any:
     """Returns the model that a step of `fit` trains; raises ValueError for other steps."""
     model = getattr(getattr(step.fn, "__self__", None), "model", None)
     if not is_model(model):
-        raise ValueError(
-            explain(
-                f"{title} trains with a function of its own, {step.fn!r}.",
-                expected="a script whose first training step is that of fit or train_on_batch.",
-                fix="plan each setting on its own: stratagem plan without --search.",
-                code="SG801",
-            )
+        raise invalid(
+            f"{title} trains with a function of its own, {step.fn!r}.",
+            expected="a script whose first training step is that of fit or train_on_batch.",
+            fix="plan each setting on its own: stratagem plan without --search.",
+            code="SG801",
         )
     return model
 
 
 def _check_count(count: int) -> None:
     if count < 1:
-        raise ValueError(
-            explain(
-                f"A search for {count} results was requested.",
-                expected="at least 1.",
-                fix="pass 5.",
-            )
+        raise invalid(
+            f"A search for {count} results was requested.",
+            expected="at least 1.",
+            fix="pass 5.",
         )
 
 
@@ -340,14 +336,11 @@ def _search(
         name = "MultiWorkerMirroredStrategy" if machine.num_hosts > 1 else "MirroredStrategy"
     candidates = list_candidates(machine, global_batch, forms, strategy=name, model_sizes=sizes)
     if not candidates:
-        raise ValueError(
-            explain(
-                f"A global batch of {global_batch} cannot be split over {machine.num_devices} "
-                "devices.",
-                expected="a multiple of the number of replicas.",
-                fix="use another global batch, or a layout_map that several devices share.",
-                code="SG306",
-            )
+        raise invalid(
+            f"A global batch of {global_batch} cannot be split over {machine.num_devices} devices.",
+            expected="a multiple of the number of replicas.",
+            fix="use another global batch, or a layout_map that several devices share.",
+            code="SG306",
         )
     layouts = {size: _layouts(layout_map, machine, size) for size in sizes}
     work = workload_of(model, batch, machine, forms, layouts=layouts, blocks=blocks)

@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.planning.schedule import OperationCost, Reduction
 from stratagem.planning.targets import Target
 
@@ -196,13 +196,11 @@ def _for_any_size(reduction: Reduction, target: Target) -> Reduction:
     hosts = {device // target.devices_per_group for device in reduction.groups[0]}
     if len(hosts) == 1:
         return reduction
-    raise ValueError(
-        explain(
-            f"{reduction.name!r} is sent in groups of {len(reduction.groups[0])} devices of "
-            f"{len(hosts)} hosts or slices, out of {target.num_devices} devices.",
-            expected="messages among all devices, or within hosts or slices.",
-            fix="plan for the machine itself: sg.plan(..., target).",
-        )
+    raise invalid(
+        f"{reduction.name!r} is sent in groups of {len(reduction.groups[0])} devices of "
+        f"{len(hosts)} hosts or slices, out of {target.num_devices} devices.",
+        expected="messages among all devices, or within hosts or slices.",
+        fix="plan for the machine itself: sg.plan(..., target).",
     )
 
 

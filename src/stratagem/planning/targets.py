@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stratagem.devices.finding import AbstractDevice, AbstractTopology
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 
 # Specifications of accelerators as published by their vendors; nothing here is measured.
 #
@@ -397,12 +397,10 @@ def parse_target(text: str) -> Target:
     if found is None or kind is None:
         raise _unknown_target_error(text)
     if kind.platform == "tpu":
-        raise ValueError(
-            explain(
-                f"target={text!r} names a TPU without the shape of its slice.",
-                expected=f'a shape, since the links depend on it: "{kind.name}:4x4".',
-                fix="append a colon and the TPU topology.",
-            )
+        raise invalid(
+            f"target={text!r} names a TPU without the shape of its slice.",
+            expected=f'a shape, since the links depend on it: "{kind.name}:4x4".',
+            fix="append a colon and the TPU topology.",
         )
     return _parse_hosts(text, int(found[1] or 1), kind)
 
@@ -427,36 +425,30 @@ def _parse_hosts(text: str, num_gpus: int, kind: Accelerator) -> Target:
         raise _no_devices_error(text)
     per_host = kind.devices_per_host
     if num_gpus > per_host and num_gpus % per_host:
-        raise ValueError(
-            explain(
-                f"target={text!r}: {num_gpus} GPUs do not fill hosts of {per_host}.",
-                expected=f"at most {per_host} GPUs, or a multiple of {per_host}.",
-                fix=f"use {num_gpus - num_gpus % per_host} or "
-                f"{num_gpus + per_host - num_gpus % per_host}.",
-            )
+        raise invalid(
+            f"target={text!r}: {num_gpus} GPUs do not fill hosts of {per_host}.",
+            expected=f"at most {per_host} GPUs, or a multiple of {per_host}.",
+            fix=f"use {num_gpus - num_gpus % per_host} or "
+            f"{num_gpus + per_host - num_gpus % per_host}.",
         )
     inside = min(num_gpus, per_host)
     return Target(kind, num_gpus // inside, inside)
 
 
 def _no_devices_error(text: str) -> ValueError:
-    return ValueError(
-        explain(
-            f"target={text!r} has no devices.",
-            expected="at least one.",
-            fix='use a number above 0, such as "8xH100".',
-        )
+    return invalid(
+        f"target={text!r} has no devices.",
+        expected="at least one.",
+        fix='use a number above 0, such as "8xH100".',
     )
 
 
 def _unknown_target_error(text: str) -> ValueError:
     gpus = ", ".join(name for name, kind in ACCELERATORS.items() if kind.platform == "gpu")
     tpus = ", ".join(name for name, kind in ACCELERATORS.items() if kind.platform == "tpu")
-    return ValueError(
-        explain(
-            f"target={text!r} is not a known machine.",
-            expected=f'a number of GPUs such as "8xH100" ({gpus}), a TPU slice such as "v5e:4x4", '
-            f'or several such as "2xv5e:4x4" ({tpus}).',
-            fix="use a listed accelerator.",
-        )
+    return invalid(
+        f"target={text!r} is not a known machine.",
+        expected=f'a number of GPUs such as "8xH100" ({gpus}), a TPU slice such as "v5e:4x4", '
+        f'or several such as "2xv5e:4x4" ({tpus}).',
+        fix="use a listed accelerator.",
     )

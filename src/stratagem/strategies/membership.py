@@ -8,6 +8,7 @@ import importlib.metadata
 import math
 import platform
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -203,9 +204,7 @@ def own_accelerators(processes: Processes) -> list[int] | None:
 # Local devices of a strategy, from the user's argument.
 
 
-def local_topology(
-    devices: object, *, name: str, devices_per_replica: int | None = None
-) -> Topology:
+def local_topology(devices: Any, *, name: str, devices_per_replica: int | None = None) -> Topology:
     """Returns the replicas on devices.
 
     Args:

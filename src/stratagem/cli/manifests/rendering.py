@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stratagem.environment import load
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.group.authentication.secret import new_secret
 
 if TYPE_CHECKING:
@@ -77,12 +77,10 @@ class Template:
         values = {assign.target.name: getattr(module, assign.target.name) for assign in header}
         for variable, value in values.items():
             if isinstance(value, self._jinja.Undefined):
-                raise ValueError(
-                    explain(
-                        f"{self._name}: variable {variable!r} is set from an undefined variable.",
-                        expected="a value, or a variable set above it.",
-                        fix=f"write {{% set {variable} = ... %}} with a value.",
-                    )
+                raise invalid(
+                    f"{self._name}: variable {variable!r} is set from an undefined variable.",
+                    expected="a value, or a variable set above it.",
+                    fix=f"write {{% set {variable} = ... %}} with a value.",
                 )
         return values
 
@@ -126,12 +124,10 @@ class Template:
         """Returns the overrides, with strings converted to the types of the template's values."""
         unknown = sorted(overrides.keys() - set(known))
         if unknown:
-            raise ValueError(
-                explain(
-                    f"{self._name} has no variable {', '.join(map(repr, unknown))}.",
-                    expected=f"one of {', '.join(sorted(known)) or 'none; it has no variables'}.",
-                    fix="correct the name, or add a {% set %} line at the top of the template.",
-                )
+            raise invalid(
+                f"{self._name} has no variable {', '.join(map(repr, unknown))}.",
+                expected=f"one of {', '.join(sorted(known)) or 'none; it has no variables'}.",
+                fix="correct the name, or add a {% set %} line at the top of the template.",
             )
         return {
             variable: _convert_to_type_of(variable, value, self.variables[variable])
@@ -190,12 +186,10 @@ def _convert_to_type_of(variable: str, text: str, default: object) -> object:
     else:
         return text
     if value is None:
-        raise ValueError(
-            explain(
-                f"{variable}={text!r} has a different type than {default!r} in the template.",
-                expected=expected,
-                fix=f"pass a value of that type for {variable}.",
-            )
+        raise invalid(
+            f"{variable}={text!r} has a different type than {default!r} in the template.",
+            expected=expected,
+            fix=f"pass a value of that type for {variable}.",
         )
     return value
 
@@ -222,24 +216,20 @@ def _shell_words(value: object) -> list[str]:
     try:
         return shlex.split(str(value))
     except ValueError as error:
-        raise ValueError(
-            explain(
-                f"{value!r} cannot be split into words: {error}.",
-                expected="quotes in pairs, as in a shell.",
-                fix="close the quote, or pass a list of words.",
-            )
+        raise invalid(
+            f"{value!r} cannot be split into words: {error}.",
+            expected="quotes in pairs, as in a shell.",
+            fix="close the quote, or pass a list of words.",
         ) from error
 
 
 def _environment_value(value: object, name: str) -> str:
     num_bytes = len(f"{name}={value}\0".encode())
     if num_bytes > _MAX_VARIABLE_BYTES:
-        raise ValueError(
-            explain(
-                f"The environment variable {name} would be {num_bytes} bytes long.",
-                expected=f"at most {_MAX_VARIABLE_BYTES} bytes, the limit of Linux.",
-                fix="choose a shorter name, or fewer tasks.",
-            )
+        raise invalid(
+            f"The environment variable {name} would be {num_bytes} bytes long.",
+            expected=f"at most {_MAX_VARIABLE_BYTES} bytes, the limit of Linux.",
+            fix="choose a shorter name, or fewer tasks.",
         )
     return str(value)
 
@@ -268,12 +258,10 @@ def _check_values(values: Mapping[str, object], rules: Mapping[str, _VariableRul
         rule = rules.get(variable)
         if rule is None or rule.is_valid(value):
             continue
-        raise ValueError(
-            explain(
-                f"{variable}={value!r} is not valid.",
-                expected=rule.expected,
-                fix=f"set {variable} to such a value.",
-            )
+        raise invalid(
+            f"{variable}={value!r} is not valid.",
+            expected=rule.expected,
+            fix=f"set {variable} to such a value.",
         )
 
 
@@ -292,12 +280,10 @@ def _check_pod_names(values: Mapping[str, Any]) -> None:
 def _check_name_length(name: str, owner: str, longest: int = _MAX_LABEL_LETTERS) -> None:
     """Raises ValueError for a name that is too long; `owner` names its object in the message."""
     if len(name) > longest:
-        raise ValueError(
-            explain(
-                f"The name of the {owner}, {name!r}, has {len(name)} characters.",
-                expected=f"at most {longest}.",
-                fix="choose a shorter name.",
-            )
+        raise invalid(
+            f"The name of the {owner}, {name!r}, has {len(name)} characters.",
+            expected=f"at most {longest}.",
+            fix="choose a shorter name.",
         )
 
 
@@ -534,12 +520,10 @@ def render_slurm(
     values = own.values(overrides or {})
     _check_values(values, _SLURM)
     if values.get("heterogeneous") and values.get("array"):
-        raise ValueError(
-            explain(
-                f"array={values['array']!r} was given with heterogeneous=True.",
-                expected="one of them: Slurm has no arrays of heterogeneous jobs.",
-                fix="omit heterogeneous, or submit several jobs.",
-            )
+        raise invalid(
+            f"array={values['array']!r} was given with heterogeneous=True.",
+            expected="one of them: Slurm has no arrays of heterogeneous jobs.",
+            fix="omit heterogeneous, or submit several jobs.",
         )
     updated = dict(overrides or {})
     if nodes is not None:
@@ -552,12 +536,10 @@ def _fit_to_nodes(
 ) -> dict[str, object]:
     """Returns the overrides, with workers or tasks per node derived from the number of nodes."""
     if nodes < 1:
-        raise ValueError(
-            explain(
-                f"nodes={nodes} is not a number of nodes.",
-                expected="at least one node.",
-                fix="request 1 or more.",
-            )
+        raise invalid(
+            f"nodes={nodes} is not a number of nodes.",
+            expected="at least one node.",
+            fix="request 1 or more.",
         )
     workers, on_a_node = values["worker_replicas"], values["tasks_per_node"]
     num_servers = 0 if values.get("heterogeneous") else values.get("ps_replicas", 0)
@@ -570,12 +552,10 @@ def _fit_to_nodes(
     needed = math.ceil((workers + others) / on_a_node)
     if needed != nodes:
         servers = f" and {others} tasks of servers" if others else ""
-        raise ValueError(
-            explain(
-                f"{workers} workers{servers} at {on_a_node} per node need {needed} nodes, but "
-                f"{nodes} were requested.",
-                expected="exactly as many nodes as the tasks need.",
-                fix="omit the number of nodes, of workers, or of tasks per node.",
-            )
+        raise invalid(
+            f"{workers} workers{servers} at {on_a_node} per node need {needed} nodes, but "
+            f"{nodes} were requested.",
+            expected="exactly as many nodes as the tasks need.",
+            fix="omit the number of nodes, of workers, or of tasks per node.",
         )
     return {**updated, "worker_replicas": workers, "tasks_per_node": on_a_node}

@@ -30,7 +30,7 @@ from stratagem.cli.migrate.imports import ImportRewriter, imports_tensorflow
 from stratagem.cli.migrate.names import NameRewriter
 from stratagem.cli.migrate.rules import tensorflow_name
 from stratagem.cli.migrate.tapes import TapeRewriter
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 
 # Assignments of modules, such as `keras = tf.keras`, as the imports that they stand for.
 
@@ -442,12 +442,10 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
         elif path.suffix in _SUFFIXES:
             found[path] = None
         else:
-            raise ValueError(
-                explain(
-                    f"{path} is not a program or a notebook.",
-                    expected="a .py or .ipynb file, or a folder of them.",
-                    fix="rename it, or leave it out.",
-                )
+            raise invalid(
+                f"{path} is not a program or a notebook.",
+                expected="a .py or .ipynb file, or a folder of them.",
+                fix="rename it, or leave it out.",
             )
     return list(found)
 

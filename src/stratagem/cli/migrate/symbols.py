@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from stratagem.errors import explain
+from stratagem.errors import invalid
 
 # Each status, and its meaning for a program that uses the symbol.
 STATUSES: Mapping[str, str] = {
@@ -137,4 +137,4 @@ def _problem(symbol: Symbol) -> tuple[str, str] | None:
 
 
 def _invalid(path: Path, received: str, expected: str) -> ValueError:
-    return ValueError(explain(f"{path} {received}", expected=expected, fix="correct the file."))
+    return invalid(f"{path} {received}", expected=expected, fix="correct the file.")

@@ -19,7 +19,7 @@ from stratagem.cluster.accelerators import local_gpus
 from stratagem.cluster.preemption.notices import AnySource, Notice, NoticeSource
 from stratagem.cluster.preemption.signals import SignalSource
 from stratagem.cluster.resolvers.gce import metadata
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 
 # Notice source that polls a user's function.
 
@@ -47,12 +47,10 @@ class PolledSource(NoticeSource):
     def __init__(self, watcher_fn: Callable[[], bool], *, interval_s: float = 1.0) -> None:
         super().__init__()
         if not 0 < interval_s < float("inf"):
-            raise ValueError(
-                explain(
-                    f"interval_s={interval_s!r} is out of range.",
-                    expected="a number of seconds above 0.",
-                    fix="pass interval_s=1.0, for example.",
-                )
+            raise invalid(
+                f"interval_s={interval_s!r} is out of range.",
+                expected="a number of seconds above 0.",
+                fix="pass interval_s=1.0, for example.",
             )
         self._watcher_fn = watcher_fn
         self._interval_s = interval_s
@@ -270,12 +268,10 @@ def pod_time_left(grace_s: float | None = None) -> Callable[[], float]:
     """
     time_left_s = settings.read("pod_grace_s") if grace_s is None else float(grace_s)
     if not 0 < time_left_s < float("inf"):
-        raise ValueError(
-            explain(
-                f"A pod's grace_s={grace_s!r} is out of range.",
-                expected="a number of seconds above 0: its terminationGracePeriodSeconds.",
-                fix="pass that value, or omit grace_s if you don't know it.",
-            )
+        raise invalid(
+            f"A pod's grace_s={grace_s!r} is out of range.",
+            expected="a number of seconds above 0: its terminationGracePeriodSeconds.",
+            fix="pass that value, or omit grace_s if you don't know it.",
         )
     return lambda: time_left_s
 
@@ -307,12 +303,10 @@ def slurm_time_left() -> Callable[[], float] | None:
     if text is None:
         return None
     if not text.isdecimal():
-        raise ValueError(
-            explain(
-                f"SLURM_JOB_END_TIME={text!r} is not a time.",
-                expected="whole seconds since 1970, as Slurm sets it.",
-                fix="unset the variable.",
-            )
+        raise invalid(
+            f"SLURM_JOB_END_TIME={text!r} is not a time.",
+            expected="whole seconds since 1970, as Slurm sets it.",
+            fix="unset the variable.",
         )
     ends_at_s = int(text)
     return lambda: max(0.0, ends_at_s - time.time())
@@ -532,12 +526,10 @@ def _check_time(name: str, time_s: object, *, above_zero: bool) -> None:
         )
     is_enough = time_s > 0 if above_zero else time_s >= 0
     if not is_enough or time_s == float("inf"):
-        raise ValueError(
-            explain(
-                f"{name}={time_s!r} is out of range.",
-                expected="a number of seconds above 0." if above_zero else "seconds, 0 or more.",
-                fix=f"pass {name}=60, for example.",
-            )
+        raise invalid(
+            f"{name}={time_s!r} is out of range.",
+            expected="a number of seconds above 0." if above_zero else "seconds, 0 or more.",
+            fix=f"pass {name}=60, for example.",
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 
 # A signal just before the main thread begins to wait does not wake it: Python runs the handler
 # only after that wait.
@@ -213,12 +213,10 @@ class AnySource(NoticeSource):
     def __init__(self, sources: Sequence[NoticeSource]) -> None:
         super().__init__()
         if not sources:
-            raise ValueError(
-                explain(
-                    "The list of notice sources is empty.",
-                    expected="at least one source; without one, no notice would be received.",
-                    fix="pass SignalSource(), which receives SIGTERM.",
-                )
+            raise invalid(
+                "The list of notice sources is empty.",
+                expected="at least one source; without one, no notice would be received.",
+                fix="pass SignalSource(), which receives SIGTERM.",
             )
         self._sources = tuple(sources)
         for source in self._sources:

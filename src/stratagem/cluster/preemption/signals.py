@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from stratagem.cluster.preemption.notices import Notice, NoticeSource
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 
 # Signals that schedulers send before they end a job. Some do not exist on every system.
 _SELECTABLE = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGXCPU")
@@ -145,12 +145,10 @@ def _as_list(signals: Sequence[str | int]) -> list[str | int]:
     # A single name is a sequence of letters.
     listed: list[str | int] = [signals] if isinstance(signals, str | int) else list(signals)
     if not listed:
-        raise ValueError(
-            explain(
-                "The list of signals is empty.",
-                expected=f"one or more of {', '.join(_SELECTABLE)}.",
-                fix="omit signals to listen to SIGTERM.",
-            )
+        raise invalid(
+            "The list of signals is empty.",
+            expected=f"one or more of {', '.join(_SELECTABLE)}.",
+            fix="omit signals to listen to SIGTERM.",
         )
     return listed
 
@@ -160,12 +158,10 @@ def _signal(name: str | int) -> signal.Signals:
         signum = getattr(signal, selectable, None)
         if signum is not None and name in (selectable, signum):
             return signum
-    raise ValueError(
-        explain(
-            f"Signal {name!r} cannot be a notice.",
-            expected=f"one of {', '.join(_SELECTABLE)}.",
-            fix="pass the signal that your scheduler sends, such as SIGUSR1.",
-        )
+    raise invalid(
+        f"Signal {name!r} cannot be a notice.",
+        expected=f"one of {', '.join(_SELECTABLE)}.",
+        fix="pass the signal that your scheduler sends, such as SIGUSR1.",
     )
 
 

@@ -11,7 +11,7 @@ from stratagem.cluster.addresses import join_address
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.spec import ClusterSpec
 from stratagem.environment import load
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 
 
 class KubernetesExecutableLocation(enum.Enum):
@@ -78,12 +78,10 @@ class KubernetesClusterResolver(ClusterResolver):
         ),
     ) -> None:
         if not isinstance(executable_location, KubernetesExecutableLocation):
-            raise ValueError(
-                explain(
-                    f"executable_location={executable_location!r} is unknown.",
-                    expected="KubernetesExecutableLocation.WITHIN_CLUSTER or OFF_CLUSTER.",
-                    fix="pass one of sg.cluster_resolver.KubernetesExecutableLocation.",
-                )
+            raise invalid(
+                f"executable_location={executable_location!r} is unknown.",
+                expected="KubernetesExecutableLocation.WITHIN_CLUSTER or OFF_CLUSTER.",
+                fix="pass one of sg.cluster_resolver.KubernetesExecutableLocation.",
             )
         self._selectors = {
             job: list(selectors)

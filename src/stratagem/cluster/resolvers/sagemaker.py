@@ -7,7 +7,7 @@ import json
 from stratagem import environment as variables
 from stratagem.cluster.resolvers.resolver import ClusterResolver, has_one_task
 from stratagem.cluster.spec import ClusterSpec, parse_task_index
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 
 
 class SageMakerClusterResolver(ClusterResolver):
@@ -100,20 +100,16 @@ def _hosts() -> tuple[list[str], int]:
     except ValueError:
         hosts = None
     if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
-        raise ValueError(
-            explain(
-                f"SM_HOSTS={text!r} is not a list of hosts.",
-                expected='a JSON list such as ["algo-1", "algo-2"].',
-                fix="keep the variable as SageMaker sets it.",
-            )
+        raise invalid(
+            f"SM_HOSTS={text!r} is not a list of hosts.",
+            expected='a JSON list such as ["algo-1", "algo-2"].',
+            fix="keep the variable as SageMaker sets it.",
         )
     hosts = sorted(hosts)
     if current not in hosts:
-        raise ValueError(
-            explain(
-                f"SM_CURRENT_HOST={current!r} is not among SM_HOSTS={hosts}.",
-                expected="the name of this host in the list.",
-                fix="keep the variables as SageMaker sets them.",
-            )
+        raise invalid(
+            f"SM_CURRENT_HOST={current!r} is not among SM_HOSTS={hosts}.",
+            expected="the name of this host in the list.",
+            fix="keep the variables as SageMaker sets them.",
         )
     return hosts, hosts.index(current)

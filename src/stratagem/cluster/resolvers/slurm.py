@@ -9,7 +9,7 @@ from stratagem import environment
 from stratagem.cluster.accelerators import local_gpus
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.spec import ClusterSpec, parse_task_index
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 
 # Parsing of Slurm's compact lists of hosts and of tasks per node.
 
@@ -67,12 +67,10 @@ def _numbers(ranges: str, hostlist: str) -> list[str]:
 
 
 def _hostlist_error(hostlist: str) -> ValueError:
-    return ValueError(
-        explain(
-            f"Invalid hostlist format {hostlist!r}.",
-            expected="hosts with ranges in brackets, such as n[1-2],m5,o[08-10].",
-            fix="check the output of `scontrol show hostnames $SLURM_STEP_NODELIST`.",
-        )
+    return invalid(
+        f"Invalid hostlist format {hostlist!r}.",
+        expected="hosts with ranges in brackets, such as n[1-2],m5,o[08-10].",
+        fix="check the output of `scontrol show hostnames $SLURM_STEP_NODELIST`.",
     )
 
 
@@ -98,12 +96,10 @@ def expand_tasks_per_node(tasks_per_node: str) -> list[int]:
     for part in tasks_per_node.split(","):
         match = _TASKS.fullmatch(part)
         if match is None:
-            raise ValueError(
-                explain(
-                    f"Invalid tasks-per-node list format {tasks_per_node!r}.",
-                    expected="numbers and repetitions, such as 3(x2),2,1.",
-                    fix="correct SLURM_STEP_TASKS_PER_NODE, or pass tasks_per_node.",
-                )
+            raise invalid(
+                f"Invalid tasks-per-node list format {tasks_per_node!r}.",
+                expected="numbers and repetitions, such as 3(x2),2,1.",
+                fix="correct SLURM_STEP_TASKS_PER_NODE, or pass tasks_per_node.",
             )
         numbers += [int(match[1])] * int(match[2] or 1)
     return numbers
@@ -306,13 +302,11 @@ def _jobs_of_environment() -> dict[str, int]:
     pairs = [re.fullmatch(r"\s*(\w+)=(\d+)\s*", pair) for pair in text.split(",")]
     jobs = {pair[1]: int(pair[2]) for pair in pairs if pair is not None}
     if len(jobs) != len(pairs):
-        raise ValueError(
-            explain(
-                f"STRATAGEM_SLURM_JOBS={text!r} is malformed.",
-                expected="each job once with its number of tasks, such as chief=1,ps=2,worker=4.",
-                fix="start the job with a script of `stratagem slurm render`, or pass jobs.",
-                code="SG512",
-            )
+        raise invalid(
+            f"STRATAGEM_SLURM_JOBS={text!r} is malformed.",
+            expected="each job once with its number of tasks, such as chief=1,ps=2,worker=4.",
+            fix="start the job with a script of `stratagem slurm render`, or pass jobs.",
+            code="SG512",
         )
     return jobs
 
@@ -330,13 +324,11 @@ def _tasks_of_hosts(tasks_per_node: int | Mapping[str, int] | None) -> dict[str,
         return dict.fromkeys(hosts, int(tasks_per_node))
     numbers = expand_tasks_per_node(_text("SLURM_STEP_TASKS_PER_NODE"))
     if len(hosts) != len(numbers):
-        raise ValueError(
-            explain(
-                f"SLURM_STEP_NODELIST names {len(hosts)} hosts, SLURM_STEP_TASKS_PER_NODE "
-                f"{len(numbers)}.",
-                expected="one number of tasks per host.",
-                fix="pass tasks_per_node, or start the script with srun.",
-                code="SG512",
-            )
+        raise invalid(
+            f"SLURM_STEP_NODELIST names {len(hosts)} hosts, SLURM_STEP_TASKS_PER_NODE "
+            f"{len(numbers)}.",
+            expected="one number of tasks per host.",
+            fix="pass tasks_per_node, or start the script with srun.",
+            code="SG512",
         )
     return dict(zip(hosts, numbers, strict=True))

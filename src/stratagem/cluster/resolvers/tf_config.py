@@ -8,7 +8,7 @@ from typing import Any
 from stratagem import environment as variables
 from stratagem.cluster.resolvers.resolver import ClusterResolver, has_one_task, master_url
 from stratagem.cluster.spec import ClusterSpec, parse_task_index
-from stratagem.errors import explain
+from stratagem.errors import invalid
 
 _FORM = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": '
 
@@ -94,14 +94,12 @@ class TFConfigClusterResolver(ClusterResolver):
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
         if task_type is None or task_id is None:
-            raise ValueError(
-                explain(
-                    "TF_CONFIG has a cluster of several tasks, but no complete task: "
-                    f"{(task_type, task_id)}.",
-                    expected="type and index of this process's task.",
-                    fix='add "task": {"type": "worker", "index": 0}, or pass both.',
-                    code="SG501",
-                )
+            raise invalid(
+                "TF_CONFIG has a cluster of several tasks, but no complete task: "
+                f"{(task_type, task_id)}.",
+                expected="type and index of this process's task.",
+                fix='add "task": {"type": "worker", "index": 0}, or pass both.',
+                code="SG501",
             )
         return master_url(
             spec.task_address(task_type, task_id),
@@ -120,14 +118,11 @@ class TFConfigClusterResolver(ClusterResolver):
         if task_type in spec.jobs and task_id is not None:
             indices = spec.task_indices(str(task_type))
             if task_id not in indices:
-                raise ValueError(
-                    explain(
-                        f"TF_CONFIG, part 'task': index {task_id} is outside the job "
-                        f"{task_type!r}.",
-                        expected=f"one of {indices}.",
-                        fix="number tasks from 0, or add the task's address to the cluster.",
-                        code="SG502",
-                    )
+                raise invalid(
+                    f"TF_CONFIG, part 'task': index {task_id} is outside the job {task_type!r}.",
+                    expected=f"one of {indices}.",
+                    fix="number tasks from 0, or add the task's address to the cluster.",
+                    code="SG502",
                 )
 
 
@@ -139,22 +134,18 @@ def tf_config() -> dict[str, Any]:
     try:
         config = json.loads(text)
     except ValueError as error:
-        raise ValueError(
-            explain(
-                f"TF_CONFIG is not JSON: {error}: {text!r}.",
-                expected=f"{_FORM}0}}}}.",
-                fix="write it with json.dumps, and quote it in the shell.",
-                code="SG501",
-            )
+        raise invalid(
+            f"TF_CONFIG is not JSON: {error}: {text!r}.",
+            expected=f"{_FORM}0}}}}.",
+            fix="write it with json.dumps, and quote it in the shell.",
+            code="SG501",
         ) from error
     if not isinstance(config, dict):
-        raise ValueError(
-            explain(
-                f"TF_CONFIG is a {type(config).__name__}: {text!r}.",
-                expected=f"an object: {_FORM}0}}}}.",
-                fix="put the cluster under the key 'cluster' and the task under 'task'.",
-                code="SG501",
-            )
+        raise invalid(
+            f"TF_CONFIG is a {type(config).__name__}: {text!r}.",
+            expected=f"an object: {_FORM}0}}}}.",
+            fix="put the cluster under the key 'cluster' and the task under 'task'.",
+            code="SG501",
         )
     return config
 
@@ -166,13 +157,11 @@ def _task() -> tuple[str | None, int | None]:
         return None, None
     task = config["task"]
     if not isinstance(task, dict) or not isinstance(task.get("type"), str):
-        raise ValueError(
-            explain(
-                f"TF_CONFIG, part 'task': {task!r} has no type.",
-                expected='{"type": "worker", "index": 0}.',
-                fix="add the type of this process's task.",
-                code="SG501",
-            )
+        raise invalid(
+            f"TF_CONFIG, part 'task': {task!r} has no type.",
+            expected='{"type": "worker", "index": 0}.',
+            fix="add the type of this process's task.",
+            code="SG501",
         )
     try:
         index = parse_task_index(task["index"]) if "index" in task else None

@@ -14,7 +14,7 @@ from stratagem.cluster.processes import Processes, processes_of_task
 from stratagem.cluster.resolvers.gce import build_service, metadata
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.spec import ClusterSpec, parse_task_index
-from stratagem.errors import NotFoundError, explain
+from stratagem.errors import NotFoundError, explain, invalid
 
 _PORT = 8470
 # JAX's default between TPU hosts.
@@ -69,12 +69,10 @@ class TPUClusterResolver(ClusterResolver):
         discovery_url: str | None = None,
     ) -> None:
         if coordinator_name and not coordinator_address:
-            raise ValueError(
-                explain(
-                    f"coordinator_name={coordinator_name!r} was passed without an address.",
-                    expected="coordinator_address with it; no server is started here.",
-                    fix="pass coordinator_address='host:port', or omit coordinator_name.",
-                )
+            raise invalid(
+                f"coordinator_name={coordinator_name!r} was passed without an address.",
+                expected="coordinator_address with it; no server is started here.",
+                fix="pass coordinator_address='host:port', or omit coordinator_name.",
             )
         config = _tpu_config()
         self._tpu = tpu or _name_in_environment() or config.get("tpu_node_name")
@@ -347,12 +345,10 @@ def _tpu_config() -> dict[str, Any]:
     except ValueError:
         config = None
     if not isinstance(config, dict):
-        raise ValueError(
-            explain(
-                f"TPU_CONFIG={text!r} is not a JSON object.",
-                expected='{"tpu_node_name": "my-tpu", "zone": "...", "project": "..."}.',
-                fix="correct or unset TPU_CONFIG.",
-            )
+        raise invalid(
+            f"TPU_CONFIG={text!r} is not a JSON object.",
+            expected='{"tpu_node_name": "my-tpu", "zone": "...", "project": "..."}.',
+            fix="correct or unset TPU_CONFIG.",
         )
     return config
 

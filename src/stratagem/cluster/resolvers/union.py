@@ -8,7 +8,7 @@ from typing import TypeVar
 from stratagem.cluster.processes import Processes
 from stratagem.cluster.resolvers.resolver import ClusterResolver, master_url
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 
 _T = TypeVar("_T")
 
@@ -47,20 +47,16 @@ class UnionResolver(ClusterResolver):
         **unknown: object,
     ) -> None:
         if unknown:
-            raise ValueError(
-                explain(
-                    f"UnionResolver received {unknown!r}.",
-                    expected="resolvers, and task_type, task_id or rpc_layer.",
-                    fix="correct the keyword.",
-                )
+            raise invalid(
+                f"UnionResolver received {unknown!r}.",
+                expected="resolvers, and task_type, task_id or rpc_layer.",
+                fix="correct the keyword.",
             )
         if not resolvers:
-            raise ValueError(
-                explain(
-                    "UnionResolver received no resolver.",
-                    expected="at least one.",
-                    fix="pass resolvers: UnionResolver(first, second).",
-                )
+            raise invalid(
+                "UnionResolver received no resolver.",
+                expected="at least one.",
+                fix="pass resolvers: UnionResolver(first, second).",
             )
         for resolver in resolvers:
             if not isinstance(resolver, ClusterResolver):

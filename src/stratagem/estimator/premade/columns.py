@@ -20,7 +20,7 @@ import jax
 import keras
 import numpy as np
 
-from stratagem.estimator.checks import invalid
+from stratagem.errors import invalid
 from stratagem.parameter_server.fingerprints import concatenated_fingerprint, fingerprint
 
 Combiner = Literal["mean", "sqrtn", "sum"]

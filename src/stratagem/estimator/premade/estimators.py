@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from stratagem.estimator.checks import invalid
+from stratagem.errors import invalid
 from stratagem.estimator.estimator import Estimator
 from stratagem.estimator.inputs import HostTransforms
 from stratagem.estimator.premade.columns import (

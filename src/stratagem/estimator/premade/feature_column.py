@@ -14,8 +14,8 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.errors import explain
-from stratagem.estimator.checks import check_known, check_number, check_type, invalid
+from stratagem.errors import check_type, invalid
+from stratagem.estimator.checks import check_known, check_number
 from stratagem.estimator.premade.columns import (
     BucketizedColumn,
     CategoricalColumn,
@@ -758,13 +758,11 @@ def _encoded(features: Mapping[str, Any], columns: tuple[FeatureColumn, ...]) ->
     if not missing and all(isinstance(features[name], kinds) for name in names):
         return {name: features[name] for name in names}
     if any(isinstance(value, Tracer | keras.KerasTensor) for value in features.values()):
-        raise ValueError(
-            explain(
-                f"A feature-column layer found no {missing} in the features {sorted(features)}.",
-                expected="encoded features: compiled steps cannot process strings.",
-                fix="return sg.feature_column.encode_features(features, columns) from the input "
-                "function.",
-                code="SG904",
-            )
+        raise invalid(
+            f"A feature-column layer found no {missing} in the features {sorted(features)}.",
+            expected="encoded features: compiled steps cannot process strings.",
+            fix="return sg.feature_column.encode_features(features, columns) from the input "
+            "function.",
+            code="SG904",
         )
     return encode_features(features, columns)

@@ -15,7 +15,8 @@ import keras
 import numpy as np
 from jax.core import Tracer
 
-from stratagem.estimator.checks import check_known, check_number, check_one_of, check_type, invalid
+from stratagem.errors import check_type, invalid
+from stratagem.estimator.checks import check_known, check_number, check_one_of
 from stratagem.estimator.export import (
     ClassificationOutput,
     ExportOutput,

@@ -615,7 +615,7 @@ def _sharded_input(source: str, index: int, trace: Trace, topology: Topology) ->
 
 
 def _sharded_axis(trace: Trace, source: str, index: int) -> int | None:
-    variable = trace.variable(source, index)
-    store = None if variable is None else store_of(variable)
-    is_sharded = isinstance(store, ShardedStore)
-    return store.sharded_axis(tuple(variable.shape)) if is_sharded else None
+    if (variable := trace.variable(source, index)) is None:
+        return None
+    store = store_of(variable)
+    return store.sharded_axis(tuple(variable.shape)) if isinstance(store, ShardedStore) else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.execution.jaxprs import inner_jaxprs
 from stratagem.group.current import current_group
 
@@ -56,26 +56,22 @@ def apart(kinds: list[str]) -> RuntimeError:
 
 def created_again(variable: Any) -> ValueError:
     """Returns the error for a replica function that creates a variable on every call."""
-    return ValueError(
-        explain(
-            f"A replica function created variable {variable.path!r}, and another one on its second "
-            "call.",
-            expected="variables created only on the first call.",
-            fix="create it outside, or once: `if holder.v is None: holder.v = sg.Variable(...)`.",
-            code="SG207",
-        )
+    return invalid(
+        f"A replica function created variable {variable.path!r}, and another one on its second "
+        "call.",
+        expected="variables created only on the first call.",
+        fix="create it outside, or once: `if holder.v is None: holder.v = sg.Variable(...)`.",
+        code="SG207",
     )
 
 
 def eager_abstract(strategy: object) -> ValueError:
     """Returns the error for a step op by op on abstract devices."""
-    return ValueError(
-        explain(
-            f"Cannot run a step op by op on {strategy}: its devices are abstract.",
-            expected="compiled steps, which can be planned without devices.",
-            fix="remove run_eagerly, or call sg.config.run_eagerly(False).",
-            code="SG411",
-        )
+    return invalid(
+        f"Cannot run a step op by op on {strategy}: its devices are abstract.",
+        expected="compiled steps, which can be planned without devices.",
+        fix="remove run_eagerly, or call sg.config.run_eagerly(False).",
+        code="SG411",
     )
 
 
@@ -106,54 +102,45 @@ def eager_remote() -> RuntimeError:
 
 def foreign_variable(variable: Any, owner: object, user: object) -> ValueError:
     """Returns the error for a variable owned by another strategy."""
-    return ValueError(
-        explain(
-            f"Variable {variable.path!r} belongs to {owner} and was used in a step of {user}.",
-            expected="variables of the strategy that runs the step.",
-            fix="create the model and the optimizer in the scope of the strategy that runs them.",
-            code="SG201",
-        )
+    return invalid(
+        f"Variable {variable.path!r} belongs to {owner} and was used in a step of {user}.",
+        expected="variables of the strategy that runs the step.",
+        fix="create the model and the optimizer in the scope of the strategy that runs them.",
+        code="SG201",
     )
 
 
 def disagreement(variable: keras.Variable, strategy: object) -> ValueError:
     """Returns the error for an assignment that would make replicas of a variable diverge."""
-    return ValueError(
-        explain(
-            f"A replica function of {strategy} assigned variable {variable.path!r}, whose "
-            "aggregation is NONE, a value that may differ between replicas.",
-            expected="an aggregation, or a value that is equal on all replicas.",
-            fix='create it with aggregation="sum", "mean" or "only_first_replica"; or with '
-            'synchronization="on_read" to store one value per replica; or reduce the value first '
-            "(all_reduce); or assign it in merge_call with strategy.extended.update.",
-            code="SG204",
-        )
+    return invalid(
+        f"A replica function of {strategy} assigned variable {variable.path!r}, whose "
+        "aggregation is NONE, a value that may differ between replicas.",
+        expected="an aggregation, or a value that is equal on all replicas.",
+        fix='create it with aggregation="sum", "mean" or "only_first_replica"; or with '
+        'synchronization="on_read" to store one value per replica; or reduce the value first '
+        "(all_reduce); or assign it in merge_call with strategy.extended.update.",
+        code="SG204",
     )
 
 
 def captured_explicit(name: str) -> ValueError:
     """Returns the error for a step that uses an array whose type names another mesh."""
-    return ValueError(
-        explain(
-            f"{name} uses an array from outside that is sharded over the explicit axes of a mesh.",
-            expected="arrays of that kind among the arguments of `run`, which moves them to the "
-            "strategy's devices.",
-            fix="pass it to the step: strategy.run(step, args=(batch, array)).",
-        )
+    return invalid(
+        f"{name} uses an array from outside that is sharded over the explicit axes of a mesh.",
+        expected="arrays of that kind among the arguments of `run`, which moves them to the "
+        "strategy's devices.",
+        fix="pass it to the step: strategy.run(step, args=(batch, array)).",
     )
 
 
 def explicit_in_jit(name: str) -> ValueError:
     """Returns the error for an argument that `jax.jit` traces with a type that names a mesh."""
-    return ValueError(
-        explain(
-            f"{name} was called inside jax.jit with an array that is sharded over the explicit "
-            "axes of a mesh.",
-            expected="a call outside of jax.jit, where such an array moves to the strategy's "
-            "devices.",
-            fix="call strategy.run outside of jax.jit (it compiles by itself), or use sg.function "
-            "in place of jax.jit.",
-        )
+    return invalid(
+        f"{name} was called inside jax.jit with an array that is sharded over the explicit "
+        "axes of a mesh.",
+        expected="a call outside of jax.jit, where such an array moves to the strategy's devices.",
+        fix="call strategy.run outside of jax.jit (it compiles by itself), or use sg.function "
+        "in place of jax.jit.",
     )
 
 

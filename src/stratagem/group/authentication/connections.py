@@ -16,7 +16,7 @@ from types import NoneType
 from typing import Any
 
 from stratagem.cluster.addresses import is_loopback
-from stratagem.errors import explain
+from stratagem.errors import invalid
 from stratagem.group.authentication.secret import Credentials, prove
 from stratagem.group.verdict import Activity
 
@@ -388,11 +388,9 @@ async def _dial(host: str, port: int) -> socket.socket:
 
 
 def _refused(server: str, error: Exception) -> ValueError:
-    return ValueError(
-        explain(
-            f"TLS with {server} failed: {error}.",
-            expected="certificates of one authority on all processes.",
-            fix="compare the files in STRATAGEM_TLS_DIR of both.",
-            code="SG516",
-        )
+    return invalid(
+        f"TLS with {server} failed: {error}.",
+        expected="certificates of one authority on all processes.",
+        fix="compare the files in STRATAGEM_TLS_DIR of both.",
+        code="SG516",
     )

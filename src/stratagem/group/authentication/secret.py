@@ -25,7 +25,7 @@ from typing import final
 
 from stratagem import environment, settings
 from stratagem.cluster.addresses import is_loopback, join_address
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.resources import Closing
 
 _VARIABLE, _FILE_VARIABLE = "STRATAGEM_SECRET", "STRATAGEM_SECRET_FILE"
@@ -42,13 +42,11 @@ class Secret:
 
     def __init__(self, text: str, source: str = _VARIABLE) -> None:
         if len(text) < _MIN_LENGTH:
-            raise ValueError(
-                explain(
-                    f"{source} has a secret of {len(text)} characters.",
-                    expected=f"at least {_MIN_LENGTH}, which cannot be guessed.",
-                    fix=f"make one: {_MAKE}.",
-                    code="SG515",
-                )
+            raise invalid(
+                f"{source} has a secret of {len(text)} characters.",
+                expected=f"at least {_MIN_LENGTH}, which cannot be guessed.",
+                fix=f"make one: {_MAKE}.",
+                code="SG515",
             )
         self._text = text
 
@@ -100,22 +98,18 @@ def _read(path: Path) -> str:
             if is_own and not mode & 0o077:
                 return file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            explain(
-                f"The secret in {path} cannot be read: {error}.",
-                expected=f"the text file that {_FILE_VARIABLE} names.",
-                fix=f"make one: stratagem secret --file {path}",
-                code="SG515",
-            )
-        ) from error
-    raise ValueError(
-        explain(
-            f"The secret in {path} has mode {mode:04o} and belongs to user {status.st_uid}: others "
-            "can read or change it.",
-            expected="mode 0600, and this user as its owner.",
-            fix=f"chmod 0600 {path}; make a new secret if others may have read it.",
+        raise invalid(
+            f"The secret in {path} cannot be read: {error}.",
+            expected=f"the text file that {_FILE_VARIABLE} names.",
+            fix=f"make one: stratagem secret --file {path}",
             code="SG515",
-        )
+        ) from error
+    raise invalid(
+        f"The secret in {path} has mode {mode:04o} and belongs to user {status.st_uid}: others "
+        "can read or change it.",
+        expected="mode 0600, and this user as its owner.",
+        fix=f"chmod 0600 {path}; make a new secret if others may have read it.",
+        code="SG515",
     )
 
 
@@ -133,15 +127,13 @@ def required_secret(
     if secret is not None or not others:
         return secret
     if not (allow_unauthenticated or settings.read("allow_unauthenticated")):
-        raise ValueError(
-            explain(
-                f"{who} has no secret, and the run uses the network: {_listed(others)}.",
-                expected="a secret that all processes of the run share, since strangers could "
-                "join otherwise.",
-                fix=f"{_MAKE}. On a network that only this run can reach, "
-                "STRATAGEM_ALLOW_UNAUTHENTICATED=1 does without.",
-                code="SG515",
-            )
+        raise invalid(
+            f"{who} has no secret, and the run uses the network: {_listed(others)}.",
+            expected="a secret that all processes of the run share, since strangers could "
+            "join otherwise.",
+            fix=f"{_MAKE}. On a network that only this run can reach, "
+            "STRATAGEM_ALLOW_UNAUTHENTICATED=1 does without.",
+            code="SG515",
         )
     _warn_once()
     return None
@@ -261,14 +253,12 @@ async def prove(
         proof = await _receive(connection, _PROOF_BYTES)
         if hmac.compare_digest(proof, _proof(key, b"server", spoken)):
             return
-    raise ValueError(
-        explain(
-            f"{server} and this process do not have the same secret.",
-            expected="one secret for all processes of a run.",
-            fix="set the same STRATAGEM_SECRET everywhere, or stop the earlier run that uses this "
-            "port.",
-            code="SG516",
-        )
+    raise invalid(
+        f"{server} and this process do not have the same secret.",
+        expected="one secret for all processes of a run.",
+        fix="set the same STRATAGEM_SECRET everywhere, or stop the earlier run that uses this "
+        "port.",
+        code="SG516",
     )
 
 
@@ -301,27 +291,23 @@ async def _receive_some(connection: socket.socket, size: int) -> bytes:
 
 
 def _other_program(server: str, host: str, port: int) -> ValueError:
-    return ValueError(
-        explain(
-            f"Another program has taken port {port} of {server}: it answers at "
-            f"{join_address(host, port)}.",
-            expected="a free port on the host of process 0.",
-            fix="choose another port in the cluster, or stop that program.",
-            code="SG509",
-        )
+    return invalid(
+        f"Another program has taken port {port} of {server}: it answers at "
+        f"{join_address(host, port)}.",
+        expected="a free port on the host of process 0.",
+        fix="choose another port in the cluster, or stop that program.",
+        code="SG509",
     )
 
 
 def _other_mode(server: str, *, is_encrypted: bool) -> ValueError:
     sides = (server, "this process")
     encrypted, plain = sides if is_encrypted else sides[::-1]
-    return ValueError(
-        explain(
-            f"Only {encrypted} uses TLS, and {plain} does not.",
-            expected="TLS on all processes of a run, or on none.",
-            fix="set STRATAGEM_TLS_DIR everywhere, or nowhere.",
-            code="SG516",
-        )
+    return invalid(
+        f"Only {encrypted} uses TLS, and {plain} does not.",
+        expected="TLS on all processes of a run, or on none.",
+        fix="set STRATAGEM_TLS_DIR everywhere, or nowhere.",
+        code="SG516",
     )
 
 
@@ -346,14 +332,12 @@ class Certificates:
             sides = (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)
             client, server = (_context(side, folder) for side in sides)
         except OSError as error:  # errors of TLS among them
-            raise ValueError(
-                explain(
-                    f"TLS cannot be set up with STRATAGEM_TLS_DIR={name!r}: {error}.",
-                    expected="a folder with tls.crt, its private key tls.key, and ca.crt, the "
-                    "authority that signed the certificates of all processes.",
-                    fix="correct the folder, or unset the variable.",
-                    code="SG516",
-                )
+            raise invalid(
+                f"TLS cannot be set up with STRATAGEM_TLS_DIR={name!r}: {error}.",
+                expected="a folder with tls.crt, its private key tls.key, and ca.crt, the "
+                "authority that signed the certificates of all processes.",
+                fix="correct the folder, or unset the variable.",
+                code="SG516",
             ) from error
         return Certificates(client, server)
 

@@ -167,11 +167,11 @@ def check_arguments(
     """Raises a TypeError or ValueError for invalid arguments of an evaluator."""
     _check_model(model)
     _check_data(data, steps)
-    counts = {"steps": steps, "max_evaluations": limits.max_checkpoints}
+    counts: dict[str, Any] = {"steps": steps, "max_evaluations": limits.max_checkpoints}
     for name, count in counts.items():
         check_type(name, count, int | None, "an integer, or None")
     check_number("SidecarEvaluator", or_none=True, **counts)
-    seconds = {"timeout_s": limits.timeout_s, "poll_s": limits.poll_s}
+    seconds: dict[str, Any] = {"timeout_s": limits.timeout_s, "poll_s": limits.poll_s}
     for name, number in seconds.items():
         check_type(name, number, _is_number, "a number of seconds")
     check_number("SidecarEvaluator", above=0, **seconds)

@@ -177,8 +177,9 @@ class TensorBoard(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.log_dir = checked_folder("log_dir", log_dir)
-        numbers = {"histogram_freq": histogram_freq, "embeddings_freq": embeddings_freq}
-        check_number("sg.TensorBoard", 0, **numbers)
+        check_number(
+            "sg.TensorBoard", 0, histogram_freq=histogram_freq, embeddings_freq=embeddings_freq
+        )
         self.histogram_freq = histogram_freq
         self.write_graph = write_graph
         self.write_images = write_images

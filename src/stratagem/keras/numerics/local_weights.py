@@ -53,14 +53,14 @@ def add_state(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -
     strategy = home.strategy
     compression = strategy.cross_device_ops.compression
     sends_compressed = compression is not None and strategy.num_replicas_in_sync > 1
-    trains_apart = strategy.local_updates is not None and strategy.islands is not None
-    if not (sends_compressed or trains_apart):
+    method = None if strategy.islands is None else strategy.local_updates
+    if not sends_compressed and method is None:
         return
     with contextlib.nullcontext() if get_strategy() is strategy else strategy.scope():
         if sends_compressed:
             _add_errors(optimizer, variables, compression)
-        if trains_apart:
-            _add_copies(optimizer, variables, strategy.local_updates)
+        if method is not None:
+            _add_copies(optimizer, variables, method)
 
 
 @patches(

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from stratagem import settings
 from stratagem.environment import load
-from stratagem.errors import DeadlineExceededError, UnavailableError, explain
+from stratagem.errors import DeadlineExceededError, UnavailableError, explain, invalid
 from stratagem.launch.prefork.fork_server import ServedProcess
 from stratagem.launch.processes.local_processes import (
     Restarts,
@@ -109,13 +109,10 @@ class RayProcesses(Closing):
         first: int = 0,
     ) -> None:
         if resources is not None and len(resources) != len(arguments):
-            raise ValueError(
-                explain(
-                    f"{len(arguments)} processes of kind {kind!r} received "
-                    f"{len(resources)} resources.",
-                    expected="resources for each process, or None.",
-                    fix="pass one mapping per process.",
-                )
+            raise invalid(
+                f"{len(arguments)} processes of kind {kind!r} received {len(resources)} resources.",
+                expected="resources for each process, or None.",
+                fix="pass one mapping per process.",
             )
         self._ray = _connected_ray()
         self._kind, self._first_number = kind, first

@@ -40,7 +40,7 @@ from typing import IO, Any
 from stratagem import environment
 from stratagem.cluster.addresses import free_ports, join_address, split_address
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.errors import explain
+from stratagem.errors import explain, invalid
 from stratagem.group.authentication.secret import with_secret
 from stratagem.launch.remote.ray_cluster import (
     RayWatch,
@@ -216,12 +216,10 @@ def verified(text: str, key: bytes) -> bytes:
     """Returns the bytes of a signed answer; raises ValueError if the signature does not match."""
     length = 2 * hashlib.sha256().digest_size
     if not hmac.compare_digest(signed(text[length:], key).encode(), text.encode()):
-        raise ValueError(
-            explain(
-                "The signature of the job's answer is wrong.",
-                expected="an answer from the program that this client sent.",
-                fix="run it again; if this repeats, check who else can write to the cluster.",
-            )
+        raise invalid(
+            "The signature of the job's answer is wrong.",
+            expected="an answer from the program that this client sent.",
+            fix="run it again; if this repeats, check who else can write to the cluster.",
         )
     return base64.b64decode(text[length:])
 

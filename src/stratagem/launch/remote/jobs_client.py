@@ -37,7 +37,7 @@ from typing import Any
 
 from stratagem import environment, settings
 from stratagem.environment import load
-from stratagem.errors import UnavailableError, explain
+from stratagem.errors import UnavailableError, explain, invalid
 from stratagem.launch.remote.job import (
     RENEWALS_PER_LEASE,
     FrameReader,
@@ -193,12 +193,10 @@ class JobsClient:
 
     def __init__(self, url: str, token: str | None = None) -> None:
         if not url.startswith(("http://", "https://")):
-            raise ValueError(
-                explain(
-                    f"A job cannot be sent to {url!r}.",
-                    expected="the address of the dashboard of a Ray cluster.",
-                    fix="pass HOST:8265, or a URL that begins with http:// or https://.",
-                )
+            raise invalid(
+                f"A job cannot be sent to {url!r}.",
+                expected="the address of the dashboard of a Ray cluster.",
+                fix="pass HOST:8265, or a URL that begins with http:// or https://.",
             )
         self.url = url.rstrip("/")
         token = read_token() if token is None else token

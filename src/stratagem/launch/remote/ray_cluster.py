@@ -25,7 +25,7 @@ from stratagem import environment, settings
 from stratagem.cluster.addresses import GRPC, probe
 from stratagem.cluster.preemption.signals import has_foreign_handler
 from stratagem.environment import load
-from stratagem.errors import FAILURE, DeadlineExceededError, UnavailableError, explain
+from stratagem.errors import FAILURE, DeadlineExceededError, UnavailableError, explain, invalid
 from stratagem.group.authentication.secret import has_ray_token, ray_token_file
 from stratagem.launch.prefork.fork_server import HOST_VARIABLE
 from stratagem.observe.process_writer import close_events
@@ -147,13 +147,11 @@ class RayCluster(Closing):
         self._address = address or environment.lookup("RAY_ADDRESS")
         self._num_processes = num_processes
         if self._address is not None and "://" in self._address:
-            raise ValueError(
-                explain(
-                    f"The Ray address {self._address!r} is an address of Ray Client.",
-                    expected="host:port, from a machine of that cluster: all processes connect to "
-                    "this one directly.",
-                    fix="run the program there, with `ray job submit`.",
-                )
+            raise invalid(
+                f"The Ray address {self._address!r} is an address of Ray Client.",
+                expected="host:port, from a machine of that cluster: all processes connect to "
+                "this one directly.",
+                fix="run the program there, with `ray job submit`.",
             )
         self._error: Exception | None = None
         self._is_ready = threading.Event()

@@ -25,7 +25,7 @@ from stratagem import environment, settings
 from stratagem.cluster.addresses import HTTP, free_ports, ip_address, probe, split_address
 from stratagem.cluster.roles import TASK_TYPES, task_count
 from stratagem.cluster.spec import ClusterSpec
-from stratagem.errors import DeadlineExceededError, UnavailableError, explain
+from stratagem.errors import DeadlineExceededError, UnavailableError, explain, invalid
 from stratagem.launch.remote.ray_cluster import (
     OBJECT_STORE_BYTES,
     Service,
@@ -55,12 +55,10 @@ def leader_of(spec: ClusterSpec) -> tuple[str, int]:
     """Returns the chief, else the first worker, else the first task; ValueError without tasks."""
     tasks = tasks_of(spec)
     if not tasks:
-        raise ValueError(
-            explain(
-                f"The cluster {spec!r} has no tasks.",
-                expected="at least one task with its address.",
-                fix='pass {"chief": ["host0:2222"], "worker": ["host1:2222"]}, for example.',
-            )
+        raise invalid(
+            f"The cluster {spec!r} has no tasks.",
+            expected="at least one task with its address.",
+            fix='pass {"chief": ["host0:2222"], "worker": ["host1:2222"]}, for example.',
         )
     return tasks[0]
 

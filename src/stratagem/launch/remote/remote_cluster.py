@@ -24,7 +24,7 @@ from stratagem.cluster.addresses import join_address, split_address
 from stratagem.cluster.resolvers.resolver import ClusterResolver
 from stratagem.cluster.roles import task_count
 from stratagem.cluster.spec import ClusterDef, ClusterSpec
-from stratagem.errors import DeadlineExceededError, UnavailableError, explain
+from stratagem.errors import DeadlineExceededError, UnavailableError, explain, invalid
 from stratagem.launch.functions import (
     RemoteError,
     captured_values,
@@ -125,12 +125,10 @@ class RemoteCluster:
         if stop_with_client:
             self._lease_s = _number(client_timeout_s, "client_timeout_s")
             if self._lease_s <= 0:
-                raise ValueError(
-                    explain(
-                        f"client_timeout_s={client_timeout_s!r} ends every job at once.",
-                        expected="a number of seconds above 0.",
-                        fix="pass one, or stop_with_client=False for jobs that continue.",
-                    )
+                raise invalid(
+                    f"client_timeout_s={client_timeout_s!r} ends every job at once.",
+                    expected="a number of seconds above 0.",
+                    fix="pass one, or stop_with_client=False for jobs that continue.",
                 )
         self._join_timeout_s = _number(join_timeout_s, "join_timeout_s")
 
@@ -167,12 +165,10 @@ class RemoteCluster:
         """
         plan = self._plan(_FUNCTION)
         if answer_of is not None and answer_of not in plan.tasks:
-            raise ValueError(
-                explain(
-                    f"answer_of={answer_of!r} is not a task that calls the function: {plan.tasks}.",
-                    expected="type and index of one of these tasks, or None.",
-                    fix="omit answer_of, or pass one of these tasks.",
-                )
+            raise invalid(
+                f"answer_of={answer_of!r} is not a task that calls the function: {plan.tasks}.",
+                expected="type and index of one of these tasks, or None.",
+                fix="omit answer_of, or pass one of these tasks.",
             )
         call = _pickled(fn, args, dict(kwargs or {}))
         package = pack(None, local_modules(), more={CALL: call}, excludes=self._excludes)
@@ -432,12 +428,10 @@ def connect_to_cluster(
         return
     values = (job_name, task_index, protocol, cluster_device_filters)
     if values not in (("localhost", 0, None, None), ("localhost", 0, "grpc", None)):
-        raise ValueError(
-            explain(
-                f"job_name, task_index, protocol and cluster_device_filters are {values!r}.",
-                expected='"localhost", 0, None or "grpc", and None: this program is not a task.',
-                fix="omit them; tasks of the cluster run `stratagem server`.",
-            )
+        raise invalid(
+            f"job_name, task_index, protocol and cluster_device_filters are {values!r}.",
+            expected='"localhost", 0, None or "grpc", and None: this program is not a task.',
+            fix="omit them; tasks of the cluster run `stratagem server`.",
         )
     main = sys.modules["__main__"]
     script = getattr(main, "__file__", None)

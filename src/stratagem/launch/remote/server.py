@@ -11,7 +11,7 @@ from stratagem.cluster.addresses import free_ports, is_in_use, split_address
 from stratagem.cluster.detection import detect_with_servers
 from stratagem.cluster.roles import check_task
 from stratagem.cluster.spec import ClusterDef, ClusterSpec
-from stratagem.errors import UnavailableError, explain
+from stratagem.errors import UnavailableError, explain, invalid
 from stratagem.launch.remote.ray_cluster import make_token
 from stratagem.launch.remote.ray_nodes import (
     RayNode,
@@ -92,12 +92,10 @@ class Server(Closing):
         jobs_port: int | None = None,
     ) -> None:
         if config is not None:
-            raise ValueError(
-                explain(
-                    f"Server received config={config!r}.",
-                    expected="None: JAX has no sessions to configure.",
-                    fix="omit config.",
-                )
+            raise invalid(
+                f"Server received config={config!r}.",
+                expected="None: JAX has no sessions to configure.",
+                fix="omit config.",
             )
         self.server_def = _server_def(server_or_cluster_def, job_name, task_index, protocol)
         self._jobs_port = jobs_port
@@ -204,14 +202,12 @@ def run_standard_server(session_config: None = None, *, jobs_port: int | None = 
     resolver = detect_with_servers()
     spec = resolver.cluster_spec()
     if not spec or not resolver.task_type or resolver.task_id is None:
-        raise ValueError(
-            explain(
-                f"TF_CONFIG has the cluster {spec!r} and the task "
-                f"{(resolver.task_type, resolver.task_id)}.",
-                expected="a cluster, and the type and index of a task in it.",
-                fix='set TF_CONFIG=\'{"cluster": {"chief": ["host0:2222"], ...}, "task": '
-                '{"type": "chief", "index": 0}}\'.',
-            )
+        raise invalid(
+            f"TF_CONFIG has the cluster {spec!r} and the task "
+            f"{(resolver.task_type, resolver.task_id)}.",
+            expected="a cluster, and the type and index of a task in it.",
+            fix='set TF_CONFIG=\'{"cluster": {"chief": ["host0:2222"], ...}, "task": '
+            '{"type": "chief", "index": 0}}\'.',
         )
     return Server(
         spec, resolver.task_type, resolver.task_id, config=session_config, jobs_port=jobs_port
@@ -229,12 +225,10 @@ def _server_def(
     else:
         cluster = given
     if protocol not in (None, "grpc"):
-        raise ValueError(
-            explain(
-                f"Server received protocol={protocol!r}.",
-                expected='"grpc", which Ray uses.',
-                fix="omit protocol.",
-            )
+        raise invalid(
+            f"Server received protocol={protocol!r}.",
+            expected='"grpc", which Ray uses.',
+            fix="omit protocol.",
         )
     if not isinstance(cluster, Mapping | ClusterDef | ClusterSpec):
         raise TypeError(
@@ -257,12 +251,10 @@ def _only(name: str, given: object, known: list[Any]) -> Any:
     """Returns the given value, or the only known one."""
     if given is not None or len(known) == 1:
         return known[0] if given is None else given
-    raise ValueError(
-        explain(
-            f"{name} was not given, but there are several: {known}.",
-            expected=f"a value for {name}.",
-            fix=f"pass {name}={known[0]!r}, for example.",
-        )
+    raise invalid(
+        f"{name} was not given, but there are several: {known}.",
+        expected=f"a value for {name}.",
+        fix=f"pass {name}={known[0]!r}, for example.",
     )
 
 
