@@ -53,7 +53,7 @@ copybutton_selector = "div:not(.output):not(.highlight-text) > div.highlight > p
 # A notebook that changed runs in a process of its own. One that fails is a warning, so an error.
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(_REPOSITORY / "build" / "docs-cache" / "notebooks")
-nb_execution_timeout = 180
+nb_execution_timeout = 1800  # A busy machine needs ten times the usual minute for a cell.
 nb_execution_show_tb = True
 nb_merge_streams = True
 
