@@ -242,8 +242,8 @@ def place(
     if isinstance(batches, HostSteps):
         first, joined, num_steps = batches.first, batches.arrays, batches.num_steps
     else:
-        first, num_steps = batches[0], len(batches)
-        joined = list(zip(*(batch.arrays for batch in batches), strict=True))
+        columns: Any = zip(*(batch.arrays for batch in batches), strict=True)
+        first, joined, num_steps = batches[0], list(columns), len(batches)
     count, size = topology.num_local_replicas, first.size
     steps = () if num_steps == 1 else (num_steps,)
     rows = (count, size) if topology.num_replicas > 1 else (size,)
