@@ -131,6 +131,8 @@ def test_gradients_update_shards_rows_and_slots(served) -> None:
     assert [int(served.scalars(server)["count"]) for server in range(NUM_SERVERS)] == [3, 3, 3]
     served.set_scalar("count", np.array(5))
     assert [int(served.scalars(server)["count"]) for server in range(NUM_SERVERS)] == [5, 5, 5]
+    served.drop_rule("")
+    assert not any(served.scalars(server) for server in range(NUM_SERVERS))
 
 
 def server_of_one_variable(served: ServerClient, rule: Any) -> int:

@@ -105,6 +105,13 @@ def test_gradients_are_summed_by_key_and_others_left_out() -> None:
     rows = np.array([[1.0], [2], [4], [8], [16], [32], [64]], np.float32)
     keys, sums = found.gradients(given, rows)
     assert dict(zip(keys.tolist(), sums.ravel().tolist(), strict=True)) == {5: 5.0, 9: 2.0}
+    later = found.add(sg.embedding.keys([0, 9, 3])).tolist()
+    assert (later[:2], found.keys[later[2]]) == ([-1, places[1]], 3)
+    padding = StepKeys([sg.embedding.keys([0, 0])], skips_zero=True)
+    rows = padding.rows(np.empty((0, 3), np.float32), padding.places[0])
+    np.testing.assert_array_equal(rows, np.zeros((2, 3)))
+    keys, sums = padding.gradients(padding.places[0], np.ones((2, 3), np.float32))
+    assert (keys.shape, sums.shape) == ((0,), (0, 3))
 
 
 def test_gradients_of_all_keys_are_pushed_without_hashing() -> None:

@@ -16,7 +16,11 @@ import stratagem as sg
 from stratagem import config
 from stratagem.errors import CancelledError
 from stratagem.parameter_server.coordinator.remote_value import RemoteValueStatus
-from stratagem.parameter_server.coordinator.shipping import PerWorkerValues
+from stratagem.parameter_server.coordinator.shipping import (
+    PerWorkerValues,
+    WorkerReport,
+    merge_reports,
+)
 from stratagem.parameter_server.coordinator.worker import get_current_worker_index
 from stratagem.variables.distributed import PerReplica
 from tests.unit.parameter_server.clusters import coordinated
@@ -285,6 +289,16 @@ def test_the_same_error_on_several_workers_is_one_error_that_names_them(coordina
     for value in values:
         with pytest.raises(LookupError, match="no such key"):
             value.fetch()
+
+
+def test_reports_of_one_error_are_merged_and_addresses_do_not_count() -> None:
+    first, same, other = (KeyError("a") for _ in range(3))
+    WorkerReport(first, 2, "<f at 0x7f01>")
+    WorkerReport(same, 0, "<f at 0x7f02>")
+    WorkerReport(other, 1, "<g at 0x7f01>")
+    for later in (same, other, ValueError("of no worker")):
+        merge_reports(first, later)
+    assert first.__notes__ == ["Raised on workers 0 and 2:\n<f at 0x7f01>"]
 
 
 def test_frames_between_the_caller_and_the_error_are_left_out(coordinator, monkeypatch) -> None:

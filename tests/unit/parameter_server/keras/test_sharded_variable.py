@@ -257,10 +257,12 @@ def test_value_of_another_shape_changes_no_shard(strategy) -> None:
 @pytest.mark.compatibility
 def test_worker_has_it_in_shards(coordinator, strategy) -> None:
     v = variable(strategy)
+    second = v.variables[1]
 
     def function() -> Any:
         assert isinstance(v, sg.ShardedVariable)
-        v.variables[1].assign_add(np.ones((3, 3)))
+        assert second is v.variables[1]
+        sg.get_strategy().run(lambda: second.assign_add(jnp.ones((3, 3))))
         v.scatter_update(sg.IndexedSlices(np.zeros((1, 3)), np.array([9])))
         return [shard.shape for shard in v], v[3:5], v.path
 

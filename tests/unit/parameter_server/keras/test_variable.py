@@ -185,7 +185,7 @@ def test_lookup_in_what_is_no_table_is_one_all_the_same(coordinator, strategy) -
         pytest.param("uniform", 1, marks=pytest.mark.slow),
         pytest.param("glorot_normal", 3, marks=pytest.mark.slow),
         pytest.param("orthogonal", 3, marks=pytest.mark.slow),
-        pytest.param("ones", 3, marks=pytest.mark.slow),
+        ("ones", 3),
     ],
 )
 def test_initial_values_of_what_is_large_are_those_of_one_piece(
