@@ -54,7 +54,8 @@ def test_context_counts_true_examples(strategy, execution, rows) -> None:
     def step(_):
         totals.append(context().global_num_examples)
         mask = context().example_mask
-        return jnp.asarray(context().num_examples), jnp.sum(mask * 2 ** jnp.arange(len(mask)))
+        bits = jnp.where(mask, 2 ** jnp.arange(len(mask)), 0)
+        return jnp.asarray(context().num_examples), jnp.sum(bits)
 
     counts, bits = strategy.run(step, args=(split(strategy, rows),))
     lengths = [len(part) for part in rows]

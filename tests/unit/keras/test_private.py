@@ -37,20 +37,6 @@ def test_seed_and_names_are_restored() -> None:
     assert keras.layers.Dense(1).name != name
 
 
-def test_calls_of_a_graph_are_those_of_its_layers_in_order() -> None:
-    first = keras.Input((3,))
-    dense = keras.layers.Dense(3, name="dense")
-    hidden = dense(first)
-    outputs = keras.layers.Add(name="add")([first, dense(hidden)])
-    graph = private.graph_of(keras.Model(first, outputs))
-    calls = private.graph_calls(graph)
-    assert [call.operation.name for call in calls] == ["dense", "dense", "add"]
-    assert [len(call.tensors) for call in calls] == [1, 1, 2]
-    assert calls[1].tensors[0] is calls[0].outputs[0]
-    assert private.graph_of(dense) is None
-    assert private.graph_of(_model()) is not None
-
-
 def test_masks_of_earlier_traces_are_forgotten_in_a_step() -> None:
     def step(x: jax.Array) -> jax.Array:
         private.set_keras_mask(x, x > 0)
